@@ -63,6 +63,9 @@ def checkpoints():
     tensors = state()
     write("safetensors", "f32", safetensors(tensors))
     write("safetensors", "f16", safetensors(tensors, "F16"))
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(tensors, "model-1.safetensors")}
+    write("index", "one", json.dumps(index))
+    write("index", "outside", json.dumps({"weight_map": dict.fromkeys(tensors, "../outside.safetensors")}))
     write("torch", "zip", saved({"model": tensors}))
     write("torch", "legacy", saved({"model": tensors}, _use_new_zipfile_serialization=False))
     shared = torch.zeros(4096 // 4)

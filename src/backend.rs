@@ -1,8 +1,8 @@
 //! The choice of the hardware that runs a model, and the options of an engine.
 
+use swinq_cuda::Device;
 use swinq_int8_runtime::{Backend, CpuOptions, CudaOptions, RuntimeError, usable_gpu};
 use swinq_kernels::Cpu;
-use swinq_kernels::cuda::Device;
 
 use crate::Error;
 

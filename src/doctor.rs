@@ -5,9 +5,9 @@ use std::fmt::Display;
 use std::path::PathBuf;
 
 use serde::Serialize;
+use swinq_cuda::ops::head::DeviceLinearF32;
+use swinq_cuda::{CudaError, Device, Library, Lt, cache, compile, library, nccl};
 use swinq_kernels::Cpu;
-use swinq_kernels::cuda::ops::head::DeviceLinearF32;
-use swinq_kernels::cuda::{CudaError, Device, Library, Lt, cache, compile, library, nccl};
 
 use crate::FloatDevice;
 

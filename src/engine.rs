@@ -5,10 +5,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use swinq_cuda::Device;
 use swinq_data::RgbImage;
 use swinq_eval::Collected;
 use swinq_int8_runtime::{Backend, LaunchProfile, Outline, PackedModel, RuntimeError, Traced};
-use swinq_kernels::cuda::Device;
 use swinq_model::{Batch, BatchSource, BoxError, Classifier, Logits, QuantizedModel, SwinConfig, Transform};
 
 use crate::prediction::{Prediction, top_k};

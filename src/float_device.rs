@@ -57,7 +57,7 @@ impl FloatDevice {
             return Err(error(problem.into()));
         }
         // The error of our own binding describes a missing library better than candle's error.
-        swinq_kernels::cuda::Device::open(ordinal).map_err(|source| error(source.into()))?;
+        swinq_cuda::Device::open(ordinal).map_err(|source| error(source.into()))?;
         // A stream of its own, because the default stream cannot be recorded in a graph.
         Device::new_cuda_with_stream(ordinal).map_err(|source| error(source.into()))
     }

@@ -26,8 +26,8 @@
 //! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries
 //!   when a model is first prepared for a GPU.
 //!
-//! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`kernels`] and,
-//! with the features, `float`, `calib`, `qat` and `onnx`), so that a program depends on `swinq` alone.
+//! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`numerics`], [`kernels`],
+//! [`cuda`] and, with the features, `float`, `calib`, `qat` and `onnx`), so that a program depends on `swinq` alone.
 
 mod backend;
 mod batches;
@@ -113,11 +113,13 @@ pub use swinq_model::{
     Rule, Site, SwinConfig, TensorView, Transform, load_config, shipped_configs,
 };
 
+pub use swinq_cuda as cuda;
 pub use swinq_data as data;
 pub use swinq_eval as eval;
 pub use swinq_int8_runtime as int8_runtime;
 pub use swinq_kernels as kernels;
 pub use swinq_model as model;
+pub use swinq_numerics as numerics;
 #[cfg(feature = "onnx")]
 pub use swinq_onnx as onnx;
 #[cfg(feature = "float")]

@@ -9,7 +9,7 @@ use swinq_model::site::all_sites;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{
     Dialect, InMemory, LoadedConfig, QuantizedModel, Site, SwinConfig, Transform, is_quantized_file,
-    load_config, load_float_from_memory, load_float_with_note, shipped_configs,
+    load_config, load_float_from_memory, load_float_with_remarks, shipped_configs,
 };
 
 use crate::engine::PackedWeights;
@@ -31,6 +31,9 @@ pub struct OpenOptions {
     pub opts: Vec<(String, String)>,
     /// Naming convention of the tensors; `None` detects it.
     pub dialect: Option<Dialect>,
+    /// What the names of the network's tensors begin with (`model.`), if the checkpoint has other tensors too. `None` leaves
+    /// out a beginning that all names have.
+    pub prefix: Option<String>,
     /// Preprocessing; `None` selects the preprocessing of the configuration or of the directory.
     pub transform: Option<Family>,
     /// Quantized checkpoints, one of which describes a bare float checkpoint without `cfg` if it was made from it. Those
@@ -66,6 +69,7 @@ impl OpenOptions {
             cfg: self.cfg.as_ref().map(|name| load_config(name, &self.opts)).transpose()?,
             opts: self.opts.clone(),
             dialect: self.dialect,
+            prefix: self.prefix.clone(),
             described_by: self.described_by.clone(),
             any_transform: self.transform.is_some(),
         })
@@ -73,12 +77,12 @@ impl OpenOptions {
 
     /// Reads the float model at `path`, with the warnings about it.
     fn load_float_with_warnings(&self, path: &Path) -> Result<(FloatModel, Vec<String>), Error> {
-        let (mut model, note) = load_float_with_note(path, &self.reading()?).map_err(Error::open(path))?;
-        let mut warnings: Vec<String> = note.into_iter().collect();
+        let loaded = load_float_with_remarks(path, &self.reading()?).map_err(Error::open(path))?;
+        let (mut model, mut warnings) = (loaded.model, loaded.remarks);
         match self.transform {
             Some(family) => model.transform = family.transform(&model.config, &model.transform)?,
             // The preprocessing does not come from the model's own directory.
-            None if self.cfg.is_some() || !warnings.is_empty() => {
+            None if self.cfg.is_some() || loaded.description_found => {
                 warnings.extend(other_preprocessing(path, &model).or_else(|| replaced_preprocessing(path)));
             }
             None => {}
@@ -165,7 +169,7 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
         Dialect::Timm => Family::Timm,
         Dialect::TorchVision => Family::Torchvision,
         Dialect::HuggingFace => Family::HuggingFace,
-        Dialect::Microsoft | Dialect::FasterTransformer => return None,
+        Dialect::Microsoft | Dialect::OpenMmLab | Dialect::FasterTransformer => return None,
     };
     // A model that the family does not have has no preprocessing of its own.
     if !is_official(&model.config) {
@@ -246,14 +250,13 @@ impl Model {
     pub fn from_memory(model: &InMemory<'_>, options: &OpenOptions) -> Result<Model, Error> {
         let path = Path::new(&model.name);
         let loaded = load_float_from_memory(model, &options.reading()?).map_err(Error::open(path))?;
-        let (mut float, note) = loaded;
+        let mut float = loaded.model;
         if let Some(family) = options.transform {
             float.transform = family.transform(&float.config, &float.transform)?;
         }
         let mut quantized = QuantizedModel::from_float(&float)?;
         options.name_classes(&mut quantized)?;
-        let warnings = note.into_iter().collect();
-        Ok(Model::of(Inner { warnings, ..Inner::new(quantized, false) }))
+        Ok(Model::of(Inner { warnings: loaded.remarks, ..Inner::new(quantized, false) }))
     }
 
     /// A float model with random weights, the architecture and preprocessing that `options` give, for measurements. Their

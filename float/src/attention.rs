@@ -3,6 +3,10 @@
 use std::borrow::Cow;
 
 use candle_core::Tensor;
+use swinq_model::arch::Stage;
+use swinq_model::site::{BlockId, Site};
+use swinq_model::{ModelError, SwinVersion, position};
+use swinq_numerics::HeadScores;
 
 use crate::Sites;
 use crate::block::{BlockContext, linear};
@@ -11,10 +15,6 @@ use crate::ops::taped::{self, AttentionSites};
 use crate::ops::{Ops, composed};
 use crate::packed::PackedAttention;
 use crate::weights::{BlockWeights, Factors, Position};
-use swinq_kernels::HeadScores;
-use swinq_model::arch::Stage;
-use swinq_model::site::{BlockId, Site};
-use swinq_model::{ModelError, SwinVersion, position};
 
 /// The operands of one block's attention, which a forward pass hands to its sites.
 pub struct Attention<'a> {

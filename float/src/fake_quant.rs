@@ -1,6 +1,6 @@
 //! Simulation of quantization: the float forward in which every enabled site is rounded with its fixed scale,
 //! and every quantized linear layer is computed on codes, as the number contract says
-//! (`swinq_kernels::reference`).
+//! (`swinq_numerics::reference`).
 
 mod composed;
 mod host;
@@ -8,7 +8,7 @@ mod host;
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
-use swinq_kernels::{AttentionQuant, ColumnQuantizers, Gelu, Probs, Quantizer};
+use swinq_numerics::{AttentionQuant, ColumnQuantizers, Gelu, Probs, Quantizer};
 
 use crate::error::FloatError;
 use crate::ops::{fake_quantize, fake_quantize_columns};

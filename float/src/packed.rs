@@ -3,9 +3,9 @@
 
 use candle_core::{Result, Tensor};
 use swinq_kernels::{
-    AttentionIn, AttentionQuant, AttentionSpec, Cpu, Gelu, LinearF32, LinearOut, LinearSpec, Probs,
-    Quantizer, RowOut, RowStore, Store, WindowAttention, transposed_product,
+    AttentionIn, Cpu, LinearF32, LinearOut, LinearSpec, RowOut, Store, WindowAttention, transposed_product,
 };
+use swinq_numerics::{AttentionQuant, AttentionSpec, Gelu, Probs, Quantizer, RowStore};
 
 use crate::ops::{Ops, with_values};
 use swinq_model::ModelError;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
-use swinq_kernels::Gelu;
+use swinq_numerics::Gelu;
 
 use crate::attention::expand_bias;
 use crate::error::FloatError;

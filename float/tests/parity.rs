@@ -7,7 +7,9 @@ use candle_core::{Device, Tensor};
 use safetensors::SafeTensors;
 use swinq_float::{Attention, Float, FloatError, Sites, Swin, attention_in_parts};
 use swinq_model::params::parameters;
-use swinq_model::{HostTensor, Site, StateDict, SwinConfig, all_sites};
+use swinq_model::{
+    HostTensor, LoadOptions, LoadedConfig, Site, StateDict, SwinConfig, all_sites, load_config, load_float,
+};
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -214,4 +216,66 @@ fn every_parameter_matters() {
             assert!(error > 1e-3, "zeroing {parameter} of {name} changes the logits by {error:.1e} only");
         }
     }
+}
+
+/// The logits of a fixture of mmpretrain by `tensors`, and those that it holds.
+fn mmpretrain(version: &str, tensors: &StateDict, config: &SwinConfig) -> [Vec<f32>; 3] {
+    let path = format!("{}/tests/fixtures/mmpretrain_{version}.safetensors", env!("CARGO_MANIFEST_DIR"));
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let tensor = |name| host(&file.tensor(name).unwrap());
+    let input = tensor("input");
+    let input = Tensor::from_vec(input.data, input.shape, &Device::Cpu).unwrap();
+    let logits = Swin::new(config, tensors, &Device::Cpu).unwrap().forward(&input, &mut Float).unwrap();
+    [values(&logits), tensor("logits").data, tensor("logits_of_wrong_order").data]
+}
+
+/// A checkpoint of mmpretrain gives mmpretrain's logits. Merging in Microsoft's order would give others.
+#[test]
+fn checkpoints_of_mmpretrain() {
+    for version in ["v1", "v2"] {
+        let root = env!("CARGO_MANIFEST_DIR");
+        let bytes = std::fs::read(format!("{root}/tests/fixtures/mmpretrain_{version}.safetensors")).unwrap();
+        let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
+        let config: SwinConfig =
+            serde_json::from_str(&metadata.metadata().as_ref().unwrap()["config"]).unwrap();
+        let shipped = load_config("swin_tiny_patch4_window7_224", &[]).unwrap();
+        let cfg = LoadedConfig { config, ..shipped };
+        let path = format!("{root}/../model/tests/checkpoints/mmpretrain/{version}.pth");
+        let options = LoadOptions { cfg: Some(cfg), ..LoadOptions::default() };
+        let model = load_float(path.as_ref(), &options).unwrap();
+        let [got, logits, wrong] = mmpretrain(version, &model.tensors, &model.config);
+        let (error, _) = distance(&got, &logits);
+        assert!(error <= TOLERANCE, "{version}: {error:.2e}");
+        let (error, _) = distance(&wrong, &logits);
+        assert!(error > 0.1, "{version}: the order of merging changes the logits by {error:.2e} only");
+        // The wrong order as such: columns of a merge taken as they are stored.
+        let mut unordered = model.tensors.clone();
+        for tensor in unordered.iter_mut().filter(|(name, t)| is_merged(name, t)).map(|(_, t)| t) {
+            *tensor = channel_by_channel(tensor);
+        }
+        let [got, ..] = mmpretrain(version, &unordered, &model.config);
+        let (error, _) = distance(&got, &wrong);
+        assert!(error <= TOLERANCE, "{version}: the wrong order gives other logits: {error:.2e}");
+    }
+}
+
+/// Whether the last axis of a parameter has four tokens: merging's weight, and its norm if it stands before.
+fn is_merged(name: &str, tensor: &HostTensor) -> bool {
+    let (Some((prefix, _)), Some(columns)) = (name.split_once(".downsample."), tensor.shape.last()) else {
+        return false;
+    };
+    let stage: u32 = prefix.trim_start_matches("layers.").parse().unwrap();
+    // The fixtures have 6 channels.
+    *columns == 4 * 6 * 2usize.pow(stage)
+}
+
+/// Columns `part * C + c`, parts (0, 0), (1, 0), (0, 1), (1, 1), as columns `4 c + 2 row + column`.
+fn channel_by_channel(tensor: &HostTensor) -> HostTensor {
+    let columns = *tensor.shape.last().unwrap();
+    let channels = columns / 4;
+    let row = |row: &[f32]| -> Vec<f32> {
+        (0..columns).map(|k| row[[0, 2, 1, 3][k % 4] * channels + k / 4]).collect()
+    };
+    HostTensor::new(tensor.shape.clone(), tensor.data.chunks(columns).flat_map(row).collect())
 }

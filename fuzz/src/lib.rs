@@ -9,6 +9,7 @@ use std::sync::OnceLock;
 use swinq_data::{Dataset, Split, decode_image};
 use swinq_model::checkpoint::{LoadOptions, import_ft_amax, load_float};
 use swinq_model::part::PartSet;
+use swinq_model::quantized::FloatModel;
 use swinq_model::{LoadedConfig, QuantizedModel, Recipe, load_config};
 #[cfg(feature = "float")]
 use swinq_qat::job::Job;
@@ -36,21 +37,47 @@ fn tiny() -> LoadedConfig {
 /// A float checkpoint in any format: what is accepted is whole, finite, and has the configuration's shapes.
 fn float_checkpoint(name: &str, data: &[u8]) -> bool {
     with_file(name, data, |path| {
-        let options = LoadOptions { cfg: Some(tiny()), ..LoadOptions::default() };
         // Ranges of FasterTransformer come in the same format.
         let _ = import_ft_amax(path, &tiny().config);
-        let Ok(model) = load_float(path, &options) else { return false };
-        for (name, tensor) in &model.tensors {
-            assert_eq!(tensor.data.len(), tensor.shape.iter().product::<usize>(), "{name}");
-            assert!(tensor.data.iter().all(|value| value.is_finite()), "{name}");
-        }
-        true
+        float_model(path).is_some()
     })
+}
+
+/// The float model of the configuration [`TINY`] in the file or index at `path`, if it is accepted.
+fn float_model(path: &Path) -> Option<FloatModel> {
+    let options = LoadOptions { cfg: Some(tiny()), ..LoadOptions::default() };
+    let model = load_float(path, &options).ok()?;
+    for (name, tensor) in &model.tensors {
+        assert_eq!(tensor.data.len(), tensor.shape.iter().product::<usize>(), "{name}");
+        assert!(tensor.data.iter().all(|value| value.is_finite()), "{name}");
+    }
+    Some(model)
 }
 
 /// A float checkpoint in safetensors.
 pub fn safetensors(data: &[u8]) -> bool {
     float_checkpoint("model.safetensors", data)
+}
+
+/// An index of shards, beside one shard with every tensor, `model-1.safetensors`. The folder above holds other values as
+/// `outside.safetensors`, which no index may name.
+pub fn index(data: &[u8]) -> bool {
+    let outside = include_bytes!("../corpus/safetensors/f16");
+    with_file("outside.safetensors", outside, |outside| {
+        let folder = outside.with_file_name("model");
+        fs::create_dir(&folder).expect("a folder can be made");
+        let write = |name: &str, content: &[u8]| {
+            let path = folder.join(name);
+            fs::write(&path, content).expect("a temporary file can be written");
+            path
+        };
+        let shard = write("model-1.safetensors", include_bytes!("../corpus/safetensors/f32"));
+        let index = write("model.safetensors.index.json", data);
+        let Some(model) = float_model(&index) else { return false };
+        let whole = float_model(&shard).expect("the shard is a checkpoint");
+        assert!(model.tensors == whole.tensors, "an index leads out of its folder");
+        true
+    })
 }
 
 /// A quantized checkpoint: its header, document and tensors. An accepted model is written and read again unchanged.

@@ -1,6 +1,6 @@
 //! The backends that run a model.
 
-use swinq_kernels::cuda::{CudaError, Device, Library, library};
+use swinq_cuda::{CudaError, Device, Library, library};
 
 use crate::cpu::CpuOptions;
 use crate::cuda::{CudaOptions, Gemm, StreamType};

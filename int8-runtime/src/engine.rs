@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use swinq_cuda::Device;
 use swinq_kernels::Simulation;
-use swinq_kernels::cuda::Device;
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
 use swinq_plan::Outline;
 

@@ -1,7 +1,7 @@
 //! The error type of the engine.
 
+use swinq_cuda::CudaError;
 use swinq_kernels::CpuError;
-use swinq_kernels::cuda::CudaError;
 use swinq_model::ModelError;
 
 /// An error of the engine.

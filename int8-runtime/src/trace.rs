@@ -1,6 +1,6 @@
 //! The results of all launches of a forward, for tests that search for the first launch that differs.
 
-use swinq_kernels::code_stride;
+use swinq_numerics::code_stride;
 use swinq_plan::TensorId;
 
 /// The result of one launch.

@@ -2,9 +2,9 @@
 
 use std::time::Instant;
 
+use swinq_cuda::ladder::Timer;
+use swinq_cuda::{CudaError, Stream};
 use swinq_eval::Latency;
-use swinq_kernels::cuda::ladder::Timer;
-use swinq_kernels::cuda::{CudaError, Stream};
 
 use crate::LadderError;
 

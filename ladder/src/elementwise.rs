@@ -1,11 +1,9 @@
 //! `swinq bench elementwise`.
 
-use swinq_kernels::cuda::ladder::{
-    Elements, Elementwise, ElementwiseOp, Matrix, from_half, half_sum, to_half,
-};
-use swinq_kernels::cuda::{CudaError, DeviceBuf, DeviceSlice};
-use swinq_kernels::reference::{code, gelu};
+use swinq_cuda::ladder::{Elements, Elementwise, ElementwiseOp, Matrix, from_half, half_sum, to_half};
+use swinq_cuda::{CudaError, DeviceBuf, DeviceSlice};
 use swinq_kernels::{Cpu, rows_f32};
+use swinq_numerics::reference::{code, gelu};
 
 use crate::LadderError;
 use crate::args::ElementwiseArgs;

@@ -1,8 +1,8 @@
 //! The error type of this crate.
 
+use swinq_cuda::CudaError;
 use swinq_eval::EvalError;
 use swinq_kernels::CpuError;
-use swinq_kernels::cuda::CudaError;
 use swinq_model::ModelError;
 
 /// An error of this crate.

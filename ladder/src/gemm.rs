@@ -1,6 +1,6 @@
 //! `swinq bench gemm`.
 
-use swinq_kernels::reference::code;
+use swinq_numerics::reference::code;
 
 use crate::LadderError;
 use crate::args::GemmArgs;
@@ -117,7 +117,7 @@ fn check_results(rung: Rung, operands: &Operands, reference: &Reference, results
 
 #[cfg(test)]
 mod tests {
-    use swinq_kernels::cuda::{FloatKind, Output};
+    use swinq_cuda::{FloatKind, Output};
     use swinq_kernels::{Cpu, Pool};
 
     use super::*;

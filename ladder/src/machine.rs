@@ -5,9 +5,9 @@ use std::fmt::Arguments;
 use std::rc::Rc;
 
 use serde_json::Value;
+use swinq_cuda::ladder::Timer;
+use swinq_cuda::{CudaError, Device, Lt, library};
 use swinq_eval::Environment;
-use swinq_kernels::cuda::ladder::Timer;
-use swinq_kernels::cuda::{CudaError, Device, Lt, library};
 use swinq_kernels::{Cpu, Pool};
 
 use crate::args::{Backend, CommonArgs};

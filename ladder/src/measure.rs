@@ -1,8 +1,8 @@
 //! Measures a prepared rung: checks its results, then times it.
 
+use swinq_cuda::ladder::Matrix;
+use swinq_cuda::{CudaError, Stream};
 use swinq_eval::Latency;
-use swinq_kernels::cuda::ladder::Matrix;
-use swinq_kernels::cuda::{CudaError, Stream};
 
 use crate::LadderError;
 use crate::check::Check;

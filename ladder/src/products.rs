@@ -2,14 +2,10 @@
 
 use std::rc::Rc;
 
-use swinq_kernels::cuda::ladder::{Col32, Elements, FloatGemm, FloatRung, Matrix, spread, to_half};
-use swinq_kernels::cuda::ops::linear::{
-    DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore, OwnLinear, Target,
-};
-use swinq_kernels::cuda::ops::{DeviceStore, StreamType, row_stride};
-use swinq_kernels::cuda::{
-    CudaError, DeviceBuf, DeviceSlice, FloatKind, LtPlan, Output, Plain, Program, Stream,
-};
+use swinq_cuda::ladder::{Col32, Elements, FloatGemm, FloatRung, Matrix, spread, to_half};
+use swinq_cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore, OwnLinear, Target};
+use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_cuda::{CudaError, DeviceBuf, DeviceSlice, FloatKind, LtPlan, Output, Plain, Program, Stream};
 
 use crate::clock;
 use crate::machine::Gpu;

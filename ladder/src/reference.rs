@@ -1,7 +1,8 @@
 //! The expected products. The CPU kernels compute them; plain loops in f64 and in integers verify some of
 //! their rows.
 
-use swinq_kernels::{Cpu, LinearF32, LinearI8, LinearOut, LinearSpec, Pool, Store, code_stride};
+use swinq_kernels::{Cpu, LinearF32, LinearI8, LinearOut, LinearSpec, Pool, Store};
+use swinq_numerics::code_stride;
 
 use crate::check::Check;
 use crate::operands::Operands;

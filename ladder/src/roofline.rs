@@ -1,6 +1,6 @@
 //! The roofline of a GPU: a lower bound on the time of some work.
 
-use swinq_kernels::cuda::{Arch, Device};
+use swinq_cuda::{Arch, Device};
 
 /// The arithmetic of an operation, and the units that run it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,7 +1,7 @@
 //! The rungs of `bench gemm`.
 
-use swinq_kernels::cuda::ladder::FloatRung;
-use swinq_kernels::cuda::{FloatKind, Output};
+use swinq_cuda::ladder::FloatRung;
+use swinq_cuda::{FloatKind, Output};
 
 use crate::reference::float_tolerance;
 use crate::roofline::Arithmetic;

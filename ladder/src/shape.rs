@@ -1,7 +1,7 @@
 //! The matrix products to run.
 
-use swinq_kernels::linear::MAX_INT8_K;
 use swinq_model::SwinConfig;
+use swinq_numerics::reference::MAX_INT8_K;
 
 use crate::LadderError;
 use crate::args::{SwinSize, check_memory};

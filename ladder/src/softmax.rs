@@ -1,9 +1,9 @@
 //! `swinq bench softmax`.
 
-use swinq_kernels::cuda::ladder::{Elements, Matrix, Softmax, SoftmaxRung};
-use swinq_kernels::cuda::{CudaError, DeviceBuf, DeviceSlice};
-use swinq_kernels::reference::{attention_row_exp, attention_row_u8};
+use swinq_cuda::ladder::{Elements, Matrix, Softmax, SoftmaxRung};
+use swinq_cuda::{CudaError, DeviceBuf, DeviceSlice};
 use swinq_kernels::rows_f32;
+use swinq_numerics::reference::{attention_row_exp, attention_row_u8};
 
 use crate::LadderError;
 use crate::args::SoftmaxArgs;

@@ -1,7 +1,7 @@
 //! `swinq bench gemm --swin`: every distinct matrix product of a Swin, one table row each.
 
 use comfy_table::{CellAlignment, Table, presets};
-use swinq_kernels::cuda::{FloatKind, Output};
+use swinq_cuda::{FloatKind, Output};
 
 use crate::LadderError;
 use crate::args::GemmArgs;

@@ -24,8 +24,9 @@ pub mod yaml;
 pub use arch::{Stage, SwinConfig, SwinVersion, WindowPolicy};
 pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, Resize, Transform};
 pub use checkpoint::{
-    Dialect, Documents, ElementType, InMemory, LoadOptions, TensorView, ft_key, ft_site, import_ft_amax,
-    is_quantized_file, load_float, load_float_from_memory, load_float_with_note, random_model,
+    Dialect, Documents, ElementType, InMemory, LoadOptions, Loaded, TensorView, ft_key, ft_site,
+    import_ft_amax, is_quantized_file, load_float, load_float_from_memory, load_float_with_remarks,
+    random_model,
 };
 pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
 pub use draws::Draws;

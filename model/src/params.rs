@@ -9,7 +9,7 @@ use crate::site::{BlockId, Linear};
 use crate::tensor::HostTensor;
 
 /// Bounds of the stages and blocks that names are read for.
-const MAX_STAGES: usize = 64;
+pub(crate) const MAX_STAGES: usize = 64;
 const MAX_BLOCKS: usize = 4096;
 
 /// Name and shape of every parameter of `config`, in forward order.

@@ -22,7 +22,8 @@ use std::path::Path;
 use prost::Message;
 use swinq_model::QuantizedModel;
 use swinq_model::atomic::write_atomic;
-use swinq_plan::{Op, Plan, Probs};
+use swinq_numerics::Probs;
+use swinq_plan::{Op, Plan};
 
 pub use check::check;
 pub use error::OnnxError;

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use swinq_kernels::{AttentionQuant, Probs, Quantizer, RowMap};
 use swinq_model::quantized::Param;
 use swinq_model::recipe::Kind;
 use swinq_model::{
     AttentionParameters, BlockId, Half, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage,
     position,
 };
+use swinq_numerics::{AttentionQuant, Probs, Quantizer, RowMap};
 
 use crate::{
     Attention, Element, Linear, Merge, Norm, NormalizeHeads, Op, Order, Patches, Plan, RelativeBias, Step,

@@ -14,7 +14,6 @@ mod values;
 
 pub use op::{Attention, Linear, Merge, Norm, NormalizeHeads, Op, Order, Patches, Store, Weight};
 pub use outline::{Outline, StepOutline};
-pub use swinq_kernels::{AttentionQuant, ColumnQuantizers, Probs, Quantizer, RowMap};
 pub use values::{RelativeBias, Values};
 
 /// A tensor of the plan, by index into [`Plan::tensors`].

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use swinq_kernels::attention::AttentionSpec;
-use swinq_kernels::{AttentionQuant, ColumnQuantizers, Gelu, Quantizer, RowMap, RowStore};
 use swinq_model::quantized::Int8Weight;
+use swinq_numerics::{AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, Quantizer, RowMap, RowStore};
 
 use crate::values::{RelativeBias, Values};
 

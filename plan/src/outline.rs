@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use swinq_kernels::Probs;
+use swinq_numerics::Probs;
 
 use crate::{Attention, Linear, NormalizeHeads, Op, Order, Plan, Step, Store, TensorId, TensorSpec};
 

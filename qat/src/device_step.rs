@@ -14,10 +14,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
+use swinq_cuda::Graph;
+use swinq_cuda::nccl::{Exchange, Meeting};
+use swinq_cuda::training::{Controls, Outcome, Staging, Training};
 use swinq_float::ops::taped::cuda::{failed, training, write};
-use swinq_kernels::cuda::Graph;
-use swinq_kernels::cuda::nccl::{Exchange, Meeting};
-use swinq_kernels::cuda::training::{Controls, Outcome, Staging, Training};
 use swinq_model::Batch;
 
 use crate::drop_path::DropPath;

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! The divergence and its factor follow Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural
-//! Network", 2015. There are few logits, so the loss is computed in f64: here, or by kernels/cuda/train_loss.cu in iterations
-//! on a GPU without the host.
+//! Network", 2015. There are few logits, so the loss is computed in f64: here, or by
+//! kernels/cuda/sources/train_loss.cu in iterations on a GPU without the host.
 
 use crate::job::LossKeys;
 use crate::mixing::Partners;

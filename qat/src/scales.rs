@@ -12,9 +12,9 @@ use swinq_float::ops::taped::{
     FakeActivation, FakeChannels, FakeWeight, LearnedScale, WeightScales, resident_columns,
 };
 use swinq_float::tape::Passes;
-use swinq_kernels::{ColumnQuantizers, Quantizer};
 use swinq_model::quantized::{ChannelCodes, SiteState, scale_of};
 use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
+use swinq_numerics::{ColumnQuantizers, Quantizer};
 
 use crate::error::QatError;
 use crate::job::Scales;

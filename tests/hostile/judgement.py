@@ -77,6 +77,8 @@ def judge(run, folder, before, code, out, err, base):
         faults.append(f"changes {sorted(changed)}")
     if created and code is not None:
         faults.append(f"leaves {sorted(created)} with exit code {code}")
+    if code == 0 and run.refused:
+        faults.append("reads a file outside of its folder")
     if code == 0:
         missing = run.outputs - set(after)
         if missing - {"out.ranges.json"}:

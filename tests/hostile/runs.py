@@ -11,16 +11,17 @@ from image_files import hostile_image
 from judgement import listing
 from safetensors_files import as_version_1, hostile_document, hostile_safetensors
 from settings import CFG, DATA, FLOAT, ROOT, WORDS
+from shard_files import hostile_shards
 from torch_files import hostile_torch, hostile_zip
 from yaml_files import hostile_yaml
 
 
 class Run:
-    """One command: arguments, files that it may write, and what its success must show."""
+    """One command: arguments, files that it may write, and what its success must show, or that it must be refused."""
 
-    def __init__(self, arguments, outputs=(), keeps=(), same_logits=False, stdin=None):
+    def __init__(self, arguments, outputs=(), keeps=(), same_logits=False, refused=False, stdin=None):
         self.arguments = [str(argument) for argument in arguments]
-        self.outputs, self.keeps, self.same_logits, self.stdin = set(outputs), set(keeps), same_logits, stdin
+        self.outputs, self.keeps, self.same_logits, self.refused, self.stdin = set(outputs), set(keeps), same_logits, refused, stdin
 
 
 def model_options():
@@ -68,6 +69,12 @@ def run_float_safetensors(rng, base, folder):
 
 def run_pickle(rng, base, folder):
     return run_float(rng, base, folder, rng.choice(["victim.pth", "victim.pt", "victim.bin"]), hostile_torch(rng, base))
+
+
+def run_shards(rng, base, folder):
+    index, leads_out = hostile_shards(rng, folder / "model")
+    command = rng.choice([["predict", index, base.picture, *base.cpu], ["inspect", index]])
+    return Run([*command, *model_options()], refused=leads_out)
 
 
 def run_image(rng, base, folder):
@@ -219,5 +226,5 @@ def run_options(rng, base, folder):
     ])()
 
 
-KINDS = {"quantized checkpoint": (run_quantized, 6), "float safetensors": (run_float_safetensors, 3), "float pickle": (run_pickle, 4),
+KINDS = {"quantized checkpoint": (run_quantized, 6), "float safetensors": (run_float_safetensors, 3), "float pickle": (run_pickle, 4), "shards": (run_shards, 2),
          "image": (run_image, 4), "list, map or zip": (run_data, 2), "YAML or JSON": (run_yaml, 4), "options": (run_options, 5)}

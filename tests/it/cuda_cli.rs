@@ -3,7 +3,7 @@
 
 use crate::common::{self, refused, sample_cfg, stdout, swinq};
 use assert_cmd::Command;
-use swinq_kernels::cuda::{Device, Library, library};
+use swinq_cuda::{Device, Library, library};
 
 /// `swinq bench` of random weights, with `more` arguments.
 fn bench(more: &[&str]) -> Command {

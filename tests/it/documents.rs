@@ -14,8 +14,8 @@ use candle_core::Device;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use swinq_calib::{CalibrateOptions, calibrate};
-use swinq_kernels::Gelu;
 use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, WindowPolicy};
+use swinq_numerics::Gelu;
 use swinq_testing::XorShift;
 use swinq_testing::model::{random, small};
 

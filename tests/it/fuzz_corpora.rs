@@ -10,8 +10,9 @@ use std::path::Path;
 /// The target's name, its function, and whether its seeds are the images of `data/tests/fixtures` too.
 type Target = (&'static str, fn(&[u8]) -> bool, bool);
 
-const TARGETS: [Target; 17] = [
+const TARGETS: [Target; 18] = [
     ("safetensors", targets::safetensors, false),
+    ("index", targets::index, false),
     ("quantized", targets::quantized, false),
     ("part", targets::part, false),
     ("torch", targets::torch, false),

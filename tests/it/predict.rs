@@ -5,8 +5,9 @@ use std::path::Path;
 use crate::common::{refused, root, sample_cfg, sample_data, sample_model, stdout, swinq};
 use safetensors::SafeTensors;
 use serde_json::Value;
-use swinq_kernels::{Cpu, Gelu};
+use swinq_kernels::Cpu;
 use swinq_model::QuantizedModel;
+use swinq_numerics::Gelu;
 
 fn predict(arguments: &[&Path], input: &str) -> assert_cmd::assert::Assert {
     let mut command = swinq(["predict"]);

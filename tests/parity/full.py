@@ -4,7 +4,8 @@
 
 Every parameter is drawn from a seed. Files of Swin V1 in Microsoft's naming hold timm's weights under Microsoft's names,
 because both compute the same function; the logits expected of a Swin V2 in Microsoft's naming are those of
-`microsoft_v2.py`. FOLDER/cases.json lists the models and their expected logits.
+`microsoft_v2.py`, those of mmpretrain's files of `mmpretrain_swin.py`. FOLDER/cases.json lists the models and their
+expected logits.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from torchvision.models.swin_transformer import PatchMergingV2, SwinTransformerB
 
 from common import images, microsoft_state, redraw
 from microsoft_v2 import swinv2
+from mmpretrain_swin import Classifier, defaults, windows
 
 OFFICIAL = [
     # name, image size, window, channels, depth of stage 2, heads of stage 0
@@ -119,6 +121,45 @@ def hugging_face_v2(out: Writer, name: str, fields: dict, seed: int) -> None:
     model.save_pretrained(out.path(f"{name}/hf"))
     transformers.ViTImageProcessor(size={"height": size, "width": size}).save_pretrained(out.path(f"{name}/hf"))
     out.case(f"{name}/hf", None, expected)
+
+
+def mmpretrain(out: Writer, name: str, cfg: str | None, fields: dict, seed: int) -> None:
+    """One model as mmpretrain's .pth; without `cfg`, a configuration is written."""
+    if not out.wanted(name):
+        return
+    if cfg is None and fields["version"] == "v2":
+        cfg = yaml_v2(out, name, fields | dict(window_size=windows(fields)[0]))
+    elif cfg is None:
+        shape = [fields[key] for key in ["image_size", "window_size", "embed_dim", "depths", "num_heads", "num_classes"]]
+        cfg = yaml(out, name, *shape)
+    model = Classifier(fields).eval()
+    redraw(model, seed)
+    expected = out.expect(name, model, fields["image_size"], seed + 1)
+    torch.save({"meta": {}, "state_dict": model.state_dict()}, out.path(f"{name}/mmpretrain.pth"))
+    out.case(f"{name}/mmpretrain.pth", cfg, expected)
+
+
+def official_mmpretrain(out: Writer) -> None:
+    cases = [
+        ("swin_tiny_patch4_window7_224", defaults("v1")),
+        ("swin_base_patch4_window12_384_finetune", defaults(
+            "v1", image_size=384, window_size=12, embed_dim=128, depths=[2, 2, 18, 2], num_heads=[4, 8, 16, 32]
+        )),
+        ("swinv2_tiny_patch4_window8_256", defaults("v2")),
+        ("swinv2_tiny_patch4_window16_256", defaults("v2", window_size=[16, 16, 16, 8])),
+    ]
+    for seed, (cfg, fields) in enumerate(cases):
+        mmpretrain(out, f"mmpretrain_{cfg}", cfg, fields, 800 + 10 * seed)
+
+
+def odd_mmpretrain(out: Writer) -> None:
+    """Small shapes: a last grid of one window, and grids that the dialect pads before it shifts and merges."""
+    base = dict(embed_dim=24, depths=[2, 2, 2], num_heads=[2, 3, 6], num_classes=13)
+    for seed, version in enumerate(["v1", "v2"]):
+        # 20, 10 and 5 tokens a side in windows of 5; then 25, 13 and 7.
+        for size in [80, 100]:
+            fields = defaults(version, **base, image_size=size, window_size=5, pretrained_window_sizes=[0, 3, 0])
+            mmpretrain(out, f"mmpretrain_{version}_{size}", None, fields, 900 + 20 * seed + size)
 
 
 def torch_vision_v2(fields: dict) -> torch.nn.Module:
@@ -264,5 +305,7 @@ if __name__ == "__main__":
     writer = Writer(arguments.folder, arguments.only)
     odd(writer)
     odd_v2(writer)
+    odd_mmpretrain(writer)
     official(writer)
     official_v2(writer)
+    official_mmpretrain(writer)

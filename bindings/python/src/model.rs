@@ -18,9 +18,16 @@ pub struct Model {
     pub model: swinq::Model,
 }
 
-/// How a float model is read: `(cfg, opts, dialect, transform, labels)`, as the fields of [`OpenOptions`].
+/// How a float model is read: `(cfg, opts, dialect, prefix, transform, labels)`, as the fields of [`OpenOptions`].
 #[derive(FromPyObject)]
-struct Reading(Option<String>, Vec<(String, String)>, Option<String>, Option<String>, Option<PathBuf>);
+struct Reading(
+    Option<String>,
+    Vec<(String, String)>,
+    Option<String>,
+    Option<String>,
+    Option<String>,
+    Option<PathBuf>,
+);
 
 /// A tensor of a state dictionary: name, element type, sizes, bytes.
 type Tensor<'py> = (String, String, Vec<usize>, Bound<'py, PyAny>);
@@ -30,11 +37,11 @@ type SiteRow = (String, bool, u8, String, String, Option<f32>, Option<f32>);
 
 impl Reading {
     fn options(self, py: Python<'_>) -> PyResult<OpenOptions> {
-        let Reading(cfg, opts, dialect, transform, labels) = self;
+        let Reading(cfg, opts, dialect, prefix, transform, labels) = self;
         let dialect = dialect.map(|name| name.parse::<Dialect>()).transpose();
         let dialect = dialect.map_err(|error| raise(py, &error.into()))?;
         let transform = transform.map(|name| choice(py, "preprocessing", &name, &FAMILIES)).transpose()?;
-        Ok(OpenOptions { cfg, opts, dialect, transform, labels, described_by: Vec::new() })
+        Ok(OpenOptions { cfg, opts, dialect, prefix, transform, labels, described_by: Vec::new() })
     }
 }
 

@@ -4,8 +4,8 @@
 //! are split into parts that are exact.
 
 use candle_core::{D, DType, Device, Result, Tensor};
-use swinq_kernels::reference::{CODE_FLOOR, EXP_255, FLOOR, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT};
-use swinq_kernels::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
+use swinq_numerics::reference::{CODE_FLOOR, EXP_255, FLOOR, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT};
+use swinq_numerics::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
 
 use super::{EXACT, EXACT_WIDE, LinearInput, matrix_of_codes, multipliers};
 use crate::Attention;
@@ -62,7 +62,7 @@ fn sum_of_parts(parts: impl IntoIterator<Item = Result<Tensor>>) -> Result<Tenso
     sum.to_dtype(DType::F32)
 }
 
-/// [`reference::gelu_quadratic`](swinq_kernels::reference::gelu_quadratic), but products are rounded before they are added.
+/// [`reference::gelu_quadratic`](swinq_numerics::reference::gelu_quadratic), but products are rounded before they are added.
 pub(super) fn gelu_quadratic(x: &Tensor) -> Result<Tensor> {
     let a = x.abs()?.clamp(0f32, QUADRATIC_LAST)?;
     let intervals = round(&times(&a, QUADRATIC_PER_UNIT)?)?.to_dtype(DType::U32)?.flatten_all()?;
@@ -131,7 +131,7 @@ fn parts(width: usize, longest: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..width).step_by(longest).map(move |start| (start, longest.min(width - start)))
 }
 
-/// Attention of every window and head, as [`attention_window`](swinq_kernels::reference::attention_window)
+/// Attention of every window and head, as [`attention_window`](swinq_numerics::reference::attention_window)
 /// defines it.
 pub(super) fn attention(
     attention: &Attention<'_>,
@@ -185,7 +185,7 @@ pub(super) fn fake_if(x: &Tensor, q: Option<Quantizer>) -> Result<Tensor> {
     q.map_or(Ok(x.clone()), |q| fake(x, q))
 }
 
-/// [`exp_255`](swinq_kernels::reference::exp_255), with products and sums that are rounded separately.
+/// [`exp_255`](swinq_numerics::reference::exp_255), with products and sums that are rounded separately.
 fn exp_255(x: &Tensor) -> Result<Tensor> {
     let exponent = times(x, std::f32::consts::LOG2_E)?;
     let whole = exponent.round()?;
@@ -243,7 +243,7 @@ fn sum_of_codes(weights: &Tensor, values: &Tensor, longest: usize) -> Result<Ten
 
 #[cfg(test)]
 mod tests {
-    use swinq_kernels::reference::code;
+    use swinq_numerics::reference::code;
 
     use super::*;
 

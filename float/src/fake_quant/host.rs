@@ -1,8 +1,8 @@
 //! The simulation in host memory, with the reference's functions.
 
 use candle_core::Tensor;
-use swinq_kernels::reference::{attention_window, code, epilogue_i8};
-use swinq_kernels::{AttentionQuant, Gelu, Quantizer};
+use swinq_numerics::reference::{attention_window, code, epilogue_i8};
+use swinq_numerics::{AttentionQuant, Gelu, Quantizer};
 
 use super::{LinearInput, matrix_of_codes, multipliers};
 use crate::error::FloatError;

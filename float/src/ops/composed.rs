@@ -1,10 +1,10 @@
 //! The operations as compositions of candle's operations. The tests compare the other families with them.
 
 use candle_core::{D, Result, Tensor};
+use swinq_numerics::reference::SHORTEST;
 
 use super::{Gather, Norm};
 use crate::weights::PositionMlp;
-use swinq_kernels::reference::SHORTEST;
 
 /// `ln 100`.
 pub(super) const LARGEST_LOGARITHM: f32 = 4.605_170_2;

@@ -215,7 +215,7 @@ impl Ops {
         }
     }
 
-    /// Normalises the vectors of the last dimension to length 1, as [`swinq_kernels::reference::normalize`] does.
+    /// Normalises the vectors of the last dimension to length 1, as [`swinq_numerics::reference::normalize`] does.
     pub(crate) fn normalize(&self, x: &Tensor) -> Result<Tensor> {
         match self {
             Ops::Fused => fused::normalize(x),

@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Result, Tensor};
 
-use swinq_kernels::Quantizer;
+use swinq_numerics::Quantizer;
 use swinq_testing::Rng;
 
 use super::{Gather, Norm, Ops, fake_quantize};

@@ -4,7 +4,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use swinq_kernels::{Cpu, FusedBlock, PAD, RowMap};
+use swinq_kernels::{Cpu, FusedBlock};
+use swinq_numerics::{PAD, RowMap};
 use swinq_plan::TensorId;
 
 use super::launch::{Kernel, Launch};

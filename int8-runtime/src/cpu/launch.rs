@@ -6,7 +6,8 @@ use swinq_kernels::attention::{AttentionIn, WindowAttention};
 use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8};
 use swinq_kernels::patches::{Patches, add_table};
-use swinq_kernels::{AlignedBuf, BlockOp, NormalizeHeads, Pool, QuantizeRows, RowMap};
+use swinq_kernels::{AlignedBuf, BlockOp, NormalizeHeads, Pool, QuantizeRows};
+use swinq_numerics::RowMap;
 use swinq_plan::Element;
 
 use super::place::{Arena, Place};

@@ -8,9 +8,8 @@ use swinq_kernels::attention::WindowAttention;
 use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearSpec, Store as LinearStore};
 use swinq_kernels::patches::Patches;
-use swinq_kernels::{
-    ColumnQuantizers, Cpu, HeadsSpec, NormalizeHeads, QuantizeRows, Quantizer, RowMap, RowStore,
-};
+use swinq_kernels::{Cpu, NormalizeHeads, QuantizeRows};
+use swinq_numerics::{ColumnQuantizers, HeadsSpec, Quantizer, RowMap, RowStore};
 use swinq_plan::{Attention, Linear, Merge, Norm, Op, Order, Plan, Step, Store, Weight};
 
 use super::launch::{Kernel, Launch};

@@ -1,7 +1,8 @@
 //! Tensors in the arena: their places, and typed views of their memory.
 
 use swinq_kernels::linear::LinearOut;
-use swinq_kernels::{AlignedBuf, RowMap, RowOut, code_stride};
+use swinq_kernels::{AlignedBuf, RowOut};
+use swinq_numerics::{RowMap, code_stride};
 use swinq_plan::{Element, TensorId, TensorSpec};
 
 use crate::arena::Layout;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use swinq_kernels::reference::{add_layer_norm_row, layer_norm_row};
-use swinq_kernels::{Cpu, Quantizer, RowMap};
+use swinq_kernels::Cpu;
+use swinq_numerics::reference::{add_layer_norm_row, layer_norm_row};
+use swinq_numerics::{Quantizer, RowMap};
 use swinq_plan::{
     Element, Linear, Norm, Op, Order, Outline, Patches, Plan, Step, Store, TensorId, TensorSpec, Values,
     Weight,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use swinq_kernels::cuda::ops::linear::Target;
-use swinq_kernels::cuda::{Device, DeviceSlice, Nvtx, Pipeline, Stream};
+use swinq_cuda::ops::linear::Target;
+use swinq_cuda::{Device, DeviceSlice, Nvtx, Pipeline, Stream};
 use swinq_plan::{Plan, TensorId};
 
 use super::lower::lower;

@@ -1,6 +1,6 @@
 //! The INT8 layers that fused launches compute.
 
-use swinq_kernels::cuda::ops::Int8Linear;
+use swinq_cuda::ops::Int8Linear;
 use swinq_plan::{Linear, Weight};
 
 /// Whether the layer is INT8 without an `.output` site. Its input may have zero points.

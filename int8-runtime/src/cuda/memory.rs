@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use swinq_kernels::cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
+use swinq_cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
 use swinq_plan::TensorId;
 
 use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor, Operands};

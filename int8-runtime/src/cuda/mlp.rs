@@ -1,10 +1,10 @@
 //! Lowers the MLP half of a block (LayerNorm, fc1, fc2; for Swin V2 the codes of the stream, fc1, fc2, LayerNorm) to one
 //! launch where there is a kernel for it.
 
-use swinq_kernels::cuda::ops::StreamType;
-use swinq_kernels::cuda::ops::mlp::{DeviceMlp, MlpNorm, MlpSpec};
-use swinq_kernels::cuda::{CudaError, Device};
-use swinq_kernels::{ColumnQuantizers, Gelu};
+use swinq_cuda::ops::StreamType;
+use swinq_cuda::ops::mlp::{DeviceMlp, MlpNorm, MlpSpec};
+use swinq_cuda::{CudaError, Device};
+use swinq_numerics::{ColumnQuantizers, Gelu};
 use swinq_plan::{Linear, Norm, Op, Order, Step, Store, TensorId};
 
 use super::int8::{int8_linear, is_int8, is_plain};

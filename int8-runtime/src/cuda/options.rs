@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-pub use swinq_kernels::cuda::ops::StreamType;
+pub use swinq_cuda::ops::StreamType;
 
 /// The library that computes the matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

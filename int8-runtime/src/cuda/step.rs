@@ -3,17 +3,17 @@
 use std::fmt;
 use std::ops::Range;
 
-use swinq_kernels::cuda::ops::attention::DeviceAttention;
-use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
-use swinq_kernels::cuda::ops::heads::DeviceHeads;
-use swinq_kernels::cuda::ops::linear::{DeviceLinear, LibraryLinear, OwnLinear, Target};
-use swinq_kernels::cuda::ops::mlp::DeviceMlp;
-use swinq_kernels::cuda::ops::norm::DeviceNorm;
-use swinq_kernels::cuda::ops::patch::DevicePatchEmbed;
-use swinq_kernels::cuda::ops::rows::DeviceRows;
-use swinq_kernels::cuda::ops::window_block::DeviceWindowBlock;
-use swinq_kernels::cuda::ops::{DeviceMap, row_stride};
-use swinq_kernels::cuda::{CudaError, DeviceSlice, Stream};
+use swinq_cuda::ops::attention::DeviceAttention;
+use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_cuda::ops::heads::DeviceHeads;
+use swinq_cuda::ops::linear::{DeviceLinear, LibraryLinear, OwnLinear, Target};
+use swinq_cuda::ops::mlp::DeviceMlp;
+use swinq_cuda::ops::norm::DeviceNorm;
+use swinq_cuda::ops::patch::DevicePatchEmbed;
+use swinq_cuda::ops::rows::DeviceRows;
+use swinq_cuda::ops::window_block::DeviceWindowBlock;
+use swinq_cuda::ops::{DeviceMap, row_stride};
+use swinq_cuda::{CudaError, DeviceSlice, Stream};
 use swinq_plan::TensorId;
 
 use crate::trace::TracedValues;

@@ -4,13 +4,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 
-use swinq_kernels::Gelu;
-use swinq_kernels::cuda::ops::StreamType;
-use swinq_kernels::cuda::ops::linear::{
+use swinq_cuda::ops::linear::{
     DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, Target, Tile,
 };
-use swinq_kernels::cuda::ops::{DeviceStore, row_stride};
-use swinq_kernels::cuda::{Device, DeviceBuf, Program, Stream};
+use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_cuda::{Device, DeviceBuf, Program, Stream};
+use swinq_numerics::Gelu;
 
 use super::options::{Autotune, Gemm};
 use super::tune::{Trial, Tuner};
@@ -196,7 +195,7 @@ fn to_json(tables: &Tables) -> String {
 
 #[cfg(test)]
 mod tests {
-    use swinq_kernels::cuda::ops::linear::Gpu;
+    use swinq_cuda::ops::linear::Gpu;
 
     use super::*;
 

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use swinq_kernels::cuda::ops::DeviceMap;
-use swinq_kernels::cuda::ops::window_block::{DeviceWindowBlock, WindowBlockSpec};
-use swinq_kernels::cuda::{CudaError, Device};
-use swinq_kernels::{RowMap, RowStore};
+use swinq_cuda::ops::DeviceMap;
+use swinq_cuda::ops::window_block::{DeviceWindowBlock, WindowBlockSpec};
+use swinq_cuda::{CudaError, Device};
+use swinq_numerics::{RowMap, RowStore};
 use swinq_plan::{Attention, Linear, Norm, Op, Order, Step, Store};
 
 use super::int8::{int8_linear, is_plain};

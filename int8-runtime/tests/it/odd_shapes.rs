@@ -9,12 +9,13 @@ use swinq_calib::{CalibrateOptions, calibrate, set_channel_codes};
 use swinq_eval::{Collected, collect, fidelity};
 use swinq_float::FloatClassifier;
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, TracedValues};
-use swinq_kernels::{Cpu, Gelu};
+use swinq_kernels::Cpu;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
     BatchSource, BlockId, Classifier, Linear, Ptq, QuantizedModel, Recipe, Site, SwinConfig, SwinVersion,
     WindowPolicy,
 };
+use swinq_numerics::Gelu;
 use swinq_testing::model::{NoiseImages, random, random_channels, small};
 
 fn configs() -> Vec<SwinConfig> {

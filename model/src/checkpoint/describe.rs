@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::dialect::Dialect;
+use super::dialect::Naming;
 use super::safetensors::stated_document;
 use super::{Description, Labels, LoadOptions, is_quantized_file};
 use crate::arch::{SwinConfig, SwinVersion};
@@ -21,8 +21,7 @@ pub(super) struct Bare<'a> {
     pub path: &'a Path,
     /// The folder whose quantized checkpoints may describe the file.
     pub folder: Option<&'a Path>,
-    pub dialect: Dialect,
-    pub version: SwinVersion,
+    pub naming: &'a Naming,
     /// SHA-256 of its bytes, hexadecimal.
     pub sha256: &'a str,
     /// Its parameters under Microsoft's names.
@@ -162,10 +161,10 @@ impl Bare<'_> {
         let mut found: Vec<LoadedConfig> = Vec::new();
         for name in shipped_configs() {
             let Ok(mut cfg) = load_config(name, &opts) else { continue };
-            if cfg.config.version != self.version {
+            if cfg.config.version != self.naming.version {
                 continue;
             }
-            cfg.config.window_policy = self.dialect.window_policy();
+            cfg.config.window_policy = self.naming.dialect.window_policy();
             if cfg.config.validate().is_ok()
                 && fits(&cfg.config)
                 && found.iter().all(|known| unnamed(known) != unnamed(&cfg))
@@ -181,7 +180,7 @@ impl Bare<'_> {
             format!(
                 "holds weights in {} names, but no architecture, and no shipped configuration has their shapes. {}; pass \
                  --cfg FILE.yaml with all of these, or --cfg NAME (names: {}, …)",
-                self.dialect,
+                self.naming.dialect,
                 self.facts(),
                 shipped_configs().next().unwrap_or_default()
             )
@@ -190,9 +189,13 @@ impl Bare<'_> {
             format!(
                 "holds weights in {} names, but no architecture; its tensors fit {}, which differ in {} or the \
                  preprocessing: pass one of them as --cfg",
-                self.dialect,
+                self.naming.dialect,
                 names.join(" and "),
-                if self.version == SwinVersion::V1 { "the input size" } else { "the input size, the window" }
+                if self.naming.version == SwinVersion::V1 {
+                    "the input size"
+                } else {
+                    "the input size, the window"
+                }
             )
         };
         if self.folder.is_some_and(|folder| folder.join("config.json").is_file()) {
@@ -208,22 +211,22 @@ impl Bare<'_> {
         let depths = depths(self.tensors.keys());
         let of_block = |stage: usize, last: &str| shape(&format!("layers.{stage}.blocks.0.attn.{last}"));
         let table = |stage: usize| of_block(stage, "relative_position_bias_table");
-        let heads = |stage: usize| match self.version {
+        let heads = |stage: usize| match self.naming.version {
             SwinVersion::V1 => table(stage).get(1).copied(),
             SwinVersion::V2 => of_block(stage, "logit_scale").first().copied(),
         };
         let heads: Vec<usize> = (0..depths.len()).filter_map(heads).collect();
-        let window = match self.version {
+        let window = match self.naming.version {
             SwinVersion::V1 => super::windows(self.tensors).first().copied(),
             SwinVersion::V2 => self.windows.first().copied().flatten(),
         };
-        let section = self.version.section();
+        let section = self.naming.version.section();
         let mut facts = Vec::new();
         let mut add =
             |key: &str, value: Option<String>| facts.extend(value.map(|value| format!("{key} {value}")));
         let key = |key: &str| format!("{section}.{key}");
         let patch = shape("patch_embed.proj.weight");
-        if self.version == SwinVersion::V2 {
+        if self.naming.version == SwinVersion::V2 {
             add("MODEL.TYPE", Some("swinv2".to_owned()));
         }
         add(&key("EMBED_DIM"), patch.first().map(usize::to_string));
@@ -237,7 +240,7 @@ impl Bare<'_> {
             fc1.first().zip(fc1.get(1)).map(|(h, c)| format!("{}", *h as f64 / *c as f64)),
         );
         add("MODEL.NUM_CLASSES", shape("head.weight").first().map(usize::to_string));
-        let missing = match (self.version, window) {
+        let missing = match (self.naming.version, window) {
             (SwinVersion::V2, None) => "DATA.IMG_SIZE, MODEL.SWINV2.WINDOW_SIZE",
             _ => "DATA.IMG_SIZE",
         };

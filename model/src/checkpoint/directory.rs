@@ -1,34 +1,10 @@
-//! Model directories: `config.json` and the file with the weights.
+//! Descriptions of model directories: `config.json`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::json::Json;
 use super::{Description, LoadOptions, hf, timm};
 use crate::error::ModelError;
-
-/// The path of the file with the weights.
-///
-/// # Errors
-/// [`ModelError::File`] if there is no such file, or if the weights are split over several.
-pub(super) fn weights(folder: &Path) -> Result<PathBuf, ModelError> {
-    for name in ["model.safetensors", "pytorch_model.bin"] {
-        let path = folder.join(name);
-        if path.is_file() {
-            return Ok(path);
-        }
-        let index = folder.join(format!("{name}.index.json"));
-        if index.is_file() {
-            return Err(ModelError::file(
-                index,
-                "says that the weights are split over several files; save them in one",
-            ));
-        }
-    }
-    Err(ModelError::file(
-        folder,
-        "has neither model.safetensors nor pytorch_model.bin; pass a checkpoint file",
-    ))
-}
 
 /// Architecture, transform and labels. The `cfg` of `options`, if given, replaces the architecture and the transform that `config.json`
 /// of transformers or timm describes.

@@ -10,7 +10,7 @@ use crate::error::ModelError;
 use crate::params::name_list;
 
 /// Largest checkpoint file accepted, in bytes; ample for Swin-L with its optimizer's state.
-const MAX_FILE: u64 = 16 << 30;
+pub(super) const MAX_FILE: u64 = 16 << 30;
 
 /// Longest tensor name accepted, in bytes.
 const MAX_NAME: usize = 1024;
@@ -46,7 +46,7 @@ impl CheckpointFile {
 
     /// SHA-256 of the bytes, hexadecimal.
     pub(super) fn sha256(&self) -> String {
-        Sha256::digest(&self.bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+        sha256([self.bytes()])
     }
 
     /// The file's tensors. The format is detected from the content, not from the file's name.
@@ -79,6 +79,13 @@ impl CheckpointFile {
         }
         format!("{formats}; it is damaged or of another format")
     }
+}
+
+/// SHA-256 of `parts` one after the other, hexadecimal.
+pub(super) fn sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+    let mut hash = Sha256::new();
+    parts.into_iter().for_each(|part| hash.update(part));
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Lists the tensor names, for messages.

@@ -15,7 +15,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::dialect::Dialect;
 use super::file::{CheckpointFile, names_of};
+use super::network::Network;
 use super::raw::RawTensor;
 use crate::arch::{SwinConfig, SwinVersion};
 use crate::error::ModelError;
@@ -95,20 +97,22 @@ pub fn import_ft_amax(path: &Path, config: &SwinConfig) -> Result<BTreeMap<Site,
     }
     let file = CheckpointFile::open(path)?;
     let raw = file.tensors()?;
-    let known = all_sites(config);
-    let mut ranges = BTreeMap::new();
-    for (key, tensor) in raw.iter().filter(|(key, _)| key.ends_with(SUFFIX) && !is_siteless(key)) {
-        let site = ft_site(key).filter(|site| known.contains(site)).ok_or_else(|| {
-            ModelError::tensor(key, format!("belongs to no site of {}; check --cfg", config.name))
-        })?;
-        ranges.insert(site, amax(site, key, tensor)?);
-    }
-    if ranges.is_empty() {
+    if !raw.keys().any(|key| key.ends_with(SUFFIX)) {
         let problem = format!(
             "has no calibrated ranges (`*{SUFFIX}`) among its tensors ({}); pass a *_calib.pth of FasterTransformer",
             names_of(&raw)
         );
         return Err(ModelError::file(path, problem));
+    }
+    let network = Network::find(path, raw, Some(Dialect::FasterTransformer), None)?;
+    let known = all_sites(config);
+    let mut ranges = BTreeMap::new();
+    let stored = network.tensors.iter().filter(|(key, _)| key.ends_with(SUFFIX) && !is_siteless(key));
+    for (key, tensor) in stored {
+        let site = ft_site(key).filter(|site| known.contains(site)).ok_or_else(|| {
+            ModelError::tensor(key, format!("belongs to no site of {}; check --cfg", config.name))
+        })?;
+        ranges.insert(site, amax(site, key, tensor)?);
     }
     Ok(ranges)
 }

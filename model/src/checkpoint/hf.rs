@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::dialect::{Dialect, mask};
+use super::dialect::Dialect;
 use super::json::Json;
 use super::{Description, Labels};
 use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
@@ -63,7 +63,7 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         version,
         norm_eps: default.norm_eps,
         window_policy: WindowPolicy::ShrinkAndPad,
-        mask: mask(Dialect::HuggingFace, version),
+        mask: Dialect::HuggingFace.mask(version),
         pretrained_window_sizes: without_zeros(pretrained.unwrap_or_default()),
     })
 }

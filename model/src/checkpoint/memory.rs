@@ -7,10 +7,9 @@ use sha2::{Digest, Sha256};
 
 use super::json::Json;
 use super::raw::{DType, RawDict, RawTensor};
-use super::{LoadOptions, Stored, directory, hf};
+use super::{LoadOptions, Loaded, Stored, directory, hf};
 use crate::batch::Transform;
 use crate::error::ModelError;
-use crate::quantized::FloatModel;
 
 /// Element type of a [`TensorView`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,17 +108,14 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// Loads a float Swin whose parameters are in memory, as [`load_float_with_note`](super::load_float_with_note) loads a
-/// file.
+/// Loads a float Swin whose parameters are in memory, as [`load_float_with_remarks`](super::load_float_with_remarks) loads
+/// a file.
 ///
 /// The source that the result records has the name of the model and the SHA-256 of its tensors.
 ///
 /// # Errors
 /// Those of [`load_float`](super::load_float), and [`ModelError::Tensor`] for a tensor with a wrong number of bytes.
-pub fn load_float_from_memory(
-    model: &InMemory<'_>,
-    options: &LoadOptions,
-) -> Result<(FloatModel, Option<String>), ModelError> {
+pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Result<Loaded, ModelError> {
     let name = Path::new(&model.name);
     let any_transform = options.any_transform || model.transform.is_some();
     let options = &LoadOptions { any_transform, ..options.clone() };
@@ -133,18 +129,18 @@ pub fn load_float_from_memory(
     });
     let described = described.transpose()?;
     let stored = Stored { path: name, tensors: model.raw()?, sha256: model.sha256(), folder: None };
-    let (mut loaded, note) = stored.model(described, options)?;
+    let mut loaded = stored.model(described, options)?;
     if let Some(transform) = &model.transform {
-        if transform.size != loaded.config.image_size {
+        if transform.size != loaded.model.config.image_size {
             let problem = format!(
                 "the preprocessing gives images of {} pixels, but the model takes {}",
-                transform.size, loaded.config.image_size
+                transform.size, loaded.model.config.image_size
             );
             return Err(ModelError::config("transform.size", problem));
         }
         let check = transform.check_statistics();
         check.map_err(|(field, problem)| ModelError::config(format!("transform.{field}"), problem))?;
-        loaded.transform = transform.clone();
+        loaded.model.transform = transform.clone();
     }
-    Ok((loaded, note))
+    Ok(loaded)
 }

@@ -10,14 +10,15 @@ mod ft;
 mod hf;
 mod json;
 mod memory;
-mod names;
+mod network;
+mod parameters;
 mod pickle;
 mod random;
 mod raw;
 mod safetensors;
-mod stored_names;
 mod timm;
 mod torch;
+mod weights;
 
 use std::path::{Path, PathBuf};
 
@@ -32,13 +33,15 @@ use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::Transform;
 use crate::config::{LoadedConfig, check_sizes};
 use crate::error::ModelError;
-use crate::params::{check_parameters, parameters};
+use crate::params::{self, check_parameters};
 use crate::part::is_part_file;
 use crate::quantized::{FloatModel, QuantizedModel, Source};
 use crate::tensor::StateDict;
 use describe::Bare;
 use file::CheckpointFile;
+use network::Network;
 use raw::RawDict;
+use weights::Weights;
 
 /// [`Source::dialect`] of float checkpoints that this program wrote.
 const OWN: &str = "swinq";
@@ -54,6 +57,9 @@ pub struct LoadOptions {
     pub opts: Vec<(String, String)>,
     /// Naming convention; detected from the tensor names if `None`.
     pub dialect: Option<Dialect>,
+    /// What the names of the network's tensors begin with, if the file has other tensors too. If `None`, a beginning that all
+    /// names have is left out.
+    pub prefix: Option<String>,
     /// Quantized checkpoints that may have been made from the file. One that was describes it if `cfg` is `None`.
     pub described_by: Vec<PathBuf>,
     /// Whether the caller replaces the transform, so that quantized checkpoints may disagree about it.
@@ -84,18 +90,31 @@ impl Labels {
     }
 }
 
+/// A float model, and what its reader found.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The model.
+    pub model: FloatModel,
+    /// Whether the file does not describe the model and no configuration was given, so that another file or the shapes did.
+    pub description_found: bool,
+    /// Remarks for the user, one sentence each.
+    pub remarks: Vec<String>,
+}
+
 /// Loads a float Swin.
 ///
 /// `path` is one of:
 /// - a file of `torch.save`, in either format. The state dictionary is searched under `model`, `state_dict` and
-///   `model_state_dict`, in this order, then at the top level. A prefix `module.` of every name is removed.
+///   `model_state_dict`, in this order, then at the top level.
 /// - a safetensors file.
+/// - an index of shards in either format, `model.safetensors.index.json` or `pytorch_model.bin.index.json`.
 /// - a directory of Hugging Face transformers or timm: `config.json`, then `model.safetensors` or
-///   `pytorch_model.bin`; transformers also needs `preprocessor_config.json`.
+///   `pytorch_model.bin`, whole or in shards; transformers also needs `preprocessor_config.json`.
 /// - a float model that this program wrote, such as a training's `float.safetensors`. It needs no `options`.
 ///
 /// Parameters may be f32, f16, bf16 or f64; f64 is rounded. The result has f32 tensors under the
-/// names of [`parameters`]. The version of Swin is detected from the tensor names.
+/// names of [`parameters`](crate::params::parameters). The version of Swin is detected from the tensor names. What all names begin with, such as
+/// `module.`, is left out.
 ///
 /// The dialect decides the window policy and the mask, even if `options.cfg` gives the architecture. The transform comes from
 /// `options.cfg` if given, else from the directory.
@@ -105,42 +124,39 @@ impl Labels {
 /// are missing, unexpected, of another shape, or not finite; another version of Swin than the configuration's; an
 /// impossible architecture.
 pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, ModelError> {
-    Ok(load_float_with_note(path, options)?.0)
+    Ok(load_float_with_remarks(path, options)?.model)
 }
 
-/// [`load_float`], with a remark if the description of a bare file was found and not given, or the file has no hash.
+/// [`load_float`], with remarks: where the description of a bare file was found if it was not given, what was left out of
+/// names and tensors, that the file has no hash.
 ///
 /// # Errors
 /// Those of [`load_float`].
-pub fn load_float_with_note(
-    path: &Path,
-    options: &LoadOptions,
-) -> Result<(FloatModel, Option<String>), ModelError> {
+pub fn load_float_with_remarks(path: &Path, options: &LoadOptions) -> Result<Loaded, ModelError> {
     if path.is_dir() && options.cfg.is_none() && !options.opts.is_empty() {
         let problem = "is a folder that describes itself, and overrides need a configuration; give --cfg too";
         return Err(ModelError::file(path, problem));
     }
-    let (weights, described) = if path.is_dir() {
-        (directory::weights(path)?, Some(directory::describe(path, options)?))
+    let (path, described) = if path.is_dir() {
+        (weights::in_directory(path)?, Some(directory::describe(path, options)?))
     } else {
         (path.to_owned(), None)
     };
-    if is_quantized_file(&weights) {
+    if is_quantized_file(&path) {
         if options.cfg.is_none() && !options.opts.is_empty() {
             let problem = "contains its configuration, which overrides do not change; leave --opts out";
-            return Err(ModelError::file(&weights, problem));
+            return Err(ModelError::file(&path, problem));
         }
-        return load_own(&weights);
+        return load_own(&path);
     }
-    if is_part_file(&weights) {
+    if is_part_file(&path) {
         let problem = "is a part of a calibration or an evaluation, not a model; `swinq merge` makes a model of the \
                        parts of a calibration";
-        return Err(ModelError::file(&weights, problem));
+        return Err(ModelError::file(&path, problem));
     }
-    let file = CheckpointFile::open(&weights)?;
-    let stored =
-        Stored { path: &weights, tensors: file.tensors()?, sha256: file.sha256(), folder: weights.parent() };
-    stored.model(described, options)
+    let weights = Weights::open(&path)?;
+    let (tensors, sha256) = (weights.tensors()?, weights.sha256());
+    Stored { path: &path, tensors, sha256, folder: path.parent() }.model(described, options)
 }
 
 /// The tensors of a checkpoint, and where they come from.
@@ -155,45 +171,33 @@ struct Stored<'a> {
 }
 
 impl Stored<'_> {
-    /// The model with these tensors, with a remark if its description was found and not given.
-    fn model(
-        &self,
-        described: Option<Description>,
-        options: &LoadOptions,
-    ) -> Result<(FloatModel, Option<String>), ModelError> {
-        let (path, raw, sha256) = (self.path, &self.tensors, &self.sha256);
-        let keys = || raw.keys().map(String::as_str);
-        let version = dialect::version(keys());
-        dialect::refuse_vit(keys())?;
-        let dialect = match (options.dialect, Dialect::detect(keys())) {
-            (Some(dialect), _) => {
-                dialect::refuse_other(path, dialect, keys())?;
-                dialect
-            }
-            (None, Some(dialect)) => dialect,
-            (None, None) => return Err(dialect::unknown_dialect(path, &keys().collect::<Vec<_>>())),
-        };
-        let tensors = names::to_microsoft(dialect, version, raw)?;
-        let windows = names::stored_windows(raw);
-        let folder = self.folder;
-        let bare = Bare { path, folder, dialect, version, sha256, tensors: &tensors, windows: &windows };
+    /// The model with these tensors.
+    fn model(self, described: Option<Description>, options: &LoadOptions) -> Result<Loaded, ModelError> {
+        let Stored { path, tensors, sha256, folder } = self;
+        let network = Network::find(path, tensors, options.dialect, options.prefix.as_deref())?;
+        let naming = &network.naming;
+        let tensors = parameters::read(&network)?;
+        let windows = parameters::stored_windows(&network);
+        let bare = Bare { path, folder, naming, sha256: &sha256, tensors: &tensors, windows: &windows };
         let (description, note) =
             described.map_or_else(|| bare.describe(options), |known| Ok((known, None)))?;
-        check_version(&description.config, version)?;
-        let config = apply_dialect(description.config, dialect)?;
+        check_version(&description.config, naming.version)?;
+        let config = apply_dialect(description.config, naming.dialect)?;
         let check = check_tables(&config, &tensors)
             .and_then(|()| check_stored_windows(&config, &windows))
             .and_then(|()| check_parameters(&config, &tensors));
-        check.map_err(|error| stored_names::with_stored_name(error, dialect, version))?;
-        let source = Source { file: shown(path), sha256: sha256.clone(), dialect: dialect.to_string() };
+        check.map_err(|error| network.with_stored_name(error))?;
+        let source = Source { file: shown(path), sha256, dialect: naming.dialect.to_string() };
         let Description { transform, labels, .. } = description;
         let (labels, labels_from) = labels.map_or((None, None), |labels| (Some(labels.names), labels.from));
-        Ok((FloatModel { config, transform, labels, labels_from, tensors, source }, note))
+        let model = FloatModel { config, transform, labels, labels_from, tensors, source };
+        let description_found = note.is_some();
+        Ok(Loaded { model, description_found, remarks: note.into_iter().chain(network.remarks).collect() })
     }
 }
 
 /// Loads a float model in this program's own format, which holds its own description.
-fn load_own(path: &Path) -> Result<(FloatModel, Option<String>), ModelError> {
+fn load_own(path: &Path) -> Result<Loaded, ModelError> {
     let file = CheckpointFile::open(path)?;
     let (model, info) = QuantizedModel::from_bytes(path, file.bytes())?;
     let model = model.into_float().ok_or_else(|| {
@@ -203,54 +207,22 @@ fn load_own(path: &Path) -> Result<(FloatModel, Option<String>), ModelError> {
     })?;
     // A model derived from this file names this file as its source, not the checkpoint its training started from.
     let source = Source { file: shown(path), sha256: file.sha256(), dialect: OWN.to_owned() };
-    Ok((FloatModel { source, ..model }, info.warning(path)))
+    let model = FloatModel { source, ..model };
+    Ok(Loaded { model, description_found: false, remarks: info.warning(path).into_iter().collect() })
 }
 
 /// Sets the dialect's window policy and mask, and checks the configuration.
 fn apply_dialect(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig, ModelError> {
     config.window_policy = dialect.window_policy();
-    config.mask = dialect::mask(dialect, config.version);
+    config.mask = dialect.mask(config.version);
     check_sizes(&config)?;
     config.validate()?;
-    // `Stage::partition` and transformers pad the grid before the cyclic shift. timm shifts before it pads, so its
-    // shifted windows hold other tokens.
-    let shifted_padding = |s: &crate::arch::Stage| s.shift > 0 && s.depth > 1 && s.padded != s.grid;
-    if let Some(stage) = config.stages().iter().find(|s| dialect == Dialect::Timm && shifted_padding(s)) {
-        let problem = format!(
-            "window {} does not divide the {}x{} tokens of stage {}; timm shifts before it pads, which is not \
-             supported; use an input size whose token grids are multiples of the window",
-            stage.window, stage.grid, stage.grid, stage.index
-        );
-        return Err(ModelError::config(config.key("WINDOW_SIZE"), problem));
-    }
-    if dialect == Dialect::HuggingFace && config.version == SwinVersion::V2 {
-        check_halved_grids(&config)?;
-    }
+    dialect.check(&config)?;
     if config.qk_scale.is_some() && config.window_policy != WindowPolicy::Microsoft {
         let problem = format!("models in {dialect} naming have no such setting; remove it");
         return Err(ModelError::config("MODEL.SWIN.QK_SCALE", problem));
     }
     Ok(config)
-}
-
-/// Refuses sizes at which transformers' code for Swin V2 gives a stage another window or shift than its tokens do: it
-/// halves the first grid rounding down, although merging rounds up.
-fn check_halved_grids(config: &SwinConfig) -> Result<(), ModelError> {
-    let window = config.window_size;
-    let differs = |s: &&crate::arch::Stage| {
-        let halved = config.grid() >> s.index;
-        halved != s.grid && halved <= window && s.depth > 0 && (s.grid > window || s.window != halved)
-    };
-    let Some(stage) = config.stages().into_iter().find(|s| differs(&s)) else { return Ok(()) };
-    let problem = format!(
-        "stage {} has {}x{} tokens, but transformers takes it for {} a side and chooses its window by that, which is not \
-         supported; use an input size whose grids halve evenly",
-        stage.index,
-        stage.grid,
-        stage.grid,
-        config.grid() >> stage.index
-    );
-    Err(ModelError::config("DATA.IMG_SIZE", problem))
 }
 
 /// Refuses a checkpoint of another version of Swin than the configuration's.
@@ -290,7 +262,7 @@ fn check_stored_windows(config: &SwinConfig, windows: &[Option<usize>]) -> Resul
 
 /// Refuses bias tables of another window size than the configuration's, because tables are not resized.
 fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelError> {
-    for (name, shape) in parameters(config) {
+    for (name, shape) in params::parameters(config) {
         if !name.ends_with(".relative_position_bias_table") {
             continue;
         }

@@ -26,7 +26,6 @@ fn is_zip(bytes: &[u8]) -> bool {
 }
 
 /// The tensors of the file's state dictionary, which is searched under the keys of [`WRAPPERS`], then at the top level.
-/// A prefix `module.` of every name is removed.
 ///
 /// # Errors
 /// The error is a text that describes the fault of the file.
@@ -43,7 +42,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
         }
         tensors.insert(name.to_owned(), tensor);
     }
-    Ok(without_module(tensors))
+    Ok(tensors)
 }
 
 /// Bytes of each storage, by its name in the pickle.
@@ -91,14 +90,6 @@ fn state_dict(pickle: &Pickle) -> Result<Vec<(&str, Id)>, String> {
         WRAPPERS.join(", "),
         name_list(&names)
     ))
-}
-
-fn without_module(tensors: RawDict<'_>) -> RawDict<'_> {
-    const PREFIX: &str = "module.";
-    if tensors.keys().all(|name| name.starts_with(PREFIX)) {
-        return tensors.into_iter().map(|(name, tensor)| (name[PREFIX.len()..].to_owned(), tensor)).collect();
-    }
-    tensors
 }
 
 fn read_zip(bytes: &[u8]) -> Result<(Pickle, Storages<'_>), String> {

@@ -1,7 +1,7 @@
 //! Codes with a scale and a zero point for each channel.
 
-use swinq_kernels::ColumnQuantizers;
-use swinq_kernels::linear::MAX_INT8_K;
+use swinq_numerics::ColumnQuantizers;
+use swinq_numerics::reference::MAX_INT8_K;
 
 use crate::error::ModelError;
 use crate::site::{Linear, Site};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
-use swinq_kernels::Gelu;
+use swinq_numerics::Gelu;
 
 use super::file::{
     Document, FORMAT_VERSION, FileInfo, METADATA_KEY, NUMBERS_VERSION, SiteEntry, factor_name, scale_name,

@@ -18,6 +18,8 @@ pub use file::FileInfo;
 pub use param::{Int8Weight, Param};
 pub use provenance::{CalibrationRecord, Chosen, FileRecord, Provenance, Source, TrainingRecord};
 
+use swinq_numerics::{ColumnQuantizers, Gelu};
+
 use crate::arch::{Stage, SwinConfig, SwinVersion};
 use crate::batch::Transform;
 use crate::error::ModelError;
@@ -26,7 +28,6 @@ use crate::position::AttentionParameters;
 use crate::recipe::{Recipe, SiteSpec};
 use crate::site::{BlockId, Linear, Site, all_linears, all_sites};
 use crate::tensor::{HostTensor, StateDict};
-use swinq_kernels::{ColumnQuantizers, Gelu};
 
 /// A trained float Swin in Microsoft's naming, checked against its configuration.
 #[derive(Clone, Debug, PartialEq)]

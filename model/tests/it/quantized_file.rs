@@ -7,12 +7,12 @@ use std::path::PathBuf;
 use proptest::prelude::*;
 use safetensors::{Dtype, SafeTensors, tensor::TensorView};
 use serde_json::{Value, json};
-use swinq_kernels::Gelu;
 use swinq_model::params::parameters;
 use swinq_model::quantized::{ChannelCodes, Int8Weight, Param, Provenance, SiteState};
 use swinq_model::{
     HostTensor, QuantizedModel, Recipe, Site, SwinConfig, Transform, WindowPolicy, all_linears,
 };
+use swinq_numerics::Gelu;
 use twox_hash::XxHash3_128;
 
 const FC1: &str = "layers.0.blocks.0.mlp.fc1";

@@ -1,6 +1,7 @@
 //! Window attention. Values of heads are `[batch, windows, heads, tokens, channels]`.
 
-use swinq_plan::{Attention, Probs, Quantizer};
+use swinq_numerics::{Probs, Quantizer};
+use swinq_plan::Attention;
 
 use super::Lowering;
 use crate::graph::Attribute;

@@ -1,6 +1,7 @@
 //! Linear layers, and codes with a scale and a zero point for each channel.
 
-use swinq_plan::{ColumnQuantizers, Linear, Values, Weight};
+use swinq_numerics::ColumnQuantizers;
+use swinq_plan::{Linear, Values, Weight};
 
 use super::Lowering;
 use crate::error::OnnxError;

@@ -1,6 +1,7 @@
 //! Norms, and the order of rows: windows, their reverse, and merging.
 
-use swinq_plan::{Merge, Norm, Order, RowMap};
+use swinq_numerics::RowMap;
+use swinq_plan::{Merge, Norm, Order};
 
 use super::Lowering;
 use crate::graph::Attribute;

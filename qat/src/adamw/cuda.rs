@@ -1,8 +1,8 @@
 //! AdamW's update as one CUDA kernel.
 
 use candle_core::{Result, Tensor};
+use swinq_cuda::training::{AdamWStep, MomentRule};
 use swinq_float::ops::taped::cuda::{Held, failed, training, write};
-use swinq_kernels::cuda::training::{AdamWStep, MomentRule};
 
 use super::{Constants, Moments, Rule};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use swinq_cuda::CudaError;
 use swinq_float::ops::taped::cuda::failed;
-use swinq_kernels::cuda::CudaError;
 
 use super::{DeviceStep, Pass, Work};
 use crate::error::QatError;

@@ -1,8 +1,8 @@
 //! A pass over a batch: forward, loss and backward, kernel by kernel.
 
 use candle_core::Tensor;
+use swinq_cuda::training::{LossWeights, Outcome, Targets};
 use swinq_float::ops::taped::cuda::{Held, failed, patches, tensor, write};
-use swinq_kernels::cuda::training::{LossWeights, Outcome, Targets};
 
 use super::sink::Sink;
 use super::{DeviceStep, Pass, Work};

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use candle_core::{Tensor, bail};
+use swinq_cuda::nccl::Exchange;
+use swinq_cuda::training::Training;
 use swinq_float::ops::taped::cuda::{Held, failed, write};
-use swinq_kernels::cuda::nccl::Exchange;
-use swinq_kernels::cuda::training::Training;
 
 use super::Pass;
 use crate::flat::Flat;

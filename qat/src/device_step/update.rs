@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::Tensor;
+use swinq_cuda::training::{Flat as FlatMemory, Kind, MomentRule, Outcome, UpdateRule};
 use swinq_float::ops::taped::cuda::{Held, failed, write, write_if_some};
-use swinq_kernels::cuda::training::{Flat as FlatMemory, Kind, MomentRule, Outcome, UpdateRule};
 
 use super::DeviceStep;
 use crate::error::QatError;

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use candle_core::Tensor;
+use swinq_cuda::library::{self, Library};
+use swinq_cuda::nccl::Meeting;
+use swinq_cuda::training::{Controls, Outcome};
 use swinq_float::tape::Passes;
-use swinq_kernels::cuda::library::{self, Library};
-use swinq_kernels::cuda::nccl::Meeting;
-use swinq_kernels::cuda::training::{Controls, Outcome};
 use swinq_model::{Batch, BatchSource};
 
 use super::{IterationReport, Trainer};

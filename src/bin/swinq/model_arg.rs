@@ -27,6 +27,7 @@ pub fn open_options(args: &FloatArgs) -> anyhow::Result<OpenOptions> {
         cfg: args.cfg.clone(),
         opts: args::pairs(&args.opts)?,
         dialect: args.dialect,
+        prefix: args.prefix.clone(),
         transform,
         described_by: args.described_by.clone(),
         labels: args.labels.clone(),

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 use assert_cmd::Command;
 use assert_cmd::assert::Assert;
 use swinq_calib::set_channel_codes;
-use swinq_kernels::cuda::Device;
+use swinq_cuda::Device;
 use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::config::load_config;
 use swinq_model::quantized::FloatModel;

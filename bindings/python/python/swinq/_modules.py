@@ -18,7 +18,7 @@ from . import _native
 from ._arrays import is_array, is_tensor, to_numpy
 from ._errors import ArgumentError
 
-Reading = tuple[str | None, list[tuple[str, str]], str | None, str | None, str | None]
+Reading = tuple[str | None, list[tuple[str, str]], str | None, str | None, str | None, str | None]
 Tensor = tuple[str, str, list[int], np.ndarray]
 
 #: The shipped configuration whose keys a module's attributes replace, and the section of these keys, by version.
@@ -42,7 +42,7 @@ class Description:
 
 def load(model: Any, preprocessing: Any, reading: Reading) -> _native.Model:
     """The model with the parameters and the description of a module or a state dictionary."""
-    cfg, opts, dialect, family, labels = reading
+    cfg, opts, dialect, prefix, family, labels = reading
     if isinstance(model, Mapping):
         state, described = model, Description("state dictionary", transform=transform_of(preprocessing))
     else:
@@ -57,7 +57,7 @@ def load(model: Any, preprocessing: Any, reading: Reading) -> _native.Model:
         described.config,
         described.preprocessor,
         transform,
-        (cfg, opts, dialect, family, labels),
+        (cfg, opts, dialect, prefix, family, labels),
     )
 
 

@@ -2,7 +2,8 @@
 //! may lie between two parts.
 
 use candle_core::{Result, Tensor};
-use swinq_kernels::{reference, rows_f32};
+use swinq_kernels::rows_f32;
+use swinq_numerics::reference;
 
 use super::{Pass, cpu, each_part, each_row, pool, row, vectorised};
 use crate::ops::product::Product;

@@ -1,7 +1,7 @@
 //! Fake quantization with a fixed scale.
 
 use candle_core::{Result, Tensor, bail};
-use swinq_kernels::{ColumnQuantizers, Quantizer};
+use swinq_numerics::{ColumnQuantizers, Quantizer};
 
 use super::{Pass, each_part, each_row, row, vectorised};
 

@@ -1,7 +1,8 @@
 //! Operations on rows: LayerNorm, gathers, sums, GELU.
 
 use candle_core::{Result, Tensor};
-use swinq_kernels::{reference, rows_f32};
+use swinq_kernels::rows_f32;
+use swinq_numerics::reference;
 
 use super::{Pass, cpu, each_part, each_row, row};
 use crate::ops::{Gather, Norm};

@@ -126,7 +126,7 @@ impl Inputs {
     }
 }
 
-/// Attention inside every window, as [`swinq_kernels::reference::attention_window`] defines it: `qkv`
+/// Attention inside every window, as [`swinq_numerics::reference::attention_window`] defines it: `qkv`
 /// `[windows * n, 3 * c]`, `bias` `[heads, n, n]` and `mask` `[windows of an image, n, n]` to
 /// `[windows * n, c]`.
 ///

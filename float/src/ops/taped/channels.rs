@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Result, Tensor};
-use swinq_kernels::{ColumnQuantizers, Quantizer};
+use swinq_numerics::{ColumnQuantizers, Quantizer};
 
 use super::fake_quant::{EDGE, LearnedScale, RANGE, codes, is_inside};
 use super::host::{GRAIN, slices};

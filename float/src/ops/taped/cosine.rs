@@ -2,7 +2,7 @@
 //! of each head. In host memory it is one pass, on other devices it is candle's operations.
 
 use candle_core::{D, Result, Tensor, bail};
-use swinq_kernels::reference::{SHORTEST, inverse_length};
+use swinq_numerics::reference::{SHORTEST, inverse_length};
 
 use super::fake_quant::{self, FakeActivation, RANGE, clip};
 use super::host::{lane_sum, slices, sum_in_order};
@@ -42,7 +42,7 @@ struct CosineGradients {
 
 /// Queries, keys and values `[rows, 3 * c]`, of which the queries become `factor * site(q / |q|)` and the keys
 /// `site(k / |k|)` in every head, with `factor = exp(min(logarithm, ln 100))` and `logarithms` `[heads, 1, 1]`. Lengths
-/// are those of [`swinq_kernels::reference::inverse_length`]. The product of the results is the scaled product of cosine
+/// are those of [`swinq_numerics::reference::inverse_length`]. The product of the results is the scaled product of cosine
 /// attention.
 ///
 /// A vector shorter than [`SHORTEST`] gets no gradient: the derivative there is 1e12.

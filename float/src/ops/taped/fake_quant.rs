@@ -7,7 +7,7 @@
 //! Quantization", ICLR 2020): `code - x r` inside the range, the code at the nearer end outside.
 
 use candle_core::{DType, Result, Tensor, bail};
-use swinq_kernels::Quantizer;
+use swinq_numerics::Quantizer;
 
 use super::channels::scale_columns;
 #[cfg(feature = "cuda")]
@@ -50,7 +50,7 @@ pub struct FakeActivation {
     pub learned: Option<LearnedScale>,
 }
 
-/// How attention probabilities are fake-quantized; see [`swinq_kernels::Probs`].
+/// How attention probabilities are fake-quantized; see [`swinq_numerics::Probs`].
 #[derive(Clone, Debug)]
 pub enum FakeProbs {
     /// They are not quantized.

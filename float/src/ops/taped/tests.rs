@@ -7,7 +7,7 @@ mod cuda;
 use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor, Var};
-use swinq_kernels::{ColumnQuantizers, Quantizer};
+use swinq_numerics::{ColumnQuantizers, Quantizer};
 
 use super::*;
 use crate::ops::{Norm, Ops, tests::noise};

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use swinq_kernels::cuda::CudaError;
-use swinq_kernels::cuda::ops::patch::{DevicePatchEmbed, PatchSpec};
+use swinq_cuda::CudaError;
+use swinq_cuda::ops::patch::{DevicePatchEmbed, PatchSpec};
 use swinq_plan::{Linear, Norm, Op, Patches, Step, Store, Values, Weight};
 
 use super::Lowering;

@@ -7,16 +7,15 @@ mod sequence;
 use std::ops::Range;
 use std::sync::Arc;
 
-use swinq_kernels::cuda::ops::attention::DeviceAttention;
-use swinq_kernels::cuda::ops::head::{DeviceLinearF32, DevicePool};
-use swinq_kernels::cuda::ops::heads::DeviceHeads;
-use swinq_kernels::cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore};
-use swinq_kernels::cuda::ops::norm::DeviceNorm;
-use swinq_kernels::cuda::ops::rows::DeviceRows;
-use swinq_kernels::cuda::ops::{DeviceMap, DeviceStore, StreamType};
-use swinq_kernels::cuda::{CudaError, Device};
-use swinq_kernels::heads::HeadsSpec;
-use swinq_kernels::{RowMap, RowStore};
+use swinq_cuda::ops::attention::DeviceAttention;
+use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_cuda::ops::heads::DeviceHeads;
+use swinq_cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore};
+use swinq_cuda::ops::norm::DeviceNorm;
+use swinq_cuda::ops::rows::DeviceRows;
+use swinq_cuda::ops::{DeviceMap, DeviceStore, StreamType};
+use swinq_cuda::{CudaError, Device};
+use swinq_numerics::{HeadsSpec, RowMap, RowStore};
 use swinq_plan::{
     Attention, Element, Linear, Merge, NormalizeHeads, Op, Order, Plan, Step, Store, TensorId, TensorSpec,
     Values, Weight,

@@ -2,12 +2,12 @@
 
 use std::ops::Range;
 
-use swinq_kernels::cuda::CudaError;
-use swinq_kernels::cuda::ops::StreamType;
-use swinq_kernels::cuda::ops::attention::HEAD_DIM;
-use swinq_kernels::cuda::ops::linear::{LinearStore, MOST_HEADS};
-use swinq_kernels::cuda::ops::norm::{DeviceNorm, rows_of_tokens};
-use swinq_kernels::{Quantizer, RowMap};
+use swinq_cuda::CudaError;
+use swinq_cuda::ops::StreamType;
+use swinq_cuda::ops::attention::HEAD_DIM;
+use swinq_cuda::ops::linear::{LinearStore, MOST_HEADS};
+use swinq_cuda::ops::norm::{DeviceNorm, rows_of_tokens};
+use swinq_numerics::{Quantizer, RowMap};
 use swinq_plan::{Op, Order, Step, Store, TensorId};
 
 use super::{Lowering, add_in_float};

@@ -10,10 +10,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use swinq_kernels::cuda::ops::linear::{DeviceLinear, LibraryLinear, Target, Tile};
-use swinq_kernels::cuda::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Lt, Program, Stream, cache, library, sources,
-};
+use swinq_cuda::ops::linear::{DeviceLinear, LibraryLinear, Target, Tile};
+use swinq_cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Lt, Program, Stream, cache, library, sources};
 
 pub(crate) use timing::time_together;
 use timing::{fastest, random_codes};

@@ -1,6 +1,6 @@
 //! Timing of launches on a GPU, and the choice of the fastest candidate.
 
-use swinq_kernels::cuda::{CudaError, Device, Event, Stream};
+use swinq_cuda::{CudaError, Device, Event, Stream};
 
 /// Number of launches that are timed together, and number of repetitions.
 const TOGETHER: usize = 10;

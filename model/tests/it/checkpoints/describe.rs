@@ -3,11 +3,9 @@
 use std::fs;
 
 use swinq_model::quantized::FloatModel;
-use swinq_model::{
-    Dialect, LoadOptions, QuantizedModel, load_config, load_float, load_float_with_note, random_model,
-};
+use swinq_model::{Dialect, LoadOptions, QuantizedModel, load_config, load_float, random_model};
 
-use super::{expected, fixture, options_with, pairs, refusal, write};
+use super::{expected, fixture, noted, options_with, pairs, refusal, write};
 
 #[test]
 fn another_dialect_than_the_names_have_is_refused() {
@@ -74,7 +72,7 @@ fn two_quantized_checkpoints_of_one_file_agree_or_are_refused() {
     quantized.labels = Some((0..5).map(|i| format!("class {i}")).collect());
     quantized.save(&b).unwrap();
     let bare = LoadOptions::default();
-    let (found, note) = load_float_with_note(&weights, &bare).unwrap();
+    let (found, note) = noted(&weights, &bare);
     assert_eq!(found, FloatModel { labels: quantized.labels.clone(), ..model.clone() });
     assert!(note.unwrap().contains("a.safetensors, which was made from it"));
     // Other preprocessing: neither is taken, unless one is named or the caller has its own.
@@ -91,7 +89,7 @@ fn two_quantized_checkpoints_of_one_file_agree_or_are_refused() {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }
     let replaced = LoadOptions { any_transform: true, ..bare.clone() };
-    let (_, note) = load_float_with_note(&weights, &replaced).unwrap();
+    let (_, note) = noted(&weights, &replaced);
     assert!(note.unwrap().contains("the architecture is that of"));
     let named = LoadOptions { described_by: vec![b.clone()], ..bare.clone() };
     assert_eq!(load_float(&weights, &named).unwrap().transform, quantized.transform);
@@ -135,7 +133,7 @@ fn a_quantized_checkpoint_describes_the_file_that_it_was_made_from() {
     // Beside the file, or given.
     quantized.provenance.source = model.source.clone();
     quantized.save(&made).unwrap();
-    let (found, note) = load_float_with_note(&weights, &bare).unwrap();
+    let (found, note) = noted(&weights, &bare);
     let labels = quantized.labels.clone();
     assert_eq!(found, FloatModel { labels, ..model.clone() });
     assert!(note.unwrap().contains("q.safetensors, which was made from it"));
@@ -147,7 +145,7 @@ fn a_quantized_checkpoint_describes_the_file_that_it_was_made_from() {
     assert_eq!(load_float(&weights, &given).unwrap().config, model.config);
     // A configuration that is given decides.
     let opts = options_with(&[("DATA.IMG_SIZE", "48")]);
-    assert_eq!(load_float_with_note(&weights, &opts).unwrap().1, None);
+    assert_eq!(noted(&weights, &opts).1, None);
 }
 
 #[test]
@@ -158,7 +156,7 @@ fn the_only_shipped_configuration_of_the_shapes_describes_a_bare_file() {
     let opts = [("MODEL.NUM_CLASSES".to_owned(), "7".to_owned())];
     let model = random_model(&load_config(name, &opts).unwrap(), 3);
     write(&model.tensors, &path);
-    let (found, note) = load_float_with_note(&path, &LoadOptions::default()).unwrap();
+    let (found, note) = noted(&path, &LoadOptions::default());
     assert_eq!((&found.config, &found.transform), (&model.config, &model.transform));
     let note = note.unwrap();
     for word in ["no --cfg", name, "7 classes", "224 pixels", "not in the file"] {

@@ -54,10 +54,11 @@ fn documents_and_tensors_in_memory_are_the_model_of_their_directory() {
             documents: Some(documents),
             transform: None,
         };
-        let (found, note) = load_float_from_memory(&memory, &LoadOptions::default()).unwrap();
+        let loaded = load_float_from_memory(&memory, &LoadOptions::default()).unwrap();
+        let found = loaded.model;
         let expected = load_float(&fixture(name), &LoadOptions::default()).unwrap();
         assert_eq!((&found.tensors, &found.transform), (&expected.tensors, &expected.transform), "{name}");
-        assert_eq!((&found.labels, note), (&expected.labels, None), "{name}");
+        assert_eq!((&found.labels, loaded.remarks), (&expected.labels, vec![]), "{name}");
         let unnamed =
             |model: &FloatModel| swinq_model::SwinConfig { name: String::new(), ..model.config.clone() };
         assert_eq!(unnamed(&found), unnamed(&expected), "{name}");
@@ -66,7 +67,7 @@ fn documents_and_tensors_in_memory_are_the_model_of_their_directory() {
 
         let transform = Transform { family: "custom".to_owned(), ..expected.transform.clone() };
         let own = InMemory { transform: Some(transform.clone()), ..memory.clone() };
-        let (other, _) = load_float_from_memory(&own, &LoadOptions::default()).unwrap();
+        let other = load_float_from_memory(&own, &LoadOptions::default()).unwrap().model;
         assert_eq!((other.transform, other.source.sha256), (transform, found.source.sha256));
     }
 }

@@ -4,7 +4,10 @@
 mod class_names;
 mod describe;
 mod memory;
+mod mmpretrain;
+mod prefixes;
 mod second;
+mod shards;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +16,7 @@ use swinq_model::quantized::FloatModel;
 use swinq_model::{
     Dialect, Filter, Kind, LoadOptions, LoadedConfig, ModelError, QuantizedModel, Resize, Rule, Site,
     StateDict, WindowPolicy, all_sites, ft_key, import_ft_amax, is_quantized_file, load_config, load_float,
-    random_model,
+    load_float_with_remarks, random_model,
 };
 
 const YAML: &str = "DATA: {IMG_SIZE: 24}\nMODEL:\n  NUM_CLASSES: 5\n  SWIN: {EMBED_DIM: 6, DEPTHS: [1, 2], NUM_HEADS: \
@@ -42,9 +45,20 @@ fn load(name: &str) -> Result<FloatModel, ModelError> {
     load_float(&fixture(name), &options_with(&[]))
 }
 
+/// The model at `path`, and the first remark about it.
+fn noted(path: &Path, options: &LoadOptions) -> (FloatModel, Option<String>) {
+    let loaded = load_float_with_remarks(path, options).unwrap();
+    (loaded.model, loaded.remarks.into_iter().next())
+}
+
 /// The parameters in the file `name`, read with the safetensors crate.
 fn expected(name: &str) -> StateDict {
-    let bytes = fs::read(fixture(name)).unwrap();
+    expected_in(&fixture(name))
+}
+
+/// The tensors in the file at `path`, read with the safetensors crate.
+fn expected_in(path: &Path) -> StateDict {
+    let bytes = fs::read(path).unwrap();
     let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let tensor = |(name, view): (&str, safetensors::tensor::TensorView<'_>)| {
         let data = view.data().chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect();

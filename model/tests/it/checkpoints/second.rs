@@ -7,10 +7,10 @@ use std::path::PathBuf;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
     HostTensor, LoadOptions, LoadedConfig, QuantizedModel, StateDict, SwinVersion, WindowPolicy,
-    import_ft_amax, load_config, load_float, load_float_with_note, random_model,
+    import_ft_amax, load_config, load_float, random_model,
 };
 
-use super::{pairs, write};
+use super::{noted, pairs, write};
 
 const YAML: &str = "DATA: {IMG_SIZE: 24}\nMODEL:\n  TYPE: swinv2\n  NUM_CLASSES: 5\n  SWINV2: {EMBED_DIM: 6, DEPTHS: \
                     [2, 1], NUM_HEADS: [2, 3], WINDOW_SIZE: 3, MLP_RATIO: 1.5}\n";
@@ -145,7 +145,7 @@ fn a_bare_file_tells_its_version_and_what_is_missing() {
     let coordinates = HostTensor::new([1, 31, 31, 2], vec![0.0; 2 * 31 * 31]);
     tensors.insert("layers.0.blocks.0.attn.relative_coords_table".to_owned(), coordinates);
     write(&tensors, &path);
-    let (model, note) = load_float_with_note(&path, &bare).unwrap();
+    let (model, note) = noted(&path, &bare);
     assert_eq!(model.config.name, name);
     assert!(note.unwrap().contains(name));
 }

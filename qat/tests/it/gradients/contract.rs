@@ -4,10 +4,10 @@ use candle_core::{Device, Tensor};
 use swinq_calib::quantize_weight;
 use swinq_float::ops::taped::{FakeActivation, fake_quantize, fake_quantize_weight};
 use swinq_float::tape::Tape;
-use swinq_kernels::Quantizer;
-use swinq_kernels::reference::code;
 use swinq_model::quantized::Param;
 use swinq_model::{Site, all_linears};
+use swinq_numerics::Quantizer;
+use swinq_numerics::reference::code;
 use swinq_qat::export;
 
 use super::{Case, EVERYTHING, W4};

@@ -24,8 +24,12 @@ pub struct FloatArgs {
     #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., allow_negative_numbers = true, action = clap::ArgAction::Append, help_heading = "Model options")]
     pub opts: Vec<String>,
     /// Naming convention of the tensors (default: detected).
-    #[arg(long, value_name = "microsoft|timm|hf|torchvision|ft", help_heading = "Model options")]
+    #[arg(long, value_name = "microsoft|timm|hf|torchvision|openmmlab|ft", help_heading = "Model options")]
     pub dialect: Option<Dialect>,
+    /// What the names of the network's tensors begin with (model.), if the checkpoint has other tensors too (default:
+    /// what all names begin with is left out).
+    #[arg(long, value_name = "PREFIX", help_heading = "Model options")]
+    pub prefix: Option<String>,
     /// Preprocessing (default: from the configuration or directory).
     #[arg(long, value_enum, help_heading = "Model options")]
     pub transform: Option<Family>,
@@ -64,10 +68,13 @@ impl FloatArgs {
     /// Refuses arguments for reading a float checkpoint if no model is one: a quantized checkpoint contains
     /// its own configuration.
     pub fn check_used(&self, any_float: bool) -> Result<(), Usage> {
-        let given =
-            self.cfg.is_some() || !self.opts.is_empty() || self.dialect.is_some() || self.transform.is_some();
+        let given = self.cfg.is_some()
+            || !self.opts.is_empty()
+            || self.dialect.is_some()
+            || self.prefix.is_some()
+            || self.transform.is_some();
         if given && !any_float {
-            let text = "--cfg, --opts, --dialect and --transform apply to float checkpoints only, and every model \
+            let text = "--cfg, --opts, --dialect, --prefix and --transform apply to float checkpoints only, and every model \
                         given is quantized; leave these options out";
             return Err(Usage(text.to_owned()));
         }

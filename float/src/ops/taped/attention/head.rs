@@ -1,6 +1,7 @@
 //! The forward pass of one head of one window.
 
-use swinq_kernels::{Quantizer, rows_f32};
+use swinq_kernels::rows_f32;
+use swinq_numerics::Quantizer;
 
 use super::AttentionSites;
 use crate::ops::fused::{cpu, rounded, vectorised};

@@ -2,7 +2,7 @@
 
 use candle_core::cuda_backend::cudarc::driver::CudaView;
 use candle_core::{Result, Tensor};
-use swinq_kernels::cuda::training::{AttentionInputs, TrainProbs, WindowAttention};
+use swinq_cuda::training::{AttentionInputs, TrainProbs, WindowAttention};
 
 use super::super::attention::{AttentionSites, Shape};
 use super::super::fake_quant::{FakeActivation, FakeProbs};

@@ -1,7 +1,7 @@
 //! Operations on the values of a layer's columns on CUDA, and the conversion to the type of products.
 
 use candle_core::{Result, Tensor};
-use swinq_kernels::cuda::training::{Columns, FakeColumns};
+use swinq_cuda::training::{Columns, FakeColumns};
 
 use super::super::channels::FakeChannels;
 use super::super::fake_quant::LearnedScale;

@@ -2,7 +2,7 @@
 
 use candle_core::cuda_backend::cudarc::driver::CudaView;
 use candle_core::{Result, Tensor};
-use swinq_kernels::cuda::training::{FakeSteps, RowScales};
+use swinq_cuda::training::{FakeSteps, RowScales};
 
 use super::super::fake_quant::{FakeActivation, FakeWeight, RANGE};
 use super::{Held, device_kernels, failed, tensor, unary, with_element};

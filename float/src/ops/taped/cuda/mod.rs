@@ -1,4 +1,4 @@
-//! The passes on CUDA: kernels of [`swinq_kernels::cuda::training`] on candle's tensors and stream.
+//! The passes on CUDA: kernels of [`swinq_cuda::training`] on candle's tensors and stream.
 
 mod access;
 mod attention;
@@ -13,8 +13,8 @@ use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaView};
 use candle_core::cuda_backend::{CudaDType, DeviceId};
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, Device, Error, Result, Shape, Storage, StorageRef, Tensor, bail};
-use swinq_kernels::cuda::CudaError;
-use swinq_kernels::cuda::training::{Element, NormProgram, Patches, RowIndex, Training};
+use swinq_cuda::CudaError;
+use swinq_cuda::training::{Element, NormProgram, Patches, RowIndex, Training};
 
 use crate::ops::{Gather, Norm, composed};
 

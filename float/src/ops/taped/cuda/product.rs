@@ -1,7 +1,7 @@
 //! Matrix products on CUDA, with f32 results.
 
 use candle_core::{Result, Tensor};
-use swinq_kernels::cuda::training::{Product, Products};
+use swinq_cuda::training::{Product, Products};
 
 use super::{Held, device_kernels, failed, tensor, with_element};
 use crate::tape::Operands;

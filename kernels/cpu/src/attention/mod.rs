@@ -1,0 +1,327 @@
+//! Attention within windows: `softmax(scale * QK^T + bias + mask) V`, for every window and head.
+//!
+//! [`swinq_numerics::reference::attention_window`] is the definition, which every instruction set equals bit for bit.
+//! Each of the two products is computed in integers if both its operands are quantized, else in f32 on the
+//! values that their sites return. Queries, keys, values, logits and probabilities of one window and head
+//! stay in a thread's scratch memory; only the result is written, where the projection reads it.
+//!
+//! There are three bodies: `scalar` calls the reference; `general` handles every combination of sites and any
+//! size by vectors; `int8_u8` handles Swin's usual case, INT8 products with U8 probabilities, with fewer
+//! instructions.
+
+mod general;
+mod int8_u8;
+mod operands;
+mod products;
+mod scalar;
+mod scores;
+pub(crate) mod softmax;
+mod tables;
+mod values;
+mod work;
+
+use std::ops::Range;
+
+use swinq_numerics::sizes::{check_len, elements};
+use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, Probs, RowStore, code_stride};
+
+use crate::buffer::AlignedBuf;
+use crate::cpu::Cpu;
+use crate::heads::positions;
+use crate::lanes::{Kernel, Lanes, dispatch};
+use crate::pool::Pool;
+use crate::rows::{RowOut, RowSink, units_per_task};
+use operands::Part;
+use scores::Finish;
+use tables::Tables;
+use work::Layout;
+
+/// Queries, keys and values of all windows: one row for each token in window order, `q | k | v`, each
+/// `heads * d` wide. In codes, the low codes of the heads that have two codes follow, as
+/// [`NormalizeHeads`](crate::NormalizeHeads) writes them.
+#[derive(Clone, Copy, Debug)]
+pub enum AttentionIn<'a> {
+    /// Codes `u8 = code + 128`, `[rows, code_stride(columns)]`; the sites q, k and v are all on.
+    Codes(&'a [u8]),
+    /// f32 `[rows, 3 * heads * d]`; the sites q, k and v that are on are applied here.
+    F32(&'a [f32]),
+}
+
+/// Attention of one block, prepared for an instruction set.
+pub struct WindowAttention {
+    cpu: Cpu,
+    shape: Shape,
+    windows: usize,
+    scores: Vec<HeadScores>,
+    /// For each head with two codes its position among them.
+    low: Vec<Option<usize>>,
+    quant: AttentionQuant,
+    store: RowStore,
+    tables: Tables,
+    /// How logits are computed, for each head.
+    finish: Vec<Finish>,
+    /// Whether results of integers, in units of a stored code, are below 2^31. A result is a mean of values, weighted by
+    /// the probabilities, so none exceeds the largest value.
+    results_are_bounded: bool,
+    /// A zero for each key of a query's logits, if a head has two codes.
+    zeros: Vec<f32>,
+    layout: Layout,
+}
+
+/// Sizes of one block's attention.
+#[derive(Clone, Copy)]
+struct Shape {
+    heads: usize,
+    /// Channels of a head.
+    d: usize,
+    /// Tokens of a window.
+    n: usize,
+    /// Heads with two codes for each query and key.
+    two_codes: usize,
+}
+
+impl Shape {
+    /// Columns of codes.
+    fn columns(self) -> usize {
+        (3 * self.heads + 2 * self.two_codes) * self.d
+    }
+
+    /// First column of `part` of the head number `head`, which for low codes counts only heads that have them.
+    fn column(self, part: Part, head: usize) -> usize {
+        let first = match part {
+            Part::Query => 0,
+            Part::Key => self.heads,
+            Part::Value => 2 * self.heads,
+            Part::QueryLow => 3 * self.heads,
+            Part::KeyLow => 3 * self.heads + self.two_codes,
+        };
+        (first + head) * self.d
+    }
+}
+
+impl WindowAttention {
+    /// Prepares the op.
+    ///
+    /// # Panics
+    /// If a size is 0, an operand would be longer than a slice can be, or the length of `scales`, `two_codes`, `bias`
+    /// or `regions` does not match its shape.
+    pub fn new(cpu: Cpu, spec: AttentionSpec<'_>) -> WindowAttention {
+        let sizes = [spec.heads, spec.head_dim, spec.tokens, spec.windows];
+        assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens, windows are {sizes:?}");
+        let scales = spec.scales.len();
+        assert!(scales == spec.heads, "WindowAttention: {scales} scales for {} heads", spec.heads);
+        // The most columns: queries, keys and values, and low codes of all queries and keys.
+        elements("WindowAttention", "image", &[spec.windows, spec.tokens, 5, spec.heads, spec.head_dim]);
+        let scores: Vec<HeadScores> = spec.head_scores().collect();
+        let low = positions(spec.two_codes, spec.heads);
+        let two_codes = low.iter().flatten().count();
+        let shape = Shape { heads: spec.heads, d: spec.head_dim, n: spec.tokens, two_codes };
+        let tables =
+            Tables::new(shape, spec.windows, spec.bias, spec.regions.map(|regions| (regions, spec.mask)));
+        let finish = Finish::of_heads(&spec);
+        let layout = Layout::new(shape, &spec.quant);
+        let AttentionSpec { windows, quant, store, .. } = spec;
+        let largest = quant.v.map_or(f32::INFINITY, |v| 128.0 * v.scale());
+        let results_are_bounded =
+            matches!(store, RowStore::Codes(to) if largest * to.recip() < (1u32 << 30) as f32);
+        let zeros = vec![0.0; if two_codes > 0 { layout.n_padded } else { 0 }];
+        WindowAttention {
+            cpu,
+            shape,
+            windows,
+            scores,
+            low,
+            quant,
+            store,
+            tables,
+            finish,
+            results_are_bounded,
+            zeros,
+            layout,
+        }
+    }
+
+    /// Reads the windows of `images` images, writes `[images * windows * n, heads * d]`.
+    ///
+    /// # Panics
+    /// If a length or the variant of `out` does not match, or if the input is codes and one of the sites q,
+    /// k, v is off.
+    pub fn run(&self, pool: &mut Pool, images: usize, input: AttentionIn<'_>, out: RowOut<'_>) {
+        let Shape { heads, d, n, .. } = self.shape;
+        let rows = elements("WindowAttention", "rows", &[images, self.windows, n]);
+        self.check(rows, input);
+        let sink = RowSink::new("WindowAttention", self.store, out, rows, heads * d);
+        let units = elements("WindowAttention", "windows and heads", &[images, self.windows, heads]);
+        let each = units_per_task(units, pool.threads(), 1);
+        pool.run(units.div_ceil(each), &|task, scratch| {
+            let units = task * each..units.min((task + 1) * each);
+            let scratch = &mut scratch.op;
+            dispatch(self.cpu, Units { op: self, first: 0, units, input, sink: &sink, scratch });
+        });
+    }
+
+    /// Computes the windows `windows`, counted over all images, on the caller's thread; `input` and `out`
+    /// hold only these windows.
+    ///
+    /// # Panics
+    /// As [`WindowAttention::run`].
+    pub(crate) fn run_on_this_thread(
+        &self,
+        windows: Range<usize>,
+        input: AttentionIn<'_>,
+        out: RowOut<'_>,
+        scratch: &mut AlignedBuf,
+    ) {
+        let Shape { heads, d, n, .. } = self.shape;
+        let rows = elements("WindowAttention", "rows", &[windows.len(), n]);
+        self.check(rows, input);
+        let sink = &RowSink::new("WindowAttention", self.store, out, rows, heads * d);
+        let units = 0..windows.len() * heads;
+        dispatch(self.cpu, Units { op: self, first: windows.start, units, input, sink, scratch });
+    }
+
+    /// Tokens of a window, windows of an image, columns of the output, and how it is stored.
+    pub(crate) fn sizes(&self) -> (usize, usize, usize, RowStore) {
+        (self.shape.n, self.windows, self.shape.heads * self.shape.d, self.store)
+    }
+
+    fn check(&self, rows: usize, input: AttentionIn<'_>) {
+        let wide = 3 * self.shape.heads * self.shape.d;
+        match input {
+            AttentionIn::F32(x) => {
+                check_len("WindowAttention", "input", x.len(), &[rows, wide]);
+            }
+            AttentionIn::Codes(x) => {
+                let stride = code_stride(self.shape.columns());
+                check_len("WindowAttention", "input of codes", x.len(), &[rows, stride]);
+                let AttentionQuant { q, k, v, .. } = self.quant;
+                assert!(
+                    q.is_some() && k.is_some() && v.is_some(),
+                    "WindowAttention: codes need the scales of q, k and v"
+                );
+            }
+        }
+    }
+
+    /// Columns of the input, as codes or as f32.
+    pub(crate) fn columns_in(&self, codes: bool) -> usize {
+        if codes { self.shape.columns() } else { 3 * self.shape.heads * self.shape.d }
+    }
+
+    fn head_scores(&self, head: usize) -> HeadScores {
+        self.scores[head]
+    }
+
+    /// Unit `index` after window `first`, heads innermost.
+    fn locate(&self, first: usize, index: usize) -> Unit {
+        let (window, head) = (index / self.shape.heads, index % self.shape.heads);
+        Unit { window: (first + window) % self.windows, head, row: window * self.shape.n }
+    }
+}
+
+/// Whether `QK^T` is computed in integers.
+fn integer_scores(quant: &AttentionQuant) -> bool {
+    quant.q.is_some() && quant.k.is_some()
+}
+
+/// Whether `PV` is computed in integers.
+fn integer_values(quant: &AttentionQuant) -> bool {
+    quant.v.is_some() && quant.probs != Probs::Float
+}
+
+/// One window and head of one image.
+#[derive(Clone, Copy)]
+struct Unit {
+    /// Number of the window in its image.
+    window: usize,
+    head: usize,
+    /// First row of the window, in the input and the output.
+    row: usize,
+}
+
+/// Some windows and heads, which one thread computes.
+struct Units<'a, 'o> {
+    op: &'a WindowAttention,
+    /// The first window of the input and the output, counted over all images.
+    first: usize,
+    /// The units to compute, counted from that window.
+    units: Range<usize>,
+    input: AttentionIn<'a>,
+    sink: &'a RowSink<'o>,
+    scratch: &'a mut AlignedBuf,
+}
+
+impl Kernel for Units<'_, '_> {
+    fn scalar(self) {
+        for unit in self.units {
+            let unit = self.op.locate(self.first, unit);
+            scalar::unit(self.op, unit, self.input, self.sink, self.scratch);
+        }
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let Units { op, first, units, input, sink, scratch } = self;
+        for unit in units {
+            let unit = op.locate(first, unit);
+            if !int8_u8::suits::<L>(op, unit, input) {
+                apart(op.cpu, General(One { op, unit, input, sink, scratch }));
+            } else if op.low[unit.head].is_some() {
+                apart(op.cpu, TwoCodes(One { op, unit, input, sink, scratch }));
+            } else {
+                int8_u8::unit::<L, false>(lanes, op, unit, input, sink, scratch);
+            }
+        }
+    }
+}
+
+/// One window and head.
+struct One<'a, 'o> {
+    op: &'a WindowAttention,
+    unit: Unit,
+    input: AttentionIn<'a>,
+    sink: &'a RowSink<'o>,
+    scratch: &'a mut AlignedBuf,
+}
+
+/// One in the general body.
+struct General<'a, 'o>(One<'a, 'o>);
+
+/// One whose queries and keys have two codes, in the body of `int8_u8`.
+struct TwoCodes<'a, 'o>(One<'a, 'o>);
+
+impl One<'_, '_> {
+    fn scalar(self) {
+        scalar::unit(self.op, self.unit, self.input, self.sink, self.scratch);
+    }
+}
+
+impl Kernel for General<'_, '_> {
+    fn scalar(self) {
+        self.0.scalar();
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let One { op, unit, input, sink, scratch } = self.0;
+        general::unit(lanes, op, unit, input, sink, scratch);
+    }
+}
+
+impl Kernel for TwoCodes<'_, '_> {
+    fn scalar(self) {
+        self.0.scalar();
+    }
+
+    #[inline(always)]
+    fn vector<L: Lanes>(self, lanes: L) {
+        let One { op, unit, input, sink, scratch } = self.0;
+        int8_u8::unit::<L, true>(lanes, op, unit, input, sink, scratch);
+    }
+}
+
+/// Runs a body that is compiled apart from the usual one. In one function, the usual one takes up to twice as long.
+#[inline(never)]
+fn apart(cpu: Cpu, body: impl Kernel) {
+    dispatch(cpu, body);
+}

@@ -1,0 +1,268 @@
+//! The end of the network: LayerNorm with the mean over tokens, and the head in f32.
+
+use swinq_numerics::Quantizer;
+
+use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
+use crate::{
+    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
+};
+
+const LINEAR_THREADS: u32 = 128;
+/// Columns of an f16 row that a warp reads at once, maximum number of warps of the pool's block, and floats of shared
+/// memory for their sums.
+const POOL_COLUMNS: usize = 128;
+const POOL_WARPS: usize = 16;
+const POOL_FLOATS: usize = (48 << 10) / 4;
+/// Columns and rows of a block of the linear layer, k values of a stage, and number of stages.
+const COLUMNS: usize = 32;
+const ROWS: usize = 16;
+const DEPTH: usize = 64;
+const STAGES: usize = 4;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PoolParams {
+    stream: u64,
+    gamma: u64,
+    beta: u64,
+    out: u64,
+    overflow: u64,
+    tokens: i32,
+    columns: i32,
+    stride: i32,
+    epsilon: f32,
+    recip: f32,
+    scale: f32,
+}
+
+// SAFETY: `repr(C)`, with the fields of `Params` in head.cu with POOL defined in the same order.
+unsafe impl Params for PoolParams {}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LinearParams {
+    x: u64,
+    w: u64,
+    bias: u64,
+    output_recip: f32,
+    output_scale: f32,
+    out: u64,
+    m: i32,
+    n: i32,
+    k: i32,
+    stride: i32,
+}
+
+// SAFETY: `repr(C)`, with the fields of `Params` in head.cu without POOL in the same order.
+unsafe impl Params for LinearParams {}
+
+/// LayerNorm of every token, then the mean over the tokens of each image.
+pub struct DevicePool {
+    kernel: Kernel,
+    gamma: DeviceSlice,
+    beta: DeviceSlice,
+    columns: usize,
+    epsilon: f32,
+    stream: StreamType,
+    store: DeviceStore,
+}
+
+/// Chunks of [`POOL_COLUMNS`] columns of a row.
+fn pool_chunks(columns: usize) -> usize {
+    columns.div_ceil(POOL_COLUMNS)
+}
+
+/// Threads of a block of the pool. Every warp has sums of all columns of an f16 stream in shared memory.
+fn pool_threads(columns: usize, stream: StreamType) -> u32 {
+    match stream {
+        StreamType::F32 => 512,
+        StreamType::F16 => {
+            let warps = POOL_FLOATS / (POOL_COLUMNS * pool_chunks(columns));
+            32 * warps.clamp(1, POOL_WARPS) as u32
+        }
+    }
+}
+
+impl DevicePool {
+    /// The program to compile for rows of `columns` columns.
+    pub fn program(columns: usize, stream: StreamType, store: DeviceStore) -> Program {
+        let program = Program::new("head.cu", "pool")
+            .define("POOL", 1)
+            .define("THREADS", pool_threads(columns, stream).into())
+            .define("MIN_BLOCKS", 1)
+            .define("STREAM_F32", stream.define())
+            .define("STORE", store.define())
+            .define("FAKE", store.is_fake().into());
+        match stream {
+            StreamType::F32 => program,
+            StreamType::F16 => program.define("CHUNKS", pool_chunks(columns) as i64),
+        }
+    }
+
+    /// Launch configuration for `images` images of `tokens` tokens of `columns` columns.
+    pub fn launch((images, tokens): (usize, usize), columns: usize, stream: StreamType) -> LaunchConfig {
+        let threads = pool_threads(columns, stream);
+        let shared = match stream {
+            // Three numbers, padded to four words, for each token.
+            StreamType::F32 => 16 * tokens,
+            // The sums of each warp.
+            StreamType::F16 => 4 * threads as usize / 32 * POOL_COLUMNS * pool_chunks(columns),
+        };
+        LaunchConfig { shared: shared as u32, pdl: true, ..LaunchConfig::linear(images as u32, threads) }
+    }
+
+    /// Prepares the op.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the device has too little memory.
+    ///
+    /// # Panics
+    /// If the number of columns is not a multiple of 4.
+    pub fn new(
+        device: &Device,
+        (gamma, beta): (&[f32], &[f32]),
+        epsilon: f32,
+        stream: StreamType,
+        store: DeviceStore,
+    ) -> Result<DevicePool, CudaError> {
+        assert!(gamma.len() == beta.len() && gamma.len().is_multiple_of(4), "pool: {} columns", gamma.len());
+        Ok(DevicePool {
+            kernel: device.kernel(&DevicePool::program(gamma.len(), stream, store))?,
+            gamma: DeviceBuf::from_slice(device, gamma)?.all(),
+            beta: DeviceBuf::from_slice(device, beta)?.all(),
+            columns: gamma.len(),
+            epsilon,
+            stream,
+            store,
+        })
+    }
+
+    /// Reads the stream of `images` images of `tokens` tokens and writes `[images, columns]`. Sets the u32 at
+    /// `overflow` to 1 if an f16 stream holds a value that is not finite; nothing resets it.
+    ///
+    /// # Errors
+    /// The driver fails.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run(
+        &self,
+        on: &Stream,
+        (images, tokens): (usize, usize),
+        stream: &DeviceSlice,
+        out: &DeviceSlice,
+        overflow: &DeviceSlice,
+    ) -> Result<(), CudaError> {
+        let stride = row_stride(self.columns, self.store.element_bytes());
+        expect("pool: the stream", stream, &[images, tokens, self.columns, self.stream.bytes()]);
+        expect("pool: the output", out, &[images, stride, self.store.element_bytes()]);
+        expect_word("pool: the overflow flag", overflow);
+        [stream, out, overflow, &self.gamma, &self.beta].into_iter().for_each(|s| on.hold(s));
+        let (recip, scale) = self.store.recip_and_scale();
+        let params = PoolParams {
+            stream: stream.ptr(),
+            gamma: self.gamma.ptr(),
+            beta: self.beta.ptr(),
+            out: out.ptr(),
+            overflow: overflow.ptr(),
+            tokens: int(tokens),
+            columns: int(self.columns),
+            stride: int(stride),
+            epsilon: self.epsilon,
+            recip,
+            scale,
+        };
+        let config = DevicePool::launch((images, tokens), self.columns, self.stream);
+        // SAFETY: `PoolParams` is the kernel's parameter; the lengths were checked above, and the slices are
+        // held.
+        unsafe { launch(&self.kernel, config, on, &params) }
+    }
+}
+
+/// A linear layer in f32 for few rows, summed in the order of k as in the reference.
+pub struct DeviceLinearF32 {
+    kernel: Kernel,
+    weight: DeviceSlice,
+    bias: DeviceSlice,
+    n: usize,
+    k: usize,
+    output: Option<Quantizer>,
+}
+
+impl DeviceLinearF32 {
+    /// The program to compile.
+    pub fn program(output: bool) -> Program {
+        Program::new("head.cu", "linear_f32")
+            .define("THREADS", LINEAR_THREADS.into())
+            .define("OUTPUT", output.into())
+    }
+
+    /// Launch configuration for `m` rows of `n` columns.
+    pub fn launch(m: usize, n: usize) -> LaunchConfig {
+        LaunchConfig {
+            grid: [n.div_ceil(COLUMNS) as u32, m.div_ceil(ROWS) as u32, 1],
+            threads: LINEAR_THREADS,
+            shared: (4 * STAGES * DEPTH * (COLUMNS + ROWS)) as u32,
+            pdl: true,
+        }
+    }
+
+    /// Prepares the layer with `weight`, `[n, k]`, and `bias`, `[n]`.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the device has too little memory.
+    ///
+    /// # Panics
+    /// If `weight` does not consist of full rows, or k is not a multiple of 4.
+    pub fn new(
+        device: &Device,
+        weight: &[f32],
+        bias: &[f32],
+        output: Option<Quantizer>,
+    ) -> Result<DeviceLinearF32, CudaError> {
+        let n = bias.len();
+        let k = weight.len() / n;
+        assert!(weight.len() == n * k && k.is_multiple_of(4), "linear_f32: weight is not [{n}, {k}]");
+        let stride = n.next_multiple_of(4);
+        let mut transposed = vec![0.0; k * stride];
+        for (column, row) in weight.chunks_exact(k).enumerate() {
+            row.iter().enumerate().for_each(|(i, &w)| transposed[i * stride + column] = w);
+        }
+        Ok(DeviceLinearF32 {
+            kernel: device.kernel(&DeviceLinearF32::program(output.is_some()))?,
+            weight: DeviceBuf::from_slice(device, &transposed)?.all(),
+            bias: DeviceBuf::from_slice(device, bias)?.all(),
+            n,
+            k,
+            output,
+        })
+    }
+
+    /// Reads f32 `[m, k]` and writes f32 `[m, n]`.
+    ///
+    /// # Errors
+    /// The driver fails.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run(&self, on: &Stream, m: usize, x: &DeviceSlice, out: &DeviceSlice) -> Result<(), CudaError> {
+        expect("linear_f32: the input", x, &[m, self.k, 4]);
+        expect("linear_f32: the output", out, &[m, self.n, 4]);
+        [x, out, &self.weight, &self.bias].into_iter().for_each(|s| on.hold(s));
+        let params = LinearParams {
+            x: x.ptr(),
+            w: self.weight.ptr(),
+            bias: self.bias.ptr(),
+            output_recip: self.output.map_or(1.0, Quantizer::recip),
+            output_scale: self.output.map_or(1.0, Quantizer::scale),
+            out: out.ptr(),
+            m: int(m),
+            n: int(self.n),
+            k: int(self.k),
+            stride: int(self.n.next_multiple_of(4)),
+        };
+        // SAFETY: `LinearParams` is the kernel's parameter; the lengths were checked above, and the slices
+        // are held.
+        unsafe { launch(&self.kernel, DeviceLinearF32::launch(m, self.n), on, &params) }
+    }
+}

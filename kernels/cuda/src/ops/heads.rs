@@ -1,0 +1,135 @@
+//! The operands of cosine attention (Swin V2).
+
+use swinq_numerics::HeadsSpec;
+
+use super::attention::{HEAD_DIM, low_columns};
+use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
+use crate::{
+    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
+};
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Lanes that share a vector.
+const LANES: usize = 4;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct HeadsParams {
+    qkv: u64,
+    low: u64,
+    out: u64,
+    overflow: u64,
+    rows: i32,
+    heads: i32,
+    stride: i32,
+    recips: [f32; 3],
+}
+
+// SAFETY: `repr(C)`, with the fields of `Params` in heads.cu in the same order.
+unsafe impl Params for HeadsParams {}
+
+/// Constants for which the kernel is compiled.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct HeadsConfig {
+    /// Element type of the input: that of the residual stream.
+    pub input: StreamType,
+    /// Whether the result is codes; else it is f16.
+    pub codes: bool,
+}
+
+impl HeadsConfig {
+    /// The program.
+    pub fn program(self) -> Program {
+        let store = if self.codes { super::STORE_CODES } else { super::STORE_HALF };
+        Program::new("heads.cu", "normalize_heads")
+            .define("THREADS", THREADS.into())
+            .define("INPUT_F32", self.input.define())
+            .define("STORE", store)
+    }
+
+    /// Launch configuration for `rows` tokens of `heads` heads.
+    pub fn launch(rows: usize, heads: usize) -> LaunchConfig {
+        let blocks = (rows * 3 * heads * LANES).div_ceil(THREADS as usize);
+        LaunchConfig { pdl: true, ..LaunchConfig::linear(blocks as u32, THREADS) }
+    }
+}
+
+/// Normalises queries and keys and quantizes them and the values, prepared for a device. [`HeadsSpec`] defines
+/// the result, except that one without codes is f16.
+pub struct DeviceHeads {
+    kernel: Kernel,
+    config: HeadsConfig,
+    heads: usize,
+    /// Columns of the result.
+    columns: usize,
+    recips: [f32; 3],
+    /// Present if some heads have two codes.
+    low: Option<DeviceSlice>,
+}
+
+impl DeviceHeads {
+    /// Prepares the op. Its input has the type of the residual stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] if a head does not have [`HEAD_DIM`] channels. Also if the kernel does not compile,
+    /// or the device has too little memory.
+    pub fn new(device: &Device, spec: &HeadsSpec<'_>, input: StreamType) -> Result<DeviceHeads, CudaError> {
+        if spec.head_dim != HEAD_DIM {
+            return Err(CudaError::Unsupported(format!(
+                "heads of {} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any",
+                spec.head_dim
+            )));
+        }
+        let config = HeadsConfig { input, codes: spec.codes.is_some() };
+        let low = (config.codes && spec.two_codes.contains(&true)).then(|| low_columns(spec.two_codes));
+        let low_codes = low.iter().flatten().filter(|&&column| column >= 0).count();
+        Ok(DeviceHeads {
+            kernel: device.kernel(&config.program())?,
+            config,
+            heads: spec.heads,
+            columns: (3 * spec.heads + low_codes) * HEAD_DIM,
+            recips: spec.codes.map_or([1.0; 3], |codes| codes.map(|q| q.recip())),
+            low: low.map(|low| DeviceBuf::from_slice(device, &low).map(|low| low.all())).transpose()?,
+        })
+    }
+
+    /// Reads `rows` rows of queries, keys and values, `[rows, 3 * channels]`, and writes as many. Sets the u32 at
+    /// `overflow` to 1 if f16 input holds a value that is not finite; nothing resets it.
+    ///
+    /// # Errors
+    /// The driver fails.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run(
+        &self,
+        on: &Stream,
+        rows: usize,
+        qkv: &DeviceSlice,
+        out: &DeviceSlice,
+        overflow: &DeviceSlice,
+    ) -> Result<(), CudaError> {
+        let store = if self.config.codes { 1 } else { DeviceStore::Half.element_bytes() };
+        let stride = row_stride(self.columns, store);
+        expect("heads: q, k and v", qkv, &[rows, 3, self.heads, HEAD_DIM, self.config.input.bytes()]);
+        expect("heads: the output", out, &[rows, stride, store]);
+        expect_word("heads: the overflow flag", overflow);
+        // The kernel counts threads in 32 bits.
+        int(rows * 3 * self.heads * LANES);
+        [qkv, out, overflow].into_iter().chain(&self.low).for_each(|slice| on.hold(slice));
+        let params = HeadsParams {
+            qkv: qkv.ptr(),
+            low: self.low.as_ref().map_or(0, DeviceSlice::ptr),
+            out: out.ptr(),
+            overflow: overflow.ptr(),
+            rows: int(rows),
+            heads: int(self.heads),
+            stride: int(stride),
+            recips: self.recips,
+        };
+        // SAFETY: `HeadsParams` is the kernel's parameter. Every row that the kernel accesses is within the lengths
+        // checked above, the columns of low codes are within a row, and the slices are held.
+        unsafe { launch(&self.kernel, HeadsConfig::launch(rows, self.heads), on, &params) }
+    }
+}

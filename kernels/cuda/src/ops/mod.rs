@@ -1,0 +1,164 @@
+//! The fused ops of a Swin Transformer on a GPU. Each op is prepared once and is then put on a stream without
+//! any allocation.
+//!
+//! Codes on the device are plain INT8. Rows of codes and of f16 values are [`row_stride`] apart. The residual
+//! stream is f16 or f32 ([`StreamType`]). With an f32 stream and INT8 products, every op is bit-exact to the
+//! reference.
+
+pub mod attention;
+pub mod half_gelu;
+pub mod head;
+pub mod heads;
+pub mod linear;
+pub mod mlp;
+pub mod norm;
+pub mod patch;
+pub mod rows;
+pub mod window_block;
+
+use swinq_numerics::sizes::elements;
+use swinq_numerics::{Quantizer, RowMap};
+
+use super::{CudaError, Device, DeviceBuf, DeviceSlice};
+
+/// An INT8 linear layer of a fused launch, without an `.output` site.
+#[derive(Clone, Copy)]
+pub struct Int8Linear<'a> {
+    /// Codes of the weight, `[n, k]`.
+    pub codes: &'a [i8],
+    /// The factor of each column's sums, `s_x * s_w`.
+    pub multiplier: &'a [f32],
+    /// One per column.
+    pub bias: Option<&'a [f32]>,
+    /// Quantizer of the input.
+    pub input: Quantizer,
+}
+
+/// Element type of the residual stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum StreamType {
+    /// Half precision: half the memory traffic.
+    F16,
+    /// Single precision: bit-exact to the CPU engine.
+    F32,
+}
+
+impl StreamType {
+    /// Bytes per element.
+    pub fn bytes(self) -> usize {
+        match self {
+            StreamType::F16 => 2,
+            StreamType::F32 => 4,
+        }
+    }
+
+    fn define(self) -> i64 {
+        i64::from(self == StreamType::F32)
+    }
+}
+
+/// How an op that writes full rows stores its results.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum DeviceStore {
+    /// INT8 codes.
+    Codes(Quantizer),
+    /// f16.
+    Half,
+    /// f16 of the quantized and dequantized value (for a float linear layer whose input site is on).
+    FakeHalf(Quantizer),
+    /// f32.
+    Float,
+    /// f32 of the quantized and dequantized value.
+    FakeFloat(Quantizer),
+}
+
+/// Values of the STORE_ constants in the kernels.
+const STORE_CODES: i64 = 0;
+const STORE_HALF: i64 = 1;
+const STORE_FLOAT: i64 = 2;
+const STORE_RESIDUAL: i64 = 3;
+
+impl DeviceStore {
+    /// Bytes per element.
+    pub fn element_bytes(self) -> usize {
+        match self {
+            DeviceStore::Codes(_) => 1,
+            DeviceStore::Half | DeviceStore::FakeHalf(_) => 2,
+            DeviceStore::Float | DeviceStore::FakeFloat(_) => 4,
+        }
+    }
+
+    fn define(self) -> i64 {
+        match self {
+            DeviceStore::Codes(_) => STORE_CODES,
+            DeviceStore::Half | DeviceStore::FakeHalf(_) => STORE_HALF,
+            DeviceStore::Float | DeviceStore::FakeFloat(_) => STORE_FLOAT,
+        }
+    }
+
+    fn is_fake(self) -> bool {
+        matches!(self, DeviceStore::FakeHalf(_) | DeviceStore::FakeFloat(_))
+    }
+
+    /// Reciprocal and scale; both are 1 if nothing is quantized.
+    fn recip_and_scale(self) -> (f32, f32) {
+        match self {
+            DeviceStore::Codes(q) | DeviceStore::FakeHalf(q) | DeviceStore::FakeFloat(q) => {
+                (q.recip(), q.scale())
+            }
+            DeviceStore::Half | DeviceStore::Float => (1.0, 1.0),
+        }
+    }
+}
+
+/// Elements from one row to the next, for rows of `columns` values of `element_bytes` bytes: rows begin at
+/// multiples of 16 bytes.
+pub fn row_stride(columns: usize, element_bytes: usize) -> usize {
+    (columns * element_bytes).next_multiple_of(16) / element_bytes
+}
+
+/// A [`RowMap`] on the device.
+#[derive(Clone)]
+pub struct DeviceMap {
+    slice: DeviceSlice,
+    rows: usize,
+    tokens: usize,
+}
+
+impl DeviceMap {
+    /// Copies `map` to the device.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or the driver fails.
+    pub fn new(device: &Device, map: &RowMap) -> Result<DeviceMap, CudaError> {
+        let slice = DeviceBuf::from_slice(device, map.rows())?.all();
+        Ok(DeviceMap { slice, rows: map.rows().len(), tokens: map.tokens() })
+    }
+}
+
+/// Checks that `slice` holds as many bytes as the product of `sizes`, of which the last is often the bytes of an element,
+/// and is aligned for 16-byte accesses.
+///
+/// # Panics
+/// If it does not or is not, or if the product overflows; the message begins with `what`.
+pub(super) fn expect(what: &str, slice: &DeviceSlice, sizes: &[usize]) {
+    let bytes = elements(what, "the memory", sizes);
+    assert!(slice.bytes() >= bytes, "{what} has {} bytes on the device, {bytes} are needed", slice.bytes());
+    assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
+}
+
+/// Checks that `slice` holds an aligned u32.
+///
+/// # Panics
+/// If it does not; the message begins with `what`.
+pub(super) fn expect_word(what: &str, slice: &DeviceSlice) {
+    assert!(slice.bytes() >= 4 && slice.ptr().is_multiple_of(4), "{what} is not an aligned u32");
+}
+
+/// Converts a size to the type that kernels take.
+///
+/// # Panics
+/// If it is 2^31 or more.
+pub(super) fn int(size: usize) -> i32 {
+    i32::try_from(size).unwrap_or_else(|_| panic!("a size of {size} is too large for one launch"))
+}

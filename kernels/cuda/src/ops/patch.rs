@@ -1,0 +1,284 @@
+//! Patch embedding, from pixels to the residual stream.
+
+use half::f16;
+use swinq_numerics::Quantizer;
+
+use super::linear::pack::pack_half;
+use super::{StreamType, expect, int};
+use crate::{
+    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
+};
+
+/// Tokens per block in f32.
+const TOKENS: usize = 32;
+/// Threads per block on the tensor cores (two per token), and the maximum number of columns that a warp can
+/// hold.
+const HALF_THREADS: u32 = 128;
+const MOST_HALF_COLUMNS: usize = 256;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PatchParams {
+    pixels: u64,
+    lookup: u64,
+    weight: u64,
+    bias: u64,
+    scale: u64,
+    gamma: u64,
+    beta: u64,
+    position: u64,
+    out: u64,
+    size: i32,
+    total_tokens: i32,
+    columns: i32,
+    output_scale: f32,
+    epsilon: f32,
+}
+
+// SAFETY: `repr(C)`, with the fields of `Params` in patch.cuh in the same order.
+unsafe impl Params for PatchParams {}
+
+/// Description of a patch embedding: matrix product over normalised pixels, LayerNorm, position embedding.
+pub struct PatchSpec<'a> {
+    /// Side of an image in pixels.
+    pub size: usize,
+    /// Side of a patch in pixels.
+    pub patch: usize,
+    /// Value of each byte of each channel: normalised, and quantized by the input's site (as codes for an
+    /// INT8 product).
+    pub lookup: &'a [[f32; 256]; 3],
+    /// `[columns, 3 * patch * patch]`; codes for an INT8 product.
+    pub weight: &'a [f32],
+    /// Per column; zeros if there is no bias.
+    pub bias: &'a [f32],
+    /// Factor `s_x * s_w` of each column, for an INT8 product.
+    pub multiplier: Option<&'a [f32]>,
+    /// The `.output` site.
+    pub output: Option<Quantizer>,
+    /// LayerNorm's gamma and beta.
+    pub norm: Option<(&'a [f32], &'a [f32])>,
+    /// LayerNorm's epsilon.
+    pub epsilon: f32,
+    /// Absolute position embedding, `[tokens, columns]`.
+    pub position: Option<&'a [f32]>,
+    /// Element type of the stream that is written.
+    pub stream: StreamType,
+}
+
+/// Constants for which a patch embedding is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PatchConfig {
+    /// Side of a patch.
+    pub patch: usize,
+    /// Number of columns.
+    pub columns: usize,
+    /// Whether operands are INT8.
+    pub integer: bool,
+    /// Whether there is an `.output` site.
+    pub output: bool,
+    /// Whether there is a LayerNorm.
+    pub norm: bool,
+    /// Whether there is a position embedding.
+    pub position: bool,
+    /// Element type of the stream that is written.
+    pub stream: StreamType,
+}
+
+impl PatchConfig {
+    /// Whether the product runs on the tensor cores: if the stream is f16 and a warp can hold every column.
+    pub fn half(&self) -> bool {
+        self.stream == StreamType::F16 && self.columns.is_multiple_of(32) && self.columns <= MOST_HALF_COLUMNS
+    }
+
+    /// Threads per block; in f32 one per column, within limits.
+    pub fn threads(&self) -> u32 {
+        if self.half() { HALF_THREADS } else { (self.columns.next_multiple_of(32) as u32).clamp(64, 512) }
+    }
+
+    /// f16 elements from one row of the operands to the next, on the tensor cores.
+    fn half_row(&self) -> usize {
+        (3 * self.patch * self.patch).next_multiple_of(16) + 8
+    }
+
+    /// The program to compile.
+    pub fn program(&self) -> Program {
+        let program = if self.half() {
+            Program::new("patch_half.cu", "patch_half").define("COLUMNS", self.columns as i64)
+        } else {
+            Program::new("patch.cu", "patch_embed").define("TOKENS", TOKENS as i64)
+        };
+        program
+            .define("THREADS", self.threads().into())
+            .define("PATCH", self.patch as i64)
+            .define("INTEGER", self.integer.into())
+            .define("OUTPUT", self.output.into())
+            .define("NORM", self.norm.into())
+            .define("POSITION", self.position.into())
+            .define("STREAM_F32", self.stream.define())
+    }
+
+    /// Launch configuration for `tokens` tokens.
+    pub fn launch(&self, tokens: usize) -> LaunchConfig {
+        if self.half() {
+            let each = HALF_THREADS as usize / 2;
+            let shared = 2 * (768 + (self.columns + each) * self.half_row());
+            // A block that processes several groups of tokens loads the weights once for all of them.
+            let blocks = tokens.div_ceil(each).div_ceil(if tokens > 1 << 16 { 4 } else { 1 });
+            return LaunchConfig {
+                shared: shared as u32,
+                pdl: true,
+                ..LaunchConfig::linear(blocks as u32, HALF_THREADS)
+            };
+        }
+        let x_row = (3 * self.patch * self.patch).next_multiple_of(4);
+        let shared = 4 * (768 + TOKENS * (x_row + self.columns));
+        LaunchConfig {
+            shared: shared as u32,
+            pdl: true,
+            ..LaunchConfig::linear(tokens.div_ceil(TOKENS) as u32, self.threads())
+        }
+    }
+}
+
+/// A patch embedding prepared for a device.
+pub struct DevicePatchEmbed {
+    kernel: Kernel,
+    config: PatchConfig,
+    size: usize,
+    lookup: DeviceSlice,
+    weight: DeviceSlice,
+    bias: DeviceSlice,
+    scale: Option<DeviceSlice>,
+    norm: Option<(DeviceSlice, DeviceSlice)>,
+    position: Option<DeviceSlice>,
+    output_scale: f32,
+    epsilon: f32,
+}
+
+/// The largest k for which f32 holds the sums of an INT8 product exactly.
+const MAX_EXACT_K: usize = (1 << 24) / (128 * 128);
+
+impl DevicePatchEmbed {
+    /// Prepares the op.
+    ///
+    /// # Errors
+    /// [`CudaError::Unsupported`] if patches are too large for shared memory or for exact sums. Also if the
+    /// kernel does not compile, or the device has too little memory.
+    ///
+    /// # Panics
+    /// If a length does not match, or the number of columns is not a multiple of 4.
+    pub fn new(device: &Device, spec: &PatchSpec<'_>) -> Result<DevicePatchEmbed, CudaError> {
+        let (columns, k) = (spec.bias.len(), 3 * spec.patch * spec.patch);
+        assert!(columns.is_multiple_of(4), "patch embedding: {columns} columns");
+        assert_eq!(spec.weight.len(), columns * k, "patch embedding: weight is not [{columns}, {k}]");
+        assert!(spec.size.is_multiple_of(spec.patch), "patch embedding: patches of {}", spec.patch);
+        let config = PatchConfig {
+            patch: spec.patch,
+            columns,
+            integer: spec.multiplier.is_some(),
+            output: spec.output.is_some(),
+            norm: spec.norm.is_some(),
+            position: spec.position.is_some(),
+            stream: spec.stream,
+        };
+        let shared = config.launch(1).shared;
+        if shared > device.shared_per_block() || (config.integer && k > MAX_EXACT_K) {
+            return Err(CudaError::Unsupported(format!(
+                "a patch embedding of {k} values to {columns} channels is too large for the CUDA kernel"
+            )));
+        }
+        let copy = |values: &[f32]| Ok::<_, CudaError>(DeviceBuf::from_slice(device, values)?.all());
+        let (lookup, weight) = if config.half() {
+            half_operands(device, spec, &config)?
+        } else {
+            let all = (0..k).flat_map(|k0| (0..columns).map(move |c| (c, k0)));
+            let transposed: Vec<f32> = all.map(|(c, k0)| spec.weight[c * k + k0]).collect();
+            (copy(spec.lookup.as_flattened())?, copy(&transposed)?)
+        };
+        let scale = scales(spec, columns).map(|scale| copy(&scale)).transpose()?;
+        let norm = spec.norm.map(|(g, b)| Ok::<_, CudaError>((copy(g)?, copy(b)?))).transpose()?;
+        Ok(DevicePatchEmbed {
+            kernel: device.kernel(&config.program())?,
+            config,
+            size: spec.size,
+            lookup,
+            weight,
+            bias: copy(spec.bias)?,
+            scale,
+            norm,
+            position: spec.position.map(copy).transpose()?,
+            output_scale: spec.output.map_or(1.0, Quantizer::scale),
+            epsilon: spec.epsilon,
+        })
+    }
+
+    /// Reads u8 `[images, size, size, 3]` and writes the stream `[images * tokens, columns]`.
+    ///
+    /// # Errors
+    /// The driver fails.
+    ///
+    /// # Panics
+    /// If a slice is too short.
+    pub fn run(
+        &self,
+        on: &Stream,
+        images: usize,
+        pixels: &DeviceSlice,
+        out: &DeviceSlice,
+    ) -> Result<(), CudaError> {
+        let grid = self.size / self.config.patch;
+        expect("patch embedding: the images", pixels, &[images, self.size, self.size, 3]);
+        let row = self.config.columns;
+        expect("patch embedding: the stream", out, &[images, grid, grid, row, self.config.stream.bytes()]);
+        let tokens = images * grid * grid;
+        let (gamma, beta) = self.norm.as_ref().map(|(g, b)| (g, b)).unzip();
+        let optional = [self.scale.as_ref(), gamma, beta, self.position.as_ref()];
+        [pixels, out, &self.lookup, &self.weight, &self.bias]
+            .into_iter()
+            .chain(optional.into_iter().flatten())
+            .for_each(|s| on.hold(s));
+        let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
+        let params = PatchParams {
+            pixels: pixels.ptr(),
+            lookup: self.lookup.ptr(),
+            weight: self.weight.ptr(),
+            bias: self.bias.ptr(),
+            scale: ptr(self.scale.as_ref()),
+            gamma: ptr(gamma),
+            beta: ptr(beta),
+            position: ptr(self.position.as_ref()),
+            out: out.ptr(),
+            size: int(self.size),
+            total_tokens: int(tokens),
+            columns: int(self.config.columns),
+            output_scale: self.output_scale,
+            epsilon: self.epsilon,
+        };
+        // SAFETY: `PatchParams` is the kernel's parameter. Images and stream have the lengths checked above,
+        // and the other arrays those of `new`; the slices are held.
+        unsafe { launch(&self.kernel, self.config.launch(tokens), on, &params) }
+    }
+}
+
+/// Lookup table and weight in the layout that the tensor cores read.
+fn half_operands(
+    device: &Device,
+    spec: &PatchSpec<'_>,
+    config: &PatchConfig,
+) -> Result<(DeviceSlice, DeviceSlice), CudaError> {
+    let bits = |x: &f32| f16::from_f32(*x).to_bits();
+    let lookup: Vec<u16> = spec.lookup.as_flattened().iter().map(bits).collect();
+    let k = 3 * config.patch * config.patch;
+    let weight = pack_half(spec.weight, config.columns, k, config.half_row());
+    Ok((DeviceBuf::from_slice(device, &lookup)?.all(), DeviceBuf::from_slice(device, &weight)?.all()))
+}
+
+/// The factors of the sums, as in the reference's epilogue.
+fn scales(spec: &PatchSpec<'_>, columns: usize) -> Option<Vec<f32>> {
+    match (spec.multiplier, spec.output) {
+        (None, None) => None,
+        (Some(multiplier), None) => Some(multiplier.to_vec()),
+        (Some(multiplier), Some(q)) => Some(multiplier.iter().map(|m| m * q.recip()).collect()),
+        (None, Some(q)) => Some(vec![q.recip(); columns]),
+    }
+}

@@ -1,0 +1,145 @@
+//! The loss of a batch's logits, and its gradient.
+
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
+
+use super::{Controls, Outcome, THREADS, Training, uint};
+use crate::error::failed;
+use crate::{CudaError, LaunchConfig, Params, Program};
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct LossParams {
+    logits: u64,
+    teacher: u64,
+    labels: u64,
+    partners: u64,
+    controls: u64,
+    gradient: u64,
+    of_images: u64,
+    outcome: u64,
+    weight_labels: f64,
+    weight_kl: f64,
+    smoothing: f64,
+    temperature: f64,
+    factor: f64,
+    images: u32,
+    classes: u32,
+    first: u32,
+}
+
+// SAFETY: `repr(C)`, with the fields of `Params` in train_loss.cu in the same order.
+unsafe impl Params for LossParams {}
+
+/// The parts of a batch's loss.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LossWeights {
+    /// Weight of the cross-entropy.
+    pub labels: f64,
+    /// Weight of the divergence from the teacher.
+    pub kl: f64,
+    /// Share of each label that all classes get.
+    pub smoothing: f64,
+    /// Temperature of the divergence.
+    pub temperature: f64,
+    /// The batch's share of the iteration's loss.
+    pub share: f64,
+    /// Whether the batch is the iteration's first, whose loss is stored; those of others are added.
+    pub first: bool,
+}
+
+/// What the logits are compared with.
+#[derive(Clone, Copy)]
+pub struct Targets<'a> {
+    /// The teacher's logits, `[images, classes]`.
+    pub teacher: Option<&'a CudaView<'a, f32>>,
+    /// The class of each image, `[images]`.
+    pub labels: Option<&'a CudaView<'a, u32>>,
+    /// The class of the image that is mixed into each, `[images]`.
+    pub partners: Option<&'a CudaView<'a, u32>>,
+}
+
+/// The programs and launches of the loss.
+pub struct LossProgram;
+
+impl LossProgram {
+    /// The program of `entry`: `loss_of_images` or `loss_of_batch`.
+    pub fn program(entry: &'static str) -> Program {
+        Program::new("train_loss.cu", entry).define("THREADS", THREADS.into())
+    }
+
+    /// Launch configuration of the loss of each image.
+    pub fn images_launch(images: usize) -> LaunchConfig {
+        LaunchConfig { shared: 8 * THREADS, ..LaunchConfig::linear(uint(images), THREADS) }
+    }
+
+    /// Launch configuration of their sum.
+    pub fn batch_launch() -> LaunchConfig {
+        LaunchConfig::linear(1, THREADS)
+    }
+}
+
+impl Training {
+    /// The gradient of the loss of `logits` `[images, classes]`, times the factor of the loss in `controls`. Stores the loss
+    /// in `outcome`, or adds it.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// If lengths do not match.
+    pub fn loss(
+        &self,
+        logits: &CudaView<'_, f32>,
+        images: usize,
+        targets: Targets<'_>,
+        weights: LossWeights,
+        controls: &CudaView<'_, f64>,
+        outcome: &mut CudaViewMut<'_, f64>,
+    ) -> Result<CudaSlice<f32>, CudaError> {
+        assert!(images > 0 && logits.len().is_multiple_of(images), "loss: {} logits", logits.len());
+        let classes = logits.len() / images;
+        self.expect("loss: outcome", outcome, Outcome::LEN);
+        let mut gradient = self.allocate(logits.len())?;
+        // SAFETY: any bits are a valid f64, and the first kernel writes all of them.
+        let of_images = unsafe { self.cuda.alloc::<f64>(3 * images) };
+        let mut of_images = of_images.map_err(|error| failed("cuMemAllocAsync", error))?;
+        let (from, _logits) = self.read("loss", logits, images * classes);
+        let teacher = targets.teacher.map(|teacher| self.read("loss: teacher", teacher, images * classes));
+        let labels = targets.labels.map(|labels| self.read("loss: labels", labels, images));
+        let partners = targets.partners.map(|partners| self.read("loss: partners", partners, images));
+        let (numbers, _controls) = self.read("loss: controls", controls, Controls::LEN);
+        let (to, written) = self.write(&mut gradient);
+        let (each, summed) = of_images.device_ptr_mut(&self.cuda);
+        let (all, _outcome) = outcome.device_ptr_mut(&self.cuda);
+        let params = LossParams {
+            logits: from,
+            teacher: teacher.as_ref().map_or(0, |(teacher, _)| *teacher),
+            labels: labels.as_ref().map_or(0, |(labels, _)| *labels),
+            partners: partners.as_ref().map_or(0, |(partners, _)| *partners),
+            controls: numbers,
+            gradient: to,
+            of_images: each,
+            outcome: all,
+            weight_labels: weights.labels,
+            weight_kl: weights.kl,
+            smoothing: weights.smoothing,
+            temperature: weights.temperature,
+            factor: weights.share / images as f64,
+            images: uint(images),
+            classes: uint(classes),
+            first: weights.first.into(),
+        };
+        // SAFETY: `LossParams` is the kernels' parameter. The arrays have the lengths checked above. A label is an
+        // index of the logits only if it is below `classes`, which the kernel checks.
+        unsafe {
+            self.launch(
+                &LossProgram::program("loss_of_images"),
+                LossProgram::images_launch(images),
+                &params,
+            )?;
+            self.launch(&LossProgram::program("loss_of_batch"), LossProgram::batch_launch(), &params)?;
+        }
+        drop((written, summed));
+        Ok(gradient)
+    }
+}

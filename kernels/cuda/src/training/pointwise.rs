@@ -1,0 +1,135 @@
+//! GELU, its gradient, and AdamW.
+
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
+
+use super::{MomentRule, THREADS, Training, uint};
+use crate::{CudaError, LaunchConfig, Params, Program};
+
+/// Maximum number of blocks; beyond it, a thread processes several values.
+const BLOCKS: u32 = 8192;
+
+/// Bytes of the coefficients of GELU's tail.
+const TAIL_BYTES: u32 = 4 * 96;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct PointwiseParams {
+    x: u64,
+    grad: u64,
+    out: u64,
+    first: u64,
+    second: u64,
+    count: u32,
+    step: AdamWStep,
+}
+
+// SAFETY: `repr(C)`, with the fields of `Params` in train_pointwise.cu in the same order.
+unsafe impl Params for PointwiseParams {}
+
+/// The constants of an update by AdamW.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AdamWStep {
+    /// How values change.
+    pub moments: MomentRule,
+    /// The gradient's factor.
+    pub factor: f32,
+    /// The parameter's factor: 1 without weight decay.
+    pub keep: f32,
+    /// Learning rate with the bias correction of the first moment.
+    pub rate: f32,
+    /// Bias correction of the second moment.
+    pub unbias: f32,
+}
+
+/// The program of `entry`: `gelu_forward`, `gelu_backward` or `adamw`.
+pub fn pointwise_program(entry: &'static str) -> Program {
+    Program::new("train_pointwise.cu", entry).define("THREADS", THREADS.into())
+}
+
+/// Launch configuration for `count` values.
+pub fn pointwise_launch(count: usize) -> LaunchConfig {
+    let blocks = uint(count).div_ceil(THREADS).min(BLOCKS);
+    LaunchConfig { shared: TAIL_BYTES, ..LaunchConfig::linear(blocks, THREADS) }
+}
+
+impl Training {
+    /// GELU of every value, defined by the error function.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the driver fails.
+    pub fn gelu(&self, x: &CudaView<'_, f32>) -> Result<CudaSlice<f32>, CudaError> {
+        self.pointwise("gelu_forward", x, None)
+    }
+
+    /// `grad * gelu'(x)`, elementwise.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// If `grad` has another length.
+    pub fn gelu_gradient(
+        &self,
+        x: &CudaView<'_, f32>,
+        grad: &CudaView<'_, f32>,
+    ) -> Result<CudaSlice<f32>, CudaError> {
+        self.pointwise("gelu_backward", x, Some(grad))
+    }
+
+    fn pointwise(
+        &self,
+        entry: &'static str,
+        x: &CudaView<'_, f32>,
+        grad: Option<&CudaView<'_, f32>>,
+    ) -> Result<CudaSlice<f32>, CudaError> {
+        let count = x.len();
+        let mut out = self.allocate(count)?;
+        let (from, _x) = self.read(entry, x, count);
+        let grad = grad.map(|grad| self.read(entry, grad, count));
+        let (to, written) = self.write(&mut out);
+        let params = PointwiseParams {
+            x: from,
+            grad: grad.as_ref().map_or(0, |(grad, _)| *grad),
+            out: to,
+            first: 0,
+            second: 0,
+            count: uint(count),
+            step: AdamWStep::default(),
+        };
+        // SAFETY: `PointwiseParams` is the kernel's parameter; every array that `entry` uses has `count`
+        // values.
+        unsafe { self.launch(&pointwise_program(entry), pointwise_launch(count), &params)? };
+        drop(written);
+        Ok(out)
+    }
+
+    /// Updates a parameter and the two moments of its gradient in place.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// If lengths differ, or memory is on another GPU.
+    pub fn adamw(
+        &self,
+        [mut parameter, mut first, mut second]: [CudaViewMut<'_, f32>; 3],
+        grad: &CudaView<'_, f32>,
+        step: AdamWStep,
+    ) -> Result<(), CudaError> {
+        let count = grad.len();
+        self.expect("adamw: the parameter", &parameter, count);
+        self.expect("adamw: the mean", &first, count);
+        self.expect("adamw: the mean square", &second, count);
+        let (gradient, _grad) = self.read("adamw", grad, count);
+        let (out, _out) = parameter.device_ptr_mut(&self.cuda);
+        let (mean, _first) = first.device_ptr_mut(&self.cuda);
+        let (square, _second) = second.device_ptr_mut(&self.cuda);
+        let count = uint(count);
+        let params = PointwiseParams { x: 0, grad: gradient, out, first: mean, second: square, count, step };
+        let config = pointwise_launch(count as usize);
+        // SAFETY: `PointwiseParams` is the kernel's parameter. The four arrays have `count` values; three of
+        // them are borrowed mutably, so they do not overlap.
+        unsafe { self.launch(&pointwise_program("adamw"), config, &params) }
+    }
+}

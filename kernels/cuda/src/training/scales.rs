@@ -1,0 +1,160 @@
+//! The scales of weights, computed on the device.
+
+use cudarc::driver::{CudaSlice, CudaView};
+
+use super::{THREADS, Training, uint};
+use crate::{CudaError, LaunchConfig, Params, Program};
+
+/// Number of values per block.
+const PART: u32 = 16 * THREADS;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ScalesParams {
+    x: u64,
+    factors: u64,
+    base: u64,
+    maxima: u64,
+    table: u64,
+    rows: u32,
+    columns: u32,
+    parts: u32,
+    largest: f32,
+    gradient_scale: f32,
+}
+
+// SAFETY: `repr(C)`, with the fields of `Params` in train_scales.cu in the same order.
+unsafe impl Params for ScalesParams {}
+
+/// The programs and launches of scales.
+pub struct ScalesProgram;
+
+impl ScalesProgram {
+    /// The program of `entry`: `row_maxima` or `scale_table`.
+    pub fn program(entry: &'static str) -> Program {
+        Program::new("train_scales.cu", entry).define("THREADS", THREADS.into())
+    }
+
+    /// Number of parts of a row.
+    pub fn parts(columns: usize) -> u32 {
+        uint(columns).div_ceil(PART)
+    }
+
+    /// Launch configuration of the maxima.
+    pub fn maxima_launch(rows: usize, columns: usize) -> LaunchConfig {
+        let grid = [ScalesProgram::parts(columns), uint(rows), 1];
+        LaunchConfig { grid, threads: THREADS, shared: THREADS / 8, pdl: false }
+    }
+
+    /// Launch configuration of the table.
+    pub fn table_launch(rows: usize) -> LaunchConfig {
+        LaunchConfig::linear(uint(rows).div_ceil(THREADS), THREADS)
+    }
+}
+
+/// The source of a weight's scales.
+#[derive(Clone, Copy, Debug)]
+pub enum RowScales<'a> {
+    /// The largest magnitude of each of `rows` rows of a weight becomes the largest code.
+    Maxima {
+        /// The weight.
+        weight: &'a CudaView<'a, f32>,
+        /// Factors of its columns and their reciprocals, `[2, columns]`.
+        factors: Option<&'a CudaView<'a, f32>>,
+        /// Number of rows.
+        rows: usize,
+    },
+    /// Initial scales and their learned ratios, `[rows]` each, and the factor of the gradients.
+    Learned {
+        /// The ratios.
+        ratios: &'a CudaView<'a, f32>,
+        /// The initial scales.
+        base: &'a CudaView<'a, f32>,
+        /// Factor of the gradients.
+        gradient_scale: f32,
+    },
+}
+
+impl Training {
+    /// The scales of a weight's rows, their reciprocals and the factors of their gradients, `[3, rows]`. `largest` is the
+    /// largest code.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// If lengths do not match, or there are no rows or more than 65535.
+    pub fn row_scales(&self, of: RowScales<'_>, largest: f32) -> Result<CudaSlice<f32>, CudaError> {
+        match of {
+            RowScales::Maxima { weight, factors, rows } => {
+                let maxima = self.row_maxima(weight, factors, rows)?;
+                let maxima = maxima.as_view();
+                let (from, _maxima) = self.read("row_scales", &maxima, maxima.len());
+                let parts = uint(maxima.len() / rows);
+                self.scale_table(rows, ScalesParams { maxima: from, parts, largest, ..EMPTY })
+            }
+            RowScales::Learned { ratios, base, gradient_scale } => {
+                let rows = ratios.len();
+                let (x, _ratios) = self.read("row_scales", ratios, rows);
+                let (base, _base) = self.read("row_scales: initial scales", base, rows);
+                self.scale_table(rows, ScalesParams { x, base, largest, gradient_scale, ..EMPTY })
+            }
+        }
+    }
+
+    fn row_maxima(
+        &self,
+        weight: &CudaView<'_, f32>,
+        factors: Option<&CudaView<'_, f32>>,
+        rows: usize,
+    ) -> Result<CudaSlice<f32>, CudaError> {
+        let len = weight.len();
+        let fits = (1..=65_535).contains(&rows) && len > 0 && len.is_multiple_of(rows);
+        assert!(fits, "row_scales: {len} values in {rows} rows");
+        let columns = len / rows;
+        let parts = ScalesProgram::parts(columns);
+        let mut maxima = self.allocate(rows * parts as usize)?;
+        let (x, _weight) = self.read("row_scales", weight, len);
+        let factors = factors.map(|factors| self.read("row_scales: factors", factors, 2 * columns));
+        let (to, written) = self.write(&mut maxima);
+        let params = ScalesParams {
+            x,
+            factors: factors.as_ref().map_or(0, |(factors, _)| *factors),
+            maxima: to,
+            rows: uint(rows),
+            columns: uint(columns),
+            parts,
+            ..EMPTY
+        };
+        let config = ScalesProgram::maxima_launch(rows, columns);
+        // SAFETY: `ScalesParams` is the kernel's parameter. The weight has `rows * columns` values, the factors two for each
+        // column, and `maxima` has a value for each block.
+        unsafe { self.launch(&ScalesProgram::program("row_maxima"), config, &params)? };
+        drop(written);
+        Ok(maxima)
+    }
+
+    fn scale_table(&self, rows: usize, params: ScalesParams) -> Result<CudaSlice<f32>, CudaError> {
+        let mut table = self.allocate(3 * rows)?;
+        let (to, written) = self.write(&mut table);
+        let params = ScalesParams { table: to, rows: uint(rows), ..params };
+        let config = ScalesProgram::table_launch(rows);
+        // SAFETY: as above. The caller checked and holds what `params` names: `parts` values or one value for each row.
+        unsafe { self.launch(&ScalesProgram::program("scale_table"), config, &params)? };
+        drop(written);
+        Ok(table)
+    }
+}
+
+const EMPTY: ScalesParams = ScalesParams {
+    x: 0,
+    factors: 0,
+    base: 0,
+    maxima: 0,
+    table: 0,
+    rows: 0,
+    columns: 0,
+    parts: 0,
+    largest: 1.0,
+    gradient_scale: 1.0,
+};

@@ -1,0 +1,273 @@
+//! The update of all parameters by AdamW, with all of them in one piece of memory.
+
+use cudarc::driver::{CudaView, CudaViewMut, DevicePtrMut};
+
+use super::{THREADS, Training, uint};
+use crate::error::failed;
+use crate::{CudaError, LaunchConfig, Params, Program};
+
+/// Maximum number of blocks; beyond it, a thread processes several values.
+const BLOCKS: u32 = 1024;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct UpdateParams {
+    grad: u64,
+    values: u64,
+    first: u64,
+    second: u64,
+    average: u64,
+    kinds: u64,
+    partial: u64,
+    controls: u64,
+    outcome: u64,
+    count: u32,
+    blocks: u32,
+    rule: UpdateRule,
+}
+
+// SAFETY: `repr(C)`, with the fields of `Params` in train_update.cu in the same order.
+unsafe impl Params for UpdateParams {}
+
+/// How AdamW computes moments `m` and `v` of a gradient `g`, and a parameter `p`:
+///
+/// ```text
+/// m = keep_first m + add_first g     v = keep_second v + add_second g^2
+/// p = keep p - rate m / (sqrt(unbias v) + epsilon)
+/// ```
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[expect(missing_docs, reason = "the formula has them")]
+pub struct MomentRule {
+    pub keep_first: f32,
+    pub add_first: f32,
+    pub keep_second: f32,
+    pub add_second: f32,
+    pub epsilon: f32,
+}
+
+impl MomentRule {
+    /// The rule of the decay rates `betas`.
+    pub fn new(betas: [f64; 2], epsilon: f64) -> MomentRule {
+        let [[keep_first, add_first], [keep_second, add_second]] =
+            betas.map(|beta| [beta, 1.0 - beta].map(|factor| factor as f32));
+        MomentRule { keep_first, add_first, keep_second, add_second, epsilon: epsilon as f32 }
+    }
+}
+
+/// The constants of all updates of a training.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct UpdateRule {
+    /// How values change.
+    pub moments: MomentRule,
+    /// Gradients with a larger norm are scaled down to it; 0 is off.
+    pub clip: f32,
+    /// The share of the old value in the moving average.
+    pub decay_average: f32,
+    /// Ratios of learned scales stay within this factor of 1.
+    pub limit: f32,
+}
+
+/// What an iteration takes from the host: the fields of `Controls` in train_controls.cuh, in the same order.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Controls {
+    /// Factor of the loss in the backward pass.
+    pub loss_scale: f64,
+    /// The share of an image's own label, if images are mixed.
+    pub partner_share: f64,
+    /// The highest loss with which parameters are updated.
+    pub most_loss: f64,
+    /// Learning rates of weights and of scales, with the bias correction of the first moment.
+    pub rates: [f64; 2],
+    /// The factor of weights that decay.
+    pub keep: f64,
+    /// The bias correction of the second moment.
+    pub unbias: f64,
+}
+
+impl Controls {
+    /// Number of values.
+    pub const LEN: usize = 7;
+
+    /// The values in the order of the kernels.
+    pub fn values(&self) -> [f64; Controls::LEN] {
+        let [weights, scales] = self.rates;
+        [self.loss_scale, self.partner_share, self.most_loss, weights, scales, self.keep, self.unbias]
+    }
+}
+
+/// What an iteration returns to the host: the fields of `Outcome` in train_controls.cuh, in the same order.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Outcome {
+    /// Cross-entropy with the labels.
+    pub labels: f64,
+    /// Divergence from the teacher.
+    pub kl: f64,
+    /// Their weighted sum.
+    pub total: f64,
+    /// Number of images that are classified correctly.
+    pub correct: f64,
+    /// Norm of the gradient, without the factor of the loss.
+    pub norm: f64,
+    /// Whether the parameters were updated.
+    pub updated: bool,
+    /// Whether a parameter was not finite.
+    pub unusable: bool,
+}
+
+impl Outcome {
+    /// Number of values.
+    pub const LEN: usize = 7;
+
+    /// The result in `values`, in the order of the kernels.
+    pub fn from_values(values: &[f64; Outcome::LEN]) -> Outcome {
+        let [labels, kl, total, correct, norm, updated, unusable] = *values;
+        Outcome { labels, kl, total, correct, norm, updated: updated > 0.0, unusable: unusable > 0.0 }
+    }
+}
+
+/// Bits of a parameter's kind.
+#[derive(Clone, Copy, Debug)]
+pub struct Kind;
+
+impl Kind {
+    /// Its weights decay.
+    pub const DECAYS: u8 = 1;
+    /// It is the ratio of a learned scale.
+    pub const SCALE: u8 = 2;
+    /// It has no gradient, and stays as it is.
+    pub const NO_GRADIENT: u8 = 4;
+}
+
+/// The parameters of a training, one after the other.
+pub struct Flat<'a> {
+    /// Parameters.
+    pub values: CudaViewMut<'a, f32>,
+    /// First moments.
+    pub first: CudaViewMut<'a, f32>,
+    /// Second moments.
+    pub second: CudaViewMut<'a, f32>,
+    /// Moving average of the parameters.
+    pub average: Option<CudaViewMut<'a, f32>>,
+    /// Gradients.
+    pub grad: &'a CudaView<'a, f32>,
+    /// The [`Kind`] of each value.
+    pub kinds: &'a CudaView<'a, u8>,
+}
+
+/// The programs and launches of the update.
+pub struct UpdateProgram;
+
+impl UpdateProgram {
+    /// The program of `entry`: `measure`, `decide`, `update` or `add`.
+    pub fn program(entry: &'static str) -> Program {
+        Program::new("train_update.cu", entry).define("THREADS", THREADS.into())
+    }
+
+    /// Launch configuration of all entries but `decide` for `count` values.
+    pub fn launch(count: usize) -> LaunchConfig {
+        let blocks = uint(count).div_ceil(THREADS).min(BLOCKS);
+        LaunchConfig { shared: 8 * THREADS, ..LaunchConfig::linear(blocks, THREADS) }
+    }
+
+    /// Launch configuration of `decide`.
+    pub fn decide_launch() -> LaunchConfig {
+        LaunchConfig { shared: 8 * THREADS, ..LaunchConfig::linear(1, THREADS) }
+    }
+}
+
+impl Training {
+    /// Updates all parameters by their gradients, unless the loss, the gradient or a parameter is not finite or the loss is
+    /// above the highest in `controls`. `outcome` has the loss, and gets the rest.
+    ///
+    /// # Errors
+    /// The kernels do not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// If lengths do not match.
+    pub fn update(
+        &self,
+        mut flat: Flat<'_>,
+        rule: UpdateRule,
+        controls: &CudaView<'_, f64>,
+        outcome: &mut CudaViewMut<'_, f64>,
+    ) -> Result<(), CudaError> {
+        let count = flat.values.len();
+        self.expect("update: moments", &flat.first, count);
+        self.expect("update: moments", &flat.second, count);
+        flat.average.iter().for_each(|average| self.expect("update: average", average, count));
+        self.expect("update: outcome", outcome, Outcome::LEN);
+        let config = UpdateProgram::launch(count);
+        let blocks = config.grid[0];
+        // SAFETY: any bits are a valid f64, and the first kernel writes all of them.
+        let partial = unsafe { self.cuda.alloc::<f64>(2 * blocks as usize) };
+        let mut partial = partial.map_err(|error| failed("cuMemAllocAsync", error))?;
+        let (grad, _grad) = self.read("update: gradients", flat.grad, count);
+        let (kinds, _kinds) = self.read("update: kinds", flat.kinds, count);
+        let (numbers, _controls) = self.read("update: controls", controls, Controls::LEN);
+        let (values, _values) = flat.values.device_ptr_mut(&self.cuda);
+        let (first, _first) = flat.first.device_ptr_mut(&self.cuda);
+        let (second, _second) = flat.second.device_ptr_mut(&self.cuda);
+        let average = flat.average.as_mut().map(|average| average.device_ptr_mut(&self.cuda));
+        let (sums, summed) = partial.device_ptr_mut(&self.cuda);
+        let (result, _outcome) = outcome.device_ptr_mut(&self.cuda);
+        let params = UpdateParams {
+            grad,
+            values,
+            first,
+            second,
+            average: average.as_ref().map_or(0, |(average, _)| *average),
+            kinds,
+            partial: sums,
+            controls: numbers,
+            outcome: result,
+            count: uint(count),
+            blocks,
+            rule,
+        };
+        // SAFETY: `UpdateParams` is the kernels' parameter. All arrays of parameters have `count` values, and those that are
+        // written are borrowed mutably; `partial` has two values for each block of `measure`.
+        unsafe {
+            self.launch(&UpdateProgram::program("measure"), config, &params)?;
+            self.launch(&UpdateProgram::program("decide"), UpdateProgram::decide_launch(), &params)?;
+            self.launch(&UpdateProgram::program("update"), config, &params)?;
+        }
+        drop(summed);
+        Ok(())
+    }
+
+    /// Adds `terms` to `sums`.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// If lengths differ.
+    pub fn add_to(
+        &self,
+        sums: &mut CudaViewMut<'_, f32>,
+        terms: &CudaView<'_, f32>,
+    ) -> Result<(), CudaError> {
+        let count = sums.len();
+        let (grad, _terms) = self.read("add", terms, count);
+        let (values, _sums) = sums.device_ptr_mut(&self.cuda);
+        let params = UpdateParams {
+            grad,
+            values,
+            first: 0,
+            second: 0,
+            average: 0,
+            kinds: 0,
+            partial: 0,
+            controls: 0,
+            outcome: 0,
+            count: uint(count),
+            blocks: 0,
+            rule: UpdateRule::default(),
+        };
+        // SAFETY: `UpdateParams` is the kernel's parameter; `add` uses two arrays of `count` values, one of them borrowed
+        // mutably.
+        unsafe { self.launch(&UpdateProgram::program("add"), UpdateProgram::launch(count), &params) }
+    }
+}

@@ -1,0 +1,214 @@
+//! Checks that launches cover their work exactly once and fit the GPUs for which kernels are compiled. No GPU
+//! is needed.
+
+use swinq_cuda::ops::StreamType;
+use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements};
+use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_cuda::ops::norm::NormConfig;
+use swinq_cuda::ops::patch::PatchConfig;
+use swinq_cuda::ops::rows::RowsConfig;
+use swinq_cuda::ops::window_block::{WindowBlockConfig, WindowForm};
+use swinq_cuda::{Arch, LaunchConfig};
+
+/// Maximum bytes of shared memory of a block: sm_75, sm_86 and sm_89, sm_80, sm_90.
+const SHARED: [(&str, u32); 4] =
+    [("sm_75", 64 << 10), ("sm_86", 99 << 10), ("sm_80", 163 << 10), ("sm_90", 227 << 10)];
+
+/// Widths of the streams of the official models, and some other widths.
+const COLUMNS: [usize; 14] = [8, 24, 40, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 6144];
+
+#[track_caller]
+fn check(config: LaunchConfig, most_shared: u32, what: &str) {
+    let [x, y, z] = config.grid;
+    assert!((1..=0x7fff_ffff).contains(&x) && (1..=65_535).contains(&y) && z == 1, "{what}: {config:?}");
+    let whole_warps = config.threads.is_multiple_of(32) && (32..=1024).contains(&config.threads);
+    assert!(whole_warps && config.shared <= most_shared, "{what}: {config:?}");
+}
+
+/// Checks that `blocks` blocks of `of_block` units each cover `units` units, and that no block is empty.
+#[track_caller]
+fn covers(blocks: u32, of_block: usize, units: usize, what: &str) {
+    let blocks = blocks as usize;
+    assert!(
+        blocks * of_block >= units && (blocks - 1) * of_block < units,
+        "{what}: {blocks} blocks for {units}"
+    );
+}
+
+#[test]
+fn launches_overlap_only_where_the_gpu_can() {
+    let arch = |major, minor| Arch { major, minor };
+    let norm = NormConfig { columns: 96, pieces: 1, stream: StreamType::F16 }.launch(49);
+    let head = DeviceLinearF32::launch(1, 1000);
+    for launch in [norm, head] {
+        for old in [arch(7, 5), arch(8, 0), arch(8, 6), arch(8, 9)] {
+            assert!(!launch.overlaps(old), "{old}: {launch:?}");
+        }
+        for new in [arch(9, 0), arch(10, 0), arch(12, 0)] {
+            assert!(launch.overlaps(new), "{new}: {launch:?}");
+        }
+    }
+    assert!(!LaunchConfig::linear(1, 32).overlaps(arch(9, 0)));
+}
+
+#[test]
+fn patch_embeddings() {
+    for (columns, patch) in [(96, 4), (128, 4), (192, 4), (24, 2), (256, 4), (40, 8), (768, 2)] {
+        for stream in [StreamType::F16, StreamType::F32] {
+            let config = PatchConfig {
+                patch,
+                columns,
+                integer: true,
+                output: false,
+                norm: true,
+                position: false,
+                stream,
+            };
+            for tokens in [1, 31, 32, 33, 3136, 36_864, 65_536, 65_537, 3136 * 128] {
+                let launch = config.launch(tokens);
+                let what = format!("{config:?}, {tokens} tokens");
+                // Wide embeddings are rejected on GPUs where they do not fit; those of the official models
+                // fit on every GPU.
+                check(launch, if columns <= 192 { SHARED[0].1 } else { SHARED[2].1 }, &what);
+                let of_block = match config.half() {
+                    true if tokens > 65_536 => 4 * 64,
+                    true => 64,
+                    false => 32,
+                };
+                covers(launch.grid[0], of_block, tokens, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn norms() {
+    for columns in COLUMNS.into_iter().chain((64..=6144).step_by(64)) {
+        for stream in [StreamType::F16, StreamType::F32] {
+            let gather = RowsConfig { columns, pieces: 1, stream };
+            for rows in [1, 49, 65, 401_408] {
+                let launch = gather.launch(rows);
+                check(launch, SHARED[0].1, "rows");
+                covers(launch.grid[0], launch.threads as usize, rows * columns / 8, "rows");
+            }
+            let config = NormConfig { columns, pieces: 1, stream };
+            let (lanes, chunks) = config.lanes_and_chunks();
+            assert!(lanes.is_power_of_two() && (4..=32).contains(&lanes), "{columns}: {lanes} lanes");
+            let fits = 8 * lanes * chunks >= columns && 8 * lanes * (chunks - 1) < columns;
+            assert!(fits, "{columns} columns: {lanes} lanes of {chunks} chunks");
+            let lanes = if stream == StreamType::F32 { 4 } else { lanes };
+            for rows in [1, 49, 63, 64, 65, 3136, 401_408] {
+                let (launch, what) = (config.launch(rows), format!("{columns} columns, {rows} rows"));
+                check(launch, SHARED[0].1, &what);
+                // Each block has full rows.
+                assert!((launch.threads as usize).is_multiple_of(lanes), "{what}");
+                covers(launch.grid[0], launch.threads as usize / lanes, rows, &what);
+            }
+        }
+    }
+}
+
+/// Configurations of attention with both element types, by tokens per window and heads.
+fn attentions() -> impl Iterator<Item = AttentionConfig> {
+    let of = |tokens| {
+        [3, 6, 24, 48].into_iter().flat_map(move |heads| {
+            let kinds = [
+                (AttentionElements::Codes, false),
+                (AttentionElements::Codes, true),
+                (AttentionElements::Half, false),
+            ];
+            kinds.map(|(elements, two_codes)| AttentionConfig {
+                elements,
+                tokens,
+                heads,
+                probs_s8: false,
+                exact: false,
+                head_scales: two_codes,
+                two_codes,
+                mask: -100.0,
+            })
+        })
+    };
+    [1, 16, 49, 64, 65, 144, 256, 576].into_iter().flat_map(of)
+}
+
+#[test]
+fn attentions_cover_every_window_and_query_of_every_head() {
+    for config in attentions() {
+        for total in [1, 2, 64, 127, 2048, 8192] {
+            for multiprocessors in [1, 40, 132] {
+                let (each, launch) = config.launch(total, multiprocessors);
+                let what = format!("{config:?}, {total} windows, {multiprocessors} multiprocessors");
+                check(launch, SHARED[3].1, &what);
+                assert!((launch.grid[0] as usize).is_multiple_of(config.heads), "{what}");
+                covers(launch.grid[0] / config.heads as u32, each, total, &what);
+                if config.whole() {
+                    assert!(config.tokens <= 64 && launch.grid[1] == 1, "{what}");
+                } else {
+                    assert_eq!(each, 1, "{what}");
+                    covers(launch.grid[1], 64, config.tokens, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn window_blocks_have_no_more_blocks_than_windows_or_multiprocessors() {
+    let forms = [WindowForm::PreNorm, WindowForm::PostNorm { two_codes: true }];
+    let sizes = [(1, 49), (2, 64), (3, 49), (4, 49), (6, 49), (6, 64)];
+    for (form, (heads, tokens)) in forms.into_iter().flat_map(|form| sizes.map(|size| (form, size))) {
+        for (name, shared) in SHARED {
+            let Some(config) = WindowBlockConfig::new(form, heads, tokens, shared) else {
+                assert!(heads > 1 || name == "sm_75", "{heads} heads on {name}");
+                continue;
+            };
+            for (total, blocks) in [(1, 1), (64, 64), (132, 132), (8192, 132)] {
+                let launch = config.launch(total, 132);
+                check(launch, shared, name);
+                assert!(launch.grid == [blocks, 1, 1] && launch.threads == 128 * config.groups, "{launch:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn attention_of_small_windows_fits_every_gpu_and_of_large_ones_some() {
+    for config in attentions() {
+        let fits: Vec<&str> =
+            SHARED.into_iter().filter(|(_, limit)| config.shared() <= *limit).map(|(name, _)| name).collect();
+        let least = match (config.tokens, config.two_codes) {
+            (..=256, _) => "sm_75",
+            (_, false) => "sm_86",
+            (_, true) => "sm_80",
+        };
+        assert_eq!(fits.first(), Some(&least), "{config:?}: {} bytes", config.shared());
+    }
+}
+
+#[test]
+fn pools_have_a_block_for_each_image_and_room_for_their_norms_or_sums() {
+    for (images, tokens) in [(1, 1), (1, 49), (8, 49), (32, 144), (33, 49), (256, 1024)] {
+        for (columns, stream) in [(96, StreamType::F16), (1536, StreamType::F16), (768, StreamType::F32)] {
+            let launch = DevicePool::launch((images, tokens), columns, stream);
+            let what = format!("{images} images of {tokens} tokens, {columns} columns, {stream:?}");
+            check(launch, SHARED[0].1, &what);
+            assert_eq!(launch.grid, [images as u32, 1, 1], "{what}");
+            let needed = match stream {
+                StreamType::F32 => 16 * tokens,
+                StreamType::F16 => launch.threads as usize / 32 * 4 * columns,
+            };
+            assert!(launch.shared as usize >= needed, "{what}");
+        }
+    }
+}
+
+#[test]
+fn heads() {
+    for (m, n) in [(1, 10), (1, 1000), (16, 1000), (17, 1001), (32, 21_841), (256, 2)] {
+        let (launch, what) = (DeviceLinearF32::launch(m, n), format!("{m} x {n}"));
+        check(launch, SHARED[0].1, &what);
+        covers(launch.grid[0], 32, n, &what);
+        covers(launch.grid[1], 16, m, &what);
+    }
+}

@@ -1,0 +1,41 @@
+//! The scalar definition of every op. It is the contract: every implementation must equal it bit for bit. This is possible for floating point too, because the order of operations is
+//! part of each definition, and every operation is one that IEEE 754 rounds correctly (sums, products, fused
+//! multiply-adds, quotients, square roots). The payload of a NaN is unspecified.
+
+mod attention;
+mod layer_norm;
+mod linear;
+pub mod math;
+mod normalize;
+
+pub use attention::{
+    AttentionQuant, CODE_FLOOR, FLOOR, HeadScores, Probs, attention_row_exp, attention_row_u8,
+    attention_window,
+};
+pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_rows};
+pub use linear::{MAX_INT8_K, accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
+pub use math::{
+    EXP_255, Gelu, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, Quadratic, exp, exp_255, gelu,
+    gelu_derivative, gelu_quadratic,
+};
+pub use normalize::{SHORTEST, inverse_length, normalize};
+
+/// The code of a value that is already multiplied by the reciprocal scale: clamped to [-128, 127] as f32,
+/// then rounded to nearest, ties to even. A NaN has code 0.
+#[inline]
+pub fn code(scaled: f32) -> i8 {
+    if scaled.is_nan() {
+        return 0;
+    }
+    libm::rintf(scaled.clamp(-128.0, 127.0)) as i8
+}
+
+/// The second code of a value that is already multiplied by the reciprocal scale: what [`code`] leaves of it, in steps of
+/// 1/256. The value is about `code + low_code / 256`.
+///
+/// Low codes are between -127 and 127, so that the sum of both codes has one division into two codes only.
+#[inline]
+pub fn low_code(scaled: f32) -> i8 {
+    let rest = (scaled - f32::from(code(scaled))) * 256.0;
+    code(if rest > -127.0 { rest } else { -127.0 })
+}

@@ -1,0 +1,95 @@
+//! Hugging Face transformers: query, key and value stand apart. Saved files and the modules of transformers 5 have
+//! different names; both are read.
+
+use super::Dialect;
+use super::table::{Group, Place, Row, Table, row, same, third};
+use crate::arch::{Stage, SwinConfig, SwinVersion, WindowPolicy};
+use crate::error::ModelError;
+
+pub(super) const HUGGING_FACE: Table = Table {
+    dialect: Dialect::HuggingFace,
+    names: &["hf", "huggingface", "transformers"],
+    anchor: "embeddings.patch_embeddings.projection",
+    marks: &[],
+    trunks: &[(SwinVersion::V1, "swin."), (SwinVersion::V2, "swinv2.")],
+    groups: &[
+        Group {
+            place: Place::Trunk,
+            version: None,
+            ours: "",
+            theirs: "",
+            rows: &[
+                row("patch_embed.proj.{*}", "embeddings.patch_embeddings.projection.{*}"),
+                row("patch_embed.norm.{*}", "embeddings.norm.{*}"),
+                row("absolute_pos_embed", "embeddings.position_embeddings"),
+                row("layers.{s}.downsample.{*}", "encoder.layers.{s}.downsample.{*}"),
+                row("norm.{*}", "layernorm.{*}"),
+            ],
+        },
+        Group {
+            place: Place::Root,
+            version: None,
+            ours: "",
+            theirs: "",
+            rows: &[row("head.{*}", "classifier.{*}")],
+        },
+        Group {
+            place: Place::Trunk,
+            version: None,
+            ours: "layers.{s}.blocks.{b}.",
+            theirs: "encoder.layers.{s}.blocks.{b}.",
+            rows: BLOCK,
+        },
+    ],
+    dropped: &[],
+    window_policy: WindowPolicy::ShrinkAndPad,
+    // The code for Swin V2 adds its mask twice.
+    mask: [-100.0, -200.0],
+    check: halved_grids,
+};
+
+const BLOCK: &[Row] = &[
+    row("norm1.{*}", "layernorm_before.{*}"),
+    row("norm2.{*}", "layernorm_after.{*}"),
+    third(0, "attn.qkv.{*}", "attention.self.query.{*}"),
+    third(1, "attn.qkv.{*}", "attention.self.key.{*}"),
+    third(2, "attn.qkv.{*}", "attention.self.value.{*}"),
+    row("attn.proj.{*}", "attention.output.dense.{*}"),
+    row("attn.relative_position_bias_table", "attention.self.relative_position_bias_table"),
+    row("attn.logit_scale", "attention.self.logit_scale"),
+    row("attn.cpb_mlp.{*}", "attention.self.continuous_position_bias_mlp.{*}"),
+    row("mlp.fc1.{*}", "intermediate.dense.{*}"),
+    row("mlp.fc2.{*}", "output.dense.{*}"),
+    third(0, "attn.qkv.{*}", "attention.q_proj.{*}").alias(),
+    third(1, "attn.qkv.{*}", "attention.k_proj.{*}").alias(),
+    third(2, "attn.qkv.{*}", "attention.v_proj.{*}").alias(),
+    row("attn.proj.{*}", "attention.o_proj.{*}").alias(),
+    row("attn.relative_position_bias_table", "attention.relative_position_bias.relative_position_bias_table")
+        .alias(),
+    same("mlp.fc1.{*}").alias(),
+    same("mlp.fc2.{*}").alias(),
+];
+
+/// Refuses sizes at which the code for Swin V2 gives a stage another window or shift than its tokens do: it halves the
+/// first grid rounding down, although merging rounds up.
+fn halved_grids(config: &SwinConfig) -> Result<(), ModelError> {
+    if config.version == SwinVersion::V1 {
+        return Ok(());
+    }
+    let window = config.window_size;
+    let differs = |s: &&Stage| {
+        let halved = config.grid() >> s.index;
+        halved != s.grid && halved <= window && s.depth > 0 && (s.grid > window || s.window != halved)
+    };
+    let stages = config.stages();
+    let Some(stage) = stages.iter().find(differs) else { return Ok(()) };
+    let problem = format!(
+        "stage {} has {}x{} tokens, but transformers takes it for {} a side and chooses its window by that, which is not \
+         supported; use an input size whose grids halve evenly",
+        stage.index,
+        stage.grid,
+        stage.grid,
+        config.grid() >> stage.index
+    );
+    Err(ModelError::config("DATA.IMG_SIZE", problem))
+}

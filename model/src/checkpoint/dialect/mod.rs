@@ -1,0 +1,96 @@
+//! Naming conventions of checkpoints: a table for each, in a file of its own.
+
+mod hugging_face;
+mod microsoft;
+mod naming;
+mod openmmlab;
+mod pattern;
+mod table;
+mod timm;
+mod torchvision;
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
+use crate::error::ModelError;
+pub(super) use naming::{Naming, Target, networks, placed};
+use table::Table;
+pub(super) use table::Values;
+
+/// The naming convention of a checkpoint's tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Dialect {
+    /// Microsoft's Swin Transformer repository: `layers.{s}.downsample`, `head`.
+    Microsoft,
+    /// timm 0.9 and later: the downsample belongs to the next stage, and the classifier is `head.fc`. Earlier versions
+    /// of timm use Microsoft's names.
+    Timm,
+    /// Hugging Face transformers: separate tensors for q, k and v; the classifier is `classifier`.
+    HuggingFace,
+    /// torchvision: `features.*`.
+    TorchVision,
+    /// OpenMMLab's mmpretrain: `backbone.stages.*`, `attn.w_msa`, `ffn.layers`; the classifier is `head.fc`.
+    OpenMmLab,
+    /// FasterTransformer's calibrated checkpoints: Microsoft's names, and ranges in `*_quantizer._amax`.
+    FasterTransformer,
+}
+
+/// The tables. Of those with the same anchor, the first with a mark among the names is detected, else Microsoft's.
+static TABLES: [Table; 6] = [
+    hugging_face::HUGGING_FACE,
+    torchvision::TORCHVISION,
+    openmmlab::OPENMMLAB,
+    microsoft::FASTER_TRANSFORMER,
+    microsoft::MICROSOFT,
+    timm::TIMM,
+];
+
+/// Last components of names that are buffers in every dialect. They are rebuilt.
+const BUFFERS: [&str; 3] = ["relative_position_index", "relative_coords_table", "attn_mask"];
+
+impl Dialect {
+    fn table(self) -> &'static Table {
+        TABLES.iter().find(|table| table.dialect == self).expect("every dialect has a table")
+    }
+
+    /// The names of all dialects, as the program prints them.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        TABLES.iter().map(|table| table.names[0])
+    }
+
+    /// The rule of the dialect's original code for grids that are not a multiple of the window.
+    pub fn window_policy(self) -> WindowPolicy {
+        self.table().window_policy
+    }
+
+    /// Added to the logits of masked tokens by the dialect's original code.
+    pub(super) fn mask(self, version: SwinVersion) -> f64 {
+        self.table().mask[(version == SwinVersion::V2) as usize]
+    }
+
+    /// Refuses a configuration for which the dialect's original code computes something else.
+    pub(super) fn check(self, config: &SwinConfig) -> Result<(), ModelError> {
+        (self.table().check)(config)
+    }
+}
+
+impl fmt::Display for Dialect {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.table().names[0])
+    }
+}
+
+impl FromStr for Dialect {
+    type Err = ModelError;
+
+    /// Parses the names that [`Display`](fmt::Display) writes, and the full names.
+    fn from_str(text: &str) -> Result<Dialect, ModelError> {
+        let name = text.to_ascii_lowercase();
+        let found = TABLES.iter().find(|table| table.names.contains(&name.as_str()));
+        found.map(|table| table.dialect).ok_or_else(|| {
+            let names: Vec<&str> = Dialect::names().collect();
+            ModelError::config("dialect", format!("`{text}` is none of {}", names.join(", ")))
+        })
+    }
+}

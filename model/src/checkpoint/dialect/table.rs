@@ -1,0 +1,124 @@
+//! What a table of a dialect consists of.
+
+use super::Dialect;
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
+use crate::error::ModelError;
+
+/// A naming convention. Its rows are read both ways: a stored name to the parameter, and the parameter to the stored name.
+///
+/// A name that no row has keeps its name, so Microsoft's table has only what its own files have beside parameters.
+pub(crate) struct Table {
+    /// The dialect.
+    pub dialect: Dialect,
+    /// What users call it; the first is what the program prints and writes into files.
+    pub names: &'static [&'static str],
+    /// The module whose parameters every file has and no other network has: the projection of patches.
+    pub anchor: &'static str,
+    /// Patterns of names that tell this dialect from others with the same anchor. Without any, the anchor tells it.
+    pub marks: &'static [&'static str],
+    /// The attributes that hold the layers in a whole classifier: the names of [`Place::Trunk`] follow one of them, those
+    /// of [`Place::Root`] do not. The first of a version is the one that messages name.
+    pub trunks: &'static [(SwinVersion, &'static str)],
+    /// Renamed parameters.
+    pub groups: &'static [Group],
+    /// Patterns of tensors that are no parameters, beside the buffers of all dialects.
+    pub dropped: &'static [&'static str],
+    /// The rule of the original code for grids that are not a multiple of the window.
+    pub window_policy: WindowPolicy,
+    /// What the original code adds to the logits of masked tokens, for Swin V1 and V2.
+    pub mask: [f64; 2],
+    /// Refuses configurations for which the original code computes something else.
+    pub check: fn(&SwinConfig) -> Result<(), ModelError>,
+}
+
+/// Rows with the same beginning.
+pub(crate) struct Group {
+    /// Where their names begin.
+    pub place: Place,
+    /// The version whose files have these names; `None` for both.
+    pub version: Option<SwinVersion>,
+    /// Beginning of the parameters, in the patterns of [`super::pattern`].
+    pub ours: &'static str,
+    /// Beginning of the stored names.
+    pub theirs: &'static str,
+    /// The rows.
+    pub rows: &'static [Row],
+}
+
+/// Where in a classifier a name begins.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the network without the classifier's head.
+    Trunk,
+    /// In the classifier.
+    Root,
+}
+
+/// A parameter and a name that it has in files.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    /// The parameter.
+    pub ours: &'static str,
+    /// Its stored name.
+    pub theirs: &'static str,
+    /// How the stored values become the parameter's.
+    pub values: Values,
+    /// Whether some files have this name beside those of the other rows; messages do not use it.
+    pub alias: bool,
+}
+
+/// How stored values become a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Values {
+    /// They are the parameter's.
+    Whole,
+    /// They are one third of the parameter's rows: the query (0), key (1) or value (2).
+    Third(usize),
+    /// The columns are those of a merge by `torch.nn.Unfold`: channel by channel the tokens (0, 0), (0, 1), (1, 0), (1, 1).
+    /// Ours are token by token, (0, 0), (1, 0), (0, 1), (1, 1).
+    Unfolded,
+}
+
+/// A renamed parameter.
+pub(crate) const fn row(ours: &'static str, theirs: &'static str) -> Row {
+    Row { ours, theirs, values: Values::Whole, alias: false }
+}
+
+/// A parameter under the same name.
+pub(crate) const fn same(name: &'static str) -> Row {
+    row(name, name)
+}
+
+/// A third of a parameter.
+pub(crate) const fn third(index: usize, ours: &'static str, theirs: &'static str) -> Row {
+    Row { values: Values::Third(index), ..row(ours, theirs) }
+}
+
+impl Row {
+    /// The row as a name that only some files have.
+    pub(crate) const fn alias(self) -> Row {
+        Row { alias: true, ..self }
+    }
+
+    /// The row with columns in the order of `torch.nn.Unfold`.
+    pub(crate) const fn unfolded(self) -> Row {
+        Row { values: Values::Unfolded, ..self }
+    }
+}
+
+/// The bias of queries and values of a Swin V2, where it is stored in two parts: keys have none.
+pub(crate) const SPLIT_BIAS: Group = Group {
+    place: Place::Trunk,
+    version: Some(SwinVersion::V2),
+    ours: "layers.{s}.blocks.{b}.attn.",
+    theirs: "layers.{s}.blocks.{b}.attn.",
+    rows: &[third(0, "qkv.bias", "q_bias"), third(2, "qkv.bias", "v_bias")],
+};
+
+/// Networks whose layers stand at the root.
+pub(crate) const NO_TRUNK: &[(SwinVersion, &str)] = &[(SwinVersion::V1, ""), (SwinVersion::V2, "")];
+
+/// For dialects whose code computes what ours does at every size.
+pub(crate) fn no_check(_: &SwinConfig) -> Result<(), ModelError> {
+    Ok(())
+}

@@ -1,0 +1,43 @@
+//! torchvision: modules of one sequence, where blocks and merging of patches alternate.
+
+use super::Dialect;
+use super::table::{Group, NO_TRUNK, Place, Table, no_check, row, same};
+use crate::arch::WindowPolicy;
+
+pub(super) const TORCHVISION: Table = Table {
+    dialect: Dialect::TorchVision,
+    names: &["torchvision"],
+    anchor: "features.0.0",
+    marks: &[],
+    trunks: NO_TRUNK,
+    groups: &[
+        Group {
+            place: Place::Trunk,
+            version: None,
+            ours: "",
+            theirs: "features.",
+            rows: &[
+                row("patch_embed.proj.{*}", "0.0.{*}"),
+                row("patch_embed.norm.{*}", "0.2.{*}"),
+                row("layers.{s}.downsample.{*}", "{2s+2}.{*}"),
+            ],
+        },
+        Group {
+            place: Place::Trunk,
+            version: None,
+            ours: "layers.{s}.blocks.{b}.",
+            theirs: "features.{2s+1}.{b}.",
+            rows: &[
+                row("mlp.fc1.{*}", "mlp.0.{*}"),
+                row("mlp.fc2.{*}", "mlp.3.{*}"),
+                same("norm1.{*}"),
+                same("attn.{*}"),
+                same("norm2.{*}"),
+            ],
+        },
+    ],
+    dropped: &[],
+    window_policy: WindowPolicy::Pad,
+    mask: [-100.0, -100.0],
+    check: no_check,
+};

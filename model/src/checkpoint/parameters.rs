@@ -1,0 +1,131 @@
+//! The parameters that stored tensors are.
+
+use std::collections::BTreeMap;
+
+use super::dialect::{Target, Values};
+use super::network::Network;
+use crate::arch::SwinVersion;
+use crate::error::ModelError;
+use crate::tensor::{HostTensor, StateDict};
+
+/// The parameters of `network` in f32 and in our names; q, k and v are joined. The bias of the keys of a Swin V2 becomes zeros:
+/// most files have none, and torchvision does not use the one that it stores.
+///
+/// # Errors
+/// [`ModelError::Tensor`] for a parameter that is not a float tensor, occurs twice, or lacks a third.
+pub(super) fn read(network: &Network<'_>) -> Result<StateDict, ModelError> {
+    let is_bias = |name: &str| network.naming.version == SwinVersion::V2 && name.ends_with(".attn.qkv.bias");
+    let mut whole = StateDict::new();
+    let mut thirds: BTreeMap<String, [Option<HostTensor>; 3]> = BTreeMap::new();
+    for (name, tensor) in &network.tensors {
+        let Target::Parameter(ours, values) = network.naming.target(name) else { continue };
+        let mut tensor = tensor.to_f32().map_err(|problem| ModelError::tensor(name, problem))?;
+        let known = match values {
+            Values::Third(index) => thirds.entry(ours).or_default()[index].replace(tensor).is_some(),
+            Values::Unfolded => whole.insert(ours, token_by_token(tensor)).is_some(),
+            Values::Whole => {
+                if is_bias(&ours) && tensor.shape.len() == 1 {
+                    let third = tensor.data.len() / 3;
+                    tensor.data[third..2 * third].fill(0.0);
+                }
+                whole.insert(ours, tensor).is_some()
+            }
+        };
+        if known {
+            let problem = "is in the checkpoint twice: two of its names are one parameter";
+            return Err(ModelError::tensor(name, problem));
+        }
+    }
+    for (name, mut parts) in thirds {
+        if let ([Some(q), None, _], true) = (&parts, is_bias(&name)) {
+            parts[1] = Some(HostTensor::new(q.shape.clone(), vec![0.0; q.data.len()]));
+        }
+        let joined = concatenate(&name, parts)?;
+        if whole.insert(name.clone(), joined).is_some() {
+            return Err(ModelError::tensor(
+                name,
+                "is in the checkpoint twice: once whole and once split into q, k and v",
+            ));
+        }
+    }
+    Ok(whole)
+}
+
+/// The values of [`Values::Unfolded`] in our order: column `c * 4 + k` becomes column `part * channels + c`. A row that is not
+/// four tokens long is left alone: its shape is refused later.
+fn token_by_token(tensor: HostTensor) -> HostTensor {
+    /// For each of our tokens (0, 0), (1, 0), (0, 1), (1, 1), its place among those of `torch.nn.Unfold`.
+    const PLACES: [usize; 4] = [0, 2, 1, 3];
+    let columns = tensor.shape.last().copied().unwrap_or(0);
+    if columns == 0 || !columns.is_multiple_of(4) {
+        return tensor;
+    }
+    let row = |row: &[f32]| {
+        PLACES.iter().flat_map(|&place| row[place..].iter().step_by(4).copied()).collect::<Vec<f32>>()
+    };
+    let data = tensor.data.chunks_exact(columns).flat_map(row).collect();
+    HostTensor::new(tensor.shape, data)
+}
+
+/// The window of each stage of a Swin V2, where the file has the buffer `relative_coords_table`
+/// `[1, 2 window - 1, 2 window - 1, 2]`.
+pub(super) fn stored_windows(network: &Network<'_>) -> Vec<Option<usize>> {
+    /// The most stages that are looked at.
+    const STAGES: usize = 8;
+    let mut windows = vec![None; STAGES];
+    let tables = network.tensors.iter().filter(|(name, _)| name.ends_with(".relative_coords_table"));
+    for (name, tensor) in tables {
+        let (ours, _) = network.naming.renamed(name);
+        let stage =
+            ours.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
+        if let (Some(stage @ 0..STAGES), &[1, rows, columns, 2]) = (stage, tensor.shape())
+            && rows == columns
+        {
+            windows[stage] = Some(rows.div_ceil(2));
+        }
+    }
+    windows
+}
+
+/// Query, key and value rows, one under the other.
+fn concatenate(name: &str, parts: [Option<HostTensor>; 3]) -> Result<HostTensor, ModelError> {
+    let [Some(q), Some(k), Some(v)] = parts else {
+        return Err(ModelError::tensor(name, "lacks its query, key or value part in the checkpoint"));
+    };
+    if q.shape.is_empty() || q.shape != k.shape || q.shape != v.shape {
+        let problem =
+            format!("its query, key and value have shapes {:?}, {:?}, {:?}", q.shape, k.shape, v.shape);
+        return Err(ModelError::tensor(name, problem));
+    }
+    let mut shape = q.shape;
+    shape[0] *= 3;
+    Ok(HostTensor::new(shape, [q.data, k.data, v.data].concat()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn split_parameters_need_their_three_parts() {
+        let part = |v: f32| Some(HostTensor::new([1, 2], vec![v, v]));
+        let joined = concatenate("w", [part(1.0), part(2.0), part(3.0)]).unwrap();
+        assert_eq!((joined.shape, joined.data), (vec![3, 2], vec![1.0, 1.0, 2.0, 2.0, 3.0, 3.0]));
+        assert!(concatenate("w", [part(1.0), None, part(3.0)]).is_err());
+        let odd = Some(HostTensor::new([2], vec![0.0; 2]));
+        assert!(concatenate("w", [part(1.0), odd, part(3.0)]).is_err());
+    }
+
+    #[test]
+    fn columns_of_a_merge_by_unfold_become_tokens() {
+        // The values say token and channel: 10 * token + channel, tokens in the order of rows.
+        let unfolded = [0.0, 10.0, 20.0, 30.0, 1.0, 11.0, 21.0, 31.0];
+        let ours = token_by_token(HostTensor::new([1, 8], unfolded.to_vec()));
+        assert_eq!(ours.data, [0.0, 1.0, 20.0, 21.0, 10.0, 11.0, 30.0, 31.0]);
+        let norm = token_by_token(HostTensor::new([8], unfolded.to_vec()));
+        assert_eq!(norm.data, ours.data);
+        let odd = HostTensor::new([2, 3], vec![0.0; 6]);
+        assert_eq!(token_by_token(odd.clone()), odd);
+        assert_eq!(token_by_token(HostTensor::new([2, 0], vec![])).shape, [2, 0]);
+    }
+}

@@ -1,0 +1,164 @@
+//! The files that hold a model's tensors: one file, or shards that an index lists.
+//!
+//! The index is Hugging Face's `model.safetensors.index.json` or `pytorch_model.bin.index.json`: `weight_map` names for each
+//! tensor the file of the index's folder that holds it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+
+use super::file::{CheckpointFile, MAX_FILE, sha256};
+use super::json::Json;
+use super::raw::RawDict;
+use crate::error::ModelError;
+use crate::params::name_list;
+
+/// The end of an index's name.
+const INDEX: &str = ".index.json";
+/// The most shards of a model.
+const MAX_SHARDS: usize = 1024;
+
+/// Whether the file at `path` is an index of shards, by its name.
+pub(super) fn is_index(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(INDEX))
+}
+
+/// The file of a model directory that holds its weights, or the index of its shards.
+///
+/// # Errors
+/// [`ModelError::File`] if there is no such file.
+pub(super) fn in_directory(folder: &Path) -> Result<PathBuf, ModelError> {
+    let names = ["model.safetensors", "pytorch_model.bin"];
+    let paths = names.iter().flat_map(|name| [folder.join(name), folder.join(format!("{name}{INDEX}"))]);
+    paths.into_iter().find(|path| path.is_file()).ok_or_else(|| {
+        let problem = "has neither model.safetensors nor pytorch_model.bin, whole or in shards with an index; pass a \
+                       checkpoint file";
+        ModelError::file(folder, problem)
+    })
+}
+
+/// The files of a model's tensors, in memory.
+pub(super) enum Weights {
+    /// All tensors in one file.
+    Whole(CheckpointFile),
+    /// Shards, in the order of their names.
+    Shards(Vec<Shard>),
+}
+
+/// A file of an index.
+pub(super) struct Shard {
+    file: CheckpointFile,
+    /// The tensors that the index places in it.
+    listed: BTreeSet<String>,
+}
+
+impl Weights {
+    /// Reads the file at `path`, or the shards of the index at `path`.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is too large; an index that is no index, or names a file outside of its folder.
+    pub(super) fn open(path: &Path) -> Result<Weights, ModelError> {
+        if !is_index(path) {
+            return Ok(Weights::Whole(CheckpointFile::open(path)?));
+        }
+        let files = shards(path)?;
+        let sizes = files.keys().map(|file| file.metadata().map_or(0, |metadata| metadata.len()));
+        let bytes = sizes.fold(0u64, u64::saturating_add);
+        if bytes > MAX_FILE {
+            return Err(ModelError::file(path, format!("lists files of {bytes} bytes, too many for a Swin")));
+        }
+        let open = |(path, listed): (PathBuf, BTreeSet<String>)| {
+            Ok(Shard { file: CheckpointFile::open(&path)?, listed })
+        };
+        Ok(Weights::Shards(files.into_iter().map(open).collect::<Result<_, ModelError>>()?))
+    }
+
+    /// SHA-256 of the file's bytes, or of the bytes of all shards in the order of their names, hexadecimal.
+    pub(super) fn sha256(&self) -> String {
+        match self {
+            Weights::Whole(file) => file.sha256(),
+            Weights::Shards(shards) => sha256(shards.iter().map(|shard| shard.file.bytes())),
+        }
+    }
+
+    /// The tensors of all files.
+    ///
+    /// # Errors
+    /// [`ModelError::File`] with the fault of a file; a shard that lacks a tensor of the index, or has one that the index does
+    /// not place in it.
+    pub(super) fn tensors(&self) -> Result<RawDict<'_>, ModelError> {
+        match self {
+            Weights::Whole(file) => file.tensors(),
+            Weights::Shards(shards) => {
+                let mut all = RawDict::new();
+                for shard in shards {
+                    all.extend(shard.tensors()?);
+                }
+                Ok(all)
+            }
+        }
+    }
+}
+
+impl Shard {
+    fn tensors(&self) -> Result<RawDict<'_>, ModelError> {
+        let tensors = self.file.tensors()?;
+        let missing: Vec<&str> =
+            self.listed.iter().filter(|name| !tensors.contains_key(*name)).map(String::as_str).collect();
+        let unlisted: Vec<&str> =
+            tensors.keys().filter(|name| !self.listed.contains(*name)).map(String::as_str).collect();
+        let problem = match (missing.as_slice(), unlisted.as_slice()) {
+            ([], []) => return Ok(tensors),
+            ([], unlisted) => {
+                format!("has tensors that the index does not place in it: {}", name_list(unlisted))
+            }
+            (missing, _) => format!("lacks tensors that the index places in it: {}", name_list(missing)),
+        };
+        let problem =
+            format!("{problem}; the index and its shards are not of one model: download all of them again");
+        Err(ModelError::file(&self.file.path, problem))
+    }
+}
+
+/// The files that the index at `path` lists, each with its tensors. A tensor that is listed twice is an error of its JSON.
+fn shards(path: &Path) -> Result<BTreeMap<PathBuf, BTreeSet<String>>, ModelError> {
+    let index = Json::read(path)?;
+    let missing = || index.error("weight_map", "is missing: the file is no index of shards");
+    let map = index.object("weight_map")?.ok_or_else(missing)?;
+    let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for tensor in map.names() {
+        let file = map.text(tensor)?.ok_or_else(|| map.error(tensor, "names no file"))?;
+        files.entry(file).or_default().insert(tensor.to_owned());
+    }
+    if files.is_empty() || files.len() > MAX_SHARDS {
+        let problem = format!("lists {} files; a model has 1 to {MAX_SHARDS} shards", files.len());
+        return Err(ModelError::file(path, problem));
+    }
+    files.into_iter().map(|(file, tensors)| Ok((shard_path(path, &file)?, tensors))).collect()
+}
+
+/// The path of the shard `name` of the index at `index`.
+///
+/// # Errors
+/// `name` is no plain file name, or a link that leads out of the folder in which the index, or the file that a link of its
+/// name leads to, lies. (In the cache of Hugging Face's hub all files of a model are links into one folder.)
+fn shard_path(index: &Path, name: &str) -> Result<PathBuf, ModelError> {
+    let folder = index.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut components = Path::new(name).components();
+    let plain = matches!((components.next(), components.next()), (Some(Component::Normal(_)), None));
+    if !plain || name.contains(['/', '\\', '\0']) {
+        let problem = format!(
+            "names the shard `{name}`, which is no plain file name; shards lie in the index's folder"
+        );
+        return Err(ModelError::file(index, problem));
+    }
+    let path = folder.join(name);
+    let real = |path: &Path| path.canonicalize().map_err(|error| ModelError::io(path, error));
+    let (shard, own) = (real(&path)?, real(index)?);
+    if shard.parent() != own.parent() && shard.parent() != Some(&real(folder)?) {
+        let problem = format!(
+            "names the shard `{name}`, a link that leads out of the index's folder; copy the file there"
+        );
+        return Err(ModelError::file(index, problem));
+    }
+    Ok(path)
+}
