@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes the images of `tests/pillow.rs` and the results of Pillow, torchvision and timm on them.
+"""Makes the images of `tests/it/pillow.rs` and the results of Pillow, torchvision and timm on them.
 
     make_fixtures.py                       the committed fixtures, in tests/fixtures
     make_fixtures.py --large FOLDER        200 images of random sizes and every mode; run the test on them with

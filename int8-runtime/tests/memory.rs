@@ -1,6 +1,8 @@
 //! Weights are packed once for any number of engines, and inferences after the first three allocate nothing. INT8
 //! weights are not on the heap; those in f32, and what belongs to INT8 weights, show that they are shared.
 
+#[path = "it/common.rs"]
+#[allow(dead_code, unused_imports)] // It serves the other tests, too.
 mod common;
 
 use std::sync::Arc;

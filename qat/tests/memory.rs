@@ -1,5 +1,7 @@
 //! The memory of a training with and without recomputed activations.
 
+#[path = "it/common.rs"]
+#[allow(dead_code, unused_imports)] // It serves the other tests, too.
 mod common;
 
 use candle_core::Device;

@@ -2,8 +2,8 @@
 """Writes JPEG files of every kind, made from photographs, and the hashes of Pillow's pixels, for `pillow.rs`:
 
     python data/jpeg/tests/make_jpegs.py FOLDER PHOTOS... [--count 200] [--jpegtran PATH]
-    SWINQ_JPEGS=FOLDER cargo test -p swinq-jpeg --test pillow
-    SWINQ_JPEGS=FOLDER cargo test -p swinq-jpeg --test pillow --no-default-features     # without vector code
+    SWINQ_JPEGS=FOLDER cargo test -p swinq-jpeg pillow::
+    SWINQ_JPEGS=FOLDER cargo test -p swinq-jpeg pillow:: --no-default-features     # without vector code
 
 PHOTOS are folders or zip archives of JPEG files. Each photograph is kept as it is, and encoded again by Pillow in the
 kinds of `variants`. Arithmetic coding needs libjpeg-turbo's jpegtran. `pixels.tsv` has lines

@@ -1,0 +1,12 @@
+//! Tests of calibration and its parts: observers, calibrators, reconstruction, rounding. They are one program, because each program
+//! would link everything again.
+
+mod calibration;
+mod calibrators;
+mod channels;
+mod common;
+mod merging;
+mod parts;
+mod reconstruction;
+mod rounding;
+mod weights;

@@ -1,0 +1,112 @@
+//! The loader: batches, corrupt images and prefetching.
+
+use std::fs;
+use std::path::PathBuf;
+
+use crate::common;
+use swinq_data::{Dataset, Layout, Loader, LoaderOptions, Split};
+use swinq_model::{Batch, BatchSource, Resize, Transform};
+use tempfile::TempDir;
+
+fn small() -> Transform {
+    Transform { size: 16, resize: Resize::Direct, ..Transform::microsoft(16, true) }
+}
+
+/// 23 images of two classes; images 5 and 11 are damaged.
+fn damaged_folder() -> TempDir {
+    common::damaged_folder(|i| format!("val/{}/{i:02}.png", if i < 12 { "a" } else { "b" }))
+}
+
+fn options(skip_corrupt: usize) -> LoaderOptions {
+    LoaderOptions { batch_size: 4, threads: 3, prefetch: 2, skip_corrupt }
+}
+
+fn loader(root: &TempDir, options: LoaderOptions) -> Loader {
+    let dataset = Dataset::open(root.path(), Split::Val).unwrap();
+    let ids = dataset.sample(None, 0);
+    Loader::new(dataset, ids, small(), options).unwrap()
+}
+
+#[test]
+fn batches_do_not_depend_on_order_or_threads() {
+    let root = damaged_folder();
+    let mut reference = loader(&root, LoaderOptions { threads: 1, prefetch: 0, ..options(2) });
+    assert_eq!((reference.batches(), reference.images()), (6, 23));
+    let batches: Vec<Batch> = (0..6).map(|i| reference.batch(0, i).unwrap()).collect();
+    assert_eq!(batches.iter().flat_map(|b| b.ids.clone()).count(), 21);
+    assert_eq!(batches[1].ids, [4, 6, 7]);
+    assert_eq!(batches[1].labels, [0, 0, 0]);
+    assert_eq!(batches[3].labels, [1, 1, 1, 1]);
+    assert!(batches.iter().all(|b| b.pixels.len() == b.len() * 16 * 16 * 3));
+    assert_ne!(batches[0].pixels[..768], batches[0].pixels[768..1536]);
+    for threads in [0, 1, 2, 7] {
+        let mut loader = loader(&root, LoaderOptions { threads, prefetch: 3, ..options(2) });
+        for epoch in 0..2 {
+            for index in [0, 1, 2, 5, 0, 3, 3, 1, 4, 2] {
+                assert_eq!(loader.batch(epoch, index).unwrap(), batches[index], "{threads} {index}");
+            }
+        }
+        assert_eq!(loader.skipped().len(), 2);
+        assert!(loader.skipped()[0].contains("05.png"), "{:?}", loader.skipped());
+    }
+}
+
+#[test]
+fn corrupt_images_beyond_the_limit_are_errors() {
+    let root = damaged_folder();
+    let error = loader(&root, options(0)).batch(0, 1).unwrap_err().to_string();
+    assert!(error.contains("05.png") && error.contains("truncated"), "{error}");
+    let mut one = loader(&root, options(1));
+    assert_eq!(one.batch(0, 1).unwrap().ids, [4, 6, 7]);
+    assert_eq!(one.batch(1, 1).unwrap().ids, [4, 6, 7]);
+    let error = one.batch(0, 2).unwrap_err().to_string();
+    assert!(
+        error.contains("11.png")
+            && error.contains("the limit of corrupt images to leave out (1) was reached"),
+        "{error}"
+    );
+    assert_eq!(one.batch(0, 3).unwrap().len(), 4);
+    assert!(one.batch(0, 6).unwrap_err().to_string().contains("beyond the epoch"));
+}
+
+#[test]
+fn a_file_that_vanishes_is_not_a_corrupt_image() {
+    let root = damaged_folder();
+    let mut loader = loader(&root, options(9));
+    fs::remove_file(root.path().join("val/b/22.png")).unwrap();
+    assert!(loader.batch(0, 5).unwrap_err().to_string().contains("22.png"));
+}
+
+#[test]
+fn dropping_a_loader_that_prefetches_returns() {
+    let root = damaged_folder();
+    for reads in [0, 1, 3] {
+        let mut loader = loader(&root, LoaderOptions { prefetch: 100, ..options(9) });
+        for index in 0..reads {
+            loader.batch(0, index).unwrap();
+        }
+    }
+}
+
+#[test]
+fn cifar10_opens_and_samples_evenly() {
+    let Some(data) = std::env::var_os("SWINQ_DATA").map(PathBuf::from) else {
+        eprintln!(
+            "SKIPPED: cifar10_opens_and_samples_evenly; set SWINQ_DATA to the folder that holds data/cifar10"
+        );
+        return;
+    };
+    let dataset = Dataset::open(&data.join("data/cifar10"), Split::Train).unwrap();
+    assert_eq!((dataset.len(), dataset.num_classes(), dataset.layout()), (50_000, Some(10), Layout::Zip));
+    assert_eq!(dataset.class_names().unwrap()[9], "truck");
+    let ids = dataset.sample(Some(200), 1);
+    let mut loader =
+        Loader::new(dataset, ids.clone(), Transform::microsoft(32, true), LoaderOptions::default()).unwrap();
+    let mut counts = [0; 10];
+    for index in 0..loader.batches() {
+        let batch = loader.batch(0, index).unwrap();
+        assert_eq!(batch.ids, ids.slice(index * 8..index * 8 + 8));
+        batch.labels.iter().for_each(|&label| counts[label as usize] += 1);
+    }
+    assert_eq!(counts, [20; 10]);
+}

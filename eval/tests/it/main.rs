@@ -1,0 +1,7 @@
+//! Tests of figures, results, text and reports. One program, because each would link everything again.
+
+mod common;
+mod figures;
+mod html;
+mod results;
+mod text;

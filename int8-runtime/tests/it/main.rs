@@ -1,0 +1,6 @@
+//! Tests of the engine. One program, because each would link everything again.
+
+mod common;
+mod engine;
+mod odd_shapes;
+mod variants;

@@ -1,0 +1,11 @@
+//! The conformance suites. One program, because each would link everything again.
+
+mod attention;
+mod fused_block;
+mod heads;
+mod layer_norm;
+mod linear;
+mod patches;
+mod rows_f32;
+mod sizes;
+mod support;

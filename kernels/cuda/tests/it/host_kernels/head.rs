@@ -1,0 +1,136 @@
+//! `head.cu`: the mean of normalised tokens, and the linear layer in f32.
+
+use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
+use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_numerics::{Quantizer, reference};
+use swinq_testing::{Rng, assert_same, step};
+
+use crate::host_kernels::compiler::Compiler;
+use crate::host_kernels::launch::{Launch, floats, words};
+use crate::host_kernels::rows::{self, half_floats, to_halves};
+
+const EPSILON: f32 = 1e-5;
+
+/// LayerNorm of each token of one image, `[tokens, columns]`, then the mean over the tokens.
+fn pooled(stream: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f32> {
+    let mut normed = vec![0.0; stream.len()];
+    for (x, out) in stream.chunks_exact(gamma.len()).zip(normed.chunks_exact_mut(gamma.len())) {
+        reference::layer_norm_row(x, gamma, beta, EPSILON, out);
+    }
+    let mut mean = vec![0.0; gamma.len()];
+    reference::mean_of_rows(&normed, &mut mean);
+    mean
+}
+
+#[test]
+fn pooling_gives_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let stores = [
+        (StreamType::F32, DeviceStore::Float),
+        (StreamType::F32, DeviceStore::Codes(step(0.015625))),
+        (StreamType::F32, DeviceStore::FakeFloat(step(0.015625))),
+        (StreamType::F16, DeviceStore::Half),
+        (StreamType::F16, DeviceStore::Float),
+        (StreamType::F16, DeviceStore::Codes(step(0.015625))),
+    ];
+    // Fewer and more tokens than the block's groups of four lanes or its warps process at once; full and partial
+    // groups of sixteen columns, and partial chunks of an f16 row; rows for which a block has fewer warps.
+    for (images, tokens, columns) in
+        [(2, 49, 96), (1, 1, 32), (3, 130, 40), (1, 49, 768), (5, 5, 268), (1, 9, 1536)]
+    {
+        let mut rng = Rng(tokens as u64);
+        let values: Vec<f32> =
+            (0..images * tokens * columns).map(|_| rng.float() * 3.0 + rng.float()).collect();
+        let stream = half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values)));
+        let (gamma, beta) = (rng.floats(columns, 2.0), rng.floats(columns, 0.5));
+        let want: Vec<f32> =
+            stream.chunks_exact(tokens * columns).flat_map(|x| pooled(x, &gamma, &beta)).collect();
+        for (elements, store) in stores {
+            let program = DevicePool::program(columns, elements, store);
+            let config = DevicePool::launch((images, tokens), columns, elements);
+            let launch = Launch::new(&program, config);
+            let launch = match elements {
+                StreamType::F32 => launch.activation(&stream),
+                StreamType::F16 => launch.activation(&to_halves(&stream)),
+            };
+            let launch = rows::output(launch.array(&gamma).array(&beta), images, columns, store);
+            let launch = launch.activation(&[0_u32]);
+            let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));
+            let got = rows::step_of(launch.float(EPSILON), store).run(compiler);
+            let what = format!("({images}, {tokens}, {columns}) {elements:?} {store:?}");
+            assert_eq!(words(&got[got.len() - 1]), [0], "{what}: the overflow flag");
+            let got = &got[got.len() - 2];
+            match elements {
+                StreamType::F32 => rows::check(got, &want, columns, store, &what),
+                // Norms and sums are f32, in another order.
+                StreamType::F16 => {
+                    let want: Vec<f64> = want.iter().map(|&x| f64::from(x)).collect();
+                    rows::check_near(got, &want, 5e-6, columns, store, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pooling_an_f16_stream_that_is_not_finite_raises_the_flag() {
+    let Some(compiler) = Compiler::get() else { return };
+    let (tokens, columns) = (49, 96);
+    let mut stream = vec![1.0_f32; tokens * columns];
+    stream[48 * columns + 3] = f32::INFINITY;
+    let ones = vec![1.0_f32; columns];
+    let store = DeviceStore::Codes(step(0.015625));
+    let config = DevicePool::launch((1, tokens), columns, StreamType::F16);
+    let launch = Launch::new(&DevicePool::program(columns, StreamType::F16, store), config);
+    let launch = launch.activation(&to_halves(&stream)).array(&ones).array(&ones);
+    let launch = rows::output(launch, 1, columns, store).activation(&[0_u32]);
+    let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));
+    let got = rows::step_of(launch.float(EPSILON), store).run(compiler);
+    assert_eq!(words(&got[got.len() - 1]), [1]);
+}
+
+#[test]
+fn the_product_in_f32_gives_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    // Sizes around a block's 16 rows, 32 columns and 64 inputs.
+    let shapes =
+        [(1, 10, 200), (15, 32, 64), (16, 33, 4), (17, 31, 96), (2, 100, 68), (33, 64, 320), (1, 1, 128)];
+    for (m, n, k) in shapes {
+        let mut rng = Rng((m + n + k) as u64);
+        let (x, w, bias) = (rng.floats(m * k, 2.0), rng.floats(n * k, 1.0), rng.floats(n, 1.0));
+        let stride = n.next_multiple_of(4);
+        let column = |i: usize| (i % stride < n).then(|| w[i % stride * k + i / stride]);
+        // The padding of the weight's rows must not affect the result.
+        let transposed: Vec<f32> = (0..k * stride).map(|i| column(i).unwrap_or(f32::NAN)).collect();
+        for output in [None, Some(step(0.25))] {
+            let launch =
+                Launch::new(&DeviceLinearF32::program(output.is_some()), DeviceLinearF32::launch(m, n));
+            let launch = launch.activation(&x).array(&transposed).array(&bias);
+            let launch = launch
+                .float(output.map_or(1.0, Quantizer::recip))
+                .float(output.map_or(1.0, Quantizer::scale));
+            let launch = launch.activation(&vec![f32::NAN; m * n]).int(m).int(n).int(k).int(stride);
+            let got = launch.run(compiler);
+            let want = (0..m * n).map(|i| {
+                let mut sum = [f32::NAN];
+                reference::accumulate_f32(&x[i / n * k..][..k], &w[i % n * k..][..k], &mut sum);
+                reference::epilogue_f32(sum[0], bias[i % n], output, None)
+            });
+            assert_same(
+                &floats(&got[3]),
+                &want.collect::<Vec<f32>>(),
+                &format!("({m}, {n}, {k}) {output:?}"),
+            );
+        }
+    }
+}
+
+/// A product that underflows to -0, and a bias of -0.
+#[test]
+fn a_zero_keeps_its_sign() {
+    let Some(compiler) = Compiler::get() else { return };
+    let launch = Launch::new(&DeviceLinearF32::program(false), DeviceLinearF32::launch(1, 4));
+    let launch = launch.activation(&[-1e-30_f32; 4]).array(&[1e-30_f32; 16]).array(&[-0.0_f32; 4]);
+    let launch = launch.float(1.0).float(1.0).activation(&[f32::NAN; 4]).int(1).int(4).int(4).int(4);
+    assert!(floats(&launch.run(compiler)[3]).iter().all(|y| y.to_bits() == (-0.0_f32).to_bits()));
+}

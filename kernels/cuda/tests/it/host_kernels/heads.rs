@@ -1,0 +1,138 @@
+//! `heads.cu`: the operands of cosine attention.
+
+use swinq_cuda::ops::attention::{HEAD_DIM, low_columns};
+use swinq_cuda::ops::heads::HeadsConfig;
+use swinq_cuda::ops::{StreamType, row_stride};
+use swinq_numerics::{Quantizer, reference};
+use swinq_testing::{Rng, assert_same, step};
+
+use crate::host_kernels::compiler::Compiler;
+use crate::host_kernels::launch::{Launch, words};
+use crate::host_kernels::rows::{half_floats, to_halves};
+
+/// The fill byte of the output before a launch.
+const UNTOUCHED: u8 = 77;
+
+/// Queries, keys and values of some tokens, in values that are exact in f16.
+struct Case {
+    rows: usize,
+    two_codes: Vec<bool>,
+    x: Vec<f32>,
+}
+
+impl Case {
+    fn new(rows: usize, two_codes: &[bool]) -> Case {
+        let values = Rng(rows as u64).floats(rows * 3 * two_codes.len() * HEAD_DIM, 3.0);
+        let mut x = half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values)));
+        // A vector of zeros, and one with a single value.
+        x[..HEAD_DIM].fill(0.0);
+        if rows > 1 {
+            let width = 3 * two_codes.len() * HEAD_DIM;
+            x[width..width + HEAD_DIM - 1].fill(0.0);
+        }
+        Case { rows, two_codes: two_codes.to_vec(), x }
+    }
+
+    fn heads(&self) -> usize {
+        self.two_codes.len()
+    }
+
+    fn columns(&self, codes: bool) -> usize {
+        let low = self.two_codes.iter().filter(|&&two| two && codes).count();
+        (3 * self.heads() + 2 * low) * HEAD_DIM
+    }
+
+    /// The output and the overflow flag.
+    fn run(&self, compiler: &Compiler, input: StreamType, sites: Option<[Quantizer; 3]>) -> [Vec<u8>; 2] {
+        let config = HeadsConfig { input, codes: sites.is_some() };
+        let launch = Launch::new(&config.program(), HeadsConfig::launch(self.rows, self.heads()));
+        let launch = match input {
+            StreamType::F32 => launch.activation(&self.x),
+            StreamType::F16 => launch.activation(&to_halves(&self.x)),
+        };
+        let low = (config.codes && self.two_codes.contains(&true)).then(|| low_columns(&self.two_codes));
+        let bytes = if config.codes { 1 } else { 2 };
+        let stride = row_stride(self.columns(config.codes), bytes);
+        let launch = launch.optional(low.as_deref()).activation(&vec![UNTOUCHED; self.rows * stride * bytes]);
+        let launch = launch.activation(&[0_u32]).int(self.rows).int(self.heads()).int(stride);
+        let recips = sites.map_or([1.0; 3], |sites| sites.map(Quantizer::recip));
+        let mut buffers = recips.into_iter().fold(launch, Launch::float).run(compiler);
+        let flag = buffers.pop().unwrap();
+        [buffers.pop().unwrap(), flag]
+    }
+
+    /// Normalised queries and keys, and the values.
+    fn normalized(&self) -> Vec<f32> {
+        let mut y = self.x.clone();
+        for row in y.chunks_exact_mut(3 * self.heads() * HEAD_DIM) {
+            row.chunks_exact_mut(HEAD_DIM).take(2 * self.heads()).for_each(reference::normalize);
+        }
+        y
+    }
+
+    /// The rows of codes.
+    fn codes(&self, sites: [Quantizer; 3]) -> Vec<u8> {
+        let columns = self.heads() * HEAD_DIM;
+        let mut codes = Vec::new();
+        for row in self.normalized().chunks_exact(3 * columns) {
+            for (part, site) in row.chunks_exact(columns).zip(sites) {
+                codes.extend(part.iter().map(|&y| site.code(y).cast_unsigned()));
+            }
+            for (part, site) in row.chunks_exact(columns).zip(sites).take(2) {
+                for head in (0..self.heads()).filter(|&head| self.two_codes[head]) {
+                    let low = |&y: &f32| reference::low_code(y * site.recip()).cast_unsigned();
+                    codes.extend(part[head * HEAD_DIM..][..HEAD_DIM].iter().map(low));
+                }
+            }
+        }
+        codes
+    }
+}
+
+fn cases() -> [Case; 4] {
+    [
+        Case::new(49, &[false; 3]),
+        Case::new(64, &[false, true, true]),
+        Case::new(1, &[true]),
+        Case::new(13, &[true, false, false, true, false]),
+    ]
+}
+
+#[test]
+fn codes_are_those_of_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let sites = [1.0 / 127.0, 1.0 / 127.0, 0.02].map(step);
+    for case in cases() {
+        let want = case.codes(sites);
+        for input in [StreamType::F16, StreamType::F32] {
+            let [got, flag] = case.run(compiler, input, Some(sites));
+            assert_eq!(got, want, "{} rows of {:?}, {input:?}", case.rows, case.two_codes);
+            assert_eq!(words(&flag), [0]);
+        }
+    }
+}
+
+#[test]
+fn halves_are_those_of_the_reference_rounded_once() {
+    let Some(compiler) = Compiler::get() else { return };
+    for case in cases() {
+        let want = half_floats(&crate::host_kernels::launch::bytes(&to_halves(&case.normalized())));
+        for input in [StreamType::F16, StreamType::F32] {
+            let [got, _] = case.run(compiler, input, None);
+            assert_same(&half_floats(&got), &want, &format!("{} rows, {input:?}", case.rows));
+        }
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_raises_the_flag() {
+    let Some(compiler) = Compiler::get() else { return };
+    let mut case = Case::new(5, &[true, false]);
+    let last = case.x.len() - 1;
+    for (at, value) in [(40, f32::INFINITY), (last, f32::NAN), (last, f32::NEG_INFINITY)] {
+        let kept = std::mem::replace(&mut case.x[at], value);
+        let [_, flag] = case.run(compiler, StreamType::F16, Some([step(0.01); 3]));
+        assert_eq!(words(&flag), [1], "{value} at {at}");
+        case.x[at] = kept;
+    }
+}

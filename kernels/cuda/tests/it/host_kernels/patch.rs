@@ -1,0 +1,232 @@
+//! Patch embedding from pixels to the residual stream: `patch.cu`, and `patch_half.cu` for an f16 stream.
+
+use swinq_cuda::LaunchConfig;
+use swinq_cuda::ops::linear::pack::pack_half;
+use swinq_cuda::ops::patch::PatchConfig;
+use swinq_cuda::ops::{DeviceStore, StreamType};
+use swinq_kernels::{Patches, Pool, RowOut};
+use swinq_numerics::{Quantizer, RowStore, reference};
+use swinq_testing::{Rng, step};
+
+use crate::host_kernels::compiler::Compiler;
+use crate::host_kernels::launch::Launch;
+use crate::host_kernels::rows::{self, to_halves};
+
+const EPSILON: f32 = 1e-5;
+
+/// A patch embedding and its images.
+struct Case {
+    images: usize,
+    size: usize,
+    config: PatchConfig,
+    pixels: Vec<u8>,
+    lookup: [[f32; 256]; 3],
+    /// `[columns, 3 * patch * patch]`.
+    weight: Vec<f32>,
+    bias: Vec<f32>,
+    multiplier: Vec<f32>,
+    output: Option<Quantizer>,
+    gamma: Vec<f32>,
+    beta: Vec<f32>,
+    position: Vec<f32>,
+}
+
+impl Case {
+    fn new(images: usize, size: usize, config: PatchConfig) -> Case {
+        let mut rng = Rng((size + config.columns) as u64);
+        let PatchConfig { patch, columns, integer, output, .. } = config;
+        let code = |byte: u8| f32::from(byte.cast_signed());
+        // Codes of a quantized input, or normalised values.
+        let pixel = |byte: usize| match integer {
+            true => code((byte ^ 0x80) as u8),
+            false => (byte as f32 / 255.0 - 0.45) / 0.225,
+        };
+        let weight: Vec<f32> = match integer {
+            true => rng.bytes(columns * 3 * patch * patch).into_iter().map(code).collect(),
+            false => rng.floats(columns * 3 * patch * patch, 0.5),
+        };
+        // For tensor cores, the f16 values have so few bits that sums are exact in any order.
+        let rounded = |x: f32, parts: f32| if config.half() { (x * parts).round() / parts } else { x };
+        let weight = weight.into_iter().map(|w| rounded(w, 64.0)).collect();
+        let pixel = |byte| rounded(pixel(byte), 16.0);
+        Case {
+            pixels: rng.bytes(images * size * size * 3),
+            lookup: std::array::from_fn(|channel| std::array::from_fn(|b| pixel(b * (255 - channel) / 255))),
+            weight,
+            bias: rng.floats(columns, 1.0),
+            multiplier: rng.floats(columns, 0.001),
+            output: output.then(|| step(0.0625)),
+            gamma: rng.floats(columns, 2.0),
+            beta: rng.floats(columns, 1.0),
+            position: rng.floats((size / patch).pow(2) * columns, 1.0),
+            images,
+            size,
+            config,
+        }
+    }
+
+    /// Number of tokens of all images.
+    fn tokens(&self) -> usize {
+        self.images * (self.size / self.config.patch).pow(2)
+    }
+
+    fn k(&self) -> usize {
+        3 * self.config.patch * self.config.patch
+    }
+
+    fn store(&self) -> DeviceStore {
+        if self.config.stream == StreamType::F32 { DeviceStore::Float } else { DeviceStore::Half }
+    }
+
+    fn launch(&self) -> Launch {
+        self.launch_as(self.config.launch(self.tokens()))
+    }
+
+    fn launch_as(&self, config: LaunchConfig) -> Launch {
+        let PatchConfig { columns, integer, norm, position, .. } = self.config;
+        let (tokens, k) = (self.tokens(), self.k());
+        let recip = self.output.map_or(1.0, Quantizer::recip);
+        let scale: Vec<f32> =
+            self.multiplier.iter().map(|&m| if integer { m * recip } else { recip }).collect();
+        let launch = Launch::new(&self.config.program(), config).activation(&self.pixels);
+        let launch = if self.config.half() {
+            let row = k.next_multiple_of(16) + 8;
+            launch.array(&to_halves(self.lookup.as_flattened())).array(&pack_half(
+                &self.weight,
+                columns,
+                k,
+                row,
+            ))
+        } else {
+            let transposed: Vec<f32> =
+                (0..k * columns).map(|i| self.weight[i % columns * k + i / columns]).collect();
+            launch.array(self.lookup.as_flattened()).array(&transposed)
+        };
+        let launch = launch
+            .array(&self.bias)
+            .optional((integer || self.output.is_some()).then_some(&scale[..]))
+            .optional(norm.then_some(&self.gamma[..]))
+            .optional(norm.then_some(&self.beta[..]))
+            .optional(position.then_some(&self.position[..]));
+        let launch = rows::output(launch, tokens, columns, self.store()).int(self.size).int(tokens);
+        launch.int(columns).float(self.output.map_or(1.0, Quantizer::scale)).float(EPSILON)
+    }
+
+    /// Rows `[tokens, k]` of normalised pixels.
+    fn patches(&self) -> Vec<f32> {
+        let mut rows = vec![f32::NAN; self.tokens() * self.k()];
+        let op = Patches::new(self.size, self.config.patch, &self.lookup, RowStore::F32);
+        op.run(&mut Pool::new(1), self.images, &self.pixels, RowOut::F32(&mut rows));
+        rows
+    }
+
+    /// The linear layer's output for a patch and a column, including the bias.
+    fn value(&self, patch: &[f32], column: usize) -> f32 {
+        let weight = &self.weight[column * self.k()..][..self.k()];
+        if self.config.integer {
+            let codes = |x: &[f32]| -> Vec<i8> { x.iter().map(|&x| x as i8).collect() };
+            let sum = reference::accumulate_i8(&codes(patch), &codes(weight));
+            return reference::epilogue_i8(
+                sum,
+                self.multiplier[column],
+                self.bias[column],
+                self.output,
+                None,
+            );
+        }
+        let mut sum = [f32::NAN];
+        reference::accumulate_f32(patch, weight, &mut sum);
+        reference::epilogue_f32(sum[0], self.bias[column], self.output, None)
+    }
+
+    /// The stream computed by the reference.
+    fn want(&self) -> Vec<f32> {
+        let (columns, mut stream) = (self.config.columns, Vec::new());
+        for (token, patch) in self.patches().chunks_exact(self.k()).enumerate() {
+            let mut row: Vec<f32> = (0..columns).map(|c| self.value(patch, c)).collect();
+            if self.config.norm {
+                let x = row.clone();
+                reference::layer_norm_row(&x, &self.gamma, &self.beta, EPSILON, &mut row);
+            }
+            if self.config.position {
+                let at = token % (self.position.len() / columns) * columns;
+                row.iter_mut().zip(&self.position[at..]).for_each(|(x, p)| *x += p);
+            }
+            stream.extend(row);
+        }
+        stream
+    }
+}
+
+/// One patch; full and partial blocks of 32 tokens; patches of 1, 2 and 4 pixels.
+#[test]
+fn the_stream_is_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let base = PatchConfig {
+        patch: 4,
+        columns: 96,
+        integer: false,
+        output: false,
+        norm: true,
+        position: false,
+        stream: StreamType::F32,
+    };
+    let cases = [
+        Case::new(1, 4, base),
+        Case::new(2, 28, PatchConfig { position: true, ..base }),
+        Case::new(2, 16, PatchConfig { integer: true, ..base }),
+        Case::new(
+            3,
+            12,
+            PatchConfig { integer: true, output: true, columns: 40, stream: StreamType::F16, ..base },
+        ),
+        Case::new(1, 18, PatchConfig { patch: 2, columns: 40, norm: false, position: true, ..base }),
+        Case::new(
+            1,
+            7,
+            PatchConfig { patch: 1, columns: 8, output: true, norm: false, stream: StreamType::F16, ..base },
+        ),
+    ];
+    for case in cases {
+        assert!(!case.config.half());
+        let got = case.launch().run(compiler);
+        let what = format!("{} images of {}, {:?}", case.images, case.size, case.config);
+        rows::check(&got[got.len() - 1], &case.want(), case.config.columns, case.store(), &what);
+    }
+}
+
+/// Sums are exact; the norm is f32, in two passes. Covers full and partial groups of 64 tokens, patches of 1,
+/// 2 and 4 pixels, and blocks that process several groups.
+#[test]
+fn an_f16_stream_is_near_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let base = PatchConfig {
+        patch: 4,
+        columns: 96,
+        integer: false,
+        output: false,
+        norm: true,
+        position: false,
+        stream: StreamType::F16,
+    };
+    let cases = [
+        Case::new(1, 4, base),
+        Case::new(2, 32, PatchConfig { position: true, ..base }),
+        Case::new(3, 28, PatchConfig { integer: true, ..base }),
+        Case::new(2, 24, PatchConfig { integer: true, output: true, columns: 128, ..base }),
+        Case::new(1, 28, PatchConfig { output: true, columns: 256, position: true, ..base }),
+        Case::new(1, 18, PatchConfig { patch: 2, columns: 32, norm: false, position: true, ..base }),
+        Case::new(1, 9, PatchConfig { patch: 1, columns: 64, output: true, norm: false, ..base }),
+    ];
+    for case in cases {
+        assert!(case.config.half());
+        let want: Vec<f64> = case.want().into_iter().map(f64::from).collect();
+        let config = case.config.launch(case.tokens());
+        let one_block = LaunchConfig { grid: [1, 1, 1], ..config };
+        let [got, walked] =
+            [config, one_block].map(|config| case.launch_as(config).run(compiler).pop().unwrap());
+        let what = format!("{} images of {}, {:?}", case.images, case.size, case.config);
+        assert!(got == walked, "{what}: a block that walks gives other bits");
+        rows::check_near(&got, &want, 5e-6, case.config.columns, case.store(), &what);
+    }
+}

@@ -1,0 +1,303 @@
+//! `window_block.cu`: the attention half of a transformer block.
+
+use swinq_cuda::ops::Int8Linear;
+use swinq_cuda::ops::attention::HEAD_DIM;
+use swinq_cuda::ops::window_block::{
+    WindowBlockConfig, WindowBlockSpec, WindowForm, constants, scales, two_codes,
+};
+use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, PAD, Probs, Quantizer, RowStore, reference};
+use swinq_testing::{Rng, assert_varied, step, window_map};
+
+use crate::host_kernels::compiler::Compiler;
+use crate::host_kernels::launch::{Launch, words};
+use crate::host_kernels::rows::{half_floats, to_halves};
+
+const EPSILON: f32 = 1e-5;
+const SCALE: f32 = 0.176_776_7;
+/// Shared memory of a block on sm_90.
+const SHARED: u32 = 227 << 10;
+
+/// An INT8 linear layer.
+struct Layer {
+    codes: Vec<i8>,
+    multiplier: Vec<f32>,
+    bias: Vec<f32>,
+}
+
+impl Layer {
+    /// Results for random codes have a standard deviation of about 1.
+    fn new(rng: &mut Rng, n: usize, k: usize) -> Layer {
+        let codes = rng.bytes(n * k).into_iter().map(u8::cast_signed).collect();
+        let multiplier =
+            rng.floats(n, 1.0).iter().map(|x| (0.5 + x.abs()) * 3e-4 / (k as f32).sqrt()).collect();
+        Layer { codes, multiplier, bias: rng.floats(n, 0.5) }
+    }
+
+    fn int8(&self, input: Quantizer) -> Int8Linear<'_> {
+        Int8Linear { codes: &self.codes, multiplier: &self.multiplier, bias: Some(&self.bias), input }
+    }
+
+    fn apply(&self, x: &[i8]) -> Vec<f32> {
+        let column = |(c, weight): (usize, &[i8])| {
+            let sum = reference::accumulate_i8(x, weight);
+            reference::epilogue_i8(sum, self.multiplier[c], self.bias[c], None, None)
+        };
+        self.codes.chunks_exact(x.len()).enumerate().map(column).collect()
+    }
+}
+
+/// Windows of several images, with padding, and the parameters of a block.
+struct Case {
+    form: WindowForm,
+    heads: usize,
+    /// The factor of `QK^T` of each head.
+    scales: Vec<f32>,
+    /// Whether each head has two codes for each query and key; empty if none has.
+    two_codes: Vec<bool>,
+    /// Number of tokens of a window, of windows of an image, and of images.
+    n: usize,
+    windows: usize,
+    images: usize,
+    /// Token of each row of an image's windows, and the number of tokens.
+    map: Vec<u32>,
+    tokens: usize,
+    stream: Vec<f32>,
+    norm: (Vec<f32>, Vec<f32>),
+    qkv: Layer,
+    proj: Layer,
+    bias: Vec<f32>,
+    regions: Option<Vec<u8>>,
+}
+
+impl Case {
+    /// The first window has one region, and the others have several.
+    fn new(heads: usize, n: usize, windows: usize, images: usize, masked: bool) -> Case {
+        let mut rng = Rng((100 * heads + n) as u64);
+        let channels = heads * HEAD_DIM;
+        // The map is that of one of two equal images.
+        let (map, _) = window_map(2 * windows * n);
+        let values: Vec<f32> =
+            (0..images * map.tokens() * channels).map(|_| rng.float() * 3.0 + 5.0).collect();
+        Case {
+            form: WindowForm::PreNorm,
+            heads,
+            scales: vec![SCALE; heads],
+            two_codes: Vec::new(),
+            n,
+            windows,
+            images,
+            tokens: map.tokens(),
+            stream: half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values))),
+            norm: (rng.floats(channels, 1.5), rng.floats(channels, 0.3)),
+            qkv: Layer::new(&mut rng, 3 * channels, channels),
+            proj: Layer::new(&mut rng, channels, channels),
+            bias: rng.floats(heads * n * n, 2.0),
+            regions: masked
+                .then(|| (0..windows * n).map(|i| if i < n { 3 } else { (i % 5 / 2) as u8 }).collect()),
+            map: map.rows().to_vec(),
+        }
+    }
+
+    /// The same in the form of Swin V2; every second head has two codes if `two_codes`.
+    fn cosine(self, two_codes: bool) -> Case {
+        let of_head = |head: usize| two_codes && head.is_multiple_of(2);
+        let scales = (0..self.heads).map(|head| if of_head(head) { 40.0 } else { 9.0 }).collect();
+        let low = (0..self.heads).filter(|_| two_codes).map(of_head).collect();
+        Case { form: WindowForm::PostNorm { two_codes }, scales, two_codes: low, ..self }
+    }
+
+    fn post_norm(&self) -> bool {
+        self.form != WindowForm::PreNorm
+    }
+
+    fn spec(&self) -> WindowBlockSpec<'_> {
+        WindowBlockSpec {
+            post_norm: self.post_norm(),
+            norm: (&self.norm.0, &self.norm.1),
+            epsilon: EPSILON,
+            qkv: self.qkv.int8(self.input()),
+            attention: AttentionSpec {
+                heads: self.heads,
+                head_dim: HEAD_DIM,
+                tokens: self.n,
+                windows: self.windows,
+                scales: &self.scales,
+                two_codes: &self.two_codes,
+                mask: -100.0,
+                bias: &self.bias,
+                regions: self.regions.as_deref(),
+                quant: self.quant(),
+                store: RowStore::F32,
+            },
+            proj: self.proj.int8(projection_input()),
+        }
+    }
+
+    /// Runs the kernel on a device with one multiprocessor: the groups of a block loop over the windows.
+    fn run(&self, compiler: &Compiler, stream: &[u16]) -> (Vec<f32>, u32) {
+        let config = WindowBlockConfig::new(self.form, self.heads, self.n, SHARED).unwrap();
+        let (spec, total) = (self.spec(), self.images * self.windows);
+        let several = |window: &[u8]| u8::from(window.iter().any(|r| *r != window[0]));
+        let padded = |window: &[u8]| [window, &vec![0; 64 - self.n]].concat();
+        let regions = self.regions.as_ref().map(|r| r.chunks_exact(self.n));
+        let masked: Option<Vec<u8>> = regions.clone().map(|windows| windows.map(several).collect());
+        let regions: Option<Vec<u8>> = regions.map(|windows| windows.flat_map(padded).collect());
+        let launch = Launch::new(&config.program(), config.launch(total, 1))
+            .activation(stream)
+            .array(&self.map)
+            .array(&constants(&config, &spec))
+            .optional(regions.as_deref())
+            .optional(masked.as_deref())
+            .activation(&[0_u32]);
+        let launch = launch.int(total).int(self.windows).int(self.tokens).float(EPSILON);
+        let launch = scales(&spec).into_iter().fold(launch, Launch::float);
+        let out = launch.int(two_codes(&spec.attention) as usize).run(compiler);
+        (half_floats(&out[0]), words(&out[out.len() - 1])[0])
+    }
+
+    /// The branch that the block adds to each token, computed by the reference.
+    fn branch(&self) -> Vec<f32> {
+        let channels = self.heads * HEAD_DIM;
+        let mut branch = vec![0.0; self.stream.len()];
+        for window in 0..self.images * self.windows {
+            let (image, of_image) = (window / self.windows, window % self.windows);
+            let map = &self.map[of_image * self.n..][..self.n];
+            let row = |&token: &u32| match token {
+                PAD => self.qkv.apply(&vec![0; channels]),
+                token => self.qkv.apply(&self.input_codes(image * self.tokens + token as usize)),
+            };
+            let qkv: Vec<Vec<f32>> = map.iter().map(row).collect();
+            let heads: Vec<Vec<f32>> =
+                (0..self.heads).map(|head| self.attend(&qkv, of_image, head)).collect();
+            for (i, &token) in map.iter().enumerate().filter(|(_, token)| **token != PAD) {
+                let rows = heads.iter().flat_map(|head| &head[i * HEAD_DIM..][..HEAD_DIM]);
+                let codes: Vec<i8> = rows.map(|&y| projection_input().code(y)).collect();
+                let at = (image * self.tokens + token as usize) * channels;
+                branch[at..][..channels].copy_from_slice(&self.projected(&codes));
+            }
+        }
+        branch
+    }
+
+    /// The codes of a token, in Swin V1 after the norm.
+    fn input_codes(&self, token: usize) -> Vec<i8> {
+        let channels = self.heads * HEAD_DIM;
+        let x = &self.stream[token * channels..][..channels];
+        let y = if self.post_norm() { x.to_vec() } else { self.normalised(x) };
+        y.into_iter().map(|y| self.input().code(y)).collect()
+    }
+
+    fn normalised(&self, x: &[f32]) -> Vec<f32> {
+        let mut y = vec![0.0; x.len()];
+        reference::layer_norm_row(x, &self.norm.0, &self.norm.1, EPSILON, &mut y);
+        y
+    }
+
+    /// The projection of a row of codes, in Swin V2 before the norm.
+    fn projected(&self, codes: &[i8]) -> Vec<f32> {
+        let y = self.proj.apply(codes);
+        if self.post_norm() { self.normalised(&y) } else { y }
+    }
+
+    /// Attention of a head of a window.
+    fn attend(&self, qkv: &[Vec<f32>], of_image: usize, head: usize) -> Vec<f32> {
+        let (n, channels) = (self.n, self.heads * HEAD_DIM);
+        let part = |part: usize| -> Vec<f32> {
+            let row = |row: &Vec<f32>| row[part * channels + head * HEAD_DIM..][..HEAD_DIM].to_vec();
+            qkv.iter().flat_map(row).collect()
+        };
+        let (mut q, mut k) = (part(0), part(1));
+        if self.post_norm() {
+            [&mut q, &mut k]
+                .into_iter()
+                .for_each(|x| x.chunks_exact_mut(HEAD_DIM).for_each(reference::normalize));
+        }
+        let mut bias = self.bias[head * n * n..][..n * n].to_vec();
+        if let Some(regions) = &self.regions {
+            let regions = &regions[of_image * n..][..n];
+            for (i, bias) in bias.iter_mut().enumerate() {
+                *bias += if regions[i / n] == regions[i % n] { 0.0 } else { -100.0 };
+            }
+        }
+        let mut out = vec![0.0; n * HEAD_DIM];
+        let two_codes = self.two_codes.get(head).copied().unwrap_or(false);
+        let scores = HeadScores { scale: self.scales[head], two_codes };
+        let operands = (&q[..], &k[..], &part(2)[..]);
+        reference::attention_window(n, HEAD_DIM, operands, scores, &bias, &self.quant(), &mut out);
+        out
+    }
+
+    /// The quantizer of the input of QKV. Some values saturate.
+    fn input(&self) -> Quantizer {
+        step(if self.post_norm() { 0.055 } else { 0.012 })
+    }
+
+    fn quant(&self) -> AttentionQuant {
+        let of_vectors = if self.post_norm() { [1.0 / 127.0; 2] } else { [0.02, 0.021] };
+        let [q, k, v] = [of_vectors[0], of_vectors[1], 0.019].map(|scale| Some(step(scale)));
+        AttentionQuant { q, k, v, scores: None, probs: Probs::U8 }
+    }
+}
+
+/// The quantizer of the input of the projection.
+fn projection_input() -> Quantizer {
+    step(0.008)
+}
+
+/// A code of the result of a head may be off by one, because exponentials and statistics of rows are not
+/// exact; this bounds the effect on the branch.
+#[test]
+fn the_branch_is_near_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let cases = [
+        Case::new(2, 49, 5, 2, true),
+        Case::new(1, 64, 2, 1, true),
+        Case::new(2, 64, 3, 1, true).cosine(false),
+        Case::new(3, 49, 3, 1, true).cosine(true),
+    ];
+    for case in cases {
+        let what = format!("{:?}, {} heads, {} tokens", case.form, case.heads, case.n);
+        let (got, overflow) = case.run(compiler, &to_halves(&case.stream));
+        assert_eq!(overflow, 0, "{what}");
+        let branch = case.branch();
+        let (mut error, mut power) = (0.0, 0.0);
+        for ((got, old), branch) in got.iter().zip(&case.stream).zip(&branch) {
+            let rounding = (old + branch).abs() / 2048.0;
+            let off = f64::from(((got - old - branch).abs() - rounding).max(0.0));
+            assert!(off < 0.1, "{what}: {got} from {old} + {branch}");
+            error += off * off;
+            power += f64::from(branch * branch);
+        }
+        println!("{what}: relative error {:.1e}", (error / power).sqrt());
+        assert!(error < 1e-5 * power, "{what}: relative error {:.1e}", (error / power).sqrt());
+        assert_varied(&got, &what);
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_raises_the_flag() {
+    let Some(compiler) = Compiler::get() else { return };
+    for case in [Case::new(1, 64, 1, 1, false), Case::new(1, 64, 1, 1, false).cosine(false)] {
+        let mut stream = to_halves(&case.stream);
+        stream[case.map[40] as usize * HEAD_DIM + 31] = 0x7c00;
+        assert_eq!(case.run(compiler, &stream).1, 1, "{:?}", case.form);
+    }
+}
+
+#[test]
+fn a_branch_that_overflows_halves_raises_the_flag() {
+    let Some(compiler) = Compiler::get() else { return };
+    let mut case = Case::new(1, 64, 1, 1, false).cosine(false);
+    case.proj.bias[5] = 1e5;
+    assert_eq!(case.run(compiler, &to_halves(&case.stream)).1, 1);
+}
+
+#[test]
+fn blocks_of_wide_streams_have_fewer_groups_or_none() {
+    let new = |form, heads, tokens, shared| WindowBlockConfig::new(form, heads, tokens, shared);
+    let groups = |form| [3, 4, 6, 7].map(|heads| new(form, heads, 49, SHARED).map(|config| config.groups));
+    assert_eq!(groups(WindowForm::PreNorm), [Some(5), Some(5), Some(4), None]);
+    assert_eq!(groups(WindowForm::PostNorm { two_codes: true }), [Some(4), Some(3), Some(3), None]);
+    assert!([48, 65].iter().all(|&tokens| new(WindowForm::PreNorm, 3, tokens, SHARED).is_none()));
+    assert!(new(WindowForm::PreNorm, 3, 49, 48 << 10).is_none(), "a small multiprocessor");
+}

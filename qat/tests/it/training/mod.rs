@@ -1,0 +1,194 @@
+//! Whole trainings of a tiny network: iterations, resuming, damaged checkpoints, divergence.
+
+mod divergence;
+mod iterations;
+mod resuming;
+mod snapshots;
+mod validations;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::common::{Images, calibrated, random, shifted, values};
+use candle_core::Device;
+use swinq_model::quantized::FloatModel;
+use swinq_model::{BoxError, QuantizedModel, SwinConfig};
+use swinq_qat::job::{Course, Identity, Job};
+use swinq_qat::log::IterationRecord;
+use swinq_qat::schedule::Schedule;
+use swinq_qat::{Begin, Hooks, IterationReport, Outcome, QatError, Start, Trainer, Validation, run};
+
+/// A job with every kind of state: learned scales everywhere, accumulation, DropPath, mixed images, a moving average, a
+/// warmup.
+pub(crate) const FULL: &str = "quantization: {activation_scales: learned, weight_scales: learned}\naccumulate: 2\n\
+                        drop_path: 0.3\noptimizer: {lr: 1e-3, lr_scales: 1e-2, ema: 0.9}\nschedule: {warmup_steps: 2}\n\
+                        mixing: {mixup: 0.8, cutmix: 1, probability: 0.7}\n";
+
+/// A job and its models.
+pub(crate) struct Setup {
+    pub(crate) job: Job,
+    pub(crate) float: FloatModel,
+    pub(crate) quantized: Option<QuantizedModel>,
+    pub(crate) folder: tempfile::TempDir,
+}
+
+impl Setup {
+    /// A job of `iterations` with batches of four images. `keys` are further lines of the job; `recipe` is
+    /// the recipe of the calibrated checkpoint, `None` for a float training.
+    pub(crate) fn new(recipe: Option<&str>, iterations: u64, keys: &str) -> Setup {
+        let config = SwinConfig { depths: vec![2, 1], ..shifted() };
+        let float = random(config, 5);
+        let folder = tempfile::tempdir().unwrap();
+        let model = if recipe.is_some() { "model: q\n" } else { "quant: off\n" };
+        let output = folder.path().display();
+        let text = format!(
+            "{model}float: f\ndata: {{path: d}}\noutput: {output}\nsteps: {iterations}\nbatch_size: 4\n{keys}"
+        );
+        let job = Job::from_yaml("test", &text, &[]).unwrap();
+        let quantized = recipe.map(|recipe| calibrated(&float, recipe, &mut Images::of(&float.config, 4, 1)));
+        Setup { job, float, quantized, folder }
+    }
+
+    pub(crate) fn trainer(&self) -> Trainer {
+        let start = Start {
+            job: &self.job,
+            float: &self.float,
+            quantized: self.quantized.as_ref(),
+            teacher: self.job.teacher_path().map(|_| &self.float),
+            drop_path: self.job.drop_path.unwrap_or(0.0),
+            device: Device::Cpu,
+        };
+        Trainer::new(&start, Schedule::of(&self.job, self.course().iterations()).unwrap()).unwrap()
+    }
+
+    pub(crate) fn course(&self) -> Course {
+        self.job.course(self.images().batches * self.job.batch_size)
+    }
+
+    /// Three batches per epoch, so that iterations of two batches cross its end.
+    pub(crate) fn images(&self) -> Images {
+        Images::of(&self.float.config, self.job.batch_size, 3)
+    }
+
+    pub(crate) fn identity(&self) -> Identity {
+        self.job.identity(&[("float", "0123".to_owned())])
+    }
+
+    pub(crate) fn run(
+        &self,
+        trainer: &mut Trainer,
+        watch: &mut Watch,
+        begin: Begin,
+    ) -> Result<Outcome, QatError> {
+        run(&self.job, &self.identity(), trainer, &self.course(), &mut self.images(), watch, begin)
+    }
+
+    /// Trains to the end and returns the last checkpoint and the exported model.
+    pub(crate) fn finish(&self, begin: Begin) -> Finished {
+        let (mut trainer, mut watch) = (self.trainer(), Watch::default());
+        let outcome = self.run(&mut trainer, &mut watch, begin).unwrap();
+        assert!(matches!(outcome, Outcome::Finished(_)));
+        Finished {
+            checkpoint: std::fs::read(self.checkpoint(self.course().iterations())).unwrap(),
+            model: exported(&trainer),
+            said: watch.said,
+        }
+    }
+
+    /// Trains until `iteration` is done.
+    pub(crate) fn stop_at(&self, iteration: u64, begin: Begin) -> PathBuf {
+        let mut watch = Watch { stop_at: Some(iteration), ..Watch::default() };
+        match self.run(&mut self.trainer(), &mut watch, begin).unwrap() {
+            Outcome::Stopped(path) => path,
+            Outcome::Finished(_) => panic!("iteration {iteration} did not stop the training"),
+        }
+    }
+
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        swinq_qat::run::checkpoints(self.folder.path())
+    }
+
+    pub(crate) fn checkpoint(&self, iteration: u64) -> PathBuf {
+        self.checkpoints().join(format!("step-{iteration:09}.safetensors"))
+    }
+}
+
+/// The results of a training.
+pub(crate) struct Finished {
+    pub(crate) checkpoint: Vec<u8>,
+    pub(crate) model: Vec<u8>,
+    pub(crate) said: Vec<String>,
+}
+
+impl Finished {
+    #[track_caller]
+    pub(crate) fn equals(&self, other: &Finished, what: &str) {
+        assert!(self.model == other.model, "{what}: the models differ");
+        assert!(self.checkpoint == other.checkpoint, "{what}: the checkpoints differ");
+    }
+}
+
+/// The bytes of the exported model's file.
+pub(crate) fn exported(trainer: &Trainer) -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model");
+    trainer.model().unwrap().save(&path).unwrap();
+    std::fs::read(path).unwrap()
+}
+
+/// The values of every parameter, by name.
+pub(crate) fn parameters(trainer: &mut Trainer) -> BTreeMap<String, Vec<f32>> {
+    let (_, state) = trainer.state();
+    state.parameters.iter().map(|(name, tensor)| (name.clone(), values(tensor))).collect()
+}
+
+/// Names of the files in `folder`.
+pub(crate) fn names(folder: &Path) -> Vec<String> {
+    let name = |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name().to_string_lossy().into_owned();
+    let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(name).collect();
+    names.sort();
+    names
+}
+
+/// Hooks that record their calls and stop the training on demand.
+#[derive(Default)]
+pub(crate) struct Watch {
+    pub(crate) stop_at: Option<u64>,
+    pub(crate) done: u64,
+    pub(crate) losses: Vec<f64>,
+    pub(crate) said: Vec<String>,
+    pub(crate) validated: Vec<bool>,
+    /// The accuracies that the validations give, in their order; then 0.
+    pub(crate) accuracies: Vec<f64>,
+    /// The number of iterations after which a validation is stopped.
+    pub(crate) stop_in_validation: Option<u64>,
+}
+
+impl Hooks for Watch {
+    fn validate(&mut self, model: &QuantizedModel, end: bool) -> Result<Option<Validation>, BoxError> {
+        model.validate()?;
+        self.validated.push(end);
+        if self.stop_in_validation == Some(self.done) {
+            return Ok(None);
+        }
+        let top1 = self.accuracies.get(self.validated.len() - 1).copied().unwrap_or_default();
+        Ok(Some(Validation { images: 1, compared_images: 1, compared_top1: top1, ..Validation::default() }))
+    }
+
+    fn progress(&mut self, done: u64, report: &IterationReport, _: Option<&IterationRecord>) {
+        self.done = done;
+        self.losses.push(report.loss.total);
+    }
+
+    fn say(&mut self, text: &str) {
+        self.said.push(text.to_owned());
+    }
+
+    fn warn(&mut self, text: &str) {
+        self.said.push(format!("warning: {text}"));
+    }
+
+    fn stop(&self) -> bool {
+        self.stop_at == Some(self.done)
+    }
+}

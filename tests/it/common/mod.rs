@@ -1,0 +1,170 @@
+//! Functions that the end-to-end tests share.
+
+pub mod subject;
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use assert_cmd::Command;
+use assert_cmd::assert::Assert;
+use swinq_calib::set_channel_codes;
+use swinq_cuda::Device;
+use swinq_model::checkpoint::{LoadOptions, load_float};
+use swinq_model::config::load_config;
+use swinq_model::quantized::FloatModel;
+use swinq_model::{BlockId, Linear, QuantizedModel, Site};
+use swinq_testing::model::random_channels;
+
+/// The repository's root: the folder where the tests were built or, if the test programs were copied to
+/// another machine, the current folder.
+pub fn root() -> PathBuf {
+    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    if built.is_dir() { built } else { PathBuf::from(".") }
+}
+
+/// The bundled float model.
+pub fn sample_model() -> PathBuf {
+    root().join("samples/swin_micro_cifar10/model.safetensors")
+}
+
+/// Its configuration.
+pub fn sample_cfg() -> PathBuf {
+    root().join("samples/swin_micro_cifar10/cfg.yaml")
+}
+
+/// The bundled float model, loaded.
+pub fn float_model() -> FloatModel {
+    let cfg = load_config(sample_cfg().to_str().unwrap(), &[]).unwrap();
+    load_float(&sample_model(), &LoadOptions { cfg: Some(cfg), ..LoadOptions::default() }).unwrap()
+}
+
+/// The bundled images.
+pub fn sample_data() -> PathBuf {
+    root().join("samples/cifar10")
+}
+
+/// The folder of large data; `None` if it is not set, after printing that `test` is skipped.
+pub fn large_data(test: &str) -> Option<PathBuf> {
+    let folder =
+        std::env::var_os("SWINQ_DATA").map(PathBuf::from).filter(|p| p.join("data/cifar10").is_dir());
+    if folder.is_none() {
+        eprintln!("SKIPPED {test}: SWINQ_DATA names no folder with data/cifar10");
+    }
+    folder
+}
+
+/// Whether there is a GPU. Without one, prints that `test` is skipped, or fails if `REQUIRE_IMPL` names
+/// `cuda`.
+pub fn gpu(test: &str) -> bool {
+    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
+    let found = FOUND.get_or_init(|| match Device::open(0) {
+        Ok(device) => {
+            eprintln!("running on {} ({})", device.name(), device.arch());
+            Ok(())
+        }
+        Err(error) => Err(error.to_string()),
+    });
+    if let Err(error) = found {
+        let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+        assert!(!required.split(',').any(|name| name == "cuda"), "REQUIRE_IMPL names cuda: {error}");
+        eprintln!("SKIPPED {test}: {error}");
+    }
+    found.is_ok()
+}
+
+/// The command `swinq` with `args`.
+pub fn swinq<I: IntoIterator<Item = S>, S: AsRef<std::ffi::OsStr>>(args: I) -> Command {
+    let mut command = Command::cargo_bin("swinq").expect("the binary is built");
+    command.args(args);
+    command
+}
+
+/// Runs `swinq calibrate` on the sample with more arguments.
+pub fn calibrate(output: &Path, more: &[&str]) -> Assert {
+    let mut command = swinq(["calibrate"]);
+    command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(sample_data());
+    command.arg("-o").arg(output).args(more).assert()
+}
+
+/// The text that a command wrote to standard error.
+pub fn stderr(assert: &Assert) -> String {
+    String::from_utf8_lossy(&assert.get_output().stderr).into_owned()
+}
+
+/// The text that a command wrote to standard output.
+pub fn stdout(assert: &Assert) -> String {
+    String::from_utf8_lossy(&assert.get_output().stdout).into_owned()
+}
+
+/// Asserts that a command failed with the exit code `code` and a message that contains all of `words`, and
+/// that it did not panic.
+#[track_caller]
+pub fn refused(assert: Assert, code: i32, words: &[&str]) {
+    let message = stderr(&assert);
+    assert_eq!(assert.get_output().status.code(), Some(code), "{message}");
+    assert!(!message.contains("panicked"), "{message}");
+    for word in words {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+}
+
+/// Runs `command` and sends SIGTERM as soon as it handles signals. Asserts that a run that the signal reached before it
+/// wrote `output` ends with exit code 143 and leaves no file. A run that is faster than the signal does not count.
+#[cfg(target_os = "linux")]
+#[track_caller]
+pub fn terminated_before_it_writes(command: &mut std::process::Command, output: &Path) {
+    use std::process::Stdio;
+    const SIGTERM: u32 = 15;
+    let handles_signals = |id: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        let caught = caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        caught.is_some_and(|mask| mask >> (SIGTERM - 1) & 1 == 1)
+    };
+    for _ in 0..40 {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        while !handles_signals(child.id()) && child.try_wait().unwrap().is_none() {}
+        let kill = std::process::Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+        let code = child.wait().unwrap().code();
+        if code == Some(143) && !output.exists() {
+            return;
+        }
+        assert!(code == Some(143) || code == Some(0), "{code:?}, kill: {kill:?}");
+        std::fs::remove_file(output).unwrap();
+    }
+    panic!("every run wrote {} before the signal, or after it", output.display());
+}
+
+/// Names of the files in `folder`.
+pub fn files(folder: &Path) -> Vec<String> {
+    let name = |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name().to_string_lossy().into_owned();
+    let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(name).collect();
+    names.sort();
+    names
+}
+
+/// Gives the input of `mlp.fc2` of every block for which `wanted` is true random factors and zero points. The weights are
+/// those of `model`, which refinement may have rewritten; `float` is the model that it was made of.
+pub fn with_channels(
+    mut model: QuantizedModel,
+    float: &FloatModel,
+    wanted: impl Fn(BlockId) -> bool,
+) -> QuantizedModel {
+    let stages = model.config.stages();
+    let float = FloatModel { tensors: model.float_tensors(), ..float.clone() };
+    for block in blocks(&model).into_iter().filter(|&block| wanted(block)) {
+        if let Some(amax) = model.site(Site::Input(Linear::Fc2(block))).amax {
+            let seed = 7 * block.stage + block.block;
+            let channels = random_channels(stages[block.stage].hidden, seed as u64);
+            // The zero points move most of the range above zero.
+            set_channel_codes(&mut model, &float, block, 0.6 * amax, channels).unwrap();
+        }
+    }
+    model
+}
+
+/// Every block of `model`.
+pub fn blocks(model: &QuantizedModel) -> Vec<BlockId> {
+    let stages = model.config.stages().into_iter();
+    stages.flat_map(|s| (0..s.depth).map(move |block| BlockId { stage: s.index, block })).collect()
+}

@@ -1,0 +1,300 @@
+//! The documents against the program. `docs/examples/engine.py` implements `docs/inference.md` in numpy; its
+//! logits equal those of `swinq predict` bit for bit. `docs/examples/weights.py` implements
+//! `docs/calibration.md`; its quantized weights equal those of `swinq calibrate` bit for bit.
+//!
+//! The tests need Python (`SWINQ_PYTHON`, else `python3`) with numpy and safetensors. Without it they print
+//! SKIPPED, or fail if `REQUIRE_IMPL` names `numpy`.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use crate::common::{calibrate as calibrate_sample, float_model, root, swinq, with_channels};
+use candle_core::Device;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, WindowPolicy};
+use swinq_numerics::Gelu;
+use swinq_testing::XorShift;
+use swinq_testing::model::{random, small};
+
+/// Images per comparison.
+const IMAGES: usize = 3;
+
+/// Python with numpy and safetensors; `None` if there is none, after printing that `test` is skipped.
+fn python(test: &str) -> Option<PathBuf> {
+    python_with(test, "numpy, safetensors")
+}
+
+/// Python with `packages`.
+fn python_with(test: &str, packages: &str) -> Option<PathBuf> {
+    let python = PathBuf::from(std::env::var_os("SWINQ_PYTHON").unwrap_or_else(|| "python3".into()));
+    let found = Command::new(&python).args(["-c", &format!("import {packages}")]).output();
+    if found.is_ok_and(|output| output.status.success()) {
+        return Some(python);
+    }
+    let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|name| name == "numpy"),
+        "REQUIRE_IMPL names numpy, but {} lacks one of {packages}",
+        python.display()
+    );
+    eprintln!("SKIPPED {test}: {} lacks one of {packages}", python.display());
+    None
+}
+
+/// Smooth noise, so that a network's activations differ from place to place: u8 `[images, size, size, 3]`.
+fn pixels(size: usize, images: usize, seed: usize) -> Vec<u8> {
+    let mut rng = XorShift::new(seed as u64);
+    let mut noise = || (rng.next() >> 40) as usize % 96;
+    let mut pixels = Vec::with_capacity(images * size * size * 3);
+    for i in 0..images * size * size * 3 {
+        let (channel, x, y) = (i % 3, i / 3 % size, i / 3 / size % size);
+        let slope = (x * (channel + 1) + y * (3 - channel)) * 160 / (4 * size);
+        pixels.push((slope + noise()) as u8);
+    }
+    pixels
+}
+
+/// A source of the images that [`pixels`] makes.
+struct Noise(usize);
+
+impl BatchSource for Noise {
+    fn batches(&self) -> usize {
+        2
+    }
+
+    fn images(&self) -> usize {
+        4
+    }
+
+    fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
+        let ids = vec![2 * index, 2 * index + 1];
+        Ok(Batch { pixels: pixels(self.0, 2, index + 1), size: self.0, labels: Vec::new(), ids })
+    }
+}
+
+/// Writes images as PNG files; returns their paths.
+fn write_images(folder: &Path, size: usize, pixels: &[u8]) -> Vec<PathBuf> {
+    let write = |(index, image): (usize, &[u8])| {
+        let path = folder.join(format!("{index}.png"));
+        let mut encoder = png::Encoder::new(std::fs::File::create(&path).unwrap(), size as u32, size as u32);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder.write_header().unwrap().write_image_data(image).unwrap();
+        path
+    };
+    pixels.chunks_exact(size * size * 3).enumerate().map(write).collect()
+}
+
+/// The bits of the tensor `logits` of a file.
+fn logits(path: &Path) -> Vec<u32> {
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (values, _) = file.tensor("logits").unwrap().data().as_chunks::<4>();
+    values.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect()
+}
+
+fn succeeded(output: Output) -> Output {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+/// Asserts that the numpy engine and `swinq predict` give the same bits on the quantized checkpoint `model`
+/// in `folder`.
+fn compare(python: &Path, folder: &Path, model: &Path, size: usize, what: &str) {
+    let [own, numpy, input] = ["own", "numpy", "input"].map(|n| folder.join(format!("{n}.safetensors")));
+    let pixels = pixels(size, IMAGES, 0);
+    let images = write_images(folder, size, &pixels);
+    let mut predict = swinq(["predict", "--backend", "cpu", "--logits"]);
+    predict.arg(&own).arg(model).args(images).assert().success();
+    let view = TensorView::new(Dtype::U8, vec![IMAGES, size, size, 3], &pixels).unwrap();
+    std::fs::write(&input, safetensors::serialize([("pixels", view)], None).unwrap()).unwrap();
+    let script = root().join("docs/examples/engine.py");
+    let output = Command::new(python).arg(script).args([model, &input, &numpy]).output().unwrap();
+    succeeded(output);
+    let (own, numpy) = (logits(&own), logits(&numpy));
+    assert!(own.iter().any(|bits| *bits != own[0]), "{what}: constant logits");
+    assert_eq!(own, numpy, "{what}");
+}
+
+/// A recipe with 4-bit weights and the sites of residual additions on.
+const W4_ADD: &str = "
+  - {match: '**', enable: true, calibrator: {percentile: 99.99}}
+  - {match: '**.weight', bits: 4, calibrator: mse}
+  - {match: '{patch_embed,head}.**', enable: false}
+  - {match: '**.{scores,output}', enable: false}
+";
+
+/// A recipe with every site on, and probabilities of both kinds.
+const ALL: &str = "
+  - {match: '**', enable: true, calibrator: entropy}
+  - {match: '**.weight', calibrator: max, granularity: tensor}
+  - {match: 'layers.0.**.probs', kind: s8, calibrator: max}
+";
+
+/// A recipe with every combination in which one operand of a product is on and the other is off.
+const MIXED: &str = "
+  - {match: '**', enable: true, calibrator: mse}
+  - {match: '**.weight', calibrator: max}
+  - {match: 'layers.*.blocks.0.**.{fc1,proj}.input', enable: false}
+  - {match: 'layers.*.blocks.1.**.{fc1,proj}.weight', enable: false}
+  - {match: 'layers.0.blocks.0.attn.q', enable: false}
+  - {match: 'layers.0.blocks.1.attn.{k,v}', enable: false}
+  - {match: 'layers.1.blocks.0.attn.v', enable: false}
+  - {match: 'layers.1.blocks.0.attn.probs', kind: s8}
+  - {match: 'layers.1.blocks.1.attn.{q,probs}', enable: false}
+  - {match: '{layers.1.blocks.0.mlp.fc2,head}.weight', enable: false}
+";
+
+fn yaml(rules: &str) -> String {
+    format!("name: test\nrules:{rules}")
+}
+
+#[test]
+fn the_numpy_engine_gives_the_bits_of_the_sample() {
+    let Some(python) = python("the_numpy_engine_gives_the_bits_of_the_sample") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("q.safetensors");
+    for (name, rules) in [("default", ""), ("mode1", ""), ("w4", W4_ADD), ("all", ALL), ("mixed", MIXED)] {
+        let file = folder.path().join(format!("{name}.yaml"));
+        std::fs::write(&file, yaml(rules)).unwrap();
+        let recipe = if rules.is_empty() { name } else { file.to_str().unwrap() };
+        calibrate_sample(&model, &["--recipe", recipe, "--batches", "2"]).success();
+        compare(&python, folder.path(), &model, 56, name);
+        if name == "default" {
+            let channels = QuantizedModel::load(&model).unwrap();
+            with_channels(channels, &float_model(), |_| true).save(&model).unwrap();
+            compare(&python, folder.path(), &model, 56, "scales of channels");
+        }
+    }
+}
+
+fn odd_shapes() -> [SwinConfig; 3] {
+    let small = SwinConfig { image_size: 44, ..small() };
+    [
+        SwinConfig {
+            name: "padded windows, odd merge, no norm of patches".to_owned(),
+            window_policy: WindowPolicy::ShrinkAndPad,
+            patch_norm: false,
+            ..small.clone()
+        },
+        SwinConfig {
+            name: "windows larger than the grid, odd widths".to_owned(),
+            window_policy: WindowPolicy::Pad,
+            image_size: 10,
+            patch_size: 2,
+            embed_dim: 18,
+            num_heads: vec![3, 2],
+            mlp_ratio: 2.5,
+            ..small.clone()
+        },
+        SwinConfig {
+            name: "position embedding, no QKV bias, own scale".to_owned(),
+            image_size: 32,
+            ape: true,
+            qkv_bias: false,
+            qk_scale: Some(0.37),
+            ..small
+        },
+    ]
+}
+
+#[test]
+fn the_numpy_engine_gives_the_bits_of_odd_shapes() {
+    let Some(python) = python("the_numpy_engine_gives_the_bits_of_odd_shapes") else { return };
+    for (config, rules) in odd_shapes().into_iter().zip([ALL, W4_ADD, MIXED]) {
+        let (name, size) = (config.name.clone(), config.image_size);
+        let mut progress = |_| ControlFlow::Continue(());
+        let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
+        let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();
+        let float = random(config, 5);
+        let model = calibrate(&float, &recipe, &mut Noise(size), options).unwrap().model;
+        let mut model = with_channels(model, &float, |_| true);
+        if rules == MIXED {
+            model.gelu = Gelu::Erf;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("q.safetensors");
+        model.save(&file).unwrap();
+        compare(&python, folder.path(), &file, size, &name);
+    }
+}
+
+/// A recipe whose weights have every calibrator, granularity and number of bits.
+const WEIGHTS: &str = "
+  - {match: '**.weight', enable: true, calibrator: max}
+  - {match: '**.{fc1,qkv}.weight', calibrator: entropy, granularity: tensor}
+  - {match: '**.proj.weight', calibrator: {percentile: 97.3}}
+  - {match: 'layers.1.**.fc2.weight', calibrator: mse, granularity: tensor}
+  - {match: 'layers.0.**.fc2.weight', calibrator: mse, bits: 4}
+  - {match: 'layers.0.**.{input,q,k,v}', enable: true, amax: 3.5}
+";
+
+#[test]
+fn the_numpy_calibrators_give_the_bits_of_the_weights() {
+    let Some(python) = python("the_numpy_calibrators_give_the_bits_of_the_weights") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let [float, model, numpy] = ["f", "q", "n"].map(|n| folder.path().join(format!("{n}.safetensors")));
+    let recipe = folder.path().join("recipe.yaml");
+    std::fs::write(&recipe, yaml(WEIGHTS)).unwrap();
+    calibrate_sample(&model, &["--recipe", recipe.to_str().unwrap()]).success();
+    let tensors = float_model().tensors;
+    let bytes: Vec<(&String, &Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(name, t)| (name, &t.shape, t.data.iter().flat_map(|v| v.to_le_bytes()).collect()))
+        .collect();
+    let views = bytes.iter().map(|(name, shape, bytes)| {
+        (name.as_str(), TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap())
+    });
+    std::fs::write(&float, safetensors::serialize(views, None).unwrap()).unwrap();
+    let script = root().join("docs/examples/weights.py");
+    succeeded(Command::new(python).arg(script).args([&float, &model, &numpy]).output().unwrap());
+    let [model, numpy] = [model, numpy].map(|path| std::fs::read(path).unwrap());
+    let [model, numpy] = [&model, &numpy].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
+    // The linear layers of the sample: four in each of six blocks, patch embedding, reduction and head.
+    assert_eq!(numpy.len(), 2 * (4 * 6 + 3));
+    for (name, tensor) in numpy.tensors() {
+        assert_eq!(tensor.data(), model.tensor(&name).unwrap().data(), "{name}");
+    }
+}
+
+#[test]
+fn the_examples_that_read_a_checkpoint_run() {
+    let test = "the_examples_that_read_a_checkpoint_run";
+    let Some(python) = python_with(test, "numpy, safetensors, xxhash") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    calibrate_sample(&folder.path().join("model.safetensors"), &["--batches", "1"]).success();
+    let page = std::fs::read_to_string(root().join("docs/quantized-checkpoint.md")).unwrap();
+    let examples: Vec<&str> =
+        page.split("```python\n").skip(1).map(|part| part.split_once("```").unwrap().0).collect();
+    assert_eq!(examples.len(), 2);
+    let run = || {
+        let words = ["-c", &examples.concat()];
+        Command::new(&python).current_dir(folder.path()).args(words).output().unwrap()
+    };
+    let text = String::from_utf8(succeeded(run()).stdout).unwrap();
+    assert!(text.contains("layers.0.blocks.0.mlp.fc1.input {'percentile': 99.99}"), "{text}");
+    // The last example finds damage.
+    let path = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&path, bytes).unwrap();
+    assert!(String::from_utf8(run().stderr).unwrap().contains("the file is damaged"));
+}
+
+/// The tables of GELU's coefficients are in two places: on the page and in the program.
+#[test]
+fn the_page_and_the_program_have_the_same_coefficients() {
+    let read = |name: &str| std::fs::read_to_string(root().join("docs").join(name)).unwrap();
+    let (page, program) = (read("inference.md"), read("examples/engine.py"));
+    for (columns, intervals) in [(6, 16), (3, 32)] {
+        let cells = page.lines().map(|line| line.trim_matches(['|', ' ']).split(" | ").collect::<Vec<_>>());
+        let numbers = |cells: &Vec<&str>| cells.iter().all(|cell| cell.parse::<f32>().is_ok());
+        let rows: Vec<_> = cells.filter(|cells| cells.len() == 1 + columns && numbers(cells)).collect();
+        assert_eq!(rows.len(), intervals);
+        for number in rows.iter().flat_map(|row| &row[1..]) {
+            assert!(program.contains(number), "{number}");
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! The engine's logits equal those of the simulation (the float forward with fake quantization) bit for bit,
+//! for the shipped recipes and random recipes, on every instruction set of this processor, for both samples.
+
+use std::ops::ControlFlow;
+
+use crate::common::subject::Subject;
+use crate::common::{blocks, float_model, root, sample_data, with_channels};
+use candle_core::Device;
+use proptest::prelude::*;
+use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_data::{Dataset, Loader, LoaderOptions, Split};
+use swinq_eval::{Collected, collect, fidelity};
+use swinq_float::FloatClassifier;
+use swinq_int8_runtime::{Backend, CpuOptions, Engine};
+use swinq_kernels::Cpu;
+use swinq_model::quantized::{ChannelCodes, FloatModel};
+use swinq_model::site::all_sites;
+use swinq_model::{BlockId, Classifier, Granularity, Kind, Linear, Ptq, QuantizedModel, Recipe, Rule, Site};
+
+/// The trained Swin V2, with a factor of `q k^T` in the first head of each block that makes it use two codes.
+fn second_version() -> FloatModel {
+    let mut model = Subject::open(&root().join("samples/swinv2_micro_cifar10"));
+    let scales = model.tensors.iter_mut().filter(|(name, _)| name.ends_with(".attn.logit_scale"));
+    scales.for_each(|(_, tensor)| tensor.data[0] = 3.0);
+    model
+}
+
+fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
+    let dataset = Dataset::open(&sample_data(), split).unwrap();
+    let ids = dataset.sample(Some(images), 7);
+    let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
+    Loader::new(dataset, ids, model.transform.clone(), options).unwrap()
+}
+
+fn quantized(model: &FloatModel, recipe: &Recipe) -> QuantizedModel {
+    let mut progress = |_| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
+    calibrate(model, recipe, &mut loader(model, Split::Train, 32), options).unwrap().model
+}
+
+fn run(classifier: &mut dyn Classifier, model: &FloatModel, images: usize) -> Collected {
+    let mut progress = |_, _| ControlFlow::Continue(());
+    collect(classifier, &mut loader(model, Split::Val, images), &mut progress).unwrap()
+}
+
+fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {
+    Engine::new(model, Backend::Cpu(CpuOptions { threads: 2, max_batch: 4, cpu })).unwrap()
+}
+
+#[test]
+fn shipped_recipes_on_every_instruction_set() {
+    check_shipped_recipes(&float_model());
+}
+
+#[test]
+fn shipped_recipes_of_swin_v2_on_every_instruction_set() {
+    check_shipped_recipes(&second_version());
+}
+
+fn check_shipped_recipes(float: &FloatModel) {
+    let available = Cpu::available();
+    eprintln!("implementations: {available:?}");
+    let exact = run(&mut FloatClassifier::new(float, &Device::Cpu).unwrap(), float, 48);
+    for name in ["default", "mode1", "mode2"] {
+        let model = quantized(float, &Recipe::shipped(name).unwrap());
+        let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), float, 48);
+        let noise = fidelity(&exact, &simulated).unwrap().sqnr_db;
+        assert!((20.0..60.0).contains(&noise), "{name} quantizes: {noise} dB against float");
+        for &cpu in &available {
+            assert_eq!(run(&mut engine(&model, cpu), float, 48).logits, simulated.logits, "{name} on {cpu}");
+        }
+    }
+}
+
+/// The engine equals the simulation, and every factor and zero point counts.
+#[test]
+fn scales_and_zero_points_of_channels_on_every_instruction_set() {
+    let float = float_model();
+    let exact = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 48);
+    // The ranges are those of tensors, from which the test makes those of channels.
+    let plain = quantized(&float, &Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic));
+    let model = with_channels(plain, &float, |_| true);
+    let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 48);
+    let noise = fidelity(&exact, &simulated).unwrap().sqnr_db;
+    assert!(noise > 15.0, "{noise} dB against float");
+    for cpu in Cpu::available() {
+        assert_eq!(run(&mut engine(&model, cpu), &float, 48).logits, simulated.logits, "{cpu}");
+    }
+    // The last block's values reach the logits directly.
+    let last = Site::Input(Linear::Fc2(*blocks(&model).last().unwrap()));
+    let change = |change: fn(&mut ChannelCodes)| {
+        let mut model = model.clone();
+        change(model.sites.get_mut(&last).unwrap().channels.as_mut().unwrap());
+        run(&mut engine(&model, Cpu::available()[0]), &float, 48).logits
+    };
+    assert_ne!(change(|c| c.factors.iter_mut().for_each(|f| *f *= 1.25)), simulated.logits);
+    let shift = |c: &mut ChannelCodes| c.zero_points.iter_mut().for_each(|z| *z = z.saturating_add(30));
+    assert_ne!(change(shift), simulated.logits);
+}
+
+#[test]
+fn float_on_every_instruction_set() {
+    let float = float_model();
+    let expected = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 64);
+    let model = QuantizedModel::from_float(&float).unwrap();
+    for cpu in Cpu::available() {
+        let found = fidelity(&expected, &run(&mut engine(&model, cpu), &float, 64)).unwrap();
+        assert!(found.sqnr_db >= 100.0, "{}: {found:?}", cpu);
+    }
+}
+
+#[test]
+fn batches_of_any_size_give_the_same_logits() {
+    let float = float_model();
+    let model = quantized(&float, &Recipe::shipped("default").unwrap());
+    let whole = run(&mut engine(&model, Cpu::scalar()), &float, 33);
+    for max_batch in [1, 3, 8] {
+        for cpu in Cpu::available() {
+            let mut one =
+                Engine::new(&model, Backend::Cpu(CpuOptions { threads: 1, max_batch: 33, cpu })).unwrap();
+            let mut split =
+                Engine::new(&model, Backend::Cpu(CpuOptions { threads: 3, max_batch, cpu })).unwrap();
+            let (one, split) = (run(&mut one, &float, 33), run(&mut split, &float, 33));
+            assert_eq!(one.logits, split.logits, "{} in parts of {max_batch}", cpu);
+            assert_eq!(one.logits, whole.logits, "{} against the reference", cpu);
+        }
+    }
+}
+
+/// A random rule for one site. `draw` selects one of the rules that are allowed for the site.
+fn rule(site: Site, draw: u32) -> Rule {
+    let weight = site.is_weight();
+    Rule {
+        pattern: site.to_string(),
+        enable: Some(!draw.is_multiple_of(4)),
+        bits: (weight && draw % 16 == 1).then_some(4),
+        granularity: weight.then_some(if draw.is_multiple_of(3) {
+            Granularity::Tensor
+        } else {
+            Granularity::Channel
+        }),
+        kind: (matches!(site, Site::Probs(_)) && draw.is_multiple_of(3)).then_some(Kind::S8),
+        ..Rule::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 5, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_recipes(draws in proptest::collection::vec(0u32..48, 159), second in any::<bool>()) {
+        let float = if second { second_version() } else { float_model() };
+        let sites = all_sites(&float.config);
+        prop_assert_eq!(sites.len(), 6 * 21 + 3 * 3);
+        let rules = sites.iter().zip(&draws).map(|(&site, &draw)| rule(site, draw)).collect();
+        let recipe = Recipe { name: "random".to_owned(), description: String::new(), rules };
+        // Every other block also has scales and zero points of channels.
+        let wanted = |id: BlockId| draws[id.stage + 2 * id.block].is_multiple_of(2);
+        let model = with_channels(quantized(&float, &recipe), &float, wanted);
+        let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 24);
+        for cpu in Cpu::available() {
+            let engine = run(&mut engine(&model, cpu), &float, 24);
+            prop_assert_eq!(&engine.logits, &simulated.logits, "{}", cpu);
+        }
+    }
+}

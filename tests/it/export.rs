@@ -1,0 +1,72 @@
+//! `swinq export`, with the sample.
+
+#![cfg(feature = "onnx")]
+
+use crate::common::{self, calibrate, files, refused, sample_cfg, sample_model, stderr, stdout, swinq};
+use swinq::onnx::ModelProto;
+use swinq::{Model, export_onnx};
+
+#[test]
+fn export_writes_the_graph_of_a_quantized_and_of_a_float_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let (quantized, onnx) = (path("q.safetensors"), path("q.onnx"));
+    calibrate(&quantized, &["--batches", "1", "--ptq", "basic"]).success();
+    let export = |more: &[&str]| {
+        let mut command = swinq(["export", "--onnx"]);
+        command.arg(&onnx).args(more);
+        command
+    };
+    let text = stdout(&export(&[]).arg(&quantized).assert().success());
+    assert!(text.contains("wrote ") && text.contains("q.onnx"), "{text}");
+    let written = std::fs::read(&onnx).unwrap();
+    let model = Model::open(&quantized).unwrap();
+    let file = export_onnx(&model, &Default::default()).unwrap();
+    assert_eq!(file.encode(), written, "the command and the library write the same");
+    let hash = model.file_info().unwrap().hash.as_ref().unwrap().to_string();
+    assert!(metadata(&file.model, "swinq.checkpoint_hash").contains(&hash));
+
+    let text = stderr(&export(&["--target", "tensorrt", "--batch", "2"]).arg(&quantized).assert().success());
+    assert!(text.contains("steps of 1/127"), "{text}");
+    assert_ne!(std::fs::read(&onnx).unwrap(), written);
+
+    export(&["--cfg"]).arg(sample_cfg()).arg(sample_model()).assert().success();
+    assert!(
+        std::fs::read(&onnx).unwrap().len() > 3 * written.len(),
+        "float weights take four times the bytes"
+    );
+    assert_eq!(files(folder.path()), ["q.onnx", "q.ranges.json", "q.safetensors"]);
+}
+
+fn metadata(model: &ModelProto, key: &str) -> String {
+    let entry = model.metadata_props.iter().find(|entry| entry.key() == key);
+    entry.unwrap_or_else(|| panic!("no {key}")).value().to_owned()
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_terminated_export_writes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let onnx = folder.path().join("m.onnx");
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_swinq"));
+    command.args(["export", "--cfg"]).arg(sample_cfg()).arg(sample_model()).arg("--onnx").arg(&onnx);
+    common::terminated_before_it_writes(&mut command, &onnx);
+    assert_eq!(files(folder.path()), Vec::<String>::new());
+}
+
+#[test]
+fn export_refuses_what_it_cannot_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let onnx = folder.path().join("m.onnx");
+    let export = |more: &[&str]| {
+        let mut command = swinq(["export", "--cfg"]);
+        command.arg(sample_cfg()).arg(sample_model()).arg("--onnx").arg(&onnx).args(more).assert()
+    };
+    refused(export(&["--opset", "12"]), 2, &["--opset", "18 to 23"]);
+    refused(export(&["--target", "tensorrt", "--probs", "exact"]), 2, &["--probs"]);
+    refused(export(&["--batch", "none"]), 2, &["--batch"]);
+    let mut command = swinq(["export", "--cfg"]);
+    let command = command.arg(sample_cfg()).arg(sample_model()).arg("--onnx").arg(sample_model());
+    refused(command.assert(), 1, &["would replace the input"]);
+    assert_eq!(files(folder.path()), Vec::<String>::new());
+}

@@ -1,0 +1,161 @@
+//! Sensitivity on the bundled sample: what is measured, how a run continues, and the agreement of its ranking with
+//! one that was made without any shortcut.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use crate::common::{
+    self, float_model, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq,
+};
+use assert_cmd::assert::Assert;
+use swinq::eval::results::sensitivity::{ElementKind, Sensitivity, read_sensitivity};
+use swinq::eval::{Collected, fidelity};
+use swinq::model::QuantizedModel;
+use swinq::{
+    Engine, EngineOptions, Error, Images, Model, ReadOptions, Recipe, Rule, SensitivityOptions,
+    SensitivityProgress, Split,
+};
+
+/// Runs the command on the sample with more arguments.
+fn run(output: &Path, more: &[&str]) -> Assert {
+    let mut command = swinq(["sensitivity"]);
+    command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(sample_data());
+    command.arg("-o").arg(output).args(more).assert()
+}
+
+fn images(count: usize, split: Split) -> Images {
+    Images::open(sample_data(), split, Some(count), 0).unwrap()
+}
+
+fn options(cache: Option<&Path>) -> SensitivityOptions {
+    SensitivityOptions {
+        recipe: Recipe::shipped("default").unwrap(),
+        read: ReadOptions::default(),
+        threads: 2,
+        cache: cache.map(Path::to_owned),
+    }
+}
+
+fn measure(
+    count: usize,
+    cache: Option<&Path>,
+    progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
+) -> Result<Sensitivity, Error> {
+    let model = Model::from_float(float_model()).unwrap();
+    swinq::sensitivity(
+        model,
+        &options(cache),
+        &images(16, Split::Train),
+        &images(count, Split::Val),
+        progress,
+    )
+}
+
+#[test]
+fn the_command_measures_every_part_and_takes_finished_measurements_from_the_cache() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("s.json");
+    let arguments = ["--images", "8", "--calibration-images", "8", "--top", "3"];
+    let text = stdout(&run(&output, &arguments).success());
+    assert!(text.contains("alone: SQNR") && text.contains("layers.1.blocks.3"), "{text}");
+    let results = read_sensitivity(&output).unwrap();
+    // Six blocks of four linear layers and two products of attention, and one merge.
+    assert_eq!(results.layers.len(), 6 * 6 + 1);
+    assert_eq!(results.sites.len(), 6 * 12 + 2);
+    assert!(results.sites.iter().all(|site| site.kind == ElementKind::Site && site.sites.len() == 1));
+    assert!(results.layers.iter().all(|layer| layer.macs > 0 && layer.alone.sqnr_db.is_finite()));
+    // The patch embedding, six blocks and the merge. Noise adds up: the last block is worse than the first.
+    assert_eq!(results.blocks.len(), 8);
+    assert!(results.blocks[7].sqnr_db < results.blocks[1].sqnr_db);
+    assert!(results.blocks[0].sqnr_db.is_infinite(), "the recipe leaves the patch embedding in float");
+    // All sites but the probabilities have ranges.
+    assert_eq!(results.ranges.len(), results.sites.len() - 6);
+    for range in &results.ranges {
+        assert!((0.0..0.2).contains(&range.clipped) && (0.0..1.0).contains(&range.zeroed), "{range:?}");
+        assert!(range.percentiles.is_sorted_by(|a, b| a.value <= b.value), "{range:?}");
+    }
+    let again = run(&output, &arguments).success();
+    assert!(stderr(&again).contains("finished measurements are taken from"), "{}", stderr(&again));
+    assert_eq!(read_sensitivity(&output).unwrap().layers, results.layers);
+}
+
+#[test]
+fn a_stopped_run_continues_and_a_damaged_cache_is_rebuilt() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let whole = measure(8, None, &mut |_| ControlFlow::Continue(())).unwrap();
+    let mut stop = |progress| match progress {
+        SensitivityProgress::Measure(30.., _) => ControlFlow::Break(()),
+        _ => ControlFlow::Continue(()),
+    };
+    assert!(matches!(measure(8, Some(&cache), &mut stop), Err(Error::Interrupted)));
+    let mut damaged = std::fs::read(&cache).unwrap();
+    let at = damaged.len() / 2;
+    damaged[at] ^= 4;
+    std::fs::write(&cache, &damaged).unwrap();
+    let mut found = None;
+    let mut watch = |progress| {
+        if let SensitivityProgress::Cache(cache) = progress {
+            found = Some(cache);
+        }
+        ControlFlow::Continue(())
+    };
+    let continued = measure(8, Some(&cache), &mut watch).unwrap();
+    let found = found.unwrap();
+    assert_eq!((found.kept, found.damaged, found.replaced), (29, 1, false));
+    let Sensitivity { environment, .. } = whole.clone();
+    assert_eq!(Sensitivity { environment, ..continued }, whole);
+}
+
+/// The SQNR of the logits of `model` in dB, by whole runs of an engine.
+fn sqnr(model: &QuantizedModel, reference: &Collected, images: &Images) -> f64 {
+    let engine = Engine::of(model, &EngineOptions::cpu(2)).unwrap();
+    let own = engine.infer_images(images, &ReadOptions::default(), &mut |_, _| ControlFlow::Continue(()));
+    fidelity(reference, &own.unwrap()).unwrap().sqnr_db
+}
+
+/// Kendall's rank correlation of two lists of scores without ties.
+fn kendall(a: &[f64], b: &[f64]) -> f64 {
+    let pairs = (0..a.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
+    let signs: Vec<f64> = pairs.map(|(i, j)| ((a[i] - a[j]) * (b[i] - b[j])).signum()).collect();
+    signs.iter().sum::<f64>() / signs.len() as f64
+}
+
+#[test]
+fn the_ranking_agrees_with_one_by_whole_runs_on_other_images() {
+    let results = measure(32, None, &mut |_| ControlFlow::Continue(())).unwrap();
+    let float = float_model();
+    let options = swinq::CalibrateOptions::default();
+    let mut go_on = |_, _| ControlFlow::Continue(());
+    let calibration = images(64, Split::Train);
+    let images = images(96, Split::Val);
+    let engine = Engine::new(&Model::from_float(float.clone()).unwrap(), &EngineOptions::cpu(2)).unwrap();
+    let reference = engine.infer_images(&images, &ReadOptions::default(), &mut go_on).unwrap();
+    let rule =
+        |pattern: &str, enable| Rule { pattern: pattern.to_owned(), enable: Some(enable), ..Rule::default() };
+    let exhaustive = results.layers.iter().map(|layer| {
+        let none = options.recipe.clone().with_rule(rule("**", false));
+        let recipe = layer.sites.iter().fold(none, |recipe, site| recipe.with_rule(rule(site, true)));
+        let (model, options) = (Model::from_float(float.clone()).unwrap(), options.clone());
+        let options = swinq::CalibrateOptions { recipe, ..options };
+        let go_on = &mut |_| ControlFlow::Continue(());
+        let calibrated = swinq::calibrate(model, &options, &calibration, go_on).unwrap();
+        sqnr(calibrated.model.as_quantized(), &reference, &images)
+    });
+    let exhaustive: Vec<f64> = exhaustive.collect();
+    let measured: Vec<f64> = results.layers.iter().map(|layer| layer.alone.sqnr_db).collect();
+    let tau = kendall(&measured, &exhaustive);
+    println!("Kendall's tau of {} layers: {tau:.3}", measured.len());
+    assert!(tau >= 0.7, "{tau}");
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let quantized = folder.path().join("int8.safetensors");
+    common::calibrate(&quantized, &["--batches", "1"]).success();
+    let mut command = swinq(["sensitivity"]);
+    command.arg(&quantized).arg("--data-path").arg(sample_data()).arg("-o").arg(folder.path().join("s.json"));
+    refused(command.assert(), 1, &["quantized"]);
+    refused(run(&folder.path().join("none/s.json"), &[]), 1, &["none"]);
+}
