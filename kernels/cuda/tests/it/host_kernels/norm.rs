@@ -47,7 +47,8 @@ impl Case {
         };
         // Values far from zero, so that the rounding error of the mean matters. They are exact in f16.
         let values = (0..images * tokens * columns / pieces).map(|_| rng.float() * 4.0 + 30.0);
-        let stream = half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values.collect::<Vec<f32>>())));
+        let stream =
+            half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values.collect::<Vec<f32>>())));
         let (gamma, beta) = (rng.floats(columns, 2.0), rng.floats(columns, 1.0));
         Case { images, rows, tokens, columns, pieces, map, stream, gamma, beta }
     }
