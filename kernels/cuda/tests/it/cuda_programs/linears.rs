@@ -9,8 +9,8 @@ use swinq_cuda::ops::linear::{
 use swinq_cuda::ops::{DeviceStore, StreamType};
 use swinq_numerics::{ColumnQuantizers, Gelu};
 
-use crate::cuda_programs::ops::{STREAMS, quantizer};
-use crate::cuda_programs::{Arch, Scope};
+use super::ops::{STREAMS, quantizer};
+use super::{Arch, Scope};
 
 /// How the lowering of a plan uses a linear layer's output.
 #[derive(Clone, Copy, PartialEq)]

@@ -96,9 +96,8 @@ fn every_program_compiles_without_local_memory() {
 /// Starts this program again for a share of the programs and returns its output.
 fn run_share(share: usize, processes: usize) -> Output {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command
-        .args(["--exact", "cuda_programs::one_share", "--nocapture"])
-        .env(SHARE, format!("{share} {processes}"));
+    command.args(["--exact", "cuda_programs::one_share", "--nocapture"]);
+    command.env(SHARE, format!("{share} {processes}"));
     command.stderr(Stdio::inherit()).output().unwrap()
 }
 

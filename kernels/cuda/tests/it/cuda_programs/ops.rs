@@ -16,7 +16,7 @@ use swinq_cuda::training::{
 };
 use swinq_numerics::{Gelu, Quantizer};
 
-use crate::cuda_programs::{Arch, Scope};
+use super::{Arch, Scope};
 
 pub const STREAMS: [StreamType; 2] = [StreamType::F16, StreamType::F32];
 

@@ -6,9 +6,9 @@ use swinq_cuda::ops::{DeviceStore, row_stride};
 use swinq_numerics::{AttentionQuant, HeadScores, Probs, Quantizer, reference};
 use swinq_testing::{Rng, assert_varied, step};
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::Launch;
-use crate::host_kernels::rows::{self, half_floats, to_halves};
+use super::compiler::Compiler;
+use super::launch::Launch;
+use super::rows::{self, half_floats, to_halves};
 
 const SCALE: f32 = 0.176_776_7;
 
@@ -205,7 +205,7 @@ impl Case {
     /// The operands as floats.
     fn values(&self) -> Vec<f32> {
         let values: Vec<f32> = self.codes.iter().map(|&c| f32::from(c) * 0.031).collect();
-        half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values)))
+        half_floats(&super::launch::bytes(&to_halves(&values)))
     }
 
     /// Attention on the float operands, computed in f64.

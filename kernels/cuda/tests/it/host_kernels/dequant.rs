@@ -6,9 +6,9 @@ use swinq_cuda::ops::{DeviceStore, StreamType};
 use swinq_numerics::{ColumnQuantizers, Gelu};
 use swinq_testing::step;
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::Launch;
-use crate::host_kernels::linear::{Case, Kind};
+use super::compiler::Compiler;
+use super::launch::Launch;
+use super::linear::{Case, Kind};
 
 /// Rows, output columns and input columns.
 const SHAPES: [(usize, usize, usize); 5] =

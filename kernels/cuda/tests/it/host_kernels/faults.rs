@@ -1,8 +1,8 @@
 //! Checks that mistakes in kernels are detected and reported.
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::Launch;
-use crate::host_kernels::primitives::{dependent, launch, program};
+use super::compiler::Compiler;
+use super::launch::Launch;
+use super::primitives::{dependent, launch, program};
 
 /// Runs a kernel of `primitives.cu` with mistake `fault` and checks the error message.
 fn expect(entry: &'static str, fault: i64, threads: u32, said: &[&str]) {

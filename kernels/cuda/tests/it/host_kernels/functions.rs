@@ -4,10 +4,10 @@ use half::f16;
 use swinq_numerics::reference;
 use swinq_testing::{Rng, assert_same};
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::{bytes, floats, words};
-use crate::host_kernels::linear::{FAST_GELU_ERROR, gelu};
-use crate::host_kernels::primitives::{launch, program};
+use super::compiler::Compiler;
+use super::launch::{bytes, floats, words};
+use super::linear::{FAST_GELU_ERROR, gelu};
+use super::primitives::{launch, program};
 
 /// The bits of the half nearest to `x`, ties to even.
 pub fn nearest_half(x: f32) -> u16 {

@@ -9,10 +9,10 @@ use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
 use swinq_numerics::{ColumnQuantizers, Gelu};
 use swinq_testing::step;
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::Launch;
-use crate::host_kernels::linear::{Case, Kind};
-use crate::host_kernels::rows::to_halves;
+use super::compiler::Compiler;
+use super::launch::Launch;
+use super::linear::{Case, Kind};
+use super::rows::to_halves;
 
 /// Output columns and input columns, including partial tiles.
 const SHAPES: [(usize, usize); 8] =

@@ -5,9 +5,9 @@ use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
 use swinq_numerics::{Quantizer, reference};
 use swinq_testing::{Rng, assert_same, step};
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::{Launch, floats, words};
-use crate::host_kernels::rows::{self, half_floats, to_halves};
+use super::compiler::Compiler;
+use super::launch::{Launch, floats, words};
+use super::rows::{self, half_floats, to_halves};
 
 const EPSILON: f32 = 1e-5;
 
@@ -41,7 +41,7 @@ fn pooling_gives_the_reference() {
         let mut rng = Rng(tokens as u64);
         let values: Vec<f32> =
             (0..images * tokens * columns).map(|_| rng.float() * 3.0 + rng.float()).collect();
-        let stream = half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values)));
+        let stream = half_floats(&super::launch::bytes(&to_halves(&values)));
         let (gamma, beta) = (rng.floats(columns, 2.0), rng.floats(columns, 0.5));
         let want: Vec<f32> =
             stream.chunks_exact(tokens * columns).flat_map(|x| pooled(x, &gamma, &beta)).collect();

@@ -6,9 +6,9 @@ use swinq_cuda::ops::{StreamType, row_stride};
 use swinq_numerics::{Quantizer, reference};
 use swinq_testing::{Rng, assert_same, step};
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::{Launch, words};
-use crate::host_kernels::rows::{half_floats, to_halves};
+use super::compiler::Compiler;
+use super::launch::{Launch, words};
+use super::rows::{half_floats, to_halves};
 
 /// The fill byte of the output before a launch.
 const UNTOUCHED: u8 = 77;
@@ -23,7 +23,7 @@ struct Case {
 impl Case {
     fn new(rows: usize, two_codes: &[bool]) -> Case {
         let values = Rng(rows as u64).floats(rows * 3 * two_codes.len() * HEAD_DIM, 3.0);
-        let mut x = half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values)));
+        let mut x = half_floats(&super::launch::bytes(&to_halves(&values)));
         // A vector of zeros, and one with a single value.
         x[..HEAD_DIM].fill(0.0);
         if rows > 1 {
@@ -116,7 +116,7 @@ fn codes_are_those_of_the_reference() {
 fn halves_are_those_of_the_reference_rounded_once() {
     let Some(compiler) = Compiler::get() else { return };
     for case in cases() {
-        let want = half_floats(&crate::host_kernels::launch::bytes(&to_halves(&case.normalized())));
+        let want = half_floats(&super::launch::bytes(&to_halves(&case.normalized())));
         for input in [StreamType::F16, StreamType::F32] {
             let [got, _] = case.run(compiler, input, None);
             assert_same(&half_floats(&got), &want, &format!("{} rows, {input:?}", case.rows));

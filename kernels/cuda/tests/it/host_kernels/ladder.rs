@@ -4,8 +4,8 @@ use swinq_cuda::ladder::{ElementwiseOp, FloatRung, SoftmaxRung, from_half, half_
 use swinq_numerics::reference::{attention_row_exp, attention_row_u8, code, gelu};
 use swinq_testing::{Rng, assert_same};
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::{Launch, floats, halves, words};
+use super::compiler::Compiler;
+use super::launch::{Launch, floats, halves, words};
 
 fn values(rng: &mut Rng, count: usize) -> Vec<f32> {
     rng.bytes(count).into_iter().map(|b| (f32::from(b) - 127.0) / 16.0).collect()

@@ -5,7 +5,7 @@ use std::process::{Command, Output, Stdio};
 
 use swinq_cuda::{LaunchConfig, Program};
 
-use crate::host_kernels::compiler::Compiler;
+use super::compiler::Compiler;
 
 /// A kernel launch on this machine's CPU. Parameters are added one by one, in the order of their struct.
 #[derive(Clone)]

@@ -5,7 +5,7 @@ use swinq_cuda::ops::linear::pack::{GROUP, pack_codes, packed_column};
 use swinq_cuda::ops::linear::{Instruction, Tile};
 use swinq_testing::Rng;
 
-use crate::host_kernels::gemm::GPU;
+use super::gemm::GPU;
 
 /// In tile `j`, a lane holds the sums of tile columns `2 (lane % 4)` and `2 (lane % 4) + 1`.
 #[test]

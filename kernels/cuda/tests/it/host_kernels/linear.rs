@@ -9,8 +9,8 @@ use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
 use swinq_numerics::{ColumnQuantizers, Gelu, PAD, Quantizer, RowMap, reference};
 use swinq_testing::{Rng, assert_same, assert_varied, step, window_map};
 
-use crate::host_kernels::launch::{Launch, bytes, floats};
-use crate::host_kernels::rows::{half_floats, to_halves};
+use super::launch::{Launch, bytes, floats};
+use super::rows::{half_floats, to_halves};
 
 /// Error bound of `gelu_fast`, without the rounding of its result.
 pub const FAST_GELU_ERROR: f64 = 1.2e-7;

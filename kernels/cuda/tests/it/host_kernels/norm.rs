@@ -7,9 +7,9 @@ use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
 use swinq_numerics::{PAD, RowMap, reference};
 use swinq_testing::{Rng, assert_same, step, window_map};
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::{Launch, floats, words};
-use crate::host_kernels::rows::{self, half_floats, to_halves};
+use super::compiler::Compiler;
+use super::launch::{Launch, floats, words};
+use super::rows::{self, half_floats, to_halves};
 
 const EPSILON: f32 = 1e-5;
 
@@ -47,8 +47,7 @@ impl Case {
         };
         // Values far from zero, so that the rounding error of the mean matters. They are exact in f16.
         let values = (0..images * tokens * columns / pieces).map(|_| rng.float() * 4.0 + 30.0);
-        let stream =
-            half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values.collect::<Vec<f32>>())));
+        let stream = half_floats(&super::launch::bytes(&to_halves(&values.collect::<Vec<f32>>())));
         let (gamma, beta) = (rng.floats(columns, 2.0), rng.floats(columns, 1.0));
         Case { images, rows, tokens, columns, pieces, map, stream, gamma, beta }
     }
@@ -271,7 +270,7 @@ impl Branch {
         case.map = map.map(|map| map.rows().to_vec());
         case.tokens = tokens;
         let values = Rng(7).floats(images * tokens * columns, 30.0);
-        let stream = half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values)));
+        let stream = half_floats(&super::launch::bytes(&to_halves(&values)));
         Branch { case, stream }
     }
 

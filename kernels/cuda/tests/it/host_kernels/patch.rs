@@ -8,9 +8,9 @@ use swinq_kernels::{Patches, Pool, RowOut};
 use swinq_numerics::{Quantizer, RowStore, reference};
 use swinq_testing::{Rng, step};
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::Launch;
-use crate::host_kernels::rows::{self, to_halves};
+use super::compiler::Compiler;
+use super::launch::Launch;
+use super::rows::{self, to_halves};
 
 const EPSILON: f32 = 1e-5;
 

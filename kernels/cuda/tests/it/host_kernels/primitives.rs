@@ -3,8 +3,8 @@
 use swinq_cuda::{LaunchConfig, Program};
 use swinq_testing::{Rng, assert_varied};
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::{Launch, bytes, floats, words};
+use super::compiler::Compiler;
+use super::launch::{Launch, bytes, floats, words};
 
 /// A program of `primitives.cu`.
 pub fn program(entry: &'static str, threads: u32) -> Program {
@@ -104,7 +104,7 @@ fn the_product_of_halves_is_its_definition() {
     let Some(compiler) = Compiler::get() else { return };
     let mut rng = Rng(5);
     let values: Vec<i16> = (0..384).map(|_| (rng.next() % 33) as i16 - 16).collect();
-    let half = |x: i16| crate::host_kernels::functions::nearest_half(f32::from(x));
+    let half = |x: i16| super::functions::nearest_half(f32::from(x));
     let input = bytes(&values.iter().map(|&x| half(x)).collect::<Vec<u16>>());
     let start: Vec<f32> = (0..128).map(|i| i as f32 * 0.25).collect();
     let start_bytes = bytes(&start);

@@ -5,7 +5,7 @@ use swinq_cuda::ops::{DeviceStore, row_stride};
 use swinq_numerics::{Quantizer, reference};
 use swinq_testing::{assert_same, assert_varied};
 
-use crate::host_kernels::launch::{Launch, floats, halves};
+use super::launch::{Launch, floats, halves};
 
 /// The fill byte of an output before a launch; it must stay unchanged between rows.
 const UNTOUCHED: u8 = 77;

@@ -10,8 +10,8 @@ use swinq_cuda::training::{
 use swinq_numerics::{PAD, Quantizer, reference};
 use swinq_testing::{Rng, assert_same, step};
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::{Launch, floats};
+use super::compiler::Compiler;
+use super::launch::{Launch, floats};
 
 /// Asserts that `got` differs from `want` by at most `tolerance` times the largest magnitude.
 #[track_caller]

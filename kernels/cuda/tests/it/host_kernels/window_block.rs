@@ -8,9 +8,9 @@ use swinq_cuda::ops::window_block::{
 use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, PAD, Probs, Quantizer, RowStore, reference};
 use swinq_testing::{Rng, assert_varied, step, window_map};
 
-use crate::host_kernels::compiler::Compiler;
-use crate::host_kernels::launch::{Launch, words};
-use crate::host_kernels::rows::{half_floats, to_halves};
+use super::compiler::Compiler;
+use super::launch::{Launch, words};
+use super::rows::{half_floats, to_halves};
 
 const EPSILON: f32 = 1e-5;
 const SCALE: f32 = 0.176_776_7;
@@ -87,7 +87,7 @@ impl Case {
             windows,
             images,
             tokens: map.tokens(),
-            stream: half_floats(&crate::host_kernels::launch::bytes(&to_halves(&values))),
+            stream: half_floats(&super::launch::bytes(&to_halves(&values))),
             norm: (rng.floats(channels, 1.5), rng.floats(channels, 0.3)),
             qkv: Layer::new(&mut rng, 3 * channels, channels),
             proj: Layer::new(&mut rng, channels, channels),
