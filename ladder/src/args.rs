@@ -104,6 +104,9 @@ pub struct CommonArgs {
     /// Seconds of measurement for each rung. At least 30 runs on a GPU, or 3 on a CPU, are timed.
     #[arg(long, default_value_t = 0.3, value_parser = positive)]
     pub seconds: f64,
+    /// Compare the results of every rung, and time none.
+    #[arg(long, conflicts_with_all = ["seconds", "plot"])]
+    pub check: bool,
     /// Write the results as JSON; `-` is standard output, and other text then goes to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,

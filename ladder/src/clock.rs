@@ -21,8 +21,8 @@ pub type Launch<'a> = dyn Fn(&Stream) -> Result<(), CudaError> + 'a;
 /// Times rungs until the user asks to stop.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// Seconds of measurement for each rung.
-    pub seconds: f64,
+    /// Seconds of measurement for each rung; `None` to time none.
+    pub seconds: Option<f64>,
     /// Whether the user has asked to stop.
     pub stop: fn() -> bool,
 }
@@ -33,11 +33,13 @@ impl Clock {
         if (self.stop)() { Err(LadderError::Interrupted) } else { Ok(()) }
     }
 
-    /// Times `step`, which must have run before.
-    pub fn on_cpu(self, mut step: impl FnMut()) -> Result<Latency, LadderError> {
+    /// Times `step`, which must have run before; `None` if nothing is timed.
+    pub fn on_cpu(self, mut step: impl FnMut()) -> Result<Option<Latency>, LadderError> {
+        self.check_interrupt()?;
+        let Some(seconds) = self.seconds else { return Ok(None) };
         let mut samples = Vec::new();
         let mut total = 0.0;
-        while samples.len() < CPU_RUNS.0 || (total < 1e3 * self.seconds && samples.len() < CPU_RUNS.1) {
+        while samples.len() < CPU_RUNS.0 || (total < 1e3 * seconds && samples.len() < CPU_RUNS.1) {
             self.check_interrupt()?;
             let start = Instant::now();
             step();
@@ -46,16 +48,18 @@ impl Clock {
             samples.push(elapsed.max(1e-6));
             total += elapsed;
         }
-        Ok(Latency::from_samples(samples)?)
+        Ok(Some(Latency::from_samples(samples)?))
     }
 
-    /// Times `launch`, each run with a cold cache.
-    pub fn on_gpu(self, timer: &Timer, launch: &Launch<'_>) -> Result<Latency, LadderError> {
+    /// Times `launch`, each run with a cold cache; `None` if nothing is timed.
+    pub fn on_gpu(self, timer: &Timer, launch: &Launch<'_>) -> Result<Option<Latency>, LadderError> {
         self.check_interrupt()?;
+        let Some(seconds) = self.seconds else { return Ok(None) };
         let each = 1e-3 * f64::from(median(timer.samples(TRIAL, launch)?)).max(1e-6);
-        let runs = ((self.seconds / each) as usize).clamp(GPU_RUNS.0, GPU_RUNS.1);
+        let runs = ((seconds / each) as usize).clamp(GPU_RUNS.0, GPU_RUNS.1);
         let samples = timer.samples(runs, launch)?;
-        Ok(Latency::from_samples(samples.into_iter().map(|ms| f64::from(ms).max(1e-6)).collect())?)
+        let samples = samples.into_iter().map(|ms| f64::from(ms).max(1e-6)).collect();
+        Ok(Some(Latency::from_samples(samples)?))
     }
 }
 
@@ -77,17 +81,19 @@ mod tests {
     #[test]
     fn a_cpu_is_timed_at_least_three_times() {
         let mut runs = 0;
-        let clock = Clock { seconds: 1e-9, stop: || false };
-        let latency = clock.on_cpu(|| runs += 1).unwrap();
+        let clock = Clock { seconds: Some(1e-9), stop: || false };
+        let latency = clock.on_cpu(|| runs += 1).unwrap().unwrap();
         assert_eq!((runs, latency.runs()), (3, 3));
         assert!(latency.median() > 0.0);
         assert_eq!(median(vec![3.0, 1.0, 2.0]), 2.0);
+        let untimed = Clock { seconds: None, ..clock };
+        assert!(untimed.on_cpu(|| unreachable!("nothing is timed")).unwrap().is_none());
     }
 
     #[test]
     fn a_request_to_stop_ends_the_measurement() {
         let mut runs = 0;
-        let error = Clock { seconds: 1.0, stop: || true }.on_cpu(|| runs += 1).unwrap_err();
+        let error = Clock { seconds: Some(1.0), stop: || true }.on_cpu(|| runs += 1).unwrap_err();
         assert!(matches!(error, LadderError::Interrupted));
         assert_eq!(runs, 0);
     }

@@ -139,7 +139,7 @@ mod tests {
             assert!(check_results(rung, &operands, &reference, &results).passed(), "{}", rung.name());
             results[77] += error;
             let check = check_results(rung, &operands, &reference, &results);
-            assert_eq!((check.wrong, check.first), (1, Some(77)), "{}", rung.name());
+            assert_eq!((check.wrong, check.first.unwrap().index), (1, 77), "{}", rung.name());
         }
     }
 }

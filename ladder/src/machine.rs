@@ -53,7 +53,7 @@ impl Machine {
             },
         };
         let cpu = Cpu::detect()?;
-        let clock = Clock { seconds: args.seconds, stop: host.stop };
+        let clock = Clock { seconds: (!args.check).then_some(args.seconds), stop: host.stop };
         Ok(Machine { cpu, pool: Pool::new(args.threads), gpu, no_gpu, clock, print: host.print })
     }
 

@@ -40,7 +40,7 @@ impl Prepared {
     }
 }
 
-/// Passes the results to `check`, and times the rung if the check passes.
+/// Passes the results to `check`, and lets `clock` time the rung if the check passes.
 pub fn on_gpu(
     gpu: &Gpu,
     clock: Clock,
@@ -60,20 +60,20 @@ pub fn on_gpu(
         return Ok(Outcome::Failed(check.complaint(), Some(check)));
     }
     let latency = clock.on_gpu(&gpu.timer, &prepared.launch)?;
-    let share = Some(work.share(&gpu.roofline, &latency));
-    Ok(Outcome::Measured { check: Some(check), latency, share, detail: prepared.detail })
+    let share = latency.as_ref().map(|latency| work.share(&gpu.roofline, latency));
+    Ok(Outcome::Right { check: Some(check), latency, share, detail: prepared.detail })
 }
 
 /// The outcome of a CPU rung. `times` measures it, and runs only if the check passed or there is none.
 pub fn on_cpu(
     check: Option<Check>,
-    times: impl FnOnce() -> Result<Latency, LadderError>,
+    times: impl FnOnce() -> Result<Option<Latency>, LadderError>,
     detail: String,
 ) -> Result<Outcome, LadderError> {
     if let Some(check) = check.filter(|check| !check.passed()) {
         return Ok(Outcome::Failed(check.complaint(), Some(check)));
     }
-    Ok(Outcome::Measured { check, latency: times()?, share: None, detail })
+    Ok(Outcome::Right { check, latency: times()?, share: None, detail })
 }
 
 /// The outcome of a rung that could not run: skipped if the machine lacks a feature, else failed.
@@ -94,10 +94,10 @@ mod tests {
     fn what_is_wrong_is_not_timed() {
         let wrong = Check::against(&[1.0], &[2.0], 0.0);
         let outcome = on_cpu(Some(wrong), || unreachable!("it is wrong"), String::new()).unwrap();
-        assert!(matches!(outcome, Outcome::Failed(why, Some(_)) if why.contains("1 results are off")));
-        let times = || Ok(Latency::from_samples(vec![1.0])?);
+        assert!(matches!(outcome, Outcome::Failed(why, Some(_)) if why.contains("is 1 instead of 2")));
+        let times = || Ok(Some(Latency::from_samples(vec![1.0])?));
         let outcome = on_cpu(None, times, String::new()).unwrap();
-        assert!(matches!(outcome, Outcome::Measured { check: None, .. }));
+        assert!(matches!(outcome, Outcome::Right { check: None, latency: Some(_), .. }));
     }
 
     #[test]

@@ -125,7 +125,7 @@ fn why(row: &Row) -> String {
     let (state, why) = match &row.outcome {
         Outcome::Skipped(why) => ("skipped", why),
         Outcome::Failed(why, _) => ("FAIL", why),
-        Outcome::Measured { .. } => return String::new(),
+        Outcome::Right { .. } => return String::new(),
     };
     let short: String = why.chars().take(72).collect();
     let dots = if short.len() < why.len() { "..." } else { "" };

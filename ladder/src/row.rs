@@ -25,13 +25,13 @@ pub enum Outcome {
     Skipped(String),
     /// Its results are wrong, or it could not run; the reason.
     Failed(String, Option<Check>),
-    /// Its results are right, and it was timed.
-    Measured {
+    /// Its results are right.
+    Right {
         /// The check of its results; `None` if they are the reference.
         check: Option<Check>,
-        /// The times of its runs.
-        latency: Latency,
-        /// The time of the roofline divided by the median; `None` on a CPU.
+        /// The times of its runs; `None` if nothing is timed.
+        latency: Option<Latency>,
+        /// The time of the roofline divided by the median; `None` on a CPU and if nothing is timed.
         share: Option<f64>,
         /// A note, such as the chosen kernel.
         detail: String,
@@ -89,7 +89,7 @@ impl Row {
     /// Median in milliseconds, if it was timed.
     pub fn median(&self) -> Option<f64> {
         match &self.outcome {
-            Outcome::Measured { latency, .. } => Some(latency.median()),
+            Outcome::Right { latency, .. } => latency.as_ref().map(Latency::median),
             _ => None,
         }
     }
@@ -121,10 +121,10 @@ impl Row {
                 add(json!({"check": "FAIL", "why": why}));
                 add(check.map_or(Value::Null, |check| check_json(&check)));
             }
-            Outcome::Measured { check, latency, share, detail } => {
+            Outcome::Right { check, latency, share, detail } => {
                 add(json!({"check": if check.is_some() { "PASS" } else { "reference" }}));
                 add(check.map_or(Value::Null, |check| check_json(&check)));
-                add(self.latency_json(latency));
+                add(latency.as_ref().map_or(Value::Null, |latency| self.latency_json(latency)));
                 add(json!({"share_of_roofline": share, "detail": detail}));
             }
         }
@@ -143,31 +143,36 @@ impl Row {
     }
 
     /// The cells of the table after the rung's name.
-    fn cells(&self) -> [String; 8] {
-        let empty = || [const { String::new() }; 8];
+    fn cells(&self) -> [String; 9] {
+        let cells = |state: &str, check: Option<&Check>, why: &str| {
+            let [error, limit] = check.map_or_else(Default::default, check_cells);
+            let mut cells = [const { String::new() }; 9];
+            (cells[0], cells[1], cells[2], cells[8]) = (state.to_owned(), error, limit, why.to_owned());
+            cells
+        };
         match &self.outcome {
-            Outcome::Skipped(why) => {
-                let mut cells = empty();
-                (cells[0], cells[7]) = ("skipped".to_owned(), why.clone());
+            Outcome::Skipped(why) => cells("skipped", None, why),
+            Outcome::Failed(why, check) => cells("FAIL", check.as_ref(), why),
+            Outcome::Right { check, latency, share, detail } => {
+                let state = if check.is_some() { "PASS" } else { "reference" };
+                let mut cells = cells(state, check.as_ref(), detail);
+                if let Some(latency) = latency {
+                    cells[3..7].clone_from_slice(&self.time_cells(latency));
+                }
+                cells[7] = share.map_or(String::new(), |share| format!("{:.1} %", 100.0 * share));
                 cells
             }
-            Outcome::Failed(why, check) => {
-                let mut cells = empty();
-                (cells[0], cells[7]) = ("FAIL".to_owned(), why.clone());
-                cells[1] = check.map_or(String::new(), |check| error(&check));
-                cells
-            }
-            Outcome::Measured { check, latency, share, detail } => [
-                if check.is_some() { "PASS" } else { "reference" }.to_owned(),
-                check.map_or(String::new(), |check| error(&check)),
-                time(latency.median()),
-                format!("{} - {}", time(latency.percentile(20.0)), time(latency.percentile(80.0))),
-                latency.runs().to_string(),
-                prefixed(self.work.per_second(latency.median()), self.work.unit()),
-                share.map_or(String::new(), |share| format!("{:.1} %", 100.0 * share)),
-                detail.clone(),
-            ],
         }
+    }
+
+    /// The cells from the median to the rate.
+    fn time_cells(&self, latency: &Latency) -> [String; 4] {
+        [
+            time(latency.median()),
+            format!("{} - {}", time(latency.percentile(20.0)), time(latency.percentile(80.0))),
+            latency.runs().to_string(),
+            prefixed(self.work.per_second(latency.median()), self.work.unit()),
+        ]
     }
 }
 
@@ -175,8 +180,10 @@ fn check_json(check: &Check) -> Value {
     json!({"max_abs_error": check.max_abs_error, "tolerance": check.tolerance, "wrong": check.wrong})
 }
 
-fn error(check: &Check) -> String {
-    if check.max_abs_error == 0.0 { "0".to_owned() } else { format!("{:.2e}", check.max_abs_error) }
+/// The largest error and the limit.
+fn check_cells(check: &Check) -> [String; 2] {
+    [check.max_abs_error, check.tolerance]
+        .map(|value| if value == 0.0 { "0".to_owned() } else { format!("{value:.2e}") })
 }
 
 /// A time in microseconds, milliseconds or seconds, whichever fits.
@@ -205,18 +212,34 @@ pub fn prefixed(value: f64, unit: &str) -> String {
     format!("{scaled:.decimals$} {prefix}{unit}")
 }
 
-/// The rows as a table.
+/// Headers of the table, and the alignment of the columns.
+const COLUMNS: [(&str, CellAlignment); 10] = [
+    ("rung", CellAlignment::Left),
+    ("check", CellAlignment::Left),
+    ("max error", CellAlignment::Right),
+    ("limit", CellAlignment::Right),
+    ("median", CellAlignment::Right),
+    ("20 - 80 %", CellAlignment::Right),
+    ("runs", CellAlignment::Right),
+    ("rate", CellAlignment::Right),
+    ("roofline", CellAlignment::Right),
+    ("note", CellAlignment::Left),
+];
+
+/// The rows as a table, without the columns that have no value.
 pub fn table(rows: &[Row]) -> Table {
+    let cells = |row: &Row| [vec![row.rung.clone()], row.cells().to_vec()].concat();
+    let rows: Vec<Vec<String>> = rows.iter().map(cells).collect();
+    let shown: Vec<usize> =
+        (0..COLUMNS.len()).filter(|&i| rows.iter().any(|row| !row[i].is_empty())).collect();
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
-    let columns =
-        ["rung", "check", "max abs error", "median", "20 - 80 %", "runs", "rate", "roofline", "note"];
-    table.set_header(columns);
-    for column in table.column_iter_mut().skip(2).take(6) {
-        column.set_cell_alignment(CellAlignment::Right);
+    table.set_header(shown.iter().map(|&i| COLUMNS[i].0));
+    for (column, &i) in table.column_iter_mut().zip(&shown) {
+        column.set_cell_alignment(COLUMNS[i].1);
     }
-    for row in rows {
-        table.add_row(std::iter::once(row.rung.clone()).chain(row.cells()));
+    for row in &rows {
+        table.add_row(shown.iter().map(|&i| &row[i]));
     }
     table
 }
@@ -229,8 +252,8 @@ pub(super) mod tests {
     pub fn measured(rung: &str, size: usize, ms: f64) -> Row {
         let work = Work { arithmetic: Arithmetic::Fp32, operations: 2e9, bytes: 1e6 };
         let check = Some(Check::against(&[1.0], &[1.0], 0.0));
-        let latency = Latency::from_samples(vec![ms; 3]).unwrap();
-        let outcome = Outcome::Measured { check, latency, share: Some(0.5), detail: "as told".into() };
+        let latency = Some(Latency::from_samples(vec![ms; 3]).unwrap());
+        let outcome = Outcome::Right { check, latency, share: Some(0.5), detail: "as told".into() };
         let shape = vec![("m", size), ("n", size), ("k", size)];
         Row { rung: rung.into(), layer: String::new(), shape, work, outcome }
     }
@@ -246,10 +269,15 @@ pub(super) mod tests {
             assert!(text.contains(word), "`{word}` is not in\n{text}");
         }
         let check = Check::against(&[1.0], &[2.0], 0.5);
-        let failed = Row { outcome: Outcome::Failed(check.complaint(), Some(check)), ..row };
+        let failed = Row { outcome: Outcome::Failed(check.complaint(), Some(check)), ..row.clone() };
         assert!(failed.failed() && failed.median().is_none() && failed.label() == "loop (m 64, n 64, k 64)");
         assert_eq!(failed.to_json()["check"], "FAIL");
-        assert!(table(&[failed]).to_string().contains("FAIL"));
+        let text = table(std::slice::from_ref(&failed)).to_string();
+        assert!(
+            text.contains("FAIL") && text.contains("1.00e0 | 5.00e-1") && !text.contains("median"),
+            "{text}"
+        );
+        assert!(table(&[failed, row]).to_string().contains("median"));
     }
 
     #[test]

@@ -60,8 +60,9 @@ fn table(rungs: &[Rung], products: &[Named], by_product: &[Vec<Row>]) -> Table {
 fn cell(row: &Row) -> String {
     match (&row.outcome, row.median()) {
         (_, Some(median)) => time(median),
-        (Outcome::Failed(..), _) => "FAIL".to_owned(),
-        _ => "-".to_owned(),
+        (Outcome::Failed(..), None) => "FAIL".to_owned(),
+        (Outcome::Right { .. }, None) => "PASS".to_owned(),
+        (Outcome::Skipped(_), None) => "-".to_owned(),
     }
 }
 

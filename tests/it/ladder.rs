@@ -62,6 +62,24 @@ fn products_of_odd_sizes_pass() {
 }
 
 #[test]
+fn every_ladder_passes_at_its_default_sizes() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("r.json");
+    for (ladder, size, references, passes) in
+        [("gemm", 1024, 0, 3), ("softmax", 524_288, 0, 4), ("elementwise", 1 << 26, 5, 3)]
+    {
+        swinq(["bench", ladder, "--backend", "cpu", "--check", "--json"]).arg(&path).assert().success();
+        let rows = json(&path)["rows"].as_array().unwrap().clone();
+        let number = |check: &str| rows.iter().filter(|row| row["check"] == check).count();
+        assert_eq!((number("reference"), number("PASS")), (references, passes), "{rows:#?}");
+        assert_eq!(rows.len(), references + passes, "{rows:#?}");
+        let sizes = ["m", "rows", "elements"];
+        assert!(rows.iter().all(|row| sizes.iter().any(|name| row[*name] == size)), "{rows:#?}");
+        assert!(rows.iter().all(|row| row.get("median_ms").is_none()), "{rows:#?}");
+    }
+}
+
+#[test]
 fn a_sweep_is_drawn_with_every_rung() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sweep.svg");
@@ -135,6 +153,8 @@ fn bad_arguments_are_refused() {
         &["softmax", "--rows", "0"],
         &["elementwise", "--elements", "0"],
         &["elementwise", "--seconds", "0"],
+        &["elementwise", "--check", "--seconds", "1"],
+        &["softmax", "--check", "--plot", "r.svg"],
     ] {
         refused(swinq(["bench"]).args(args).assert(), 2, &["error:"]);
     }

@@ -7,7 +7,7 @@ use crate::quantizer::Quantizer;
 pub enum Probs {
     /// f32 softmax.
     Float,
-    /// Codes `round_ties_even(255 e^(x - rowmax))`, normalised after the product by their own integer sum.
+    /// Codes `round_ties_even(exp_255(x - rowmax))`, normalised after the product by their own integer sum.
     U8,
     /// Signed codes of the softmax (FasterTransformer's).
     S8(Quantizer),
