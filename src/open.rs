@@ -233,7 +233,7 @@ impl Model {
     /// The errors of [`Model::open_with`].
     pub fn open_float(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model, Error> {
         let (model, warnings) = options.load_float_with_warnings(path.as_ref())?;
-        let mut model = QuantizedModel::from_float(&model)?;
+        let mut model = QuantizedModel::from_float(model)?;
         options.name_classes(&mut model)?;
         Ok(Model::of(Inner { warnings, ..Inner::new(model, false) }))
     }
@@ -250,7 +250,7 @@ impl Model {
         if let Some(family) = options.transform {
             float.transform = family.transform(&float.config, &float.transform)?;
         }
-        let mut quantized = QuantizedModel::from_float(&float)?;
+        let mut quantized = QuantizedModel::from_float(float)?;
         options.name_classes(&mut quantized)?;
         let warnings = note.into_iter().collect();
         Ok(Model::of(Inner { warnings, ..Inner::new(quantized, false) }))
@@ -274,7 +274,7 @@ impl Model {
         if let Some(family) = options.transform {
             model.transform = family.transform(&model.config, &model.transform)?;
         }
-        let mut model = QuantizedModel::from_float(&model)?;
+        let mut model = QuantizedModel::from_float(model)?;
         options.name_classes(&mut model)?;
         Ok(Model::checked(model, false))
     }
@@ -293,7 +293,7 @@ impl Model {
     /// # Errors
     /// An error for a parameter that does not fit the configuration or is not finite.
     pub fn from_float(model: FloatModel) -> Result<Model, Error> {
-        Ok(Model::checked(QuantizedModel::from_float(&model)?, false))
+        Ok(Model::checked(QuantizedModel::from_float(model)?, false))
     }
 
     /// Wraps a model that was made in memory.

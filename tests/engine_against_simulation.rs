@@ -104,7 +104,7 @@ fn scales_and_zero_points_of_channels_on_every_instruction_set() {
 fn float_on_every_instruction_set() {
     let float = float_model();
     let expected = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 64);
-    let model = QuantizedModel::from_float(&float).unwrap();
+    let model = QuantizedModel::from_float(float.clone()).unwrap();
     for cpu in Cpu::available() {
         let found = fidelity(&expected, &run(&mut engine(&model, cpu), &float, 64)).unwrap();
         assert!(found.sqnr_db >= 100.0, "{}: {found:?}", cpu);

@@ -146,7 +146,7 @@ fn heads_with_a_large_factor_have_two_codes() {
     assert!(two.iter().all(|heads| heads.last() == Some(&true) && !heads[0]), "{two:?}");
     let text = swinq_plan::Plan::new(&int8).unwrap().to_string();
     assert!(text.contains("2 codes in 1 of 2"), "{text}");
-    let without = plan_of(&QuantizedModel::from_float(&float).unwrap());
+    let without = plan_of(&QuantizedModel::from_float(float.clone()).unwrap());
     assert!(without.iter().all(Vec::is_empty), "{without:?}");
     let found = run(&mut engine(&int8, Cpu::available()[0]), size);
     let exact = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
@@ -164,7 +164,7 @@ fn compare(configs: Vec<SwinConfig>) {
             "{name}: constant logits"
         );
         for cpu in Cpu::available() {
-            let found = run(&mut engine(&QuantizedModel::from_float(&float).unwrap(), cpu), size);
+            let found = run(&mut engine(&QuantizedModel::from_float(float.clone()).unwrap(), cpu), size);
             let sqnr = fidelity(&expected, &found).unwrap().sqnr_db;
             assert!(sqnr >= 100.0, "{name}, float on {}: {sqnr} dB", cpu);
         }
@@ -185,7 +185,7 @@ fn compare(configs: Vec<SwinConfig>) {
 /// `model` under the recipe `name`, or in float for `None`. `channels` is the default recipe with scales and zero
 /// points for the channels of every `mlp.fc2.input`. `mode1` has the GELU of files before version 4 of the numbers.
 fn quantized(model: &FloatModel, name: Option<&str>) -> QuantizedModel {
-    let Some(name) = name else { return QuantizedModel::from_float(model).unwrap() };
+    let Some(name) = name else { return QuantizedModel::from_float(model.clone()).unwrap() };
     let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     let mut noise = NoiseImages { size: model.config.image_size, batches: 2 };

@@ -31,7 +31,9 @@ impl Validator {
     /// The validator for `job`.
     pub(super) fn new(job: &Job, inputs: &Inputs) -> Result<Validator, Error> {
         let teacher = match &inputs.teacher {
-            Some(teacher) => Some(Teacher { model: QuantizedModel::from_float(teacher)?, known: None }),
+            Some(teacher) => {
+                Some(Teacher { model: QuantizedModel::from_float(teacher.clone())?, known: None })
+            }
             None => None,
         };
         let all = inputs.val.len();
