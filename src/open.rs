@@ -115,13 +115,13 @@ impl OpenOptions {
 
 /// A Swin classifier, float or quantized. A clone is another handle of the same model.
 ///
-/// All engines of one model share its packed weights.
+/// All engines of one model ([`Model::engine`]) share its packed weights.
 ///
 /// ```no_run
-/// use swinq::{Engine, EngineOptions, Model};
+/// use swinq::{EngineOptions, Model};
 ///
 /// let model = Model::open("swin_t.int8.safetensors")?;
-/// let engine = Engine::new(&model, &EngineOptions::default())?;
+/// let engine = model.engine(&EngineOptions::default())?;
 /// # Ok::<(), swinq::Error>(())
 /// ```
 #[derive(Clone, Debug)]

@@ -106,7 +106,7 @@ fn model(config: SwinConfig) -> FloatModel {
     model
 }
 
-fn run(classifier: &mut dyn Classifier, size: usize) -> Collected {
+fn run(classifier: &dyn Classifier, size: usize) -> Collected {
     let mut progress = |_, _| ControlFlow::Continue(());
     collect(classifier, &mut NoiseImages { size, batches: 3 }, &mut progress).unwrap()
 }
@@ -148,8 +148,8 @@ fn heads_with_a_large_factor_have_two_codes() {
     assert!(text.contains("2 codes in 1 of 2"), "{text}");
     let without = plan_of(&QuantizedModel::from_float(float.clone()).unwrap());
     assert!(without.iter().all(Vec::is_empty), "{without:?}");
-    let found = run(&mut engine(&int8, Cpu::available()[0]), size);
-    let exact = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
+    let found = run(&engine(&int8, Cpu::available()[0]), size);
+    let exact = run(&FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
     let sqnr = fidelity(&exact, &found).unwrap().sqnr_db;
     assert!(sqnr > 20.0, "{sqnr} dB");
 }
@@ -158,13 +158,13 @@ fn compare(configs: Vec<SwinConfig>) {
     for config in configs {
         let (name, size) = (config.name.clone(), config.image_size);
         let float = model(config);
-        let expected = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
+        let expected = run(&FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
         assert!(
             expected.logits.values.iter().any(|v| *v != expected.logits.values[0]),
             "{name}: constant logits"
         );
         for cpu in Cpu::available() {
-            let found = run(&mut engine(&QuantizedModel::from_float(float.clone()).unwrap(), cpu), size);
+            let found = run(&engine(&QuantizedModel::from_float(float.clone()).unwrap(), cpu), size);
             let sqnr = fidelity(&expected, &found).unwrap().sqnr_db;
             assert!(sqnr >= 100.0, "{name}, float on {}: {sqnr} dB", cpu);
         }
@@ -172,10 +172,10 @@ fn compare(configs: Vec<SwinConfig>) {
             // These recipes also suit a model of one stage, which has no reduction: none of their rules
             // matches reductions only.
             let quantized = quantized(&float, Some(recipe));
-            let simulated = run(&mut FloatClassifier::simulate(&quantized, &Device::Cpu).unwrap(), size);
+            let simulated = run(&FloatClassifier::simulate(&quantized, &Device::Cpu).unwrap(), size);
             assert!(simulated.logits != expected.logits, "{name}: {recipe} changed nothing");
             for cpu in Cpu::available() {
-                let found = run(&mut engine(&quantized, cpu), size);
+                let found = run(&engine(&quantized, cpu), size);
                 assert_eq!(found.logits, simulated.logits, "{name}, {recipe} on {}", cpu);
             }
         }

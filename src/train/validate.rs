@@ -111,9 +111,9 @@ impl Validator {
         stop: &dyn Fn() -> bool,
     ) -> Result<Collected, BoxError> {
         let mut batches = self.images.first(images).batches(&model.transform, &self.read)?;
-        let mut engine = Engine::of(model, &self.engine)?;
+        let engine = Engine::new(model, self.engine.backend()?)?;
         let check = |_, _| if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-        Ok(collect(&mut engine, &mut batches, &mut { check })?)
+        Ok(collect(&engine, &mut batches, &mut { check })?)
     }
 }
 
