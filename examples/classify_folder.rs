@@ -6,7 +6,7 @@
 
 use std::ops::ControlFlow;
 
-use swinq::{Engine, EngineOptions, Error, Images, Model, ReadOptions, Split};
+use swinq::{EngineOptions, Error, Images, Model, ReadOptions, Split, infer_images, top_k};
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -15,14 +15,14 @@ fn main() -> Result<(), Error> {
         std::process::exit(2);
     };
     let model = Model::open(model)?;
-    let engine = Engine::new(&model, &EngineOptions::default())?;
+    let engine = model.engine(&EngineOptions::default())?;
     let images = Images::open(folder, Split::Val, None, 0)?;
     let mut progress = |done, total| {
         eprintln!("{done} of {total} images");
         ControlFlow::Continue(())
     };
-    let scores = engine.infer_images(&images, &ReadOptions::default(), &mut progress)?;
-    for (id, prediction) in scores.ids.iter().zip(engine.top_k(&scores.logits, 1)?) {
+    let scores = infer_images(&engine, &images, &ReadOptions::default(), &mut progress)?.scores;
+    for (id, prediction) in scores.ids.iter().zip(top_k(&engine, &scores.logits, 1)?) {
         for class in prediction.classes {
             let name = class.label.unwrap_or_else(|| class.index.to_string());
             println!("{}: {name} ({:.1} %)", images.name_of(*id), 100.0 * class.probability);

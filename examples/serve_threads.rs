@@ -7,7 +7,7 @@
 
 use std::sync::Mutex;
 
-use swinq::{Engine, EngineOptions, Error, Model};
+use swinq::{EngineOptions, Error, Images, Model, predict};
 
 fn main() -> Result<(), Error> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -27,10 +27,10 @@ fn main() -> Result<(), Error> {
 
 /// Answers requests until there are no more.
 fn serve(model: &Model, requests: &Mutex<std::slice::Iter<'_, String>>) -> Result<(), Error> {
-    let engine = Engine::new(model, &EngineOptions::cpu(1))?;
+    let engine = model.engine(&EngineOptions::cpu(1))?;
     loop {
         let Some(image) = requests.lock().expect("no server panics").next() else { return Ok(()) };
-        for class in &engine.predict(&[image], 1)?[0].classes {
+        for class in &predict(&engine, &Images::from_files(&[image])?, 1)?[0].classes {
             println!("{image}: class {} ({:.1} %)", class.index, 100.0 * class.probability);
         }
     }

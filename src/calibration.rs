@@ -116,9 +116,7 @@ pub(crate) fn finished(
     named: Named,
     skipped: Vec<String>,
 ) -> Result<Calibrated, Error> {
-    let noise = weight_noise(&found.model, |name| {
-        found.refined.tensors.get(name).or_else(|| model.tensors.get(name))
-    })?;
+    let noise = weight_noise(&found.model, |name| found.refined.tensor(model, name))?;
     let (mut quantized, trials) = (found.model, found.trials);
     quantized.provenance.calibration = Some(record);
     named.give(&mut quantized);
@@ -204,7 +202,7 @@ pub fn quantize_with_ranges(
     ranges: &BTreeMap<Site, f32>,
 ) -> Result<Model, Error> {
     check_recipe(&model, recipe)?;
-    let model: FloatModel = model.into_float()?;
+    let model = model.into_float()?;
     Model::from_quantized(swinq_calib::quantize(&model, recipe, ranges)?)
 }
 

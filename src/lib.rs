@@ -1,11 +1,23 @@
 //! INT8 for Swin Transformer classifiers: opens a model, runs it on a CPU or a GPU, calibrates and evaluates
 //! it.
 //!
+//! ```no_run
+//! use swinq::{EngineOptions, Images, Model, predict};
+//!
+//! let model = Model::open("swin_t.int8.safetensors")?;
+//! let engine = model.engine(&EngineOptions::default())?;
+//! for class in &predict(&engine, &Images::from_files(&["cat.jpg"])?, 5)?[0].classes {
+//!     println!("{:.1} % {}", 100.0 * class.probability, class.label.as_deref().unwrap_or("?"));
+//! }
+//! # Ok::<(), swinq::Error>(())
+//! ```
+//!
 //! | type or function | what it does |
 //! | --- | --- |
 //! | [`Model`] | opens a quantized or float checkpoint, or a Hugging Face or timm directory |
-//! | [`Engine`] | runs a model on images, from any number of threads |
+//! | [`Engine`] | runs a model on preprocessed pixels, from any number of threads; [`Model::engine`] makes it |
 //! | [`Images`] | a sample of a data set, image files, or pixels in memory |
+//! | [`predict`], [`infer_images`], [`top_k`] | classify images: the best classes, the logits with progress, the best classes of logits |
 //! | `calibrate` | quantizes a float model (feature `float`) |
 //! | `export_onnx` | writes a model as an ONNX file (feature `onnx`) |
 //! | [`evaluate()`] | measures accuracy, agreement with a baseline, and latency |
@@ -67,7 +79,6 @@ mod tune;
 
 pub use backend::{BackendChoice, CPU_BATCH, EngineOptions};
 pub use batches::ImageBatches;
-pub use engine::Engine;
 pub use error::Error;
 pub use evaluate::{
     Candidate, EvaluateOptions, Observer, Predicted, ReportFiles, Runner, environment, evaluate,
@@ -77,7 +88,7 @@ pub use evaluate::{
 pub use export::export_onnx;
 pub use images::{Images, ReadOptions};
 pub use open::{Model, OpenOptions};
-pub use prediction::{ClassScore, Prediction};
+pub use prediction::{ClassScore, Inferred, Prediction, infer_images, predict, top_k};
 pub use preprocessing::Family;
 pub use replicas::Replicas;
 pub use sample::SAMPLE;
@@ -106,7 +117,7 @@ pub use train::Training;
 pub use tune::{TuneOptions, TuneProgress, Tuned, tune};
 
 pub use swinq_data::{RgbImage, Split, decode_image};
-pub use swinq_int8_runtime::{CudaOptions, usable_gpu};
+pub use swinq_int8_runtime::{CudaOptions, Engine, usable_gpu};
 pub use swinq_model::part::{PartKind, PartSet, Shard};
 pub use swinq_model::{
     Batch, BatchSource, Classifier, Dialect, Documents, ElementType, InMemory, LoadedConfig, Logits, Recipe,

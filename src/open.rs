@@ -119,13 +119,13 @@ impl OpenOptions {
 
 /// A Swin classifier, float or quantized. A clone is another handle of the same model.
 ///
-/// All engines of one model share its packed weights.
+/// All engines of one model ([`Model::engine`]) share its packed weights.
 ///
 /// ```no_run
-/// use swinq::{Engine, EngineOptions, Model};
+/// use swinq::{EngineOptions, Model};
 ///
 /// let model = Model::open("swin_t.int8.safetensors")?;
-/// let engine = Engine::new(&model, &EngineOptions::default())?;
+/// let engine = model.engine(&EngineOptions::default())?;
 /// # Ok::<(), swinq::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -237,7 +237,7 @@ impl Model {
     /// The errors of [`Model::open_with`].
     pub fn open_float(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model, Error> {
         let (model, warnings) = options.load_float_with_warnings(path.as_ref())?;
-        let mut model = QuantizedModel::from_float(&model)?;
+        let mut model = QuantizedModel::from_float(model)?;
         options.name_classes(&mut model)?;
         Ok(Model::of(Inner { warnings, ..Inner::new(model, false) }))
     }
@@ -254,7 +254,7 @@ impl Model {
         if let Some(family) = options.transform {
             float.transform = family.transform(&float.config, &float.transform)?;
         }
-        let mut quantized = QuantizedModel::from_float(&float)?;
+        let mut quantized = QuantizedModel::from_float(float)?;
         options.name_classes(&mut quantized)?;
         Ok(Model::of(Inner { warnings: loaded.remarks, ..Inner::new(quantized, false) }))
     }
@@ -277,7 +277,7 @@ impl Model {
         if let Some(family) = options.transform {
             model.transform = family.transform(&model.config, &model.transform)?;
         }
-        let mut model = QuantizedModel::from_float(&model)?;
+        let mut model = QuantizedModel::from_float(model)?;
         options.name_classes(&mut model)?;
         Ok(Model::checked(model, false))
     }
@@ -296,7 +296,7 @@ impl Model {
     /// # Errors
     /// An error for a parameter that does not fit the configuration or is not finite.
     pub fn from_float(model: FloatModel) -> Result<Model, Error> {
-        Ok(Model::checked(QuantizedModel::from_float(&model)?, false))
+        Ok(Model::checked(QuantizedModel::from_float(model)?, false))
     }
 
     /// Wraps a model that was made in memory.

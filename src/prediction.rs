@@ -1,8 +1,12 @@
-//! Converts logits to named classes.
+//! Classifies images: their logits, and the best classes by name.
 
+use std::ops::ControlFlow;
+
+use swinq_eval::{Collected, EvalError, collect_any};
+use swinq_int8_runtime::{Engine, RuntimeError};
 use swinq_model::Logits;
 
-use crate::Error;
+use crate::{Error, Images, ReadOptions};
 
 /// The best classes of one image.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,11 +26,63 @@ pub struct ClassScore {
     pub probability: f64,
 }
 
-/// The best `k` classes of every image of `logits`, or all classes if there are fewer.
+/// The scores of images ([`infer_images`]).
+#[derive(Clone, Debug)]
+pub struct Inferred {
+    /// The logits, in the order of the images, with the labels and positions of the images that could be read.
+    pub scores: Collected,
+    /// The error messages of the corrupt images that were left out ([`ReadOptions::skip_corrupt`]).
+    pub skipped: Vec<String>,
+}
+
+/// Classifies `images`. Returns the best `k` classes of each image, or all classes if there are fewer.
 ///
 /// # Errors
-/// [`Error::Argument`] for a `k` of 0, and for logits whose rows do not have `classes` values.
-pub(crate) fn top_k(
+/// Those of [`infer_images`] and [`top_k`].
+pub fn predict(engine: &Engine, images: &Images, k: usize) -> Result<Vec<Prediction>, Error> {
+    let found = infer_images(engine, images, &ReadOptions::default(), &mut |_, _| ControlFlow::Continue(()))?;
+    top_k(engine, &found.scores.logits, k)
+}
+
+/// The logits of `images`. `progress` is called before the first batch and after every batch with the number of images
+/// done and the number of all images; `Break` stops the run.
+///
+/// # Errors
+/// [`Error::Interrupted`] if `progress` stops the run; [`Error::Data`] for an image that cannot be read; the errors of
+/// [`Images::batches`]; [`Error::Runtime`].
+pub fn infer_images(
+    engine: &Engine,
+    images: &Images,
+    read: &ReadOptions,
+    progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<Inferred, Error> {
+    let mut batches = images.batches(engine.transform(), read)?;
+    let scores = collect_any(engine, &mut batches, progress).map_err(cause)?;
+    Ok(Inferred { scores, skipped: batches.skipped().to_vec() })
+}
+
+/// The cause of an error in a run of one engine, which needs no position of a batch.
+fn cause(error: EvalError) -> Error {
+    match error {
+        EvalError::Interrupted { .. } => Error::Interrupted,
+        EvalError::Data { source, .. } => Error::batch(source),
+        EvalError::Infer { source, .. } => match source.downcast::<RuntimeError>() {
+            Ok(error) => Error::Runtime(*error),
+            Err(error) => Error::Batch(error),
+        },
+        error => Error::Eval(error),
+    }
+}
+
+/// The best `k` classes of every image of `logits`, which `engine` computed, or all classes if there are fewer.
+///
+/// # Errors
+/// [`Error::Argument`] for a `k` of 0, and for logits whose number of classes is not the engine's.
+pub fn top_k(engine: &Engine, logits: &Logits, k: usize) -> Result<Vec<Prediction>, Error> {
+    best(logits, engine.classes(), engine.labels(), k)
+}
+
+fn best(
     logits: &Logits,
     classes: usize,
     labels: Option<&[String]>,
@@ -73,10 +129,10 @@ mod tests {
     fn the_best_classes_come_first_and_equal_ones_in_order() {
         let logits = Logits { values: vec![0.0, 2.0, 2.0, 1.0], classes: 4 };
         let names = ["a", "b", "c", "d"].map(str::to_owned);
-        let found = top_k(&logits, 4, Some(&names), 3).unwrap();
+        let found = best(&logits, 4, Some(&names), 3).unwrap();
         let labels: Vec<_> = found[0].classes.iter().map(|c| (c.index, c.label.as_deref())).collect();
         assert_eq!(labels, [(1, Some("b")), (2, Some("c")), (3, Some("d"))]);
-        let all = top_k(&logits, 4, None, 9).unwrap();
+        let all = best(&logits, 4, None, 9).unwrap();
         let total: f64 = all[0].classes.iter().map(|c| c.probability).sum();
         assert!(all[0].classes.len() == 4 && (total - 1.0).abs() < 1e-12);
     }
@@ -85,7 +141,7 @@ mod tests {
     fn impossible_requests_are_refused() {
         let logits = Logits { values: vec![0.0; 4], classes: 4 };
         for (classes, k) in [(4, 0), (3, 1), (2, 1)] {
-            assert!(matches!(top_k(&logits, classes, None, k), Err(Error::Argument { .. })));
+            assert!(matches!(best(&logits, classes, None, k), Err(Error::Argument { .. })));
         }
     }
 }

@@ -65,7 +65,7 @@ impl Quantizer {
         let operands = Rule { pattern: OPERANDS.to_owned(), enable: Some(true), ..Rule::default() };
         let all = recipe.clone().with_rule(operands);
         let found = run(&float, &all, images, read, progress)?;
-        let mut current = QuantizedModel::from_float(&float)?;
+        let mut current = QuantizedModel::from_float(float.clone())?;
         Named::by(images).give(&mut current);
         Ok(Quantizer {
             current,
@@ -95,9 +95,7 @@ impl Quantizer {
 
     /// The float model with the parameters that refinement has rewritten: the same function.
     pub(crate) fn rewritten(&self) -> FloatModel {
-        let mut model = self.float.clone();
-        model.tensors.extend(self.refined.tensors.clone());
-        model
+        self.refined.applied_to(&self.float)
     }
 
     /// Whether the range of an activation is one that refinement chose, which is valid for the rewritten model.

@@ -16,7 +16,7 @@ impl Replicas {
     /// `cuda.device` is ignored.
     ///
     /// # Errors
-    /// [`Error::Argument`] if no GPU or one GPU twice is given; the errors of [`Engine::new`].
+    /// [`Error::Argument`] if no GPU or one GPU twice is given; the errors of [`Model::engine`].
     pub fn new(model: &Model, options: &EngineOptions, devices: &[usize]) -> Result<Replicas, Error> {
         if devices.is_empty() {
             return Err(Error::argument("devices", "there must be at least one GPU"));
@@ -27,7 +27,7 @@ impl Replicas {
         let on = |&device: &usize| {
             let mut options = options.clone();
             options.cuda.device = device;
-            Engine::new(model, &options)
+            model.engine(&options)
         };
         Ok(Replicas { engines: devices.iter().map(on).collect::<Result<_, _>>()? })
     }
@@ -41,13 +41,13 @@ impl Replicas {
     /// of `each` images.
     ///
     /// # Errors
-    /// [`Error::Runtime`]: the errors of [`infer_in_batches`](crate::int8_runtime::Engine::infer_in_batches).
+    /// [`Error::Runtime`]: the errors of [`Engine::infer_in_batches`].
     pub fn infer_in_batches(&self, each: usize, pixels: &[u8], logits: &mut [f32]) -> Result<(), Error> {
         let (size, classes) = (self.engines[0].input_size(), self.engines[0].classes());
         let (image_bytes, images) = (3 * size * size, logits.len() / classes);
         if logits.len() != images * classes || images.checked_mul(image_bytes) != Some(pixels.len()) {
             // One engine says what is wrong.
-            return Ok(self.engines[0].runtime().infer_in_batches(each, pixels, logits)?);
+            return Ok(self.engines[0].infer_in_batches(each, pixels, logits)?);
         }
         let results: Vec<Result<(), Error>> = std::thread::scope(|scope| {
             let (mut pixels, mut logits) = (pixels, logits);
@@ -57,7 +57,7 @@ impl Replicas {
                 let (own_logits, other_logits) = logits.split_at_mut(share * classes);
                 (pixels, logits) = (other_pixels, other_logits);
                 workers.push(scope.spawn(move || -> Result<(), Error> {
-                    Ok(engine.runtime().infer_in_batches(each, own_pixels, own_logits)?)
+                    Ok(engine.infer_in_batches(each, own_pixels, own_logits)?)
                 }));
             }
             let joined = workers.into_iter().map(|worker| worker.join());
@@ -81,7 +81,7 @@ impl Classifier for Replicas {
         self.engines[0].input_size()
     }
 
-    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+    fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {
         let engine = &self.engines[0];
         if self.engines.len() == 1 || batch.size != engine.input_size() {
             return Ok(engine.infer(batch)?);

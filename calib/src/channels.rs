@@ -28,10 +28,21 @@ pub fn set_channel_codes(
     amax: f32,
     channels: ChannelCodes,
 ) -> Result<(), CalibError> {
+    set_codes(model, &float.tensors[&Linear::Fc2(block).weight_name()], block, amax, channels)
+}
+
+/// [`set_channel_codes`] with the float weight of the layer.
+pub(crate) fn set_codes(
+    model: &mut QuantizedModel,
+    weight: &HostTensor,
+    block: BlockId,
+    amax: f32,
+    channels: ChannelCodes,
+) -> Result<(), CalibError> {
     let linear = Linear::Fc2(block);
     let (site, weight_site, name) = (Site::Input(linear), Site::Weight(linear), linear.weight_name());
     check_range(site, amax)?;
-    let folded = fold_factors(&float.tensors[&name], &channels.factors);
+    let folded = fold_factors(weight, &channels.factors);
     let before = model.site(site).clone();
     let state = model.sites.get_mut(&site).expect("`site` would have panicked");
     (state.amax, state.channels) = (Some(amax), Some(channels));

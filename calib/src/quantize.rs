@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use swinq_model::params::check_parameters;
 use swinq_model::quantized::{FloatModel, Param, SiteState, check_range};
 use swinq_model::{HostTensor, Linear, ModelError, Ptq, QuantizedModel, Recipe, Site, SiteSpec, all_linears};
 
-use crate::channels::set_channel_codes;
+use crate::channels::set_codes;
 use crate::error::CalibError;
-use crate::refine::Refined;
+use crate::refine::RefinedParameters;
 use crate::weight::quantize_weight;
 
 /// Applies `recipe` to `model`.
@@ -31,35 +32,49 @@ pub fn quantize(
             refuse_ptq(site, spec.ptq)?;
         }
     }
-    assemble(recipe, &Refined::new(model, ranges.clone()))
+    assemble(model, recipe, &RefinedParameters::new(ranges.clone()))
 }
 
-/// Applies `recipe` to a refined model, and rounds its weights as [`quantize`] does it.
-pub(crate) fn assemble(recipe: &Recipe, refined: &Refined<'_>) -> Result<QuantizedModel, CalibError> {
-    let Refined { model, ranges, channels, biases, .. } = refined;
-    let mut quantized = QuantizedModel::from_float(model)?;
-    quantized.sites = site_states(model, recipe, ranges)?;
-    quantized.recipe = recipe.clone();
-    for linear in all_linears(&model.config) {
-        let site = Site::Weight(linear);
-        let spec = &quantized.site(site).spec;
-        if spec.enabled {
-            let name = linear.weight_name();
-            let weight = quantize_weight(&model.tensors[&name], spec)
-                .map_err(|source| CalibError::WeightSite { site, source: Box::new(source) })?;
-            quantized.params.insert(name, Param::Int8(weight));
-        }
+/// Applies `recipe` to `model` as it was refined, and rounds its weights as [`quantize`] does it.
+pub(crate) fn assemble(
+    model: &FloatModel,
+    recipe: &Recipe,
+    refined: &RefinedParameters,
+) -> Result<QuantizedModel, CalibError> {
+    check_parameters(&model.config, &model.tensors)?;
+    let sites = site_states(model, recipe, &refined.ranges)?;
+    let params = parameters(model, &sites, refined)?;
+    let mut quantized = QuantizedModel::of_parts(model, recipe.clone(), sites, params);
+    for (&block, codes) in &refined.channels {
+        let linear = Linear::Fc2(block);
+        let weight = refined.tensor(model, &linear.weight_name()).expect("a layer has a weight");
+        set_codes(&mut quantized, weight, block, refined.ranges[&Site::Input(linear)], codes.clone())?;
     }
-    for (&block, codes) in channels {
-        let amax = ranges[&Site::Input(Linear::Fc2(block))];
-        set_channel_codes(&mut quantized, model, block, amax, codes.clone())?;
-    }
-    for (linear, bias) in biases {
+    for (linear, bias) in &refined.biases {
         let bias = HostTensor::new([bias.len()], bias.clone());
         quantized.params.insert(linear.bias_name(), Param::Float(bias));
     }
     quantized.validate()?;
     Ok(quantized)
+}
+
+/// The parameters: the enabled weights as INT8, and copies of all others.
+fn parameters(
+    model: &FloatModel,
+    sites: &BTreeMap<Site, SiteState>,
+    refined: &RefinedParameters,
+) -> Result<BTreeMap<String, Param>, CalibError> {
+    let mut weights: BTreeMap<String, Site> =
+        all_linears(&model.config).into_iter().map(|l| (l.weight_name(), Site::Weight(l))).collect();
+    weights.retain(|_, site| sites[site].spec.enabled);
+    let param = |(name, tensor): (&String, &HostTensor)| {
+        let tensor = refined.tensors.get(name).unwrap_or(tensor);
+        let Some(&site) = weights.get(name) else { return Ok((name.clone(), Param::Float(tensor.clone()))) };
+        let weight = quantize_weight(tensor, &sites[&site].spec)
+            .map_err(|source| CalibError::WeightSite { site, source: Box::new(source) })?;
+        Ok((name.clone(), Param::Int8(weight)))
+    };
+    model.tensors.iter().map(param).collect()
 }
 
 /// Refuses a layer whose numbers ranges alone do not give.

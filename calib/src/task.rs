@@ -13,7 +13,7 @@ use crate::error::CalibError;
 use crate::observe::Observe;
 use crate::quantize::assemble;
 use crate::reconstruct::{Reconstruction, in_order, reconstructed_layers};
-use crate::refine::{Refined, Refiner, Sampler, refined_layers};
+use crate::refine::{RefinedParameters, Refiner, Sampler, refined_layers};
 use crate::run::{Run, images_per_forward};
 
 /// What a calibration of a model for a recipe has to find.
@@ -85,15 +85,15 @@ impl<'a> Task<'a> {
         let (samples, observe) = run.sampler.into_samples();
         let histograms = observe.into_histograms();
         ranges.extend(choose_ranges(&observed, &histograms)?);
-        let refiner = Refiner { specs: &specs, fixed: &fixed, samples, refined: Refined::new(model, ranges) };
+        let refined = RefinedParameters::new(ranges);
+        let refiner =
+            Refiner { float: model, specs: &specs, fixed: &fixed, samples, refined, trials: Vec::new() };
         let total = layers.len();
-        let refined = refiner.run(layers, &mut layers_done(Phase::Refine, total, progress))?;
-        let parameters = refined.parameters(model);
-        let mut quantized = assemble(recipe, &refined)?;
-        let mut trials = refined.trials;
+        let (refined, mut trials) = refiner.run(layers, &mut layers_done(Phase::Refine, total, progress))?;
+        let mut quantized = assemble(model, recipe, &refined)?;
         if let Some(batches) = run.kept.filter(|_| !reconstructed.is_empty()) {
             let reconstruction = Reconstruction {
-                float: &refined.model,
+                float: &refined.applied_to(model),
                 model: &mut quantized,
                 layers: &reconstructed,
                 images: &in_order(&batches, images_per_forward(device)),
@@ -105,7 +105,7 @@ impl<'a> Task<'a> {
             quantized.validate()?;
         }
         Ok(Calibrated {
-            refined: parameters,
+            refined,
             model: quantized,
             trials,
             histograms,

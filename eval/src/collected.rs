@@ -88,7 +88,7 @@ fn check_finite(logits: &Logits, ids: &[usize]) -> Result<(), EvalError> {
 /// - [`EvalError::Interrupted`] if `progress` returns `Break`.
 /// - The errors of [`Collected::check`].
 pub fn collect(
-    classifier: &mut dyn Classifier,
+    classifier: &dyn Classifier,
     source: &mut dyn BatchSource,
     progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Collected, EvalError> {
@@ -100,7 +100,7 @@ pub fn collect(
 /// # Errors
 /// Those of [`collect`], without [`EvalError::NoImages`].
 pub fn collect_any(
-    classifier: &mut dyn Classifier,
+    classifier: &dyn Classifier,
     source: &mut dyn BatchSource,
     progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Collected, EvalError> {

@@ -1,5 +1,7 @@
 //! The float forward as a [`Classifier`].
 
+use std::sync::{Mutex, PoisonError};
+
 use candle_core::Device;
 
 use crate::error::FloatError;
@@ -8,11 +10,12 @@ use swinq_model::ModelError;
 use swinq_model::batch::{Batch, BoxError, Classifier, Logits, Transform};
 use swinq_model::quantized::{FloatModel, QuantizedModel};
 
-/// A classifier that runs the float forward: of a float model, or of a quantized model in simulation.
+/// A classifier that runs the float forward: of a float model, or of a quantized model in simulation. Calls from several
+/// threads take turns.
 pub struct FloatClassifier {
     swin: Swin,
     transform: Transform,
-    sites: Box<dyn Sites + Send>,
+    sites: Mutex<Box<dyn Sites + Send>>,
 }
 
 impl FloatClassifier {
@@ -24,7 +27,7 @@ impl FloatClassifier {
         Ok(FloatClassifier {
             swin: Swin::new(&model.config, &model.tensors, device)?,
             transform: model.transform.clone(),
-            sites: Box::new(Float),
+            sites: Mutex::new(Box::new(Float)),
         })
     }
 
@@ -37,7 +40,7 @@ impl FloatClassifier {
         Ok(FloatClassifier {
             swin: Swin::new(&model.config, &model.float_tensors(), device)?,
             transform: model.transform.clone(),
-            sites: Box::new(sites),
+            sites: Mutex::new(Box::new(sites)),
         })
     }
 }
@@ -51,13 +54,14 @@ impl Classifier for FloatClassifier {
         self.swin.config().image_size
     }
 
-    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+    fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {
         let classes = self.classes();
         if batch.is_empty() {
             return Ok(Logits { values: Vec::new(), classes });
         }
         let images = self.swin.images(batch, &self.transform)?;
-        let logits = self.swin.forward(&images, self.sites.as_mut())?;
+        let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let logits = self.swin.forward(&images, sites.as_mut())?;
         let values: Vec<f32> = logits.flatten_all()?.to_vec1()?;
         if let Some(index) = values.iter().position(|v| !v.is_finite()) {
             let (image, class) = (index / classes, index % classes);

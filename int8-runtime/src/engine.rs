@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use swinq_cuda::Device;
 use swinq_kernels::Simulation;
-use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel};
+use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, SwinConfig, Transform};
 use swinq_plan::Outline;
 
 use crate::backend::Backend;
@@ -20,7 +20,8 @@ use crate::trace::Traced;
 /// A model that is ready to run: shared packed weights, and an arena and threads that belong to this engine.
 ///
 /// An engine may be called from many threads; the calls take turns. For calls that run at the same time, make
-/// an engine for each thread on the same weights ([`Engine::another`]).
+/// an engine for each thread on the same weights: with [`Engine::another`], or with `Model::engine` of the crate `swinq`,
+/// which also chooses the backend.
 pub struct Engine {
     packed: Arc<PackedModel>,
     backend: Backend,
@@ -69,7 +70,12 @@ impl Engine {
                 (Runner::Cpu(runner), threads)
             }
             (Lowered::Cuda(lowered), Backend::Cuda(options)) => {
-                let runner = cuda::Runner::new(lowered, *options, packed.image_size, packed.classes)?;
+                let runner = cuda::Runner::new(
+                    lowered,
+                    *options,
+                    packed.config().image_size,
+                    packed.config().num_classes,
+                )?;
                 (Runner::Cuda(Box::new(runner)), 1)
             }
             _ => unreachable!("`check_suits` compares the backends"),
@@ -88,6 +94,21 @@ impl Engine {
     /// The packed weights, from which more engines can be made.
     pub fn packed(&self) -> &Arc<PackedModel> {
         &self.packed
+    }
+
+    /// The architecture of the model.
+    pub fn config(&self) -> &SwinConfig {
+        self.packed.config()
+    }
+
+    /// The preprocessing of images.
+    pub fn transform(&self) -> &Transform {
+        self.packed.transform()
+    }
+
+    /// Class names by class index; `None` if they are not known.
+    pub fn labels(&self) -> Option<&[String]> {
+        self.packed.labels()
     }
 
     /// The network as a list of ops.
@@ -110,12 +131,12 @@ impl Engine {
 
     /// Number of classes.
     pub fn classes(&self) -> usize {
-        self.packed.classes
+        self.config().num_classes
     }
 
     /// Side of the input in pixels.
     pub fn input_size(&self) -> usize {
-        self.packed.image_size
+        self.config().image_size
     }
 
     /// The most images that run at a time; larger batches are split.
@@ -227,7 +248,7 @@ impl Engine {
             return Ok(None);
         };
         Backend::Cpu(CpuOptions { threads, max_batch: images, ..*options }).check()?;
-        let bytes = images * self.packed.image_size * self.packed.image_size * 3;
+        let bytes = images * self.image_bytes();
         let pixels: Vec<u8> = (0..bytes).map(|i| (i * 151) as u8).collect();
         let threads = if threads == 0 { self.threads } else { threads };
         lowered.simulate(threads, images, &pixels).map(Some)
@@ -325,7 +346,7 @@ impl Classifier for Engine {
         Engine::input_size(self)
     }
 
-    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+    fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {
         Ok(Engine::infer(self, batch)?)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use swinq_model::QuantizedModel;
+use swinq_model::{QuantizedModel, SwinConfig, Transform};
 use swinq_plan::{Outline, Plan};
 
 use crate::backend::Backend;
@@ -14,12 +14,14 @@ use crate::error::RuntimeError;
 /// to one GPU.
 ///
 /// It is made once, and any number of [`Engine`](crate::Engine)s run on one copy of the weights
-/// ([`Engine::from_packed`](crate::Engine::from_packed)). An engine needs nothing else of the model.
+/// ([`Engine::from_packed`](crate::Engine::from_packed)). It has what an engine and its callers must know of the model,
+/// which is not needed after it.
 pub struct PackedModel {
     pub(crate) plan: Arc<Outline>,
     pub(crate) lowered: Lowered,
-    pub(crate) image_size: usize,
-    pub(crate) classes: usize,
+    config: SwinConfig,
+    transform: Transform,
+    labels: Option<Vec<String>>,
     backend: Backend,
 }
 
@@ -43,8 +45,14 @@ impl PackedModel {
             Backend::Cpu(options) => Lowered::Cpu(Arc::new(cpu::Packed::new(&plan, &outline, options.cpu))),
             Backend::Cuda(options) => Lowered::Cuda(Arc::new(cuda::Packed::new(&plan, options)?)),
         };
-        let (image_size, classes) = (model.config.image_size, model.config.num_classes);
-        Ok(PackedModel { plan: outline, lowered, image_size, classes, backend })
+        Ok(PackedModel {
+            plan: outline,
+            lowered,
+            config: model.config.clone(),
+            transform: model.transform.clone(),
+            labels: model.labels.clone(),
+            backend,
+        })
     }
 
     /// Whether an engine of `backend` can run on these weights.
@@ -57,14 +65,19 @@ impl PackedModel {
         &self.plan
     }
 
-    /// Number of classes.
-    pub fn classes(&self) -> usize {
-        self.classes
+    /// The architecture.
+    pub fn config(&self) -> &SwinConfig {
+        &self.config
     }
 
-    /// Side of the input in pixels.
-    pub fn input_size(&self) -> usize {
-        self.image_size
+    /// The preprocessing of images.
+    pub fn transform(&self) -> &Transform {
+        &self.transform
+    }
+
+    /// Class names by class index; `None` if they are not known.
+    pub fn labels(&self) -> Option<&[String]> {
+        self.labels.as_deref()
     }
 
     /// Checks that [`PackedModel::suits`].

@@ -212,5 +212,5 @@ pub trait Classifier {
     ///
     /// # Errors
     /// A batch of another image size, a NaN among the logits, or an error of the backend.
-    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError>;
+    fn infer(&self, batch: &Batch) -> Result<Logits, BoxError>;
 }

@@ -52,7 +52,7 @@ fn recipe(name: &str) -> Recipe {
 fn model(config: SwinConfig, name: &str) -> QuantizedModel {
     let float = random(config, 5);
     if name == "float" {
-        return QuantizedModel::from_float(&float).unwrap();
+        return QuantizedModel::from_float(float).unwrap();
     }
     let sites = all_sites(&float.config).into_iter().enumerate();
     let ranges: BTreeMap<Site, f32> = sites

@@ -43,7 +43,7 @@ fn second() -> SwinConfig {
 fn model(config: SwinConfig, recipe: &str) -> QuantizedModel {
     let float = random(config, 5);
     if recipe == "float" {
-        return QuantizedModel::from_float(&float).unwrap();
+        return QuantizedModel::from_float(float).unwrap();
     }
     let sites = all_sites(&float.config).into_iter().enumerate();
     let ranges: BTreeMap<Site, f32> = sites.map(|(i, site)| (site, 1.0 + i as f32 / 8.0)).collect();

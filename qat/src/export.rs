@@ -74,5 +74,5 @@ pub fn quantized(
 /// # Errors
 /// Errors of candle.
 pub fn float(start: &FloatModel, values: &BTreeMap<String, Tensor>) -> Result<FloatModel, QatError> {
-    Ok(FloatModel { tensors: state_dict(&start.config, values)?, ..start.clone() })
+    Ok(start.with_tensors(state_dict(&start.config, values)?))
 }

@@ -424,7 +424,7 @@ impl Trainer {
     pub fn model(&self) -> Result<QuantizedModel, QatError> {
         match &self.template {
             Some(template) => export::quantized(template, &self.start, self.student.scales(), self.values()),
-            None => Ok(QuantizedModel::from_float(&self.float()?)?),
+            None => Ok(QuantizedModel::from_float(self.float()?)?),
         }
     }
 

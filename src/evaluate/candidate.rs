@@ -51,7 +51,7 @@ impl Classifier for Runner {
         }
     }
 
-    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+    fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {
         match self {
             Runner::Engine(engine) => Ok(engine.infer(batch)?),
             Runner::Replicas(replicas) => replicas.infer(batch),
@@ -85,10 +85,10 @@ impl Candidate {
     /// `model` on its own engine. Only the engine stays in memory.
     ///
     /// # Errors
-    /// The errors of [`Engine::new`].
+    /// The errors of [`Model::engine`].
     pub fn engine(name: &str, model: &Model, options: &EngineOptions) -> Result<Candidate, Error> {
-        let engine = Engine::new(model, options)?;
-        let (on_gpu, backend) = (engine.on_gpu(), engine.backend_name());
+        let engine = model.engine(options)?;
+        let (on_gpu, backend) = (engine.device().is_some(), engine.backend().name());
         Ok(Candidate::run_by(Runner::Engine(Box::new(engine)), name, model, on_gpu, backend))
     }
 
@@ -103,7 +103,7 @@ impl Candidate {
         devices: &[usize],
     ) -> Result<Candidate, Error> {
         let replicas = Replicas::new(model, options, devices)?;
-        let backend = format!("{} x {}", replicas.engines()[0].backend_name(), devices.len());
+        let backend = format!("{} x {}", replicas.engines()[0].backend().name(), devices.len());
         Ok(Candidate::run_by(Runner::Replicas(replicas), name, model, true, backend))
     }
 
@@ -141,10 +141,10 @@ impl Candidate {
     /// `model` on the CPU engine with the scalar code that defines every operation.
     ///
     /// # Errors
-    /// The errors of [`Engine::new`].
+    /// The errors of [`Model::engine`].
     pub fn reference(name: &str, model: &Model, options: &EngineOptions) -> Result<Candidate, Error> {
         let (backend, cpu) = (BackendChoice::Cpu, Some(Cpu::scalar()));
-        let engine = Engine::new(model, &EngineOptions { backend, cpu, ..options.clone() })?;
+        let engine = model.engine(&EngineOptions { backend, cpu, ..options.clone() })?;
         let mut result = ModelResult::new(name, Precision::Simulated, "scalar reference");
         result.recipe = Some(model.as_quantized().recipe.name.clone());
         Ok(Candidate::new(result, Runner::Engine(Box::new(engine)), model))
@@ -273,7 +273,7 @@ impl Candidate {
     /// Runs the candidate on `images`, and stores nothing. Returns the logits, of which there may be none, and the error
     /// messages of the corrupt images that were left out.
     pub(crate) fn run(
-        &mut self,
+        &self,
         images: &Images,
         read: &ReadOptions,
         observer: &mut dyn Observer,
@@ -281,7 +281,7 @@ impl Candidate {
         let mut batches = images.batches(&self.transform, read)?;
         observer.begin(&self.result, images.len());
         let mut on_images = |done: usize, total: usize| observer.images(done, total);
-        let collected = swinq_eval::collect_any(&mut self.runner, &mut batches, &mut on_images);
+        let collected = swinq_eval::collect_any(&self.runner, &mut batches, &mut on_images);
         let collected = collected.map_err(|source| self.failed(source))?;
         Ok((collected, batches.skipped().to_vec()))
     }

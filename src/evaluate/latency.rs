@@ -94,7 +94,7 @@ fn check_images(images: usize, sizes: impl Iterator<Item = usize>, memory: u64) 
 /// About how long the measurement at `batch_size` takes, from one inference of a few images per model. `None` for batches
 /// of so few images that nobody waits.
 fn estimate(
-    candidates: &mut [Candidate],
+    candidates: &[Candidate],
     batch_size: usize,
     options: &LatencyOptions,
 ) -> Result<Option<Duration>, Error> {
@@ -104,10 +104,10 @@ fn estimate(
     let mut seconds = 0.0;
     for candidate in candidates {
         let batch = noise(candidate.runner.input_size(), PROBE)?;
-        let infer = |runner: &mut Runner| runner.infer(&batch).map_err(Error::batch);
-        infer(&mut candidate.runner)?;
+        let infer = || candidate.runner.infer(&batch).map_err(Error::batch);
+        infer()?;
         let start = Instant::now();
-        infer(&mut candidate.runner)?;
+        infer()?;
         let one = start.elapsed().as_secs_f64() * batch_size as f64 / PROBE as f64;
         let runs = (1e-3 * options.min_ms / one).ceil().max(options.min_runs as f64);
         seconds += one * (runs + (1e-3 * options.warmup_ms / one).ceil().max(1.0));
@@ -116,7 +116,7 @@ fn estimate(
 }
 
 fn measure_one(
-    candidates: &mut [Candidate],
+    candidates: &[Candidate],
     batch_size: usize,
     options: &LatencyOptions,
     observer: &dyn Observer,
@@ -125,12 +125,12 @@ fn measure_one(
         .iter()
         .map(|candidate| noise(candidate.runner.input_size(), batch_size))
         .collect::<Result<_, Error>>()?;
-    for candidate in &*candidates {
+    for candidate in candidates {
         prepare(&candidate.runner, batch_size)?;
     }
     let mut steps: Vec<Step<'_>> = Vec::new();
-    for (candidate, batch) in candidates.iter_mut().zip(&batches) {
-        let runner = &mut candidate.runner;
+    for (candidate, batch) in candidates.iter().zip(&batches) {
+        let runner = &candidate.runner;
         steps.push(Box::new(move || {
             if observer.stop() {
                 return Err(Box::new(Error::Interrupted));
@@ -149,7 +149,7 @@ fn prepare(runner: &Runner, batch_size: usize) -> Result<(), Error> {
     let shares = [batch_size, batch_size / engines.len().max(1), batch_size.div_ceil(engines.len().max(1))];
     for engine in engines {
         for images in shares.into_iter().filter(|images| (1..=engine.max_batch()).contains(images)) {
-            engine.runtime().prepare(images)?;
+            engine.prepare(images)?;
         }
     }
     Ok(())
@@ -159,7 +159,8 @@ fn prepare(runner: &Runner, batch_size: usize) -> Result<(), Error> {
 /// overlap, and all GPUs work. `None` on the CPU, which copies nothing, and for batches that the engine splits.
 fn stream(runner: &Runner, batch_size: usize) -> Result<Option<f64>, Error> {
     let engines = runner.engines();
-    if !engines.iter().all(|engine| engine.on_gpu() && batch_size <= engine.max_batch()) || engines.is_empty()
+    if !engines.iter().all(|engine| engine.device().is_some() && batch_size <= engine.max_batch())
+        || engines.is_empty()
     {
         return Ok(None);
     }
@@ -171,7 +172,7 @@ fn stream(runner: &Runner, batch_size: usize) -> Result<Option<f64>, Error> {
         let start = Instant::now();
         match runner {
             Runner::Engine(engine) => {
-                engine.runtime().infer_in_batches(batch_size, &batch.pixels, &mut logits)?;
+                engine.infer_in_batches(batch_size, &batch.pixels, &mut logits)?;
             }
             Runner::Replicas(replicas) => {
                 replicas.infer_in_batches(batch_size, &batch.pixels, &mut logits)?

@@ -208,10 +208,11 @@ fn stored_float(file: &PartFile, run: &Run, float: Option<&Float>) -> Result<Flo
         tensors: stored,
         source: source.clone(),
     };
-    if QuantizedModel::from_float(&model)?.fingerprint()? != run.model {
+    let model = QuantizedModel::from_float(model)?;
+    if model.fingerprint()? != run.model {
         return Err(refuse("has another float model than the shards were calibrated on").into());
     }
-    Ok(model)
+    Ok(model.into_float().expect("every site is off"))
 }
 
 fn tensor_name(parameter: &str) -> String {

@@ -70,9 +70,9 @@ impl Inputs {
         if self.quantized.as_ref().is_some_and(is_refined)
             && let Some(path) = &job.float
         {
-            return Ok(QuantizedModel::from_float(&load(job, "float", path)?)?);
+            return Ok(QuantizedModel::from_float(load(job, "float", path)?)?);
         }
-        Ok(QuantizedModel::from_float(&self.float)?)
+        Ok(QuantizedModel::from_float(self.float.clone())?)
     }
 
     /// The identity of the training run: everything that its result depends on.

@@ -31,7 +31,9 @@ impl Validator {
     /// The validator for `job`.
     pub(super) fn new(job: &Job, inputs: &Inputs) -> Result<Validator, Error> {
         let teacher = match &inputs.teacher {
-            Some(teacher) => Some(Teacher { model: QuantizedModel::from_float(teacher)?, known: None }),
+            Some(teacher) => {
+                Some(Teacher { model: QuantizedModel::from_float(teacher.clone())?, known: None })
+            }
             None => None,
         };
         let all = inputs.val.len();
@@ -109,9 +111,9 @@ impl Validator {
         stop: &dyn Fn() -> bool,
     ) -> Result<Collected, BoxError> {
         let mut batches = self.images.first(images).batches(&model.transform, &self.read)?;
-        let mut engine = Engine::of(model, &self.engine)?;
+        let engine = Engine::new(model, self.engine.backend()?)?;
         let check = |_, _| if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-        Ok(collect(&mut engine, &mut batches, &mut { check })?)
+        Ok(collect(&engine, &mut batches, &mut { check })?)
     }
 }
 

@@ -89,8 +89,8 @@ impl Stopwatch {
         reference: &QuantizedModel,
         table: &mut Latencies,
     ) -> Result<(), Error> {
-        let (images, options) = (self.batch_size, &self.engine);
-        let (engine, reference) = (Engine::of(model, options)?, Engine::of(reference, options)?);
+        let (images, backend) = (self.batch_size, self.engine.backend()?);
+        let (engine, reference) = (Engine::new(model, backend)?, Engine::new(reference, backend)?);
         let profile = engine.profile(&self.pixels, 1)?;
         let (mut wholes, mut references) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {

@@ -7,7 +7,7 @@ use swinq_eval::{EffectSums, LatencyOptions, Stats, Step, accuracy, measure_inte
 use swinq_model::QuantizedModel;
 
 use super::TuneOptions;
-use crate::{Engine, EngineOptions, Error, Images, noise};
+use crate::{Engine, EngineOptions, Error, Images, infer_images, noise};
 
 /// Runs the float model and the chosen model on `images`.
 pub(super) fn verify(
@@ -19,8 +19,9 @@ pub(super) fn verify(
 ) -> Result<Verification, Error> {
     let total = 2 * images.len();
     let mut run = |model: &QuantizedModel, before: usize| {
-        let engine = Engine::of(model, engine)?;
-        engine.infer_images(images, &options.read, &mut |done, _| progress(before + done, total))
+        let engine = Engine::new(model, engine.backend()?)?;
+        let mut on_images = |done, _| progress(before + done, total);
+        Ok::<_, Error>(infer_images(&engine, images, &options.read, &mut on_images)?.scores)
     };
     let reference = run(float, 0)?;
     let own = run(chosen, images.len())?;
@@ -44,7 +45,7 @@ pub(super) fn latencies<const N: usize>(
 ) -> Result<[Stats; N], Error> {
     let mut engines = Vec::with_capacity(N);
     for model in models {
-        engines.push(Engine::of(model, engine)?);
+        engines.push(Engine::new(model, engine.backend()?)?);
     }
     let batch = noise(models[0].config.image_size, batch_size)?;
     let steps = engines

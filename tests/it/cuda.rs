@@ -85,7 +85,7 @@ fn float(config: SwinConfig) -> FloatModel {
 /// zero points for the channels of every `mlp.fc2.input`.
 fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
     match recipe {
-        "float" => return QuantizedModel::from_float(model).unwrap(),
+        "float" => return QuantizedModel::from_float(model.clone()).unwrap(),
         "channels" => return with_channels(quantized(model, "default"), model, |_| true),
         _ => {}
     }

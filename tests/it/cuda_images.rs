@@ -34,7 +34,7 @@ fn calibrated(model: &FloatModel) -> QuantizedModel {
 }
 
 /// Logits of a sample of images that is spread over the classes.
-fn run(classifier: &mut dyn Classifier, model: &QuantizedModel) -> Collected {
+fn run(classifier: &dyn Classifier, model: &QuantizedModel) -> Collected {
     let folder =
         large_data("cuda_images (2,000 images; the bundled 1,000 are used)").map(|f| f.join("data/cifar10"));
     let dataset = Dataset::open(&folder.unwrap_or_else(sample_data), Split::Val).unwrap();
@@ -57,8 +57,7 @@ fn logits_are_those_of_the_cpu_engine() {
 /// Compares the logits of `float` with the recipe `default`; `least_half_db` is required of an f16 stream.
 fn check(float: &FloatModel, least_half_db: f64) {
     let model = calibrated(float);
-    let expected =
-        run(&mut Engine::new(&model, Backend::Cpu(CpuOptions::detect().unwrap())).unwrap(), &model);
+    let expected = run(&Engine::new(&model, Backend::Cpu(CpuOptions::detect().unwrap())).unwrap(), &model);
     let images = expected.logits.rows().count();
     for (residual, least_db, least_agreement) in
         [(StreamType::F32, 45.0, 0.998), (StreamType::F16, least_half_db, 0.992)]
@@ -66,7 +65,7 @@ fn check(float: &FloatModel, least_half_db: f64) {
         for gemm in [Gemm::Own, Gemm::CublasLt, Gemm::Auto] {
             let autotune = if gemm == Gemm::Auto { Autotune::Quick } else { Autotune::Off };
             let options = CudaOptions { max_batch: 64, residual, gemm, autotune, ..CudaOptions::default() };
-            let got = run(&mut Engine::new(&model, Backend::Cuda(options)).unwrap(), &model);
+            let got = run(&Engine::new(&model, Backend::Cuda(options)).unwrap(), &model);
             let found = fidelity(&expected, &got).unwrap();
             eprintln!(
                 "{}, {images} images, {residual:?} residual, --gemm {gemm}: {:.1} dB, {:.2} % agreement",

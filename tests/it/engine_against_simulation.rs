@@ -38,7 +38,7 @@ fn quantized(model: &FloatModel, recipe: &Recipe) -> QuantizedModel {
     calibrate(model, recipe, &mut loader(model, Split::Train, 32), options).unwrap().model
 }
 
-fn run(classifier: &mut dyn Classifier, model: &FloatModel, images: usize) -> Collected {
+fn run(classifier: &dyn Classifier, model: &FloatModel, images: usize) -> Collected {
     let mut progress = |_, _| ControlFlow::Continue(());
     collect(classifier, &mut loader(model, Split::Val, images), &mut progress).unwrap()
 }
@@ -60,14 +60,14 @@ fn shipped_recipes_of_swin_v2_on_every_instruction_set() {
 fn check_shipped_recipes(float: &FloatModel) {
     let available = Cpu::available();
     eprintln!("implementations: {available:?}");
-    let exact = run(&mut FloatClassifier::new(float, &Device::Cpu).unwrap(), float, 48);
+    let exact = run(&FloatClassifier::new(float, &Device::Cpu).unwrap(), float, 48);
     for name in ["default", "mode1", "mode2"] {
         let model = quantized(float, &Recipe::shipped(name).unwrap());
-        let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), float, 48);
+        let simulated = run(&FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), float, 48);
         let noise = fidelity(&exact, &simulated).unwrap().sqnr_db;
         assert!((20.0..60.0).contains(&noise), "{name} quantizes: {noise} dB against float");
         for &cpu in &available {
-            assert_eq!(run(&mut engine(&model, cpu), float, 48).logits, simulated.logits, "{name} on {cpu}");
+            assert_eq!(run(&engine(&model, cpu), float, 48).logits, simulated.logits, "{name} on {cpu}");
         }
     }
 }
@@ -76,22 +76,22 @@ fn check_shipped_recipes(float: &FloatModel) {
 #[test]
 fn scales_and_zero_points_of_channels_on_every_instruction_set() {
     let float = float_model();
-    let exact = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 48);
+    let exact = run(&FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 48);
     // The ranges are those of tensors, from which the test makes those of channels.
     let plain = quantized(&float, &Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic));
     let model = with_channels(plain, &float, |_| true);
-    let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 48);
+    let simulated = run(&FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 48);
     let noise = fidelity(&exact, &simulated).unwrap().sqnr_db;
     assert!(noise > 15.0, "{noise} dB against float");
     for cpu in Cpu::available() {
-        assert_eq!(run(&mut engine(&model, cpu), &float, 48).logits, simulated.logits, "{cpu}");
+        assert_eq!(run(&engine(&model, cpu), &float, 48).logits, simulated.logits, "{cpu}");
     }
     // The last block's values reach the logits directly.
     let last = Site::Input(Linear::Fc2(*blocks(&model).last().unwrap()));
     let change = |change: fn(&mut ChannelCodes)| {
         let mut model = model.clone();
         change(model.sites.get_mut(&last).unwrap().channels.as_mut().unwrap());
-        run(&mut engine(&model, Cpu::available()[0]), &float, 48).logits
+        run(&engine(&model, Cpu::available()[0]), &float, 48).logits
     };
     assert_ne!(change(|c| c.factors.iter_mut().for_each(|f| *f *= 1.25)), simulated.logits);
     let shift = |c: &mut ChannelCodes| c.zero_points.iter_mut().for_each(|z| *z = z.saturating_add(30));
@@ -101,10 +101,10 @@ fn scales_and_zero_points_of_channels_on_every_instruction_set() {
 #[test]
 fn float_on_every_instruction_set() {
     let float = float_model();
-    let expected = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 64);
-    let model = QuantizedModel::from_float(&float).unwrap();
+    let expected = run(&FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float, 64);
+    let model = QuantizedModel::from_float(float.clone()).unwrap();
     for cpu in Cpu::available() {
-        let found = fidelity(&expected, &run(&mut engine(&model, cpu), &float, 64)).unwrap();
+        let found = fidelity(&expected, &run(&engine(&model, cpu), &float, 64)).unwrap();
         assert!(found.sqnr_db >= 100.0, "{}: {found:?}", cpu);
     }
 }
@@ -113,14 +113,13 @@ fn float_on_every_instruction_set() {
 fn batches_of_any_size_give_the_same_logits() {
     let float = float_model();
     let model = quantized(&float, &Recipe::shipped("default").unwrap());
-    let whole = run(&mut engine(&model, Cpu::scalar()), &float, 33);
+    let whole = run(&engine(&model, Cpu::scalar()), &float, 33);
     for max_batch in [1, 3, 8] {
         for cpu in Cpu::available() {
-            let mut one =
+            let one =
                 Engine::new(&model, Backend::Cpu(CpuOptions { threads: 1, max_batch: 33, cpu })).unwrap();
-            let mut split =
-                Engine::new(&model, Backend::Cpu(CpuOptions { threads: 3, max_batch, cpu })).unwrap();
-            let (one, split) = (run(&mut one, &float, 33), run(&mut split, &float, 33));
+            let split = Engine::new(&model, Backend::Cpu(CpuOptions { threads: 3, max_batch, cpu })).unwrap();
+            let (one, split) = (run(&one, &float, 33), run(&split, &float, 33));
             assert_eq!(one.logits, split.logits, "{} in parts of {max_batch}", cpu);
             assert_eq!(one.logits, whole.logits, "{} against the reference", cpu);
         }
@@ -157,9 +156,9 @@ proptest! {
         // Every other block also has scales and zero points of channels.
         let wanted = |id: BlockId| draws[id.stage + 2 * id.block].is_multiple_of(2);
         let model = with_channels(quantized(&float, &recipe), &float, wanted);
-        let simulated = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 24);
+        let simulated = run(&FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float, 24);
         for cpu in Cpu::available() {
-            let engine = run(&mut engine(&model, cpu), &float, 24);
+            let engine = run(&engine(&model, cpu), &float, 24);
             prop_assert_eq!(&engine.logits, &simulated.logits, "{}", cpu);
         }
     }

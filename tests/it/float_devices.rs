@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
+use std::sync::Mutex;
 
 use crate::common::{float_model, sample_data, with_channels};
 use candle_core::{Device, Tensor};
@@ -29,7 +30,7 @@ fn calibrated(model: &FloatModel, recipe: &Recipe, device: &Device) -> Calibrate
     calibrate(model, recipe, &mut loader(model, Split::Train, 32), options).unwrap()
 }
 
-fn run(classifier: &mut dyn Classifier, model: &FloatModel) -> Collected {
+fn run(classifier: &dyn Classifier, model: &FloatModel) -> Collected {
     let mut progress = |_, _| ControlFlow::Continue(());
     collect(classifier, &mut loader(model, Split::Val, 40), &mut progress).unwrap()
 }
@@ -71,7 +72,7 @@ fn models(float: &FloatModel) -> Vec<(String, QuantizedModel, f64)> {
 /// A classifier that runs the float forward in candle's operations on the CPU.
 struct Composed {
     swin: Swin,
-    sites: FakeQuant,
+    sites: Mutex<FakeQuant>,
     transform: Transform,
 }
 
@@ -83,7 +84,7 @@ impl Composed {
         let tensors: BTreeMap<String, Tensor> = model.float_tensors().into_iter().map(tensor).collect();
         Composed {
             swin: Swin::differentiable(&model.config, &tensors, &Device::Cpu).unwrap(),
-            sites: FakeQuant::composed(model, &Device::Cpu).unwrap(),
+            sites: Mutex::new(FakeQuant::composed(model, &Device::Cpu).unwrap()),
             transform: model.transform.clone(),
         }
     }
@@ -98,9 +99,9 @@ impl Classifier for Composed {
         self.swin.config().image_size
     }
 
-    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+    fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {
         let images = self.swin.images(batch, &self.transform)?;
-        let logits = self.swin.forward(&images, &mut self.sites)?;
+        let logits = self.swin.forward(&images, &mut *self.sites.lock().unwrap())?;
         Ok(Logits { values: logits.flatten_all()?.to_vec1()?, classes: self.classes() })
     }
 }
@@ -109,8 +110,8 @@ impl Classifier for Composed {
 fn a_simulation_in_candles_operations_is_the_simulation() {
     let float = float_model();
     for (name, model, least) in models(&float) {
-        let expected = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float);
-        let found = fidelity(&expected, &run(&mut Composed::new(&model), &float)).unwrap();
+        let expected = run(&FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float);
+        let found = fidelity(&expected, &run(&Composed::new(&model), &float)).unwrap();
         eprintln!("{name}: {:.1} dB", found.sqnr_db);
         assert!(found.sqnr_db >= least, "{name}: {found:?}");
     }
@@ -173,11 +174,11 @@ fn a_gpu_finds_the_ranges_of_the_cpu() {
 fn a_refinement_on_a_gpu_is_as_good_as_on_the_cpu() {
     let Some(gpu) = candle_cuda("a_refinement_on_a_gpu_is_as_good_as_on_the_cpu") else { return };
     let float = float_model();
-    let expected = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float);
+    let expected = run(&FloatClassifier::new(&float, &Device::Cpu).unwrap(), &float);
     let recipe = Recipe::shipped("default").unwrap();
     let [on_cpu, on_gpu] = [&Device::Cpu, &gpu].map(|device| {
         let model = calibrated(&float, &recipe, device).model;
-        let found = run(&mut FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float);
+        let found = run(&FloatClassifier::simulate(&model, &Device::Cpu).unwrap(), &float);
         fidelity(&expected, &found).unwrap().sqnr_db
     });
     eprintln!("{on_cpu:.2} dB from the CPU, {on_gpu:.2} dB from the GPU");
@@ -189,13 +190,13 @@ fn a_gpu_simulates_as_the_cpu_does() {
     let Some(gpu) = candle_cuda("a_gpu_simulates_as_the_cpu_does") else { return };
     let float = float_model();
     let [expected, found] =
-        [&Device::Cpu, &gpu].map(|device| run(&mut FloatClassifier::new(&float, device).unwrap(), &float));
+        [&Device::Cpu, &gpu].map(|device| run(&FloatClassifier::new(&float, device).unwrap(), &float));
     let found = fidelity(&expected, &found).unwrap();
     eprintln!("float: {:.1} dB", found.sqnr_db);
     assert!(found.sqnr_db >= 90.0, "{found:?}");
     for (name, model, least) in models(&float) {
         let [expected, found] = [&Device::Cpu, &gpu]
-            .map(|device| run(&mut FloatClassifier::simulate(&model, device).unwrap(), &float));
+            .map(|device| run(&FloatClassifier::simulate(&model, device).unwrap(), &float));
         let found = fidelity(&expected, &found).unwrap();
         eprintln!("{name}: {:.1} dB", found.sqnr_db);
         assert!(found.sqnr_db >= least, "{name}: {found:?}");

@@ -10,6 +10,7 @@ use swinq::model::Resize;
 use swinq::{
     BackendChoice, Batch, CalibrateOptions, Candidate, Engine, EngineOptions, Error, EvaluateOptions, Images,
     Logits, Model, OpenOptions, ReadOptions, RgbImage, Rule, Split, Transform, calibrate, evaluate,
+    infer_images, predict, top_k,
 };
 
 fn options() -> OpenOptions {
@@ -38,7 +39,7 @@ fn go() -> ControlFlow<()> {
 }
 
 fn engine(threads: usize) -> Engine {
-    Engine::new(&model(), &EngineOptions::cpu(threads)).unwrap()
+    model().engine(&EngineOptions::cpu(threads)).unwrap()
 }
 
 /// Preprocessed images of the sample.
@@ -56,8 +57,12 @@ fn airplane() -> PathBuf {
     common::root().join("tests/data/airplane.jpg")
 }
 
+fn files() -> Images {
+    Images::from_files(&[airplane()]).unwrap()
+}
+
 #[track_caller]
-fn refused<T>(result: Result<T, Error>, word: &str) {
+fn refused<T, E: std::fmt::Display>(result: Result<T, E>, word: &str) {
     let message = result.err().expect("an error").to_string();
     assert!(message.contains(word), "`{word}` is not in: {message}");
 }
@@ -78,9 +83,9 @@ fn everything_is_send_and_sync() {
 fn eight_engines_of_one_model_give_the_bits_of_one_and_share_its_weights() {
     let (model, batch) = (model(), batch());
     let expected = bits(&engine(2).infer(&batch).unwrap());
-    let engines: Vec<Engine> = (0..8).map(|_| Engine::new(&model, &EngineOptions::cpu(1)).unwrap()).collect();
+    let engines: Vec<Engine> = (0..8).map(|_| model.engine(&EngineOptions::cpu(1)).unwrap()).collect();
     for engine in &engines {
-        assert!(Arc::ptr_eq(engine.runtime().packed(), engines[0].runtime().packed()));
+        assert!(Arc::ptr_eq(engine.packed(), engines[0].packed()));
     }
     std::thread::scope(|scope| {
         for engine in &engines {
@@ -103,9 +108,9 @@ fn one_engine_is_called_from_eight_threads() {
 #[test]
 fn weights_go_with_the_last_engine_of_a_model() {
     let model = Model::from_quantized(model().as_quantized().clone()).unwrap();
-    let first = Engine::new(&model, &EngineOptions::cpu(1)).unwrap();
-    let weak = Arc::downgrade(first.runtime().packed());
-    let second = Engine::new(&model.clone(), &EngineOptions::cpu(2)).unwrap();
+    let first = model.engine(&EngineOptions::cpu(1)).unwrap();
+    let weak = Arc::downgrade(first.packed());
+    let second = model.clone().engine(&EngineOptions::cpu(2)).unwrap();
     drop(first);
     assert!(weak.upgrade().is_some());
     drop(second);
@@ -115,18 +120,20 @@ fn weights_go_with_the_last_engine_of_a_model() {
 #[test]
 fn files_images_and_pixels_give_the_same_classes() {
     let engine = engine(1);
-    let from_file = engine.predict(&[airplane()], 3).unwrap();
+    let from_file = predict(&engine, &files(), 3).unwrap();
     let image = swinq::decode_image(&std::fs::read(airplane()).unwrap()).unwrap();
-    assert_eq!(from_file, engine.classify(std::slice::from_ref(&image), 3).unwrap());
+    let decoded = Images::from_rgb([&image], engine.transform()).unwrap();
+    assert_eq!(from_file, predict(&engine, &decoded, 3).unwrap());
     let pixels = swinq::data::preprocess(&image, engine.transform());
-    let logits = engine.infer_pixels(&pixels).unwrap();
-    assert_eq!(from_file, engine.top_k(&logits, 3).unwrap());
+    let mut logits = Logits { values: vec![0.0; engine.classes()], classes: engine.classes() };
+    engine.infer_into(&pixels, &mut logits.values).unwrap();
+    assert_eq!(from_file, top_k(&engine, &logits, 3).unwrap());
     assert_eq!((from_file[0].classes.len(), from_file[0].classes[0].index), (3, 0));
 }
 
 #[test]
 fn more_classes_than_there_are_is_all_classes() {
-    let classes = engine(1).predict(&[airplane()], 1000).unwrap().remove(0).classes;
+    let classes = predict(&engine(1), &files(), 1000).unwrap().remove(0).classes;
     assert_eq!(classes.len(), 10);
     assert!((classes.iter().map(|class| class.probability).sum::<f64>() - 1.0).abs() < 1e-12);
 }
@@ -134,16 +141,17 @@ fn more_classes_than_there_are_is_all_classes() {
 #[test]
 fn odd_images_are_errors() {
     let engine = engine(1);
-    refused(engine.predict(&Vec::<PathBuf>::new(), 1), "no image file");
-    refused(engine.predict(&["no/such.jpg"], 1), "no/such.jpg");
-    refused(engine.classify(&[], 1), "there is no image");
+    let decoded = |images: &[RgbImage]| Images::from_rgb(images, engine.transform());
+    refused(Images::from_files(&Vec::<PathBuf>::new()), "no image file");
+    refused(Images::from_files(&["no/such.jpg"]), "no/such.jpg");
+    refused(decoded(&[]), "there is no image");
     let odd = [(0, 0, 0), (0, 5, 0), (2, 2, 11), (usize::MAX, usize::MAX, 3)];
     for (width, height, bytes) in odd {
         let image = RgbImage { width, height, pixels: vec![0; bytes] };
-        refused(engine.classify(&[image], 1), "claims");
+        refused(decoded(&[image]), "claims");
     }
     for bytes in [0, 1, 56 * 56 * 3 - 1, 56 * 56 * 3 + 1] {
-        refused(engine.infer_pixels(&vec![0; bytes]), "not whole images");
+        refused(engine.infer_into(&vec![0; bytes], &mut [0.0; 10]), "bytes of pixels for 1 images");
         assert!(engine.profile(&vec![0; bytes], 0).is_err() && engine.trace(&vec![0; bytes]).is_err());
     }
     let batch = batch();
@@ -162,18 +170,19 @@ fn odd_images_are_errors() {
 #[test]
 fn odd_numbers_are_errors() {
     let (engine, model) = (engine(1), model());
-    refused(engine.predict(&[airplane()], 0), "k: is 0");
+    refused(predict(&engine, &files(), 0), "k: is 0");
     for logits in [Logits { values: vec![0.0; 9], classes: 9 }, Logits { values: Vec::new(), classes: 0 }] {
-        refused(engine.top_k(&logits, 1), "10 classes");
+        refused(top_k(&engine, &logits, 1), "10 classes");
     }
     for threads in [1_000_000, usize::MAX] {
-        refused(Engine::new(&model, &EngineOptions::cpu(threads)), "threads");
+        refused(model.engine(&EngineOptions::cpu(threads)), "threads");
         let read = ReadOptions { threads, ..ReadOptions::default() };
         refused(images(4).batches(model.transform(), &read).map(|_| ()), "threads");
     }
-    assert!(engine.threads() == 1 && Engine::new(&model, &EngineOptions::cpu(0)).unwrap().threads() >= 1);
-    refused(Engine::new(&model, &EngineOptions { max_batch: 0, ..EngineOptions::cpu(1) }), "max_batch");
-    Engine::new(&model, &EngineOptions { max_batch: usize::MAX, ..EngineOptions::cpu(1) })
+    assert!(engine.threads() == 1 && model.engine(&EngineOptions::cpu(0)).unwrap().threads() >= 1);
+    refused(model.engine(&EngineOptions { max_batch: 0, ..EngineOptions::cpu(1) }), "max_batch");
+    model
+        .engine(&EngineOptions { max_batch: usize::MAX, ..EngineOptions::cpu(1) })
         .expect("the CPU engine runs at most eight images at a time");
     for images in [0, usize::MAX] {
         assert!(engine.launches(images).is_err() && engine.compute_times(images, 1).is_err());
@@ -181,7 +190,7 @@ fn odd_numbers_are_errors() {
     refused(Images::open(common::sample_data(), Split::Val, Some(0), 0), "limit");
     let read = |batch_size| ReadOptions { batch_size, ..ReadOptions::default() };
     refused(images(4).batches(model.transform(), &read(0)).map(|_| ()), "batch_size");
-    let all = engine.infer_images(&images(4), &read(usize::MAX), &mut |_, _| go()).unwrap();
+    let all = infer_images(&engine, &images(4), &read(usize::MAX), &mut |_, _| go()).unwrap().scores;
     assert_eq!(all.logits.values.len(), 40);
     for resize in [Resize::Direct, Resize::ShorterSide(0)] {
         let size = if resize == Resize::Direct { 0 } else { 56 };
@@ -201,14 +210,15 @@ fn odd_models_and_backends_are_errors() {
     let mut broken = model().as_quantized().clone();
     broken.sites.clear();
     refused(Model::from_quantized(broken.clone()), "table of sites");
-    refused(Engine::of(&broken, &EngineOptions::cpu(1)).map(|_| ()), "site");
+    let backend = EngineOptions::cpu(1).backend().unwrap();
+    refused(Engine::new(&broken, backend), "site");
     let mut broken = model().as_quantized().clone();
     broken.params.clear();
     refused(Model::from_quantized(broken), "missing");
     if swinq::usable_gpu(0).is_err() {
         let cuda = EngineOptions { backend: BackendChoice::Cuda, ..EngineOptions::default() };
-        assert!(matches!(Engine::new(&model(), &cuda).err(), Some(Error::Runtime(_))));
-        assert!(!Engine::new(&model(), &EngineOptions::default()).unwrap().on_gpu());
+        assert!(matches!(model().engine(&cuda).err(), Some(Error::Runtime(_))));
+        assert!(model().engine(&EngineOptions::default()).unwrap().device().is_none());
     }
 }
 
@@ -343,7 +353,7 @@ fn random_models_run() {
     let cfg = swinq::load_config(common::sample_cfg().to_str().unwrap(), &[]).unwrap();
     let model = Model::random(&cfg, 7).unwrap();
     assert!(!model.is_quantized() && model.labels().is_none());
-    let engine = Engine::new(&model, &EngineOptions::cpu(1)).unwrap();
+    let engine = model.engine(&EngineOptions::cpu(1)).unwrap();
     assert_eq!(engine.infer(&swinq::noise(56, 3).unwrap()).unwrap().values.len(), 30);
 }
 

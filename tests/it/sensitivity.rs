@@ -13,7 +13,7 @@ use swinq::eval::{Collected, fidelity};
 use swinq::model::QuantizedModel;
 use swinq::{
     Engine, EngineOptions, Error, Images, Model, ReadOptions, Recipe, Rule, SensitivityOptions,
-    SensitivityProgress, Split,
+    SensitivityProgress, Split, infer_images,
 };
 
 /// Runs the command on the sample with more arguments.
@@ -109,9 +109,10 @@ fn a_stopped_run_continues_and_a_damaged_cache_is_rebuilt() {
 
 /// The SQNR of the logits of `model` in dB, by whole runs of an engine.
 fn sqnr(model: &QuantizedModel, reference: &Collected, images: &Images) -> f64 {
-    let engine = Engine::of(model, &EngineOptions::cpu(2)).unwrap();
-    let own = engine.infer_images(images, &ReadOptions::default(), &mut |_, _| ControlFlow::Continue(()));
-    fidelity(reference, &own.unwrap()).unwrap().sqnr_db
+    let engine = Engine::new(model, EngineOptions::cpu(2).backend().unwrap()).unwrap();
+    let mut go_on = |_, _| ControlFlow::Continue(());
+    let own = infer_images(&engine, images, &ReadOptions::default(), &mut go_on);
+    fidelity(reference, &own.unwrap().scores).unwrap().sqnr_db
 }
 
 /// Kendall's rank correlation of two lists of scores without ties.
@@ -129,8 +130,8 @@ fn the_ranking_agrees_with_one_by_whole_runs_on_other_images() {
     let mut go_on = |_, _| ControlFlow::Continue(());
     let calibration = images(64, Split::Train);
     let images = images(96, Split::Val);
-    let engine = Engine::new(&Model::from_float(float.clone()).unwrap(), &EngineOptions::cpu(2)).unwrap();
-    let reference = engine.infer_images(&images, &ReadOptions::default(), &mut go_on).unwrap();
+    let engine = Model::from_float(float.clone()).unwrap().engine(&EngineOptions::cpu(2)).unwrap();
+    let reference = infer_images(&engine, &images, &ReadOptions::default(), &mut go_on).unwrap().scores;
     let rule =
         |pattern: &str, enable| Rule { pattern: pattern.to_owned(), enable: Some(enable), ..Rule::default() };
     let exhaustive = results.layers.iter().map(|layer| {

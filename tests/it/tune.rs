@@ -10,7 +10,8 @@ use swinq::eval::results::tune::{SearchEnd, Verdict, read_tuning};
 use swinq::model::quantized::FloatModel;
 use swinq::model::{Batch, BatchSource, Granularity, Linear, Ptq, Rule, all_linears};
 use swinq::{
-    Engine, EngineOptions, Error, Images, Model, ReadOptions, Recipe, Split, TuneOptions, TuneProgress, Tuned,
+    EngineOptions, Error, Images, Model, ReadOptions, Recipe, Split, TuneOptions, TuneProgress, Tuned,
+    infer_images,
 };
 
 /// Multiplies channel `channel` of a LayerNorm by `factor`, and divides the next layer's weights by it: the function
@@ -112,9 +113,9 @@ fn with_output_outliers() -> FloatModel {
 /// Validation images, labelled with the classes that `model` predicts.
 fn labelled_by(model: &FloatModel, count: usize) -> Images {
     let images = Images::open(sample_data(), Split::Val, Some(count), 0).unwrap();
-    let engine = Engine::new(&Model::from_float(model.clone()).unwrap(), &EngineOptions::cpu(2)).unwrap();
-    let found =
-        engine.infer_images(&images, &ReadOptions::default(), &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let engine = Model::from_float(model.clone()).unwrap().engine(&EngineOptions::cpu(2)).unwrap();
+    let mut go_on = |_, _| ControlFlow::Continue(());
+    let found = infer_images(&engine, &images, &ReadOptions::default(), &mut go_on).unwrap().scores;
     let mut batches = images.batches(&model.transform, &ReadOptions::default()).unwrap();
     let mut all =
         Batch { pixels: Vec::new(), size: model.transform.size, labels: Vec::new(), ids: found.ids };

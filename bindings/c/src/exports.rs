@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use swinq::int8_runtime::cuda::StreamType;
 use swinq::{
-    BackendChoice, CPU_BATCH, CalibrateOptions, Engine, EngineOptions, Images, Model, OpenOptions, Progress,
+    BackendChoice, CPU_BATCH, CalibrateOptions, EngineOptions, Images, Model, OpenOptions, Progress,
     RgbImage, Split, decode_image, load_recipe,
 };
 
@@ -371,7 +371,7 @@ pub unsafe extern "C" fn swinq_engine_new(
         let model = handles::model(model.addr())?;
         // SAFETY: the caller of this function states that its pointers are valid.
         let given = unsafe { memory::options(options, "options")? };
-        let made = Engine::new(&model, &engine_options(&given)?)?;
+        let made = model.engine(&engine_options(&given)?)?;
         // SAFETY: as above.
         unsafe { hand_out(Object::Engine(Arc::new(made)), engine, "engine") }
     })
@@ -403,7 +403,7 @@ pub unsafe extern "C" fn swinq_engine_infer(
         let (pixels, logits) = unsafe {
             (memory::slice(pixels, pixel_bytes, "pixels")?, memory::slice_mut(logits, logit_count, "logits")?)
         };
-        Ok(engine.runtime().infer_into(pixels, logits).map_err(swinq::Error::from)?)
+        Ok(engine.infer_into(pixels, logits).map_err(swinq::Error::from)?)
     })
 }
 

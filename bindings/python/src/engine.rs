@@ -7,7 +7,10 @@ use pyo3::prelude::*;
 use swinq::data::DataError;
 use swinq::int8_runtime::RuntimeError;
 use swinq::int8_runtime::cuda::StreamType;
-use swinq::{BackendChoice, EngineOptions, Error, Images, Prediction, ReadOptions, RgbImage, decode_image};
+use swinq::{
+    BackendChoice, EngineOptions, Error, Images, Prediction, ReadOptions, RgbImage, decode_image,
+    infer_images, predict, top_k,
+};
 
 use crate::buffer::{Array, Output};
 use crate::error::{choice, raise};
@@ -68,7 +71,7 @@ impl Engine {
     ) -> PyResult<Engine> {
         let options = options(py, backend, threads, max_batch, device, residual)?;
         let model = model.model.clone();
-        let engine = work::run(py, None, move |_| swinq::Engine::new(&model, &options))?;
+        let engine = work::run(py, None, move |_| model.engine(&options))?;
         Ok(Engine { engine: Arc::new(engine.map_err(|error| raise(py, &error))?) })
     }
 
@@ -99,8 +102,8 @@ impl Engine {
         let found = work::run(py, None, move |reporter| {
             let images = Images::from_files(&paths)?;
             let check = &mut |_: usize, _: usize| reporter.check();
-            let scores = engine.infer_images(&images, &ReadOptions::default(), check)?;
-            engine.top_k(&scores.logits, k)
+            let found = infer_images(&engine, &images, &ReadOptions::default(), check)?;
+            top_k(&engine, &found.scores.logits, k)
         })?;
         Ok(classes(found.map_err(|error| raise(py, &error))?))
     }
@@ -113,7 +116,9 @@ impl Engine {
             py.check_signals()?;
         }
         let engine = Arc::clone(&self.engine);
-        let found = work::run(py, None, move |_| engine.classify(&decoded, k))?;
+        let found = work::run(py, None, move |_| {
+            predict(&engine, &Images::from_rgb(decoded, engine.transform())?, k)
+        })?;
         Ok(classes(found.map_err(|error| raise(py, &error))?))
     }
 
@@ -138,24 +143,24 @@ impl Engine {
     /// Name of the backend.
     #[getter]
     fn backend(&self) -> String {
-        self.engine.backend_name()
+        self.engine.backend().name()
     }
 }
 
 impl Engine {
     /// Writes the logits of `pixels`, and looks for signals between batches.
     fn infer_pixels(&self, py: Python<'_>, pixels: &[u8], logits: &mut [f32]) -> PyResult<()> {
-        let runtime = self.engine.runtime();
-        let (size, classes) = (self.engine.input_size(), self.engine.classes());
+        let engine = &self.engine;
+        let (size, classes) = (engine.input_size(), engine.classes());
         // A GPU copies the next batch while it computes one.
-        let each = self.engine.max_batch() * if self.engine.on_gpu() { 32 } else { 1 };
+        let each = engine.max_batch() * if engine.device().is_some() { 32 } else { 1 };
         if logits.len() <= each * classes {
-            let done = py.detach(|| runtime.infer_into(pixels, logits));
+            let done = py.detach(|| engine.infer_into(pixels, logits));
             return done.map_err(|error| raise(py, &error.into()));
         }
         let parts = pixels.chunks(each * size * size * 3).zip(logits.chunks_mut(each * classes));
         for (part, (pixels, logits)) in parts.enumerate() {
-            let done = py.detach(|| runtime.infer_into(pixels, logits));
+            let done = py.detach(|| engine.infer_into(pixels, logits));
             done.map_err(|error| raise(py, &counted_from(part * each, error).into()))?;
             py.check_signals()?;
         }

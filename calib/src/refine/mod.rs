@@ -13,7 +13,7 @@ mod sample;
 mod stored;
 mod values;
 
-use std::borrow::Cow;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use swinq_model::quantized::{ChannelCodes, FloatModel, Int8Weight};
@@ -102,33 +102,6 @@ pub(crate) fn refined_layers(specs: &BTreeMap<Site, SiteSpec>) -> Vec<Linear> {
     layers.filter(wanted).collect()
 }
 
-/// A refined model.
-pub(crate) struct Refined<'a> {
-    /// The model in float: the same function with rewritten parameters. It is copied when the first one is rewritten.
-    pub model: Cow<'a, FloatModel>,
-    /// The range of every site that has one.
-    pub ranges: BTreeMap<Site, f32>,
-    /// The blocks whose hidden channels have their own scales and zero points.
-    pub channels: BTreeMap<BlockId, ChannelCodes>,
-    /// The corrected biases.
-    pub biases: BTreeMap<Linear, Vec<f32>>,
-    /// Every transform that was tried.
-    pub trials: Vec<Trial>,
-}
-
-impl<'a> Refined<'a> {
-    /// Nothing is refined yet: `model` with calibrated `ranges`.
-    pub fn new(model: &'a FloatModel, ranges: BTreeMap<Site, f32>) -> Refined<'a> {
-        Refined {
-            model: Cow::Borrowed(model),
-            ranges,
-            channels: BTreeMap::new(),
-            biases: BTreeMap::new(),
-            trials: Vec::new(),
-        }
-    }
-}
-
 /// What refinement found, apart from the model that it was found for.
 #[derive(Clone, Debug, Default)]
 pub struct RefinedParameters {
@@ -142,23 +115,21 @@ pub struct RefinedParameters {
     pub biases: BTreeMap<Linear, Vec<f32>>,
 }
 
-impl Refined<'_> {
-    /// What differs from `original`, the model before refinement.
-    pub fn parameters(&self, original: &FloatModel) -> RefinedParameters {
-        let rewritten = match &self.model {
-            Cow::Borrowed(_) => BTreeMap::new(),
-            Cow::Owned(model) => {
-                let changed =
-                    model.tensors.iter().filter(|(name, tensor)| original.tensors[*name] != **tensor);
-                changed.map(|(name, tensor)| (name.clone(), tensor.clone())).collect()
-            }
-        };
-        RefinedParameters {
-            tensors: rewritten,
-            ranges: self.ranges.clone(),
-            channels: self.channels.clone(),
-            biases: self.biases.clone(),
-        }
+impl RefinedParameters {
+    /// Nothing is refined yet: a model with calibrated `ranges`.
+    pub(crate) fn new(ranges: BTreeMap<Site, f32>) -> RefinedParameters {
+        RefinedParameters { ranges, ..RefinedParameters::default() }
+    }
+
+    /// The parameter `name` of the refined `float`: rewritten, or as it is.
+    pub fn tensor<'a>(&'a self, float: &'a FloatModel, name: &str) -> Option<&'a HostTensor> {
+        self.tensors.get(name).or_else(|| float.tensors.get(name))
+    }
+
+    /// A copy of `float` with the rewritten parameters: the same function.
+    pub fn applied_to(&self, float: &FloatModel) -> FloatModel {
+        let tensor = |(name, own)| (String::clone(name), self.tensors.get(name).unwrap_or(own).clone());
+        float.with_tensors(float.tensors.iter().map(tensor).collect())
     }
 }
 
@@ -170,8 +141,12 @@ pub(crate) struct Refiner<'a> {
     pub fixed: &'a BTreeSet<Site>,
     /// The samples of the calibration.
     pub samples: Samples,
-    /// What is refined, from the calibrated ranges on.
-    pub refined: Refined<'a>,
+    /// The float model, which stays as it is.
+    pub float: &'a FloatModel,
+    /// What was found so far, from the calibrated ranges on.
+    pub refined: RefinedParameters,
+    /// Every transform that was tried.
+    pub trials: Vec<Trial>,
 }
 
 /// The numbers of a layer: how its input is rounded, its weight, and the error on held-out rows.
@@ -181,13 +156,14 @@ struct Fitted {
     error: f64,
 }
 
-impl<'a> Refiner<'a> {
-    /// Refines `layers`, and calls `done` with the number of layers refined so far.
+impl Refiner<'_> {
+    /// Refines `layers`, and calls `done` with the number of layers refined so far. Returns what it found, and every
+    /// transform that was tried.
     pub fn run(
         mut self,
         mut layers: Vec<Linear>,
         done: &mut dyn FnMut(usize) -> Result<(), CalibError>,
-    ) -> Result<Refined<'a>, CalibError> {
+    ) -> Result<(RefinedParameters, Vec<Trial>), CalibError> {
         // Migration of values rewrites `attn.qkv` while it refines `attn.proj`.
         layers.sort_by_key(|layer| matches!(layer, Linear::Qkv(_)));
         for (index, layer) in layers.into_iter().enumerate() {
@@ -197,7 +173,7 @@ impl<'a> Refiner<'a> {
             self.layer(layer)?;
             done(index + 1)?;
         }
-        Ok(self.refined)
+        Ok((self.refined, self.trials))
     }
 
     fn layer(&mut self, layer: Linear) -> Result<(), CalibError> {
@@ -205,7 +181,7 @@ impl<'a> Refiner<'a> {
             self.migrate_values(block)?;
             self.attention_ranges(block)?;
         }
-        let mut fitted = match norm_before(&self.refined.model.config, layer) {
+        let mut fitted = match norm_before(&self.float.config, layer) {
             Some(norm) => self.migrate_norm(layer, &norm)?,
             None => self.plain(layer)?,
         };
@@ -222,7 +198,23 @@ impl<'a> Refiner<'a> {
     }
 
     fn weight(&self, layer: Linear) -> &HostTensor {
-        &self.refined.model.tensors[&layer.weight_name()]
+        self.tensor(&layer.weight_name()).expect("a layer has a weight")
+    }
+
+    /// The parameter `name` as it is so far.
+    fn tensor(&self, name: &str) -> Option<&HostTensor> {
+        self.refined.tensor(self.float, name)
+    }
+
+    /// The parameter `name`, to be rewritten.
+    fn tensor_mut(&mut self, name: String) -> Option<&mut HostTensor> {
+        match self.refined.tensors.entry(name) {
+            Entry::Occupied(tensor) => Some(tensor.into_mut()),
+            Entry::Vacant(place) => {
+                let tensor = self.float.tensors.get(place.key())?.clone();
+                Some(place.insert(tensor))
+            }
+        }
     }
 
     fn view(&self, layer: Linear) -> Result<View<'_>, CalibError> {
@@ -235,7 +227,7 @@ impl<'a> Refiner<'a> {
 
     fn try_one(&mut self, layer: Linear, transform: Refinement, before: f64, after: f64) -> bool {
         let trial = Trial { layer, transform, before, after };
-        self.refined.trials.push(trial);
+        self.trials.push(trial);
         trial.kept()
     }
 
@@ -268,10 +260,9 @@ impl<'a> Refiner<'a> {
             return Ok(plain);
         }
         self.move_into(layer, &map);
-        let tensors = &mut self.refined.model.to_mut().tensors;
-        let gamma = tensors.get_mut(&format!("{norm}.weight")).expect("a norm has a weight");
+        let gamma = self.tensor_mut(format!("{norm}.weight")).expect("a norm has a weight");
         gamma.data.iter_mut().zip(&map.factor).for_each(|(gamma, factor)| *gamma /= factor);
-        let beta = tensors.get_mut(&format!("{norm}.bias")).expect("a norm has a bias");
+        let beta = self.tensor_mut(format!("{norm}.bias")).expect("a norm has a bias");
         map.apply(&mut beta.data);
         self.samples.inputs.insert(layer, rows);
         Ok(moved)
@@ -279,11 +270,10 @@ impl<'a> Refiner<'a> {
 
     /// Rewrites a layer for an input that follows `map`: the columns of its weight, and its bias.
     fn move_into(&mut self, layer: Linear, map: &ChannelMap) {
-        let tensors = &mut self.refined.model.to_mut().tensors;
-        let weight = &tensors[&layer.weight_name()];
+        let weight = self.weight(layer);
         let (moved, weight) = (moved_to_bias(weight, &map.shift), fold_factors(weight, &map.factor));
-        tensors.insert(layer.weight_name(), weight);
-        if let Some(bias) = tensors.get_mut(&layer.bias_name()) {
+        self.refined.tensors.insert(layer.weight_name(), weight);
+        if let Some(bias) = self.tensor_mut(layer.bias_name()) {
             bias.data.iter_mut().zip(moved).for_each(|(b, moved)| *b = (f64::from(*b) + moved) as f32);
         }
     }
@@ -291,10 +281,9 @@ impl<'a> Refiner<'a> {
     /// Whether a shift of the layer's input can move into its bias: it has one, `.output` is off, and no input is
     /// padding, whose zeros do not pass the norm.
     fn may_shift_input(&self, layer: Linear) -> bool {
-        let config = &self.refined.model.config;
-        let stages = config.stages();
+        let stages = self.float.config.stages();
         let padded = |block: BlockId| stages[block.stage].padded != stages[block.stage].grid;
-        let has_bias = self.refined.model.tensors.contains_key(&layer.bias_name());
+        let has_bias = self.tensor(&layer.bias_name()).is_some();
         has_bias && !self.is_on(Site::Output(layer)) && !matches!(layer, Linear::Qkv(block) if padded(block))
     }
 
@@ -309,14 +298,13 @@ impl<'a> Refiner<'a> {
         if fixed || !rows_are_free || self.is_on(Site::Output(qkv)) {
             return Ok(());
         }
-        let tensors = &self.refined.model.tensors;
         let path = ValuePath {
             windows,
             mixed: &self.samples.inputs[&proj],
-            weight: &tensors[&proj.weight_name()],
+            weight: self.weight(proj),
             spec: &self.specs[&Site::Weight(proj)],
             values_on: self.is_on(values),
-            may_shift: tensors.contains_key(&qkv.bias_name()) && !self.is_on(Site::Output(proj)),
+            may_shift: self.tensor(&qkv.bias_name()).is_some() && !self.is_on(Site::Output(proj)),
         };
         let ranges = &self.refined.ranges;
         let basic = Ranges { values: ranges.get(&values).copied().unwrap_or(1.0), mixed: ranges[&input] };
@@ -359,13 +347,12 @@ impl<'a> Refiner<'a> {
 
     /// Rewrites the rows of `attn.qkv` that give the values.
     fn map_value_rows(&mut self, qkv: Linear, map: &ChannelMap) {
-        let tensors = &mut self.refined.model.to_mut().tensors;
         let channels = map.factor.len();
-        let weight = tensors.get_mut(&qkv.weight_name()).expect("attn.qkv has a weight");
+        let weight = self.tensor_mut(qkv.weight_name()).expect("attn.qkv has a weight");
         for (row, factor) in weight.data.chunks_exact_mut(channels).skip(2 * channels).zip(&map.factor) {
             row.iter_mut().for_each(|w| *w /= factor);
         }
-        if let Some(bias) = tensors.get_mut(&qkv.bias_name()) {
+        if let Some(bias) = self.tensor_mut(qkv.bias_name()) {
             map.apply(&mut bias.data[2 * channels..]);
         }
     }
@@ -387,17 +374,14 @@ impl<'a> Refiner<'a> {
 
     /// Subtracts the mean error of the layer's output from its bias, if that lowers the error.
     fn correct_bias(&mut self, layer: Linear, fitted: &mut Fitted) -> Result<(), CalibError> {
-        if !self.refined.model.tensors.contains_key(&layer.bias_name()) {
-            return Ok(());
-        }
+        let Some(bias) = self.tensor(&layer.bias_name()) else { return Ok(()) };
         let view = self.view(layer)?;
         let rounded = fitted.weight.dequantize();
         let mean = Target::new(&view.rows.fit, view.weight)?.mean_error(&fitted.codes, &rounded.data)?;
         let change: Vec<f32> = mean.iter().map(|mean| -mean).collect();
         let error = view.held.error(&fitted.codes, &rounded.data, Some(&change))?;
+        let corrected = bias.data.iter().zip(change).map(|(b, change)| b + change).collect();
         if self.try_one(layer, Refinement::BiasCorrection, fitted.error, error) {
-            let bias = &self.refined.model.tensors[&layer.bias_name()].data;
-            let corrected = bias.iter().zip(change).map(|(b, change)| b + change).collect();
             self.refined.biases.insert(layer, corrected);
             fitted.error = error;
         }

@@ -222,7 +222,7 @@ impl Classifier for Modulo {
         self.input
     }
 
-    fn infer(&mut self, batch: &Batch) -> Result<Logits, BoxError> {
+    fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {
         let columns = self.columns;
         let mut values = vec![0.0; batch.len() * columns];
         for (row, image) in values.chunks_exact_mut(columns).zip(batch.pixels.chunks_exact(12)) {
@@ -245,7 +245,7 @@ fn collects_every_image_in_order_and_reports_progress() {
         ControlFlow::Continue(())
     };
     let mut images = Images { total: 10, size: 4, labels: true };
-    let all = collect(&mut Modulo { ..SOUND }, &mut images, &mut progress).unwrap();
+    let all = collect(&SOUND, &mut images, &mut progress).unwrap();
     assert_eq!(seen, [(0, 10), (4, 10), (8, 10), (10, 10)]);
     assert_eq!(all.ids, (0..10).collect::<Vec<_>>());
     assert_eq!(all.logits.values.len(), 30);
@@ -253,8 +253,7 @@ fn collects_every_image_in_order_and_reports_progress() {
     assert_eq!(accuracy(&all).unwrap(), expected);
 
     let mut unlabelled = Images { labels: false, ..images };
-    let all =
-        collect(&mut Modulo { ..SOUND }, &mut unlabelled, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    let all = collect(&SOUND, &mut unlabelled, &mut |_, _| ControlFlow::Continue(())).unwrap();
     assert!(all.labels.is_empty());
 }
 
@@ -263,15 +262,15 @@ fn collecting_stops_at_errors() {
     let go = &mut |_, _| ControlFlow::Continue(());
     let images = || Images { total: 10, size: 4, labels: true };
     let stop = &mut |done, _| if done >= 4 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-    let found = collect(&mut Modulo { ..SOUND }, &mut images(), stop);
+    let found = collect(&SOUND, &mut images(), stop);
     assert!(matches!(found, Err(EvalError::Interrupted { done: 4, total: 10 })), "{found:?}");
-    let found = collect(&mut Modulo { broken: 9, ..SOUND }, &mut images(), go);
+    let found = collect(&Modulo { broken: 9, ..SOUND }, &mut images(), go);
     assert!(matches!(found, Err(EvalError::NonFiniteLogit { image: 9, class: 0, .. })), "{found:?}");
-    let found = collect(&mut Modulo { input: 4, ..SOUND }, &mut images(), go);
+    let found = collect(&Modulo { input: 4, ..SOUND }, &mut images(), go);
     assert!(matches!(found, Err(EvalError::Batch { batch: 0, .. })), "{found:?}");
-    let found = collect(&mut Modulo { columns: 4, ..SOUND }, &mut images(), go);
+    let found = collect(&Modulo { columns: 4, ..SOUND }, &mut images(), go);
     assert!(matches!(found, Err(EvalError::Batch { batch: 0, .. })), "{found:?}");
-    let found = collect(&mut Modulo { ..SOUND }, &mut Images { total: 0, size: 4, labels: true }, go);
+    let found = collect(&SOUND, &mut Images { total: 0, size: 4, labels: true }, go);
     assert!(matches!(found, Err(EvalError::NoImages)), "{found:?}");
 }
 

@@ -22,7 +22,7 @@ pub fn model(recipe: &str) -> QuantizedModel {
     let config = SwinConfig { image_size: SIZE, num_classes: CLASSES, embed_dim: 48, ..small() };
     let float = random(config, 5);
     if recipe == "float" {
-        return QuantizedModel::from_float(&float).unwrap();
+        return QuantizedModel::from_float(float).unwrap();
     }
     let ranges: BTreeMap<Site, f32> = all_sites(&float.config).into_iter().map(|site| (site, 3.0)).collect();
     quantize(&float, &Recipe::shipped(recipe).unwrap().with_ptq(Ptq::Basic), &ranges).unwrap()

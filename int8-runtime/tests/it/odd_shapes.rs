@@ -107,7 +107,7 @@ fn model(config: SwinConfig) -> FloatModel {
     model
 }
 
-fn run(classifier: &mut dyn Classifier, size: usize) -> Collected {
+fn run(classifier: &dyn Classifier, size: usize) -> Collected {
     let mut progress = |_, _| ControlFlow::Continue(());
     collect(classifier, &mut NoiseImages { size, batches: 3 }, &mut progress).unwrap()
 }
@@ -147,10 +147,10 @@ fn heads_with_a_large_factor_have_two_codes() {
     assert!(two.iter().all(|heads| heads.last() == Some(&true) && !heads[0]), "{two:?}");
     let text = swinq_plan::Plan::new(&int8).unwrap().to_string();
     assert!(text.contains("2 codes in 1 of 2"), "{text}");
-    let without = plan_of(&QuantizedModel::from_float(&float).unwrap());
+    let without = plan_of(&QuantizedModel::from_float(float.clone()).unwrap());
     assert!(without.iter().all(Vec::is_empty), "{without:?}");
-    let found = run(&mut engine(&int8, Cpu::available()[0]), size);
-    let exact = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
+    let found = run(&engine(&int8, Cpu::available()[0]), size);
+    let exact = run(&FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
     let sqnr = fidelity(&exact, &found).unwrap().sqnr_db;
     assert!(sqnr > 20.0, "{sqnr} dB");
 }
@@ -159,13 +159,13 @@ fn compare(configs: Vec<SwinConfig>) {
     for config in configs {
         let (name, size) = (config.name.clone(), config.image_size);
         let float = model(config);
-        let expected = run(&mut FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
+        let expected = run(&FloatClassifier::new(&float, &Device::Cpu).unwrap(), size);
         assert!(
             expected.logits.values.iter().any(|v| *v != expected.logits.values[0]),
             "{name}: constant logits"
         );
         for cpu in Cpu::available() {
-            let found = run(&mut engine(&QuantizedModel::from_float(&float).unwrap(), cpu), size);
+            let found = run(&engine(&QuantizedModel::from_float(float.clone()).unwrap(), cpu), size);
             let sqnr = fidelity(&expected, &found).unwrap().sqnr_db;
             assert!(sqnr >= 100.0, "{name}, float on {}: {sqnr} dB", cpu);
         }
@@ -173,10 +173,10 @@ fn compare(configs: Vec<SwinConfig>) {
             // These recipes also suit a model of one stage, which has no reduction: none of their rules
             // matches reductions only.
             let quantized = quantized(&float, Some(recipe));
-            let simulated = run(&mut FloatClassifier::simulate(&quantized, &Device::Cpu).unwrap(), size);
+            let simulated = run(&FloatClassifier::simulate(&quantized, &Device::Cpu).unwrap(), size);
             assert!(simulated.logits != expected.logits, "{name}: {recipe} changed nothing");
             for cpu in Cpu::available() {
-                let found = run(&mut engine(&quantized, cpu), size);
+                let found = run(&engine(&quantized, cpu), size);
                 assert_eq!(found.logits, simulated.logits, "{name}, {recipe} on {}", cpu);
             }
         }
@@ -186,7 +186,7 @@ fn compare(configs: Vec<SwinConfig>) {
 /// `model` under the recipe `name`, or in float for `None`. `channels` is the default recipe with scales and zero
 /// points for the channels of every `mlp.fc2.input`. `mode1` has the GELU of files before version 4 of the numbers.
 fn quantized(model: &FloatModel, name: Option<&str>) -> QuantizedModel {
-    let Some(name) = name else { return QuantizedModel::from_float(model).unwrap() };
+    let Some(name) = name else { return QuantizedModel::from_float(model.clone()).unwrap() };
     let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     let mut noise = NoiseImages { size: model.config.image_size, batches: 2 };

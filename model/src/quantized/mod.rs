@@ -2,7 +2,7 @@
 //!
 //! This is the content of the quantized-checkpoint file, through which calibration and training hand models to the
 //! engine. A float model is a quantized model whose sites are all off ([`QuantizedModel::from_float`]), so that the
-//! engine has one kind of input.
+//! plan, the file and its hash have one kind of model. Both conversions move the parameters.
 
 mod channels;
 mod decode;
@@ -44,6 +44,21 @@ pub struct FloatModel {
     pub tensors: StateDict,
     /// Where the model came from.
     pub source: Source,
+}
+
+impl FloatModel {
+    /// The same model with other parameters.
+    pub fn with_tensors(&self, tensors: StateDict) -> FloatModel {
+        let FloatModel { config, transform, labels, labels_from, tensors: _, source } = self;
+        FloatModel {
+            config: config.clone(),
+            transform: transform.clone(),
+            labels: labels.clone(),
+            labels_from: labels_from.clone(),
+            tensors,
+            source: source.clone(),
+        }
+    }
 }
 
 /// The state of one site in a quantized model.
@@ -92,38 +107,52 @@ pub struct QuantizedModel {
 }
 
 impl QuantizedModel {
-    /// Wraps a float model; every site is off.
+    /// The float model with every site off. Moves the parameters.
     ///
     /// # Errors
     /// [`ModelError::Tensor`] for a parameter that does not fit the configuration or is not finite.
-    pub fn from_float(model: &FloatModel) -> Result<QuantizedModel, ModelError> {
+    pub fn from_float(mut model: FloatModel) -> Result<QuantizedModel, ModelError> {
         check_parameters(&model.config, &model.tensors)?;
         let recipe = Recipe::float();
         let table = recipe.resolve(&model.config)?;
-        Ok(QuantizedModel {
-            config: model.config.clone(),
-            transform: model.transform.clone(),
-            labels: model.labels.clone(),
-            recipe,
-            gelu: Gelu::Quadratic,
-            sites: table.into_iter().map(|(site, spec)| (site, SiteState::new(spec, None))).collect(),
-            params: model.tensors.iter().map(|(n, t)| (n.clone(), Param::Float(t.clone()))).collect(),
-            provenance: Provenance {
-                tool_version: env!("CARGO_PKG_VERSION").to_owned(),
-                source: model.source.clone(),
-                labels_from: model.labels_from.clone(),
-                ..Provenance::default()
-            },
-        })
+        let sites = table.into_iter().map(|(site, spec)| (site, SiteState::new(spec, None))).collect();
+        let tensors = std::mem::take(&mut model.tensors);
+        let params = tensors.into_iter().map(|(name, tensor)| (name, Param::Float(tensor))).collect();
+        Ok(QuantizedModel::of_parts(&model, recipe, sites, params))
     }
 
-    /// The float model, if every site is off.
+    /// A model with the description and the origin of `float`, and with these sites and parameters. The caller checks that
+    /// they fit together ([`QuantizedModel::validate`]).
+    pub fn of_parts(
+        float: &FloatModel,
+        recipe: Recipe,
+        sites: BTreeMap<Site, SiteState>,
+        params: BTreeMap<String, Param>,
+    ) -> QuantizedModel {
+        QuantizedModel {
+            config: float.config.clone(),
+            transform: float.transform.clone(),
+            labels: float.labels.clone(),
+            recipe,
+            gelu: Gelu::Quadratic,
+            sites,
+            params,
+            provenance: Provenance {
+                tool_version: env!("CARGO_PKG_VERSION").to_owned(),
+                source: float.source.clone(),
+                labels_from: float.labels_from.clone(),
+                ..Provenance::default()
+            },
+        }
+    }
+
+    /// The float model, if every site is off. Moves the parameters.
     pub fn into_float(self) -> Option<FloatModel> {
         if self.is_quantized() {
             return None;
         }
         let QuantizedModel { config, transform, labels, params, provenance, .. } = self;
-        let tensors = params.into_iter().map(|(name, param)| (name, param.to_float())).collect();
+        let tensors = params.into_iter().map(|(name, param)| (name, param.into_float())).collect();
         let Provenance { source, labels_from, .. } = provenance;
         Some(FloatModel { config, transform, labels, labels_from, tensors, source })
     }

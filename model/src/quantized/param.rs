@@ -83,6 +83,14 @@ impl Param {
             Param::Int8(weight) => weight.dequantize(),
         }
     }
+
+    /// [`Param::to_float`] without a copy of a float parameter.
+    pub fn into_float(self) -> HostTensor {
+        match self {
+            Param::Float(tensor) => tensor,
+            Param::Int8(weight) => weight.dequantize(),
+        }
+    }
 }
 
 impl Parameter for Param {

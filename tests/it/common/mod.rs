@@ -151,7 +151,7 @@ pub fn with_channels(
     wanted: impl Fn(BlockId) -> bool,
 ) -> QuantizedModel {
     let stages = model.config.stages();
-    let float = FloatModel { tensors: model.float_tensors(), ..float.clone() };
+    let float = float.with_tensors(model.float_tensors());
     for block in blocks(&model).into_iter().filter(|&block| wanted(block)) {
         if let Some(amax) = model.site(Site::Input(Linear::Fc2(block))).amax {
             let seed = 7 * block.stage + block.block;

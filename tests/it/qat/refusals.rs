@@ -88,7 +88,7 @@ fn float_file(folder: &Folder, name: &str, opts: &[(&str, &str)]) -> PathBuf {
     let opts: Vec<(String, String)> = opts.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     let cfg = load_config(sample_cfg().to_str().unwrap(), &opts).unwrap();
     let path = folder.path(name);
-    QuantizedModel::from_float(&random_model(&cfg, 1)).unwrap().save(&path).unwrap();
+    QuantizedModel::from_float(random_model(&cfg, 1)).unwrap().save(&path).unwrap();
     path
 }
 
@@ -126,7 +126,7 @@ fn calibrated_checkpoints_that_do_not_fit() {
     folder.refuses("model", folder.path("nosuch"), 1, &["model", "nosuch"]);
     folder.refuses("model", sample_model(), 1, &["model"]);
     let path = folder.path("float.safetensors");
-    QuantizedModel::from_float(&float_model()).unwrap().save(&path).unwrap();
+    QuantizedModel::from_float(float_model()).unwrap().save(&path).unwrap();
     folder.refuses("model", path, 1, &["float.safetensors", "quantizes nothing", "quant: off"]);
     let other = of_another_network(&folder);
     folder.refuses("model", other, 1, &["other.safetensors", "calibrated from `float`"]);

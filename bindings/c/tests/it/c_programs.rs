@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use swinq::{CalibrateOptions, Engine, EngineOptions, Images, Model, OpenOptions, Split, calibrate};
+use swinq::{CalibrateOptions, EngineOptions, Images, Model, OpenOptions, Split, calibrate, infer_images};
 
 fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -101,11 +101,11 @@ fn the_example_prints_the_logits_of_the_library() {
     let model = quantized();
     model.save(&path).unwrap();
     let files = ["airplane.jpg", "airplane.png"].map(|name| root().join("tests/data").join(name));
-    let engine = Engine::new(&model, &EngineOptions::cpu(0)).unwrap();
+    let engine = model.engine(&EngineOptions::cpu(0)).unwrap();
     let images = Images::from_files(&files).unwrap();
-    let scores =
-        engine.infer_images(&images, &Default::default(), &mut |_, _| std::ops::ControlFlow::Continue(()));
-    let expected = scores.unwrap().logits;
+    let mut go_on = |_, _| std::ops::ControlFlow::Continue(());
+    let found = infer_images(&engine, &images, &Default::default(), &mut go_on);
+    let expected = found.unwrap().scores.logits;
     let archive = libraries().join("libswinq_c.a").display().to_string();
     let shared = installed();
     for library in ["-lswinq", archive.as_str()] {

@@ -40,7 +40,7 @@ fn with_head(folder: &Path, classes: usize) {
 /// The names and their origin.
 fn names(folder: &Path) -> (Option<Vec<String>>, Option<String>) {
     let model = load_float(folder, &LoadOptions::default()).unwrap();
-    let quantized = QuantizedModel::from_float(&model).unwrap();
+    let quantized = QuantizedModel::from_float(model.clone()).unwrap();
     assert_eq!(quantized.provenance.labels_from, model.labels_from);
     assert_eq!(quantized.into_float().unwrap(), model);
     (model.labels, model.labels_from)

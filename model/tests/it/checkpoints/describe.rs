@@ -41,7 +41,7 @@ fn overrides_change_what_describes_a_bare_file() {
     let message = load_float(&weights, &image_size).unwrap_err().to_string();
     assert!(message.contains("EMBED_DIM 6"), "{message}");
     let model = load_float(&weights, &options_with(&[])).unwrap();
-    let mut quantized = QuantizedModel::from_float(&model).unwrap();
+    let mut quantized = QuantizedModel::from_float(model.clone()).unwrap();
     quantized.save(&made).unwrap();
     let found = load_float(&weights, &image_size).unwrap();
     let stated = options_with(&[("DATA.IMG_SIZE", "48"), ("TEST.CROP", "False")]);
@@ -66,7 +66,7 @@ fn two_quantized_checkpoints_of_one_file_agree_or_are_refused() {
     let [weights, a, b] = ["w.safetensors", "a.safetensors", "b.safetensors"].map(|n| folder.path().join(n));
     write(&expected("expected.safetensors"), &weights);
     let model = load_float(&weights, &options_with(&[])).unwrap();
-    let mut quantized = QuantizedModel::from_float(&model).unwrap();
+    let mut quantized = QuantizedModel::from_float(model.clone()).unwrap();
     quantized.save(&a).unwrap();
     quantized.config.name = "other".to_owned();
     quantized.labels = Some((0..5).map(|i| format!("class {i}")).collect());
@@ -121,7 +121,7 @@ fn a_quantized_checkpoint_describes_the_file_that_it_was_made_from() {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }
     // A damaged checkpoint and one of another file describe nothing.
-    let mut quantized = QuantizedModel::from_float(&model).unwrap();
+    let mut quantized = QuantizedModel::from_float(model.clone()).unwrap();
     quantized.labels = Some((0..5).map(|i| format!("class {i}")).collect());
     quantized.save(&made).unwrap();
     let bytes = fs::read(&made).unwrap();

@@ -486,7 +486,7 @@ fn own_files_are_float_models_where_every_site_is_off() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("own.safetensors");
     let float = random_model(&config_with(&[]), 1);
-    let mut own = QuantizedModel::from_float(&float).unwrap();
+    let mut own = QuantizedModel::from_float(float.clone()).unwrap();
     own.save(&path).unwrap();
     let read = load_float(&path, &LoadOptions::default()).unwrap();
     assert_eq!((&read.tensors, &read.config), (&float.tensors, &float.config));

@@ -178,7 +178,7 @@ fn own_files_keep_the_version_and_need_its_number_contract() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("own.safetensors");
     let float = loaded();
-    let own = QuantizedModel::from_float(&float).unwrap();
+    let own = QuantizedModel::from_float(float.clone()).unwrap();
     own.save(&path).unwrap();
     let (read, info) = QuantizedModel::load_with_info(&path).unwrap();
     assert_eq!((&read, info.numbers), (&own, 6));

@@ -5,7 +5,7 @@ use std::io::Write;
 use swinq::eval::Inspection;
 use swinq::int8_runtime::Plan;
 use swinq::model::{QuantizedModel, params};
-use swinq::{BackendChoice, Engine, EngineOptions, Model};
+use swinq::{BackendChoice, EngineOptions, Model};
 
 use crate::args::InspectArgs;
 use crate::out::{raw, say};
@@ -62,7 +62,7 @@ fn json(args: &InspectArgs, model: &Model) -> anyhow::Result<()> {
                 Plan::new(model.as_quantized())?.to_string().lines().map(str::to_owned).collect()
             }
             _ => {
-                let engine = backend_arg::with_remedy(Engine::new(model, &options), &options)?;
+                let engine = backend_arg::with_remedy(model.engine(&options), &options)?;
                 engine.launches(options.max_batch)?
             }
         });
@@ -73,7 +73,7 @@ fn json(args: &InspectArgs, model: &Model) -> anyhow::Result<()> {
 
 /// Prints the launches of the CUDA engine, with the kernel chosen for each product.
 fn write_launches(model: &Model, options: &EngineOptions, out: &mut impl Write) -> anyhow::Result<()> {
-    let engine = backend_arg::with_remedy(Engine::new(model, options), options)?;
+    let engine = backend_arg::with_remedy(model.engine(options), options)?;
     let Some(device) = engine.device() else { return Ok(()) };
     let (name, images) = (device.name(), options.max_batch);
     let (gemm, autotune) = (options.cuda.gemm, options.cuda.autotune);

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde_json::json;
-use swinq::eval::Collected;
 use swinq::model::atomic::write_atomic;
-use swinq::{ClassScore, Engine, Images, Logits, Prediction, ReadOptions};
+use swinq::{ClassScore, Images, Inferred, Logits, Prediction, ReadOptions, infer_images, top_k};
 
 use crate::args::{PredictArgs, Usage};
 use crate::out::{caution, say};
@@ -35,16 +34,17 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     let mut predictions = Vec::new();
     if let Some(images) = images {
         let options = backend_arg::engine(&args.backend, args.threads, BATCH.min(images.len()))?;
-        let engine = backend_arg::with_remedy(Engine::new(&model, &options), &options)?;
+        let engine = backend_arg::with_remedy(model.engine(&options), &options)?;
         let read = ReadOptions { batch_size: BATCH, threads: args.threads, skip_corrupt: images.len() };
-        let (found, skipped) = engine.infer_readable(&images, &read, &mut |_, _| interrupt::check())?;
-        skipped.iter().for_each(|problem| caution!("{problem}"));
+        let found = infer_images(&engine, &images, &read, &mut |_, _| interrupt::check())?;
+        found.skipped.iter().for_each(|problem| caution!("{problem}"));
+        let logits = &found.scores.logits;
         if let Some(path) = &args.logits {
-            write_logits(path, &found.logits)?;
+            write_logits(path, logits)?;
         }
-        failed.extend(left_out(&images, &found, skipped));
-        let names = found.ids.iter().map(|&id| images.name_of(id));
-        predictions = names.zip(engine.top_k(&found.logits, args.topk)?).collect();
+        let names = found.scores.ids.iter().map(|&id| images.name_of(id));
+        predictions = names.zip(top_k(&engine, logits, args.topk)?).collect();
+        failed.extend(left_out(&images, found));
     }
     if args.json {
         print_json(&predictions, &failed)?
@@ -65,10 +65,10 @@ struct Failed {
 }
 
 /// The images without logits, in order, with the messages about them.
-fn left_out(images: &Images, found: &Collected, messages: Vec<String>) -> Vec<Failed> {
-    let readable: HashSet<usize> = found.ids.iter().copied().collect();
+fn left_out(images: &Images, found: Inferred) -> Vec<Failed> {
+    let readable: HashSet<usize> = found.scores.ids.iter().copied().collect();
     let ids = (0..images.len()).filter(|id| !readable.contains(id));
-    ids.zip(messages).map(|(id, error)| Failed { image: images.name_of(id), error }).collect()
+    ids.zip(found.skipped).map(|(id, error)| Failed { image: images.name_of(id), error }).collect()
 }
 
 /// The paths on the command line. `-` stands for the lines of standard input.
