@@ -1,9 +1,7 @@
 //! Checks that kernels compile, and that their resources are read as the compiler's log states them. Needs
 //! NVRTC but no GPU.
 
-use swinq_cuda::{
-    CudaError, Device, Library, Program, Resources, compile, compile_text, library, resources,
-};
+use swinq_cuda::{CudaError, Device, Library, Program, Resources, compile, compile_text, library, resources};
 
 /// Architectures to compile for.
 const ARCHS: [&str; 5] = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"];
