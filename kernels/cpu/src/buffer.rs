@@ -1,6 +1,8 @@
 //! Memory for activations, aligned for vector loads.
 
 use std::collections::TryReserveError;
+use std::marker::PhantomData;
+use std::ops::Deref;
 
 use crate::memory::ask_for_large_pages;
 
@@ -88,6 +90,70 @@ impl AlignedBuf {
     }
 }
 
+/// Values that start on a cache line. A load of a register, or of a row of a tile, that crosses cache lines takes twice the
+/// time.
+pub(crate) struct Aligned<T> {
+    memory: AlignedBuf,
+    len: usize,
+    of: PhantomData<T>,
+}
+
+/// A number in memory.
+///
+/// # Safety
+/// Every pattern of bits is a value, there is no padding, and the alignment is at most that of a cache line.
+pub(crate) unsafe trait Element: Copy {}
+
+// SAFETY: a number.
+unsafe impl Element for u8 {}
+// SAFETY: a number.
+unsafe impl Element for i8 {}
+// SAFETY: a number.
+unsafe impl Element for i32 {}
+// SAFETY: a number.
+unsafe impl Element for f32 {}
+
+impl<T> Default for Aligned<T> {
+    /// No value.
+    fn default() -> Aligned<T> {
+        Aligned { memory: AlignedBuf::new(0), len: 0, of: PhantomData }
+    }
+}
+
+impl<T: Element> From<&[T]> for Aligned<T> {
+    fn from(values: &[T]) -> Aligned<T> {
+        let mut memory = AlignedBuf::new(size_of_val(values));
+        // SAFETY: `memory` holds as many bytes as `values`, starts on a cache line, and is borrowed by nobody else; its zeros
+        // are values of an `Element`.
+        let copies =
+            unsafe { std::slice::from_raw_parts_mut(memory.lines.as_mut_ptr().cast(), values.len()) };
+        copies.copy_from_slice(values);
+        Aligned { memory, len: values.len(), of: PhantomData }
+    }
+}
+
+impl<T: Element> From<Vec<T>> for Aligned<T> {
+    fn from(values: Vec<T>) -> Aligned<T> {
+        Aligned::from(values.as_slice())
+    }
+}
+
+impl<T: Element> FromIterator<T> for Aligned<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Aligned<T> {
+        values.into_iter().collect::<Vec<T>>().into()
+    }
+}
+
+impl<T: Element> Deref for Aligned<T> {
+    type Target = [T];
+
+    #[inline]
+    fn deref(&self) -> &[T] {
+        // SAFETY: `from` made `memory`, which starts on a cache line, for `len` values of an `Element`.
+        unsafe { std::slice::from_raw_parts(self.memory.lines.as_ptr().cast(), self.len) }
+    }
+}
+
 /// The bytes of `x`.
 pub(crate) fn bytes(x: &[f32]) -> &[u8] {
     // SAFETY: the same memory, 4 bytes for each f32, all initialised; any byte is a valid u8.
@@ -98,4 +164,19 @@ pub(crate) fn bytes(x: &[f32]) -> &[u8] {
 pub(crate) fn bytes_mut(x: &mut [f32]) -> &mut [u8] {
     // SAFETY: as in `bytes`, any four bytes are a valid f32, and the borrow is unique.
     unsafe { std::slice::from_raw_parts_mut(x.as_mut_ptr().cast(), size_of_val(x)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use swinq_numerics::LINE;
+
+    #[test]
+    fn aligned_values_are_those_given() {
+        for len in [0, 1, 15, 16, 17, 1000] {
+            let values: Vec<i32> = (0..len).map(|i| 7 - i * i).collect();
+            let aligned = Aligned::from(values.as_slice());
+            assert!(*aligned == values && aligned.as_ptr().addr().is_multiple_of(LINE), "{len} values");
+        }
+    }
 }

@@ -5,15 +5,13 @@
 //!
 //! This crate has no loop over vector registers, no thread and no `unsafe`.
 
-mod aligned;
 mod quantizer;
 pub mod reference;
 mod rows;
 pub mod sizes;
 mod spec;
 
-pub use aligned::{Aligned, LINE};
 pub use quantizer::{ColumnQuantizers, Quantizer};
 pub use reference::{AttentionQuant, Gelu, HeadScores, Probs};
-pub use rows::{PAD, RowMap, RowMapError, RowStore, code_stride, odd_lines};
+pub use rows::{LINE, PAD, RowMap, RowMapError, RowStore, code_stride, odd_lines};
 pub use spec::{AttentionSpec, HeadsSpec};

@@ -1,6 +1,5 @@
 //! Quantizers: the scale of a tensor, or of each of its columns.
 
-use crate::aligned::Aligned;
 use crate::reference;
 
 /// A symmetric quantizer with zero point 0: `code = round_ties_even(clamp(x * recip, -128, 127))`,
@@ -53,10 +52,10 @@ impl Quantizer {
 /// With the zero point 0 these are the codes and values of a [`Quantizer`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColumnQuantizers {
-    scales: Aligned<f32>,
-    recips: Aligned<f32>,
+    scales: Vec<f32>,
+    recips: Vec<f32>,
     /// Whole numbers in -128..=127.
-    zero_points: Aligned<f32>,
+    zero_points: Vec<f32>,
 }
 
 impl ColumnQuantizers {
@@ -75,7 +74,7 @@ impl ColumnQuantizers {
         ColumnQuantizers {
             scales: each().map(Quantizer::scale).collect(),
             recips: each().map(Quantizer::recip).collect(),
-            zero_points: vec![0.0; columns].into(),
+            zero_points: vec![0.0; columns],
         }
     }
 
@@ -140,19 +139,5 @@ impl ColumnQuantizers {
     #[inline(always)]
     pub fn fake(&self, column: usize, x: f32) -> f32 {
         (f32::from(self.code(column, x)) - self.zero_points[column]) * self.scales[column]
-    }
-
-    /// The same quantizers, followed by columns of zeros up to `columns` columns.
-    pub fn padded(&self, columns: usize) -> ColumnQuantizers {
-        let pad = |values: &[f32]| {
-            let mut values = values.to_vec();
-            values.resize(columns, 0.0);
-            Aligned::from(values)
-        };
-        ColumnQuantizers {
-            scales: pad(&self.scales),
-            recips: pad(&self.recips),
-            zero_points: pad(&self.zero_points),
-        }
     }
 }

@@ -1,7 +1,9 @@
 //! Rows of tensors: how codes lie in memory, how values are stored, and the order of rows.
 
-use crate::aligned::LINE;
 use crate::quantizer::Quantizer;
+
+/// Bytes of a cache line.
+pub const LINE: usize = 64;
 
 /// Bytes from one row of codes to the next: `columns` rounded up to a multiple of 4, because INT8 products
 /// read codes in groups of four. Long rows of whole cache lines are an odd number of lines apart, so that a column of

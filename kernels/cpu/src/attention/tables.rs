@@ -1,9 +1,9 @@
 //! Bias and mask in the layout that the kernels read.
 
-use swinq_numerics::Aligned;
 use swinq_numerics::sizes::{check_len, elements};
 
 use super::{Shape, Unit};
+use crate::buffer::Aligned;
 
 /// Keys are padded to a multiple of this number, the most keys that any instruction set processes at once.
 pub(super) const KEY_BLOCK: usize = 16;

@@ -3,11 +3,11 @@
 use std::ops::Range;
 
 use swinq_numerics::sizes::{check_len, elements};
-use swinq_numerics::{Aligned, PAD, RowMap, RowStore, reference};
+use swinq_numerics::{PAD, RowMap, RowStore, reference};
 
 use super::vector::together;
 use super::{Affine, MIN_VALUES, Target, largest_result, normalise};
-use crate::buffer::AlignedBuf;
+use crate::buffer::{Aligned, AlignedBuf};
 use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
 use crate::rows::{MapRows, RowOut, RowSink, Segment, units_per_task};

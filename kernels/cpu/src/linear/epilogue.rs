@@ -1,8 +1,9 @@
 //! The parameters that turn accumulators into stored values.
 
-use swinq_numerics::{Aligned, ColumnQuantizers, Gelu, Quantizer};
+use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer};
 
 use super::spec::{LinearSpec, Store};
+use crate::buffer::Aligned;
 
 /// The epilogue of a linear. Its vectors are padded with zeros to full panels.
 pub(super) struct Epilogue {
@@ -16,6 +17,8 @@ pub(super) struct Epilogue {
     pub(super) output: Option<Quantizer>,
     pub(super) gelu: Option<Gelu>,
     pub(super) store: Store,
+    /// The quantizers of `store`, if it has some.
+    pub(super) quantizers: PaddedQuantizers,
     /// Whether stores may skip the NaN and range checks, because no accumulator can produce a value that,
     /// times its reciprocal scale, does not fit an i32.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
@@ -32,16 +35,13 @@ impl Epilogue {
         let n = spec.n;
         let pad = |what: &str, values: &[f32]| {
             assert_eq!(values.len(), n, "{what} of a linear with {n} columns has {} values", values.len());
-            let mut values = values.to_vec();
-            values.resize(padded, 0.0);
-            Aligned::from(values)
+            pad(values, padded)
         };
         let multiplier = pad("the multiplier", multiplier);
         let recip = spec.output.map_or(1.0, Quantizer::recip);
-        let store = match &spec.store {
-            Store::Codes(columns) => Store::Codes(padded_columns(columns, n, padded)),
-            Store::Fake(columns) => Store::Fake(padded_columns(columns, n, padded)),
-            store => store.clone(),
+        let quantizers = match &spec.store {
+            Store::Codes(columns) | Store::Fake(columns) => PaddedQuantizers::new(columns, n, padded),
+            Store::F32 | Store::Residual { .. } => PaddedQuantizers::default(),
         };
         let mut epilogue = Epilogue {
             n,
@@ -50,7 +50,8 @@ impl Epilogue {
             bias: spec.bias.map_or_else(|| vec![0.0; padded].into(), |bias| pad("the bias", bias)),
             output: spec.output,
             gelu: spec.gelu,
-            store,
+            store: spec.store.clone(),
+            quantizers,
             skips_range_checks: false,
         };
         epilogue.skips_range_checks = epilogue.values_fit_i32(reach);
@@ -70,13 +71,32 @@ impl Epilogue {
     }
 }
 
-/// `columns`, padded to `padded` columns.
-///
-/// # Panics
-/// Unless there are `n` columns.
-fn padded_columns(columns: &ColumnQuantizers, n: usize, padded: usize) -> ColumnQuantizers {
-    assert_eq!(columns.len(), n, "a linear with {n} columns has {} quantizers", columns.len());
-    columns.padded(padded)
+/// The quantizers of columns as vectors read them: on cache lines, padded with zeros to full panels.
+#[derive(Default)]
+pub(super) struct PaddedQuantizers {
+    pub(super) scales: Aligned<f32>,
+    pub(super) recips: Aligned<f32>,
+    pub(super) zero_points: Aligned<f32>,
+}
+
+impl PaddedQuantizers {
+    /// # Panics
+    /// Unless there are `n` columns.
+    fn new(columns: &ColumnQuantizers, n: usize, padded: usize) -> PaddedQuantizers {
+        assert_eq!(columns.len(), n, "a linear with {n} columns has {} quantizers", columns.len());
+        PaddedQuantizers {
+            scales: pad(columns.scales(), padded),
+            recips: pad(columns.recips(), padded),
+            zero_points: pad(columns.zero_points(), padded),
+        }
+    }
+}
+
+/// `values`, followed by zeros up to `padded` values.
+fn pad(values: &[f32], padded: usize) -> Aligned<f32> {
+    let mut values = values.to_vec();
+    values.resize(padded, 0.0);
+    values.into()
 }
 
 /// The greatest magnitude, in units of a code and without the zero point, that is stored without range checks.

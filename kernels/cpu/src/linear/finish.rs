@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer};
+use swinq_numerics::{Gelu, Quantizer};
 
 use super::dest::{DROPPED, Dest};
 use super::epilogue::Epilogue;
@@ -161,14 +161,14 @@ impl<L: Lanes, F: Activation, const OUTPUT: bool> Columns<L, F, OUTPUT> {
         dest: &Dest<'_>,
     ) {
         match (dest, &epilogue.store) {
-            (Dest::F32(out), Store::Fake(columns)) => {
-                let [recip, zero_point] = self.codes(lanes, columns);
-                let scale = lanes.load(&columns.scales()[self.first..]);
+            (Dest::F32(out), Store::Fake(_)) => {
+                let [recip, zero_point] = self.codes(lanes, epilogue);
+                let scale = lanes.load(&epilogue.quantizers.scales[self.first..]);
                 self.rows(lanes, tile, starts, PutFake { out, recip, zero_point, scale });
             }
             (Dest::F32(out), _) => self.rows(lanes, tile, starts, PutCast { out, cast: ToF32 }),
-            (Dest::Codes(out), Store::Codes(columns)) => {
-                let [recip, zero_point] = self.codes(lanes, columns);
+            (Dest::Codes(out), Store::Codes(_)) => {
+                let [recip, zero_point] = self.codes(lanes, epilogue);
                 self.rows(lanes, tile, starts, PutCodes { out, recip, zero_point });
             }
             (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
@@ -181,9 +181,9 @@ impl<L: Lanes, F: Activation, const OUTPUT: bool> Columns<L, F, OUTPUT> {
 
     /// The reciprocal scales and the zero points of the columns.
     #[inline(always)]
-    fn codes(&self, lanes: L, columns: &ColumnQuantizers) -> [L::F; 2] {
-        let recip = lanes.load(&columns.recips()[self.first..]);
-        [recip, lanes.load(&columns.zero_points()[self.first..])]
+    fn codes(&self, lanes: L, epilogue: &Epilogue) -> [L::F; 2] {
+        let recip = lanes.load(&epilogue.quantizers.recips[self.first..]);
+        [recip, lanes.load(&epilogue.quantizers.zero_points[self.first..])]
     }
 
     /// Stores each row by `put`.

@@ -2,16 +2,16 @@
 
 use std::ops::Range;
 
+use swinq_numerics::code_stride;
 use swinq_numerics::reference::MAX_INT8_K;
 use swinq_numerics::sizes::check_len;
-use swinq_numerics::{Aligned, code_stride};
 
 use super::dest::Dest;
 use super::epilogue::Epilogue;
 use super::pack::compensation;
 use super::split::{Split, row_blocks};
 use super::{Block, LinearOut, LinearSpec, Store};
-use crate::buffer::AlignedBuf;
+use crate::buffer::{Aligned, AlignedBuf};
 use crate::cpu::Cpu;
 use crate::pool::Pool;
 use crate::weights::Weights;

@@ -5,20 +5,7 @@
 //! the same results in plain Rust. Everything above this layer is generic over it. The instructions are those of the
 //! Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 
-/// A number in memory.
-///
-/// # Safety
-/// Every pattern of bits is a value, there is no padding, and the alignment is at most that of a cache line.
-pub(super) unsafe trait Element: Copy {}
-
-// SAFETY: a number.
-unsafe impl Element for u8 {}
-// SAFETY: a number.
-unsafe impl Element for i8 {}
-// SAFETY: a number.
-unsafe impl Element for i32 {}
-// SAFETY: a number.
-unsafe impl Element for f32 {}
+pub(super) use crate::buffer::Element;
 
 /// Tile registers.
 pub(super) const TILES: usize = 8;

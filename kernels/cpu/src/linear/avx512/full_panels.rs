@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use swinq_numerics::{ColumnQuantizers, Gelu};
+use swinq_numerics::Gelu;
 
 use super::super::dest::{DROPPED, Dest};
 use super::super::epilogue::Epilogue;
@@ -30,14 +30,14 @@ pub(super) fn finish<A: Accumulator, const R: usize>(
         return false;
     }
     match (dest, &epilogue.store, epilogue.gelu) {
-        (Dest::Codes(out), Store::Codes(to), None) if epilogue.skips_range_checks => {
-            codes::<A, Identity, R>(epilogue, to, first, tile, starts, out);
+        (Dest::Codes(out), Store::Codes(_), None) if epilogue.skips_range_checks => {
+            codes::<A, Identity, R>(epilogue, first, tile, starts, out);
         }
-        (Dest::Codes(out), Store::Codes(to), Some(Gelu::Erf)) if epilogue.skips_range_checks => {
-            codes::<A, Erf, R>(epilogue, to, first, tile, starts, out);
+        (Dest::Codes(out), Store::Codes(_), Some(Gelu::Erf)) if epilogue.skips_range_checks => {
+            codes::<A, Erf, R>(epilogue, first, tile, starts, out);
         }
-        (Dest::Codes(out), Store::Codes(to), Some(Gelu::Quadratic)) if epilogue.skips_range_checks => {
-            codes::<A, Quadratic, R>(epilogue, to, first, tile, starts, out);
+        (Dest::Codes(out), Store::Codes(_), Some(Gelu::Quadratic)) if epilogue.skips_range_checks => {
+            codes::<A, Quadratic, R>(epilogue, first, tile, starts, out);
         }
         (Dest::F32(out), Store::F32, None) => f32(epilogue, first, tile, starts, out),
         (Dest::Residual(stream, _), Store::Residual { branch: None, shortcut: None }, None) => {
@@ -173,15 +173,15 @@ fn residual<A: Accumulator, const R: usize>(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn codes<A: Accumulator, F: Activation, const R: usize>(
     epilogue: &Epilogue,
-    to: &ColumnQuantizers,
     first: usize,
     tile: &[[A; COLUMNS]; R],
     starts: &[usize],
     out: &Parts<'_, u8>,
 ) {
     let columns = Columns::new(epilogue, first);
+    let to = &epilogue.quantizers;
     let (recip, zero_point) =
-        (both(panel_values(to.recips(), first)), both(panel_values(to.zero_points(), first)));
+        (both(panel_values(&to.recips, first)), both(panel_values(&to.zero_points, first)));
     for (pair, starts) in tile.chunks(2).zip(starts.chunks(2)) {
         // With an odd number of rows, the last row is its own partner.
         let rows = [&pair[0], &pair[starts.len() - 1]];
