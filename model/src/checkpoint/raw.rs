@@ -167,8 +167,15 @@ impl<'a> Values<'a> {
         match self {
             Values::Bytes(bytes) => Cow::Borrowed(bytes),
             Values::Latin1 { text, length } => {
-                let mut bytes = Vec::with_capacity(length);
-                bytes.extend(text.chars().map(|character| u32::from(character) as u8));
+                let mut bytes = vec![0; length];
+                let (mut next, mut before) = (0, 0);
+                for byte in text.bytes() {
+                    // Characters from 0x80 on are 0xc2 or 0xc3 and a byte below 0xc0, which overwrites it. No branch
+                    // depends on the values, which are as good as random.
+                    bytes[next] = byte | u8::from(before == 0xc3) << 6;
+                    next += usize::from(byte < 0xc0);
+                    before = byte;
+                }
                 Cow::Owned(bytes)
             }
         }
@@ -249,6 +256,20 @@ mod tests {
             assert_eq!(tensor.to_f32().unwrap().data, [1.5, -2.0]);
         }
         assert!(RawTensor::contiguous(DType::Other(8), vec![1], &[0; 8]).unwrap().to_f32().is_err());
+    }
+
+    #[test]
+    fn every_byte_is_read_from_latin_1() {
+        let bytes: Vec<u8> = (0..=255).collect();
+        let text: String = bytes.iter().map(|&byte| char::from(byte)).collect();
+        let tensor = RawTensor::latin1(DType::F16, vec![16, 8], vec![1, 16], &text).unwrap();
+        assert_eq!(*tensor.values.bytes(), bytes);
+        let wanted =
+            RawTensor::new(DType::F16, vec![16, 8], vec![1, 16], 0, &bytes).unwrap().to_f32().unwrap();
+        let bits = |tensor: HostTensor| tensor.data.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        assert_eq!(bits(tensor.to_f32().unwrap()), bits(wanted));
+        assert!(RawTensor::latin1(DType::F16, vec![1], vec![1], "\u{100}a").is_err());
+        assert!(RawTensor::latin1(DType::F16, vec![2], vec![1], "\u{ff}aa").is_err());
     }
 
     #[test]
