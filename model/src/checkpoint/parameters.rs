@@ -40,7 +40,7 @@ pub(super) fn read(network: &Network<'_>) -> Result<StateDict, ModelError> {
         if let ([Some(q), None, _], true) = (&parts, is_bias(&name)) {
             parts[1] = Some(HostTensor::new(q.shape.clone(), vec![0.0; q.data.len()]));
         }
-        let joined = concatenate(&name, parts)?;
+        let joined = concatenate(&name, parts).map_err(|error| network.with_stored_name(error))?;
         if whole.insert(name.clone(), joined).is_some() {
             return Err(ModelError::tensor(
                 name,
@@ -89,8 +89,10 @@ pub(super) fn stored_windows(network: &Network<'_>) -> Vec<Option<usize>> {
 
 /// Query, key and value rows, one under the other.
 fn concatenate(name: &str, parts: [Option<HostTensor>; 3]) -> Result<HostTensor, ModelError> {
+    let missing = ["query", "key", "value"].into_iter().zip(&parts).find(|(_, part)| part.is_none());
+    let missing = missing.map_or("", |(name, _)| name);
     let [Some(q), Some(k), Some(v)] = parts else {
-        return Err(ModelError::tensor(name, "lacks its query, key or value part in the checkpoint"));
+        return Err(ModelError::tensor(name, format!("its {missing} part is missing in the checkpoint")));
     };
     if q.shape.is_empty() || q.shape != k.shape || q.shape != v.shape {
         let problem =

@@ -2,7 +2,7 @@
 //!
 //! | placeholder | stands for |
 //! | --- | --- |
-//! | `{s}`, `{s+1}`, `{2s+1}` | the number of a stage, or a number that depends on it |
+//! | `{s}`, or with a factor and an offset: `{s+1}`, `{2s+1}` | the number of a stage from 0, or a number that depends on it |
 //! | `{b}` | the number of a block in its stage |
 //! | `{last}` | the number of the last stage |
 //! | `{*}` | any text that is not empty |

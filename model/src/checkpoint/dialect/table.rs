@@ -12,22 +12,25 @@ pub(crate) struct Table {
     pub dialect: Dialect,
     /// What users call it; the first is what the program prints and writes into files.
     pub names: &'static [&'static str],
-    /// The module whose parameters every file has and no other network has: the projection of patches.
+    /// The module whose parameters every file has and no other network has: the projection of patches, without the trunk.
     pub anchor: &'static str,
-    /// Patterns of names that tell this dialect from others with the same anchor. Without any, the anchor tells it.
+    /// Patterns of names, without the trunk, that tell this dialect from others with the same anchor. Without any, the anchor
+    /// tells it.
     pub marks: &'static [&'static str],
     /// The attributes that hold the layers in a whole classifier: the names of [`Place::Trunk`] follow one of them, those
-    /// of [`Place::Root`] do not. The first of a version is the one that messages name.
+    /// of [`Place::Root`] do not. Files without the attribute are read too. Both versions are listed, also if the library has
+    /// only one of them.
     pub trunks: &'static [(SwinVersion, &'static str)],
     /// Renamed parameters.
     pub groups: &'static [Group],
-    /// Patterns of tensors that are no parameters, beside the buffers of all dialects.
+    /// Patterns of tensors that are no parameters, beside the buffers of all dialects: names with the trunk, if there is one.
     pub dropped: &'static [&'static str],
     /// The rule of the original code for grids that are not a multiple of the window.
     pub window_policy: WindowPolicy,
     /// What the original code adds to the logits of masked tokens, for Swin V1 and V2.
     pub mask: [f64; 2],
-    /// Refuses configurations for which the original code computes something else.
+    /// Refuses configurations for which the original code computes something else than [`Stage`](crate::Stage) says, on padded
+    /// or shifted grids above all; [`no_check`] states that there are none.
     pub check: fn(&SwinConfig) -> Result<(), ModelError>,
 }
 
@@ -37,11 +40,12 @@ pub(crate) struct Group {
     pub place: Place,
     /// The version whose files have these names; `None` for both.
     pub version: Option<SwinVersion>,
-    /// Beginning of the parameters, in the patterns of [`super::pattern`].
+    /// Beginning of the parameters, in the patterns of [`super::pattern`]. Those of blocks begin with
+    /// `layers.{s}.blocks.{b}.`, from which the last stage of a file is known.
     pub ours: &'static str,
     /// Beginning of the stored names.
     pub theirs: &'static str,
-    /// The rows.
+    /// The rows, tried in order. The thirds of a parameter stand together: query, key, value.
     pub rows: &'static [Row],
 }
 
