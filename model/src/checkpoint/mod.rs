@@ -106,6 +106,7 @@ pub struct Loaded {
 /// `path` is one of:
 /// - a file of `torch.save`, in either format. The state dictionary is searched under `model`, `state_dict` and
 ///   `model_state_dict`, in this order, then at the top level.
+/// - a pickle whose state dictionary, searched in the same way, has numpy arrays, such as detectron2's `.pkl`.
 /// - a safetensors file.
 /// - an index of shards in either format, `model.safetensors.index.json` or `pytorch_model.bin.index.json`.
 /// - a directory of Hugging Face transformers or timm: `config.json`, then `model.safetensors` or
