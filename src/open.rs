@@ -59,6 +59,7 @@ impl OpenOptions {
     }
 
     /// Reads the float model at `path`.
+    #[cfg(feature = "float")]
     pub(crate) fn load_float(&self, path: &Path) -> Result<FloatModel, Error> {
         Ok(self.load_float_with_warnings(path)?.0)
     }
