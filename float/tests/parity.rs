@@ -218,44 +218,32 @@ fn every_parameter_matters() {
     }
 }
 
-/// The logits of a fixture of mmpretrain by `tensors`, and those that it holds.
-fn mmpretrain(version: &str, tensors: &StateDict, config: &SwinConfig) -> [Vec<f32>; 3] {
-    let path = format!("{}/tests/fixtures/mmpretrain_{version}.safetensors", env!("CARGO_MANIFEST_DIR"));
-    let bytes = std::fs::read(path).unwrap();
-    let file = SafeTensors::deserialize(&bytes).unwrap();
-    let tensor = |name| host(&file.tensor(name).unwrap());
-    let input = tensor("input");
-    let input = Tensor::from_vec(input.data, input.shape, &Device::Cpu).unwrap();
-    let logits = Swin::new(config, tensors, &Device::Cpu).unwrap().forward(&input, &mut Float).unwrap();
-    [values(&logits), tensor("logits").data, tensor("logits_of_wrong_order").data]
-}
-
 /// A checkpoint of mmpretrain gives mmpretrain's logits. Merging in Microsoft's order would give others.
 #[test]
 fn checkpoints_of_mmpretrain() {
     for version in ["v1", "v2"] {
-        let root = env!("CARGO_MANIFEST_DIR");
-        let bytes = std::fs::read(format!("{root}/tests/fixtures/mmpretrain_{version}.safetensors")).unwrap();
-        let (_, metadata) = SafeTensors::read_metadata(&bytes).unwrap();
-        let config: SwinConfig =
-            serde_json::from_str(&metadata.metadata().as_ref().unwrap()["config"]).unwrap();
+        let Fixture { config, input, logits, parameters, .. } = fixture(&format!("mmpretrain_{version}"));
+        let wrong = &parameters["logits_of_wrong_order"].data;
         let shipped = load_config("swin_tiny_patch4_window7_224", &[]).unwrap();
         let cfg = LoadedConfig { config, ..shipped };
+        let root = env!("CARGO_MANIFEST_DIR");
         let path = format!("{root}/../model/tests/checkpoints/mmpretrain/{version}.pth");
         let options = LoadOptions { cfg: Some(cfg), ..LoadOptions::default() };
         let model = load_float(path.as_ref(), &options).unwrap();
-        let [got, logits, wrong] = mmpretrain(version, &model.tensors, &model.config);
-        let (error, _) = distance(&got, &logits);
+        let forward = |tensors: &StateDict| {
+            let swin = Swin::new(&model.config, tensors, &Device::Cpu).unwrap();
+            values(&swin.forward(&input, &mut Float).unwrap())
+        };
+        let (error, _) = distance(&forward(&model.tensors), &logits.data);
         assert!(error <= TOLERANCE, "{version}: {error:.2e}");
-        let (error, _) = distance(&wrong, &logits);
+        let (error, _) = distance(wrong, &logits.data);
         assert!(error > 0.1, "{version}: the order of merging changes the logits by {error:.2e} only");
         // The wrong order as such: columns of a merge taken as they are stored.
         let mut unordered = model.tensors.clone();
         for tensor in unordered.iter_mut().filter(|(name, t)| is_merged(name, t)).map(|(_, t)| t) {
             *tensor = channel_by_channel(tensor);
         }
-        let [got, ..] = mmpretrain(version, &unordered, &model.config);
-        let (error, _) = distance(&got, &wrong);
+        let (error, _) = distance(&forward(&unordered), wrong);
         assert!(error <= TOLERANCE, "{version}: the wrong order gives other logits: {error:.2e}");
     }
 }

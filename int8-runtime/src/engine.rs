@@ -70,12 +70,8 @@ impl Engine {
                 (Runner::Cpu(runner), threads)
             }
             (Lowered::Cuda(lowered), Backend::Cuda(options)) => {
-                let runner = cuda::Runner::new(
-                    lowered,
-                    *options,
-                    packed.config().image_size,
-                    packed.config().num_classes,
-                )?;
+                let SwinConfig { image_size, num_classes, .. } = *packed.config();
+                let runner = cuda::Runner::new(lowered, *options, image_size, num_classes)?;
                 (Runner::Cuda(Box::new(runner)), 1)
             }
             _ => unreachable!("`check_suits` compares the backends"),

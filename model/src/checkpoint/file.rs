@@ -80,7 +80,7 @@ impl CheckpointFile {
 }
 
 /// SHA-256 of `parts` one after the other, hexadecimal.
-pub(super) fn sha256<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> String {
+pub(super) fn sha256(parts: impl IntoIterator<Item = impl AsRef<[u8]>>) -> String {
     let mut hash = Sha256::new();
     parts.into_iter().for_each(|part| hash.update(part));
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()

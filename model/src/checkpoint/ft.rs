@@ -97,7 +97,8 @@ pub fn import_ft_amax(path: &Path, config: &SwinConfig) -> Result<BTreeMap<Site,
     }
     let file = CheckpointFile::open(path)?;
     let raw = file.tensors()?;
-    if !raw.keys().any(|key| key.ends_with(SUFFIX)) {
+    let is_range = |key: &str| key.ends_with(SUFFIX) && !is_siteless(key);
+    if !raw.keys().any(|key| is_range(key)) {
         let problem = format!(
             "has no calibrated ranges (`*{SUFFIX}`) among its tensors ({}); pass a *_calib.pth of FasterTransformer",
             names_of(&raw)
@@ -107,8 +108,7 @@ pub fn import_ft_amax(path: &Path, config: &SwinConfig) -> Result<BTreeMap<Site,
     let network = Network::find(path, raw, Some(Dialect::FasterTransformer), None)?;
     let known = all_sites(config);
     let mut ranges = BTreeMap::new();
-    let stored = network.tensors.iter().filter(|(key, _)| key.ends_with(SUFFIX) && !is_siteless(key));
-    for (key, tensor) in stored {
+    for (key, tensor) in network.tensors.iter().filter(|(key, _)| is_range(key)) {
         let site = ft_site(key).filter(|site| known.contains(site)).ok_or_else(|| {
             ModelError::tensor(key, format!("belongs to no site of {}; check --cfg", config.name))
         })?;

@@ -1,10 +1,10 @@
 //! Float models whose parameters another library holds in memory: its state dictionary and its description.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use sha2::{Digest, Sha256};
-
+use super::file::sha256;
 use super::json::Json;
 use super::raw::{DType, RawDict, RawTensor};
 use super::{LoadOptions, Loaded, Stored, directory, hf};
@@ -63,12 +63,10 @@ impl InMemory<'_> {
     /// SHA-256 of the tensors in the order of their names, hexadecimal: of each, its name, its element type, its sizes and
     /// its bytes, the first three in text.
     fn sha256(&self) -> String {
-        let mut hash = Sha256::new();
-        for (name, TensorView { element, shape, bytes }) in &self.tensors {
-            hash.update(format!("{name:?} {element:?} {shape:?}\n"));
-            hash.update(bytes);
-        }
-        hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+        sha256(self.tensors.iter().flat_map(|(name, TensorView { element, shape, bytes })| {
+            let about = format!("{name:?} {element:?} {shape:?}\n").into_bytes();
+            [Cow::Owned(about), Cow::Borrowed(*bytes)]
+        }))
     }
 
     /// The tensors as those of a file.

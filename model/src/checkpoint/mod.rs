@@ -114,8 +114,8 @@ pub struct Loaded {
 /// - a float model that this program wrote, such as a training's `float.safetensors`. It needs no `options`.
 ///
 /// Parameters may be f32, f16, bf16 or f64; f64 is rounded. The result has f32 tensors under the
-/// names of [`parameters`](crate::params::parameters). The version of Swin is detected from the tensor names. What all names begin with, such as
-/// `module.`, is left out.
+/// names of [`parameters`](crate::params::parameters). The version of Swin is detected from the tensor names. What all names
+/// begin with, such as `module.`, is left out.
 ///
 /// The dialect decides the window policy and the mask, even if `options.cfg` gives the architecture. The transform comes from
 /// `options.cfg` if given, else from the directory.

@@ -34,8 +34,8 @@ impl<'a> Network<'a> {
         let prefix = prefix.map(|prefix| format!("{}.", prefix.trim_end_matches('.'))).unwrap_or_default();
         let tensors = under(path, tensors, &prefix, &mut remarks)?;
         let keys: Vec<&str> = tensors.keys().map(String::as_str).collect();
-        let mut naming = naming(path, &keys, dialect)?;
         refuse_vit(&keys)?;
+        let mut naming = naming(path, &keys, dialect)?;
         if !naming.root.is_empty() {
             let remark = format!("the names of its tensors begin with `{}`, which is left out", naming.root);
             remarks.push(format!("{}: {remark}", path.display()));

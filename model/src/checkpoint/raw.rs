@@ -31,19 +31,19 @@ impl DType {
     }
 }
 
-/// A tensor in a file's bytes. Every index that it can reach lies inside `values`.
+/// A tensor in a file's bytes. Every index that it can reach lies inside `storage`.
 #[derive(Clone, Debug)]
 pub(crate) struct RawTensor<'a> {
     dtype: DType,
     shape: Vec<usize>,
     /// One stride per dimension, in elements.
     strides: Vec<usize>,
-    values: Values<'a>,
+    storage: Storage<'a>,
 }
 
 /// The storage of a tensor, starting at the tensor's first element.
 #[derive(Clone, Copy, Debug)]
-enum Values<'a> {
+enum Storage<'a> {
     Bytes(&'a [u8]),
     /// Text of `length` characters, whose code points are the bytes. It is decoded when the values are read.
     Latin1 {
@@ -69,7 +69,7 @@ impl<'a> RawTensor<'a> {
     ) -> Result<RawTensor<'a>, String> {
         let elements = check_layout(dtype, &shape, &strides, offset, storage.len())?;
         let bytes = if elements == 0 { &[] } else { &storage[offset * dtype.size()..] };
-        Ok(RawTensor { dtype, shape, strides, values: Values::Bytes(bytes) })
+        Ok(RawTensor { dtype, shape, strides, storage: Storage::Bytes(bytes) })
     }
 
     /// A tensor that starts at the first character of `text`, each of which stands for the byte of its code point.
@@ -88,7 +88,7 @@ impl<'a> RawTensor<'a> {
         }
         let length = text.chars().count();
         check_layout(dtype, &shape, &strides, 0, length)?;
-        Ok(RawTensor { dtype, shape, strides, values: Values::Latin1 { text, length } })
+        Ok(RawTensor { dtype, shape, strides, storage: Storage::Latin1 { text, length } })
     }
 
     /// A contiguous, row-major tensor that fills `bytes`.
@@ -103,7 +103,7 @@ impl<'a> RawTensor<'a> {
 
     /// A tensor of a type that no parameter has; it cannot be converted.
     pub(crate) fn unreadable() -> RawTensor<'a> {
-        RawTensor { dtype: DType::Other(1), shape: vec![0], strides: vec![1], values: Values::Bytes(&[]) }
+        RawTensor { dtype: DType::Other(1), shape: vec![0], strides: vec![1], storage: Storage::Bytes(&[]) }
     }
 
     /// Sizes.
@@ -137,7 +137,7 @@ impl<'a> RawTensor<'a> {
 
     fn gather<const N: usize>(&self, read: impl Fn([u8; N]) -> f32) -> Vec<f32> {
         let elements = self.elements();
-        let bytes = self.values.bytes();
+        let bytes = self.storage.bytes();
         let (stored, _) = bytes.as_chunks::<N>();
         if self.strides == contiguous_strides(&self.shape) {
             return stored[..elements].iter().map(|&b| read(b)).collect();
@@ -162,11 +162,11 @@ impl<'a> RawTensor<'a> {
     }
 }
 
-impl<'a> Values<'a> {
+impl<'a> Storage<'a> {
     fn bytes(self) -> Cow<'a, [u8]> {
         match self {
-            Values::Bytes(bytes) => Cow::Borrowed(bytes),
-            Values::Latin1 { text, length } => {
+            Storage::Bytes(bytes) => Cow::Borrowed(bytes),
+            Storage::Latin1 { text, length } => {
                 let mut bytes = vec![0; length];
                 let (mut next, mut before) = (0, 0);
                 for byte in text.bytes() {
@@ -263,7 +263,7 @@ mod tests {
         let bytes: Vec<u8> = (0..=255).collect();
         let text: String = bytes.iter().map(|&byte| char::from(byte)).collect();
         let tensor = RawTensor::latin1(DType::F16, vec![16, 8], vec![1, 16], &text).unwrap();
-        assert_eq!(*tensor.values.bytes(), bytes);
+        assert_eq!(*tensor.storage.bytes(), bytes);
         let wanted =
             RawTensor::new(DType::F16, vec![16, 8], vec![1, 16], 0, &bytes).unwrap().to_f32().unwrap();
         let bits = |tensor: HostTensor| tensor.data.iter().map(|v| v.to_bits()).collect::<Vec<_>>();

@@ -36,19 +36,14 @@ pub(super) fn in_directory(folder: &Path) -> Result<PathBuf, ModelError> {
     })
 }
 
-/// The files of a model's tensors, in memory.
-pub(super) enum Weights {
-    /// All tensors in one file.
-    Whole(CheckpointFile),
-    /// Shards, in the order of their names.
-    Shards(Vec<Shard>),
-}
+/// The files of a model's tensors, in memory, in the order of their names.
+pub(super) struct Weights(Vec<Shard>);
 
-/// A file of an index.
-pub(super) struct Shard {
+/// A file of a model's tensors.
+struct Shard {
     file: CheckpointFile,
-    /// The tensors that the index places in it.
-    listed: BTreeSet<String>,
+    /// The tensors that the index places in it; `None` for a file without an index.
+    listed: Option<BTreeSet<String>>,
 }
 
 impl Weights {
@@ -58,7 +53,7 @@ impl Weights {
     /// A file that cannot be read or is too large; an index that is no index, or names a file outside of its folder.
     pub(super) fn open(path: &Path) -> Result<Weights, ModelError> {
         if !is_index(path) {
-            return Ok(Weights::Whole(CheckpointFile::open(path)?));
+            return Ok(Weights(vec![Shard { file: CheckpointFile::open(path)?, listed: None }]));
         }
         let files = shards(path)?;
         let sizes = files.keys().map(|file| file.metadata().map_or(0, |metadata| metadata.len()));
@@ -67,17 +62,14 @@ impl Weights {
             return Err(ModelError::file(path, format!("lists files of {bytes} bytes, too many for a Swin")));
         }
         let open = |(path, listed): (PathBuf, BTreeSet<String>)| {
-            Ok(Shard { file: CheckpointFile::open(&path)?, listed })
+            Ok(Shard { file: CheckpointFile::open(&path)?, listed: Some(listed) })
         };
-        Ok(Weights::Shards(files.into_iter().map(open).collect::<Result<_, ModelError>>()?))
+        Ok(Weights(files.into_iter().map(open).collect::<Result<_, ModelError>>()?))
     }
 
-    /// SHA-256 of the file's bytes, or of the bytes of all shards in the order of their names, hexadecimal.
+    /// SHA-256 of the bytes of all files, one after the other, hexadecimal.
     pub(super) fn sha256(&self) -> String {
-        match self {
-            Weights::Whole(file) => file.sha256(),
-            Weights::Shards(shards) => sha256(shards.iter().map(|shard| shard.file.bytes())),
-        }
+        sha256(self.0.iter().map(|shard| shard.file.bytes()))
     }
 
     /// The tensors of all files.
@@ -86,26 +78,22 @@ impl Weights {
     /// [`ModelError::File`] with the fault of a file; a shard that lacks a tensor of the index, or has one that the index does
     /// not place in it.
     pub(super) fn tensors(&self) -> Result<RawDict<'_>, ModelError> {
-        match self {
-            Weights::Whole(file) => file.tensors(),
-            Weights::Shards(shards) => {
-                let mut all = RawDict::new();
-                for shard in shards {
-                    all.extend(shard.tensors()?);
-                }
-                Ok(all)
-            }
+        let mut all = RawDict::new();
+        for shard in &self.0 {
+            all.extend(shard.tensors()?);
         }
+        Ok(all)
     }
 }
 
 impl Shard {
     fn tensors(&self) -> Result<RawDict<'_>, ModelError> {
         let tensors = self.file.tensors()?;
+        let Some(listed) = &self.listed else { return Ok(tensors) };
         let missing: Vec<&str> =
-            self.listed.iter().filter(|name| !tensors.contains_key(*name)).map(String::as_str).collect();
+            listed.iter().filter(|name| !tensors.contains_key(*name)).map(String::as_str).collect();
         let unlisted: Vec<&str> =
-            tensors.keys().filter(|name| !self.listed.contains(*name)).map(String::as_str).collect();
+            tensors.keys().filter(|name| !listed.contains(*name)).map(String::as_str).collect();
         let problem = match (missing.as_slice(), unlisted.as_slice()) {
             ([], []) => return Ok(tensors),
             ([], unlisted) => {

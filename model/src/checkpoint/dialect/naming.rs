@@ -46,8 +46,8 @@ pub(crate) enum Target {
 impl Naming {
     /// The names of a network of `dialect` without a root, as far as `keys` tell more.
     pub(crate) fn of(dialect: Dialect, keys: &[&str]) -> Naming {
-        let trunks = dialect.table().trunks.iter().map(|&(_, trunk)| trunk);
-        let trunk = trunks.into_iter().find(|trunk| keys.iter().any(|key| key.starts_with(trunk)));
+        let mut trunks = dialect.table().trunks.iter().map(|&(_, trunk)| trunk);
+        let trunk = trunks.find(|trunk| keys.iter().any(|key| key.starts_with(trunk)));
         Naming::at(dialect, "", trunk.unwrap_or_default(), keys)
     }
 
@@ -139,8 +139,7 @@ pub(crate) fn networks(keys: &[&str]) -> Result<Vec<Found>, String> {
 /// The network whose projection of patches is `{prefix}{anchor}`.
 fn network(prefix: &str, anchor: &str, keys: &[&str]) -> Found {
     let inner = || keys.iter().filter_map(|key| Some((*key, key.strip_prefix(prefix)?)));
-    let of_anchor = TABLES.iter().filter(|table| table.anchor == anchor);
-    let marked = of_anchor.into_iter().find_map(|table| {
+    let marked = TABLES.iter().filter(|table| table.anchor == anchor).find_map(|table| {
         let anchor = [table.anchor, ".{*}"].concat();
         let marks = if table.marks.is_empty() { &[anchor.as_str()][..] } else { table.marks };
         let is_mark = |name: &str| marks.iter().any(|mark| pattern::matches(mark, name, 0).is_some());
@@ -153,8 +152,8 @@ fn network(prefix: &str, anchor: &str, keys: &[&str]) -> Found {
 /// The names of a network of `dialect` whose layers begin with `prefix`, which may end with an attribute of the dialect.
 pub(crate) fn placed(dialect: Dialect, prefix: &str, keys: &[&str]) -> Naming {
     let root_of = |trunk: &str| prefix.strip_suffix(trunk).filter(|r| r.is_empty() || r.ends_with('.'));
-    let trunks = dialect.table().trunks.iter().filter(|(_, trunk)| !trunk.is_empty());
-    let found = trunks.into_iter().find_map(|&(_, trunk)| Some((root_of(trunk)?, trunk)));
+    let mut trunks = dialect.table().trunks.iter().filter(|(_, trunk)| !trunk.is_empty());
+    let found = trunks.find_map(|&(_, trunk)| Some((root_of(trunk)?, trunk)));
     let (root, trunk) = found.unwrap_or((prefix, ""));
     Naming::at(dialect, root, trunk, keys)
 }

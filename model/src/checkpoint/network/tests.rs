@@ -50,3 +50,11 @@ fn an_error_names_both() {
     let error = plain.with_stored_name(ModelError::tensor("other", "missing"));
     assert_eq!(error.to_string(), "tensor `other`: missing");
 }
+
+#[test]
+fn another_network_is_named_before_its_prefix() {
+    let vit =
+        ["vit.embeddings.cls_token", "vit.embeddings.patch_embeddings.projection.weight", "classifier.bias"];
+    let message = find(&vit, None).err().unwrap();
+    assert!(message.contains("a ViT or DeiT, not a Swin") && !message.contains("--prefix"), "{message}");
+}

@@ -6,12 +6,15 @@
 //! `getattr` is refused, because attacks reach any function through it.
 
 use super::danger::refusal;
+use super::machine::CONSTANTS;
 use super::object::{Id, Object};
 
 /// The function by its names in Python 3 and 2: objects that exist from the start of every pickle. The stack gives them to
 /// nothing but a call.
 const NAMES: [(Id, &str, &str); 2] =
-    [(5, "builtins", "builtins.getattr"), (6, "__builtin__", "__builtin__.getattr")];
+    [(FIRST, "builtins", "builtins.getattr"), (FIRST + 1, "__builtin__", "__builtin__.getattr")];
+/// They follow the constants of the machine.
+const FIRST: Id = CONSTANTS as Id;
 /// The class whose methods may be named.
 const CLASS: &str = "mmengine.logging.history_buffer.HistoryBuffer";
 /// The statistics that mmengine registers.

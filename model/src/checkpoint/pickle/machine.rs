@@ -21,13 +21,15 @@ const FALSE: Id = 1;
 const TRUE: Id = 2;
 const EMPTY_TUPLE: Id = 3;
 const NUMBER: Id = 4;
+/// Number of the objects above.
+pub(super) const CONSTANTS: usize = 5;
 
 /// Reads one pickle from the front of `bytes`. Nothing in it is executed.
 ///
 /// # Errors
 /// The pickle is truncated, has an opcode that no checkpoint has, or names a class or function that marks an attack.
 pub(crate) fn read(bytes: &[u8]) -> Result<Pickle<'_>, String> {
-    let constants = [
+    let constants: [Object; CONSTANTS] = [
         Object::None,
         Object::Bool(false),
         Object::Bool(true),

@@ -435,6 +435,13 @@ fn ranges_of_faster_transformer_become_sites() {
     }
     let message = import_ft_amax(&fixture("ms.pth"), &config).unwrap_err().to_string();
     assert!(message.contains("no calibrated ranges"), "{message}");
+    // Ranges of the inputs of norms have no site; a file with no others has no ranges.
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("norms.safetensors");
+    let name = "layers.0.blocks.0.layernorm_input1_quantizer._amax".to_owned();
+    write(&StateDict::from([(name, swinq_model::HostTensor::new([1], vec![1.0]))]), &path);
+    let message = import_ft_amax(&path, &config).unwrap_err().to_string();
+    assert!(message.contains("no calibrated ranges"), "{message}");
     let smaller = config_with(&[("MODEL.SWIN.DEPTHS", "[1, 1]")]).config;
     let message = import_ft_amax(&fixture("ft_calib.pth"), &smaller).unwrap_err().to_string();
     assert!(message.contains("layers.1.blocks.1"), "{message}");

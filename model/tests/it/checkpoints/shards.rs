@@ -50,21 +50,42 @@ fn shards_are_read_as_one_file() {
     assert_eq!((by_index.tensors, by_index.source.sha256), (model.tensors, model.source.sha256));
 }
 
+/// The names that the modules of transformers 5 have for the tensors of saved files.
+const MODULES: [(&str, &str); 7] = [
+    (".attention.self.query.", ".attention.q_proj."),
+    (".attention.self.key.", ".attention.k_proj."),
+    (".attention.self.value.", ".attention.v_proj."),
+    (
+        ".attention.self.relative_position_bias_table",
+        ".attention.relative_position_bias.relative_position_bias_table",
+    ),
+    (".attention.output.dense.", ".attention.o_proj."),
+    (".intermediate.dense.", ".mlp.fc1."),
+    (".output.dense.", ".mlp.fc2."),
+];
+
 #[test]
 fn shards_of_torch_are_read() {
     let folder = sharded();
     fs::remove_file(folder.path().join(INDEX)).unwrap();
-    // One shard that is a whole file of torch.save.
-    fs::copy(fixture("hf_modules.bin"), folder.path().join("pytorch_model-1.bin")).unwrap();
     let message = loaded(folder.path()).unwrap_err();
     assert!(message.contains("neither model.safetensors nor pytorch_model.bin"), "{message}");
-    let options = options_with(&[]);
-    let names = load_float(&fixture("hf_modules.bin"), &options).unwrap();
-    let listed = json!({"weight_map": {"classifier.weight": "pytorch_model-1.bin"}});
-    fs::write(folder.path().join("pytorch_model.bin.index.json"), listed.to_string()).unwrap();
+    // An index with one shard, a whole file of torch.save.
+    let shard = "pytorch_model-1.bin";
+    fs::copy(fixture("hf_modules.bin"), folder.path().join(shard)).unwrap();
+    let index = |names: Vec<String>| {
+        let map: serde_json::Map<String, Value> =
+            names.into_iter().map(|name| (name, json!(shard))).collect();
+        let text = json!({"weight_map": map}).to_string();
+        fs::write(folder.path().join("pytorch_model.bin.index.json"), text).unwrap();
+    };
+    index(vec!["classifier.weight".to_owned()]);
     let message = loaded(folder.path()).unwrap_err();
-    assert!(message.contains("does not place in it") && message.contains("pytorch_model-1.bin"), "{message}");
-    assert!(!names.tensors.is_empty());
+    assert!(message.contains("does not place in it") && message.contains(shard), "{message}");
+    let saved = expected("hf/model.safetensors").into_keys();
+    index(saved.map(|name| MODULES.iter().fold(name, |name, (from, to)| name.replace(from, to))).collect());
+    let whole = load_float(&fixture("hf_modules.bin"), &options_with(&[])).unwrap();
+    assert_eq!(loaded(folder.path()).unwrap().tensors, whole.tensors);
 }
 
 #[test]
