@@ -29,10 +29,13 @@ pub struct EngineOptions {
     /// this number. The CPU engine runs at most [`CPU_BATCH`] images at a time, because more gain nothing
     /// there.
     pub max_batch: usize,
+    /// The most pixels, height times width, of an image; 0 stands for as many as half of the free memory holds. Images of the
+    /// network's own size, and smaller ones, are always accepted.
+    pub max_pixels: usize,
     /// Instruction set of the CPU engine; `None` is the fastest, or the one that the environment variable `SWINQ_ISA`
     /// names.
     pub cpu: Option<Cpu>,
-    /// Settings of the GPU engine. Its `max_batch` is ignored; the field `max_batch` above replaces it.
+    /// Settings of the GPU engine. Its `max_batch` and `max_pixels` are ignored; the fields above replace them.
     pub cuda: CudaOptions,
 }
 
@@ -46,6 +49,7 @@ impl Default for EngineOptions {
             backend: BackendChoice::Auto,
             threads: 0,
             max_batch: CPU_BATCH,
+            max_pixels: 0,
             cpu: None,
             cuda: CudaOptions::default(),
         }
@@ -103,7 +107,8 @@ impl EngineOptions {
             Some(cpu) => cpu,
             None => Cpu::detect().map_err(RuntimeError::from)?,
         };
-        Ok(CpuOptions { threads: self.threads, max_batch: self.max_batch.min(CPU_BATCH), cpu })
+        let (threads, max_batch) = (self.threads, self.max_batch.min(CPU_BATCH));
+        Ok(CpuOptions { threads, max_batch, max_pixels: self.max_pixels, cpu })
     }
 
     /// The backend that the options select on this machine.
@@ -114,9 +119,11 @@ impl EngineOptions {
     pub fn backend(&self) -> Result<Backend, Error> {
         let options = self.clone().resolved()?;
         let backend = match options.backend {
-            BackendChoice::Cuda => {
-                Backend::Cuda(CudaOptions { max_batch: options.max_batch, ..options.cuda })
-            }
+            BackendChoice::Cuda => Backend::Cuda(CudaOptions {
+                max_batch: options.max_batch,
+                max_pixels: options.max_pixels,
+                ..options.cuda
+            }),
             _ => Backend::Cpu(options.cpu_options()?),
         };
         backend.check()?;

@@ -115,12 +115,13 @@ impl Images {
     }
 
     /// Decoded images. They are preprocessed at once with `transform`, which should be the model's
-    /// ([`Model::transform`](crate::Model::transform)). Only the preprocessed pixels stay in memory: `size *
-    /// size * 3` bytes per image.
+    /// ([`Model::transform`](crate::Model::transform)). Only the preprocessed pixels stay in memory: `height *
+    /// width * channels` bytes per image.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty list, for an image without pixels or whose pixels are not `width *
-    /// height * 3` bytes, and for a transform whose size is 0.
+    /// height * 3` bytes, and for a transform whose size is 0 or
+    /// that has neither one nor three channels.
     pub fn from_rgb(
         images: impl IntoIterator<Item = impl Borrow<RgbImage>>,
         transform: &Transform,
@@ -133,12 +134,8 @@ impl Images {
             pixels.extend_from_slice(&preprocess(image.borrow(), transform));
             count += 1;
         }
-        Images::from_batch(Batch {
-            pixels,
-            size: transform.size,
-            labels: Vec::new(),
-            ids: (0..count).collect(),
-        })
+        let empty = Batch::empty(transform.size, transform.channels());
+        Images::from_batch(Batch { pixels, ids: (0..count).collect(), ..empty })
     }
 
     /// Images that are already preprocessed, with their labels if there are any.
@@ -359,17 +356,29 @@ impl Images {
                 let (dataset, ids) = (sample.dataset.clone(), sample.ids.clone());
                 Reader::Loader(Loader::new(dataset, ids, transform.clone(), options)?)
             }
-            Source::Prepared(prepared) => Reader::Prepared(prepared.batches(batch_size, transform.size)?),
+            Source::Prepared(prepared) => Reader::Prepared(prepared.batches(batch_size, transform)?),
         };
         Ok(ImageBatches { reader })
     }
 }
 
 fn check_transform(transform: &Transform) -> Result<(), Error> {
-    if transform.size == 0 || transform.resize == Resize::ShorterSide(0) {
+    let is_empty = match transform.resize {
+        Resize::ShorterSide(side) => side == 0,
+        Resize::Cover(size) => size.area() == 0,
+        Resize::Direct => false,
+    };
+    if is_empty || transform.size.area() == 0 {
         return Err(Error::argument("transform", format!("{transform}: the image size is 0")));
     }
-    Ok(())
+    match transform.channels() {
+        1 | 3 => Ok(()),
+        channels => {
+            let problem =
+                format!("the model takes {channels} channels, and pictures give 1 or 3; pass arrays");
+            Err(Error::argument("transform", problem))
+        }
+    }
 }
 
 fn check_image(image: &RgbImage, index: usize) -> Result<(), Error> {

@@ -271,7 +271,7 @@ impl Model {
             || Error::argument("cfg", "random weights need a configuration, which gives their shapes");
         let mut config = options.configuration()?.ok_or_else(missing)?;
         if let Some(dialect) = options.dialect {
-            config.config.window_policy = dialect.window_policy();
+            config.config.window_policy = dialect.window_policy(config.config.version);
         }
         config.config.validate()?;
         let mut model = checkpoint::random_model(&config, seed);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use swinq_model::{Batch, BatchSource, BoxError};
+use swinq_model::{Batch, BatchSource, BoxError, Size, Transform};
 
 use crate::Error;
 
@@ -22,12 +22,15 @@ impl Prepared {
         if count == 0 {
             return refuse("there is no image".to_owned());
         }
-        let bytes = all.size.checked_mul(all.size).and_then(|area| area.checked_mul(3 * count));
-        if all.size == 0 || bytes != Some(all.pixels.len()) {
+        let Batch { size, channels, .. } = all;
+        let sides = [size.height, size.width, channels, count];
+        let bytes = sides.iter().try_fold(1usize, |bytes, &side| bytes.checked_mul(side));
+        if bytes.is_none_or(|bytes| bytes == 0 || bytes != all.pixels.len()) {
             return refuse(format!(
-                "{} bytes of pixels for {count} images of {1} x {1} x 3",
+                "{} bytes of pixels for {count} images of {} x {} x {channels}",
                 all.pixels.len(),
-                all.size
+                size.height,
+                size.width
             ));
         }
         if !all.labels.is_empty() && all.labels.len() != count {
@@ -63,13 +66,13 @@ impl Prepared {
 
     /// The images at `positions`.
     pub(crate) fn chosen(&self, positions: impl Iterator<Item = usize>) -> Prepared {
-        let (all, bytes) = (&self.all, 3 * self.all.size * self.all.size);
+        let (all, bytes) = (&self.all, self.all.image_bytes());
         let chosen: Vec<usize> = positions.collect();
         let part = Batch {
             pixels: chosen.iter().flat_map(|&i| &all.pixels[i * bytes..(i + 1) * bytes]).copied().collect(),
-            size: all.size,
             labels: chosen.iter().filter_map(|&i| all.labels.get(i)).copied().collect(),
             ids: chosen.iter().map(|&i| all.ids[i]).collect(),
+            ..Batch::empty(all.size, all.channels)
         };
         Prepared { all: Arc::new(part), count: chosen.len() }
     }
@@ -77,16 +80,18 @@ impl Prepared {
     /// The pixels.
     #[cfg(feature = "float")]
     pub(crate) fn pixels(&self) -> &[u8] {
-        &self.all.pixels[..self.count * 3 * self.all.size * self.all.size]
+        &self.all.pixels[..self.count * self.all.image_bytes()]
     }
 
-    /// The images in batches of `batch_size`, for a model whose input size is `size` pixels.
-    pub(crate) fn batches(&self, batch_size: usize, size: usize) -> Result<PreparedBatches, Error> {
-        if self.all.size != size {
+    /// The images in batches of `batch_size`, for a model with the preprocessing `transform`.
+    pub(crate) fn batches(&self, batch_size: usize, transform: &Transform) -> Result<PreparedBatches, Error> {
+        let shape =
+            |size: Size, channels| format!("{} x {} pixels of {channels} channels", size.height, size.width);
+        let (own, taken) =
+            (shape(self.all.size, self.all.channels), shape(transform.size, transform.channels()));
+        if own != taken {
             let problem = format!(
-                "the images in memory have {0} x {0} pixels and the model takes {size} x {size}; prepare them with the \
-                 model's own transform",
-                self.all.size
+                "the images in memory have {own} and the model takes {taken}; prepare them with the model's own transform"
             );
             return Err(Error::argument("images", problem));
         }
@@ -115,12 +120,6 @@ impl BatchSource for PreparedBatches {
         }
         let first = index * self.batch_size;
         let range = first..(first + self.batch_size).min(self.images.count);
-        let (all, bytes) = (&self.images.all, self.images.all.size * self.images.all.size * 3);
-        Ok(Batch {
-            pixels: all.pixels[range.start * bytes..range.end * bytes].to_vec(),
-            size: all.size,
-            labels: all.labels.get(range.clone()).unwrap_or_default().to_vec(),
-            ids: all.ids[range].to_vec(),
-        })
+        Ok(self.images.all.slice(range))
     }
 }

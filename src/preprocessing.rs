@@ -35,12 +35,18 @@ impl Family {
     /// # Errors
     /// [`Error::Argument`] for torchvision, if it has no model of this shape.
     pub(crate) fn transform(self, config: &SwinConfig, own: &Transform) -> Result<Transform, Error> {
-        let size = config.image_size;
+        let (size, channels) = (config.image_size, config.in_chans);
+        if channels != 3 && !(self == Family::Microsoft && own.family == "ms") {
+            let problem = format!("it is for RGB images, and {} takes {channels} channels", config.name);
+            return Err(Error::argument("--transform", problem));
+        }
         Ok(match self {
             // A configuration in Microsoft's keys states whether there is a crop.
             Family::Microsoft if own.family == "ms" => own.clone(),
-            Family::Microsoft => Transform::microsoft(size, true),
-            Family::Timm => presets::timm(size, if size >= 384 { 1.0 } else { presets::TIMM_CROP_PCT }),
+            Family::Microsoft => Transform::microsoft(size, channels, true),
+            Family::Timm => {
+                presets::timm(size, if size.height >= 384 { 1.0 } else { presets::TIMM_CROP_PCT })
+            }
             Family::HuggingFace => presets::hugging_face(size),
             Family::Torchvision => torchvision(config)?,
         })
@@ -48,7 +54,7 @@ impl Family {
 }
 
 fn torchvision(config: &SwinConfig) -> Result<Transform, Error> {
-    let name = match (config.embed_dim, config.depths.as_slice(), config.image_size) {
+    let name = match (config.embed_dim, config.depths.as_slice(), config.image_size.side().unwrap_or(0)) {
         (96, [2, 2, 6, 2], 224) => "swin_t",
         (96, [2, 2, 18, 2], 224) => "swin_s",
         (128, [2, 2, 18, 2], 224) => "swin_b",

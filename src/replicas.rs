@@ -1,6 +1,6 @@
 //! One model on several GPUs.
 
-use swinq_model::{Batch, BoxError, Classifier, Logits};
+use swinq_model::{Batch, BoxError, Classifier, Logits, Size};
 
 use crate::{Engine, EngineOptions, Error, Model};
 
@@ -37,14 +37,14 @@ impl Replicas {
         &self.engines
     }
 
-    /// Scores of u8 `[images, size, size, 3]` into f32 `[images, classes]`. Every GPU runs its share in batches
+    /// Scores of u8 `[images, height, width, channels]` of the model's own size into f32 `[images, classes]`. Every GPU runs its share in batches
     /// of `each` images.
     ///
     /// # Errors
     /// [`Error::Runtime`]: the errors of [`Engine::infer_in_batches`].
     pub fn infer_in_batches(&self, each: usize, pixels: &[u8], logits: &mut [f32]) -> Result<(), Error> {
-        let (size, classes) = (self.engines[0].input_size(), self.engines[0].classes());
-        let (image_bytes, images) = (3 * size * size, logits.len() / classes);
+        let (image_bytes, classes) = (self.engines[0].image_bytes(), self.engines[0].classes());
+        let images = logits.len() / classes;
         if logits.len() != images * classes || images.checked_mul(image_bytes) != Some(pixels.len()) {
             // One engine says what is wrong.
             return Ok(self.engines[0].infer_in_batches(each, pixels, logits)?);
@@ -77,13 +77,17 @@ impl Classifier for Replicas {
         self.engines[0].classes()
     }
 
-    fn input_size(&self) -> usize {
+    fn input_size(&self) -> Size {
         self.engines[0].input_size()
+    }
+
+    fn channels(&self) -> usize {
+        self.engines[0].channels()
     }
 
     fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {
         let engine = &self.engines[0];
-        if self.engines.len() == 1 || batch.size != engine.input_size() {
+        if self.engines.len() == 1 || batch.image_bytes() != engine.image_bytes() {
             return Ok(engine.infer(batch)?);
         }
         let classes = engine.classes();

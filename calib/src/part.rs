@@ -56,11 +56,17 @@ pub fn observe(
         let [zeros, max] = [histogram.zeros(), u64::from(histogram.max().to_bits())];
         tensors.insert(summary, PartTensor::u64([2], [zeros, max]));
     }
-    let size = model.transform.size;
+    let image = image_shape(model);
     let pixels: Vec<u8> = run.kept.unwrap_or_default().into_iter().flat_map(|batch| batch.pixels).collect();
-    tensors.insert("pixels".to_owned(), PartTensor::u8([run.ids.len(), size, size, 3], pixels));
+    tensors
+        .insert("pixels".to_owned(), PartTensor::u8([run.ids.len(), image[0], image[1], image[2]], pixels));
     tensors.insert("ids".to_owned(), PartTensor::u64([run.ids.len()], run.ids.iter().map(|&id| id as u64)));
     Ok(Observed { ids: run.ids, tensors })
+}
+
+/// Height, width and channels of an image.
+fn image_shape(FloatModel { transform, .. }: &FloatModel) -> [usize; 3] {
+    [transform.size.height, transform.size.width, transform.channels()]
 }
 
 /// A calibration whose parts are added one after the other.
@@ -90,9 +96,9 @@ impl<'a> Merge<'a> {
     /// before.
     pub fn add(&mut self, tensors: &StoredTensors<'_>) -> Result<usize, CalibError> {
         let ids = tensors.ids("ids")?;
-        let size = self.model.transform.size;
+        let [height, width, channels] = image_shape(self.model);
         let (shape, pixels) = tensors.u8("pixels", 4)?;
-        if shape != [ids.len(), size, size, 3] {
+        if shape != [ids.len(), height, width, channels] {
             return Err(tensors.problem("pixels", &format!("has the shape {shape:?}")).into());
         }
         let own: BTreeSet<usize> = ids.iter().copied().collect();

@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use swinq_data::augment::CropKind;
 use swinq_data::{Augment, Dataset, LoaderOptions, Split, TrainLoader, TrainOptions, decode_image};
-use swinq_model::{BatchSource, BoxError, Transform};
+use swinq_model::{BatchSource, BoxError, Size, Transform};
 
 fn crop(name: &str) -> Result<CropKind, BoxError> {
     match name {
@@ -68,7 +68,7 @@ fn main() -> Result<(), BoxError> {
         _ => return Err("usage: train_speed DATA SIZE CROP THREADS [IMAGES]".into()),
     };
     let dataset = Dataset::open(Path::new(path), Split::Train)?;
-    let transform = Transform::microsoft(size.parse()?, false);
+    let transform = Transform::microsoft(Size::square(size.parse()?), 3, false);
     let plain = Augment { crop: crop(crop_name)?, ..Augment::default() };
     let jitter = Augment { brightness: 0.4, contrast: 0.4, saturation: 0.4, hue: 0.1, ..plain.clone() };
     let ids = dataset.sample(images, 0);

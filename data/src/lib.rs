@@ -4,11 +4,11 @@
 //! ```no_run
 //! use std::path::Path;
 //! use swinq_data::{Dataset, Loader, LoaderOptions, Split};
-//! use swinq_model::{BatchSource, Transform};
+//! use swinq_model::{BatchSource, Size, Transform};
 //!
 //! let dataset = Dataset::open(Path::new("imagenet"), Split::Val)?;
 //! let ids = dataset.sample(Some(512), 0);
-//! let mut loader = Loader::new(dataset, ids, Transform::microsoft(224, true), LoaderOptions::default())?;
+//! let mut loader = Loader::new(dataset, ids, Transform::microsoft(Size::square(224), 3, true), LoaderOptions::default())?;
 //! let first = loader.batch(0, 0)?;
 //! assert_eq!(first.pixels.len(), first.len() * 224 * 224 * 3);
 //! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())

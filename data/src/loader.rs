@@ -50,8 +50,8 @@ impl Loader {
     /// requested.
     ///
     /// # Errors
-    /// [`DataError::Setting`], naming the setting: if the batch size is zero, the input size is zero, an id is beyond the
-    /// data set, or the system cannot start the threads.
+    /// [`DataError::Setting`], naming the setting: if the batch size is zero, the input size is zero, the input has neither one
+    /// nor three channels, an id is beyond the data set, or the system cannot start the threads.
     pub fn new(
         dataset: Dataset,
         ids: impl Into<Ids>,
@@ -61,9 +61,7 @@ impl Loader {
         if options.batch_size == 0 {
             return Err(DataError::setting("batch_size", "must not be 0"));
         }
-        if transform.size == 0 {
-            return Err(DataError::setting("size", "the input size must not be 0"));
-        }
+        check_transform(&transform)?;
         let ids = ids.into();
         if let Some(id) = ids.iter().find(|&id| id >= dataset.len()) {
             let problem = format!("image {id} is beyond the data set's {}", dataset.len());
@@ -102,6 +100,21 @@ impl BatchSource for Loader {
     }
 }
 
+/// Refuses a transform that makes no images of files.
+pub(crate) fn check_transform(transform: &Transform) -> Result<(), DataError> {
+    if transform.size.area() == 0 {
+        return Err(DataError::setting("size", "the input size must not be 0"));
+    }
+    match transform.channels() {
+        1 | 3 => Ok(()),
+        channels => {
+            let problem =
+                format!("the model takes {channels}, and image files give 1 or 3; pass arrays instead");
+            Err(DataError::setting("channels", problem))
+        }
+    }
+}
+
 /// Refuses a batch index beyond the epoch.
 pub(crate) fn check_index(index: usize, batches: usize) -> Result<(), BoxError> {
     if index >= batches {
@@ -117,8 +130,8 @@ impl InOrder {
 }
 
 impl Source for InOrder {
-    fn image_size(&self) -> usize {
-        self.transform.size
+    fn transform(&self) -> &Transform {
+        &self.transform
     }
 
     fn image_ids(&self, batch: BatchId) -> Vec<usize> {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use swinq_model::{Batch, LoaderWork};
+use swinq_model::{Batch, LoaderWork, Transform};
 
 use crate::error::DataError;
 use crate::loader::LoaderOptions;
@@ -23,8 +23,8 @@ pub(crate) struct BatchId {
 
 /// Defines the batches and loads their images. Results depend on the arguments only; many threads call the methods.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// Width and height of the loaded images in pixels.
-    fn image_size(&self) -> usize;
+    /// The preprocessing, which decides the size and the channels of the loaded images.
+    fn transform(&self) -> &Transform;
 
     /// The images of a batch in order, as positions in the data set.
     fn image_ids(&self, batch: BatchId) -> Vec<usize>;
@@ -35,7 +35,7 @@ pub(crate) trait Source: Send + Sync + 'static {
     /// Class of image `id`, if the data set has labels.
     fn label(&self, id: usize) -> Option<u32>;
 
-    /// Loads image `id`, which is at position `slot` of its batch: `u8` `[size, size, 3]`.
+    /// Loads image `id`, which is at position `slot` of its batch: `u8` `[height, width, channels]`.
     fn load(&self, batch: BatchId, slot: usize, id: usize) -> Result<Vec<u8>, DataError>;
 }
 
@@ -146,9 +146,9 @@ impl<S: Source> Prefetcher<S> {
     /// error. The batches after `batch` are then prefetched.
     pub(crate) fn batch(&mut self, batch: BatchId) -> Result<Batch, DataError> {
         let Pending { ids, images, .. } = self.shared.take(batch)?;
-        let size = self.shared.source.image_size();
-        let pixels = Vec::with_capacity(ids.len() * size * size * 3);
-        let mut batch = Batch { pixels, size, labels: Vec::new(), ids: Vec::new() };
+        let transform = self.shared.source.transform();
+        let mut batch = Batch::empty(transform.size, transform.channels());
+        batch.pixels.reserve_exact(ids.len() * batch.image_bytes());
         for (id, image) in ids.into_iter().zip(images.into_iter().flatten()) {
             match image {
                 Ok(pixels) => {

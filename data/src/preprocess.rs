@@ -2,27 +2,53 @@
 
 use std::ops::Range;
 
-use swinq_model::{Resize, Transform};
+use swinq_model::{Resize, Size, Transform};
 
 use crate::decode::RgbImage;
 use crate::resize::{place_on_black, resize_window};
 
-/// Resizes and crops `image`. Returns the network's input before normalisation, `u8` `[size, size, 3]`.
+/// Resizes and crops `image`. Returns the network's input before normalisation, `u8` `[height, width, channels]`, with one or
+/// three channels. One channel is Pillow's `convert("L")` before the resize.
 ///
-/// The bytes equal those of torchvision's `Resize` and `CenterCrop` on a PIL image ([`Resize::ShorterSide`]) or
-/// of Pillow's `resize` ([`Resize::Direct`]), both with antialiasing. If the resized image is smaller than the
+/// The bytes equal those of torchvision's `Resize` and `CenterCrop` on a PIL image ([`Resize::ShorterSide`]), of timm's
+/// `ResizeKeepRatio` and `CenterCrop` ([`Resize::Cover`]) or of Pillow's `resize` ([`Resize::Direct`]), all with
+/// antialiasing. If the resized image is smaller than the
 /// crop, it is centred on black. Only the pixels inside the crop are computed, so that elongated images cost no
 /// more than others.
 ///
 /// # Panics
-/// If `transform.size`, the size of its `ShorterSide`, or a side of `image` is zero.
+/// If a side of `transform.size`, of its resize, or of `image` is zero, or for another number of channels than 1 and 3.
 pub fn preprocess(image: &RgbImage, transform: &Transform) -> Vec<u8> {
+    match transform.channels() {
+        3 => resize_and_crop(image, transform),
+        1 => first_channel(&resize_and_crop(&luminance(image), transform)),
+        channels => panic!("{channels} channels of an image file"),
+    }
+}
+
+/// The resize and the crop of all three channels.
+pub(crate) fn resize_and_crop(image: &RgbImage, transform: &Transform) -> Vec<u8> {
     let size = transform.size;
     let (width, height) = resized_size(image, transform);
-    let (columns, rows) = (center_crop(width, size), center_crop(height, size));
+    let (columns, rows) = (center_crop(width, size.width), center_crop(height, size.height));
     let inner =
         resize_window(image, (width, height), columns.source.clone(), rows.source.clone(), transform.filter);
-    place_on_black(inner, (size, size), (columns.start, rows.start)).pixels
+    place_on_black(inner, (size.width, size.height), (columns.start, rows.start)).pixels
+}
+
+/// Pillow's luminance of `image` (ITU-R 601-2, in 16 bits), in all three channels.
+pub(crate) fn luminance(image: &RgbImage) -> RgbImage {
+    let (pixels, _) = image.pixels.as_chunks::<3>();
+    let of_pixel = |&[r, g, b]: &[u8; 3]| {
+        let sum = 19595 * u32::from(r) + 38470 * u32::from(g) + 7471 * u32::from(b);
+        [((sum + 0x8000) >> 16) as u8; 3]
+    };
+    RgbImage::new(image.width, image.height, pixels.iter().flat_map(of_pixel).collect())
+}
+
+/// The first channel of RGB pixels.
+pub(crate) fn first_channel(pixels: &[u8]) -> Vec<u8> {
+    pixels.iter().step_by(3).copied().collect()
 }
 
 /// Width and height of the whole image after the resize, as torchvision computes them.
@@ -30,12 +56,21 @@ fn resized_size(image: &RgbImage, transform: &Transform) -> (usize, usize) {
     let long_side =
         |shorter: usize, long: usize, short: usize| ((shorter as f64 * long as f64) / short as f64) as usize;
     match transform.resize {
-        Resize::Direct => (transform.size, transform.size),
+        Resize::Direct => (transform.size.width, transform.size.height),
+        Resize::Cover(covered) => covering(image, covered),
         Resize::ShorterSide(side) if image.width <= image.height => {
             (side, long_side(side, image.height, image.width))
         }
         Resize::ShorterSide(side) => (long_side(side, image.width, image.height), side),
     }
+}
+
+/// Width and height of `image` in proportion, so that it covers `covered`, as timm computes them.
+fn covering(image: &RgbImage, covered: Size) -> (usize, usize) {
+    let ratio = |side: usize, covered: usize| side as f64 / covered as f64;
+    let ratio = ratio(image.width, covered.width).min(ratio(image.height, covered.height));
+    let resized = |side: usize| ((side as f64 / ratio).round_ties_even() as usize).max(1);
+    (resized(image.width), resized(image.height))
 }
 
 /// A center crop along one axis.
@@ -62,8 +97,12 @@ mod tests {
     use super::*;
     use swinq_model::Filter;
 
-    fn transform(size: usize, resize: Resize) -> Transform {
-        Transform { size, resize, filter: Filter::Bilinear, ..Transform::microsoft(size, true) }
+    fn microsoft(side: usize) -> Transform {
+        Transform::microsoft(Size::square(side), 3, true)
+    }
+
+    fn transform(side: usize, resize: Resize) -> Transform {
+        Transform { resize, filter: Filter::Bilinear, ..microsoft(side) }
     }
 
     #[test]
@@ -76,10 +115,7 @@ mod tests {
     #[test]
     fn the_longer_side_is_rounded_down() {
         let size = |width, height| {
-            resized_size(
-                &RgbImage::new(width, height, vec![0; width * height * 3]),
-                &Transform::microsoft(224, true),
-            )
+            resized_size(&RgbImage::new(width, height, vec![0; width * height * 3]), &microsoft(224))
         };
         assert_eq!(size(500, 375), (341, 256));
         assert_eq!(size(375, 500), (256, 341));
@@ -100,7 +136,7 @@ mod tests {
     #[test]
     fn a_line_of_pixels_costs_no_more_than_its_crop() {
         let image = RgbImage::new(1_000_000, 1, vec![7; 3_000_000]);
-        let pixels = preprocess(&image, &Transform::microsoft(224, true));
+        let pixels = preprocess(&image, &microsoft(224));
         assert_eq!(pixels, vec![7; 224 * 224 * 3]);
     }
 }

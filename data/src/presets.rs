@@ -1,22 +1,25 @@
 //! Evaluation transforms of timm, torchvision and Hugging Face. Microsoft's is [`Transform::microsoft`].
 
 use swinq_model::batch::{IMAGENET_MEAN, IMAGENET_STD};
-use swinq_model::{Filter, Resize, Transform};
+use swinq_model::{Filter, Resize, Size, Transform};
 
 /// timm's `crop_pct` for Swin and Swin V2 with inputs smaller than 384.
 pub const TIMM_CROP_PCT: f64 = 0.9;
 
-/// timm's transform: a bicubic resize of the shorter side to `floor(size / crop_pct)`, then a center crop.
+/// timm's transform: a bicubic resize of the shorter side to `floor(size / crop_pct)`, then a center crop. For a size that is
+/// not square, the image is resized to cover it, divided by `crop_pct`.
 ///
 /// timm uses [`TIMM_CROP_PCT`] for Swin at 224 and for Swin V2 at 192 and 256. At 384 it uses 1.0, which resizes the
 /// shorter side to 384 and crops; it is not a direct resize of both sides.
 ///
 /// # Panics
 /// If `crop_pct` is not in `(0, 1]`.
-pub fn timm(size: usize, crop_pct: f64) -> Transform {
+pub fn timm(size: Size, crop_pct: f64) -> Transform {
     assert!(crop_pct > 0.0 && crop_pct <= 1.0, "crop_pct {crop_pct} is not in (0, 1]");
-    let shorter = (size as f64 / crop_pct).floor() as usize;
-    imagenet("timm", size, Resize::ShorterSide(shorter))
+    let resized = size.map(|side| (side as f64 / crop_pct).floor() as usize);
+    let resize =
+        if size.side().is_some() { Resize::ShorterSide(resized.height) } else { Resize::Cover(resized) };
+    imagenet("timm", size, resize)
 }
 
 /// torchvision's transform for the published weights of `model` (`swin_t`, `swin_s`, `swin_b`, `swin_v2_t`,
@@ -30,24 +33,24 @@ pub fn torchvision(model: &str) -> Option<Transform> {
         "swin_v2_b" => (272, 256),
         _ => return None,
     };
-    Some(imagenet("torchvision", size, Resize::ShorterSide(shorter)))
+    Some(imagenet("torchvision", Size::square(size), Resize::ShorterSide(shorter)))
 }
 
 /// Hugging Face's `ViTImageProcessor` with the settings of the Swin models: a direct bicubic resize of both sides
 /// to `size`, no crop.
-pub fn hugging_face(size: usize) -> Transform {
+pub fn hugging_face(size: Size) -> Transform {
     imagenet("hf", size, Resize::Direct)
 }
 
 /// A bicubic transform with ImageNet's channel means and standard deviations.
-fn imagenet(family: &str, size: usize, resize: Resize) -> Transform {
+fn imagenet(family: &str, size: Size, resize: Resize) -> Transform {
     Transform {
         family: family.to_owned(),
         size,
         resize,
         filter: Filter::Bicubic,
-        mean: IMAGENET_MEAN,
-        std: IMAGENET_STD,
+        mean: IMAGENET_MEAN.to_vec(),
+        std: IMAGENET_STD.to_vec(),
     }
 }
 
@@ -57,14 +60,15 @@ mod tests {
 
     #[test]
     fn sizes_equal_those_of_the_libraries() {
-        assert_eq!(timm(224, TIMM_CROP_PCT).resize, Resize::ShorterSide(248));
-        assert_eq!(timm(256, TIMM_CROP_PCT).resize, Resize::ShorterSide(284));
-        assert_eq!(timm(384, 1.0).resize, Resize::ShorterSide(384));
+        assert_eq!(timm(Size::new(160, 320), 0.9).resize, Resize::Cover(Size::new(177, 355)));
+        assert_eq!(timm(Size::square(224), TIMM_CROP_PCT).resize, Resize::ShorterSide(248));
+        assert_eq!(timm(Size::square(256), TIMM_CROP_PCT).resize, Resize::ShorterSide(284));
+        assert_eq!(timm(Size::square(384), 1.0).resize, Resize::ShorterSide(384));
         assert_eq!(
             torchvision("swin_v2_b").map(|t| (t.size, t.resize)),
-            Some((256, Resize::ShorterSide(272)))
+            Some((Size::square(256), Resize::ShorterSide(272)))
         );
         assert_eq!(torchvision("resnet50"), None);
-        assert_eq!(hugging_face(224).resize, Resize::Direct);
+        assert_eq!(hugging_face(Size::square(224)).resize, Resize::Direct);
     }
 }

@@ -8,7 +8,7 @@ use crate::augment::Augment;
 use crate::dataset::{Dataset, Ids};
 use crate::decoded_cache::DecodedCache;
 use crate::error::DataError;
-use crate::loader::{LoaderOptions, check_index};
+use crate::loader::{LoaderOptions, check_index, check_transform};
 use crate::prefetch::{BatchId, Prefetcher, Source};
 
 /// First word of the key that draws the order of an epoch.
@@ -114,8 +114,8 @@ impl TrainLoader {
     ///
     /// # Errors
     /// - [`DataError::Setting`], naming the setting: if the batch size is zero or, with `drop_last`, greater than the
-    ///   number of images; if there is no image; if the input size is zero; if [`Augment::validate`] refuses the
-    ///   augmentation.
+    ///   number of images; if there is no image; if the input size is zero; if the input has neither one nor three channels; if
+    ///   [`Augment::validate`] refuses the augmentation.
     /// - [`DataError::Setting`] if the system cannot start the threads.
     /// - [`DataError::NoLabels`] if labels are required and the data set has none.
     ///
@@ -130,7 +130,8 @@ impl TrainLoader {
         let ids = ids.into();
         assert!(ids.iter().all(|id| id < dataset.len()), "an id is beyond the data set's {}", dataset.len());
         options.augment.validate()?;
-        check_options(&options, ids.len(), transform.size)?;
+        check_options(&options, ids.len())?;
+        check_transform(&transform)?;
         if options.require_labels && !dataset.has_labels() {
             return Err(DataError::NoLabels { data: dataset.describe() });
         }
@@ -152,13 +153,10 @@ impl TrainLoader {
 }
 
 /// Refuses options that leave no batch to read.
-fn check_options(options: &TrainOptions, images: usize, size: usize) -> Result<(), DataError> {
+fn check_options(options: &TrainOptions, images: usize) -> Result<(), DataError> {
     let batch_size = options.loader.batch_size;
     if batch_size == 0 {
         return Err(DataError::setting("batch_size", "must not be 0"));
-    }
-    if size == 0 {
-        return Err(DataError::setting("size", "the input size must not be 0"));
     }
     if images == 0 {
         return Err(DataError::setting("ids", "there is no image to train on"));
@@ -226,8 +224,8 @@ impl Shuffled {
 }
 
 impl Source for Shuffled {
-    fn image_size(&self) -> usize {
-        self.transform.size
+    fn transform(&self) -> &Transform {
+        &self.transform
     }
 
     fn image_ids(&self, batch: BatchId) -> Vec<usize> {
@@ -259,13 +257,14 @@ mod tests {
     use super::*;
     use crate::dataset::Split;
     use std::path::Path;
+    use swinq_model::Size;
 
     fn shuffled(batch_size: usize, drop_last: bool) -> Shuffled {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../samples/cifar10");
         let cache = DecodedCache::new(Dataset::open(&root, Split::Train).unwrap(), 0);
         let loader = LoaderOptions { batch_size, ..LoaderOptions::default() };
         let options = TrainOptions { loader, drop_last, ..TrainOptions::default() };
-        let transform = Transform::microsoft(16, true);
+        let transform = Transform::microsoft(Size::square(16), 3, true);
         Shuffled { cache, ids: (0..10).collect(), transform, options, orders: Mutex::default() }
     }
 

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use swinq_model::{Batch, BatchSource, Classifier, Logits};
+use swinq_model::{Batch, BatchSource, Classifier, Logits, Size};
 
 use crate::error::EvalError;
 
@@ -118,7 +118,7 @@ pub fn collect_any(
     report(0)?;
     for index in 0..source.batches() {
         let batch = source.batch(0, index).map_err(|source| EvalError::Data { batch: index, source })?;
-        check_batch(&batch, index, classifier.input_size())?;
+        check_batch(&batch, index, (classifier.input_size(), classifier.channels()))?;
         let logits = classifier.infer(&batch).map_err(|source| EvalError::Infer { batch: index, source })?;
         append(&mut all, batch, logits, index)?;
         report(all.images())?;
@@ -127,15 +127,20 @@ pub fn collect_any(
 }
 
 /// Refuses a batch that contradicts itself or the model's input size.
-fn check_batch(batch: &Batch, index: usize, input_size: usize) -> Result<(), EvalError> {
-    if batch.size != input_size {
+fn check_batch(batch: &Batch, index: usize, (size, channels): (Size, usize)) -> Result<(), EvalError> {
+    if (batch.size, batch.channels) != (size, channels) {
+        let shape = |size: Size, channels| match channels {
+            3 => size.to_string(),
+            _ => format!("{size} with {channels} channels"),
+        };
         let text = format!(
-            "the images are {0}x{0}, but the model takes {1}x{1}; preprocess with the model's own transform",
-            batch.size, input_size
+            "the images are {}, but the model takes {}; preprocess with the model's own transform",
+            shape(batch.size, batch.channels),
+            shape(size, channels)
         );
         return Err(EvalError::batch(index, text));
     }
-    let bytes = batch.len() * batch.size * batch.size * 3;
+    let bytes = batch.len() * batch.image_bytes();
     if batch.pixels.len() != bytes {
         let text =
             format!("the pixels are {} bytes, but {} images need {bytes}", batch.pixels.len(), batch.len());

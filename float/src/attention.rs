@@ -26,6 +26,8 @@ pub struct Attention<'a> {
     pub bias: Tensor,
     /// The mask that is added to the logits, `[windows of an image, n, n]`; `None` without a shift.
     pub mask: Option<&'a Tensor>,
+    /// The number of the mask of each window of an image.
+    masks: &'a [u8],
     factors: &'a Factors,
     /// Whether queries and keys are normalised (Swin V2).
     cosine: bool,
@@ -108,7 +110,7 @@ impl Attention<'_> {
     /// # Errors
     /// Candle's errors.
     pub fn whole(&self) -> Result<Option<Tensor>, FloatError> {
-        Ok(self.packed.map(|packed| packed.run(&self.qkv)).transpose()?)
+        Ok(self.packed.map(|packed| packed.run(&self.qkv, self.masks)).transpose()?)
     }
 
     /// `q k^T` of queries and keys after their sites: `[windows, heads, n, n]`.
@@ -144,8 +146,8 @@ pub(super) fn attention(
     let qkv = linear(input, &weights.qkv, sites)?;
     let (bias, mask) = (relative_bias(weights, context)?, context.windows.mask.as_ref());
     let (factors, cosine) = (&weights.factors, context.post_norm);
-    let packed = weights.attention.as_ref();
-    let attention = Attention { block: weights.id, qkv, bias, mask, factors, cosine, ops, packed };
+    let (packed, masks) = (weights.attention.as_ref(), context.windows.masks.as_slice());
+    let attention = Attention { block: weights.id, qkv, bias, mask, masks, factors, cosine, ops, packed };
     let mixed = sites.attention(&attention)?;
     let branch = linear(mixed, &weights.proj, sites)?;
     Ok(ops.gather(&branch, &context.windows.reverse)?)
@@ -165,7 +167,7 @@ fn relative_bias(weights: &BlockWeights, context: &BlockContext) -> Result<Tenso
     Ok(expand_bias(&table, context.relative_index, context.stage)?)
 }
 
-/// The relative position bias `[heads, n, n]` of a table `[(2 window - 1)^2, heads]`; `index` `[n * n]` has its rows.
+/// The relative position bias `[heads, n, n]` of a table `[bias_rows, heads]`; `index` `[n * n]` has its rows.
 pub(super) fn expand_bias(table: &Tensor, index: &Tensor, stage: &Stage) -> candle_core::Result<Tensor> {
     let n = stage.window_tokens();
     table.index_select(index, 0)?.t()?.contiguous()?.reshape((stage.heads, n, n))

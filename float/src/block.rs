@@ -5,8 +5,9 @@ use candle_core::Tensor;
 use crate::Sites;
 use crate::attention::attention;
 use crate::error::FloatError;
+use crate::maps::Windows;
 use crate::ops::Ops;
-use crate::weights::{BlockWeights, LinearWeights, Windows};
+use crate::weights::{BlockWeights, LinearWeights};
 use swinq_model::arch::Stage;
 use swinq_model::site::{BlockId, Half, Operand, Site};
 
@@ -24,7 +25,7 @@ pub(super) struct BlockContext<'a> {
     pub windows: &'a Windows,
     /// Rows of the bias table, `[n * n]`.
     pub relative_index: &'a Tensor,
-    /// The inputs of the MLP of the position bias, `[(2 window - 1)^2, 2]`.
+    /// The inputs of the MLP of the position bias, `[bias_rows, 2]`.
     pub coordinates: &'a Tensor,
     pub ops: &'a Ops,
 }

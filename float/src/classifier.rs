@@ -6,9 +6,9 @@ use candle_core::Device;
 
 use crate::error::FloatError;
 use crate::{FakeQuant, Float, Sites, Swin};
-use swinq_model::ModelError;
 use swinq_model::batch::{Batch, BoxError, Classifier, Logits, Transform};
 use swinq_model::quantized::{FloatModel, QuantizedModel};
+use swinq_model::{ModelError, Size};
 
 /// A classifier that runs the float forward: of a float model, or of a quantized model in simulation. Calls from several
 /// threads take turns.
@@ -50,8 +50,12 @@ impl Classifier for FloatClassifier {
         self.swin.config().num_classes
     }
 
-    fn input_size(&self) -> usize {
+    fn input_size(&self) -> Size {
         self.swin.config().image_size
+    }
+
+    fn channels(&self) -> usize {
+        self.swin.config().in_chans
     }
 
     fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {

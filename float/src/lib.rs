@@ -9,6 +9,7 @@ mod block;
 mod classifier;
 mod error;
 mod fake_quant;
+mod maps;
 pub mod ops;
 mod packed;
 mod segment;

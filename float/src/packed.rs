@@ -59,13 +59,13 @@ impl Packing {
     pub fn pack_attention(
         &self,
         stage: &Stage,
-        shift: usize,
+        shifted: bool,
         scales: &[f32],
         bias: impl FnOnce() -> Result<Tensor>,
     ) -> Result<Option<PackedAttention>> {
         self.workers
             .as_ref()
-            .map(|workers| PackedAttention::new(workers, stage, shift, scales, &bias()?))
+            .map(|workers| PackedAttention::new(workers, stage, shifted, scales, &bias()?))
             .transpose()
     }
 }
@@ -137,27 +137,26 @@ pub(super) fn product_over_rows(workers: &Workers, a: &Tensor, b: &Tensor) -> Re
 /// Float attention inside the windows of one block, without its sites.
 pub(super) struct PackedAttention {
     attention: WindowAttention,
-    /// Rows of one image: tokens in window order, with padding.
-    image_rows: usize,
+    /// Tokens of a window.
+    tokens: usize,
 }
 
 impl PackedAttention {
-    /// Prepares the attention of a block of `stage`, whose windows are shifted by `shift`; `scales` `[heads]` are the
+    /// Prepares the attention of a block of `stage`, whose grid is `shifted` if it is an odd one; `scales` `[heads]` are the
     /// factors of `q k^T`, and `bias` `[heads, n, n]` is added to it.
     pub fn new(
         workers: &Workers,
         stage: &Stage,
-        shift: usize,
+        shifted: bool,
         scales: &[f32],
         bias: &Tensor,
     ) -> Result<PackedAttention> {
-        let regions = stage.shift_regions(shift);
+        let regions = shifted.then(|| stage.mask_regions());
         let attention = with_values(bias, |bias| {
             let spec = AttentionSpec {
                 heads: stage.heads,
                 head_dim: stage.head_dim(),
                 tokens: stage.window_tokens(),
-                windows: stage.windows(),
                 scales,
                 two_codes: &[],
                 bias,
@@ -168,17 +167,17 @@ impl PackedAttention {
             };
             WindowAttention::new(workers.cpu, spec)
         })?;
-        let image_rows = stage.windows() * stage.window_tokens();
-        Ok(PackedAttention { attention, image_rows })
+        Ok(PackedAttention { attention, tokens: stage.window_tokens() })
     }
 
-    /// Runs attention on `qkv` `[rows, 3 * c]`, rows in window order: `[rows, c]`.
-    pub fn run(&self, qkv: &Tensor) -> Result<Tensor> {
+    /// Runs attention on `qkv` `[rows, 3 * c]`, rows in window order: `[rows, c]`. `masks` has the number of the mask of each
+    /// window of an image.
+    pub fn run(&self, qkv: &Tensor, masks: &[u8]) -> Result<Tensor> {
         let (rows, width) = qkv.dims2()?;
         let mut out = zeros(rows * width / 3);
-        let images = rows / self.image_rows;
+        let images = rows / (masks.len() * self.tokens);
         with_values(qkv, |qkv| {
-            self.attention.run(&mut pool(), images, AttentionIn::F32(qkv), RowOut::F32(&mut out));
+            self.attention.run(&mut pool(), images, masks, AttentionIn::F32(qkv), RowOut::F32(&mut out));
         })?;
         Tensor::from_vec(out, (rows, width / 3), qkv.device())
     }

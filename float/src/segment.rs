@@ -6,8 +6,8 @@ use swinq_model::site::{BlockId, Half, Linear};
 /// A part of the network that reads and returns one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Segment {
-    /// Patch embedding, with its norm and position embedding: normalised images `[n, 3, size, size]`, or their patches
-    /// `[n * tokens, 3 * patch^2]`, to tokens `[n * tokens, c]`.
+    /// Patch embedding, with its norm and position embedding: normalised images `[n, channels, height, width]`, or their
+    /// patches `[n * tokens, channels * patch^2]`, to tokens `[n * tokens, c]`.
     Embed,
     /// One of a block's two branches, and its addition to the residual stream `[n * tokens, c]`.
     Half(BlockId, Half),

@@ -1,22 +1,23 @@
 //! The whole network, from normalised images to logits.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 
 use crate::Sites;
 use crate::block::{BlockContext, attention_half, linear, mlp_half};
 use crate::error::FloatError;
-use crate::ops::{Gather, Norm, Ops, taped};
+use crate::maps::{Maps, StageMaps};
+use crate::ops::{Norm, Ops, taped};
 use crate::packed::Packing;
 use crate::segment::Segment;
 use crate::tape::Tape;
-use crate::weights::{LinearWeights, Source, StageWeights, Windows};
+use crate::weights::{LinearWeights, Source, StageWeights};
 use swinq_model::ModelError;
-use swinq_model::arch::{Stage, SwinConfig};
+use swinq_model::arch::{Size, SwinConfig};
 use swinq_model::batch::{Batch, Transform};
 use swinq_model::params::check_parameters;
-use swinq_model::position::relative_coordinates;
 use swinq_model::site::{BlockId, Half, Linear, Site};
 use swinq_model::tensor::StateDict;
 
@@ -30,34 +31,10 @@ pub struct Swin {
     /// `[tokens, embed_dim]`.
     position: Option<Tensor>,
     stages: Vec<StageWeights>,
-    maps: Vec<StageMaps>,
+    /// For the image size for which the network was built.
+    maps: Arc<Maps>,
     norm: Norm,
     head: LinearWeights,
-}
-
-/// The index maps of a stage: the windows of even and of odd blocks, and patch merging.
-struct StageMaps {
-    windows: [Windows; 2],
-    relative_index: Tensor,
-    /// The inputs of the MLP that gives the relative position bias in Swin V2, `[(2 window - 1)^2, 2]`.
-    coordinates: Tensor,
-    merge: Gather,
-}
-
-impl StageMaps {
-    fn new(config: &SwinConfig, stage: &Stage, device: &Device) -> Result<StageMaps, FloatError> {
-        let windows = |shift| Windows::new(stage, shift, config.mask as f32, device);
-        let coordinates = relative_coordinates(config, stage);
-        let rows = coordinates.len();
-        let coordinates = coordinates.into_iter().flatten().map(|c| c as f32).collect();
-        let index: Vec<u32> = stage.relative_position_index().into_iter().map(|i| i as u32).collect();
-        Ok(StageMaps {
-            windows: [windows(0)?, windows(stage.shift)?],
-            relative_index: Tensor::new(index, device)?,
-            coordinates: Tensor::from_vec(coordinates, (rows, 2), device)?,
-            merge: Gather::new(stage.tokens(), 4, stage.merge_sources().into_iter().flatten()),
-        })
-    }
 }
 
 impl Swin {
@@ -116,16 +93,12 @@ impl Swin {
         let packing = Packing::new(ops.clone())?;
         let source = Source { config, tensors, fixed, packing, device: device.clone() };
         let position = config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?;
-        let stages = config.stages();
         Ok(Swin {
             patch_embed: source.linear(Linear::PatchEmbed)?,
             patch_norm: config.patch_norm.then(|| source.norm("patch_embed.norm")).transpose()?,
             position: position.map(|p| if taped { Ok(p) } else { p.squeeze(0) }).transpose()?,
-            maps: stages
-                .iter()
-                .map(|stage| StageMaps::new(config, stage, device))
-                .collect::<Result<_, _>>()?,
-            stages: stages.into_iter().map(|stage| source.stage(stage)).collect::<Result<_, _>>()?,
+            maps: Arc::new(Maps::new(config, config.image_size, device)?),
+            stages: config.stages().into_iter().map(|stage| source.stage(stage)).collect::<Result<_, _>>()?,
             norm: source.norm("norm")?,
             head: source.linear(Linear::Head)?,
             config: config.clone(),
@@ -139,51 +112,64 @@ impl Swin {
         &self.config
     }
 
-    /// The normalised images of `batch`: f32 `[n, 3, size, size]`.
+    /// The normalised images of `batch`: f32 `[n, channels, height, width]`.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for a batch of another image size.
+    /// [`ModelError::Config`] for images with another number of channels, or pixels that are not the batch's images.
     pub fn images(&self, batch: &Batch, transform: &Transform) -> Result<Tensor, FloatError> {
-        let (n, size) = (batch.len(), self.config.image_size);
-        if batch.size != size || batch.pixels.len() != n * size * size * 3 {
+        let (n, size, channels) = (batch.len(), batch.size, self.config.in_chans);
+        if batch.channels != channels || batch.pixels.len() != n * size.area() * channels {
             let problem = format!(
-                "the model takes {size}x{size} pixels, but the batch has {} images of {}x{} in {} bytes",
-                n,
-                batch.size,
-                batch.size,
+                "the model takes {channels} channels, but the batch has {n} images of {size} pixels and {} channels in {} \
+                 bytes",
+                batch.channels,
                 batch.pixels.len()
             );
             return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
         }
         let table = transform.lookup();
         let mut values = Vec::with_capacity(batch.pixels.len());
-        for image in batch.pixels.chunks_exact(size * size * 3) {
+        for image in batch.pixels.chunks_exact(size.area() * channels) {
             for (channel, row) in table.iter().enumerate() {
-                values.extend(image[channel..].iter().step_by(3).map(|&byte| row[usize::from(byte)]));
+                values.extend(image[channel..].iter().step_by(channels).map(|&byte| row[usize::from(byte)]));
             }
         }
-        Ok(Tensor::from_vec(values, (n, 3, size, size), &self.device)?)
+        Ok(Tensor::from_vec(values, (n, channels, size.height, size.width), &self.device)?)
     }
 
-    /// Logits `[n, classes]` of normalised images, f32 `[n, 3, size, size]`, or of their patches
-    /// `[n * grid^2, 3 * patch^2]`.
+    /// Logits `[n, classes]` of normalised images, f32 `[n, channels, height, width]`, or of the patches of images of the size
+    /// for which the network was built, `[n * tokens, channels * patch^2]`.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for images of another shape, and errors of `sites`.
+    /// [`ModelError::Config`] for images that the network cannot process, and errors of `sites`.
     pub fn forward(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
-        let (n, size) = (images.dim(0)?, self.config.image_size);
-        let (grid, patch) = (self.config.grid(), self.config.patch_size);
-        let patches = images.dims() == [n, 3 * patch * patch] && n.is_multiple_of(grid * grid);
-        if !patches && images.dims() != [n, 3, size, size] {
-            let problem = format!("the model takes [n, 3, {size}, {size}], not {:?}", images.dims());
-            return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
-        }
+        let (channels, patch) = (self.config.in_chans, self.config.patch_size);
+        let maps = match *images.dims() {
+            [rows, columns]
+                if columns == channels * patch * patch && rows.is_multiple_of(self.maps.tokens()) =>
+            {
+                Arc::clone(&self.maps)
+            }
+            [_, found, height, width] if found == channels => self.maps_of(Size::new(height, width))?,
+            ref other => {
+                let problem = format!("the model takes [n, {channels}, height, width], not {other:?}");
+                return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
+            }
+        };
         let mut segments = Segment::all(&self.config).into_iter();
-        segments.try_fold(images.clone(), |x, segment| self.run(segment, x, sites))
+        segments.try_fold(images.clone(), |x, segment| self.run_on(&maps, segment, x, sites))
     }
 
-    /// The output of one segment for its input `x`. A forward pass runs every segment of [`Segment::all`] on the
-    /// output of the one before.
+    /// The maps for images of `image` pixels.
+    fn maps_of(&self, image: Size) -> Result<Arc<Maps>, FloatError> {
+        if image == self.maps.image {
+            return Ok(Arc::clone(&self.maps));
+        }
+        Ok(Arc::new(Maps::new(&self.config, image, &self.device)?))
+    }
+
+    /// The output of one segment for its input `x`, of images of the size for which the network was built. A forward pass runs
+    /// every segment of [`Segment::all`] on the output of the one before.
     ///
     /// # Errors
     /// An input of another shape than [`Segment`] states, and errors of `sites`.
@@ -191,13 +177,24 @@ impl Swin {
     /// # Panics
     /// If the network does not have the segment.
     pub fn run(&self, segment: Segment, x: Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
+        self.run_on(&self.maps, segment, x, sites)
+    }
+
+    /// [`Swin::run`] for images of the size of `maps`.
+    fn run_on(
+        &self,
+        maps: &Maps,
+        segment: Segment,
+        x: Tensor,
+        sites: &mut dyn Sites,
+    ) -> Result<Tensor, FloatError> {
         match segment {
             Segment::Embed => self.embed(&x, sites),
-            Segment::Half(id, half) => self.half(id, half, x, sites),
+            Segment::Half(id, half) => self.half(&maps.stages[id.stage], (id, half), x, sites),
             Segment::Merge(stage) => {
                 let (norm, reduction) =
                     self.stages[stage].merge.as_ref().expect("the stage ends with merging");
-                let gather = &self.maps[stage].merge;
+                let gather = &maps.stages[stage].merge;
                 if self.config.post_norm() {
                     let x = linear(self.ops.gather(&x, gather)?, reduction, sites)?;
                     return Ok(self.ops.norm(&x, norm)?);
@@ -205,7 +202,7 @@ impl Swin {
                 linear(self.ops.gather_then_norm(&x, gather, norm)?, reduction, sites)
             }
             Segment::Head => {
-                let tokens = self.stages.last().expect("there is a stage").stage.tokens();
+                let tokens = maps.stages.last().expect("there is a stage").grid.tokens();
                 let x = self.ops.norm(&x, &self.norm)?;
                 let features = self.ops.mean_rows(&x, x.dim(0)? / tokens)?;
                 linear(features, &self.head, sites)
@@ -224,7 +221,7 @@ impl Swin {
         Ok(self.linear_mut(linear).set_bias(bias)?)
     }
 
-    /// Patch embedding: images `[n, 3, size, size]`, or their patches, to tokens `[n * grid^2, embed_dim]`.
+    /// Patch embedding: images `[n, channels, height, width]`, or their patches, to tokens `[n * tokens, embed_dim]`.
     fn embed(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
         let images = sites.activation(Site::Input(Linear::PatchEmbed), images.clone())?;
         let patches = if images.dims().len() == 2 { images } else { self.patches(&images)? };
@@ -242,15 +239,26 @@ impl Swin {
         Ok(x.reshape((rows / tokens, tokens, c))?.broadcast_add(position)?.reshape((rows, c))?)
     }
 
-    /// Gathers the values of each patch into a row: `[n, 3, size, size]` to `[n * grid^2, 3 * patch^2]`.
+    /// Gathers the values of each patch into a row: `[n, channels, height, width]` to `[n * tokens, channels * patch^2]`. Images
+    /// are padded with zeros to a multiple of the patch.
     fn patches(&self, images: &Tensor) -> Result<Tensor, FloatError> {
-        let (n, grid, patch) = (images.dim(0)?, self.config.grid(), self.config.patch_size);
-        let cut = images.reshape(vec![n, 3, grid, patch, grid, patch])?.permute(vec![0, 2, 4, 1, 3, 5])?;
-        Ok(cut.contiguous()?.reshape((n * grid * grid, 3 * patch * patch))?)
+        let ((n, channels, height, width), patch) = (images.dims4()?, self.config.patch_size);
+        let (rows, columns) = (height.div_ceil(patch), width.div_ceil(patch));
+        let pad = |x: &Tensor, dim, by| if by == 0 { Ok(x.clone()) } else { x.pad_with_zeros(dim, 0, by) };
+        let images = pad(&pad(images, 2, rows * patch - height)?, 3, columns * patch - width)?;
+        let cut = images.reshape(vec![n, channels, rows, patch, columns, patch])?;
+        let cut = cut.permute(vec![0, 2, 4, 1, 3, 5])?.contiguous()?;
+        Ok(cut.reshape((n * rows * columns, channels * patch * patch))?)
     }
 
-    fn half(&self, id: BlockId, half: Half, x: Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
-        let (weights, maps) = (&self.stages[id.stage], &self.maps[id.stage]);
+    fn half(
+        &self,
+        maps: &StageMaps,
+        (id, half): (BlockId, Half),
+        x: Tensor,
+        sites: &mut dyn Sites,
+    ) -> Result<Tensor, FloatError> {
+        let weights = &self.stages[id.stage];
         let context = BlockContext {
             stage: &weights.stage,
             post_norm: self.config.post_norm(),

@@ -1,4 +1,4 @@
-//! A Swin's parameters as tensors, and the index maps of its stages.
+//! A Swin's parameters as tensors.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use swinq_numerics::Gelu;
 use crate::attention::expand_bias;
 use crate::error::FloatError;
 use crate::ops::taped::FakeHidden;
-use crate::ops::{Gather, Norm, Ops, taped};
+use crate::ops::{Norm, Ops, taped};
 use crate::packed::{PackedAttention, PackedLinear, Packing};
 use swinq_model::ModelError;
 use swinq_model::arch::{Stage, SwinConfig, SwinVersion};
@@ -191,36 +191,6 @@ pub(super) struct StageWeights {
     pub merge: Option<(Norm, LinearWeights)>,
 }
 
-/// The index maps of one stage for one shift.
-pub(super) struct Windows {
-    pub partition: Gather,
-    pub reverse: Gather,
-    /// `[windows, n, n]`.
-    pub mask: Option<Tensor>,
-}
-
-impl Windows {
-    /// `masked` is added to the logits of tokens that must not attend to each other.
-    pub fn new(stage: &Stage, shift: usize, masked: f32, device: &Device) -> Result<Windows, FloatError> {
-        let partition = Gather::new(stage.tokens(), 1, stage.partition(shift));
-        let reverse = partition.inverse();
-        let mask =
-            stage.shift_regions(shift).map(|regions| mask(stage, &regions, masked, device)).transpose()?;
-        Ok(Windows { partition, reverse, mask })
-    }
-}
-
-fn mask(stage: &Stage, regions: &[u8], masked: f32, device: &Device) -> Result<Tensor, FloatError> {
-    let n = stage.window_tokens();
-    let mut mask = Vec::with_capacity(regions.len() * n);
-    for window in regions.chunks_exact(n) {
-        for a in window {
-            mask.extend(window.iter().map(|b| if a == b { 0.0 } else { masked }));
-        }
-    }
-    Ok(Tensor::from_vec(mask, (stage.windows(), n, n), device)?)
-}
-
 /// Looks up parameters by name.
 pub(super) struct Source<'a> {
     pub config: &'a SwinConfig,
@@ -323,7 +293,7 @@ impl Source<'_> {
             let index: Vec<u32> = stage.relative_position_index().into_iter().map(|i| i as u32).collect();
             expand_bias(table, &Tensor::new(index, table.device())?, stage)
         };
-        Ok(self.packing.pack_attention(stage, stage.shift_of(id.block), scales, bias)?)
+        Ok(self.packing.pack_attention(stage, id.block % 2 == 1, scales, bias)?)
     }
 
     pub fn stage(&self, stage: Stage) -> Result<StageWeights, FloatError> {

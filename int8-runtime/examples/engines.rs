@@ -39,7 +39,7 @@ fn rate(packed: &Arc<PackedModel>, options: CpuOptions, engines: usize, images: 
 fn main() {
     let model = std::env::args().nth(1).expect("MODEL.safetensors");
     let model = QuantizedModel::load(Path::new(&model)).expect("a quantized checkpoint");
-    let image = model.config.image_size * model.config.image_size * 3;
+    let image = model.config.image_size.area() * model.config.in_chans;
     let pixels = vec![128; BATCHES[1] * image];
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let options =

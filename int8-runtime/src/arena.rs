@@ -11,8 +11,13 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Bytes of all slots.
+    pub(crate) fn total(&self) -> usize {
+        self.bytes.iter().fold(0, |total: usize, &bytes| total.saturating_add(bytes))
+    }
+
     /// Places the tensors of `plan`. `bytes` returns the bytes of a tensor for one image, and `images` the
-    /// number of images for which the tensor needs room.
+    /// number of images for which the tensor needs room. Outputs keep their slots to the end.
     pub(crate) fn of_plan(
         plan: &Outline,
         bytes: impl Fn(&TensorSpec) -> usize,
@@ -21,13 +26,15 @@ impl Layout {
         let bytes = |(i, tensor)| images(TensorId(i)).saturating_mul(bytes(tensor));
         let bytes: Vec<usize> = plan.tensors.iter().enumerate().map(bytes).collect();
         let uses: Vec<_> = plan.steps.iter().map(|step| (step.input, step.output)).collect();
-        Layout::new(&uses, &bytes)
+        let kept: Vec<TensorId> = plan.outputs.iter().map(|output| output.tensor).collect();
+        Layout::new(&uses, &bytes, &kept)
     }
 
     /// Places tensors with the sizes `bytes`. `uses` lists the tensors that each step reads and writes, in
-    /// order. At its first use a tensor takes the free slot that must grow least.
-    pub(crate) fn new(uses: &[(TensorId, TensorId)], bytes: &[usize]) -> Layout {
-        let last_use = last_uses(uses, bytes.len());
+    /// order, and `kept` those that are read after the last step. At its first use a tensor takes the free slot that must grow least.
+    pub(crate) fn new(uses: &[(TensorId, TensorId)], bytes: &[usize], kept: &[TensorId]) -> Layout {
+        let mut last_use = last_uses(uses, bytes.len());
+        kept.iter().for_each(|tensor| last_use[tensor.0] = uses.len());
         let mut layout = Layout { slot: vec![None; bytes.len()], bytes: Vec::new() };
         let mut free: Vec<usize> = Vec::new();
         for (index, &(input, output)) in uses.iter().enumerate() {
@@ -75,7 +82,7 @@ mod tests {
         // Tensor 1 is a residual stream, which is alive from the first step to the last.
         let uses = [(0, 1), (1, 2), (2, 3), (3, 1), (1, 4), (4, 1), (1, 5)];
         let uses = uses.map(|(input, output)| (TensorId(input), TensorId(output)));
-        let layout = Layout::new(&uses, &[36, 16, 32, 64, 8, 4]);
+        let layout = Layout::new(&uses, &[36, 16, 32, 64, 8, 4], &[]);
         for index in 0..uses.len() {
             let alive = |t: usize| {
                 let touches = |&(input, output): &(TensorId, TensorId)| input.0 == t || output.0 == t;
@@ -89,5 +96,8 @@ mod tests {
         }
         assert_eq!(layout.slot[0], None);
         assert_eq!(layout.bytes.len(), 3);
+        // An output is alive to the end: tensor 2 keeps its slot after its last use.
+        let kept = Layout::new(&uses, &[36, 16, 32, 64, 8, 4], &[TensorId(2)]);
+        assert!((3..6).all(|other| kept.slot[other] != kept.slot[2]), "{:?}", kept.slot);
     }
 }

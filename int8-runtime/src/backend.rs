@@ -42,6 +42,14 @@ impl Backend {
         }
     }
 
+    /// The most pixels of an image; 0 stands for as many as half of the free memory holds.
+    pub(crate) fn max_pixels(&self) -> usize {
+        match self {
+            Backend::Cpu(options) => options.max_pixels,
+            Backend::Cuda(options) => options.max_pixels,
+        }
+    }
+
     /// Checks that the options are within their bounds.
     ///
     /// # Errors

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use swinq_cuda::Device;
 use swinq_kernels::Simulation;
-use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, SwinConfig, Transform};
-use swinq_plan::Outline;
+use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Size, SwinConfig, Transform};
+use swinq_plan::{Grids, Outline, Output, OutputKind, Rows};
 
 use crate::backend::Backend;
 use crate::cpu::{self, CpuOptions};
 use crate::cuda;
 use crate::error::RuntimeError;
+use crate::memory::available_memory;
 use crate::packed::{Lowered, PackedModel};
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
@@ -29,10 +30,44 @@ pub struct Engine {
     runner: Mutex<Runner>,
 }
 
+/// The most outputs of a network.
+const MOST_OUTPUTS: usize = 16;
+
+/// The name of the output of a classifier.
+pub const LOGITS: &str = "logits";
+
+/// Images of one size, before normalisation.
+#[derive(Clone, Copy, Debug)]
+pub struct Images<'a> {
+    /// Height and width in pixels.
+    pub size: Size,
+    /// u8 `[images, height, width, channels]`.
+    pub pixels: &'a [u8],
+}
+
+/// Memory for an output of a network.
+#[derive(Debug)]
+pub struct OutputMut<'a> {
+    /// The name of the output ([`Engine::outputs`]).
+    pub name: &'a str,
+    /// f32 `[images, rows, columns]` ([`Engine::output_shape`]).
+    pub values: &'a mut [f32],
+}
+
 /// The part that runs the launches.
 enum Runner {
-    Cpu(cpu::Runner),
+    Cpu(Box<cpu::Runner>),
     Cuda(Box<cuda::Runner>),
+}
+
+impl Runner {
+    /// Whether images of `size` are prepared.
+    fn has(&self, size: Size) -> bool {
+        match self {
+            Runner::Cpu(runner) => runner.has(size),
+            Runner::Cuda(runner) => runner.has(size),
+        }
+    }
 }
 
 impl Engine {
@@ -65,13 +100,12 @@ impl Engine {
         packed.check_suits(&backend)?;
         let (runner, threads) = match (&packed.lowered, &backend) {
             (Lowered::Cpu(lowered), Backend::Cpu(options)) => {
-                let runner = cpu::Runner::new(lowered, options)?;
+                let runner = cpu::Runner::new(lowered, packed.config(), options)?;
                 let threads = runner.threads();
-                (Runner::Cpu(runner), threads)
+                (Runner::Cpu(Box::new(runner)), threads)
             }
             (Lowered::Cuda(lowered), Backend::Cuda(options)) => {
-                let SwinConfig { image_size, num_classes, .. } = *packed.config();
-                let runner = cuda::Runner::new(lowered, *options, image_size, num_classes)?;
+                let runner = cuda::Runner::new(lowered, packed.config(), *options)?;
                 (Runner::Cuda(Box::new(runner)), 1)
             }
             _ => unreachable!("`check_suits` compares the backends"),
@@ -130,9 +164,38 @@ impl Engine {
         self.config().num_classes
     }
 
-    /// Side of the input in pixels.
-    pub fn input_size(&self) -> usize {
+    /// Height and width of the images for which the network was built, in pixels.
+    pub fn input_size(&self) -> Size {
         self.config().image_size
+    }
+
+    /// Channels of an image.
+    pub fn channels(&self) -> usize {
+        self.config().in_chans
+    }
+
+    /// Bytes of an image of [`Engine::input_size`].
+    pub fn image_bytes(&self) -> usize {
+        self.bytes_of(self.input_size())
+    }
+
+    /// The outputs of the network, in the order in which it computes them.
+    pub fn outputs(&self) -> &[Output] {
+        &self.packed.plan.outputs
+    }
+
+    /// Rows and columns of `output` for one image of `size`.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Model`] for an image that the network cannot process.
+    pub fn output_shape(&self, output: &Output, size: Size) -> Result<[usize; 2], RuntimeError> {
+        let spec = self.packed.plan.tensor(output.tensor);
+        let rows = match spec.rows {
+            Rows::One => 1,
+            rows if size == self.input_size() => self.packed.plan.own.rows(rows),
+            rows => Grids::new(self.config(), size)?.rows(rows),
+        };
+        Ok([rows, spec.columns])
     }
 
     /// The most images that run at a time; larger batches are split.
@@ -145,23 +208,24 @@ impl Engine {
         self.threads
     }
 
-    /// Scores of the images of `batch`.
+    /// Scores of the images of `batch`, which may have any size that the network can process.
     ///
     /// # Errors
-    /// Images of another size, pixels that are not the batch's images, or an error of [`Engine::infer_into`].
+    /// Another number of channels, pixels that are not the batch's images, or an error of [`Engine::run`].
     pub fn infer(&self, batch: &Batch) -> Result<Logits, RuntimeError> {
-        let (size, classes) = (self.input_size(), self.classes());
-        if batch.size != size {
-            return Err(RuntimeError::ImageSize { got: batch.size, expected: size });
+        let (expected, classes) = (self.channels(), self.classes());
+        if batch.channels != expected {
+            return Err(RuntimeError::Channels { got: batch.channels, expected });
         }
-        self.check_pixels(&batch.pixels, batch.len())?;
+        self.check_pixels(&batch.pixels, batch.len(), batch.size)?;
         let mut values = vec![0.0; batch.len() * classes];
-        self.infer_into(&batch.pixels, &mut values)?;
+        let mut outputs = [OutputMut { name: LOGITS, values: &mut values }];
+        self.run(Images { size: batch.size, pixels: &batch.pixels }, &mut outputs)?;
         Ok(Logits { values, classes })
     }
 
-    /// Scores of `logits.len() / classes` images: `pixels` is u8 `[images, size, size, 3]`, `logits` is f32
-    /// `[images, classes]`. On a CPU it allocates nothing once every batch size has been seen. On a GPU, the
+    /// Scores of `logits.len() / classes` images of [`Engine::input_size`]: `pixels` is u8 `[images, height, width, channels]`,
+    /// `logits` is f32 `[images, classes]`. On a CPU it allocates nothing once every batch size has been seen. On a GPU, the
     /// parts of a batch that is split overlap: while one part is computed, another is copied (except with
     /// [`CudaOptions::nvtx`]).
     ///
@@ -183,29 +247,99 @@ impl Engine {
         pixels: &[u8],
         logits: &mut [f32],
     ) -> Result<(), RuntimeError> {
-        self.check_images(each)?;
         let classes = self.classes();
-        let images = logits.len() / classes;
-        if images * classes != logits.len() {
+        if !logits.len().is_multiple_of(classes) {
             return Err(RuntimeError::LogitCount { values: logits.len(), classes });
         }
-        self.check_pixels(pixels, images)?;
-        if images == 0 {
-            return Ok(());
-        }
-        match &mut *self.lock() {
-            Runner::Cpu(runner) => {
-                let image_bytes = self.image_bytes();
-                let parts = pixels.chunks(each * image_bytes).zip(logits.chunks_mut(each * classes));
-                parts.for_each(|(pixels, logits)| runner.infer(pixels.len() / image_bytes, pixels, logits));
-            }
-            Runner::Cuda(runner) => runner.infer((images, each), pixels, logits)?,
-        }
-        check_finite(logits, classes)
+        let images = Images { size: self.input_size(), pixels };
+        self.check_pixels(pixels, logits.len() / classes, images.size)?;
+        self.run_in_batches(each, images, &mut [OutputMut { name: LOGITS, values: logits }])
     }
 
-    /// Prepares for batches of `images` images. On a GPU this chooses kernels and records the graph of the
-    /// batch size; without it, the first inference of the size does so. On a CPU, or if the size is already
+    /// Computes `outputs` of `images`, which may have any size that the network can process. What depends on the size is
+    /// prepared at its first use and kept for the sizes used last, beside the network's own size. Images larger than the
+    /// network's own run fewer at a time, so that a batch takes no more memory.
+    ///
+    /// # Errors
+    /// An image that the network cannot process, or that needs more memory than allowed; pixels that are not whole images; an
+    /// output that the network does not have, is asked for twice, or has other values than its memory; a score that is not
+    /// finite; a GPU that fails.
+    pub fn run(&self, images: Images<'_>, outputs: &mut [OutputMut<'_>]) -> Result<(), RuntimeError> {
+        self.run_in_batches(self.max_batch(), images, outputs)
+    }
+
+    fn run_in_batches(
+        &self,
+        each: usize,
+        images: Images<'_>,
+        outputs: &mut [OutputMut<'_>],
+    ) -> Result<(), RuntimeError> {
+        self.check_images(each)?;
+        let Images { size, pixels } = images;
+        let count = self.count(images)?;
+        let mut memory = self.memory_of(outputs, size, count)?;
+        let memory = &mut memory[..self.outputs().len()];
+        if count == 0 {
+            return Ok(());
+        }
+        let mut runner = self.lock();
+        if !runner.has(size) {
+            self.check_memory(&runner, size)?;
+        }
+        match &mut *runner {
+            Runner::Cpu(runner) => {
+                let (each, image_bytes) = (each.min(runner.prepare(size)?), self.bytes_of(size));
+                let outputs = memory.len();
+                for (part, pixels) in pixels.chunks(each * image_bytes).enumerate() {
+                    let (first, images) = (part * each, pixels.len() / image_bytes);
+                    let mut parts = [const { None }; MOST_OUTPUTS];
+                    for (part, values) in parts.iter_mut().zip(memory.iter_mut()) {
+                        *part = values.as_deref_mut().map(|values| {
+                            let len = values.len() / count;
+                            &mut values[first * len..][..images * len]
+                        });
+                    }
+                    runner.infer(images, size, pixels, &mut parts[..outputs])?;
+                }
+            }
+            Runner::Cuda(runner) => runner.infer((count, each), size, pixels, memory)?,
+        }
+        let logits =
+            self.outputs().iter().zip(memory).filter(|(output, _)| output.kind == OutputKind::Logits);
+        logits
+            .filter_map(|(_, values)| values.as_deref())
+            .try_for_each(|logits| check_finite(logits, self.classes()))
+    }
+
+    /// The memory of each output of the network for `count` images of `size`, or `None` for an output that is not asked for.
+    fn memory_of<'o>(
+        &self,
+        outputs: &'o mut [OutputMut<'_>],
+        size: Size,
+        count: usize,
+    ) -> Result<[Option<&'o mut [f32]>; MOST_OUTPUTS], RuntimeError> {
+        let mut memory = [const { None }; MOST_OUTPUTS];
+        for OutputMut { name, values } in outputs {
+            let known = self.outputs().iter().position(|output| output.name == *name);
+            let Some(index) = known.filter(|&index| memory[index].is_none()) else {
+                let names: Vec<&str> = self.outputs().iter().map(|output| &output.name[..]).collect();
+                return Err(RuntimeError::Output { name: (*name).to_owned(), names: names.join(", ") });
+            };
+            let [rows, columns] = self.output_shape(&self.outputs()[index], size)?;
+            if values.len() != count * rows * columns {
+                return Err(RuntimeError::OutputLength {
+                    name: (*name).to_owned(),
+                    values: values.len(),
+                    shape: [count, rows, columns],
+                });
+            }
+            memory[index] = Some(&mut **values);
+        }
+        Ok(memory)
+    }
+
+    /// Prepares for batches of `images` images of [`Engine::input_size`]. On a GPU this chooses kernels and records the graph of
+    /// the batch size; without it, the first inference of the size does so. On a CPU, or if the size is already
     /// prepared, it does nothing.
     ///
     /// # Errors
@@ -214,21 +348,21 @@ impl Engine {
         self.check_images(images)?;
         match &mut *self.lock() {
             Runner::Cpu(_) => Ok(()),
-            Runner::Cuda(runner) => runner.prepare(images),
+            Runner::Cuda(runner) => runner.prepare(images, self.input_size()),
         }
     }
 
-    /// The time of each launch in a forward of the first (at most `max_batch`) images of `pixels`: on a CPU
-    /// the median of `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
+    /// The time of each launch in a forward of the first (at most `max_batch`) of `pixels`, images of [`Engine::input_size`]: on
+    /// a CPU the median of `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
     ///
     /// # Errors
     /// `pixels` is not one or more whole images, or the GPU fails.
     pub fn profile(&self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
-        let (images, pixels) = self.first_batch(pixels)?;
+        let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
         match &mut *self.lock() {
             Runner::Cpu(runner) => {
                 let runs = u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
-                Ok(runner.profile(images, pixels, runs))
+                runner.profile(images, size, pixels, runs)
             }
             Runner::Cuda(runner) => runner.profile(images, pixels),
         }
@@ -250,15 +384,15 @@ impl Engine {
         lowered.simulate(threads, images, &pixels).map(Some)
     }
 
-    /// Runs the launches one by one over the first (at most `max_batch`) images of `pixels`, and collects the
-    /// result of each launch.
+    /// Runs the launches one by one over the first (at most `max_batch`) of `pixels`, images of [`Engine::input_size`], and
+    /// collects the result of each launch.
     ///
     /// # Errors
     /// `pixels` is not one or more whole images, the system refuses memory, or the GPU fails.
     pub fn trace(&self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
-        let (images, pixels) = self.first_batch(pixels)?;
+        let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
         match &mut *self.lock() {
-            Runner::Cpu(runner) => runner.trace(images, pixels),
+            Runner::Cpu(runner) => runner.trace(images, size, pixels),
             Runner::Cuda(runner) => runner.trace(images, pixels),
         }
     }
@@ -295,15 +429,63 @@ impl Engine {
         self.runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    fn image_bytes(&self) -> usize {
-        3 * self.input_size().pow(2)
+    /// Bytes of an image of `size`.
+    fn bytes_of(&self, size: Size) -> usize {
+        size.area() * self.channels()
     }
 
-    fn check_pixels(&self, pixels: &[u8], images: usize) -> Result<(), RuntimeError> {
-        if images.checked_mul(self.image_bytes()) == Some(pixels.len()) {
+    fn check_pixels(&self, pixels: &[u8], images: usize, size: Size) -> Result<(), RuntimeError> {
+        let sides = [size.height, size.width, self.channels(), images];
+        let bytes = sides.iter().try_fold(1usize, |bytes, &side| bytes.checked_mul(side));
+        if bytes == Some(pixels.len()) {
             return Ok(());
         }
-        Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size: self.input_size() })
+        Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size, channels: self.channels() })
+    }
+
+    /// The number of `images`.
+    fn count(&self, Images { size, pixels }: Images<'_>) -> Result<usize, RuntimeError> {
+        let sides = [size.height, size.width, self.channels()];
+        let bytes = sides.iter().try_fold(1usize, |bytes, &side| bytes.checked_mul(side));
+        match bytes {
+            Some(bytes) if bytes > 0 && pixels.len().is_multiple_of(bytes) => Ok(pixels.len() / bytes),
+            _ => {
+                let channels = self.channels();
+                Err(RuntimeError::PixelCount { bytes: pixels.len(), images: 1, size, channels })
+            }
+        }
+    }
+
+    /// Refuses an image that needs more memory than allowed, before any is asked for.
+    fn check_memory(&self, runner: &Runner, size: Size) -> Result<(), RuntimeError> {
+        if size.area() <= self.input_size().area() {
+            return Ok(());
+        }
+        let grids = Grids::new(self.config(), size)?;
+        let needed = match &self.packed.lowered {
+            Lowered::Cpu(lowered) => lowered.image_bytes(&grids),
+            Lowered::Cuda(lowered) => lowered.image_bytes(&grids),
+        };
+        let allowed = match self.backend.max_pixels() {
+            0 => self.free_memory(runner)?,
+            most => (needed as f64 * most as f64 / size.area() as f64) as usize,
+        };
+        if needed <= allowed {
+            return Ok(());
+        }
+        Err(RuntimeError::ImageTooLarge { size, needed, allowed })
+    }
+
+    /// Half of the free memory, or what the runner holds if that is more, because an image that fits into that takes no more.
+    fn free_memory(&self, runner: &Runner) -> Result<usize, RuntimeError> {
+        let (free, held) = match (&self.packed.lowered, runner) {
+            (Lowered::Cuda(lowered), Runner::Cuda(runner)) => {
+                (lowered.device().memory()?.0, runner.held_bytes())
+            }
+            (_, Runner::Cpu(runner)) => (available_memory().unwrap_or(usize::MAX), runner.held_bytes()),
+            _ => unreachable!("weights and runner are of one backend"),
+        };
+        Ok((free / 2).max(held))
     }
 
     fn check_images(&self, images: usize) -> Result<(), RuntimeError> {
@@ -318,7 +500,7 @@ impl Engine {
     fn first_batch<'a>(&self, pixels: &'a [u8]) -> Result<(usize, &'a [u8]), RuntimeError> {
         let image_bytes = self.image_bytes();
         let images = pixels.len() / image_bytes;
-        self.check_pixels(pixels, images.max(1))?;
+        self.check_pixels(pixels, images.max(1), self.input_size())?;
         let images = images.min(self.max_batch());
         Ok((images, &pixels[..images * image_bytes]))
     }
@@ -338,8 +520,12 @@ impl Classifier for Engine {
         Engine::classes(self)
     }
 
-    fn input_size(&self) -> usize {
+    fn input_size(&self) -> Size {
         Engine::input_size(self)
+    }
+
+    fn channels(&self) -> usize {
+        Engine::channels(self)
     }
 
     fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {

@@ -2,7 +2,7 @@
 
 use swinq_cuda::CudaError;
 use swinq_kernels::CpuError;
-use swinq_model::ModelError;
+use swinq_model::{ModelError, Size};
 
 /// An error of the engine.
 #[derive(Debug, thiserror::Error)]
@@ -36,13 +36,16 @@ pub enum RuntimeError {
     },
     /// The system has too little memory for the engine's buffers.
     #[error(
-        "the system refuses {bytes} bytes for the buffers of batches of {images} images; choose a smaller max_batch"
+        "the system refuses {bytes} bytes for the buffers of batches of {images} images of {size} pixels; choose a smaller \
+         max_batch"
     )]
     OutOfMemory {
         /// Bytes of the buffer that was refused.
         bytes: usize,
         /// Number of images that it has to hold.
         images: usize,
+        /// Height and width of an image.
+        size: Size,
     },
     /// A number of images that the engine cannot run at once.
     #[error("{images} images: this engine runs 1 to {max_batch} at a time (max_batch)")]
@@ -70,23 +73,56 @@ pub enum RuntimeError {
         /// Architecture of the runner.
         expected: String,
     },
-    /// A batch of the wrong image size.
-    #[error("images of {got} x {got} pixels given to a model for {expected} x {expected}")]
-    ImageSize {
-        /// Side of the images given.
+    /// Images with another number of channels than the network takes.
+    #[error("images of {got} channels given to a model for {expected}")]
+    Channels {
+        /// Channels of the images.
         got: usize,
-        /// Side of the model's input.
+        /// Channels that the network takes.
         expected: usize,
     },
     /// The number of pixels does not match the number of images.
-    #[error("{bytes} bytes of pixels for {images} images of {size} x {size} x 3")]
+    #[error("{bytes} bytes of pixels for {images} images of {} x {} x {channels}", size.height, size.width)]
     PixelCount {
         /// Bytes given.
         bytes: usize,
         /// Number of images that the caller stated.
         images: usize,
-        /// Side of the model's input.
-        size: usize,
+        /// Height and width of an image.
+        size: Size,
+        /// Channels of an image.
+        channels: usize,
+    },
+    /// An image that needs more memory than allowed.
+    #[error(
+        "an image of {size} pixels needs {needed} bytes of buffers, and {allowed} are allowed; use smaller images, or a \
+         larger max_pixels"
+    )]
+    ImageTooLarge {
+        /// Height and width of the image.
+        size: Size,
+        /// Bytes of the tensors of one image.
+        needed: usize,
+        /// Bytes that they may take.
+        allowed: usize,
+    },
+    /// An output that the network does not have, or that is asked for twice.
+    #[error("output `{name}`: the network has the outputs {names}, each of which may be asked for once")]
+    Output {
+        /// The name.
+        name: String,
+        /// The names of all outputs.
+        names: String,
+    },
+    /// Memory that does not hold an output.
+    #[error("room for {values} values of output `{name}`, whose shape is {shape:?}")]
+    OutputLength {
+        /// The name of the output.
+        name: String,
+        /// Number of values that the memory holds.
+        values: usize,
+        /// Images, rows and columns.
+        shape: [usize; 3],
     },
     /// The memory for scores does not hold a whole number of images.
     #[error("room for {values} scores is not a whole number of images of {classes} classes")]

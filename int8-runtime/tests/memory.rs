@@ -1,4 +1,5 @@
-//! Weights are packed once for any number of engines, and inferences after the first three allocate nothing. INT8
+//! Weights are packed once for any number of engines, and inferences after the first allocate nothing, also of several image
+//! sizes in turn. INT8
 //! weights are not on the heap; those in f32, and what belongs to INT8 weights, show that they are shared.
 
 #[path = "it/common.rs"]
@@ -9,7 +10,8 @@ use std::sync::Arc;
 
 use common::{RECIPES, SIZE, model, pixels};
 use dhat::HeapStats;
-use swinq_int8_runtime::{Backend, CpuOptions, Engine, PackedModel};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine, Images, LOGITS, OutputMut, PackedModel};
+use swinq_model::{QuantizedModel, Size, SwinConfig, WindowPolicy};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;
@@ -23,26 +25,46 @@ fn backend() -> Backend {
 fn blocks_of_100_inferences(engine: &Engine) -> u64 {
     let pixels = pixels(IMAGES);
     let mut logits = vec![0.0; IMAGES * engine.classes()];
-    for _ in 0..3 {
-        engine.infer_into(&pixels, &mut logits).unwrap();
-    }
+    blocks_of_100(|_| engine.infer_into(&pixels, &mut logits).unwrap())
+}
+
+/// Allocations of 100 calls of `infer`, which gets their number, after the first twelve.
+fn blocks_of_100(mut infer: impl FnMut(usize)) -> u64 {
+    (0..12).for_each(&mut infer);
     // The allocator counts every thread, also the test harness's own, which allocates now and then. An inference that
     // allocates does so in every round.
     let mut round = || {
         let before = HeapStats::get().total_blocks;
-        for _ in 0..100 {
-            engine.infer_into(&pixels, &mut logits).unwrap();
-        }
+        (0..100).for_each(&mut infer);
         HeapStats::get().total_blocks - before
     };
     (0..5).map(|_| round()).min().unwrap()
 }
 
+/// Allocations of 100 inferences of images of four sizes in turn.
+fn blocks_of_four_sizes(engine: &Engine) -> u64 {
+    let sizes = [(SIZE, SIZE), (48, 32), (40, 72), (64, 64)].map(|(height, width)| Size::new(height, width));
+    let pixels = vec![7; 64 * 64 * 3];
+    let mut logits = vec![0.0; engine.classes()];
+    blocks_of_100(|call| {
+        let size = sizes[call % sizes.len()];
+        let images = Images { size, pixels: &pixels[..size.area() * 3] };
+        engine.run(images, &mut [OutputMut { name: LOGITS, values: &mut logits }]).unwrap();
+    })
+}
+
+/// [`model`] of a library that pads images of any size.
+fn padding(recipe: &str) -> QuantizedModel {
+    let model = model(recipe);
+    let config = SwinConfig { window_policy: WindowPolicy::HuggingFace, ..model.config.clone() };
+    QuantizedModel { config, ..model }
+}
+
 // All checks are in one test, because the allocator counts the allocations of all threads of the process.
 #[test]
 fn engines_share_weights_and_inferences_allocate_nothing() {
-    let models = RECIPES.map(|recipe| (recipe, model(recipe)));
-    assert_eq!(models[0].1.config.image_size, SIZE);
+    let models = RECIPES.map(|recipe| (recipe, padding(recipe)));
+    assert_eq!(models[0].1.config.image_size, Size::square(SIZE));
     let _profiler = dhat::Profiler::builder().testing().build();
     let held = || HeapStats::get().curr_bytes;
     for (recipe, model) in &models {
@@ -58,6 +80,7 @@ fn engines_share_weights_and_inferences_allocate_nothing() {
         assert!(one < weights / 2 && two <= one + 4096, "{recipe}: {weights}, {one}, {two} bytes");
         for engine in [&first, &second] {
             assert_eq!(blocks_of_100_inferences(engine), 0, "{recipe}");
+            assert_eq!(blocks_of_four_sizes(engine), 0, "{recipe}, four sizes");
         }
     }
     let before = HeapStats::get().total_blocks;

@@ -82,20 +82,20 @@ pub fn of_swin(size: SwinSize, batch: usize) -> Vec<Named> {
         SwinSize::Large => "large",
     };
     let config = SwinConfig::official(&format!("swin_{name}_patch4_window7_224"));
-    let stages = config.expect("a shipped configuration").stages();
+    let config = config.expect("a shipped configuration");
     let mut products = Vec::new();
-    for stage in stages {
+    for (stage, grid) in config.stages().into_iter().zip(config.own_grids()) {
         let mut push = |layer: &str, count, rows, n, k| {
             let name = format!("stage {} {layer}", stage.index + 1);
             products.push(Named { name, count, shape: Shape { m: batch * rows, n, k } });
         };
-        let (dim, windowed) = (stage.dim, stage.padded * stage.padded);
+        let (dim, windowed) = (stage.dim, grid.window_rows());
         push("qkv", stage.depth, windowed, 3 * dim, dim);
         push("proj", stage.depth, windowed, dim, dim);
-        push("fc1", stage.depth, stage.tokens(), stage.hidden, dim);
-        push("fc2", stage.depth, stage.tokens(), dim, stage.hidden);
+        push("fc1", stage.depth, grid.tokens(), stage.hidden, dim);
+        push("fc2", stage.depth, grid.tokens(), dim, stage.hidden);
         if stage.merge {
-            push("reduction", 1, stage.merged_grid().pow(2), 2 * dim, 4 * dim);
+            push("reduction", 1, grid.merged().area(), 2 * dim, 4 * dim);
         }
     }
     products

@@ -1,30 +1,24 @@
-//! The architecture of a Swin: its configuration, and the geometry of each stage that follows from it.
+//! The architecture of a Swin: its configuration, its stages, and the token grids of an image.
 //!
 //! Papers: Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", ICCV 2021, and "Swin
 //! Transformer V2: Scaling Up Capacity and Resolution", CVPR 2022.
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+pub use swinq_numerics::Size;
+
+use crate::site::{Linear, all_linears};
 
 mod check;
+mod grid;
 mod official;
+pub(crate) mod size;
 mod stage;
+mod window;
 
+pub(crate) use check::sides;
+pub use grid::Grid;
 pub use stage::Stage;
-
-/// The rule for a stage whose token grid is not a multiple of the window.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum WindowPolicy {
-    /// Microsoft's rule. A stage no larger than the window uses its own side as the window. Every other grid must be a
-    /// multiple of the window, and every grid to merge must be even; other sizes are refused.
-    Microsoft,
-    /// The rule of timm and Hugging Face. The window shrinks as under Microsoft's rule. Other grids are padded after the
-    /// norm with zeros, up to a multiple of the window; odd grids are padded with zeros before merging.
-    ShrinkAndPad,
-    /// torchvision's rule. The window keeps its size and every grid is padded to a multiple of it. A stage that one
-    /// window covers is not shifted.
-    Pad,
-}
+pub use window::WindowPolicy;
 
 /// Version of the Swin Transformer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,6 +55,17 @@ impl SwinVersion {
 /// Added to the logits of tokens that must not attend to each other, except where [`SwinConfig::mask`] says otherwise.
 const MASK: f64 = -100.0;
 
+/// Channels of an RGB image.
+const RGB: usize = 3;
+
+fn is_rgb(channels: &usize) -> bool {
+    *channels == RGB
+}
+
+fn rgb() -> usize {
+    RGB
+}
+
 fn is_common_mask(mask: &f64) -> bool {
     *mask == MASK
 }
@@ -74,15 +79,19 @@ fn common_mask() -> f64 {
 /// It comes from Microsoft's YAML, from a directory's `config.json`, or from [`SwinConfig::official`]. Call
 /// [`SwinConfig::validate`] before use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub struct SwinConfig {
     /// Name, for messages and reports.
     pub name: String,
     /// Version of the network. Files name it only where it is not V1.
     #[serde(default, skip_serializing_if = "SwinVersion::is_v1")]
     pub version: SwinVersion,
-    /// Input side in pixels; inputs are square.
-    pub image_size: usize,
+    /// Image size for which the network was built, in pixels. Files have a number if it is square, else `[height, width]`.
+    #[serde(with = "size")]
+    pub image_size: Size,
+    /// Channels of an image. Files state them only where they are not 3.
+    #[serde(default = "rgb", skip_serializing_if = "is_rgb")]
+    pub in_chans: usize,
     /// Side of a patch in pixels.
     pub patch_size: usize,
     /// Number of classes.
@@ -93,8 +102,9 @@ pub struct SwinConfig {
     pub depths: Vec<usize>,
     /// Attention heads per stage.
     pub num_heads: Vec<usize>,
-    /// Side of an attention window in tokens.
-    pub window_size: usize,
+    /// Attention window in tokens, in files as `image_size`. The window of a stage may be smaller ([`SwinConfig::stages`]).
+    #[serde(with = "size")]
+    pub window_size: Size,
     /// Hidden width of the MLP divided by the stage's channels.
     pub mlp_ratio: f64,
     /// Whether the QKV projection has a bias.
@@ -110,7 +120,7 @@ pub struct SwinConfig {
     /// The rule for grids that are not a multiple of the window.
     pub window_policy: WindowPolicy,
     /// Added to the logits of two tokens of one window that are not neighbours in the image
-    /// ([`Stage::shift_regions`]): -100, or -200 for Swin V2 of transformers, which adds its mask twice. Logits of V2 may
+    /// ([`Stage::mask_regions`]): -100, or -200 for Swin V2 of transformers, which adds its mask twice. Logits of V2 may
     /// be lower than -100, so this is not minus infinity. Files state it only where it is not -100.
     #[serde(default = "common_mask", skip_serializing_if = "is_common_mask")]
     pub mask: f64,
@@ -126,11 +136,6 @@ impl SwinConfig {
         (dim as f64 * self.mlp_ratio) as usize
     }
 
-    /// Side of the token grid after the patch embedding.
-    pub fn grid(&self) -> usize {
-        self.image_size / self.patch_size
-    }
-
     /// Channels of the last stage.
     pub fn features(&self) -> usize {
         self.embed_dim << (self.depths.len() - 1)
@@ -142,33 +147,63 @@ impl SwinConfig {
         self.qk_scale.unwrap_or_else(|| (stage.head_dim() as f64).powf(-0.5)) as f32
     }
 
-    /// The geometry of every stage.
+    /// Every stage. Its window is that of the image size for which the network was built.
     pub fn stages(&self) -> Vec<Stage> {
-        let mut grid = self.grid();
-        let mut stages = Vec::with_capacity(self.depths.len());
-        for (index, (&depth, &heads)) in self.depths.iter().zip(&self.num_heads).enumerate() {
+        let of_stage = |(index, own): (usize, Size)| {
             let dim = self.embed_dim << index;
-            let covered = grid <= self.window_size;
-            let window = match self.window_policy {
-                WindowPolicy::Pad => self.window_size,
-                _ => self.window_size.min(grid),
-            };
-            let stage = Stage {
+            Stage {
                 index,
-                depth,
+                depth: self.depths[index],
                 dim,
-                heads,
+                heads: self.num_heads[index],
                 hidden: self.hidden(dim),
-                grid,
-                window,
-                shift: if covered { 0 } else { self.window_size / 2 },
-                padded: grid.next_multiple_of(window),
+                window: self.window_policy.rule(self.window_size, own, own).window,
+                shift: self.window_size.map(|side| side / 2),
                 merge: index + 1 < self.depths.len(),
+            }
+        };
+        self.deciding_grids(self.image_size).into_iter().enumerate().map(of_stage).collect()
+    }
+
+    /// The token grid of every stage for the image size for which the network was built.
+    pub fn own_grids(&self) -> Vec<Grid> {
+        self.grids_unchecked(self.image_size)
+    }
+
+    /// Tokens of an image of `image` pixels after the patch embedding.
+    fn patches(&self, image: Size) -> Size {
+        image.map(|side| side.div_ceil(self.patch_size))
+    }
+
+    /// The token grid of every stage for an image of `image` pixels.
+    fn grids_unchecked(&self, image: Size) -> Vec<Grid> {
+        let mut size = self.patches(image);
+        let of_stage = |(own, deciding): (Size, Size)| {
+            let rule = self.window_policy.rule(self.window_size, own, deciding);
+            let grid = Grid {
+                size,
+                window: rule.window,
+                shift: rule.shift,
+                padded: size.zip(rule.window, |side, window| side.next_multiple_of(window.max(1))),
+                shifts_first: self.window_policy.shifts_first(),
             };
-            grid = stage.merged_grid();
-            stages.push(stage);
-        }
-        stages
+            size = grid.merged();
+            grid
+        };
+        self.deciding_grids(self.image_size)
+            .into_iter()
+            .zip(self.deciding_grids(image))
+            .map(of_stage)
+            .collect()
+    }
+
+    /// For every stage the grid of an image of `image` pixels by which the policy decides.
+    fn deciding_grids(&self, image: Size) -> Vec<Size> {
+        let halved = |side: usize, stage: usize| match self.window_policy.rounds_down() {
+            true => (side / self.patch_size) >> stage,
+            false => side.div_ceil(self.patch_size).div_ceil(1 << stage),
+        };
+        (0..self.depths.len()).map(|stage| image.map(|side| halved(side, stage))).collect()
     }
 
     /// Whether the norms of a block follow its branches, and the norm of patch merging its reduction: true for Swin V2.
@@ -186,20 +221,80 @@ impl SwinConfig {
         format!("{}.{key}", self.version.section())
     }
 
-    /// Multiply-accumulates of one image's forward pass, in the linear layers and in attention.
+    /// Multiply-accumulates of the forward pass of one image of the size for which the network was built, in the linear
+    /// layers and in attention.
     pub fn macs(&self) -> u64 {
-        let patches = self.grid().pow(2) * self.embed_dim * 3 * self.patch_size.pow(2);
-        let mut macs = (patches + self.features() * self.num_classes) as u64;
-        for stage in self.stages() {
-            let rows = stage.padded * stage.padded;
-            let attention = rows * (4 * stage.dim * stage.dim + 2 * stage.window_tokens() * stage.dim);
-            let mlp = stage.tokens() * 2 * stage.dim * stage.hidden;
-            macs += (stage.depth * (attention + mlp)) as u64;
-            if stage.merge {
-                macs += (stage.merged_grid().pow(2) * 8 * stage.dim * stage.dim) as u64;
+        let (stages, grids) = (self.stages(), self.own_grids());
+        let attention = stages.iter().zip(&grids).map(|(stage, grid)| {
+            (stage.depth * grid.window_rows() * 2 * stage.window_tokens() * stage.dim) as u64
+        });
+        attention.sum::<u64>()
+            + all_linears(self).into_iter().map(|linear| self.linear_macs(linear)).sum::<u64>()
+    }
+
+    /// Multiply-accumulates of a linear layer, for an image of the size for which the network was built.
+    pub(crate) fn linear_macs(&self, linear: Linear) -> u64 {
+        let (grids, stages) = (self.own_grids(), self.stages());
+        let macs = match linear {
+            Linear::PatchEmbed => {
+                grids[0].tokens() * self.embed_dim * self.in_chans * self.patch_size * self.patch_size
             }
-        }
-        macs
+            Linear::Head => self.features() * self.num_classes,
+            Linear::Reduction(s) => grids[s].merged().area() * 8 * stages[s].dim * stages[s].dim,
+            Linear::Qkv(b) => grids[b.stage].window_rows() * 3 * stages[b.stage].dim * stages[b.stage].dim,
+            Linear::Proj(b) => grids[b.stage].window_rows() * stages[b.stage].dim * stages[b.stage].dim,
+            Linear::Fc1(b) | Linear::Fc2(b) => {
+                grids[b.stage].tokens() * stages[b.stage].dim * stages[b.stage].hidden
+            }
+        };
+        macs as u64
+    }
+}
+
+impl SwinConfig {
+    /// The policy in files. A rule that gives the network's own image size the geometry of [`WindowPolicy::ShrinkAndPad`] is
+    /// stored as that in files of version 2.
+    pub(crate) fn stored_policy(&self) -> WindowPolicy {
+        let common = SwinConfig { window_policy: WindowPolicy::ShrinkAndPad, ..self.clone() };
+        let same = self.window_policy.is_shrink_and_pad()
+            && self.is_square_rgb()
+            && common.stages() == self.stages()
+            && common.own_grids().iter().zip(self.own_grids()).all(|(common, own)| common.reads_like(&own));
+        if same { common.window_policy } else { self.window_policy }
+    }
+
+    /// Whether a file needs version 3 of the format, because version 2 cannot state this architecture.
+    pub(crate) fn needs_version_3(&self) -> bool {
+        use WindowPolicy::{Microsoft, Pad, ShrinkAndPad};
+        !(self.is_square_rgb() && matches!(self.stored_policy(), Microsoft | Pad | ShrinkAndPad))
+    }
+
+    /// Whether files state both architectures alike, whatever their names. A file need not name the library whose window policy
+    /// the network has.
+    pub fn is_stated_like(&self, other: &SwinConfig) -> bool {
+        let stated = |config: &SwinConfig| SwinConfig {
+            name: String::new(),
+            window_policy: config.stored_policy(),
+            ..config.clone()
+        };
+        stated(self) == stated(other)
+    }
+
+    fn is_square_rgb(&self) -> bool {
+        self.image_size.side().is_some() && self.window_size.side().is_some() && self.in_chans == RGB
+    }
+}
+
+impl Serialize for SwinConfig {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let stored = SwinConfig { window_policy: self.stored_policy(), ..self.clone() };
+        SwinConfig::serialize(&stored, serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for SwinConfig {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<SwinConfig, D::Error> {
+        SwinConfig::deserialize(deserializer)
     }
 }
 
@@ -209,13 +304,14 @@ impl Default for SwinConfig {
         SwinConfig {
             name: "swin_tiny_patch4_window7_224".to_owned(),
             version: SwinVersion::V1,
-            image_size: 224,
+            image_size: Size::square(224),
+            in_chans: RGB,
             patch_size: 4,
             num_classes: 1000,
             embed_dim: 96,
             depths: vec![2, 2, 6, 2],
             num_heads: vec![3, 6, 12, 24],
-            window_size: 7,
+            window_size: Size::square(7),
             mlp_ratio: 4.0,
             qkv_bias: true,
             qk_scale: None,

@@ -1,19 +1,26 @@
 //! The types that crates exchange at run time: image batches, the preprocessing that made them, logits, classifiers.
 
+use std::ops::Range;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use swinq_numerics::Size;
+
+use crate::arch::size;
 
 /// An error of an implementation that this crate does not know, such as a data set or an engine.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Images after resize and crop: `u8`, `[n, size, size, 3]` (NHWC, RGB), before normalisation.
+/// Images after resize and crop: `u8`, `[n, height, width, channels]` (NHWC), before normalisation. Three channels are RGB, one
+/// is luminance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Pixels, `n * size * size * 3` bytes.
+    /// Pixels, `n * height * width * channels` bytes.
     pub pixels: Vec<u8>,
-    /// Side of the (square) images.
-    pub size: usize,
+    /// Height and width of every image.
+    pub size: Size,
+    /// Channels of every image.
+    pub channels: usize,
     /// Class of each image; empty where the data set has no labels.
     pub labels: Vec<u32>,
     /// Position of each image in the data set's full list.
@@ -21,6 +28,27 @@ pub struct Batch {
 }
 
 impl Batch {
+    /// A batch without images.
+    pub fn empty(size: Size, channels: usize) -> Batch {
+        Batch { pixels: Vec::new(), size, channels, labels: Vec::new(), ids: Vec::new() }
+    }
+
+    /// Bytes of one image.
+    pub fn image_bytes(&self) -> usize {
+        self.size.area() * self.channels
+    }
+
+    /// The images in `range`.
+    pub fn slice(&self, range: Range<usize>) -> Batch {
+        let bytes = self.image_bytes();
+        Batch {
+            pixels: self.pixels[range.start * bytes..range.end * bytes].to_vec(),
+            labels: self.labels.get(range.clone()).unwrap_or_default().to_vec(),
+            ids: self.ids[range].to_vec(),
+            ..Batch::empty(self.size, self.channels)
+        }
+    }
+
     /// Number of images.
     pub fn len(&self) -> usize {
         self.ids.len()
@@ -89,6 +117,8 @@ pub trait BatchSource: Send {
 pub enum Resize {
     /// Resize the shorter side to this many pixels and the longer side in proportion (truncated), then crop the center.
     ShorterSide(usize),
+    /// Resize in proportion, so that the image just covers this size (sides are rounded to the nearest), then crop the center.
+    Cover(#[serde(with = "size")] Size),
     /// Resize both sides to the input size.
     Direct,
 }
@@ -109,16 +139,17 @@ pub enum Filter {
 pub struct Transform {
     /// Origin of the convention: `ms`, `timm`, `torchvision`, `hf`, or `custom`.
     pub family: String,
-    /// Side of the network's input in pixels.
-    pub size: usize,
+    /// Height and width of the network's input in pixels; in files a number if they are equal.
+    #[serde(with = "size")]
+    pub size: Size,
     /// How images are brought to that size.
     pub resize: Resize,
     /// Resampling filter.
     pub filter: Filter,
-    /// Mean per channel (RGB), of pixels in 0..1.
-    pub mean: [f32; 3],
-    /// Standard deviation per channel (RGB), of pixels in 0..1.
-    pub std: [f32; 3],
+    /// Mean of each channel, of pixels in 0..1. Its length is the number of channels.
+    pub mean: Vec<f32>,
+    /// Standard deviation of each channel, of pixels in 0..1.
+    pub std: Vec<f32>,
 }
 
 /// ImageNet's channel means.
@@ -126,20 +157,34 @@ pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 /// ImageNet's channel standard deviations.
 pub const IMAGENET_STD: [f32; 3] = [0.229, 0.224, 0.225];
 
+/// ImageNet's means and standard deviations for RGB; for other channels 0 and 1, which leave pixels in 0..1.
+pub(crate) fn common_statistics(channels: usize) -> (Vec<f32>, Vec<f32>) {
+    match channels {
+        3 => (IMAGENET_MEAN.to_vec(), IMAGENET_STD.to_vec()),
+        _ => (vec![0.0; channels], vec![1.0; channels]),
+    }
+}
+
 impl Transform {
-    /// Microsoft's evaluation transform. With `crop`, the shorter side is resized to `int(256 / 224 * size)` and the
-    /// center is cropped; without it (`TEST.CROP: False`), both sides are resized to `size`.
-    pub fn microsoft(size: usize, crop: bool) -> Transform {
+    /// Microsoft's evaluation transform for images of `channels` channels. With `crop`, the shorter side is resized to
+    /// `int(256 / 224 * size)`, with the longer side of `size`, and the center is cropped; without it (`TEST.CROP: False`),
+    /// images are resized to `size`.
+    pub fn microsoft(size: Size, channels: usize, crop: bool) -> Transform {
+        let longer = size.height.max(size.width);
         let resize =
-            if crop { Resize::ShorterSide((256.0 / 224.0 * size as f64) as usize) } else { Resize::Direct };
-        Transform {
-            family: "ms".to_owned(),
-            size,
-            resize,
-            filter: Filter::Bicubic,
-            mean: IMAGENET_MEAN,
-            std: IMAGENET_STD,
-        }
+            if crop { Resize::ShorterSide((256.0 / 224.0 * longer as f64) as usize) } else { Resize::Direct };
+        let (mean, std) = common_statistics(channels);
+        Transform { family: "ms".to_owned(), size, resize, filter: Filter::Bicubic, mean, std }
+    }
+
+    /// Whether a file needs version 3 of the format, because version 2 cannot state this transform.
+    pub(crate) fn needs_version_3(&self) -> bool {
+        self.size.side().is_none() || self.channels() != 3 || matches!(self.resize, Resize::Cover(_))
+    }
+
+    /// Number of channels.
+    pub fn channels(&self) -> usize {
+        self.mean.len()
     }
 
     /// Checks that means and standard deviations are plausible for pixels in 0..1: means in -1..=2, deviations in
@@ -148,7 +193,10 @@ impl Transform {
     /// # Errors
     /// The field and the problem.
     pub fn check_statistics(&self) -> Result<(), (&'static str, String)> {
-        let within = |name, values: &[f32; 3], low: f32, high: f32| {
+        if self.std.len() != self.mean.len() {
+            return Err(("std", format!("{} values for {} channels", self.std.len(), self.mean.len())));
+        }
+        let within = |name, values: &[f32], low: f32, high: f32| {
             if values.iter().all(|v| (low..=high).contains(v)) {
                 return Ok(());
             }
@@ -160,8 +208,8 @@ impl Transform {
 
     /// Table of normalised pixels, `[channel][byte]`: `(byte / 255 - mean) / std` in f32. The order of operations is
     /// that of torchvision's `ToTensor` and `Normalize`.
-    pub fn lookup(&self) -> [[f32; 256]; 3] {
-        let mut table = [[0.0; 256]; 3];
+    pub fn lookup(&self) -> Vec<[f32; 256]> {
+        let mut table = vec![[0.0; 256]; self.channels()];
         for (channel, row) in table.iter_mut().enumerate() {
             for (byte, value) in row.iter_mut().enumerate() {
                 *value = (byte as f32 / 255.0 - self.mean[channel]) / self.std[channel];
@@ -176,9 +224,11 @@ impl std::fmt::Display for Transform {
         let (size, filter) = (self.size, if self.filter == Filter::Bicubic { "bicubic" } else { "bilinear" });
         match self.resize {
             Resize::ShorterSide(side) => {
+                let size = size.side().map_or_else(|| size.to_string(), |side| side.to_string());
                 write!(f, "{}: shorter side to {side}, center crop {size}", self.family)?
             }
-            Resize::Direct => write!(f, "{}: direct to {size}x{size}", self.family)?,
+            Resize::Cover(covered) => write!(f, "{}: cover {covered}, center crop {size}", self.family)?,
+            Resize::Direct => write!(f, "{}: direct to {size}", self.family)?,
         }
         write!(f, ", {filter}, mean {:?}, std {:?}", self.mean, self.std)
     }
@@ -205,8 +255,11 @@ pub trait Classifier {
     /// Number of classes.
     fn classes(&self) -> usize;
 
-    /// Side of the input in pixels.
-    fn input_size(&self) -> usize;
+    /// Height and width of the images in pixels.
+    fn input_size(&self) -> Size;
+
+    /// Channels of the images.
+    fn channels(&self) -> usize;
 
     /// Scores of every image of `batch`.
     ///

@@ -21,7 +21,9 @@ pub mod tensor;
 pub mod text_file;
 pub mod yaml;
 
-pub use arch::{Stage, SwinConfig, SwinVersion, WindowPolicy};
+pub use swinq_numerics::Size;
+
+pub use arch::{Grid, Stage, SwinConfig, SwinVersion, WindowPolicy};
 pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, Resize, Transform};
 pub use checkpoint::{
     Dialect, Documents, ElementType, InMemory, LoadOptions, Loaded, TensorView, ft_key, ft_site,

@@ -19,13 +19,13 @@ const MAX_BLOCKS: usize = 4096;
 pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
     let mut list = List(Vec::new());
     let (embed, patch) = (config.embed_dim, config.patch_size);
-    list.add(Linear::PatchEmbed.weight_name(), &[embed, 3, patch, patch]);
+    list.add(Linear::PatchEmbed.weight_name(), &[embed, config.in_chans, patch, patch]);
     list.add(Linear::PatchEmbed.bias_name(), &[embed]);
     if config.patch_norm {
         list.norm("patch_embed.norm", embed);
     }
     if config.ape {
-        list.add("absolute_pos_embed".to_owned(), &[1, config.grid() * config.grid(), embed]);
+        list.add("absolute_pos_embed".to_owned(), &[1, config.own_grids()[0].tokens(), embed]);
     }
     for stage in config.stages() {
         for block in 0..stage.depth {
@@ -72,8 +72,7 @@ impl List {
         norms(self, "norm1", !config.post_norm());
         match config.version {
             SwinVersion::V1 => {
-                let rows = (2 * stage.window - 1).pow(2);
-                self.add(format!("{id}.attn.relative_position_bias_table"), &[rows, heads]);
+                self.add(format!("{id}.attn.relative_position_bias_table"), &[stage.bias_rows(), heads]);
             }
             SwinVersion::V2 => {
                 self.add(format!("{id}.attn.logit_scale"), &[heads, 1, 1]);

@@ -31,7 +31,7 @@ pub struct AttentionParameters<'a> {
     /// Factor of `QK^T` for each head, `[heads]`. In Swin V2 it is the factor of the product of normalised queries and
     /// keys, `exp(min(logit_scale, ln 100))`: at most 100.
     pub scales: Vec<f32>,
-    /// Relative position bias, `[(2 window - 1)^2, heads]`; [`Stage::relative_position_index`] gives the row for each
+    /// Relative position bias, `[bias_rows, heads]`; [`Stage::relative_position_index`] gives the row for each
     /// query and key. In Swin V2 it is between 0 and 16.
     pub table: Cow<'a, [f32]>,
 }
@@ -79,18 +79,22 @@ impl<'a> AttentionParameters<'a> {
 /// query, seen from the key, each on a logarithmic scale:
 ///
 /// ```text
-/// t = 8 c / (w - 1)        c in -(window - 1)..=window - 1        w: the pretrained window if there is one, else window
+/// t = 8 c / (w - 1)        c in -(side - 1)..=side - 1        w: the pretrained window if there is one, else the side
 /// y, x = sign(t) log2(|t| + 1) / 3
 /// ```
 /// In a window of one token `c` and the result are 0.
 pub fn relative_coordinates(config: &SwinConfig, stage: &Stage) -> Vec<[f64; 2]> {
-    let reach = stage.window as i64 - 1;
-    let divisor = (config.pretrained_window(stage.index).unwrap_or(stage.window) - 1).max(1) as f64;
-    let scaled = |c: i64| {
-        let t = 8.0 * c as f64 / divisor;
-        libm::copysign(libm::log2(t.abs() + 1.0) / 3.0, t)
+    let scaled = |side: usize| -> Vec<f64> {
+        let divisor = (config.pretrained_window(stage.index).unwrap_or(side) - 1).max(1) as f64;
+        let reach = side as i64 - 1;
+        let scaled = |c: i64| {
+            let t = 8.0 * c as f64 / divisor;
+            libm::copysign(libm::log2(t.abs() + 1.0) / 3.0, t)
+        };
+        (-reach..=reach).map(scaled).collect()
     };
-    (-reach..=reach).flat_map(|y| (-reach..=reach).map(move |x| [scaled(y), scaled(x)])).collect()
+    let (rows, columns) = (scaled(stage.window.height), scaled(stage.window.width));
+    rows.iter().flat_map(|&y| columns.iter().map(move |&x| [y, x])).collect()
 }
 
 /// The table of biases, `[coordinates, heads]`, of the MLP with these weights and biases.
@@ -119,10 +123,11 @@ fn bias_table(coordinates: &[[f64; 2]], [w0, b0, w2]: [&[f32]; 3]) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use swinq_numerics::Size;
 
     fn config(window: usize, pretrained: Vec<usize>) -> SwinConfig {
         let mut config = SwinConfig::official("swinv2_tiny_patch4_window8_256").unwrap();
-        (config.window_size, config.pretrained_window_sizes) = (window, pretrained);
+        (config.window_size, config.pretrained_window_sizes) = (Size::square(window), pretrained);
         config
     }
 

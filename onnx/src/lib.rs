@@ -52,7 +52,7 @@ pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFil
     options.check()?;
     let plan = Plan::new(model)?;
     let transform = &model.transform;
-    let graph = lower::lower(&plan, &model.config.name, (transform.mean, transform.std), options)?;
+    let graph = lower::lower(&plan, &model.config.name, (&transform.mean, &transform.std), options)?;
     let remarks = remarks(&plan, options);
     let message = ModelProto {
         ir_version: Some(ir_version(options.opset)),

@@ -8,11 +8,11 @@ use swinq_model::{
     AttentionParameters, BlockId, Half, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage,
     position,
 };
-use swinq_numerics::{AttentionQuant, Probs, Quantizer, RowMap};
+use swinq_numerics::{AttentionQuant, Probs, Quantizer};
 
 use crate::{
-    Attention, Element, Linear, Merge, Norm, NormalizeHeads, Op, Order, Patches, Plan, RelativeBias, Step,
-    Store, TensorId, TensorSpec, Values, Weight,
+    Attention, Element, Geometry, Linear, Merge, Norm, NormalizeHeads, Op, Order, Output, OutputKind,
+    Patches, Plan, RelativeBias, Rows, Step, Store, TensorId, TensorSpec, Values, Weight,
 };
 
 impl<'m> Plan<'m> {
@@ -22,7 +22,9 @@ impl<'m> Plan<'m> {
     /// The model does not pass [`QuantizedModel::validate`], or a scale is not usable for quantization.
     pub fn new(model: &'m QuantizedModel) -> Result<Plan<'m>, ModelError> {
         model.validate()?;
-        let mut builder = Builder { model, plan: Plan { tensors: Vec::new(), steps: Vec::new() } };
+        let own = Arc::new(Geometry::new(&model.config, model.config.image_size)?);
+        let plan = Plan { tensors: Vec::new(), steps: Vec::new(), outputs: Vec::new(), own };
+        let mut builder = Builder { model, plan };
         builder.network()?;
         Ok(builder.plan)
     }
@@ -32,31 +34,13 @@ impl<'m> Plan<'m> {
 struct Shared {
     stage: Stage,
     index: Arc<[usize]>,
-    /// The windows of the even blocks and of the odd blocks.
-    windows: [Windows; 2],
-}
-
-/// The window order of one shift.
-#[derive(Clone)]
-struct Windows {
-    order: Order,
-    regions: Option<Arc<[u8]>>,
+    regions: Arc<[u8]>,
 }
 
 impl Shared {
     fn new(stage: Stage) -> Shared {
-        let windows = |shift: usize| {
-            let map = RowMap::new(&stage.partition(shift), stage.tokens());
-            let map = Arc::new(map.expect("a window partition covers every token once"));
-            Windows {
-                order: Order::Windows { shift, map },
-                regions: stage.shift_regions(shift).map(Arc::from),
-            }
-        };
-        let (even, odd) = (stage.shift_of(0), stage.shift_of(1));
-        let first = windows(even);
-        let second = if odd == even { first.clone() } else { windows(odd) };
-        Shared { index: stage.relative_position_index().into(), windows: [first, second], stage }
+        let (index, regions) = (stage.relative_position_index().into(), stage.mask_regions().into());
+        Shared { stage, index, regions }
     }
 }
 
@@ -67,8 +51,7 @@ struct Builder<'m> {
 
 impl<'m> Builder<'m> {
     fn network(&mut self) -> Result<(), ModelError> {
-        let size = self.model.config.image_size;
-        let image = self.tensor(size * size, 3, Element::Pixel);
+        let image = self.tensor(Rows::Pixels, self.model.config.in_chans, Element::Pixel);
         let mut stream = self.patch_embed(image)?;
         for stage in self.model.config.stages() {
             let shared = Shared::new(stage);
@@ -87,12 +70,12 @@ impl<'m> Builder<'m> {
 
     fn patch_embed(&mut self, image: TensorId) -> Result<TensorId, ModelError> {
         let config = &self.model.config;
-        let (tokens, k) = (config.grid().pow(2), 3 * config.patch_size.pow(2));
-        let lookup = Box::new(self.model.transform.lookup());
-        let op = Op::Patches(Patches { image: config.image_size, patch: config.patch_size, lookup });
+        let k = config.in_chans * config.patch_size.pow(2);
+        let lookup = self.model.transform.lookup();
+        let op = Op::Patches(Patches { patch: config.patch_size, lookup });
         let store = self.input_store(Layer::PatchEmbed)?;
-        let patches = self.stored("patch_embed.patches", op, store, image, (tokens, k), 0);
-        let stream = self.linear(Layer::PatchEmbed, patches, Store::F32, Order::Tokens)?;
+        let patches = self.stored("patch_embed.patches", op, store, image, (Rows::Tokens(0), k), 0);
+        let stream = self.linear(Layer::PatchEmbed, patches, Store::F32, Order::Tokens(0))?;
         if config.patch_norm {
             let name = "patch_embed.norm";
             self.in_place(name, Op::NormInPlace(self.norm(name)), Store::F32, stream, stream, 0);
@@ -109,8 +92,9 @@ impl<'m> Builder<'m> {
     /// `stream += norm1(proj(attention(partition(stream))))`.
     fn attention(&mut self, shared: &Shared, id: BlockId, stream: TensorId) -> Result<(), ModelError> {
         let stage = &shared.stage;
-        let Windows { order, regions } = &shared.windows[id.block % 2];
-        let rows = stage.padded * stage.padded;
+        let shifted = id.block % 2 == 1;
+        let order = Order::Windows { stage: stage.index, shifted };
+        let rows = Rows::Windows(stage.index);
         let name = format!("{id}.norm1");
         let x = self.branch_input(Layer::Qkv(id), &name, order, stream, rows)?;
 
@@ -123,18 +107,18 @@ impl<'m> Builder<'m> {
             heads: stage.heads,
             head_dim: stage.head_dim(),
             tokens: stage.window_tokens(),
-            windows: stage.windows(),
+            order,
             scales,
             two_codes,
             bias: RelativeBias { table, index: Arc::clone(&shared.index), heads: stage.heads },
-            regions: regions.clone(),
+            regions: shifted.then(|| Arc::clone(&shared.regions)),
             mask: self.model.config.mask as f32,
             quant,
         });
         let store = self.input_store(Layer::Proj(id))?;
-        let macs = (2 * rows * stage.window_tokens() * stage.dim) as u64;
+        let macs = (2 * stage.window_tokens() * stage.dim) as u64;
         let y = self.stored(&format!("{id}.attn"), op, store, qkv, (rows, stage.dim), macs);
-        self.branch_output(Layer::Proj(id), &name, (id, Half::Attn), y, stream, order.clone())
+        self.branch_output(Layer::Proj(id), &name, (id, Half::Attn), y, stream, order)
     }
 
     /// Queries, keys and values for attention, from the rows `x` of its windows. In Swin V2 queries and keys are
@@ -143,7 +127,7 @@ impl<'m> Builder<'m> {
         &mut self,
         id: BlockId,
         stage: &Stage,
-        order: &Order,
+        order: Order,
         x: TensorId,
         (quant, two_codes): (&AttentionQuant, &[bool]),
     ) -> Result<TensorId, ModelError> {
@@ -152,9 +136,9 @@ impl<'m> Builder<'m> {
             _ => Store::F32,
         };
         if !self.model.config.post_norm() {
-            return self.linear(Layer::Qkv(id), x, store, order.clone());
+            return self.linear(Layer::Qkv(id), x, store, order);
         }
-        let qkv = self.linear(Layer::Qkv(id), x, Store::F32, order.clone())?;
+        let qkv = self.linear(Layer::Qkv(id), x, Store::F32, order)?;
         let heads =
             NormalizeHeads { heads: stage.heads, head_dim: stage.head_dim(), two_codes: two_codes.to_vec() };
         let shape = (self.plan.tensor(qkv).rows, heads.columns(matches!(store, Store::Codes(_))));
@@ -175,17 +159,17 @@ impl<'m> Builder<'m> {
         &mut self,
         layer: Layer,
         name: &str,
-        order: &Order,
+        order: Order,
         stream: TensorId,
-        rows: usize,
+        rows: Rows,
     ) -> Result<TensorId, ModelError> {
         let store = self.input_store(layer)?;
         let columns = self.plan.tensor(stream).columns;
         if self.model.config.post_norm() {
             let name = format!("{layer}.input");
-            return Ok(self.stored(&name, Op::Quantize(order.clone()), store, stream, (rows, columns), 0));
+            return Ok(self.stored(&name, Op::Quantize(order), store, stream, (rows, columns), 0));
         }
-        let norm = Op::Norm(self.norm(name), order.clone());
+        let norm = Op::Norm(self.norm(name), order);
         Ok(self.stored(name, norm, store, stream, (rows, columns), 0))
     }
 
@@ -202,7 +186,7 @@ impl<'m> Builder<'m> {
         if !self.model.config.post_norm() {
             return self.residual(layer, half, input, stream, order);
         }
-        let branch = self.linear(layer, input, Store::F32, order.clone())?;
+        let branch = self.linear(layer, input, Store::F32, order)?;
         let store = self.residual_store(half)?;
         self.in_place(name, Op::Norm(self.norm(name), order), store, branch, stream, 0);
         Ok(())
@@ -211,26 +195,27 @@ impl<'m> Builder<'m> {
     /// `stream += fc2(gelu(fc1(norm2(stream))))`; in Swin V2 `stream += norm2(fc2(gelu(fc1(stream))))`.
     fn mlp(&mut self, stage: &Stage, id: BlockId, stream: TensorId) -> Result<(), ModelError> {
         let name = format!("{id}.norm2");
-        let x = self.branch_input(Layer::Fc1(id), &name, &Order::Tokens, stream, stage.tokens())?;
+        let order = Order::Tokens(stage.index);
+        let x = self.branch_input(Layer::Fc1(id), &name, order, stream, Rows::Tokens(stage.index))?;
         let store = self.input_store(Layer::Fc2(id))?;
-        let hidden = self.linear(Layer::Fc1(id), x, store, Order::Tokens)?;
-        self.branch_output(Layer::Fc2(id), &name, (id, Half::Mlp), hidden, stream, Order::Tokens)
+        let hidden = self.linear(Layer::Fc1(id), x, store, order)?;
+        self.branch_output(Layer::Fc2(id), &name, (id, Half::Mlp), hidden, stream, order)
     }
 
     fn merge(&mut self, stage: &Stage, stream: TensorId) -> Result<TensorId, ModelError> {
         let layer = Layer::Reduction(stage.index);
         let name = format!("layers.{}.downsample.norm", stage.index);
-        let (sources, tokens) = (stage.merge_sources(), stage.tokens());
-        let shape = (stage.merged_grid().pow(2), 4 * stage.dim);
+        let (next, stage_index) = (stage.index + 1, stage.index);
+        let shape = (Rows::Tokens(next), 4 * stage.dim);
         let store = self.input_store(layer)?;
         if !self.model.config.post_norm() {
-            let op = Op::Merge(Merge { norm: Some(self.norm(&name)), sources, tokens });
+            let op = Op::Merge(Merge { norm: Some(self.norm(&name)), stage: stage_index });
             let x = self.stored(&name, op, store, stream, shape, 0);
-            return self.linear(layer, x, Store::F32, Order::Tokens);
+            return self.linear(layer, x, Store::F32, Order::Tokens(next));
         }
-        let op = Op::Merge(Merge { norm: None, sources, tokens });
+        let op = Op::Merge(Merge { norm: None, stage: stage_index });
         let x = self.stored(&format!("{layer}.input"), op, store, stream, shape, 0);
-        let merged = self.linear(layer, x, Store::F32, Order::Tokens)?;
+        let merged = self.linear(layer, x, Store::F32, Order::Tokens(next))?;
         self.in_place(&name, Op::NormInPlace(self.norm(&name)), Store::F32, merged, merged, 0);
         Ok(merged)
     }
@@ -238,8 +223,10 @@ impl<'m> Builder<'m> {
     fn head(&mut self, stream: TensorId) -> Result<(), ModelError> {
         let store = self.input_store(Layer::Head)?;
         let op = Op::Pool(self.norm("norm"));
-        let pooled = self.stored("norm", op, store, stream, (1, self.model.config.features()), 0);
-        self.linear(Layer::Head, pooled, Store::F32, Order::Tokens)?;
+        let pooled = self.stored("norm", op, store, stream, (Rows::One, self.model.config.features()), 0);
+        let last = self.model.config.depths.len() - 1;
+        let tensor = self.linear(Layer::Head, pooled, Store::F32, Order::Tokens(last))?;
+        self.plan.outputs.push(Output { name: "logits".to_owned(), kind: OutputKind::Logits, tensor });
         Ok(())
     }
 
@@ -290,7 +277,7 @@ impl<'m> Builder<'m> {
     ) -> Result<(), ModelError> {
         let store = self.residual_store(half)?;
         let linear = self.layer(layer, order)?;
-        let macs = self.linear_macs(&linear, input);
+        let macs = (linear.k * linear.n) as u64;
         self.in_place(&layer.to_string(), Op::Linear(linear), store, input, stream, macs);
         Ok(())
     }
@@ -312,7 +299,7 @@ impl<'m> Builder<'m> {
         order: Order,
     ) -> Result<TensorId, ModelError> {
         let linear = self.layer(layer, order)?;
-        let macs = self.linear_macs(&linear, input);
+        let macs = (linear.k * linear.n) as u64;
         let shape = (self.plan.tensor(input).rows, linear.n);
         Ok(self.stored(&layer.to_string(), Op::Linear(linear), store, input, shape, macs))
     }
@@ -342,10 +329,6 @@ impl<'m> Builder<'m> {
         Ok(Linear { layer, n, k, weight, bias, output, gelu, order })
     }
 
-    fn linear_macs(&self, linear: &Linear<'_>, input: TensorId) -> u64 {
-        (self.plan.tensor(input).rows * linear.k * linear.n) as u64
-    }
-
     fn norm(&self, prefix: &str) -> Norm<'m> {
         let (gamma, beta) =
             (self.values(&format!("{prefix}.weight")), self.values(&format!("{prefix}.bias")));
@@ -356,7 +339,7 @@ impl<'m> Builder<'m> {
         Values::of(&self.model.params[name])
     }
 
-    fn tensor(&mut self, rows: usize, columns: usize, element: Element) -> TensorId {
+    fn tensor(&mut self, rows: Rows, columns: usize, element: Element) -> TensorId {
         self.plan.tensors.push(TensorSpec { rows, columns, element });
         TensorId(self.plan.tensors.len() - 1)
     }
@@ -368,13 +351,13 @@ impl<'m> Builder<'m> {
         op: Op<'m>,
         store: Store,
         input: TensorId,
-        (rows, columns): (usize, usize),
-        macs: u64,
+        (rows, columns): (Rows, usize),
+        macs_per_row: u64,
     ) -> TensorId {
         let codes = matches!(store, Store::Codes(_) | Store::ChannelCodes(_));
         let element = if codes { Element::Code } else { Element::F32 };
         let output = self.tensor(rows, columns, element);
-        self.in_place(name, op, store, input, output, macs);
+        self.in_place(name, op, store, input, output, macs_per_row);
         output
     }
 
@@ -385,8 +368,8 @@ impl<'m> Builder<'m> {
         store: Store,
         input: TensorId,
         output: TensorId,
-        macs: u64,
+        macs_per_row: u64,
     ) {
-        self.plan.steps.push(Step { name: name.to_owned(), op, store, input, output, macs });
+        self.plan.steps.push(Step { name: name.to_owned(), op, store, input, output, macs_per_row });
     }
 }

@@ -5,14 +5,21 @@
 //! or a tuner reads the plan and never the model. The plan borrows the model and copies no weight. An
 //! [`Outline`] holds only names, shapes and element types, so it does not borrow the model.
 //!
+//! A plan does not know the size of the image: it names rows ([`Rows`]) and their order ([`Order`]). A [`Geometry`] counts and
+//! lists them for one image size.
+//!
 //! Only two places describe the computations of a Swin: the float forward (`swinq-float`) and the plan.
 
+use std::sync::Arc;
+
 mod build;
+mod geometry;
 mod op;
 mod outline;
 mod values;
 
-pub use op::{Attention, Linear, Merge, Norm, NormalizeHeads, Op, Order, Patches, Store, Weight};
+pub use geometry::{Geometry, Grids, Order, Rows};
+pub use op::{Attention, Linear, Merge, Norm, NormalizeHeads, Op, Patches, Store, Weight};
 pub use outline::{Outline, StepOutline};
 pub use values::{RelativeBias, Values};
 
@@ -45,8 +52,8 @@ impl Element {
 /// A tensor of the plan: `[images * rows, columns]`. How rows are laid out in memory is the backend's choice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Rows per image.
-    pub rows: usize,
+    /// The rows of one image.
+    pub rows: Rows,
     /// Columns.
     pub columns: usize,
     /// Type of the elements.
@@ -66,8 +73,26 @@ pub struct Step<'m> {
     pub input: TensorId,
     /// The tensor that the op writes. Residual stores and in-place ops read and write it: it is the stream.
     pub output: TensorId,
-    /// Multiply-accumulates per image.
-    pub macs: u64,
+    /// Multiply-accumulates for each row of the input.
+    pub macs_per_row: u64,
+}
+
+/// What an output of a plan is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OutputKind {
+    /// Class scores before softmax: one row.
+    Logits,
+}
+
+/// An output of a plan: a tensor that the caller gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// Its name, by which callers ask for it.
+    pub name: String,
+    /// What it is.
+    pub kind: OutputKind,
+    /// The tensor.
+    pub tensor: TensorId,
 }
 
 /// A Swin as a list of ops.
@@ -77,6 +102,10 @@ pub struct Plan<'m> {
     pub tensors: Vec<TensorSpec>,
     /// Every op in order.
     pub steps: Vec<Step<'m>>,
+    /// Every output, in the order in which the network computes them. No step changes an output after it is complete.
+    pub outputs: Vec<Output>,
+    /// The geometry for the image size for which the network was built.
+    pub own: Arc<Geometry>,
 }
 
 impl Plan<'_> {
@@ -90,9 +119,9 @@ impl Plan<'_> {
         TensorId(0)
     }
 
-    /// The logits.
-    pub fn logits(&self) -> TensorId {
-        self.steps.last().expect("a plan has steps").output
+    /// Multiply-accumulates of `step` for one image of `geometry`.
+    pub fn macs(&self, step: &Step<'_>, geometry: &Geometry) -> u64 {
+        step.macs_per_row * geometry.rows(self.tensor(step.input).rows) as u64
     }
 
     /// The plan without its parameters.

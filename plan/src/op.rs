@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use swinq_model::quantized::Int8Weight;
-use swinq_numerics::{AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, Quantizer, RowMap, RowStore};
+use swinq_numerics::{AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, Quantizer, RowStore};
 
+use crate::geometry::Order;
 use crate::values::{RelativeBias, Values};
 
 /// How an op stores its result.
@@ -29,29 +30,14 @@ pub enum Store {
     },
 }
 
-/// The order of an op's rows.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Order {
-    /// Tokens, row by row of the grid.
-    Tokens,
-    /// Windows of the shifted and padded grid.
-    Windows {
-        /// Cyclic shift in tokens.
-        shift: usize,
-        /// The token of each row. Steps of one stage and shift share one map.
-        map: Arc<RowMap>,
-    },
-}
-
 /// Cuts images into patches: the input rows of the patch embedding.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patches {
-    /// Side of the image in pixels.
-    pub image: usize,
     /// Side of a patch in pixels.
     pub patch: usize,
-    /// The normalised value of each byte of each channel: `[channel][byte]`.
-    pub lookup: Box<[[f32; 256]; 3]>,
+    /// The normalised value of each byte of each channel: `[channel][byte]`. Beyond the edges of an image that is no multiple
+    /// of the patch the normalised value is 0.
+    pub lookup: Vec<[f32; 256]>,
 }
 
 /// The weight of a linear layer, `[n, k]`, and the arithmetic of its product.
@@ -121,16 +107,16 @@ pub struct Attention<'m> {
     pub head_dim: usize,
     /// Tokens of a window.
     pub tokens: usize,
-    /// Windows of an image.
-    pub windows: usize,
+    /// The windows.
+    pub order: Order,
     /// The factor of `QK^T` for each head, `[heads]`.
     pub scales: Vec<f32>,
     /// The heads whose queries and keys have two codes for each value, `[heads]`; empty if none has.
     pub two_codes: Vec<bool>,
     /// The relative position bias.
     pub bias: RelativeBias<'m>,
-    /// Region of each token, `[windows, tokens]`: tokens of different regions do not attend to each other.
-    /// `None` if nothing is masked.
+    /// Region of each token under each mask, `[MASKS, tokens]`: tokens of different regions do not attend to each other.
+    /// [`Geometry::windows`](crate::Geometry::windows) has the mask of each window. `None` for even blocks, which mask nothing.
     pub regions: Option<Arc<[u8]>>,
     /// Added to the logits of tokens of different regions.
     pub mask: f32,
@@ -146,7 +132,6 @@ impl Attention<'_> {
             heads: self.heads,
             head_dim: self.head_dim,
             tokens: self.tokens,
-            windows: self.windows,
             scales: &self.scales,
             two_codes: &self.two_codes,
             bias,
@@ -183,10 +168,9 @@ pub struct Merge<'m> {
     /// The norm of the gathered channels. In Swin V2 the norm follows the reduction instead, as
     /// [`Op::NormInPlace`].
     pub norm: Option<Norm<'m>>,
-    /// The four source tokens of each merged token; `None` is padding, which is zeros.
-    pub sources: Vec<[Option<usize>; 4]>,
-    /// Tokens of an image before the merge.
-    pub tokens: usize,
+    /// The stage that ends with the merge; [`Geometry::merge`](crate::Geometry::merge) has the source tokens of each merged
+    /// token. Padding is zeros.
+    pub stage: usize,
 }
 
 /// An op.
@@ -204,7 +188,8 @@ pub enum Op<'m> {
     Quantize(Order),
     /// LayerNorm of the stream in place: after the patch embedding, and after a reduction of Swin V2.
     NormInPlace(Norm<'m>),
-    /// Adds the absolute position embedding, `[rows, columns]` of the stream, to the stream in place.
+    /// Adds the absolute position embedding, `[rows, columns]` of the stream, to the stream in place. Networks with one have
+    /// one image size.
     PositionEmbedding(Values<'m>),
     /// Normalises the queries and keys of a Swin V2. Stores the codes of q, k and v, or f32.
     NormalizeHeads(NormalizeHeads),

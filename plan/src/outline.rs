@@ -1,10 +1,14 @@
 //! A plan without its parameters. An engine keeps it, and `inspect --plan` prints it.
 
 use std::fmt;
+use std::sync::Arc;
 
+use swinq_model::Size;
 use swinq_numerics::Probs;
 
-use crate::{Attention, Linear, NormalizeHeads, Op, Order, Plan, Step, Store, TensorId, TensorSpec};
+use crate::{
+    Attention, Geometry, Linear, NormalizeHeads, Op, Order, Output, Plan, Step, Store, TensorId, TensorSpec,
+};
 
 /// A plan without its parameters.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +17,10 @@ pub struct Outline {
     pub tensors: Vec<TensorSpec>,
     /// Every op in order.
     pub steps: Vec<StepOutline>,
+    /// Every output.
+    pub outputs: Vec<Output>,
+    /// The geometry for the image size for which the network was built.
+    pub own: Arc<Geometry>,
 }
 
 /// One op in words, with its operands.
@@ -28,21 +36,31 @@ pub struct StepOutline {
     pub input: TensorId,
     /// The tensor that the op writes.
     pub output: TensorId,
-    /// Multiply-accumulates per image.
-    pub macs: u64,
+    /// Multiply-accumulates for each row of the input.
+    pub macs_per_row: u64,
 }
 
 impl Outline {
     pub(crate) fn new(plan: &Plan<'_>) -> Outline {
         let step = |step: &Step<'_>| StepOutline {
             name: step.name.clone(),
-            op: describe(step),
+            op: describe(step, &plan.own),
             store: store(&step.store),
             input: step.input,
             output: step.output,
-            macs: step.macs,
+            macs_per_row: step.macs_per_row,
         };
-        Outline { tensors: plan.tensors.clone(), steps: plan.steps.iter().map(step).collect() }
+        Outline {
+            tensors: plan.tensors.clone(),
+            steps: plan.steps.iter().map(step).collect(),
+            outputs: plan.outputs.clone(),
+            own: Arc::clone(&plan.own),
+        }
+    }
+
+    /// Multiply-accumulates of `step` for one image of the size for which the network was built.
+    pub fn macs(&self, step: &StepOutline) -> u64 {
+        step.macs_per_row * self.own.rows(self.tensor(step.input).rows) as u64
     }
 
     /// The tensor `id`.
@@ -62,8 +80,10 @@ impl fmt::Display for Outline {
         writeln!(f, "{:<36} {:<44} {:>16} {:>9}  reads -> writes", "launch", "op", "per image", "MMAC")?;
         for step in &self.steps {
             let (input, output) = (self.tensor(step.input), self.tensor(step.output));
-            let shape = format!("{}x{}", input.rows, output.columns);
-            let macs = if step.macs == 0 { String::new() } else { format!("{:.1}", step.macs as f64 / 1e6) };
+            let rows = self.own.rows(input.rows);
+            let shape = format!("{rows}x{}", output.columns);
+            let macs = self.macs(step);
+            let macs = if macs == 0 { String::new() } else { format!("{:.1}", macs as f64 / 1e6) };
             let (name, op, reads, writes) = (&step.name, &step.op, input.element.name(), &step.store);
             writeln!(f, "{name:<36} {op:<44} {shape:>16} {macs:>9}  {reads} -> {writes}")?;
         }
@@ -86,15 +106,15 @@ fn store(store: &Store) -> String {
     }
 }
 
-fn describe(step: &Step<'_>) -> String {
+fn describe(step: &Step<'_>, own: &Geometry) -> String {
     let text = match &step.op {
         Op::Patches(_) => "patch gather + normalise".to_owned(),
         Op::Linear(linear) => describe_linear(linear, &step.store),
         Op::Norm(_, order) => match &step.store {
             Store::Residual { .. } => format!("LayerNorm{} + residual", window_reverse(order)),
-            _ => format!("LayerNorm{}", window_partition(order)),
+            _ => format!("LayerNorm{}", window_partition(*order, own)),
         },
-        Op::Quantize(order) => format!("gather{}", window_partition(order)),
+        Op::Quantize(order) => format!("gather{}", window_partition(*order, own)),
         Op::NormInPlace(_) => "LayerNorm in place".to_owned(),
         Op::PositionEmbedding(_) => "add position embedding".to_owned(),
         Op::NormalizeHeads(heads) => describe_heads(heads),
@@ -120,17 +140,19 @@ fn describe_linear(linear: &Linear<'_>, store: &Store) -> String {
     format!("{kind}{output} + bias{gelu}{residual}")
 }
 
-fn window_partition(order: &Order) -> &'static str {
+fn window_partition(order: Order, own: &Geometry) -> &'static str {
     match order {
-        Order::Tokens => "",
-        Order::Windows { shift: 0, .. } => " + window partition",
-        Order::Windows { .. } => " + shift + window partition",
+        Order::Tokens(_) => "",
+        Order::Windows { stage, shifted } => match own.grid(stage).shift_of(shifted) {
+            Size { height: 0, width: 0 } => " + window partition",
+            _ => " + shift + window partition",
+        },
     }
 }
 
 fn window_reverse(order: &Order) -> &'static str {
     match order {
-        Order::Tokens => "",
+        Order::Tokens(_) => "",
         Order::Windows { .. } => " + window reverse",
     }
 }

@@ -49,7 +49,7 @@ impl<'m> Values<'m> {
 /// The relative position bias of a block: a table, and the index of the table's row for each pair of tokens.
 #[derive(Clone, Debug)]
 pub struct RelativeBias<'m> {
-    /// The table, `[(2 window - 1)^2, heads]`: a parameter of a Swin V1, computed for a Swin V2.
+    /// The table, `[bias_rows, heads]`: a parameter of a Swin V1, computed for a Swin V2.
     pub table: Cow<'m, [f32]>,
     /// Row of the table for each pair of a query and a key, `[tokens, tokens]`. Blocks of one stage share it.
     pub index: Arc<[usize]>,

@@ -9,8 +9,11 @@ use std::path::Path;
 use swinq_calib::quantize;
 use swinq_model::quantized::Param;
 use swinq_model::site::all_sites;
-use swinq_model::{Ptq, QuantizedModel, Recipe, Site, SwinConfig, SwinVersion, WindowPolicy};
-use swinq_plan::{Element, Norm, Op, Order, Plan, Store, TensorId, Values, Weight};
+use swinq_model::{Ptq, QuantizedModel, Recipe, Site, Size, SwinConfig, SwinVersion, WindowPolicy};
+use swinq_numerics::MASKS;
+use swinq_plan::{
+    Element, Geometry, Norm, Op, Order, Plan, Rows, StepOutline, Store, TensorId, Values, Weight,
+};
 use swinq_testing::model::{random, small};
 
 const RECIPES: [&str; 4] = ["float", "default", "mode1", "mode2"];
@@ -19,7 +22,7 @@ const RECIPES: [&str; 4] = ["float", "default", "mode1", "mode2"];
 fn padded() -> SwinConfig {
     SwinConfig {
         name: "padded".to_owned(),
-        image_size: 44,
+        image_size: Size::square(44),
         window_policy: WindowPolicy::ShrinkAndPad,
         ape: true,
         qkv_bias: false,
@@ -33,7 +36,7 @@ fn second() -> SwinConfig {
     SwinConfig {
         name: "second".to_owned(),
         version: SwinVersion::V2,
-        image_size: 44,
+        image_size: Size::square(44),
         window_policy: WindowPolicy::ShrinkAndPad,
         ..small()
     }
@@ -105,7 +108,7 @@ fn every_tensor_is_written_before_it_is_read() {
             let model = model(config.clone(), recipe);
             let plan = Plan::new(&model).unwrap();
             let mut written = BTreeSet::from([plan.image().0]);
-            let mut read = BTreeSet::from([plan.logits().0]);
+            let mut read: BTreeSet<usize> = plan.outputs.iter().map(|output| output.tensor.0).collect();
             for step in &plan.steps {
                 assert!(written.contains(&step.input.0), "{recipe}: {} reads nothing", step.name);
                 read.insert(step.input.0);
@@ -123,13 +126,15 @@ fn parameters_have_the_shapes_of_their_tensors() {
         for recipe in RECIPES {
             let model = model(config.clone(), recipe);
             let plan = Plan::new(&model).unwrap();
-            let shape = |id: TensorId| (plan.tensor(id).rows, plan.tensor(id).columns);
+            let shape = |id: TensorId| (plan.own.rows(plan.tensor(id).rows), plan.tensor(id).columns);
+            let map = |order: &Order| (plan.own.map(*order).tokens(), plan.own.map(*order).rows().len());
             for step in &plan.steps {
                 let ((rows, columns), (out_rows, out_columns)) = (shape(step.input), shape(step.output));
                 match &step.op {
                     Op::Linear(linear) => {
                         assert_eq!((linear.k, linear.n), (columns, out_columns), "{}", step.name);
-                        assert_eq!(step.macs, (rows * columns * out_columns) as u64, "{}", step.name);
+                        let macs = plan.macs(step, &plan.own);
+                        assert_eq!(macs, (rows * columns * out_columns) as u64, "{}", step.name);
                         assert!(linear.bias.is_none_or(|bias| bias.len() == linear.n), "{}", step.name);
                         let values = match &linear.weight {
                             Weight::Int8 { codes, multiplier, .. } => {
@@ -142,15 +147,11 @@ fn parameters_have_the_shapes_of_their_tensors() {
                     }
                     Op::Norm(norm, order) => {
                         assert_eq!((norm.gamma.len(), norm.beta.len()), (columns, columns), "{}", step.name);
-                        let (tokens, windows) = match order {
-                            Order::Tokens => (rows, rows),
-                            Order::Windows { map, .. } => (map.tokens(), map.rows().len()),
-                        };
                         let expected = match step.store {
                             Store::Residual { .. } => (out_rows, rows),
                             _ => (rows, out_rows),
                         };
-                        assert_eq!((tokens, windows), expected, "{}", step.name);
+                        assert_eq!(map(order), expected, "{}", step.name);
                     }
                     Op::NormalizeHeads(op) => {
                         assert_eq!(3 * op.heads * op.head_dim, columns, "{}", step.name);
@@ -158,15 +159,23 @@ fn parameters_have_the_shapes_of_their_tensors() {
                         assert_eq!(op.columns(codes), out_columns, "{}", step.name);
                     }
                     Op::Attention(op) => {
-                        assert_eq!(op.tokens * op.windows, rows, "{}", step.name);
+                        let windows = plan.own.masks(op.order).len();
+                        assert_eq!(op.tokens * windows, rows, "{}", step.name);
                         let low = op.two_codes.iter().filter(|&&two| two).count();
                         assert_eq!((3 * op.heads + 2 * low) * op.head_dim, columns, "{}", step.name);
                         assert_eq!(op.scales.len(), op.heads, "{}", step.name);
                         assert_eq!(op.bias.expand().len(), op.heads * op.tokens * op.tokens, "{}", step.name);
-                        assert!(op.regions.as_ref().is_none_or(|r| r.len() == rows), "{}", step.name);
+                        let regions = op.regions.as_ref().map(|regions| regions.len());
+                        assert!(regions.is_none_or(|len| len == MASKS * op.tokens), "{}", step.name);
                     }
                     Op::Merge(op) => {
-                        assert_eq!((op.tokens, op.sources.len()), (rows, out_rows), "{}", step.name);
+                        let sources = plan.own.merge(op.stage);
+                        assert_eq!(
+                            (sources.tokens(), sources.rows().len()),
+                            (rows, 4 * out_rows),
+                            "{}",
+                            step.name
+                        );
                         assert_eq!(out_columns, 4 * columns, "{}", step.name);
                         let gamma = op.norm.as_ref().map_or(out_columns, |norm| norm.gamma.len());
                         assert_eq!(gamma, out_columns, "{}", step.name);
@@ -176,15 +185,16 @@ fn parameters_have_the_shapes_of_their_tensors() {
                         assert_eq!(norm.gamma.len(), columns, "{}", step.name);
                     }
                     Op::Quantize(order) => {
-                        let windows = match order {
-                            Order::Tokens => rows,
-                            Order::Windows { map, .. } => map.rows().len(),
-                        };
-                        assert_eq!((windows, out_columns), (out_rows, columns), "{}", step.name);
+                        assert_eq!((map(order), out_columns), ((rows, out_rows), columns), "{}", step.name);
                     }
                     Op::Patches(op) => {
-                        assert_eq!((op.image * op.image, 3), (rows, columns), "{}", step.name);
-                        assert_eq!(3 * op.patch * op.patch, out_columns, "{}", step.name);
+                        assert_eq!(
+                            (rows, columns),
+                            (config.image_size.area(), op.lookup.len()),
+                            "{}",
+                            step.name
+                        );
+                        assert_eq!(columns * op.patch * op.patch, out_columns, "{}", step.name);
                     }
                 }
             }
@@ -216,16 +226,43 @@ fn scales_and_multipliers_are_those_of_the_sites() {
 fn blocks_of_one_stage_and_shift_share_their_row_order() {
     let model = model(SwinConfig { depths: vec![4, 2], ..small() }, "default");
     let plan = Plan::new(&model).unwrap();
-    let maps: Vec<_> = (plan.steps.iter())
-        .filter_map(|step| match &step.op {
-            Op::Norm(_, Order::Windows { map, shift }) => Some((map.clone(), *shift)),
+    let orders: Vec<(usize, bool)> = (plan.steps.iter())
+        .filter_map(|step| match step.op {
+            Op::Norm(_, Order::Windows { stage, shifted }) => Some((stage, shifted)),
             _ => None,
         })
         .collect();
-    let shifts: Vec<usize> = maps.iter().map(|(_, shift)| *shift).collect();
-    assert_eq!(shifts, [0, 2, 0, 2, 0, 0]);
-    let same = |a: usize, b: usize| std::sync::Arc::ptr_eq(&maps[a].0, &maps[b].0);
-    assert!(same(0, 2) && same(1, 3) && same(4, 5) && !same(0, 1) && !same(2, 4));
+    assert_eq!(orders, [(0, false), (0, true), (0, false), (0, true), (1, false), (1, true)]);
+    let shift = |(stage, shifted)| plan.own.grid(stage).shift_of(shifted).side().unwrap();
+    assert_eq!(orders.iter().copied().map(shift).collect::<Vec<_>>(), [0, 2, 0, 2, 0, 0]);
+    let map = |order: usize| plan.own.windows(orders[order].0, orders[order].1);
+    assert!(std::sync::Arc::ptr_eq(map(4), map(5)) && !std::sync::Arc::ptr_eq(map(0), map(1)));
+}
+
+#[test]
+fn a_geometry_of_another_size_fits_the_same_plan() {
+    let config = SwinConfig { window_policy: WindowPolicy::HuggingFace, ape: false, ..padded() };
+    let plan_of = |image_size: Size| {
+        let model = model(SwinConfig { image_size, ..config.clone() }, "default");
+        let plan = Plan::new(&model).unwrap();
+        (plan.outline().steps, plan.own.as_ref().clone())
+    };
+    let (steps, own) = plan_of(config.image_size);
+    let other = Size::new(44, 30);
+    let geometry = Geometry::new(&config, other).unwrap();
+    // A plan of a network that is built for the other size has the same steps, and that geometry as its own.
+    let (other_steps, other_own) = plan_of(other);
+    let unnamed =
+        |steps: Vec<StepOutline>| steps.into_iter().map(|step| (step.name, step.store)).collect::<Vec<_>>();
+    assert_eq!(unnamed(other_steps), unnamed(steps));
+    assert_eq!(other_own, geometry);
+    assert_ne!(own, geometry);
+    assert_eq!(geometry.rows(Rows::Tokens(0)), 11 * 8);
+    assert_eq!(geometry.rows(Rows::Windows(0)), 12 * 8);
+    assert_eq!(geometry.rows(Rows::Tokens(1)), 6 * 4);
+    // A grid smaller than the window would need other parameters.
+    let error = Geometry::new(&config, Size::new(44, 12)).unwrap_err().to_string();
+    assert!(error.contains("stage 0") && error.contains("larger image"), "{error}");
 }
 
 #[test]

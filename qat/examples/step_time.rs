@@ -21,7 +21,7 @@ use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_float::tape::Passes;
 use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, load_config, random_model};
+use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, Size, load_config, random_model};
 use swinq_qat::job::Job;
 use swinq_qat::ranks::{Meeting, Place};
 use swinq_qat::schedule::Schedule;
@@ -37,7 +37,7 @@ const BATCHES: u64 = 8;
 struct Fixed(Vec<Batch>);
 
 impl Fixed {
-    fn new(size: usize, images: usize, classes: usize) -> Fixed {
+    fn new(size: Size, images: usize, classes: usize) -> Fixed {
         Fixed((1..=BATCHES).map(|seed| noise(seed, size, images, classes)).collect())
     }
 }
@@ -56,7 +56,7 @@ impl BatchSource for Fixed {
     }
 }
 
-fn noise(seed: u64, size: usize, images: usize, classes: usize) -> Batch {
+fn noise(seed: u64, size: Size, images: usize, classes: usize) -> Batch {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {
         state ^= state << 13;
@@ -64,9 +64,9 @@ fn noise(seed: u64, size: usize, images: usize, classes: usize) -> Batch {
         state ^= state << 17;
         state >> 32
     };
-    let pixels = (0..images * size * size * 3).map(|_| next() as u8).collect();
+    let pixels = (0..images * size.area() * 3).map(|_| next() as u8).collect();
     let labels = (0..images).map(|_| (next() % classes as u64) as u32).collect();
-    Batch { pixels, size, labels, ids: (0..images).collect() }
+    Batch { pixels, labels, ids: (0..images).collect(), ..Batch::empty(size, 3) }
 }
 
 #[cfg(feature = "cuda")]

@@ -18,7 +18,7 @@ use swinq_cuda::Graph;
 use swinq_cuda::nccl::{Exchange, Meeting};
 use swinq_cuda::training::{Controls, Outcome, Staging, Training};
 use swinq_float::ops::taped::cuda::{failed, training, write};
-use swinq_model::Batch;
+use swinq_model::{Batch, Size};
 
 use crate::drop_path::DropPath;
 use crate::error::QatError;
@@ -108,8 +108,9 @@ impl DeviceStep {
         let device = student.device().clone();
         let kernels = training(device.as_cuda_device()?)?;
         let (flat, _) = student.flat().expect("the student is on a GPU");
-        let (images, size) = (job.batch_size, student.config().image_size);
-        let pixels = Tensor::zeros((images, size, size, 3), DType::U8, &device)?;
+        let (images, channels) = (job.batch_size, student.config().in_chans);
+        let Size { height, width } = student.config().image_size;
+        let pixels = Tensor::zeros((images, height, width, channels), DType::U8, &device)?;
         let table = student.transform().lookup();
         let table: Vec<f32> = table.iter().flat_map(|row| row.iter().copied()).collect();
         let drop = |path: &DropPath| Tensor::zeros((path.branches(), images), DType::F32, &device);
@@ -117,7 +118,7 @@ impl DeviceStep {
         let capture = student.scales().needs_host().map_or(Ok(()), Err);
         Ok(DeviceStep {
             staging: Staging::new(&kernels, pixels.elem_count()).map_err(failed)?,
-            table: Tensor::from_vec(table, (3, 256), &device)?,
+            table: Tensor::from_vec(table, (channels, 256), &device)?,
             labels: Tensor::zeros(images, DType::U32, &device)?,
             partners: partners.transpose()?,
             dropped: drop_path.map(drop).transpose()?,

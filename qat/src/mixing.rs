@@ -3,7 +3,7 @@
 //! mixed in pairs, and so are their labels. As in timm's mode `batch`, with which Swin is trained, there is one draw for a
 //! batch, image `i` is mixed with image `n - 1 - i`, and pixels are mixed before the normalisation.
 
-use swinq_model::{Batch, Draws};
+use swinq_model::{Batch, Draws, Size};
 
 use crate::job::MixingKeys;
 
@@ -65,7 +65,7 @@ fn beta(draws: &mut Draws, alpha: f64) -> f64 {
 
 /// Calls `mix` with the pixels of each pair of images. The middle image of an odd number stays as it is.
 fn for_pairs(batch: &mut Batch, mut mix: impl FnMut(&mut [u8], &mut [u8])) {
-    let (image, count) = (3 * batch.size * batch.size, batch.len());
+    let (image, count) = (batch.image_bytes(), batch.len());
     let (first, rest) = batch.pixels.split_at_mut(count / 2 * image);
     let last = &mut rest[count % 2 * image..];
     first.chunks_exact_mut(image).zip(last.chunks_exact_mut(image).rev()).for_each(|(a, b)| mix(a, b));
@@ -92,26 +92,27 @@ struct Cut {
 impl Cut {
     /// A rectangle with the image's aspect ratio around a random point. It has `1 - area` of the image's area where it does not
     /// reach beyond the image.
-    fn draw(draws: &mut Draws, size: usize, area: f64) -> Cut {
-        let half = (size as f64 * (1.0 - area).sqrt()) as usize / 2;
-        let mut around = || {
-            let centre = draws.below(size);
-            centre.saturating_sub(half)..(centre + half).min(size)
+    fn draw(draws: &mut Draws, size: Size, area: f64) -> Cut {
+        let mut around = |side: usize| {
+            let half = (side as f64 * (1.0 - area).sqrt()) as usize / 2;
+            let centre = draws.below(side);
+            centre.saturating_sub(half)..(centre + half).min(side)
         };
-        Cut { rows: around(), columns: around() }
+        Cut { rows: around(size.height), columns: around(size.width) }
     }
 }
 
 /// Exchanges a rectangle of every pair of images. Returns the share of the area that an image keeps.
 fn cut(batch: &mut Batch, cut: &Cut) -> f64 {
-    let size = batch.size;
+    let (size, channels) = (batch.size, batch.channels);
     for_pairs(batch, |a, b| {
         for row in cut.rows.clone() {
-            let columns = 3 * (row * size + cut.columns.start)..3 * (row * size + cut.columns.end);
+            let first = channels * (row * size.width + cut.columns.start);
+            let columns = first..first + channels * cut.columns.len();
             a[columns.clone()].swap_with_slice(&mut b[columns]);
         }
     });
-    1.0 - (cut.rows.len() * cut.columns.len()) as f64 / (size * size) as f64
+    1.0 - (cut.rows.len() * cut.columns.len()) as f64 / size.area() as f64
 }
 
 #[cfg(test)]
@@ -123,7 +124,12 @@ mod tests {
     /// Images of one value each, 10, 20, ...
     fn batch(images: usize) -> Batch {
         let pixels = (1..=images).flat_map(|i| vec![10 * i as u8; 3 * SIZE * SIZE]).collect();
-        Batch { pixels, size: SIZE, labels: (0..images as u32).collect(), ids: (0..images).collect() }
+        Batch {
+            pixels,
+            labels: (0..images as u32).collect(),
+            ids: (0..images).collect(),
+            ..Batch::empty(Size::square(SIZE), 3)
+        }
     }
 
     fn mixing(mixup: f64, cutmix: f64) -> Mixing {

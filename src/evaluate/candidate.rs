@@ -6,7 +6,7 @@ use swinq_eval::{
     Collected, EvalError, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, site_results,
 };
 use swinq_kernels::Cpu;
-use swinq_model::{Batch, BoxError, Classifier, Logits, SwinConfig, Transform};
+use swinq_model::{Batch, BoxError, Classifier, Logits, Size, SwinConfig, Transform};
 
 use super::Observer;
 use super::predictions::Predicted;
@@ -43,11 +43,19 @@ impl Classifier for Runner {
         }
     }
 
-    fn input_size(&self) -> usize {
+    fn input_size(&self) -> Size {
         match self {
             Runner::Engine(engine) => engine.input_size(),
             Runner::Replicas(replicas) => replicas.input_size(),
             Runner::Other(other) => other.input_size(),
+        }
+    }
+
+    fn channels(&self) -> usize {
+        match self {
+            Runner::Engine(engine) => engine.channels(),
+            Runner::Replicas(replicas) => replicas.channels(),
+            Runner::Other(other) => other.channels(),
         }
     }
 
@@ -309,7 +317,7 @@ impl Candidate {
         if batch_size > engine.max_batch() {
             return Ok(());
         }
-        let batch = super::noise(engine.input_size(), batch_size)?;
+        let batch = super::noise(&**engine, batch_size)?;
         engine.profile(&batch.pixels, RUNS / 8)?;
         let launch = |launch: swinq_int8_runtime::LaunchProfile| LaunchResult {
             name: launch.name,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use swinq_eval::{Environment, Latency, LatencyOptions, Load, LoadMeter, Step, measure_interleaved};
-use swinq_model::{Batch, Classifier};
+use swinq_model::{Batch, Classifier, Size};
 
 use super::{Candidate, Observer, Runner};
 use crate::{Engine, Error};
@@ -72,13 +72,14 @@ pub fn measure_latency(
 pub(super) fn check_memory(candidates: &[Candidate], batch_sizes: &[usize]) -> Result<(), Error> {
     let Some(&images) = batch_sizes.iter().max() else { return Ok(()) };
     let Some(memory) = Environment::detect(None, 0, BTreeMap::new()).memory_bytes else { return Ok(()) };
-    check_images(images, candidates.iter().map(|candidate| candidate.runner.input_size()), memory)
+    let bytes = |candidate: &Candidate| candidate.runner.input_size().area() * candidate.runner.channels();
+    check_images(images, candidates.iter().map(bytes), memory)
 }
 
-/// Refuses batches of `images` images, one for each of the input `sizes` in pixels, that take more than half of `memory`
+/// Refuses batches of `images` images, one for each of the sizes of an image in bytes, that take more than half of `memory`
 /// bytes.
 fn check_images(images: usize, sizes: impl Iterator<Item = usize>, memory: u64) -> Result<(), Error> {
-    let bytes = images as f64 * sizes.map(|size| 3.0 * (size as f64).powi(2)).sum::<f64>();
+    let bytes = images as f64 * sizes.map(|bytes| bytes as f64).sum::<f64>();
     if bytes <= memory as f64 / 2.0 {
         return Ok(());
     }
@@ -103,7 +104,7 @@ fn estimate(
     }
     let mut seconds = 0.0;
     for candidate in candidates {
-        let batch = noise(candidate.runner.input_size(), PROBE)?;
+        let batch = noise(&candidate.runner, PROBE)?;
         let infer = || candidate.runner.infer(&batch).map_err(Error::batch);
         infer()?;
         let start = Instant::now();
@@ -123,7 +124,7 @@ fn measure_one(
 ) -> Result<Vec<Latency>, Error> {
     let batches: Vec<Batch> = candidates
         .iter()
-        .map(|candidate| noise(candidate.runner.input_size(), batch_size))
+        .map(|candidate| noise(&candidate.runner, batch_size))
         .collect::<Result<_, Error>>()?;
     for candidate in candidates {
         prepare(&candidate.runner, batch_size)?;
@@ -165,7 +166,7 @@ fn stream(runner: &Runner, batch_size: usize) -> Result<Option<f64>, Error> {
         return Ok(None);
     }
     let batches = (STREAM_IMAGES / batch_size).clamp(STREAM_BATCHES.0, STREAM_BATCHES.1) * engines.len();
-    let batch = noise(runner.input_size(), batches * batch_size)?;
+    let batch = noise(runner, batches * batch_size)?;
     let mut logits = vec![0.0; batch.len() * runner.classes()];
     let mut seconds = Vec::new();
     for _ in 0..=STREAM_RUNS {
@@ -198,12 +199,18 @@ fn compute_times(engine: &Engine, batch_size: usize) -> Result<Option<Latency>, 
     Ok(Some(Latency::from_samples(samples)?))
 }
 
-/// Images of deterministic noise: the time of an inference does not depend on the pixels.
+/// Images of deterministic noise for `classifier`: the time of an inference does not depend on the pixels.
 ///
 /// # Errors
 /// [`Error::Argument`] for 0 images, or for more than fit in memory.
-pub fn noise(size: usize, images: usize) -> Result<Batch, Error> {
-    let bytes = images.checked_mul(size).and_then(|n| n.checked_mul(size)).and_then(|n| n.checked_mul(3));
+pub fn noise(classifier: &dyn Classifier, images: usize) -> Result<Batch, Error> {
+    noise_of(classifier.input_size(), classifier.channels(), images)
+}
+
+/// [`noise`] of this size, with so many channels.
+pub(crate) fn noise_of(size: Size, channels: usize, images: usize) -> Result<Batch, Error> {
+    let bytes =
+        [size.height, size.width, channels].iter().try_fold(images, |bytes, &side| bytes.checked_mul(side));
     let mut pixels = Vec::new();
     match bytes {
         Some(bytes) if bytes > 0 && pixels.try_reserve_exact(bytes).is_ok() => {
@@ -211,11 +218,12 @@ pub fn noise(size: usize, images: usize) -> Result<Batch, Error> {
             pixels.extend((0..bytes).map(|_| next_byte(&mut state)));
         }
         _ => {
-            let problem = format!("{images} images of {size} x {size} pixels cannot be held in memory");
+            let Size { height, width } = size;
+            let problem = format!("{images} images of {height} x {width} pixels cannot be held in memory");
             return Err(Error::argument("batch_size", problem));
         }
     }
-    Ok(Batch { pixels, size, labels: Vec::new(), ids: (0..images).collect() })
+    Ok(Batch { pixels, ids: (0..images).collect(), ..Batch::empty(size, channels) })
 }
 
 /// One step of a 64-bit xorshift generator.
@@ -232,9 +240,10 @@ mod tests {
 
     #[test]
     fn batches_of_half_of_the_memory_are_refused() {
-        let memory = 2 * 10 * (3 * 16 * 16 + 3 * 32 * 32);
-        assert!(check_images(10, [16, 32].into_iter(), memory).is_ok());
-        let error = check_images(11, [16, 32].into_iter(), memory).unwrap_err().to_string();
+        let sizes = [3 * 16 * 16, 32 * 32];
+        let memory = 2 * 10 * (3 * 16 * 16 + 32 * 32);
+        assert!(check_images(10, sizes.into_iter(), memory).is_ok());
+        let error = check_images(11, sizes.into_iter(), memory).unwrap_err().to_string();
         assert!(error.contains("batches of 11 images"), "{error}");
         assert!(check_images(usize::MAX, [usize::MAX].into_iter(), u64::MAX).is_err());
     }

@@ -14,6 +14,7 @@ use swinq_eval::{Accuracy, Collected, DataInfo, Environment, Latency, LatencyOpt
 use swinq_model::Classifier;
 
 pub use candidate::{Candidate, Runner};
+pub(crate) use latency::noise_of;
 pub use latency::{measure_latency, noise};
 pub use predictions::{Predicted, write_predictions};
 pub use report::{ReportFiles, write_report};

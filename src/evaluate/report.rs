@@ -80,14 +80,19 @@ fn thumbnails(results: &Results, images: &Images) -> Result<BTreeMap<usize, Thum
 /// The input of the model, scaled down to at most [`SIDE`].
 fn thumbnail(image: &RgbImage, transform: &Transform) -> Thumbnail {
     let size = transform.size;
-    let input = RgbImage::new(size, size, preprocess(image, transform));
-    let side = size.min(SIDE);
-    let small = Transform { size: side, resize: Resize::Direct, ..transform.clone() };
-    let pixels = preprocess(&input, &small);
+    let mut pixels = preprocess(image, transform);
+    if transform.channels() == 1 {
+        pixels = pixels.iter().flat_map(|&value| [value; 3]).collect();
+    }
+    let input = RgbImage::new(size.width, size.height, pixels);
+    let longer = size.height.max(size.width).max(SIDE);
+    let small = size.map(|side| (side * SIDE / longer).max(1));
+    let direct = Transform { resize: Resize::Direct, ..Transform::microsoft(small, 3, false) };
+    let pixels = preprocess(&input, &Transform { filter: transform.filter, ..direct });
     let mut jpeg = Vec::new();
     let encoder = Encoder::new(&mut jpeg, QUALITY);
     encoder
-        .encode(&pixels, side as u16, side as u16, ColorType::Rgb)
+        .encode(&pixels, small.width as u16, small.height as u16, ColorType::Rgb)
         .expect("the picture is small and the buffer grows");
-    Thumbnail { jpeg, width: side, height: side }
+    Thumbnail { jpeg, width: small.width, height: small.height }
 }

@@ -48,7 +48,8 @@ impl PartKind {
 
     /// Multiply-accumulates of an image, from the plan of a model.
     pub(crate) fn macs(self, plan: &Outline) -> u64 {
-        let of = |name: String| plan.steps.iter().find(|step| step.name == name).map_or(0, |step| step.macs);
+        let of =
+            |name: String| plan.steps.iter().find(|step| step.name == name).map_or(0, |step| plan.macs(step));
         match self {
             PartKind::Site(_) => 0,
             PartKind::Linear(linear) => of(linear.to_string()),

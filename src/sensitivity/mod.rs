@@ -93,7 +93,7 @@ pub(crate) fn load(
     read: &ReadOptions,
 ) -> Result<Batch, Error> {
     let mut batches = images.batches(transform, read)?;
-    let mut all = Batch { pixels: Vec::new(), size: transform.size, labels: Vec::new(), ids: Vec::new() };
+    let mut all = Batch::empty(transform.size, transform.channels());
     for index in 0..batches.batches() {
         let batch = batches.batch(0, index).map_err(Error::batch)?;
         all.pixels.extend(batch.pixels);
@@ -103,21 +103,10 @@ pub(crate) fn load(
     Ok(all)
 }
 
-/// Some consecutive images of `all`.
-pub(crate) fn slice(all: &Batch, range: std::ops::Range<usize>) -> Batch {
-    let bytes = all.size * all.size * 3;
-    Batch {
-        pixels: all.pixels[range.start * bytes..range.end * bytes].to_vec(),
-        size: all.size,
-        labels: all.labels.get(range.clone()).unwrap_or_default().to_vec(),
-        ids: all.ids[range].to_vec(),
-    }
-}
-
 /// The groups of `all`.
 fn groups(all: &Batch) -> Vec<Batch> {
     let starts = (0..all.len()).step_by(GROUP);
-    starts.map(|first| slice(all, first..(first + GROUP).min(all.len()))).collect()
+    starts.map(|first| all.slice(first..(first + GROUP).min(all.len()))).collect()
 }
 
 /// Single sites are measured on one of so many images of a group: there are twice as many sites as layers, and layers
@@ -225,7 +214,7 @@ impl Run {
         let bases = [self.prepare(&recipes[0])?, self.prepare(&recipes[1])?];
         self.blocks(index, group, &bases, &mut measured.blocks)?;
         finished()?;
-        let few = slice(group, 0..group.len().div_ceil(SITE_SHARE));
+        let few = group.slice(0..group.len().div_ceil(SITE_SHARE));
         measured.site_images += few.len();
         let classes = self.quantizer.float().config.num_classes;
         let all = bases.each_ref().map(|base| Walk::new(base, group, classes).logits(&mut self.runner, base));
@@ -352,7 +341,7 @@ impl Run {
         let mut elements: Vec<Element> = self.parts.iter().zip(&measured.parts).map(element).collect();
         let sites = elements.split_off(self.layers);
         let model = self.quantizer.apply(&recipe)?.clone();
-        let spread_on = slice(batch, 0..SPREAD_IMAGES.min(batch.len()));
+        let spread_on = batch.slice(0..SPREAD_IMAGES.min(batch.len()));
         let (float_effect, threads) = (measured.float.effect(), self.runner.threads());
         let [whole, site_whole] = measured.whole.map(|sums| sums.effect());
         Ok(Sensitivity {

@@ -179,8 +179,7 @@ fn calibrated(path: &Path, float: &FloatModel) -> Result<(QuantizedModel, FileIn
             "quantizes nothing; calibrate it first, or train in float with quant: off".to_owned(),
         );
     }
-    let shape = |config: &SwinConfig| SwinConfig { name: String::new(), ..config.clone() };
-    if shape(&model.config) != shape(&float.config) {
+    if !model.config.is_stated_like(&float.config) {
         return mismatch(format!(
             "has the architecture {} with {} classes, but float has {} with {}, or their sizes differ; name the \
              checkpoint that was calibrated from `float`",

@@ -14,7 +14,6 @@ use super::latencies::Latencies;
 use super::stopwatch::Stopwatch;
 use crate::journal::{Journal, RunKey};
 use crate::quantizer::Quantizer;
-use crate::sensitivity::slice;
 use crate::sensitivity::walk::{GROUP, Walk};
 use crate::{BackendChoice, EngineOptions, Error};
 
@@ -95,8 +94,8 @@ impl Bench {
         let Parts { mut quantizer, start, search, journal, table, table_path, engine } = parts;
         let cpu = EngineOptions { backend: BackendChoice::Cpu, ..engine.clone() }.cpu_options()?;
         let runner = VariantRunner::new(quantizer.apply(&start)?, cpu)?;
-        let stopwatch = Stopwatch::new(&engine, search.size, table.batch_size)?;
-        let probe = slice(&search, 0..PROBE_IMAGES.min(search.len()));
+        let stopwatch = Stopwatch::new(&engine, &search, table.batch_size)?;
+        let probe = search.slice(0..PROBE_IMAGES.min(search.len()));
         let classes = quantizer.float().config.num_classes;
         let reference = Collected {
             logits: Logits { values: Vec::new(), classes },
@@ -300,7 +299,7 @@ impl Bench {
         tick: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<Logits, Error> {
         let (classes, last) = (self.reference.logits.classes, self.runner.positions().len() - 1);
-        let image_bytes = 3 * self.search.size * self.search.size;
+        let image_bytes = self.search.image_bytes();
         let mut values = vec![0.0; self.search.len() * classes];
         let each = self.runner.max_batch();
         let parts = self.search.pixels.chunks(each * image_bytes).zip(values.chunks_mut(each * classes));

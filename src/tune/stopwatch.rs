@@ -3,10 +3,11 @@
 use std::time::{Duration, Instant};
 
 use swinq_int8_runtime::{Start, Variant, VariantRunner};
-use swinq_model::QuantizedModel;
+use swinq_model::{Batch, QuantizedModel};
 
 use super::latencies::Latencies;
-use crate::{BackendChoice, Engine, EngineOptions, Error, noise};
+use crate::evaluate::noise_of;
+use crate::{BackendChoice, Engine, EngineOptions, Error};
 
 /// Time of one measurement.
 const MEASURE: Duration = Duration::from_millis(1500);
@@ -21,9 +22,9 @@ pub(super) struct Stopwatch {
 }
 
 impl Stopwatch {
-    /// A stopwatch for models of `size` pixels on `engine`, which must be resolved.
-    pub(super) fn new(engine: &EngineOptions, size: usize, batch_size: usize) -> Result<Stopwatch, Error> {
-        let pixels = noise(size, batch_size)?.pixels;
+    /// A stopwatch for models of images like those of `search` on `engine`, which must be resolved.
+    pub(super) fn new(engine: &EngineOptions, search: &Batch, batch_size: usize) -> Result<Stopwatch, Error> {
+        let pixels = noise_of(search.size, search.channels, batch_size)?.pixels;
         Ok(Stopwatch { engine: engine.clone(), pixels, batch_size })
     }
 

@@ -47,7 +47,7 @@ pub(super) fn latencies<const N: usize>(
     for model in models {
         engines.push(Engine::new(model, engine.backend()?)?);
     }
-    let batch = noise(models[0].config.image_size, batch_size)?;
+    let batch = noise(&engines[0], batch_size)?;
     let steps = engines
         .iter()
         .map(|engine| -> Step<'_> { Box::new(|| engine.infer(&batch).map(|_| ()).map_err(Into::into)) });

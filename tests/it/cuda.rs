@@ -7,11 +7,13 @@ use crate::common::{gpu, with_channels};
 use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_int8_runtime::cuda::{Autotune, CudaOptions, Gemm, StreamType};
-use swinq_int8_runtime::{Backend, CpuOptions, Engine, Traced, TracedValues};
+use swinq_int8_runtime::{
+    Backend, CpuOptions, Engine, Images, LOGITS, OutputMut, RuntimeError, Traced, TracedValues,
+};
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::FloatModel;
-use swinq_model::{QuantizedModel, Recipe, SwinConfig, SwinVersion, Transform, WindowPolicy};
+use swinq_model::{QuantizedModel, Recipe, Size, SwinConfig, SwinVersion, Transform, WindowPolicy};
 use swinq_testing::XorShift;
 use swinq_testing::model::NoiseImages;
 
@@ -19,12 +21,12 @@ use swinq_testing::model::NoiseImages;
 fn small() -> SwinConfig {
     SwinConfig {
         name: "small".to_owned(),
-        image_size: 56,
+        image_size: Size::square(56),
         num_classes: 10,
         embed_dim: 64,
         depths: vec![2, 2],
         num_heads: vec![2, 4],
-        window_size: 7,
+        window_size: Size::square(7),
         ..SwinConfig::default()
     }
 }
@@ -32,15 +34,15 @@ fn small() -> SwinConfig {
 fn configs() -> Vec<SwinConfig> {
     let named = |name: &str, config: SwinConfig| SwinConfig { name: name.to_owned(), ..config };
     let padded = SwinConfig {
-        image_size: 44,
-        window_size: 4,
+        image_size: Size::square(44),
+        window_size: Size::square(4),
         depths: vec![2, 1],
         window_policy: WindowPolicy::ShrinkAndPad,
         ..small()
     };
     let bare = SwinConfig {
-        image_size: 64,
-        window_size: 8,
+        image_size: Size::square(64),
+        window_size: Size::square(8),
         ape: true,
         qkv_bias: false,
         patch_norm: false,
@@ -50,14 +52,19 @@ fn configs() -> Vec<SwinConfig> {
         ..small()
     };
     let wide = SwinConfig {
-        image_size: 96,
-        window_size: 12,
+        image_size: Size::square(96),
+        window_size: Size::square(12),
         embed_dim: 96,
         depths: vec![2, 1],
         num_heads: vec![3, 6],
         ..small()
     };
-    let large = SwinConfig { image_size: 128, window_size: 16, depths: vec![2, 1], ..small() };
+    let large = SwinConfig {
+        image_size: Size::square(128),
+        window_size: Size::square(16),
+        depths: vec![2, 1],
+        ..small()
+    };
     let second = |name: &str, config: SwinConfig| SwinConfig {
         name: format!("V2, {name}"),
         version: SwinVersion::V2,
@@ -68,7 +75,10 @@ fn configs() -> Vec<SwinConfig> {
         second("small", small()),
         second("padded windows and a mask of -200", SwinConfig { mask: -200.0, ..padded.clone() }),
         second("windows of 144 tokens", wide.clone()),
-        second("windows of 64 tokens", SwinConfig { image_size: 64, window_size: 8, ..small() }),
+        second(
+            "windows of 64 tokens",
+            SwinConfig { image_size: Size::square(64), window_size: Size::square(8), ..small() },
+        ),
         named("padded windows and an odd merge", padded),
         named("APE, no QKV bias, custom scale, no patch norm, windows of 64", bare),
         named("windows of 144 tokens", wide),
@@ -77,7 +87,7 @@ fn configs() -> Vec<SwinConfig> {
 }
 
 fn float(config: SwinConfig) -> FloatModel {
-    let transform = Transform::microsoft(config.image_size, true);
+    let transform = Transform::microsoft(config.image_size, config.in_chans, true);
     random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, 3)
 }
 
@@ -91,7 +101,7 @@ fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
     }
     let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
-    let mut source = NoiseImages { size: model.config.image_size, batches: 4 };
+    let mut source = NoiseImages::of(&model.config, 4);
     calibrate(model, &Recipe::shipped(recipe).unwrap(), &mut source, options).unwrap().model
 }
 
@@ -104,7 +114,19 @@ fn options(residual: StreamType, gemm: Gemm) -> CudaOptions {
 }
 
 fn images(model: &QuantizedModel, count: usize) -> Vec<u8> {
-    XorShift::new(99).bytes(count * model.config.image_size.pow(2) * 3)
+    images_of(model, model.config.image_size, count)
+}
+
+fn images_of(model: &QuantizedModel, size: Size, count: usize) -> Vec<u8> {
+    XorShift::new(99).bytes(count * size.area() * model.config.in_chans)
+}
+
+/// The scores of images of `size`.
+fn scores(engine: &Engine, size: Size, pixels: &[u8]) -> Vec<f32> {
+    let images = pixels.len() / (size.area() * engine.channels());
+    let mut values = vec![0.0; images * engine.classes()];
+    engine.run(Images { size, pixels }, &mut [OutputMut { name: LOGITS, values: &mut values }]).unwrap();
+    values
 }
 
 fn float_values(values: &TracedValues) -> Vec<f32> {
@@ -179,6 +201,89 @@ fn an_f32_stream_gives_the_bits_of_the_cpu() {
             }
         }
     }
+}
+
+/// Networks for images of other sizes than their own: rectangles, one channel, grids with and without padding.
+fn of_any_size() -> Vec<SwinConfig> {
+    let named = |name: &str, config: SwinConfig| SwinConfig { name: name.to_owned(), ..config };
+    let rectangle =
+        SwinConfig { image_size: Size::new(56, 112), window_policy: WindowPolicy::Detection, ..small() };
+    let gray = SwinConfig { in_chans: 1, ..rectangle.clone() };
+    let second = SwinConfig { version: SwinVersion::V2, ..gray.clone() };
+    let padded = SwinConfig { image_size: Size::new(61, 50), ..second.clone() };
+    vec![
+        named("a rectangle", rectangle),
+        named("one channel", gray),
+        named("V2, one channel", second),
+        named("V2, one channel, padding", padded),
+    ]
+}
+
+#[test]
+fn images_of_any_size_give_the_bits_of_the_cpu() {
+    if !gpu("images_of_any_size_give_the_bits_of_the_cpu") {
+        return;
+    }
+    // The windows of the first and the last size have padding. The last is larger than four images of any network.
+    let others = [Size::new(30, 45), Size::square(56), Size::new(112, 56), Size::new(131, 250)];
+    for config in of_any_size() {
+        let (own, model) = (config.image_size, quantized(&float(config), "default"));
+        let (cpu, name) = (cpu(&model), &model.config.name);
+        let traced = images(&model, 3);
+        let traced = (cpu.trace(&traced).unwrap(), traced);
+        for gemm in [Gemm::Own, Gemm::CublasLt] {
+            let exact = Engine::new(&model, Backend::Cuda(options(StreamType::F32, gemm))).unwrap();
+            let half = Engine::new(&model, Backend::Cuda(options(StreamType::F16, gemm))).unwrap();
+            assert_same(&traced.0, &exact.trace(&traced.1).unwrap(), &format!("{name}, --gemm {gemm}"));
+            for size in [others, others].concat().into_iter().flat_map(|size| [own, size]) {
+                let pixels = images_of(&model, size, 5);
+                let expected = scores(&cpu, size, &pixels);
+                assert_eq!(scores(&exact, size, &pixels), expected, "{name}, {size}, --gemm {gemm}");
+                let db = sqnr_db(&expected, &scores(&half, size, &pixels));
+                assert!(db > 25.0, "{name}, {size}, --gemm {gemm}: {db} dB");
+            }
+        }
+    }
+}
+
+#[test]
+fn more_sizes_than_are_kept_give_the_bits_of_the_cpu() {
+    if !gpu("more_sizes_than_are_kept_give_the_bits_of_the_cpu") {
+        return;
+    }
+    let model = quantized(&float(of_any_size().remove(2)), "default");
+    let (cpu, engine) =
+        (cpu(&model), Engine::new(&model, Backend::Cuda(options(StreamType::F32, Gemm::Own))).unwrap());
+    for side in (0..2).flat_map(|_| (28..68).step_by(2)) {
+        let size = Size::new(side, 96 - side);
+        let pixels = images_of(&model, size, 2);
+        assert_eq!(scores(&engine, size, &pixels), scores(&cpu, size, &pixels), "{size}");
+    }
+}
+
+#[test]
+fn an_image_that_needs_more_memory_than_allowed_is_refused() {
+    if !gpu("an_image_that_needs_more_memory_than_allowed_is_refused") {
+        return;
+    }
+    let model = quantized(&float(of_any_size().remove(0)), "default");
+    let limited = CudaOptions { max_pixels: 80 * 112, ..options(StreamType::F32, Gemm::Own) };
+    let engine = Engine::new(&model, Backend::Cuda(limited)).unwrap();
+    let run = |size: Size| {
+        let (pixels, mut values) = (images_of(&model, size, 1), vec![0.0; 10]);
+        engine.run(Images { size, pixels: &pixels }, &mut [OutputMut { name: LOGITS, values: &mut values }])
+    };
+    for size in [Size::new(56, 112), Size::new(80, 112), Size::square(28)] {
+        run(size).unwrap();
+    }
+    let large = Size::new(81, 112);
+    match run(large).unwrap_err() {
+        RuntimeError::ImageTooLarge { size, needed, allowed } => {
+            assert!(size == large && needed > allowed && allowed > 0, "{needed} of {allowed}");
+        }
+        error => panic!("{error}"),
+    }
+    run(Size::new(56, 112)).unwrap();
 }
 
 #[test]

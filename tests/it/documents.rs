@@ -14,7 +14,7 @@ use candle_core::Device;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use swinq_calib::{CalibrateOptions, calibrate};
-use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, SwinConfig, WindowPolicy};
+use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, Size, SwinConfig, WindowPolicy};
 use swinq_numerics::Gelu;
 use swinq_testing::XorShift;
 use swinq_testing::model::{random, small};
@@ -71,7 +71,8 @@ impl BatchSource for Noise {
 
     fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
         let ids = vec![2 * index, 2 * index + 1];
-        Ok(Batch { pixels: pixels(self.0, 2, index + 1), size: self.0, labels: Vec::new(), ids })
+        let pixels = pixels(self.0, 2, index + 1);
+        Ok(Batch { pixels, ids, ..Batch::empty(Size::square(self.0), 3) })
     }
 }
 
@@ -171,7 +172,7 @@ fn the_numpy_engine_gives_the_bits_of_the_sample() {
 }
 
 fn odd_shapes() -> [SwinConfig; 3] {
-    let small = SwinConfig { image_size: 44, ..small() };
+    let small = SwinConfig { image_size: Size::square(44), ..small() };
     [
         SwinConfig {
             name: "padded windows, odd merge, no norm of patches".to_owned(),
@@ -182,7 +183,7 @@ fn odd_shapes() -> [SwinConfig; 3] {
         SwinConfig {
             name: "windows larger than the grid, odd widths".to_owned(),
             window_policy: WindowPolicy::Pad,
-            image_size: 10,
+            image_size: Size::square(10),
             patch_size: 2,
             embed_dim: 18,
             num_heads: vec![3, 2],
@@ -191,7 +192,7 @@ fn odd_shapes() -> [SwinConfig; 3] {
         },
         SwinConfig {
             name: "position embedding, no QKV bias, own scale".to_owned(),
-            image_size: 32,
+            image_size: Size::square(32),
             ape: true,
             qkv_bias: false,
             qk_scale: Some(0.37),
@@ -204,7 +205,7 @@ fn odd_shapes() -> [SwinConfig; 3] {
 fn the_numpy_engine_gives_the_bits_of_odd_shapes() {
     let Some(python) = python("the_numpy_engine_gives_the_bits_of_odd_shapes") else { return };
     for (config, rules) in odd_shapes().into_iter().zip([ALL, W4_ADD, MIXED]) {
-        let (name, size) = (config.name.clone(), config.image_size);
+        let (name, size) = (config.name.clone(), config.image_size.height);
         let mut progress = |_| ControlFlow::Continue(());
         let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
         let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();

@@ -14,7 +14,7 @@ use swinq_eval::{Collected, collect, fidelity};
 use swinq_float::{FakeQuant, FloatClassifier, Swin};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
-    Batch, BoxError, Classifier, HostTensor, Kind, Logits, Ptq, QuantizedModel, Recipe, Rule, Transform,
+    Batch, BoxError, Classifier, HostTensor, Kind, Logits, Ptq, QuantizedModel, Recipe, Rule, Size, Transform,
 };
 
 fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
@@ -95,8 +95,12 @@ impl Classifier for Composed {
         self.swin.config().num_classes
     }
 
-    fn input_size(&self) -> usize {
+    fn input_size(&self) -> Size {
         self.swin.config().image_size
+    }
+
+    fn channels(&self) -> usize {
+        3
     }
 
     fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
+use swinq_model::Size;
 
 use crate::common;
 use swinq::eval::LatencyOptions;
@@ -155,14 +156,14 @@ fn odd_images_are_errors() {
         assert!(engine.profile(&vec![0; bytes], 0).is_err() && engine.trace(&vec![0; bytes]).is_err());
     }
     let batch = batch();
-    refused(engine.infer(&Batch { size: 55, ..batch.clone() }), "55");
+    refused(engine.infer(&Batch { size: Size::square(55), ..batch.clone() }), "55");
     refused(engine.infer(&Batch { ids: vec![0; 99], ..batch.clone() }), "99");
     let empty = Batch { pixels: Vec::new(), labels: Vec::new(), ids: Vec::new(), ..batch.clone() };
     assert!(engine.infer(&empty).unwrap().values.is_empty());
     refused(Images::from_batch(empty), "no image");
     refused(Images::from_batch(Batch { labels: vec![0; 5], ..batch.clone() }), "5 labels");
-    refused(Images::from_batch(Batch { size: usize::MAX, ..batch.clone() }), "bytes of pixels");
-    let small = Transform { size: 28, ..model().transform().clone() };
+    refused(Images::from_batch(Batch { size: Size::square(usize::MAX), ..batch.clone() }), "bytes of pixels");
+    let small = Transform { size: Size::square(28), ..model().transform().clone() };
     let prepared = Images::from_batch(batch).unwrap();
     refused(prepared.batches(&small, &ReadOptions::default()).map(|_| ()), "56 x 56");
 }
@@ -194,7 +195,7 @@ fn odd_numbers_are_errors() {
     assert_eq!(all.logits.values.len(), 40);
     for resize in [Resize::Direct, Resize::ShorterSide(0)] {
         let size = if resize == Resize::Direct { 0 } else { 56 };
-        let transform = Transform { size, resize, ..model.transform().clone() };
+        let transform = Transform { size: Size::square(size), resize, ..model.transform().clone() };
         refused(images(4).batches(&transform, &read(1)).map(|_| ()), "the image size is 0");
         let image = RgbImage::new(1, 1, vec![0; 3]);
         refused(Images::from_rgb([image], &transform), "the image size is 0");
@@ -354,7 +355,7 @@ fn random_models_run() {
     let model = Model::random(&cfg, 7).unwrap();
     assert!(!model.is_quantized() && model.labels().is_none());
     let engine = model.engine(&EngineOptions::cpu(1)).unwrap();
-    assert_eq!(engine.infer(&swinq::noise(56, 3).unwrap()).unwrap().values.len(), 30);
+    assert_eq!(engine.infer(&swinq::noise(&engine, 3).unwrap()).unwrap().values.len(), 30);
 }
 
 /// A Swin-T with timm's names: timm crops less than Microsoft's configuration says.

@@ -19,7 +19,7 @@ use swinq_float::{Attention, FakeQuant, Float, FloatError, LinearWeights, Sites,
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, QuantizedModel, Source};
 use swinq_model::{
-    Batch, BatchSource, BlockId, BoxError, Draws, Half, HostTensor, Linear, Operand, Ptq, Recipe, Site,
+    Batch, BatchSource, BlockId, BoxError, Draws, Half, HostTensor, Linear, Operand, Ptq, Recipe, Site, Size,
     StateDict, SwinConfig, Transform,
 };
 
@@ -36,13 +36,13 @@ const OUTLIERS: usize = 6;
 fn config() -> SwinConfig {
     SwinConfig {
         name: "block of Swin-B".to_owned(),
-        image_size: 448,
+        image_size: Size::square(448),
         patch_size: 16,
         num_classes: 2,
         embed_dim: 256,
         depths: vec![2],
         num_heads: vec![8],
-        window_size: 7,
+        window_size: Size::square(7),
         patch_norm: false,
         ..SwinConfig::default()
     }
@@ -82,7 +82,7 @@ fn model(file: &SafeTensors, ratio: f64) -> FloatModel {
     }
     tensors.get_mut("patch_embed.proj.weight").unwrap().data = rows;
     tensors.get_mut("patch_embed.proj.bias").unwrap().data = means;
-    let transform = Transform::microsoft(config.image_size, false);
+    let transform = Transform::microsoft(config.image_size, 3, false);
     FloatModel { config, transform, labels: None, labels_from: None, tensors, source: Source::default() }
 }
 
@@ -104,7 +104,7 @@ impl BatchSource for Noise {
     fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
         let mut draws = Draws::keyed(&[(self.first + index) as u64]);
         let pixels = (0..448 * 448 * 3).map(|_| draws.next() as u8).collect();
-        Ok(Batch { pixels, size: 448, labels: Vec::new(), ids: vec![index] })
+        Ok(Batch { pixels, ids: vec![index], ..Batch::empty(Size::square(448), 3) })
     }
 }
 

@@ -117,8 +117,7 @@ fn labelled_by(model: &FloatModel, count: usize) -> Images {
     let mut go_on = |_, _| ControlFlow::Continue(());
     let found = infer_images(&engine, &images, &ReadOptions::default(), &mut go_on).unwrap().scores;
     let mut batches = images.batches(&model.transform, &ReadOptions::default()).unwrap();
-    let mut all =
-        Batch { pixels: Vec::new(), size: model.transform.size, labels: Vec::new(), ids: found.ids };
+    let mut all = Batch { ids: found.ids, ..Batch::empty(model.transform.size, 3) };
     for index in 0..batches.batches() {
         all.pixels.extend(batches.batch(0, index).unwrap().pixels);
     }

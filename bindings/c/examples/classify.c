@@ -37,7 +37,7 @@ static uint8_t *contents(const char *path, size_t *length)
 
 static int classify(swinq_model *model, swinq_engine *engine, const swinq_model_info *info, const char *path)
 {
-    size_t length = 0, size = info->input_size * info->input_size * 3, best = 0;
+    size_t length = 0, size = info->height * info->width * info->channels, best = 0;
     uint8_t *file = contents(path, &length), *pixels = malloc(size);
     float *logits = malloc(info->classes * sizeof *logits);
     char name[256];

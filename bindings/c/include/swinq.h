@@ -98,8 +98,12 @@ typedef struct swinq_quantize_options {
 typedef struct swinq_model_info {
   // Size of this structure.
   size_t size;
-  // Side of the input images in pixels.
-  size_t input_size;
+  // Height of the images in pixels.
+  size_t height;
+  // Width of the images in pixels.
+  size_t width;
+  // Channels of the images.
+  size_t channels;
   // Number of classes.
   size_t classes;
   // 1 if any site is quantized, 0 for a float model.
@@ -171,8 +175,8 @@ enum swinq_status swinq_model_get_label(const struct swinq_model *model,
 // Frees a model. Engines of the model stay usable. NULL is allowed, and a handle that was freed is an error.
 enum swinq_status swinq_model_free(struct swinq_model *model);
 
-// Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes
-// `input_size * input_size * 3` bytes to `pixels`, whose size is `capacity`. The bytes equal Pillow's.
+// Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes an image of the height, the width
+// and the channels that `swinq_model_get_info` states to `pixels`, whose size is `capacity`. Models take one or three channels. The bytes equal Pillow's.
 enum swinq_status swinq_preprocess(const struct swinq_model *model,
                                    const uint8_t *rgb,
                                    size_t width,
@@ -194,7 +198,7 @@ enum swinq_status swinq_engine_new(const struct swinq_model *model,
                                    const struct swinq_engine_options *options,
                                    struct swinq_engine **engine);
 
-// Computes the logits of images: reads `pixels`, `uint8 [images, input_size, input_size, 3]` (RGB, preprocessed) of
+// Computes the logits of images: reads `pixels`, `uint8 [images, height, width, channels]` (preprocessed) of
 // `pixel_bytes` bytes, and writes `logits`, `float [images, classes]` of `logit_count` values. The number of images is
 // any, and follows from both sizes, which must agree. After the first call for a number of images it allocates nothing
 // on a CPU. `pixels` and `logits` must not overlap.

@@ -105,8 +105,12 @@ pub struct swinq_quantize_options {
 pub struct swinq_model_info {
     /// Size of this structure.
     pub size: usize,
-    /// Side of the input images in pixels.
-    pub input_size: usize,
+    /// Height of the images in pixels.
+    pub height: usize,
+    /// Width of the images in pixels.
+    pub width: usize,
+    /// Channels of the images.
+    pub channels: usize,
     /// Number of classes.
     pub classes: usize,
     /// 1 if any site is quantized, 0 for a float model.
@@ -156,7 +160,8 @@ unsafe impl Versioned for swinq_quantize_options {
 // SAFETY: as above.
 unsafe impl Versioned for swinq_model_info {
     fn defaults() -> Self {
-        swinq_model_info { size: size_of::<Self>(), input_size: 0, classes: 0, quantized: 0, labelled: 0 }
+        let size = size_of::<Self>();
+        swinq_model_info { size, height: 0, width: 0, channels: 0, classes: 0, quantized: 0, labelled: 0 }
     }
 }
 
@@ -266,7 +271,9 @@ pub unsafe extern "C" fn swinq_model_get_info(
     guard(|| {
         let model = handles::model(model.addr())?;
         let facts = swinq_model_info {
-            input_size: model.config().image_size,
+            height: model.config().image_size.height,
+            width: model.config().image_size.width,
+            channels: model.config().in_chans,
             classes: model.config().num_classes,
             quantized: model.is_quantized().into(),
             labelled: model.labels().is_some().into(),
@@ -316,8 +323,8 @@ pub extern "C" fn swinq_model_free(model: *mut swinq_model) -> Status {
     guard(|| handles::remove(model.addr(), "model", |object| matches!(object, Object::Model(_))))
 }
 
-/// Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes
-/// `input_size * input_size * 3` bytes to `pixels`, whose size is `capacity`. The bytes equal Pillow's.
+/// Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes an image of the height, the width
+/// and the channels that `swinq_model_get_info` states to `pixels`, whose size is `capacity`. Models take one or three channels. The bytes equal Pillow's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_preprocess(
     model: *const swinq_model,
@@ -377,7 +384,7 @@ pub unsafe extern "C" fn swinq_engine_new(
     })
 }
 
-/// Computes the logits of images: reads `pixels`, `uint8 [images, input_size, input_size, 3]` (RGB, preprocessed) of
+/// Computes the logits of images: reads `pixels`, `uint8 [images, height, width, channels]` (preprocessed) of
 /// `pixel_bytes` bytes, and writes `logits`, `float [images, classes]` of `logit_count` values. The number of images is
 /// any, and follows from both sizes, which must agree. After the first call for a number of images it allocates nothing
 /// on a CPU. `pixels` and `logits` must not overlap.
@@ -391,7 +398,7 @@ pub unsafe extern "C" fn swinq_engine_infer(
 ) -> Status {
     guard(|| {
         let engine = handles::engine(engine.addr())?;
-        let image = engine.input_size() * engine.input_size() * 3;
+        let image = engine.image_bytes();
         if !pixel_bytes.is_multiple_of(image) || logit_count != pixel_bytes / image * engine.classes() {
             let problem = format!(
                 "{pixel_bytes} bytes of pixels and {logit_count} logits; an image has {image} bytes and {} logits",
@@ -437,6 +444,11 @@ unsafe fn write_input(
     pixels: *mut u8,
     capacity: usize,
 ) -> Result<(), Failure> {
+    let channels = model.config().in_chans;
+    if channels != 1 && channels != 3 {
+        let problem = format!("takes {channels} channels, and pictures have 1 or 3");
+        return Err(Failure::argument("model", problem));
+    }
     let prepared = swinq::data::preprocess(image, model.transform());
     if capacity < prepared.len() {
         let problem = format!("is {capacity}; the model's input has {} bytes", prepared.len());

@@ -137,7 +137,7 @@ int main(int argc, char **argv)
         return 2;
     EXPECT(swinq_model_open(argv[1], NULL, &model), OK, "");
     EXPECT(swinq_model_get_info(model, &info), OK, "");
-    bytes = info.input_size * info.input_size * 3;
+    bytes = info.height * info.width * info.channels;
     pixels = malloc(bytes);
     logits = malloc(info.classes * sizeof *logits);
     for (size_t i = 0; i < bytes; i++)

@@ -128,10 +128,17 @@ impl Engine {
         self.engine.classes()
     }
 
-    /// Side of the input images in pixels.
+    /// Height and width of the images in pixels.
     #[getter]
-    fn input_size(&self) -> usize {
-        self.engine.input_size()
+    fn input_size(&self) -> (usize, usize) {
+        let size = self.engine.input_size();
+        (size.height, size.width)
+    }
+
+    /// Channels of the images.
+    #[getter]
+    fn channels(&self) -> usize {
+        self.engine.channels()
     }
 
     /// Number of threads, including the caller's; 1 on a GPU.
@@ -151,14 +158,14 @@ impl Engine {
     /// Writes the logits of `pixels`, and looks for signals between batches.
     fn infer_pixels(&self, py: Python<'_>, pixels: &[u8], logits: &mut [f32]) -> PyResult<()> {
         let engine = &self.engine;
-        let (size, classes) = (engine.input_size(), engine.classes());
+        let classes = engine.classes();
         // A GPU copies the next batch while it computes one.
         let each = engine.max_batch() * if engine.device().is_some() { 32 } else { 1 };
         if logits.len() <= each * classes {
             let done = py.detach(|| engine.infer_into(pixels, logits));
             return done.map_err(|error| raise(py, &error.into()));
         }
-        let parts = pixels.chunks(each * size * size * 3).zip(logits.chunks_mut(each * classes));
+        let parts = pixels.chunks(each * engine.image_bytes()).zip(logits.chunks_mut(each * classes));
         for (part, (pixels, logits)) in parts.enumerate() {
             let done = py.detach(|| engine.infer_into(pixels, logits));
             done.map_err(|error| raise(py, &counted_from(part * each, error).into()))?;

@@ -60,10 +60,15 @@ impl Collector {
         Collector { transform, pixels: Vec::new(), labels: Vec::new() }
     }
 
+    /// Height, width and channels of a preprocessed image.
+    #[getter]
+    fn image(&self) -> (usize, usize, usize) {
+        (self.transform.size.height, self.transform.size.width, self.transform.channels())
+    }
+
     /// Adds an image that is not preprocessed yet.
     fn add_image(&mut self, py: Python<'_>, image: Picture<'_>) -> PyResult<()> {
-        let size = self.transform.size;
-        let index = self.pixels.len() / (size * size * 3);
+        let index = self.pixels.len() / image_bytes(&self.transform);
         let image = image.decode(py, &format!("image {index}"))?;
         let RgbImage { width, height, ref pixels } = image;
         let bytes = width.checked_mul(height).and_then(|area| area.checked_mul(3));
@@ -76,13 +81,13 @@ impl Collector {
         Ok(())
     }
 
-    /// Adds preprocessed images, u8 `[images, size, size, 3]`.
+    /// Adds preprocessed images, u8 `[images, height, width, channels]`.
     fn add_pixels(&mut self, pixels: &Bound<'_, PyAny>) -> PyResult<()> {
         self.pixels.extend_from_slice(Array::<u8>::of(pixels, "images")?.as_slice());
         Ok(())
     }
 
-    /// Adds normalised images, f32 `[images, 3, size, size]`.
+    /// Adds normalised images, f32 `[images, channels, height, width]`.
     fn add_normalized(&mut self, py: Python<'_>, values: &Bound<'_, PyAny>) -> PyResult<()> {
         let values = Array::<f32>::of(values, "images")?;
         let pixels = denormalize(values.as_slice(), &self.transform).map_err(|error| raise(py, &error))?;
@@ -97,32 +102,44 @@ impl Collector {
 
     /// The images that were added.
     fn finish(&mut self, py: Python<'_>) -> PyResult<Images> {
-        let size = self.transform.size;
         let (pixels, labels) = (std::mem::take(&mut self.pixels), std::mem::take(&mut self.labels));
-        let ids = (0..pixels.len() / (size * size * 3)).collect();
-        let images = swinq::Images::from_batch(Batch { pixels, size, labels, ids });
+        let ids = (0..pixels.len() / image_bytes(&self.transform)).collect();
+        let empty = Batch::empty(self.transform.size, self.transform.channels());
+        let images = swinq::Images::from_batch(Batch { pixels, labels, ids, ..empty });
         Ok(Images { images: images.map_err(|error| raise(py, &error))? })
     }
 }
 
-/// The pixels, u8 `[images, size, size, 3]`, from which `values`, f32 `[images, 3, size, size]`, were normalised.
+/// Bytes of an image after the preprocessing `transform`.
+fn image_bytes(transform: &Transform) -> usize {
+    transform.size.area() * transform.channels()
+}
+
+/// The pixels, u8 `[images, height, width, channels]`, from which `values`, f32 `[images, channels, height, width]`, were
+/// normalised.
 ///
 /// # Errors
 /// [`Error::Argument`] for a number of values that is not whole images, and for a value that is not a normalised pixel.
 pub fn denormalize(values: &[f32], transform: &Transform) -> Result<Vec<u8>, Error> {
-    let (area, Transform { mean, std, .. }) = (transform.size * transform.size, transform);
-    if values.is_empty() || !values.len().is_multiple_of(3 * area) {
-        let problem =
-            format!("{} values are not whole images of 3 x {1} x {1}", values.len(), transform.size);
+    let Transform { mean, std, size, .. } = transform;
+    let (area, channels) = (size.area(), transform.channels());
+    if values.is_empty() || !values.len().is_multiple_of(channels * area) {
+        let problem = format!(
+            "{} values are not whole images of {channels} x {} x {}",
+            values.len(),
+            size.height,
+            size.width
+        );
         return Err(Error::Argument { argument: "images", problem });
     }
     let mut pixels = vec![0; values.len()];
-    for (image, written) in values.chunks_exact(3 * area).zip(pixels.chunks_exact_mut(3 * area)) {
+    for (image, written) in values.chunks_exact(channels * area).zip(pixels.chunks_exact_mut(channels * area))
+    {
         for (channel, plane) in image.chunks_exact(area).enumerate() {
             let (scale, offset) = (255.0 * std[channel], 255.0 * mean[channel]);
             let mut farthest = 0.0f32;
             let mut valid = true;
-            for (&value, byte) in plane.iter().zip(written[channel..].iter_mut().step_by(3)) {
+            for (&value, byte) in plane.iter().zip(written[channel..].iter_mut().step_by(channels)) {
                 let pixel = value.mul_add(scale, offset);
                 let whole = pixel.round_ties_even();
                 farthest = farthest.max((pixel - whole).abs());
@@ -140,7 +157,7 @@ pub fn denormalize(values: &[f32], transform: &Transform) -> Result<Vec<u8>, Err
 fn not_pixels(transform: &Transform) -> Error {
     let problem = format!(
         "the values are not those of 8-bit pixels, divided by 255 and normalised with the model's mean {:?} and deviation \
-         {:?}; normalise with these, or pass uint8 [images, size, size, 3]",
+         {:?}; normalise with these, or pass uint8 [images, height, width, channels]",
         transform.mean, transform.std
     );
     Error::Argument { argument: "images", problem }

@@ -35,20 +35,15 @@ pub(crate) fn reconstructed_layers(specs: &BTreeMap<Site, SiteSpec>) -> BTreeSet
 /// `batches` as batches of `size` images, in the order of their positions in the data set.
 pub(crate) fn in_order(batches: &[Batch], size: usize) -> Vec<Batch> {
     let images = batches.iter().flat_map(|batch| {
-        let bytes = batch.pixels.len() / batch.len().max(1);
-        batch
-            .ids
-            .iter()
-            .zip(batch.pixels.chunks_exact(bytes.max(1)))
-            .map(|(id, pixels)| (*id, pixels, batch.size))
+        let pixels = batch.pixels.chunks_exact(batch.image_bytes());
+        batch.ids.iter().zip(pixels).map(move |(id, pixels)| (*id, pixels, batch))
     });
-    let mut images: Vec<(usize, &[u8], usize)> = images.collect();
+    let mut images: Vec<(usize, &[u8], &Batch)> = images.collect();
     images.sort_by_key(|(id, ..)| *id);
-    let batch = |images: &[(usize, &[u8], usize)]| Batch {
+    let batch = |images: &[(usize, &[u8], &Batch)]| Batch {
         pixels: images.iter().flat_map(|(_, pixels, _)| *pixels).copied().collect(),
-        size: images[0].2,
-        labels: Vec::new(),
         ids: images.iter().map(|(id, ..)| *id).collect(),
+        ..Batch::empty(images[0].2.size, images[0].2.channels)
     };
     images.chunks(size).map(batch).collect()
 }

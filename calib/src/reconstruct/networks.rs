@@ -130,13 +130,10 @@ impl<'a> Networks<'a> {
 /// For a layer whose output is added to a shortcut: the row of the residual stream that each row of its output is added
 /// to, in one image; `None` for padding.
 fn stream_places(config: &SwinConfig, layer: Linear) -> Option<Vec<Option<usize>>> {
-    let stage = |index: usize| config.stages().swap_remove(index);
+    let grid = |stage: usize| config.own_grids().swap_remove(stage);
     match layer {
-        Linear::Proj(block) => {
-            let stage = stage(block.stage);
-            Some(stage.partition(if block.block % 2 == 1 { stage.shift } else { 0 }))
-        }
-        Linear::Fc2(block) => Some((0..stage(block.stage).tokens()).map(Some).collect()),
+        Linear::Proj(block) => Some(grid(block.stage).partition(block.block % 2 == 1)),
+        Linear::Fc2(block) => Some((0..grid(block.stage).tokens()).map(Some).collect()),
         _ => None,
     }
 }

@@ -281,8 +281,8 @@ impl Refiner<'_> {
     /// Whether a shift of the layer's input can move into its bias: it has one, `.output` is off, and no input is
     /// padding, whose zeros do not pass the norm.
     fn may_shift_input(&self, layer: Linear) -> bool {
-        let stages = self.float.config.stages();
-        let padded = |block: BlockId| stages[block.stage].padded != stages[block.stage].grid;
+        let grids = self.float.config.own_grids();
+        let padded = |block: BlockId| grids[block.stage].padded != grids[block.stage].size;
         let has_bias = self.tensor(&layer.bias_name()).is_some();
         has_bias && !self.is_on(Site::Output(layer)) && !matches!(layer, Linear::Qkv(block) if padded(block))
     }

@@ -10,7 +10,7 @@ use crate::Observe;
 
 /// 12 images of noise.
 fn noise(model: &FloatModel) -> NoiseImages {
-    NoiseImages { size: model.config.image_size, batches: 6 }
+    NoiseImages::of(&model.config, 6)
 }
 
 /// The recipe `default` with every layer refined.

@@ -9,21 +9,21 @@ use swinq_float::{FakeQuant, Float, FloatError, Sites, Swin, ops};
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, Param, Source};
 use swinq_model::{
-    Batch, BatchSource, BoxError, Calibrator, HostTensor, Ptq, Recipe, Rule, Site, StateDict, SwinConfig,
-    Transform,
+    Batch, BatchSource, BoxError, Calibrator, HostTensor, Ptq, Recipe, Rule, Site, Size, StateDict,
+    SwinConfig, Transform,
 };
 use swinq_testing::Rng;
 
 fn config() -> SwinConfig {
     SwinConfig {
         name: "test".to_owned(),
-        image_size: 16,
+        image_size: Size::square(16),
         patch_size: 2,
         num_classes: 5,
         embed_dim: 16,
         depths: vec![2, 1],
         num_heads: vec![2, 4],
-        window_size: 4,
+        window_size: Size::square(4),
         ..SwinConfig::default()
     }
 }
@@ -43,7 +43,7 @@ fn model() -> FloatModel {
         let data = (0..shape.iter().product::<usize>()).map(|_| mean + spread * rng.float()).collect();
         tensors.insert(name, HostTensor::new(shape, data));
     }
-    let transform = Transform::microsoft(16, false);
+    let transform = Transform::microsoft(Size::square(16), 3, false);
     FloatModel { config, transform, labels: None, labels_from: None, tensors, source: Source::default() }
 }
 
@@ -66,7 +66,7 @@ impl BatchSource for Images {
         let ids: Vec<usize> = (3 * index..self.0.min(3 * index + 3)).map(|id| 10 * id).collect();
         let mut rng = Rng(index as u64);
         let pixels = (0..ids.len() * 16 * 16 * 3).map(|_| (rng.float() * 127.0 + 128.0) as u8).collect();
-        Ok(Batch { pixels, size: 16, labels: Vec::new(), ids })
+        Ok(Batch { pixels, ids, ..Batch::empty(Size::square(16), 3) })
     }
 }
 

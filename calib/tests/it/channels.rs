@@ -6,7 +6,7 @@ use candle_core::Device;
 use swinq_calib::{fold_factors, quantize, quantize_weight, set_channel_codes};
 use swinq_float::FloatClassifier;
 use swinq_model::quantized::{ChannelCodes, FloatModel, Param};
-use swinq_model::{BatchSource, BlockId, Classifier, Linear, QuantizedModel, Recipe, Rule, Site};
+use swinq_model::{BatchSource, BlockId, Classifier, Linear, QuantizedModel, Recipe, Rule, Site, Size};
 use swinq_testing::model::{NoiseImages, random, random_channels, shifted};
 
 const BLOCK: BlockId = BlockId { stage: 1, block: 1 };
@@ -81,7 +81,7 @@ fn codes_that_cannot_be_used_leave_the_model_unchanged() {
 #[test]
 fn a_zero_point_lowers_the_error() {
     let (float, plain) = model(false);
-    let batch = NoiseImages { size: 32, batches: 1 }.batch(0, 0).unwrap();
+    let batch = NoiseImages { size: Size::square(32), channels: 3, batches: 1 }.batch(0, 0).unwrap();
     let exact = FloatClassifier::new(&float, &Device::Cpu).unwrap().infer(&batch).unwrap().values;
     let error = |model: &QuantizedModel| {
         let logits = FloatClassifier::simulate(model, &Device::Cpu).unwrap().infer(&batch).unwrap().values;

@@ -19,7 +19,7 @@ fn model() -> FloatModel {
 fn observed(model: &FloatModel, recipe: &Recipe) -> PartTensors {
     let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
-    let mut images = NoiseImages { size: model.config.image_size, batches: 2 };
+    let mut images = NoiseImages::of(&model.config, 2);
     observe(model, recipe, &mut images, 4, options).unwrap().tensors
 }
 

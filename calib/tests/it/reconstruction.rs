@@ -10,7 +10,8 @@ use swinq_calib::{
 use swinq_float::{FakeQuant, Float, Sites, Swin};
 use swinq_model::quantized::{FloatModel, Param};
 use swinq_model::{
-    Batch, BatchSource, BoxError, Granularity, Linear, Ptq, QuantizedModel, Recipe, Rule, Site, all_linears,
+    Batch, BatchSource, BoxError, Granularity, Linear, Ptq, QuantizedModel, Recipe, Rule, Site, Size,
+    all_linears,
 };
 use swinq_testing::XorShift;
 use swinq_testing::model::{odd, padded, random, shifted};
@@ -27,7 +28,7 @@ struct Noise {
 
 impl Noise {
     fn of(model: &FloatModel, first: usize, count: usize) -> Noise {
-        Noise { size: model.config.image_size, first, count, batch_size: 4, reversed: false }
+        Noise { size: model.config.image_size.height, first, count, batch_size: 4, reversed: false }
     }
 }
 
@@ -60,7 +61,8 @@ impl BatchSource for Noise {
             };
             noise.into_iter().enumerate().map(value).collect::<Vec<u8>>()
         };
-        Ok(Batch { pixels: ids.iter().flat_map(image).collect(), size: side, labels: Vec::new(), ids })
+        let pixels = ids.iter().flat_map(image).collect();
+        Ok(Batch { pixels, ids, ..Batch::empty(Size::square(side), 3) })
     }
 }
 

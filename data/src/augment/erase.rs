@@ -3,7 +3,7 @@
 
 use std::f64::consts::TAU;
 
-use swinq_model::{Draws, Transform};
+use swinq_model::{Draws, Size, Transform};
 
 use super::crop::{ATTEMPTS, random_sides};
 
@@ -28,26 +28,26 @@ pub struct Erased {
 }
 
 impl Erased {
-    /// A random rectangle of an image of `size x size` pixels; `None` if no attempt fits.
-    pub(super) fn draw(draws: &mut Draws, size: usize) -> Option<Erased> {
+    /// A random rectangle of an image of `size` pixels; `None` if no attempt fits.
+    pub(super) fn draw(draws: &mut Draws, size: Size) -> Option<Erased> {
         for _ in 0..ATTEMPTS {
-            let (height, width) = random_sides(draws, (size, size), AREA, ASPECT);
-            if (1..size).contains(&height) && (1..size).contains(&width) {
-                let top = draws.below(size - height + 1);
-                let left = draws.below(size - width + 1);
+            let (height, width) = random_sides(draws, (size.height, size.width), AREA, ASPECT);
+            if (1..size.height).contains(&height) && (1..size.width).contains(&width) {
+                let top = draws.below(size.height - height + 1);
+                let left = draws.below(size.width - width + 1);
                 return Some(Erased { left, top, width, height, seed: draws.next() });
             }
         }
         None
     }
 
-    /// Replaces the rectangle in `pixels`, `[size, size, 3]`, by noise that is normally distributed after `transform`'s
+    /// Replaces the rectangle in `pixels`, `[height, width, channels]`, by noise that is normally distributed after `transform`'s
     /// normalisation, as far as pixels can hold it.
     pub(super) fn apply(&self, pixels: &mut [u8], transform: &Transform) {
         let mut draws = Draws::new(self.seed);
-        let (pixels, _) = pixels.as_chunks_mut::<3>();
-        for row in pixels.chunks_exact_mut(transform.size).skip(self.top).take(self.height) {
-            for pixel in &mut row[self.left..self.left + self.width] {
+        let channels = transform.channels();
+        for row in pixels.chunks_exact_mut(transform.size.width * channels).skip(self.top).take(self.height) {
+            for pixel in row.chunks_exact_mut(channels).skip(self.left).take(self.width) {
                 for (channel, value) in pixel.iter_mut().enumerate() {
                     let (mean, deviation) = (transform.mean[channel], transform.std[channel]);
                     let x = f64::from(mean) + f64::from(deviation) * normal(&mut draws);
@@ -73,7 +73,7 @@ mod tests {
     fn rectangles_have_the_areas_and_ratios_and_lie_inside() {
         let mut areas = Vec::new();
         for seed in 0..2000 {
-            let erased = Erased::draw(&mut Draws::new(seed), 224).unwrap();
+            let erased = Erased::draw(&mut Draws::new(seed), Size::square(224)).unwrap();
             assert!(erased.left + erased.width <= 224 && erased.top + erased.height <= 224, "{erased:?}");
             let aspect = erased.height as f64 / erased.width as f64;
             assert!((0.28..3.6).contains(&aspect), "{erased:?}");
@@ -83,12 +83,12 @@ mod tests {
         assert!(areas.iter().all(|area| (0.019..0.34).contains(area)), "{areas:?}");
         // Large rectangles of extreme ratios do not fit, so the mean is slightly below that of the areas drawn.
         assert!((0.15..0.18).contains(&mean), "{mean}");
-        assert_eq!(Erased::draw(&mut Draws::new(0), 1), None);
+        assert_eq!(Erased::draw(&mut Draws::new(0), Size::square(1)), None);
     }
 
     #[test]
     fn the_rectangle_becomes_normal_noise_and_nothing_else_changes() {
-        let transform = Transform::microsoft(64, true);
+        let transform = Transform::microsoft(Size::square(64), 3, true);
         let erased = Erased { left: 3, top: 10, width: 40, height: 50, seed: 9 };
         let mut pixels = vec![7; 64 * 64 * 3];
         erased.apply(&mut pixels, &transform);

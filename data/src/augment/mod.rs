@@ -5,15 +5,17 @@
 //! settings, the image's size and the sample's key. For the same numbers, the pixels equal those of torchvision's
 //! transforms on a Pillow image.
 
+use std::borrow::Cow;
+
 mod color;
 mod crop;
 mod erase;
 mod settings;
 
-use swinq_model::{Draws, Transform};
+use swinq_model::{Draws, Size, Transform};
 
 use crate::decode::RgbImage;
-use crate::preprocess::preprocess;
+use crate::preprocess::{first_channel, luminance, resize_and_crop};
 use crate::resize::resize_window;
 
 pub use color::Adjustment;
@@ -35,12 +37,12 @@ pub struct Variation {
 }
 
 impl Augment {
-    /// Draws the variation of an image of `width x height` pixels, whose part becomes the network's input of `size x size`.
-    /// It depends only on the settings, these sizes and `key`.
+    /// Draws the variation of an image of `width x height` pixels, whose part becomes the network's input of `size`. It
+    /// depends only on the settings, these sizes and `key`.
     ///
     /// # Panics
     /// If a side is zero, or if settings that [`Augment::validate`] refuses make a range empty.
-    pub fn draw(&self, (width, height): (usize, usize), size: usize, key: &[u64]) -> Variation {
+    pub fn draw(&self, (width, height): (usize, usize), size: Size, key: &[u64]) -> Variation {
         assert!(width > 0 && height > 0, "sizes must not be zero");
         let mut draws = Draws::keyed(key);
         let crop = match self.crop {
@@ -72,26 +74,33 @@ impl Augment {
 }
 
 impl Variation {
-    /// Applies the variation to `image`: the crop and its resize with the transform's filter ([`preprocess`]
-    /// without a crop), then the flip, then the colour adjustments, then the erasing.
+    /// Applies the variation to `image`: the crop and its resize with the transform's filter
+    /// ([`preprocess`](crate::preprocess()) without a crop), then the flip, then the colour adjustments, then the erasing.
     ///
-    /// Returns the network's input before normalisation, `u8` `[size, size, 3]`.
+    /// Returns the network's input before normalisation, `u8` `[height, width, channels]`. With one channel, the image is
+    /// converted to its luminance first.
     ///
     /// # Panics
-    /// If `transform.size`, a side of `image` or a side of the crop is zero.
+    /// If a side of `transform.size`, a side of `image` or a side of the crop is zero.
     pub fn apply(&self, image: &RgbImage, transform: &Transform) -> Vec<u8> {
-        let size = transform.size;
+        let Size { height, width } = transform.size;
+        let one_channel = transform.channels() == 1;
+        let image = &if one_channel { Cow::Owned(luminance(image)) } else { Cow::Borrowed(image) };
         let mut pixels = match self.crop {
-            None => preprocess(image, transform),
+            None => resize_and_crop(image, transform),
             Some(crop) => {
-                resize_window(&crop.extract(image), (size, size), 0..size, 0..size, transform.filter).pixels
+                let (size, part) = ((width, height), crop.extract(image));
+                resize_window(&part, size, 0..width, 0..height, transform.filter).pixels
             }
         };
         if self.flip {
-            mirror(&mut pixels, size);
+            mirror(&mut pixels, width);
         }
         for adjustment in &self.adjustments {
             adjustment.apply(&mut pixels);
+        }
+        if one_channel {
+            pixels = first_channel(&pixels);
         }
         if let Some(erased) = &self.erased {
             erased.apply(&mut pixels, transform);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use swinq_data::augment::{Adjustment, CropBox, CropKind, Variation};
 use swinq_data::{Augment, decode_image, preprocess};
-use swinq_model::{Filter, Transform};
+use swinq_model::{Filter, Size, Transform};
 
 fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
@@ -35,7 +35,7 @@ fn adjustment(text: &str) -> Adjustment {
 }
 
 fn transform(size: usize, filter: Filter) -> Transform {
-    Transform { filter, ..Transform::microsoft(size, true) }
+    Transform { filter, ..Transform::microsoft(Size::square(size), 3, true) }
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn every_colour_is_adjusted_as_in_pillow() {
 fn no_augmentation_is_the_evaluation_preprocessing() {
     for name in ["rgb.png", "rgb420.jpg", "thin.png"] {
         let image = decode_image(&fs::read(fixtures().join(name)).unwrap()).unwrap();
-        let variation = Augment::none().draw((image.width, image.height), 32, &[3]);
+        let variation = Augment::none().draw((image.width, image.height), Size::square(32), &[3]);
         assert_eq!(variation, Variation { crop: None, flip: false, adjustments: Vec::new(), erased: None });
         let transform = transform(24, Filter::Bicubic);
         assert_eq!(variation.apply(&image, &transform), preprocess(&image, &transform));
@@ -84,7 +84,7 @@ fn no_augmentation_is_the_evaluation_preprocessing() {
 fn the_draw_is_fixed_across_versions() {
     // The expected values come from another implementation of the generator. They must not change, because a
     // later version may resume a training run.
-    let drawn = Augment::default().draw((500, 375), 32, &[2, 0, 3, 17]);
+    let drawn = Augment::default().draw((500, 375), Size::square(32), &[2, 0, 3, 17]);
     let crop = CropBox { left: 16, top: 50, width: 308, height: 323 };
     assert_eq!(drawn, Variation { crop: Some(crop), flip: true, adjustments: Vec::new(), erased: None });
 }
@@ -94,7 +94,7 @@ fn flips_have_their_probability() {
     for (flip, range) in [(0.0, 0..=0), (1.0, 4000..=4000), (0.25, 863..=1137)] {
         // At 0.25 the expected count is 1000 with a standard deviation of 27.4, and the bound is five of them.
         let augment = Augment { flip, ..Augment::default() };
-        let count = (0..4000).filter(|&i| augment.draw((32, 32), 32, &[9, i]).flip).count();
+        let count = (0..4000).filter(|&i| augment.draw((32, 32), Size::square(32), &[9, i]).flip).count();
         assert!(range.contains(&count), "{flip}: {count}");
     }
 }
@@ -105,7 +105,7 @@ fn jitter_covers_its_ranges_and_every_order() {
     let mut ranges = [(f64::MAX, f64::MIN); 4];
     let mut orders = std::collections::BTreeMap::new();
     for i in 0..4800 {
-        let drawn = augment.draw((32, 32), 32, &[4, i]).adjustments;
+        let drawn = augment.draw((32, 32), Size::square(32), &[4, i]).adjustments;
         let numbered: Vec<(usize, f64)> = drawn
             .into_iter()
             .map(|adjustment| match adjustment {
@@ -136,6 +136,6 @@ fn jitter_covers_its_ranges_and_every_order() {
 #[test]
 fn only_enabled_adjustments_are_drawn() {
     let augment = Augment { contrast: 0.3, crop: CropKind::None, ..Augment::none() };
-    let drawn = augment.draw((10, 10), 32, &[0]).adjustments;
+    let drawn = augment.draw((10, 10), Size::square(32), &[0]).adjustments;
     assert!(matches!(drawn[..], [Adjustment::Contrast(_)]), "{drawn:?}");
 }

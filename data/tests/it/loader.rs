@@ -5,11 +5,11 @@ use std::path::PathBuf;
 
 use crate::common;
 use swinq_data::{Dataset, Layout, Loader, LoaderOptions, Split};
-use swinq_model::{Batch, BatchSource, Resize, Transform};
+use swinq_model::{Batch, BatchSource, Resize, Size, Transform};
 use tempfile::TempDir;
 
 fn small() -> Transform {
-    Transform { size: 16, resize: Resize::Direct, ..Transform::microsoft(16, true) }
+    Transform { resize: Resize::Direct, ..Transform::microsoft(Size::square(16), 3, true) }
 }
 
 /// 23 images of two classes; images 5 and 11 are damaged.
@@ -100,8 +100,13 @@ fn cifar10_opens_and_samples_evenly() {
     assert_eq!((dataset.len(), dataset.num_classes(), dataset.layout()), (50_000, Some(10), Layout::Zip));
     assert_eq!(dataset.class_names().unwrap()[9], "truck");
     let ids = dataset.sample(Some(200), 1);
-    let mut loader =
-        Loader::new(dataset, ids.clone(), Transform::microsoft(32, true), LoaderOptions::default()).unwrap();
+    let mut loader = Loader::new(
+        dataset,
+        ids.clone(),
+        Transform::microsoft(Size::square(32), 3, true),
+        LoaderOptions::default(),
+    )
+    .unwrap();
     let mut counts = [0; 10];
     for index in 0..loader.batches() {
         let batch = loader.batch(0, index).unwrap();

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 use swinq_data::{RgbImage, decode_image, preprocess, presets};
-use swinq_model::{Filter, Resize, Transform};
+use swinq_model::{Filter, Resize, Size, Transform};
 
 fn folders() -> Vec<PathBuf> {
     let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")];
@@ -37,7 +37,7 @@ fn sha(bytes: &[u8]) -> String {
 }
 
 fn transform(size: &str, resize: &str, filter: &str) -> Transform {
-    let size = size.parse().unwrap();
+    let size = Size::square(size.parse().unwrap());
     let resize = match resize {
         "direct" => Resize::Direct,
         side => Resize::ShorterSide(side.parse().unwrap()),
@@ -47,7 +47,7 @@ fn transform(size: &str, resize: &str, filter: &str) -> Transform {
         "bilinear" => Filter::Bilinear,
         other => panic!("filter {other}"),
     };
-    Transform { size, resize, filter, ..Transform::microsoft(size, true) }
+    Transform { resize, filter, ..Transform::microsoft(size, 3, true) }
 }
 
 #[test]
@@ -96,12 +96,12 @@ fn the_tested_transforms_include_every_preset() {
         table(folder, "inputs.tsv").iter().map(|row| transform(&row[1], &row[2], &row[3])).collect();
     let torchvision = |name| presets::torchvision(name).unwrap();
     for family in [
-        Transform::microsoft(224, true),
-        Transform::microsoft(224, false),
-        presets::timm(224, presets::TIMM_CROP_PCT),
+        Transform::microsoft(Size::square(224), 3, true),
+        Transform::microsoft(Size::square(224), 3, false),
+        presets::timm(Size::square(224), presets::TIMM_CROP_PCT),
         torchvision("swin_t"),
         torchvision("swin_v2_b"),
-        presets::hugging_face(224),
+        presets::hugging_face(Size::square(224)),
     ] {
         let same =
             |t: &&Transform| (t.size, t.resize, t.filter) == (family.size, family.resize, family.filter);

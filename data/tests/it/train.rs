@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::common;
 use swinq_data::augment::CropKind;
 use swinq_data::{Augment, DataError, Dataset, LoaderOptions, Split, TrainLoader, TrainOptions, preprocess};
-use swinq_model::{Batch, BatchSource, Resize, Transform};
+use swinq_model::{Batch, BatchSource, Resize, Size, Transform};
 use tempfile::TempDir;
 
 const SIZE: usize = 16;
@@ -19,7 +19,7 @@ fn cifar() -> Dataset {
 }
 
 fn transform() -> Transform {
-    Transform { resize: Resize::Direct, ..Transform::microsoft(SIZE, true) }
+    Transform { resize: Resize::Direct, ..Transform::microsoft(Size::square(SIZE), 3, true) }
 }
 
 fn augment() -> Augment {
@@ -98,7 +98,7 @@ fn an_epoch_has_every_image_once() {
 fn pixels_and_labels_belong_to_their_ids() {
     let dataset = cifar();
     for batch in epochs(TrainOptions { augment: Augment::none(), ..options() }, 1).concat() {
-        assert_eq!((batch.size, batch.pixels.len()), (SIZE, batch.len() * SIZE * SIZE * 3));
+        assert_eq!((batch.size, batch.pixels.len()), (Size::square(SIZE), batch.len() * SIZE * SIZE * 3));
         for ((&id, &label), pixels) in
             batch.ids.iter().zip(&batch.labels).zip(batch.pixels.chunks_exact(SIZE * SIZE * 3))
         {
@@ -142,7 +142,8 @@ fn a_loader_over_some_images_reads_only_those() {
 
 #[test]
 fn wrong_settings_are_refused_by_name() {
-    let refused = |options: TrainOptions, ids: Vec<usize>, size| {
+    let refused = |options: TrainOptions, ids: Vec<usize>, side| {
+        let size = Size::square(side);
         let result = TrainLoader::new(cifar(), ids, Transform { size, ..transform() }, options);
         result.err().expect("this must be refused").to_string()
     };

@@ -12,7 +12,7 @@ use swinq_eval::{
     LaunchResult, Load, ModelResult, Origin, Precision, Profile, RangeHistogram, Results, SiteResult,
     StepPoint, TrainingRun, ValidationPoint,
 };
-use swinq_model::{Recipe, Site, SwinConfig, Transform};
+use swinq_model::{Recipe, Site, Size, SwinConfig, Transform};
 use swinq_testing::Rng;
 
 /// Runs of about `median` milliseconds, a few of them slower.
@@ -80,7 +80,7 @@ pub fn complete(mut results: Results) -> Results {
         path: "imagenet".to_owned(),
         split: Some("val".to_owned()),
         total: Some(50_000),
-        transform: Some(Transform::microsoft(224, true)),
+        transform: Some(Transform::microsoft(Size::square(224), 3, true)),
         class_names: Some((0..10).map(|class| format!("kind {class}")).collect()),
         ..DataInfo::default()
     });

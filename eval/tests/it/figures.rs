@@ -7,7 +7,7 @@ use swinq_eval::{
     Accuracy, Collected, Distortion, EvalError, Latency, LatencyOptions, Step, accuracy, collect, fidelity,
     measure, measure_interleaved, top1_difference,
 };
-use swinq_model::{Batch, BatchSource, BoxError, Classifier, Logits};
+use swinq_model::{Batch, BatchSource, BoxError, Classifier, Logits, Size};
 
 fn collected(classes: usize, values: Vec<f32>, labels: Vec<u32>) -> Collected {
     let n = values.len() / classes;
@@ -199,7 +199,7 @@ impl BatchSource for Images {
         let ids: Vec<usize> = (index * self.size..self.total.min((index + 1) * self.size)).collect();
         let pixels = ids.iter().flat_map(|&id| [id as u8; 12]).collect();
         let labels = if self.labels { ids.iter().map(|&id| id as u32 % 3).collect() } else { vec![] };
-        Ok(Batch { pixels, size: 2, labels, ids })
+        Ok(Batch { pixels, labels, ids, ..Batch::empty(Size::square(2), 3) })
     }
 }
 
@@ -218,8 +218,12 @@ impl Classifier for Modulo {
         3
     }
 
-    fn input_size(&self) -> usize {
-        self.input
+    fn input_size(&self) -> Size {
+        Size::square(self.input)
+    }
+
+    fn channels(&self) -> usize {
+        3
     }
 
     fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {

@@ -12,7 +12,7 @@ use swinq_eval::{
     Profile, Results, SCHEMA, Sensitivity, Stats, read_results, write_results,
 };
 use swinq_model::quantized::{Chosen, FileRecord, TrainingRecord};
-use swinq_model::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, Transform};
+use swinq_model::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, Size, Transform};
 
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
@@ -24,7 +24,7 @@ fn the_keys_are_as_documented() {
     results.data = Some(DataInfo {
         path: "imagenet".to_owned(),
         split: Some("val".to_owned()),
-        transform: Some(Transform::microsoft(224, true)),
+        transform: Some(Transform::microsoft(Size::square(224), 3, true)),
         ..DataInfo::default()
     });
     let json = serde_json::to_value(&results).unwrap();

@@ -76,7 +76,7 @@ impl Gather {
     /// A source row of zeros.
     pub const ABSENT: u32 = u32::MAX;
 
-    /// A gather by an index map such as [`Stage::partition`](swinq_model::Stage::partition).
+    /// A gather by an index map such as [`Grid::partition`](swinq_model::Grid::partition).
     pub fn new(source_rows: usize, parts: usize, index: impl IntoIterator<Item = Option<usize>>) -> Gather {
         let index = index.into_iter().map(|row| row.map_or(Gather::ABSENT, |row| row as u32)).collect();
         Gather {

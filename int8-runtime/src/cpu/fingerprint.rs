@@ -5,18 +5,16 @@ use std::fmt::Debug;
 
 use sha2::{Digest, Sha256};
 use swinq_model::quantized::Int8Weight;
-use swinq_plan::{
-    Attention, Linear, Merge, Norm, Op, Order, Patches, Plan, RelativeBias, Step, Values, Weight,
-};
+use swinq_plan::{Attention, Linear, Merge, Norm, Op, Patches, Plan, RelativeBias, Step, Values, Weight};
 
 /// The hash of a step.
 pub(super) type Fingerprint = [u8; 32];
 
 /// The fingerprint of step `index` of `plan`. It is valid for plans of one architecture.
 pub(super) fn fingerprint(plan: &Plan<'_>, index: usize) -> Fingerprint {
-    let Step { name, op, store, input, output, macs } = &plan.steps[index];
+    let Step { name, op, store, input, output, macs_per_row } = &plan.steps[index];
     let mut hash = Hash(Sha256::new());
-    hash.text(&(index, name, store, input, plan.tensor(*input), output, plan.tensor(*output), macs));
+    hash.text(&(index, name, store, input, plan.tensor(*input), output, plan.tensor(*output), macs_per_row));
     hash.op(op);
     hash.0.finalize().into()
 }
@@ -51,26 +49,26 @@ impl Hash {
 
     fn op(&mut self, op: &Op<'_>) {
         match op {
-            Op::Patches(Patches { image, patch, lookup }) => {
-                self.text(&(image, patch));
+            Op::Patches(Patches { patch, lookup }) => {
+                self.text(patch);
                 self.f32s(lookup.as_flattened());
             }
             Op::Linear(linear) => self.linear(linear),
             Op::Norm(norm, order) => {
                 self.norm(norm);
-                self.order(order);
+                self.text(order);
             }
-            Op::Quantize(order) => self.order(order),
+            Op::Quantize(order) => self.text(order),
             Op::NormInPlace(norm) | Op::Pool(norm) => self.norm(norm),
             Op::PositionEmbedding(table) => self.values(table),
             Op::NormalizeHeads(heads) => self.text(heads),
             Op::Attention(attention) => self.attention(attention),
-            Op::Merge(Merge { norm, sources, tokens }) => {
+            Op::Merge(Merge { norm, stage }) => {
                 self.text(&norm.is_some());
                 if let Some(norm) = norm {
                     self.norm(norm);
                 }
-                self.text(&(sources, tokens));
+                self.text(stage);
             }
         }
     }
@@ -90,13 +88,13 @@ impl Hash {
         if let Some(bias) = bias {
             self.values(bias);
         }
-        self.order(order);
+        self.text(order);
     }
 
     fn attention(&mut self, attention: &Attention<'_>) {
-        let Attention { heads, head_dim, tokens, windows, scales, two_codes, bias, regions, mask, quant } =
+        let Attention { heads, head_dim, tokens, order, scales, two_codes, bias, regions, mask, quant } =
             attention;
-        self.text(&(heads, head_dim, tokens, windows, two_codes, regions.as_deref(), mask, quant));
+        self.text(&(heads, head_dim, tokens, order, two_codes, regions.as_deref(), mask, quant));
         self.f32s(scales);
         let RelativeBias { table, index, heads } = bias;
         self.f32s(table);
@@ -108,13 +106,6 @@ impl Hash {
         self.values(gamma);
         self.values(beta);
         self.text(eps);
-    }
-
-    fn order(&mut self, order: &Order) {
-        match order {
-            Order::Tokens => self.text(&"tokens"),
-            Order::Windows { shift, map } => self.text(&(shift, map)),
-        }
     }
 }
 

@@ -7,32 +7,33 @@ use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8};
 use swinq_kernels::patches::{Patches, add_table};
 use swinq_kernels::{AlignedBuf, BlockOp, NormalizeHeads, Pool, QuantizeRows};
-use swinq_numerics::RowMap;
-use swinq_plan::Element;
+use swinq_plan::{Element, Order};
 
-use super::place::{Arena, Place};
+use super::place::{Arena, Images, Place};
 
-/// A prepared kernel.
+/// A prepared kernel, with the order of the rows that it gathers or scatters.
 pub(super) enum Kernel {
     Patches(Patches),
-    LinearI8(Arc<LinearI8>, Arc<RowMap>),
-    LinearF32(Arc<LinearF32>, Arc<RowMap>),
-    Norm(Arc<LayerNorm>, Arc<RowMap>),
-    Quantize(Arc<QuantizeRows>, Arc<RowMap>),
-    ResidualNorm(Arc<ResidualNorm>, Arc<RowMap>),
+    LinearI8(Arc<LinearI8>, Order),
+    LinearF32(Arc<LinearF32>, Order),
+    Norm(Arc<LayerNorm>, Order),
+    Quantize(Arc<QuantizeRows>, Order),
+    ResidualNorm(Arc<ResidualNorm>, Order),
     NormInPlace(LayerNorm),
     AddTable(Vec<f32>),
     NormalizeHeads(Arc<NormalizeHeads>),
-    Attention(Arc<WindowAttention>),
-    Merge(MergeNorm),
-    MergeRows(QuantizeRows, Arc<RowMap>),
+    Attention(Arc<WindowAttention>, Order),
+    /// With the stage that ends with the merge.
+    Merge(MergeNorm, usize),
+    /// With the stage that ends with the merge.
+    MergeRows(QuantizeRows, usize),
     Pool(PooledNorm),
 }
 
 /// One launch: a kernel, its input and its output.
 pub(super) struct Launch {
     pub(super) name: String,
-    pub(super) macs: u64,
+    pub(super) macs_per_row: u64,
     /// Bytes of weights and tables, read once.
     pub(super) weight_bytes: usize,
     /// `None`: the launch reads the caller's pixels.
@@ -42,13 +43,14 @@ pub(super) struct Launch {
 }
 
 impl Launch {
-    /// Runs the launch over `images` images. `pixels` is read by the first launch only.
-    pub(super) fn run(&self, pool: &mut Pool, images: usize, pixels: &[u8], arena: &mut Arena) {
+    /// Runs the launch over `images`. `pixels` is read by the first launch only.
+    pub(super) fn run(&self, pool: &mut Pool, images: Images<'_>, pixels: &[u8], arena: &mut Arena<'_>) {
         let Some(input) = &self.input else {
             let Kernel::Patches(op) = &self.kernel else {
                 unreachable!("only the patch gather reads pixels")
             };
-            return op.run(pool, images, pixels, self.output.row_out(images, arena.buffer_mut(&self.output)));
+            let out = self.output.row_out(images, arena.buffer_mut(&self.output));
+            return op.run(pool, images.count, images.geometry.image(), pixels, out);
         };
         if input.tensor == self.output.tensor {
             return self.run_in_place(pool, images, arena.buffer_mut(input));
@@ -61,20 +63,25 @@ impl Launch {
     ///
     /// # Panics
     /// If it reads the caller's pixels.
-    pub(super) fn stream_mut<'a>(&self, images: usize, arena: &'a mut Arena) -> &'a mut [f32] {
+    pub(super) fn stream_mut<'a>(&self, images: Images<'_>, arena: &'a mut Arena<'_>) -> &'a mut [f32] {
         let input = self.input.as_ref().expect("the launch reads a tensor");
         &mut arena.buffer_mut(input).as_f32_mut()[..input.values(images)]
     }
 
-    /// Bytes that a run over `images` images must move, with those between rows of codes; `pixels` is the bytes of the
+    /// Multiply-accumulates of a run over `images`.
+    pub(super) fn macs(&self, images: Images<'_>) -> u64 {
+        self.macs_per_row * self.input.map_or(0, |input| input.rows(images)) as u64
+    }
+
+    /// Bytes that a run over `images` must move, with those between rows of codes; `pixels` is the bytes of the
     /// images, for the launch that reads them.
-    pub(super) fn bytes(&self, images: usize, pixels: usize) -> u64 {
+    pub(super) fn bytes(&self, images: Images<'_>, pixels: usize) -> u64 {
         let read = self.input.map_or(pixels, |input| input.bytes(images));
         let written = self.output.bytes(images) * if self.output.residual { 2 } else { 1 };
         (self.weight_bytes + read + written) as u64
     }
 
-    fn run_in_place(&self, pool: &mut Pool, images: usize, stream: &mut AlignedBuf) {
+    fn run_in_place(&self, pool: &mut Pool, images: Images<'_>, stream: &mut AlignedBuf) {
         let values = &mut stream.as_f32_mut()[..self.output.values(images)];
         match &self.kernel {
             Kernel::NormInPlace(op) => op.run_in_place(pool, values),
@@ -86,55 +93,68 @@ impl Launch {
     fn run_between(
         &self,
         pool: &mut Pool,
-        images: usize,
+        images: Images<'_>,
         input: &Place,
         read: &AlignedBuf,
         write: &mut AlignedBuf,
     ) {
-        let (output, rows) = (&self.output, images * input.spec.rows);
+        let (output, rows, Images { count, geometry }) = (&self.output, input.rows(images), images);
         match &self.kernel {
-            Kernel::LinearI8(op, map) => {
-                op.run(pool, rows, input.codes(images, read), output.linear_out(images, write, map))
+            Kernel::LinearI8(op, order) => {
+                let out = output.linear_out(images, write, geometry.map(*order));
+                op.run(pool, rows, input.codes(images, read), out)
             }
-            Kernel::LinearF32(op, map) => {
-                op.run(pool, rows, input.f32(images, read), output.linear_out(images, write, map))
+            Kernel::LinearF32(op, order) => {
+                let out = output.linear_out(images, write, geometry.map(*order));
+                op.run(pool, rows, input.f32(images, read), out)
             }
-            Kernel::Norm(op, map) => {
-                op.run(pool, images, input.f32(images, read), map, output.row_out(images, write))
+            Kernel::Norm(op, order) => {
+                let map = geometry.map(*order);
+                op.run(pool, count, input.f32(images, read), map, output.row_out(images, write))
             }
-            Kernel::Quantize(op, map) => {
-                op.run(pool, images, input.f32(images, read), map, output.row_out(images, write))
+            Kernel::Quantize(op, order) => {
+                let map = geometry.map(*order);
+                op.run(pool, count, input.f32(images, read), map, output.row_out(images, write))
             }
-            Kernel::ResidualNorm(op, map) => {
+            Kernel::ResidualNorm(op, order) => {
                 let stream = &mut write.as_f32_mut()[..output.values(images)];
-                op.run(pool, images, input.f32(images, read), map, stream)
+                op.run(pool, count, input.f32(images, read), geometry.map(*order), stream)
             }
             Kernel::NormalizeHeads(op) => {
                 op.run(pool, rows, input.f32(images, read), output.row_out(images, write))
             }
-            Kernel::MergeRows(op, map) => {
-                op.run(pool, images, input.f32(images, read), map, output.row_out(images, write))
+            Kernel::MergeRows(op, stage) => {
+                let map = geometry.merge(*stage);
+                op.run(pool, count, input.f32(images, read), map, output.row_out(images, write))
             }
-            Kernel::Attention(op) => {
+            Kernel::Attention(op, order) => {
                 let qkv = match input.spec.element {
                     Element::Code => AttentionIn::Codes(input.codes(images, read)),
                     Element::F32 | Element::Pixel => AttentionIn::F32(input.f32(images, read)),
                 };
-                op.run(pool, images, qkv, output.row_out(images, write))
+                op.run(pool, count, geometry.masks(*order), qkv, output.row_out(images, write))
             }
-            Kernel::Merge(op) => op.run(pool, images, input.f32(images, read), output.row_out(images, write)),
-            Kernel::Pool(op) => op.run(pool, images, input.f32(images, read), output.row_out(images, write)),
+            Kernel::Merge(op, stage) => {
+                let map = geometry.merge(*stage);
+                op.run(pool, count, input.f32(images, read), map, output.row_out(images, write))
+            }
+            Kernel::Pool(op) => {
+                let tokens = geometry.rows(input.spec.rows);
+                op.run(pool, count, tokens, input.f32(images, read), output.row_out(images, write))
+            }
             Kernel::Patches(_) | Kernel::NormInPlace(_) | Kernel::AddTable(_) => {
                 unreachable!("{} reads no other tensor", self.name)
             }
         }
     }
 
-    /// The map of the rows that the launch gathers or scatters.
-    pub(super) fn map(&self) -> Option<&Arc<RowMap>> {
+    /// The order of the rows that the launch gathers or scatters.
+    pub(super) fn order(&self) -> Option<Order> {
         match &self.kernel {
-            Kernel::LinearI8(_, map) | Kernel::LinearF32(_, map) => Some(map),
-            Kernel::Norm(_, map) | Kernel::Quantize(_, map) | Kernel::ResidualNorm(_, map) => Some(map),
+            Kernel::LinearI8(_, order) | Kernel::LinearF32(_, order) => Some(*order),
+            Kernel::Norm(_, order) | Kernel::Quantize(_, order) | Kernel::ResidualNorm(_, order) => {
+                Some(*order)
+            }
             _ => None,
         }
     }
@@ -150,8 +170,8 @@ impl Launch {
             Kernel::AddTable(_) => "add table",
             Kernel::NormalizeHeads(_) => "normalize q, k",
             Kernel::MergeRows(..) => "merge",
-            Kernel::Attention(_) => "attention",
-            Kernel::Merge(_) => "merge + norm",
+            Kernel::Attention(..) => "attention",
+            Kernel::Merge(..) => "merge + norm",
             Kernel::Pool(_) => "norm + mean",
         };
         let reads = self.input.map_or(Element::Pixel, |input| input.spec.element).name();
@@ -172,7 +192,7 @@ impl Launch {
             Kernel::Quantize(op, _) => BlockOp::Quantize(Arc::clone(op)),
             Kernel::ResidualNorm(op, _) => BlockOp::ResidualNorm(Arc::clone(op)),
             Kernel::NormalizeHeads(op) => BlockOp::NormalizeHeads(Arc::clone(op)),
-            Kernel::Attention(op) => BlockOp::Attention(Arc::clone(op)),
+            Kernel::Attention(op, _) => BlockOp::Attention(Arc::clone(op)),
             _ => panic!("{} is no part of a block", self.name),
         }
     }

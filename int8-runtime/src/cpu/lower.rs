@@ -1,4 +1,4 @@
-//! Lowers a plan to launches: packs weights, expands bias tables, makes row maps.
+//! Lowers a plan to launches: packs weights, expands bias tables.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -9,8 +9,8 @@ use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearSpec, Store as LinearStore};
 use swinq_kernels::patches::Patches;
 use swinq_kernels::{Cpu, NormalizeHeads, QuantizeRows};
-use swinq_numerics::{ColumnQuantizers, HeadsSpec, Quantizer, RowMap, RowStore};
-use swinq_plan::{Attention, Linear, Merge, Norm, Op, Order, Plan, Step, Store, Weight};
+use swinq_numerics::{ColumnQuantizers, HeadsSpec, Quantizer, RowStore};
+use swinq_plan::{Attention, Linear, Merge, Norm, Op, Plan, Step, Store, Weight};
 
 use super::launch::{Kernel, Launch};
 use super::place::Place;
@@ -60,7 +60,7 @@ impl<'a> Lowering<'a> {
         let place = |tensor, residual| Place { tensor, spec: *self.plan.tensor(tensor), residual };
         Launch {
             name: step.name.clone(),
-            macs: step.macs,
+            macs_per_row: step.macs_per_row,
             weight_bytes: weight_bytes(&step.op),
             input: (step.input != self.plan.image()).then(|| place(step.input, false)),
             output: place(step.output, residual),
@@ -71,26 +71,20 @@ impl<'a> Lowering<'a> {
     fn kernel(&self, step: &Step<'_>) -> Kernel {
         let (cpu, store) = (self.cpu, &step.store);
         match &step.op {
-            Op::Patches(op) => {
-                Kernel::Patches(Patches::new(op.image, op.patch, &op.lookup, row_store(store)))
-            }
-            Op::Linear(op) => self.linear(op, store, row_map(&op.order, self.plan.tensor(step.output).rows)),
+            Op::Patches(op) => Kernel::Patches(Patches::new(op.patch, &op.lookup, row_store(store))),
+            Op::Linear(op) => self.linear(op, store),
             Op::Norm(op, order) => match store {
                 Store::Residual { branch, shortcut } => {
-                    let map = row_map(order, self.plan.tensor(step.output).rows);
                     let (gamma, beta) = (op.gamma.read(), op.beta.read());
                     let norm = ResidualNorm::new(cpu, &gamma, &beta, op.eps, *branch, *shortcut);
-                    Kernel::ResidualNorm(Arc::new(norm), map)
+                    Kernel::ResidualNorm(Arc::new(norm), *order)
                 }
-                _ => {
-                    let map = row_map(order, self.plan.tensor(step.input).rows);
-                    Kernel::Norm(Arc::new(self.layer_norm(op, store)), map)
-                }
+                _ => Kernel::Norm(Arc::new(self.layer_norm(op, store)), *order),
             },
             Op::Quantize(order) => {
                 let stream = self.plan.tensor(step.input);
                 let quantize = QuantizeRows::new(cpu, stream.columns, row_store(store));
-                Kernel::Quantize(Arc::new(quantize), row_map(order, stream.rows))
+                Kernel::Quantize(Arc::new(quantize), *order)
             }
             Op::NormInPlace(op) => Kernel::NormInPlace(self.layer_norm(op, store)),
             Op::PositionEmbedding(table) => Kernel::AddTable(table.read().into_owned()),
@@ -106,33 +100,22 @@ impl<'a> Lowering<'a> {
                 Kernel::NormalizeHeads(Arc::new(NormalizeHeads::new(cpu, &spec)))
             }
             Op::Attention(op) => self.attention(op, store),
-            Op::Merge(Merge { norm: Some(norm), sources, tokens }) => {
+            Op::Merge(Merge { norm: Some(norm), stage }) => {
                 let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
-                Kernel::Merge(MergeNorm::new(
-                    cpu,
-                    &gamma,
-                    &beta,
-                    norm.eps,
-                    row_store(store),
-                    sources,
-                    *tokens,
-                ))
+                Kernel::Merge(MergeNorm::new(cpu, &gamma, &beta, norm.eps, row_store(store)), *stage)
             }
-            Op::Merge(Merge { norm: None, sources, tokens }) => {
+            Op::Merge(Merge { norm: None, stage }) => {
                 let columns = self.plan.tensor(step.input).columns;
-                let map = RowMap::new(sources.as_flattened(), *tokens);
-                let map = Arc::new(map.expect("a merge takes every token once"));
-                Kernel::MergeRows(QuantizeRows::merging(cpu, columns, 4, row_store(store)), map)
+                Kernel::MergeRows(QuantizeRows::merging(cpu, columns, 4, row_store(store)), *stage)
             }
             Op::Pool(op) => {
                 let (gamma, beta) = (op.gamma.read(), op.beta.read());
-                let tokens = self.plan.tensor(step.input).rows;
-                Kernel::Pool(PooledNorm::new(cpu, &gamma, &beta, op.eps, row_store(store), tokens))
+                Kernel::Pool(PooledNorm::new(cpu, &gamma, &beta, op.eps, row_store(store)))
             }
         }
     }
 
-    fn linear(&self, op: &Linear<'_>, store: &Store, map: Arc<RowMap>) -> Kernel {
+    fn linear(&self, op: &Linear<'_>, store: &Store) -> Kernel {
         let bias = op.bias.map(|bias| bias.read());
         let spec = LinearSpec {
             n: op.n,
@@ -145,18 +128,19 @@ impl<'a> Lowering<'a> {
         match &op.weight {
             Weight::Int8 { codes, multiplier, zero_points, .. } => {
                 let codes = &codes.codes;
-                let op = LinearI8::with_zero_points(self.cpu, spec, codes, multiplier, zero_points);
-                Kernel::LinearI8(Arc::new(op), map)
+                let linear = LinearI8::with_zero_points(self.cpu, spec, codes, multiplier, zero_points);
+                Kernel::LinearI8(Arc::new(linear), op.order)
             }
             Weight::Float(values) => {
-                Kernel::LinearF32(Arc::new(LinearF32::new(self.cpu, spec, &values.read())), map)
+                Kernel::LinearF32(Arc::new(LinearF32::new(self.cpu, spec, &values.read())), op.order)
             }
         }
     }
 
     fn attention(&self, op: &Attention<'_>, store: &Store) -> Kernel {
         let bias = op.bias.expand();
-        Kernel::Attention(Arc::new(WindowAttention::new(self.cpu, op.spec(&bias, row_store(store)))))
+        let attention = WindowAttention::new(self.cpu, op.spec(&bias, row_store(store)));
+        Kernel::Attention(Arc::new(attention), op.order)
     }
 
     fn layer_norm(&self, op: &Norm<'_>, store: &Store) -> LayerNorm {
@@ -172,14 +156,6 @@ fn weight_bytes(op: &Op<'_>) -> usize {
         Op::Attention(op) => 4 * op.bias.len(),
         Op::PositionEmbedding(table) => 4 * table.len(),
         _ => 0,
-    }
-}
-
-/// The map of the rows that `order` gathers from or scatters to `tokens` tokens.
-fn row_map(order: &Order, tokens: usize) -> Arc<RowMap> {
-    match order {
-        Order::Tokens => Arc::new(RowMap::identity(tokens)),
-        Order::Windows { map, .. } => Arc::clone(map),
     }
 }
 

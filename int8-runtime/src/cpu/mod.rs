@@ -16,17 +16,18 @@ use std::time::{Duration, Instant};
 
 use swinq_kernels::memory::give_back_freed_memory;
 use swinq_kernels::{Cpu, Pool, Simulation};
-use swinq_plan::{Outline, Plan};
+use swinq_model::{Size, SwinConfig};
+use swinq_plan::{Geometry, Grids, Outline, Plan};
 
 use crate::arena::Layout;
 use crate::error::RuntimeError;
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
-use fused::{Segment, segments};
+use fused::{Part, Segment, most_images, parts, segments};
 use launch::Launch;
 use lower::lower;
 pub use options::CpuOptions;
-use place::{Arena, tensor_bytes};
+use place::{Arena, Images, Memory, Place, tensor_bytes};
 pub use variants::{Position, Start, Variant, VariantRunner};
 
 /// The detail that a profile shows for launches that run as one fused block.
@@ -50,50 +51,58 @@ impl Packed {
         Packed { plan: Arc::clone(outline), segments: segments(&launches, cpu), launches }
     }
 
-    /// Memory for batches of up to `images` images on `threads` threads. Tensors inside a fused block need
-    /// memory only for the batches that run launch by launch.
-    fn arena(&self, images: usize, threads: usize) -> Result<Arena, RuntimeError> {
-        let mut most = vec![images; self.plan.tensors.len()];
-        for segment in &self.segments {
-            segment
-                .inner(&self.launches)
-                .for_each(|tensor| most[tensor.0] = segment.most_unfused(images, threads));
-        }
-        Arena::new(Layout::of_plan(&self.plan, tensor_bytes, |tensor| most[tensor.0]), images)
+    /// The places of tensors for batches of up to `images` on `threads` threads.
+    fn layout(&self, images: Images<'_>, threads: usize) -> Layout {
+        let tensors = self.plan.tensors.len();
+        let most = most_images(&self.segments, &self.launches, tensors, images, threads);
+        Layout::of_plan(
+            &self.plan,
+            |tensor| tensor_bytes(tensor, images.geometry.grids()),
+            |tensor| most[tensor.0],
+        )
     }
 
-    /// Runs all launches over `images` images.
-    fn run(&self, pool: &mut Pool, arena: &mut Arena, images: usize, pixels: &[u8]) {
-        for segment in &self.segments {
-            let launches = &self.launches[segment.launches.clone()];
-            match segment.fused(images, pool.threads()) {
-                Some(block) => block.run(pool, images, launches[0].stream_mut(images, arena)),
+    /// The bytes of the tensors of one image with these grids, if no launches run as one.
+    pub(crate) fn image_bytes(&self, grids: &Grids) -> usize {
+        Layout::of_plan(&self.plan, |tensor| tensor_bytes(tensor, grids), |_| 1).total()
+    }
+
+    /// Runs all launches over `images`.
+    fn run(&self, pool: &mut Pool, arena: &mut Arena<'_>, images: Images<'_>, pixels: &[u8]) {
+        for part in parts(&self.segments, images.geometry) {
+            let launches = &self.launches[part.launches.clone()];
+            match part.fused(images, pool.threads()) {
+                Some(fused) => {
+                    fused.block.run(pool, images.count, fused.rows, launches[0].stream_mut(images, arena));
+                }
                 None => launches.iter().for_each(|launch| launch.run(pool, images, pixels, arena)),
             }
         }
     }
 
-    /// How `threads` threads would run `images` images, from the times of the tasks on this thread.
+    /// How `threads` threads would run `count` images of the network's own size, from the times of the tasks on this thread.
     pub(crate) fn simulate(
         &self,
         threads: usize,
-        images: usize,
+        count: usize,
         pixels: &[u8],
     ) -> Result<Simulation, RuntimeError> {
-        let mut arena = self.arena(images, threads)?;
+        let images = Images { count, geometry: &self.plan.own };
+        let (layout, mut memory) = (self.layout(images, threads), Memory::default());
+        memory.reserve(&layout, count, images.geometry.image())?;
         // In the first run memory is new.
-        self.run(&mut Pool::simulated(threads), &mut arena, images, pixels);
+        self.run(&mut Pool::simulated(threads), &mut memory.arena(&layout), images, pixels);
         let mut pool = Pool::simulated(threads);
-        self.run(&mut pool, &mut arena, images, pixels);
+        self.run(&mut pool, &mut memory.arena(&layout), images, pixels);
         Ok(pool.simulation().expect("the pool is simulated"))
     }
 
-    /// The median time of each launch in `runs` forwards (at least one) of `images` images.
+    /// The median time of each launch in `runs` forwards (at least one) of `images`.
     fn profile(
         &self,
         pool: &mut Pool,
-        arena: &mut Arena,
-        images: usize,
+        arena: &mut Arena<'_>,
+        images: Images<'_>,
         pixels: &[u8],
         runs: u32,
     ) -> Vec<LaunchProfile> {
@@ -104,15 +113,15 @@ impl Packed {
             all.iter_mut().zip(times).for_each(|(all, time)| all.push(time));
         }
         let mut profiles = Vec::with_capacity(all.len());
-        for segment in &self.segments {
-            let fused = segment.fused(images, pool.threads()).is_some();
-            for index in segment.launches.clone() {
+        for part in parts(&self.segments, images.geometry) {
+            let fused = part.fused(images, pool.threads()).is_some();
+            for index in part.launches.clone() {
                 let launch = &self.launches[index];
                 profiles.push(LaunchProfile {
                     name: launch.name.clone(),
                     detail: if fused { FUSED.to_owned() } else { String::new() },
                     time: median(&mut all[index]),
-                    macs: launch.macs * images as u64,
+                    macs: launch.macs(images),
                     bytes: launch.bytes(images, pixels.len()),
                 });
             }
@@ -124,17 +133,18 @@ impl Packed {
     fn run_timed(
         &self,
         pool: &mut Pool,
-        arena: &mut Arena,
-        images: usize,
+        arena: &mut Arena<'_>,
+        images: Images<'_>,
         pixels: &[u8],
         times: &mut [Duration],
     ) {
-        for segment in &self.segments {
-            let launches = &self.launches[segment.launches.clone()];
-            let times = &mut times[segment.launches.clone()];
-            if let Some(block) = segment.fused(images, pool.threads()) {
-                let parts = block.run_timed(pool, images, launches[0].stream_mut(images, arena));
-                times.iter_mut().zip(parts).for_each(|(time, part)| *time += part);
+        for part in parts(&self.segments, images.geometry) {
+            let launches = &self.launches[part.launches.clone()];
+            let times = &mut times[part.launches.clone()];
+            if let Some(fused) = part.fused(images, pool.threads()) {
+                let stream = launches[0].stream_mut(images, arena);
+                let ops = fused.block.run_timed(pool, images.count, fused.rows, stream);
+                times.iter_mut().zip(ops).for_each(|(time, op)| *time += op);
                 continue;
             }
             for (launch, time) in launches.iter().zip(times) {
@@ -144,45 +154,154 @@ impl Packed {
             }
         }
     }
+
+    /// The places of the outputs, in the order of the plan.
+    fn outputs(&self) -> impl Iterator<Item = Place> {
+        self.plan.outputs.iter().map(|output| Place {
+            tensor: output.tensor,
+            spec: *self.plan.tensor(output.tensor),
+            residual: false,
+        })
+    }
 }
+
+/// What a runner prepares for one image size.
+struct Prepared {
+    geometry: Arc<Geometry>,
+    /// The most images at a time.
+    most: usize,
+    layout: Layout,
+}
+
+/// Number of image sizes that a runner keeps prepared, beside the network's own.
+const SIZES: usize = 16;
 
 /// Runs a packed model on its own threads, with memory for the tensors of a batch.
 pub(crate) struct Runner {
     packed: Arc<Packed>,
+    config: SwinConfig,
     pool: Pool,
-    arena: Arena,
+    max_batch: usize,
+    memory: Memory,
+    /// For the network's own image size, then for other sizes, the last used first.
+    prepared: Vec<Prepared>,
 }
 
 impl Runner {
-    /// A runner of `packed` with `options`.
-    pub(crate) fn new(packed: &Arc<Packed>, options: &CpuOptions) -> Result<Runner, RuntimeError> {
+    /// A runner of `packed`, a network of the architecture `config`, with `options`.
+    pub(crate) fn new(
+        packed: &Arc<Packed>,
+        config: &SwinConfig,
+        options: &CpuOptions,
+    ) -> Result<Runner, RuntimeError> {
         let threads = options.threads;
         let pool = Pool::try_new(threads).map_err(|source| RuntimeError::StartThreads { threads, source })?;
-        let arena = packed.arena(options.max_batch, pool.threads())?;
-        Ok(Runner { packed: Arc::clone(packed), pool, arena })
+        let mut runner = Runner {
+            packed: Arc::clone(packed),
+            config: config.clone(),
+            pool,
+            max_batch: options.max_batch,
+            memory: Memory::default(),
+            prepared: Vec::new(),
+        };
+        runner.add(0, Arc::clone(&packed.plan.own), options.max_batch)?;
+        Ok(runner)
     }
 
     pub(crate) fn threads(&self) -> usize {
         self.pool.threads()
     }
 
-    /// Writes the scores of `images` images, from 1 to `max_batch`, to `logits`. `pixels` holds the images.
-    pub(crate) fn infer(&mut self, images: usize, pixels: &[u8], logits: &mut [f32]) {
-        let Runner { packed, pool, arena } = self;
-        packed.run(pool, arena, images, pixels);
-        let output = &packed.launches.last().expect("a plan has steps").output;
-        logits.copy_from_slice(output.f32(images, arena.buffer(output)));
+    /// Bytes of the memory for tensors.
+    pub(crate) fn held_bytes(&self) -> usize {
+        self.memory.bytes()
     }
 
-    /// The median time of each launch in `runs` forwards (at least one) of `images` images.
-    pub(crate) fn profile(&mut self, images: usize, pixels: &[u8], runs: u32) -> Vec<LaunchProfile> {
-        self.packed.profile(&mut self.pool, &mut self.arena, images, pixels, runs)
+    /// Whether images of `size` are prepared.
+    pub(crate) fn has(&self, size: Size) -> bool {
+        self.prepared.iter().any(|prepared| prepared.geometry.image() == size)
     }
 
-    /// Runs launch by launch, in a separate arena, and collects the result of each launch.
-    pub(crate) fn trace(&mut self, images: usize, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
-        let plan = &self.packed.plan;
-        let mut arena = Arena::new(Layout::of_plan(plan, tensor_bytes, |_| images), images)?;
+    /// Prepares images of `size`, unless they are, and returns the most images of that size at a time.
+    pub(crate) fn prepare(&mut self, size: Size) -> Result<usize, RuntimeError> {
+        Ok(self.prepared_for(size)?.most)
+    }
+
+    fn prepared_for(&mut self, size: Size) -> Result<&Prepared, RuntimeError> {
+        match self.prepared.iter().position(|prepared| prepared.geometry.image() == size) {
+            Some(0) => return Ok(&self.prepared[0]),
+            Some(at) => self.prepared[1..=at].rotate_right(1),
+            None => {
+                let geometry = Arc::new(Geometry::new(&self.config, size)?);
+                let own = self.packed.plan.own.image().area();
+                let most = (self.max_batch.saturating_mul(own) / size.area()).clamp(1, self.max_batch);
+                self.add(1, geometry, most)?;
+                self.prepared.truncate(1 + SIZES);
+            }
+        }
+        Ok(&self.prepared[1])
+    }
+
+    /// Prepares at most `most` images of `geometry` at a time, as number `at` of the prepared sizes.
+    fn add(&mut self, at: usize, geometry: Arc<Geometry>, most: usize) -> Result<(), RuntimeError> {
+        let images = Images { count: most, geometry: &geometry };
+        let layout = self.packed.layout(images, self.pool.threads());
+        self.memory.reserve(&layout, most, geometry.image())?;
+        self.prepared.insert(at, Prepared { geometry, most, layout });
+        Ok(())
+    }
+
+    /// Computes the outputs of `count` images of `size`, at most [`Runner::prepare`]'s number. `pixels` holds the images, and
+    /// `outputs` has memory for each output of the plan, or `None` for those that nobody asks for.
+    pub(crate) fn infer(
+        &mut self,
+        count: usize,
+        size: Size,
+        pixels: &[u8],
+        outputs: &mut [Option<&mut [f32]>],
+    ) -> Result<(), RuntimeError> {
+        self.prepare(size)?;
+        let Runner { packed, pool, memory, prepared, .. } = self;
+        let prepared = of_size(prepared, size);
+        let images = Images { count, geometry: &prepared.geometry };
+        let mut arena = memory.arena(&prepared.layout);
+        packed.run(pool, &mut arena, images, pixels);
+        for (place, output) in packed.outputs().zip(outputs) {
+            if let Some(output) = output {
+                output.copy_from_slice(place.f32(images, arena.buffer(&place)));
+            }
+        }
+        Ok(())
+    }
+
+    /// The median time of each launch in `runs` forwards (at least one) of `count` images of `size`.
+    pub(crate) fn profile(
+        &mut self,
+        count: usize,
+        size: Size,
+        pixels: &[u8],
+        runs: u32,
+    ) -> Result<Vec<LaunchProfile>, RuntimeError> {
+        self.prepare(size)?;
+        let Runner { packed, pool, memory, prepared, .. } = self;
+        let prepared = of_size(prepared, size);
+        let images = Images { count, geometry: &prepared.geometry };
+        Ok(packed.profile(pool, &mut memory.arena(&prepared.layout), images, pixels, runs))
+    }
+
+    /// Runs launch by launch, in memory of its own, and collects the result of each launch.
+    pub(crate) fn trace(
+        &mut self,
+        count: usize,
+        size: Size,
+        pixels: &[u8],
+    ) -> Result<Vec<Traced>, RuntimeError> {
+        let geometry = Arc::clone(&self.prepared_for(size)?.geometry);
+        let (plan, images) = (&self.packed.plan, Images { count, geometry: &geometry });
+        let layout = Layout::of_plan(plan, |tensor| tensor_bytes(tensor, geometry.grids()), |_| count);
+        let mut memory = Memory::default();
+        memory.reserve(&layout, count, size)?;
+        let mut arena = memory.arena(&layout);
         let mut traced = Vec::with_capacity(plan.steps.len());
         for (launch, step) in self.packed.launches.iter().zip(&plan.steps) {
             launch.run(&mut self.pool, images, pixels, &mut arena);
@@ -192,15 +311,22 @@ impl Runner {
         Ok(traced)
     }
 
-    /// A line for each launch over `images` images.
-    pub(crate) fn launches(&self, images: usize) -> Vec<String> {
-        let lines = |segment: &Segment| {
-            let fused = segment.fused(images, self.pool.threads()).is_some();
-            let launches = self.packed.launches[segment.launches.clone()].iter();
+    /// A line for each launch over `count` images of the network's own size.
+    pub(crate) fn launches(&self, count: usize) -> Vec<String> {
+        let images = Images { count, geometry: &self.packed.plan.own };
+        let lines = |part: &Part| {
+            let fused = part.fused(images, self.pool.threads()).is_some();
+            let launches = self.packed.launches[part.launches.clone()].iter();
             launches.map(|l| l.describe(if fused { FUSED } else { "" })).collect::<Vec<_>>()
         };
-        self.packed.segments.iter().flat_map(lines).collect()
+        parts(&self.packed.segments, images.geometry).flat_map(lines).collect()
     }
+}
+
+/// What is prepared for images of `size`.
+fn of_size(prepared: &[Prepared], size: Size) -> &Prepared {
+    let of_size = |prepared: &&Prepared| prepared.geometry.image() == size;
+    prepared.iter().find(of_size).expect("the size is prepared")
 }
 
 /// The median of at least one time.

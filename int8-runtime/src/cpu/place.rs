@@ -2,38 +2,77 @@
 
 use swinq_kernels::linear::LinearOut;
 use swinq_kernels::{AlignedBuf, RowOut};
+use swinq_model::Size;
 use swinq_numerics::{RowMap, code_stride};
-use swinq_plan::{Element, TensorId, TensorSpec};
+use swinq_plan::{Element, Geometry, Grids, TensorId, TensorSpec};
 
 use crate::arena::Layout;
 use crate::error::RuntimeError;
 use crate::trace::TracedValues;
 
+/// Some images of one size.
+#[derive(Clone, Copy)]
+pub(super) struct Images<'a> {
+    pub(super) count: usize,
+    pub(super) geometry: &'a Geometry,
+}
+
 /// Bytes per image of a tensor as the CPU kernels hold it: rows of codes are padded.
-pub(super) fn tensor_bytes(spec: &TensorSpec) -> usize {
+pub(super) fn tensor_bytes(spec: &TensorSpec, grids: &Grids) -> usize {
+    let rows = grids.rows(spec.rows);
     match spec.element {
-        Element::Pixel => spec.rows * spec.columns,
-        Element::F32 => spec.rows * spec.columns * 4,
-        Element::Code => spec.rows * code_stride(spec.columns),
+        Element::Pixel => rows * spec.columns,
+        Element::F32 => rows * spec.columns * 4,
+        Element::Code => rows * code_stride(spec.columns),
+    }
+}
+
+/// The memory of an engine's tensors. It grows with the images that it must hold, and never shrinks.
+#[derive(Default)]
+pub(super) struct Memory {
+    buffers: Vec<AlignedBuf>,
+}
+
+impl Memory {
+    /// Makes room for `layout`, whose sizes are in bytes, for `images` images of `size`. The contents of buffers that grow are
+    /// lost.
+    ///
+    /// # Errors
+    /// [`RuntimeError::OutOfMemory`]; the memory is as before then.
+    pub(super) fn reserve(&mut self, layout: &Layout, images: usize, size: Size) -> Result<(), RuntimeError> {
+        for (index, &bytes) in layout.bytes.iter().enumerate() {
+            let held = self.buffers.get(index).map_or(0, |buffer| buffer.as_u8().len());
+            if held >= bytes && index < self.buffers.len() {
+                continue;
+            }
+            let refused = |_| RuntimeError::OutOfMemory { bytes, images, size };
+            let buffer = AlignedBuf::try_new(bytes).map_err(refused)?;
+            match self.buffers.get_mut(index) {
+                Some(old) => *old = buffer,
+                None => self.buffers.push(buffer),
+            }
+        }
+        Ok(())
+    }
+
+    /// Bytes of all buffers.
+    pub(super) fn bytes(&self) -> usize {
+        self.buffers.iter().map(|buffer| buffer.as_u8().len()).sum()
+    }
+
+    /// The memory as that of the tensors that `layout` places.
+    pub(super) fn arena<'a>(&'a mut self, layout: &'a Layout) -> Arena<'a> {
+        Arena { slot: &layout.slot, buffers: &mut self.buffers }
     }
 }
 
 /// The memory of all tensors except the image.
-pub(super) struct Arena {
-    slot: Vec<Option<usize>>,
-    buffers: Vec<AlignedBuf>,
+pub(super) struct Arena<'a> {
+    slot: &'a [Option<usize>],
+    buffers: &'a mut [AlignedBuf],
 }
 
-impl Arena {
-    /// Memory for batches of `images` images, with the slots of `layout`, whose sizes are in bytes.
-    pub(super) fn new(layout: Layout, images: usize) -> Result<Arena, RuntimeError> {
-        let buffer = |bytes: usize| {
-            AlignedBuf::try_new(bytes).map_err(|_| RuntimeError::OutOfMemory { bytes, images })
-        };
-        let buffers = layout.bytes.into_iter().map(buffer).collect::<Result<_, _>>()?;
-        Ok(Arena { slot: layout.slot, buffers })
-    }
-
+impl Arena<'_> {
     fn slot(&self, place: &Place) -> usize {
         self.slot[place.tensor.0].expect("only the image has no slot")
     }
@@ -64,25 +103,30 @@ pub(super) struct Place {
 }
 
 impl Place {
-    pub(super) fn values(&self, images: usize) -> usize {
-        images * self.spec.rows * self.spec.columns
+    /// The tensor's rows.
+    pub(super) fn rows(&self, images: Images<'_>) -> usize {
+        images.count * images.geometry.rows(self.spec.rows)
+    }
+
+    pub(super) fn values(&self, images: Images<'_>) -> usize {
+        self.rows(images) * self.spec.columns
     }
 
     /// Bytes of the tensor.
-    pub(super) fn bytes(&self, images: usize) -> usize {
-        images * tensor_bytes(&self.spec)
+    pub(super) fn bytes(&self, images: Images<'_>) -> usize {
+        images.count * tensor_bytes(&self.spec, images.geometry.grids())
     }
 
-    pub(super) fn f32<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [f32] {
+    pub(super) fn f32<'a>(&self, images: Images<'_>, arena: &'a AlignedBuf) -> &'a [f32] {
         &arena.as_f32()[..self.values(images)]
     }
 
-    pub(super) fn codes<'a>(&self, images: usize, arena: &'a AlignedBuf) -> &'a [u8] {
+    pub(super) fn codes<'a>(&self, images: Images<'_>, arena: &'a AlignedBuf) -> &'a [u8] {
         &arena.as_u8()[..self.bytes(images)]
     }
 
     /// The tensor's values.
-    pub(super) fn traced(&self, images: usize, arena: &Arena) -> TracedValues {
+    pub(super) fn traced(&self, images: Images<'_>, arena: &Arena<'_>) -> TracedValues {
         let slot = arena.buffer(self);
         match self.spec.element {
             Element::Code => TracedValues::cpu_codes(self.codes(images, slot), self.spec.columns),
@@ -90,7 +134,7 @@ impl Place {
         }
     }
 
-    pub(super) fn row_out<'a>(&self, images: usize, arena: &'a mut AlignedBuf) -> RowOut<'a> {
+    pub(super) fn row_out<'a>(&self, images: Images<'_>, arena: &'a mut AlignedBuf) -> RowOut<'a> {
         match self.spec.element {
             Element::Code => RowOut::Codes(&mut arena.as_u8_mut()[..self.bytes(images)]),
             Element::F32 | Element::Pixel => RowOut::F32(&mut arena.as_f32_mut()[..self.values(images)]),
@@ -99,7 +143,7 @@ impl Place {
 
     pub(super) fn linear_out<'a>(
         &self,
-        images: usize,
+        images: Images<'_>,
         arena: &'a mut AlignedBuf,
         map: &'a RowMap,
     ) -> LinearOut<'a> {

@@ -3,32 +3,39 @@
 use std::sync::Arc;
 
 use swinq_kernels::Cpu;
+use swinq_model::{Size, SwinConfig, WindowPolicy};
 use swinq_numerics::reference::{add_layer_norm_row, layer_norm_row};
-use swinq_numerics::{Quantizer, RowMap};
+use swinq_numerics::{PAD, Quantizer};
 use swinq_plan::{
-    Element, Linear, Norm, Op, Order, Outline, Patches, Plan, Step, Store, TensorId, TensorSpec, Values,
-    Weight,
+    Element, Geometry, Linear, Norm, Op, Order, Outline, Output, OutputKind, Patches, Plan, Rows, Step,
+    Store, TensorId, TensorSpec, Values, Weight,
 };
 
 use super::{CpuOptions, Packed, Runner};
 use crate::trace::{Traced, TracedValues};
 
-/// Tokens of an image: a grid of 4 x 4, in patches of 2 x 2 pixels.
-const TOKENS: usize = 16;
+/// Side of an image in pixels.
+const SIDE: usize = 6;
 /// Channels: a patch's pixels.
 const C: usize = 12;
 const EPS: f32 = 1e-5;
 
-/// The tokens in windows of 2 x 2, with a window of padding.
-fn windows() -> Order {
-    let token = |row: usize| {
-        let (window, at) = (row / 4, row % 4);
-        let (y, x) = (window / 2 * 2 + at / 2, window % 2 * 2 + at % 2);
-        (window < 4).then_some(y * 4 + x)
-    };
-    let rows: Vec<Option<usize>> = (0..TOKENS + 4).map(token).collect();
-    Order::Windows { shift: 0, map: Arc::new(RowMap::new(&rows, TOKENS).unwrap()) }
+/// A grid of 3 x 3 tokens, in patches of 2 x 2 pixels, with windows of 2 x 2 tokens, so that it is padded.
+fn config() -> SwinConfig {
+    SwinConfig {
+        image_size: Size::square(SIDE),
+        patch_size: 2,
+        embed_dim: C,
+        depths: vec![2],
+        num_heads: vec![1],
+        window_size: Size::square(2),
+        window_policy: WindowPolicy::Pad,
+        ..SwinConfig::default()
+    }
 }
+
+/// The windows of a shifted block.
+const WINDOWS: Order = Order::Windows { stage: 0, shifted: true };
 
 fn values(count: usize, step: f32) -> Vec<f32> {
     (0..count).map(|i| ((i * 7 + i / 5) % 23) as f32 * step - 0.4).collect()
@@ -47,9 +54,9 @@ struct Params {
 /// The linear layer reads f32, so the quantizer's result is stored dequantized.
 fn plan<'m>(params: &'m Params, quantizer: Quantizer, residual: Store) -> Plan<'m> {
     let spec = |rows, columns| TensorSpec { rows, columns, element: Element::F32 };
-    let image = TensorSpec { rows: 64, columns: 3, element: Element::Pixel };
-    let lookup = std::array::from_fn(|c| std::array::from_fn(|b| b as f32 / 64.0 - c as f32));
-    let patches = Patches { image: 8, patch: 2, lookup: Box::new(lookup) };
+    let image = TensorSpec { rows: Rows::Pixels, columns: 3, element: Element::Pixel };
+    let lookup = (0..3).map(|c| std::array::from_fn(|b| b as f32 / 64.0 - c as f32)).collect();
+    let patches = Patches { patch: 2, lookup };
     let linear = Linear {
         layer: swinq_model::Linear::Head,
         n: C,
@@ -58,7 +65,7 @@ fn plan<'m>(params: &'m Params, quantizer: Quantizer, residual: Store) -> Plan<'
         bias: None,
         output: None,
         gelu: None,
-        order: windows(),
+        order: WINDOWS,
     };
     let norm = Norm { gamma: Values::Float(&params.gamma), beta: Values::Float(&params.beta), eps: EPS };
     let step = |name: &str, op, store, input, output| Step {
@@ -67,16 +74,18 @@ fn plan<'m>(params: &'m Params, quantizer: Quantizer, residual: Store) -> Plan<'
         store,
         input: TensorId(input),
         output: TensorId(output),
-        macs: 0,
+        macs_per_row: 0,
     };
     Plan {
-        tensors: vec![image, spec(TOKENS, C), spec(TOKENS + 4, C), spec(TOKENS + 4, C)],
+        tensors: vec![image, spec(Rows::Tokens(0), C), spec(Rows::Windows(0), C), spec(Rows::Windows(0), C)],
         steps: vec![
             step("patches", Op::Patches(patches), Store::F32, 0, 1),
-            step("quantize", Op::Quantize(windows()), Store::Fake(quantizer), 1, 2),
+            step("quantize", Op::Quantize(WINDOWS), Store::Fake(quantizer), 1, 2),
             step("linear", Op::Linear(linear), Store::F32, 2, 3),
-            step("norm", Op::Norm(norm, windows()), residual, 3, 1),
+            step("norm", Op::Norm(norm, WINDOWS), residual, 3, 1),
         ],
+        outputs: vec![Output { name: "stream".to_owned(), kind: OutputKind::Logits, tensor: TensorId(1) }],
+        own: Arc::new(Geometry::new(&config(), Size::square(SIDE)).unwrap()),
     }
 }
 
@@ -91,27 +100,28 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
     let params = Params { gamma: values(C, 0.1), beta: values(C, 0.05), weight: values(C * C, 0.03) };
     let quantizer = Quantizer::new(0.02).unwrap();
     let (branch, shortcut) = (Quantizer::new(0.03), Quantizer::new(0.04));
-    let (images, pixels) = (3, (0..3 * 8 * 8 * 3).map(|i| (i * 31 % 256) as u8).collect::<Vec<_>>());
+    let (images, pixels) = (3, (0..3 * SIDE * SIDE * 3).map(|i| (i * 31 % 256) as u8).collect::<Vec<_>>());
     for (branch, shortcut) in [(None, None), (branch, shortcut)] {
         for cpu in Cpu::available() {
             let plan = plan(&params, quantizer, Store::Residual { branch, shortcut });
             let outline: Arc<Outline> = Arc::new(plan.outline());
             let packed = Arc::new(Packed::new(&plan, &outline, cpu));
-            let mut runner =
-                Runner::new(&packed, &CpuOptions { threads: 2, max_batch: images, cpu }).unwrap();
-            let traced = runner.trace(images, &pixels).unwrap();
+            let options = CpuOptions { threads: 2, max_batch: images, max_pixels: 0, cpu };
+            let mut runner = Runner::new(&packed, &config(), &options).unwrap();
+            let size = Size::square(SIDE);
+            let traced = runner.trace(images, size, &pixels).unwrap();
 
-            let Order::Windows { map, .. } = windows() else { unreachable!("made as windows") };
+            let (map, tokens) = (plan.own.map(WINDOWS), plan.own.rows(Rows::Tokens(0)));
             let (mut stream, x) = (floats(&traced, "patches").to_vec(), floats(&traced, "linear"));
             let row = |image: usize, i: usize| image * map.rows().len() + i;
             for image in 0..images {
                 for (i, &token) in map.rows().iter().enumerate() {
                     let gathered = &floats(&traced, "quantize")[row(image, i) * C..][..C];
-                    if i >= TOKENS {
+                    if token == PAD {
                         assert_eq!(gathered, [0.0; C], "{cpu}: padding row {i}");
                         continue;
                     }
-                    let token = &mut stream[(image * TOKENS + token as usize) * C..][..C];
+                    let token = &mut stream[(image * tokens + token as usize) * C..][..C];
                     let expected: Vec<f32> = token.iter().map(|&v| quantizer.fake(v)).collect();
                     assert_eq!(gathered, expected, "{cpu}: row {i} of image {image}");
                     let x = &x[row(image, i) * C..][..C];
@@ -120,8 +130,8 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
             }
             assert_eq!(floats(&traced, "norm"), stream, "{cpu}");
 
-            let mut fused = vec![0.0; images * TOKENS * C];
-            runner.infer(images, &pixels, &mut fused);
+            let mut fused = vec![0.0; images * tokens * C];
+            runner.infer(images, size, &pixels, &mut [Some(&mut fused)]).unwrap();
             assert_eq!(fused, stream, "{cpu}: all launches of an inference");
 
             let mut plain = vec![0.0; C];

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use swinq_kernels::Pool;
 use swinq_model::{QuantizedModel, SwinConfig};
-use swinq_plan::{Element, Outline, Plan, TensorId, TensorSpec};
+use swinq_plan::{Element, Geometry, Grids, Outline, Plan, TensorId, TensorSpec};
 
 use super::fingerprint::{Fingerprint, fingerprint};
-use super::fused::segments;
+use super::fused::{Part, parts, segments};
 use super::launch::Launch;
 use super::lower::Lowering;
-use super::place::{Arena, Place, tensor_bytes};
+use super::place::{Images, Memory, Place, tensor_bytes};
 use super::{CpuOptions, Packed};
 use crate::arena::Layout;
 use crate::error::RuntimeError;
@@ -33,7 +33,7 @@ pub struct Position {
 /// The input of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Start<'a> {
-    /// The images: u8 `[images, size, size, 3]`. The run begins at the first position.
+    /// The images: u8 `[images, height, width, channels]`, of the network's own size. The run begins at the first position.
     Pixels(&'a [u8]),
     /// The tensor at the position of this index, f32 `[images, values]`.
     Stream(usize, &'a [f32]),
@@ -60,7 +60,10 @@ pub struct VariantRunner {
     config: SwinConfig,
     options: CpuOptions,
     pool: Pool,
-    arena: Arena,
+    memory: Memory,
+    layout: Layout,
+    /// The geometry of the network's own image size.
+    geometry: Arc<Geometry>,
     positions: Vec<Position>,
     launches: HashMap<Fingerprint, Arc<Launch>>,
 }
@@ -75,12 +78,18 @@ impl VariantRunner {
         let plan = Plan::new(model)?;
         let threads = options.threads;
         let pool = Pool::try_new(threads).map_err(|source| RuntimeError::StartThreads { threads, source })?;
-        let layout = Layout::of_plan(&plan.outline(), bytes_of_any_element, |_| options.max_batch);
+        let geometry = Arc::clone(&plan.own);
+        let bytes = |tensor: &TensorSpec| bytes_of_any_element(tensor, geometry.grids());
+        let layout = Layout::of_plan(&plan.outline(), bytes, |_| options.max_batch);
+        let mut memory = Memory::default();
+        memory.reserve(&layout, options.max_batch, geometry.image())?;
         Ok(VariantRunner {
             config: model.config.clone(),
             options,
             pool,
-            arena: Arena::new(layout, options.max_batch)?,
+            memory,
+            layout,
+            geometry,
             positions: positions(&plan),
             launches: HashMap::new(),
         })
@@ -152,6 +161,8 @@ impl VariantRunner {
             self.max_batch()
         );
         let Packed { plan, launches, segments } = &variant.packed;
+        let VariantRunner { pool, memory, layout, geometry, positions, .. } = self;
+        let (batch, arena) = (Images { count: images, geometry }, &mut memory.arena(layout));
         let place = |position: &Position| Place {
             tensor: position.tensor,
             spec: *plan.tensor(position.tensor),
@@ -159,37 +170,34 @@ impl VariantRunner {
         };
         let (first, pixels) = match from {
             Start::Pixels(pixels) => {
-                assert_eq!(pixels.len(), images * self.positions[0].values, "pixels of {images} images");
+                assert_eq!(pixels.len(), images * positions[0].values, "pixels of {images} images");
                 (0, pixels)
             }
             Start::Stream(position, stream) => {
-                let place = place(&self.positions[position]);
-                let buffer = self.arena.buffer_mut(&place).as_f32_mut();
-                buffer[..place.values(images)].copy_from_slice(stream);
+                let place = place(&positions[position]);
+                let buffer = arena.buffer_mut(&place).as_f32_mut();
+                buffer[..place.values(batch)].copy_from_slice(stream);
                 (position, [].as_slice())
             }
         };
         assert!(first < to, "a run from position {first} to {to}");
-        let steps = self.positions[first].step..self.positions[to].step;
-        for segment in
-            segments.iter().filter(|s| s.launches.end > steps.start && s.launches.start < steps.end)
-        {
-            let whole = segment.launches.start >= steps.start && segment.launches.end <= steps.end;
-            match segment.fused(images, self.pool.threads()).filter(|_| whole) {
-                Some(block) => {
-                    let stream = launches[segment.launches.start].stream_mut(images, &mut self.arena);
-                    block.run(&mut self.pool, images, stream);
+        let steps = positions[first].step..positions[to].step;
+        let reached = |part: &&Part| part.launches.end > steps.start && part.launches.start < steps.end;
+        for part in parts(segments, geometry).filter(reached) {
+            let whole = part.launches.start >= steps.start && part.launches.end <= steps.end;
+            match part.fused(batch, pool.threads()).filter(|_| whole) {
+                Some(fused) => {
+                    let stream = launches[part.launches.start].stream_mut(batch, arena);
+                    fused.block.run(pool, images, fused.rows, stream);
                 }
                 None => {
-                    let some = segment.launches.start.max(steps.start)..segment.launches.end.min(steps.end);
-                    for launch in &launches[some] {
-                        launch.run(&mut self.pool, images, pixels, &mut self.arena);
-                    }
+                    let some = part.launches.start.max(steps.start)..part.launches.end.min(steps.end);
+                    launches[some].iter().for_each(|launch| launch.run(pool, batch, pixels, arena));
                 }
             }
         }
-        let place = place(&self.positions[to]);
-        output.copy_from_slice(place.f32(images, self.arena.buffer(&place)));
+        let place = place(&positions[to]);
+        output.copy_from_slice(place.f32(batch, arena.buffer(&place)));
     }
 
     /// The time of each launch in one forward of `variant` over `images` images of `pixels`.
@@ -203,13 +211,15 @@ impl VariantRunner {
             self.max_batch()
         );
         assert_eq!(pixels.len(), images * self.positions[0].values, "pixels of {images} images");
-        variant.packed.profile(&mut self.pool, &mut self.arena, images, pixels, 1)
+        let VariantRunner { pool, memory, layout, geometry, .. } = self;
+        let images = Images { count: images, geometry };
+        variant.packed.profile(pool, &mut memory.arena(layout), images, pixels, 1)
     }
 }
 
 /// Bytes per image of a tensor, whatever its elements: the plans of all variants then have one layout.
-fn bytes_of_any_element(spec: &TensorSpec) -> usize {
-    let of = |element| tensor_bytes(&TensorSpec { element, ..*spec });
+fn bytes_of_any_element(spec: &TensorSpec, grids: &Grids) -> usize {
+    let of = |element| tensor_bytes(&TensorSpec { element, ..*spec }, grids);
     of(Element::F32).max(of(Element::Code))
 }
 
@@ -224,15 +234,16 @@ fn positions(plan: &Plan<'_>) -> Vec<Position> {
                 found.push(Position {
                     step,
                     name: next.name.clone(),
-                    values: spec.rows * spec.columns,
+                    values: plan.own.rows(spec.rows) * spec.columns,
                     tensor,
                 });
             }
         }
     }
-    let (tensor, step) = (plan.logits(), plan.steps.len());
-    let spec = plan.tensor(tensor);
-    found.push(Position { step, name: "logits".to_owned(), values: spec.rows * spec.columns, tensor });
+    let (output, step) = (plan.outputs.last().expect("a plan has an output"), plan.steps.len());
+    let (tensor, spec) = (output.tensor, plan.tensor(output.tensor));
+    let values = plan.own.rows(spec.rows) * spec.columns;
+    found.push(Position { step, name: output.name.clone(), values, tensor });
     found
 }
 

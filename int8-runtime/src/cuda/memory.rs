@@ -1,22 +1,72 @@
 //! The buffers of an engine: one arena, in which tensors that are never alive at the same time share memory.
 
-use std::ops::Range;
-
 use swinq_cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
-use swinq_plan::TensorId;
+use swinq_plan::{Grids, TensorId};
 
+use super::geometry::DeviceGeometry;
+use super::packed::Packed;
 use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor, Operands};
+use super::when::When;
 use crate::arena::Layout;
-use crate::error::RuntimeError;
 
 /// Alignment of the tensors in the arena.
 const ALIGN: usize = 256;
 
+/// The places of tensors in the arena, for images of one size.
+pub(crate) struct Places {
+    /// Offset of each tensor in the arena; `None` for the image.
+    offsets: Vec<Option<usize>>,
+    /// Bytes of the arena.
+    pub(crate) bytes: usize,
+}
+
+impl Places {
+    /// Places for up to `most` images with these grids.
+    pub(crate) fn new(packed: &Packed, grids: &Grids, most: usize) -> Places {
+        let (steps, tensors) = (&packed.steps, &packed.tensors);
+        let second = |step: &DeviceStep| step.codes.map(|codes| codes.tensor);
+        let uses = uses(steps.iter().map(|step| (step.input, step.output, second(step))));
+        let touched = steps.iter().flat_map(|step| {
+            [step.input, step.output].into_iter().chain(second(step)).map(|tensor| (&step.when, tensor))
+        });
+        let images = most_images(touched, tensors.len(), (most, grids));
+        let mut bytes: Vec<usize> = tensors
+            .iter()
+            .zip(images)
+            .map(|(tensor, images)| tensor.bytes(grids).saturating_mul(images))
+            .collect();
+        // The scores have their own memory, outside the arena.
+        bytes[packed.scores.0] = 0;
+        let layout = Layout::new(&uses, &bytes, &[]);
+        let mut begins = Vec::with_capacity(layout.bytes.len());
+        let mut end: usize = 0;
+        for bytes in &layout.bytes {
+            begins.push(end);
+            end = end.saturating_add(bytes.saturating_add(ALIGN - 1) / ALIGN * ALIGN);
+        }
+        Places { offsets: layout.slot.iter().map(|slot| slot.map(|slot| begins[slot])).collect(), bytes: end }
+    }
+}
+
+/// What a runner has prepared for an image size, whatever the number of images.
+pub(crate) struct OfSize {
+    pub(crate) geometry: DeviceGeometry,
+    pub(crate) places: Places,
+    /// The most images at a time.
+    pub(crate) most: usize,
+}
+
+/// Some images of one size on the device.
+#[derive(Clone, Copy)]
+pub(crate) struct Images<'a> {
+    pub(crate) count: usize,
+    pub(crate) of: &'a OfSize,
+    pub(crate) pixels: &'a DeviceSlice,
+}
+
 /// All buffers of an engine.
 pub(crate) struct Memory {
     pub(crate) tensors: Vec<DeviceTensor>,
-    /// Offset of each tensor in the arena; `None` for the image.
-    offsets: Vec<Option<usize>>,
     arena: DeviceSlice,
     /// One u32 flag per step, which a step sets if its f16 stream holds a value that is not finite; then the
     /// scores.
@@ -26,40 +76,34 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Allocates the buffers for `max_batch` images; `scores` is the tensor of the scores.
-    pub(crate) fn new(
-        device: &Device,
-        steps: &[DeviceStep],
-        tensors: Vec<DeviceTensor>,
-        max_batch: usize,
-        scores: TensorId,
-    ) -> Result<Memory, RuntimeError> {
-        let uses = uses(steps.iter().map(|step| (step.input, step.output, step.codes)));
-        let flag_bytes = (4 * steps.len()).next_multiple_of(ALIGN);
-        let results = DeviceBuf::zeroed(device, flag_bytes + max_batch * tensors[scores.0].bytes())?.all();
-        let touched = steps.iter().flat_map(|step| {
-            [step.input, step.output].into_iter().chain(step.codes).map(|tensor| (&step.images, tensor))
-        });
-        let images = most_images(touched, tensors.len(), max_batch);
-        let mut bytes: Vec<usize> =
-            tensors.iter().zip(images).map(|(tensor, images)| tensor.bytes() * images).collect();
-        // The scores have their own memory, outside the arena.
-        bytes[scores.0] = 0;
-        let layout = Layout::new(&uses, &bytes);
-        let mut begins = Vec::with_capacity(layout.bytes.len());
-        let mut end = 0;
-        for bytes in &layout.bytes {
-            begins.push(end);
-            end += bytes.next_multiple_of(ALIGN);
-        }
+    /// Allocates an arena of `bytes`, and room for the scores of `max_batch` images.
+    pub(crate) fn new(packed: &Packed, max_batch: usize, bytes: usize) -> Result<Memory, CudaError> {
+        let (device, tensors, scores) = (packed.device(), packed.tensors.clone(), packed.scores);
+        let flag_bytes = (4 * packed.steps.len()).next_multiple_of(ALIGN);
+        let results = flag_bytes + max_batch * tensors[scores.0].row_bytes();
         Ok(Memory {
-            offsets: layout.slot.iter().map(|slot| slot.map(|slot| begins[slot])).collect(),
             tensors,
-            arena: DeviceBuf::zeroed(device, end)?.all(),
-            results,
+            arena: DeviceBuf::zeroed(device, bytes)?.all(),
+            results: DeviceBuf::zeroed(device, results)?.all(),
             flag_bytes,
             scores,
         })
+    }
+
+    /// Bytes of the arena.
+    pub(crate) fn arena_bytes(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    /// Makes room for an arena of `bytes`. If it grows, it moves, and its contents are lost.
+    ///
+    /// # Errors
+    /// The device has too little free memory; the arena is as before then.
+    pub(crate) fn reserve(&mut self, device: &Device, bytes: usize) -> Result<(), CudaError> {
+        if bytes > self.arena.bytes() {
+            self.arena = DeviceBuf::zeroed(device, bytes)?.all();
+        }
+        Ok(())
     }
 
     /// Bytes of the flags, which precede the scores.
@@ -67,9 +111,23 @@ impl Memory {
         self.flag_bytes
     }
 
+    /// Columns of the scores.
+    pub(crate) fn classes(&self) -> usize {
+        self.tensors[self.scores.0].columns
+    }
+
     /// The flags, then the scores of `images` images.
     pub(crate) fn results(&self, images: usize) -> DeviceSlice {
-        self.results.slice(0, self.flag_bytes + images * self.tensors[self.scores.0].bytes())
+        self.results.slice(0, self.flag_bytes + self.score_bytes(images))
+    }
+
+    /// The scores of `images` images.
+    pub(crate) fn scores(&self, images: usize) -> DeviceSlice {
+        self.results.slice(self.flag_bytes, self.score_bytes(images))
+    }
+
+    fn score_bytes(&self, images: usize) -> usize {
+        images * self.tensors[self.scores.0].row_bytes()
     }
 
     /// Returns the first step whose flag is set, if there is one, and resets all flags.
@@ -81,61 +139,66 @@ impl Memory {
         Ok(words.iter().position(|&word| word != 0))
     }
 
-    /// The tensor `id` for `images` images; `pixels` holds the images.
-    pub(crate) fn slice(&self, id: TensorId, images: usize, pixels: &DeviceSlice) -> DeviceSlice {
-        let bytes = images * self.tensors[id.0].bytes();
+    /// The tensor `id` of `images`.
+    pub(crate) fn slice(&self, id: TensorId, images: Images<'_>) -> DeviceSlice {
         if id == self.scores {
-            return self.results.slice(self.flag_bytes, bytes);
+            return self.scores(images.count);
         }
-        match self.offsets[id.0] {
+        let bytes = self.bytes(id, images);
+        match images.of.places.offsets[id.0] {
             Some(offset) => self.arena.slice(offset, bytes),
-            None => pixels.slice(0, bytes),
+            None => images.pixels.slice(0, bytes),
         }
     }
 
-    /// Puts step `index` on `on`, for the `images` images in `pixels`.
+    /// Bytes of the tensor `id` of `images`.
+    fn bytes(&self, id: TensorId, images: Images<'_>) -> usize {
+        images.count * self.tensors[id.0].bytes(images.of.geometry.grids())
+    }
+
+    /// Puts step `index` on `on`, for `images`.
     pub(crate) fn run(
         &self,
         (index, step): (usize, &DeviceStep),
         choice: Option<&Choice>,
         on: &Stream,
-        pixels: &DeviceSlice,
-        images: usize,
+        images: Images<'_>,
     ) -> Result<(), CudaError> {
-        let input = self.slice(step.input, images, pixels);
-        let output = self.slice(step.output, images, pixels);
+        let input = self.slice(step.input, images);
+        let output = self.slice(step.output, images);
         let flag = self.results.slice(4 * index, 4);
-        let codes = step.codes.map(|codes| self.slice(codes, images, pixels));
+        let codes = step.codes.map(|codes| self.slice(codes.tensor, images));
         let operands = Operands { input: &input, output: &output, codes: codes.as_ref(), flag: &flag };
-        step.run(on, images, &operands, choice)
+        step.run(on, (images.count, &images.of.geometry), &operands, choice)
     }
 
     /// Minimum number of bytes that a step must read and write: its input, its output and its weights, once
     /// each.
-    pub(crate) fn moved(&self, step: &DeviceStep, images: usize) -> u64 {
-        let bytes = |id: TensorId| (images * self.tensors[id.0].bytes()) as u64;
+    pub(crate) fn moved(&self, step: &DeviceStep, images: Images<'_>) -> u64 {
+        let bytes = |id: TensorId| self.bytes(id, images) as u64;
         let residual = match &step.op {
             DeviceOp::Linear(linear, _) => linear.kind().is_residual(),
-            DeviceOp::Norm(norm) => norm.adds(),
+            DeviceOp::Norm(norm, _) => norm.adds(),
             _ => false,
         };
         let writes = bytes(step.output) * if residual { 2 } else { 1 };
-        bytes(step.input) + writes + step.codes.map_or(0, bytes) + step.weight_bytes
+        let codes = step.codes.filter(|codes| images.of.geometry.stores_codes(codes.order));
+        bytes(step.input) + writes + codes.map_or(0, |codes| bytes(codes.tensor)) + step.weight_bytes
     }
 }
 
-/// For each tensor, the most images, up to `max_batch`, of a batch that uses it. `touched` lists tensors with the batch
-/// sizes of a step that uses them. The steps that a fused launch replaces run for small batches only.
+/// For each tensor, the most images, up to `most`, of a batch with these grids that uses it. `touched` lists tensors with
+/// the batches of a step that uses them. The steps that a fused launch replaces run for small batches only.
 fn most_images<'a>(
-    touched: impl Iterator<Item = (&'a Range<usize>, TensorId)>,
+    touched: impl Iterator<Item = (&'a When, TensorId)>,
     tensors: usize,
-    max_batch: usize,
+    (most, grids): (usize, &Grids),
 ) -> Vec<usize> {
-    let mut most = vec![0; tensors];
-    for (images, tensor) in touched {
-        most[tensor.0] = most[tensor.0].max(max_batch.min(images.end - 1));
+    let mut images = vec![0; tensors];
+    for (when, tensor) in touched {
+        images[tensor.0] = images[tensor.0].max(when.most(most, grids));
     }
-    most
+    images
 }
 
 /// What each step reads and writes, for [`Layout::new`], from the input, the output and the second output of the steps.
@@ -149,15 +212,25 @@ fn uses(steps: impl Iterator<Item = (TensorId, TensorId, Option<TensorId>)>) -> 
 
 #[cfg(test)]
 mod tests {
+    use swinq_model::{Size, SwinConfig};
+    use swinq_plan::{Geometry, Rows};
+
     use super::*;
 
     #[test]
     fn tensors_of_small_batches_have_room_for_those_only() {
         let [stream, codes, hidden] = [0, 1, 2].map(TensorId);
-        let (any, fused, few) = (0..usize::MAX, 3..usize::MAX, 0..3);
+        // 3136 tokens in the first stage.
+        let own =
+            Geometry::new(&SwinConfig::official("swin_tiny_patch4_window7_224").unwrap(), Size::square(224));
+        let own = own.unwrap();
+        let any = When::ANY;
+        let fused = When::from_rows(Rows::Tokens(0), 3 * 3136, &own);
+        let few = fused.few().unwrap();
         let touched = [(&any, stream), (&fused, stream), (&few, codes), (&few, hidden), (&any, hidden)];
-        assert_eq!(most_images(touched.into_iter(), 3, 128), [128, 2, 128]);
-        assert_eq!(most_images(touched.into_iter(), 3, 1), [1, 1, 1]);
+        let most = |images| most_images(touched.into_iter(), 3, (images, own.grids()));
+        assert_eq!(most(128), [128, 2, 128]);
+        assert_eq!(most(1), [1, 1, 1]);
     }
 
     #[test]
@@ -169,7 +242,7 @@ mod tests {
             (branch, stream, Some(codes)),
             (codes, hidden, None),
         ];
-        let layout = Layout::new(&uses(steps.into_iter()), &[8; 5]);
+        let layout = Layout::new(&uses(steps.into_iter()), &[8; 5], &[]);
         let slot = |tensor: TensorId| layout.slot[tensor.0].unwrap();
         assert!(slot(codes) != slot(branch) && slot(codes) != slot(stream), "{layout:?}");
         assert_eq!(slot(hidden), slot(branch), "the branch is not used after its step");

@@ -9,19 +9,20 @@ use swinq_plan::{Linear, Norm, Op, Order, Step, Store, TensorId};
 
 use super::int8::{int8_linear, is_int8, is_plain};
 use super::lower::stored_codes;
+use super::step::Codes;
 
 /// The plan's steps of the MLP half of a block, in INT8 without `.output` and residual sites. The hidden columns alone may have
 /// zero points.
 struct Mlp<'a> {
     norm: &'a Norm<'a>,
-    of: MlpNorm<'a>,
+    of: MlpNorm,
     fc1: &'a Linear<'a>,
     fc2: &'a Linear<'a>,
     gelu: Gelu,
     /// The quantizers of the results of fc1, if each column has its own.
     channels: Option<&'a ColumnQuantizers>,
-    /// The tensor of the codes of the new stream.
-    codes: Option<TensorId>,
+    /// The codes of the new stream.
+    codes: Option<Codes>,
     /// Steps of the plan that the launch computes.
     count: usize,
 }
@@ -36,23 +37,23 @@ impl<'a> Mlp<'a> {
             return None;
         };
         let chain = second.input == first.output && third.input == second.output;
-        let tokens = matches!((&fc1.order, &fc2.order), (Order::Tokens, Order::Tokens));
+        let tokens = matches!((fc1.order, fc2.order), (Order::Tokens(_), Order::Tokens(_)));
         let (Some(gelu), None) = (fc1.gelu, fc2.gelu) else { return None };
         let plain = is_plain(fc1) && (if channels.is_some() { is_int8(fc2) } else { is_plain(fc2) });
         if !(chain && tokens && plain) {
             return None;
         }
         match &first.op {
-            Op::Norm(norm, Order::Tokens) if adds(third, first.input) => {
+            Op::Norm(norm, Order::Tokens(_)) if adds(third, first.input) => {
                 Some(Mlp { norm, of: MlpNorm::Stream, fc1, fc2, gelu, channels, codes: None, count: 3 })
             }
-            Op::Quantize(Order::Tokens) if matches!(third.store, Store::F32) => {
+            Op::Quantize(Order::Tokens(_)) if matches!(third.store, Store::F32) => {
                 let [fourth, after @ ..] = after else { return None };
-                let Op::Norm(norm, Order::Tokens) = &fourth.op else { return None };
+                let Op::Norm(norm, Order::Tokens(_)) = &fourth.op else { return None };
                 let next =
                     after.first().filter(|_| next_codes).and_then(|next| stored_codes(next, fourth.output));
-                let of = MlpNorm::Branch { codes: next.map(|(_, quantizer, map)| (quantizer, map)) };
-                let (codes, count) = (next.map(|(tensor, ..)| tensor), 4 + usize::from(next.is_some()));
+                let of = MlpNorm::Branch { codes: next.map(|(_, quantizer)| quantizer) };
+                let (codes, count) = (next.map(|(codes, _)| codes), 4 + usize::from(next.is_some()));
                 let whole = fourth.input == third.output && adds(fourth, first.input);
                 whole.then_some(Mlp { norm, of, fc1, fc2, gelu, channels, codes, count })
             }
@@ -80,8 +81,8 @@ pub(super) struct LoweredMlp {
     pub(super) name: String,
     pub(super) op: DeviceMlp,
     pub(super) weight_bytes: u64,
-    /// The tensor of the codes of the new stream.
-    pub(super) codes: Option<TensorId>,
+    /// The codes of the new stream.
+    pub(super) codes: Option<Codes>,
     /// Steps of the plan that the launch computes.
     pub(super) count: usize,
 }
@@ -115,4 +116,43 @@ pub(super) fn lower_mlp(
         codes: mlp.codes,
         count: mlp.count,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use swinq_calib::quantize;
+    use swinq_model::site::all_sites;
+    use swinq_model::{Ptq, Recipe, Size, SwinConfig, SwinVersion, WindowPolicy};
+    use swinq_plan::Plan;
+    use swinq_testing::model::{random, small};
+
+    use super::*;
+
+    /// The MLPs of a Swin V2 for images of `size`: their first step, their steps, and their codes.
+    fn mlps(size: Size) -> Vec<(usize, usize, Option<Codes>)> {
+        let config = SwinConfig {
+            version: SwinVersion::V2,
+            image_size: size,
+            window_policy: WindowPolicy::Detection,
+            ..small()
+        };
+        let float = random(config, 5);
+        let ranges: BTreeMap<_, _> = all_sites(&float.config).into_iter().map(|site| (site, 3.0)).collect();
+        let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic);
+        let model = quantize(&float, &recipe, &ranges).unwrap();
+        let plan = Plan::new(&model).unwrap();
+        let at = |first| Mlp::of(&plan.steps[first..], true).map(|mlp| (first, mlp.count, mlp.codes));
+        (0..plan.steps.len()).filter_map(at).collect()
+    }
+
+    #[test]
+    fn an_mlp_has_the_codes_that_the_next_block_reads_with_and_without_padding() {
+        let whole = mlps(Size::square(32));
+        assert_eq!(mlps(Size::new(28, 44)), whole, "7 x 11 tokens in windows of 4 x 4");
+        let codes = whole.iter().map(|(_, count, codes)| (*count, codes.map(|codes| codes.order)));
+        let order = |stage| Some(Order::Windows { stage, shifted: true });
+        assert_eq!(codes.collect::<Vec<_>>(), [(5, order(0)), (4, None), (5, order(1)), (4, None)]);
+    }
 }

@@ -1,18 +1,23 @@
-//! The CUDA backend: runs the plan's steps as fused launches on one GPU, recorded as a graph for each batch
-//! size.
+//! The CUDA backend: runs the plan's steps as fused launches on one GPU, recorded as a graph for each number of images of
+//! each size.
 
 mod engine;
+mod geometry;
 mod int8;
 mod lower;
 mod memory;
 mod mlp;
 mod options;
+mod packed;
+mod prepare;
 mod sizes;
 mod step;
 mod table;
 mod tune;
+mod when;
 mod window_block;
 
-pub(crate) use engine::{Packed, Runner};
+pub(crate) use engine::Runner;
 pub use options::{Autotune, CudaOptions, Gemm, StreamType};
+pub(crate) use packed::Packed;
 pub use table::{compile_tiles, measure_tiles};

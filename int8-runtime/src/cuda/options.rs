@@ -45,6 +45,9 @@ pub struct CudaOptions {
     /// Maximum number of images that run at a time, in `1..=`[`MAX_BATCH`](crate::MAX_BATCH). Larger batches
     /// are split. The engine's memory grows with it.
     pub max_batch: usize,
+    /// The most pixels, height times width, of an image; 0 stands for as many as half of the free GPU memory holds. Images of
+    /// the network's own size, and smaller ones, are always accepted.
+    pub max_pixels: usize,
     /// Element type of the residual stream.
     pub residual: StreamType,
     /// The library that computes the matrix products.
@@ -63,6 +66,7 @@ impl Default for CudaOptions {
         CudaOptions {
             device: 0,
             max_batch: 32,
+            max_pixels: 0,
             residual: StreamType::F16,
             gemm: Gemm::Auto,
             autotune: Autotune::Table,

@@ -1,7 +1,7 @@
 //! One launch of the CUDA backend: an op with its input and its output.
 
 use std::fmt;
-use std::ops::Range;
+use std::sync::Arc;
 
 use swinq_cuda::ops::attention::DeviceAttention;
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
@@ -12,17 +12,19 @@ use swinq_cuda::ops::norm::DeviceNorm;
 use swinq_cuda::ops::patch::DevicePatchEmbed;
 use swinq_cuda::ops::rows::DeviceRows;
 use swinq_cuda::ops::window_block::DeviceWindowBlock;
-use swinq_cuda::ops::{DeviceMap, row_stride};
+use swinq_cuda::ops::{StreamCodes, row_stride};
 use swinq_cuda::{CudaError, DeviceSlice, Stream};
-use swinq_plan::TensorId;
+use swinq_plan::{Grids, Order, Rows, TensorId};
 
+use super::geometry::{DeviceGeometry, Gather};
+use super::when::When;
 use crate::trace::TracedValues;
 
 /// A tensor on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DeviceTensor {
-    /// Rows per image.
-    pub(crate) rows: usize,
+    /// The rows of an image.
+    pub(crate) rows: Rows,
     pub(crate) columns: usize,
     pub(crate) element: DeviceElement,
 }
@@ -55,16 +57,20 @@ impl DeviceElement {
 }
 
 impl DeviceTensor {
-    /// Bytes per image.
-    pub(crate) fn bytes(&self) -> usize {
-        let row = match self.element {
+    /// Bytes of an image with these grids.
+    pub(crate) fn bytes(&self, grids: &Grids) -> usize {
+        grids.rows(self.rows) * self.row_bytes()
+    }
+
+    /// Bytes of a row, with its padding.
+    pub(crate) fn row_bytes(&self) -> usize {
+        match self.element {
             DeviceElement::Pixel => self.columns,
             DeviceElement::Code => row_stride(self.columns, 1),
             DeviceElement::Half => 2 * row_stride(self.columns, 2),
             DeviceElement::HalfStream => 2 * self.columns,
             DeviceElement::Float => 4 * self.columns,
-        };
-        self.rows * row
+        }
     }
 
     /// Reads the values of the tensor from its bytes.
@@ -91,26 +97,27 @@ impl DeviceTensor {
     }
 }
 
-/// A prepared op.
+/// A prepared op. What depends on the size of the image is found when it runs.
 pub(crate) enum DeviceOp {
     PatchEmbed(DevicePatchEmbed),
-    Norm(DeviceNorm),
+    Norm(DeviceNorm, Gather),
     /// Rows of the stream without a norm.
-    Rows(DeviceRows),
+    Rows(DeviceRows, Gather),
     /// The normalisation of queries and keys.
     Heads(DeviceHeads),
-    Linear(Box<DeviceLinear>, Option<DeviceMap>),
-    Attention(DeviceAttention),
+    /// With the order of the rows, if they are added to the stream.
+    Linear(Box<DeviceLinear>, Option<Order>),
+    Attention(DeviceAttention, Order),
     /// LayerNorm, both linear layers and the residual addition.
     Mlp(DeviceMlp),
-    WindowBlock(DeviceWindowBlock),
+    WindowBlock(DeviceWindowBlock, Order),
     Pool(DevicePool),
     Head(DeviceLinearF32),
 }
 
 /// The kernel chosen for a linear layer at one batch size.
 pub(crate) enum Choice {
-    Own(OwnLinear),
+    Own(Arc<OwnLinear>),
     /// cuBLASLt, with scratch memory for the GEMM's results.
     Library(LibraryLinear, DeviceSlice),
 }
@@ -120,15 +127,15 @@ impl DeviceOp {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             DeviceOp::PatchEmbed(_) => "patch embedding",
-            DeviceOp::Norm(norm) if norm.adds() => "norm + add",
-            DeviceOp::Norm(_) => "norm",
-            DeviceOp::Rows(_) => "quantize",
+            DeviceOp::Norm(norm, _) if norm.adds() => "norm + add",
+            DeviceOp::Norm(..) => "norm",
+            DeviceOp::Rows(..) => "quantize",
             DeviceOp::Heads(_) => "normalize",
             DeviceOp::Linear(linear, _) if linear.kind().integer => "linear INT8",
             DeviceOp::Linear(..) => "linear f16",
-            DeviceOp::Attention(_) => "attention",
+            DeviceOp::Attention(..) => "attention",
             DeviceOp::Mlp(_) => "MLP INT8",
-            DeviceOp::WindowBlock(_) => "window block",
+            DeviceOp::WindowBlock(..) => "window block",
             DeviceOp::Pool(_) => "norm + mean",
             DeviceOp::Head(_) => "linear f32",
         }
@@ -147,22 +154,34 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Every batch size.
-pub(crate) const ANY_BATCH: Range<usize> = 0..usize::MAX;
+/// The codes of the stream that a launch stores besides the stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Codes {
+    pub(crate) tensor: TensorId,
+    /// The order of the rows. If it has padding, the launch stores no codes, and a step of its own gathers them.
+    pub(crate) order: Order,
+}
+
+impl Codes {
+    /// Whether the rows are in the order of windows.
+    pub(crate) fn in_windows(&self) -> bool {
+        matches!(self.order, Order::Windows { .. })
+    }
+}
 
 /// A prepared op with its operands.
 pub(crate) struct DeviceStep {
     pub(crate) name: String,
-    /// The batch sizes for which the step runs.
-    pub(crate) images: Range<usize>,
+    pub(crate) when: When,
     pub(crate) op: DeviceOp,
     pub(crate) input: TensorId,
     pub(crate) output: TensorId,
     /// A second output: the codes of the stream that a norm or an MLP has added to.
-    pub(crate) codes: Option<TensorId>,
-    /// Rows of the input per image; of a norm that adds to the stream, the tokens.
-    pub(crate) rows: usize,
-    pub(crate) macs: u64,
+    pub(crate) codes: Option<Codes>,
+    /// The rows that the launch computes.
+    pub(crate) rows: Rows,
+    /// Multiply-accumulates for each of the rows.
+    pub(crate) macs_per_row: u64,
     /// Bytes of weights and tables that a launch must read.
     pub(crate) weight_bytes: u64,
 }
@@ -177,39 +196,56 @@ pub(crate) struct Operands<'a> {
 }
 
 impl DeviceStep {
-    /// Whether the step runs for batches of `images`.
-    pub(crate) fn runs(&self, images: usize) -> bool {
-        self.images.contains(&images)
-    }
-
-    /// Puts the step on `on` for `images` images; `choice` is required for a linear layer.
+    /// Puts the step on `on` for `images` images of `geometry`; `choice` is required for a linear layer.
     pub(crate) fn run(
         &self,
         on: &Stream,
-        images: usize,
+        (images, geometry): (usize, &DeviceGeometry),
         at: &Operands<'_>,
         choice: Option<&Choice>,
     ) -> Result<(), CudaError> {
+        let rows = geometry.rows(self.rows);
         match &self.op {
-            DeviceOp::PatchEmbed(op) => op.run(on, images, at.input, at.output),
-            DeviceOp::Norm(op) if op.adds() => {
-                op.run_residual(on, (images, self.rows), at.input, at.output, at.codes, at.flag)
+            DeviceOp::PatchEmbed(op) => op.run(on, (images, geometry.grids().image()), at.input, at.output),
+            DeviceOp::Norm(op, gather) if op.adds() => {
+                let (order, codes) = ((images, geometry.tokens(*gather)), self.stream_codes(geometry, at));
+                op.run_residual(on, order, at.input, at.output, codes, at.flag)
             }
-            DeviceOp::Norm(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
-            DeviceOp::Rows(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
-            DeviceOp::Heads(op) => op.run(on, images * self.rows, at.input, at.output, at.flag),
-            DeviceOp::Attention(op) => op.run(on, images, at.input, at.output),
-            DeviceOp::Mlp(op) => op.run(on, images * self.rows, at.output, at.codes, at.flag),
-            DeviceOp::WindowBlock(op) => op.run(on, images, at.output, at.flag),
-            DeviceOp::Pool(op) => op.run(on, (images, self.rows), at.input, at.output, at.flag),
-            DeviceOp::Head(op) => op.run(on, images * self.rows, at.input, at.output),
-            DeviceOp::Linear(linear, map) => {
-                let target = Target { slice: at.output, map: map.as_ref() };
+            DeviceOp::Norm(op, gather) => {
+                op.run(on, (images, geometry.tokens(*gather)), at.input, at.output, at.flag)
+            }
+            DeviceOp::Rows(op, gather) => {
+                op.run(on, (images, geometry.tokens(*gather)), at.input, at.output, at.flag)
+            }
+            DeviceOp::Heads(op) => op.run(on, images * rows, at.input, at.output, at.flag),
+            DeviceOp::Attention(op, order) => {
+                op.run(on, (images, geometry.windows(*order)), at.input, at.output)
+            }
+            DeviceOp::Mlp(op) => {
+                op.run(on, images * rows, at.output, self.stream_codes(geometry, at), at.flag)
+            }
+            DeviceOp::WindowBlock(op, order) => {
+                op.run(on, (images, geometry.windows(*order)), at.output, at.flag)
+            }
+            DeviceOp::Pool(op) => op.run(on, (images, rows), at.input, at.output, at.flag),
+            DeviceOp::Head(op) => op.run(on, images * rows, at.input, at.output),
+            DeviceOp::Linear(linear, order) => {
+                let map = order.and_then(|order| geometry.map(order));
+                let target = Target { slice: at.output, map };
                 match choice.expect("a linear layer has a choice") {
-                    Choice::Own(own) => own.run(linear, on, images * self.rows, at.input, target),
+                    Choice::Own(own) => own.run(linear, on, images * rows, at.input, target),
                     Choice::Library(library, scratch) => library.run(linear, on, at.input, scratch, target),
                 }
             }
+        }
+    }
+
+    /// Where the codes of the stream go, if the launch stores them for this geometry.
+    fn stream_codes<'a>(&self, geometry: &'a DeviceGeometry, at: &Operands<'a>) -> Option<StreamCodes<'a>> {
+        let (codes, slice) = self.codes.zip(at.codes)?;
+        match codes.order {
+            Order::Tokens(_) => Some(StreamCodes { slice, rows: None }),
+            order => Some(StreamCodes { slice, rows: Some(geometry.token_rows(order)?) }),
         }
     }
 }
@@ -218,13 +254,13 @@ impl DeviceStep {
 mod tests {
     use super::*;
 
-    fn tensor(rows: usize, columns: usize, element: DeviceElement) -> DeviceTensor {
-        DeviceTensor { rows, columns, element }
+    fn tensor(columns: usize, element: DeviceElement) -> DeviceTensor {
+        DeviceTensor { rows: Rows::Tokens(0), columns, element }
     }
 
     #[test]
     fn rows_of_codes_and_of_halves_are_padded_to_16_bytes_and_streams_are_not() {
-        let bytes = |columns, element| tensor(10, columns, element).bytes();
+        let bytes = |columns, element| 10 * tensor(columns, element).row_bytes();
         assert_eq!(bytes(3, DeviceElement::Pixel), 30);
         for (columns, codes, halves) in [(16, 16, 32), (96, 96, 192), (40, 48, 80), (1, 16, 16), (12, 16, 32)]
         {
@@ -238,7 +274,7 @@ mod tests {
     #[test]
     fn a_trace_has_the_values_without_the_padding() {
         let codes: Vec<u8> = [[1, 0xff, 3], [4, 5, 0x80]].map(|row| [&row[..], &[9; 13]].concat()).concat();
-        let traced = tensor(2, 3, DeviceElement::Code).traced(&codes);
+        let traced = tensor(3, DeviceElement::Code).traced(&codes);
         assert!(matches!(traced, TracedValues::Codes(c) if c == [1, -1, 3, 4, 5, -128]));
 
         let half = |x: f32| half::f16::from_f32(x).to_le_bytes();
@@ -247,19 +283,19 @@ mod tests {
         };
         let padded: Vec<u8> = [row(0.5, -1.0), row(2.0, 1e-3)].as_flattened().concat();
         let expected = [0.5, -1.0, 2.0, half::f16::from_f32(1e-3).to_f32()];
-        let traced = tensor(2, 2, DeviceElement::Half).traced(&padded);
+        let traced = tensor(2, DeviceElement::Half).traced(&padded);
         assert!(matches!(traced, TracedValues::Float(x) if x == expected));
 
         let stream: Vec<u8> = [half(0.5), half(-1.0), half(2.0), half(1e-3)].concat();
-        let traced = tensor(2, 2, DeviceElement::HalfStream).traced(&stream);
+        let traced = tensor(2, DeviceElement::HalfStream).traced(&stream);
         assert!(matches!(traced, TracedValues::Float(x) if x == expected));
 
         let floats = [1.5_f32, -0.0, f32::MIN_POSITIVE, 4.0];
         let bytes: Vec<u8> = floats.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let traced = tensor(2, 2, DeviceElement::Float).traced(&bytes);
+        let traced = tensor(2, DeviceElement::Float).traced(&bytes);
         assert!(matches!(traced, TracedValues::Float(x) if x == floats));
 
-        let traced = tensor(1, 3, DeviceElement::Pixel).traced(&[0, 7, 255]);
+        let traced = tensor(3, DeviceElement::Pixel).traced(&[0, 7, 255]);
         assert!(matches!(traced, TracedValues::Float(x) if x == [0.0, 7.0, 255.0]));
     }
 }

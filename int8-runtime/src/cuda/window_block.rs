@@ -1,16 +1,14 @@
 //! The attention half of a transformer block as one launch: LayerNorm, QKV, window attention, projection and
 //! residual addition, in the order of Swin V1 or V2.
 
-use std::sync::Arc;
-
-use swinq_cuda::ops::DeviceMap;
 use swinq_cuda::ops::window_block::{DeviceWindowBlock, WindowBlockSpec};
 use swinq_cuda::{CudaError, Device};
-use swinq_numerics::{RowMap, RowStore};
-use swinq_plan::{Attention, Linear, Norm, Op, Order, Step, Store};
+use swinq_numerics::RowStore;
+use swinq_plan::{Attention, Geometry, Linear, Norm, Op, Order, Rows, Step, Store};
 
 use super::int8::{int8_linear, is_plain};
 use super::step::{DeviceOp, DeviceStep};
+use super::when::When;
 
 /// The steps of a plan that the launch computes, all with INT8 products.
 pub(super) struct WindowBlock<'a> {
@@ -18,7 +16,8 @@ pub(super) struct WindowBlock<'a> {
     /// Whether the norm follows the projection (Swin V2).
     post_norm: bool,
     norm: &'a Norm<'a>,
-    map: &'a Arc<RowMap>,
+    /// The stage, and the order of the rows.
+    order: (usize, Order),
     qkv: &'a Linear<'a>,
     attention: &'a Attention<'a>,
     proj: &'a Linear<'a>,
@@ -42,7 +41,9 @@ impl<'a> WindowBlock<'a> {
     /// LayerNorm, QKV, attention, projection.
     fn pre_norm(steps: &'a [Step<'a>]) -> Option<WindowBlock<'a>> {
         let [norm, qkv, attend, add, ..] = steps else { return None };
-        let (Op::Norm(norm_op, Order::Windows { map, .. }), Op::Linear(qkv_op)) = (&norm.op, &qkv.op) else {
+        let (Op::Norm(norm_op, order @ Order::Windows { stage, .. }), Op::Linear(qkv_op)) =
+            (&norm.op, &qkv.op)
+        else {
             return None;
         };
         let (Op::Attention(attention), Op::Linear(proj)) = (&attend.op, &add.op) else { return None };
@@ -52,7 +53,7 @@ impl<'a> WindowBlock<'a> {
             steps,
             post_norm: false,
             norm: norm_op,
-            map,
+            order: (*stage, *order),
             qkv: qkv_op,
             attention,
             proj,
@@ -62,23 +63,20 @@ impl<'a> WindowBlock<'a> {
     /// Codes of the stream, QKV, normalisation of queries and keys, attention, projection, LayerNorm.
     fn post_norm(steps: &'a [Step<'a>]) -> Option<WindowBlock<'a>> {
         let [codes, qkv, heads, attend, project, add, ..] = steps else { return None };
-        let (Op::Quantize(Order::Windows { map, .. }), Op::Linear(qkv_op)) = (&codes.op, &qkv.op) else {
-            return None;
-        };
-        let (Op::NormalizeHeads(_), Op::Attention(attention)) = (&heads.op, &attend.op) else { return None };
-        let (Op::Linear(proj), Op::Norm(norm, Order::Windows { map: back, .. })) = (&project.op, &add.op)
+        let (Op::Quantize(order @ Order::Windows { stage, .. }), Op::Linear(qkv_op)) = (&codes.op, &qkv.op)
         else {
             return None;
         };
+        let (Op::NormalizeHeads(_), Op::Attention(attention)) = (&heads.op, &attend.op) else { return None };
+        let (Op::Linear(proj), Op::Norm(norm, back)) = (&project.op, &add.op) else { return None };
         let coded = [codes, heads, attend].iter().all(|step| matches!(step.store, Store::Codes(_)));
         let float = [qkv, project].iter().all(|step| matches!(step.store, Store::F32));
         let steps = &steps[..6];
-        let same = Arc::ptr_eq(map, back) || map == back;
-        (coded && float && same).then_some(WindowBlock {
+        (coded && float && order == back).then_some(WindowBlock {
             steps,
             post_norm: true,
             norm,
-            map,
+            order: (*stage, *order),
             qkv: qkv_op,
             attention,
             proj,
@@ -96,19 +94,8 @@ impl<'a> WindowBlock<'a> {
         DeviceWindowBlock::config(device, self.post_norm, &self.attention.spec(&[], RowStore::F32)).is_some()
     }
 
-    /// The order of the rows.
-    pub(super) fn map(&self) -> &'a Arc<RowMap> {
-        self.map
-    }
-
-    /// Prepares the launch for tokens in the order of `map`, which [fits](Self::fits) `device`. `rows` is the number of
-    /// tokens of an image.
-    pub(super) fn lower(
-        &self,
-        device: &Device,
-        map: DeviceMap,
-        rows: usize,
-    ) -> Result<DeviceStep, CudaError> {
+    /// Prepares the launch, which [fits](Self::fits) `device`. `own` is the geometry of the network's own size.
+    pub(super) fn lower(&self, device: &Device, own: &Geometry) -> Result<DeviceStep, CudaError> {
         let bias = self.attention.bias.expand();
         let (gamma, beta) = (self.norm.gamma.read(), self.norm.beta.read());
         let biases = [self.qkv, self.proj].map(|linear| linear.bias.map(|bias| bias.read()));
@@ -120,18 +107,19 @@ impl<'a> WindowBlock<'a> {
             attention: self.attention.spec(&bias, RowStore::F32),
             proj: int8_linear(self.proj, biases[1].as_deref()),
         };
-        let op = DeviceWindowBlock::new(device, &spec, map)?;
-        let stream = self.steps[0].input;
+        let op = DeviceWindowBlock::new(device, &spec)?;
+        let (stream, (stage, order)) = (self.steps[0].input, self.order);
+        let rows = Rows::Windows(stage);
         let attend = self.steps.iter().find(|step| matches!(step.op, Op::Attention(_)));
         Ok(DeviceStep {
             name: attend.expect("attention is one of the steps").name.clone(),
-            images: op.least_windows().div_ceil(self.attention.windows)..usize::MAX,
-            op: DeviceOp::WindowBlock(op),
+            when: When::from_rows(rows, op.least_windows() * self.attention.tokens, own),
+            op: DeviceOp::WindowBlock(op, order),
             input: stream,
             output: stream,
             codes: None,
             rows,
-            macs: self.steps.iter().map(|step| step.macs).sum(),
+            macs_per_row: self.steps.iter().map(|step| step.macs_per_row).sum(),
             weight_bytes: (spec.qkv.codes.len() + spec.proj.codes.len() + 2 * bias.len()) as u64,
         })
     }

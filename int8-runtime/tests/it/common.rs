@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use swinq_calib::quantize;
 use swinq_model::site::all_sites;
-use swinq_model::{Ptq, QuantizedModel, Recipe, Site, SwinConfig};
+use swinq_model::{Ptq, QuantizedModel, Recipe, Site, Size, SwinConfig};
 use swinq_testing::model::{random, small};
 
 /// `float` leaves every site off; the others are shipped.
@@ -19,7 +19,8 @@ pub const CLASSES: usize = 7;
 
 /// 2 stages of 2 blocks with random weights under `recipe`; every site has the same range.
 pub fn model(recipe: &str) -> QuantizedModel {
-    let config = SwinConfig { image_size: SIZE, num_classes: CLASSES, embed_dim: 48, ..small() };
+    let config =
+        SwinConfig { image_size: Size::square(SIZE), num_classes: CLASSES, embed_dim: 48, ..small() };
     let float = random(config, 5);
     if recipe == "float" {
         return QuantizedModel::from_float(float).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::common::{CLASSES, IMAGE, RECIPES, SIZE, model, pixels};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, MAX_BATCH, MAX_THREADS, PackedModel, RuntimeError};
 use swinq_kernels::Cpu;
-use swinq_model::Batch;
+use swinq_model::{Batch, Size};
 
 fn cpu(threads: usize, max_batch: usize) -> Backend {
     Backend::Cpu(CpuOptions { threads, max_batch, ..CpuOptions::detect().unwrap() })
@@ -133,13 +133,15 @@ fn batches_that_contradict_themselves_are_refused() {
     let engine = Engine::new(&model("default"), cpu(1, 2)).unwrap();
     let batch = |images: usize| Batch {
         pixels: pixels(images),
-        size: SIZE,
-        labels: Vec::new(),
         ids: (0..images).collect(),
+        ..Batch::empty(Size::square(SIZE), 3)
     };
-    let other_size = Batch { size: SIZE / 2, ..batch(1) };
+    let other_size = Batch { size: Size::square(SIZE / 2), ..batch(1) };
     let error = engine.infer(&other_size).unwrap_err();
-    assert!(matches!(error, RuntimeError::ImageSize { got: 16, expected: 32 }), "{error}");
+    assert!(matches!(error, RuntimeError::PixelCount { images: 1, .. }), "{error}");
+    let other_channels = Batch { channels: 1, ..batch(1) };
+    let error = engine.infer(&other_channels).unwrap_err();
+    assert!(matches!(error, RuntimeError::Channels { got: 1, expected: 3 }), "{error}");
     let other_count = Batch { ids: vec![0, 1], ..batch(1) };
     let error = engine.infer(&other_count).unwrap_err();
     assert!(matches!(error, RuntimeError::PixelCount { images: 2, .. }), "{error}");

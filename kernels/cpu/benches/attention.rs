@@ -11,7 +11,7 @@ mod support;
 use criterion::{Criterion, Throughput};
 use support::{STAGES, Stage, aligned, aligned_codes, for_each, step, values};
 use swinq_kernels::{AlignedBuf, AttentionIn, Cpu, RowOut, WindowAttention};
-use swinq_numerics::{AttentionQuant, AttentionSpec, Probs, RowStore, code_stride};
+use swinq_numerics::{AttentionQuant, AttentionSpec, MASKS, Probs, RowStore, code_stride};
 
 /// Tokens of a window.
 const WINDOW: usize = 49;
@@ -27,15 +27,13 @@ fn op(
     quant: AttentionQuant,
     store: RowStore,
 ) -> WindowAttention {
-    let (heads, windows) = (stage.heads, stage.tokens / n);
+    let heads = stage.heads;
     let bias = values(heads * n * n);
-    // A mask in every fourth window.
-    let regions: Vec<u8> = (0..stage.tokens).map(|i| u8::from(i / n % 4 == 3 && i % n > 20)).collect();
+    let regions: Vec<u8> = (0..MASKS * n).map(|i| u8::from(i / n > 0 && i % n > 20)).collect();
     let spec = AttentionSpec {
         heads,
         head_dim: HEAD,
         tokens: n,
-        windows,
         scales: &vec![1.0 / (HEAD as f32).sqrt(); heads],
         two_codes: &vec![two_codes; heads],
         mask: -100.0,
@@ -47,17 +45,23 @@ fn op(
     WindowAttention::new(cpu, spec)
 }
 
+/// The mask of each window: one in every fourth.
+fn masks(n: usize, stage: Stage) -> Vec<u8> {
+    (0..stage.tokens / n).map(|window| if window % 4 == 3 { 1 } else { 0 }).collect()
+}
+
 fn int8(c: &mut Criterion, name: &str, n: usize, stage: Stage, two_codes: bool) {
     let s = Some(step(0.02));
     let quant = AttentionQuant { q: s, k: s, v: s, scores: None, probs: Probs::U8 };
     let parts = if two_codes { 5 } else { 3 };
     let codes = aligned_codes(stage.tokens * code_stride(parts * stage.channels));
     let len = stage.tokens * code_stride(stage.channels);
-    let mut out = AlignedBuf::new(len);
+    let (masks, mut out) = (masks(n, stage), AlignedBuf::new(len));
     for_each(|cpu, pool, which| {
         let op = op(cpu, (n, stage), two_codes, quant, RowStore::Codes(step(0.02)));
         measure(c, &format!("{name}/{which}"), n, stage, || {
-            op.run(pool, 1, AttentionIn::Codes(codes.as_u8()), RowOut::Codes(&mut out.as_u8_mut()[..len]));
+            let out = RowOut::Codes(&mut out.as_u8_mut()[..len]);
+            op.run(pool, 1, &masks, AttentionIn::Codes(codes.as_u8()), out);
         });
     });
 }
@@ -65,11 +69,11 @@ fn int8(c: &mut Criterion, name: &str, n: usize, stage: Stage, two_codes: bool) 
 fn float(c: &mut Criterion, name: &str, stage: Stage) {
     let quant = AttentionQuant { q: None, k: None, v: None, scores: None, probs: Probs::Float };
     let x = aligned(stage.tokens * 3 * stage.channels);
-    let mut out = AlignedBuf::new(4 * stage.tokens * stage.channels);
+    let (masks, mut out) = (masks(WINDOW, stage), AlignedBuf::new(4 * stage.tokens * stage.channels));
     for_each(|cpu, pool, which| {
         let op = op(cpu, (WINDOW, stage), false, quant, RowStore::F32);
         measure(c, &format!("f32/{name}/{which}"), WINDOW, stage, || {
-            op.run(pool, 1, AttentionIn::F32(x.as_f32()), RowOut::F32(out.as_f32_mut()));
+            op.run(pool, 1, &masks, AttentionIn::F32(x.as_f32()), RowOut::F32(out.as_f32_mut()));
         });
     });
 }

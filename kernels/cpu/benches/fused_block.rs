@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use support::{STAGES, Stage, aligned, step, values};
 use swinq_kernels::attention::{AttentionIn, WindowAttention};
 use swinq_kernels::linear::{LinearI8, LinearOut, LinearSpec, Store};
-use swinq_kernels::{AlignedBuf, BlockOp, Cpu, FusedBlock, LayerNorm, Pool, RowOut, probe};
+use swinq_kernels::{AlignedBuf, BlockOp, Cpu, FusedBlock, FusedRows, LayerNorm, Pool, RowOut, probe};
 use swinq_numerics::{
-    AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, Probs, RowMap, RowStore, code_stride,
+    AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, Probs, RowMap, RowStore, Windows, code_stride,
 };
 
 /// Tokens of a window, and of one of its sides.
@@ -36,7 +36,7 @@ const SIZES: [(usize, usize); 7] = [(0, 1), (1, 3), (0, 1), (1, 1), (0, 1), (1, 
 
 struct Block {
     ops: Vec<BlockOp>,
-    map: Arc<RowMap>,
+    windows: Windows,
     fused: FusedBlock,
     channels: usize,
 }
@@ -55,13 +55,12 @@ fn norm(cpu: Cpu, channels: usize) -> BlockOp {
 }
 
 fn attention(cpu: Cpu, stage: Stage) -> BlockOp {
-    let Stage { tokens, channels, heads } = stage;
+    let Stage { channels, heads, .. } = stage;
     let site = Some(step(0.03));
     let spec = AttentionSpec {
         heads,
         head_dim: channels / heads,
         tokens: WINDOW,
-        windows: tokens / WINDOW,
         scales: &vec![0.18; heads],
         two_codes: &[],
         mask: -100.0,
@@ -73,15 +72,17 @@ fn attention(cpu: Cpu, stage: Stage) -> BlockOp {
     BlockOp::Attention(Arc::new(WindowAttention::new(cpu, spec)))
 }
 
-/// The windows of a square grid.
-fn partition(tokens: usize) -> RowMap {
+/// The windows of a square grid, without masks.
+fn partition(tokens: usize) -> Windows {
     let side = tokens.isqrt();
     let token = |row: usize| {
         let (window, at) = (row / WINDOW, row % WINDOW);
         let (y, x) = (window / (side / SIDE) * SIDE + at / SIDE, window % (side / SIDE) * SIDE + at % SIDE);
         Some(y * side + x)
     };
-    RowMap::new(&(0..tokens).map(token).collect::<Vec<_>>(), tokens).expect("windows cover the grid")
+    let rows: Vec<_> = (0..tokens).map(token).collect();
+    let map = RowMap::new(&rows, tokens).expect("windows cover the grid");
+    Windows::new(map, vec![0; tokens / WINDOW])
 }
 
 impl Block {
@@ -98,9 +99,14 @@ impl Block {
             linear(cpu, c, 4 * c, Some(Gelu::Quadratic), codes(4 * c)),
             linear(cpu, 4 * c, c, None, residual()),
         ];
-        let map = Arc::new(partition(stage.tokens));
-        let fused = FusedBlock::new(ops.clone(), Arc::clone(&map), c, TASK_ROWS);
-        Block { ops, map, fused, channels: c }
+        let fused = FusedBlock::new(ops.clone(), c, TASK_ROWS);
+        Block { ops, windows: partition(stage.tokens), fused, channels: c }
+    }
+
+    /// Runs the ops as a fused block.
+    fn fused(&self, pool: &mut Pool, images: usize, stream: &mut [f32]) -> Vec<Duration> {
+        let rows = FusedRows { map: self.windows.map(), masks: self.windows.masks() };
+        self.fused.run_timed(pool, images, rows, stream)
     }
 
     /// Runs the ops one after the other; `memory` holds their intermediate results.
@@ -111,17 +117,18 @@ impl Block {
         stream: &mut [f32],
         memory: &mut [AlignedBuf; 2],
     ) -> Vec<Duration> {
-        let rows = images * self.map.rows().len();
+        let (map, masks) = (self.windows.map(), self.windows.masks());
+        let rows = images * map.rows().len();
         let mut times = Vec::new();
         for (op, (inputs, columns)) in self.ops.iter().zip(SIZES) {
             let [read, write] = memory;
             let out = &mut write.as_u8_mut()[..rows * code_stride(columns * self.channels)];
             let input = |columns: usize| &read.as_u8()[..rows * code_stride(columns * self.channels)];
-            let (start, map) = (Instant::now(), &*self.map);
+            let start = Instant::now();
             match op {
                 BlockOp::Norm(norm) => norm.run(pool, images, stream, map, RowOut::Codes(out)),
                 BlockOp::Attention(attention) => {
-                    attention.run(pool, images, AttentionIn::Codes(input(3)), RowOut::Codes(out))
+                    attention.run(pool, images, masks, AttentionIn::Codes(input(3)), RowOut::Codes(out))
                 }
                 BlockOp::LinearI8(linear) if columns == 1 => {
                     linear.run(pool, rows, input(inputs), LinearOut::Residual { stream, map });
@@ -175,7 +182,7 @@ fn bench(cpu: Cpu, pool: &mut Pool, stage: Stage, images: usize) {
     for _ in 0..SAMPLES {
         let peak = (0..4).filter_map(|_| probe::int8_peak(cpu, pool)).fold(0.0, f64::max);
         apart.push((peak, fastest(|| block.apart(pool, images, stream.as_f32_mut(), &mut memory))));
-        fused.push((peak, fastest(|| block.fused.run_timed(pool, images, stream.as_f32_mut()))));
+        fused.push((peak, fastest(|| block.fused(pool, images, stream.as_f32_mut()))));
     }
     for (i, name) in NAMES.into_iter().chain(["block"]).enumerate() {
         let (inputs, columns) = SIZES.get(i).copied().unwrap_or_default();

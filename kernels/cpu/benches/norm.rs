@@ -10,7 +10,7 @@ mod support;
 use criterion::{Criterion, Throughput};
 use support::{STAGES, Stage, aligned, for_each, step};
 use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowOut};
-use swinq_numerics::{RowMap, RowStore, code_stride};
+use swinq_numerics::{RowMap, RowStore, Size, code_stride};
 
 /// A map whose order differs from the order in memory, as that of a window partition does.
 fn map(tokens: usize) -> RowMap {
@@ -34,19 +34,18 @@ fn layer_norm(c: &mut Criterion, name: &str, stage: Stage) {
 fn merge(c: &mut Criterion, name: &str, stage: Stage) {
     let Stage { tokens, channels, .. } = stage;
     let side = tokens.isqrt();
-    let sources: Vec<[Option<usize>; 4]> = (0..tokens / 4)
-        .map(|i| {
-            let at = i / (side / 2) * 2 * side + i % (side / 2) * 2;
-            [at, at + side, at + 1, at + side + 1].map(Some)
-        })
-        .collect();
+    let sources = (0..tokens / 4).flat_map(|i| {
+        let at = i / (side / 2) * 2 * side + i % (side / 2) * 2;
+        [at, at + side, at + 1, at + side + 1].map(Some)
+    });
+    let map = RowMap::new(&sources.collect::<Vec<_>>(), tokens).expect("every token once");
     let x = aligned(tokens * channels);
-    let (x, mut out) = (x.as_f32(), AlignedBuf::new(sources.len() * code_stride(4 * channels)));
+    let (x, mut out) = (x.as_f32(), AlignedBuf::new(tokens / 4 * code_stride(4 * channels)));
     for_each(|cpu, pool, which| {
         let (gamma, beta) = (vec![1.0; 4 * channels], vec![0.1; 4 * channels]);
-        let op = MergeNorm::new(cpu, &gamma, &beta, 1e-5, RowStore::Codes(step(0.03)), &sources, tokens);
+        let op = MergeNorm::new(cpu, &gamma, &beta, 1e-5, RowStore::Codes(step(0.03)));
         measure(c, &format!("merge/{name}/{which}"), 5 * x.len(), || {
-            op.run(pool, 1, x, RowOut::Codes(out.as_u8_mut()));
+            op.run(pool, 1, x, &map, RowOut::Codes(out.as_u8_mut()));
         });
     });
 }
@@ -55,10 +54,10 @@ fn patches(c: &mut Criterion) {
     let lookup = [[0.5; 256]; 3];
     let pixels: Vec<u8> = (0..224 * 224 * 3).map(|i| (i * 7919 % 251) as u8).collect();
     for_each(|_, pool, which| {
-        let op = Patches::new(224, 4, &lookup, RowStore::F32);
+        let op = Patches::new(4, &lookup, RowStore::F32);
         let mut out = AlignedBuf::new(4 * 3136 * 48);
         measure(c, &format!("patches/f32/{which}"), 5 * pixels.len(), || {
-            op.run(pool, 1, &pixels, RowOut::F32(out.as_f32_mut()));
+            op.run(pool, 1, Size::square(224), &pixels, RowOut::F32(out.as_f32_mut()));
         });
     });
 }

@@ -3,7 +3,8 @@
 //!
 //! [`swinq_numerics::reference`] is the scalar definition of each op. An op is prepared once, for the kernel that a
 //! [`Cpu`] names, and then runs on a [`Pool`] without allocating (except for the scalar reference of
-//! attention).
+//! attention). No op knows the size of an image: the numbers of rows and tokens, their order and the windows are given to
+//! each run.
 
 // Other architectures have no implementation of `lanes`, so the code over them is compiled but never used.
 #![cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
@@ -30,7 +31,7 @@ mod weights;
 pub use attention::{AttentionIn, WindowAttention};
 pub use buffer::AlignedBuf;
 pub use cpu::{Cpu, CpuError};
-pub use fused_block::{BlockOp, FusedBlock};
+pub use fused_block::{BlockOp, FusedBlock, FusedRows};
 pub use heads::NormalizeHeads;
 pub use isa::Isa;
 pub use layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};

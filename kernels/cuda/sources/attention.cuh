@@ -25,10 +25,10 @@ struct Params {
     // Relative position bias, `[heads, padded, padded]`; -inf for padding keys (padded: n rounded up to a
     // multiple of 64).
     const f32* bias;
-    // Region of each token, for the windows of one image, `[windows, padded]`; null if no window is masked.
+    // Region of each token under each mask, `[masks, padded]`. Mask 0 is not read, because it masks nothing.
     const u8* regions;
-    // Whether a window has more than one region, for the windows of one image, `[windows]`.
-    const u8* masked;
+    // Mask of each window of one image, `[windows]`; null if no window is masked.
+    const u8* masks;
     // `[windows * n, channels]`.
     void* out;
     // Number of windows in all images, and in one image.
@@ -101,6 +101,9 @@ INLINE void load_bias(const Params& p, Bias& bias, u32 head, u32 lane, u32 warp)
         }
     }
 }
+
+// The mask of window `window`.
+INLINE u32 mask_of(const Params& p, u32 window) { return p.masks != nullptr ? p.masks[window % p.windows] : 0; }
 
 // Adds the mask to the bias, for a window whose tokens lie in the regions `regions`.
 INLINE void mask_bias(const u8* regions, const Bias& bias, Bias& masked, u32 lane, u32 warp) {

@@ -158,9 +158,8 @@ KERNEL(attention_f16)(const Params p) {
         block_sync();
         if (window + 1 < last) copy_window(p, raw + (window + 1 - first) % 2 * RAW, window + 1, head);
         Logits x;
-        u32 of_image = window % p.windows;
-        if (p.regions != nullptr && p.masked[of_image]) {
-            mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);
+        if (u32 mask = mask_of(p, window)) {
+            mask_bias(p.regions + mask * TOKENS, bias, x, lane, warp);
             logits_of(now, scale, x, x, lane, warp);
         } else {
             logits_of(now, scale, bias, x, lane, warp);

@@ -9,11 +9,12 @@
 // Defines: those of `attention.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8). THREADS is 128.
 
 // The more blocks, the more windows are in flight on a multiprocessor; elsewhere the limit on registers would spill. With
-// two codes, and for sm_100 and later, the compiler would spill a register without a number of blocks.
+// two codes, and for sm_100 and later, the compiler would spill a register without a number of blocks; for sm_80 and large
+// windows with two codes it would use so many that a block less fits.
 // `AttentionConfig::launch` counts on these numbers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 #define MIN_BLOCKS (TWO_CODES ? 3 : 4)
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && TWO_CODES
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900 || (__CUDA_ARCH__ == 800 && KEY_TILES > 7)) && TWO_CODES
 #define MIN_BLOCKS 4
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !EXACT && !PROBS_S8
 #define MIN_BLOCKS (KEY_TILES <= 7 && !HEAD_SCALES ? 6 : 5)
@@ -88,9 +89,8 @@ INLINE void logits_of(const u8* raw, f32 scale, const Bias& bias, Logits& x, u32
 // The same with the mask of the window.
 template <bool LOW>
 INLINE void masked_logits(const Params& p, const u8* raw, u32 window, u32 head, const Bias& bias, Logits& x, u32 lane, u32 warp) {
-    u32 of_image = window % p.windows;
-    if (p.regions != nullptr && p.masked[of_image]) {
-        mask_bias(p.regions + of_image * TOKENS, bias, x, lane, warp);
+    if (u32 mask = mask_of(p, window)) {
+        mask_bias(p.regions + mask * TOKENS, bias, x, lane, warp);
         logits_of<LOW>(raw, logit_scale_of(p, head), x, x, lane, warp);
     } else {
         logits_of<LOW>(raw, logit_scale_of(p, head), bias, x, lane, warp);

@@ -54,13 +54,12 @@ struct Rows {
 INLINE Rows rows_of(const Params& p, u32 window, u32 head, u32 query, u32 padded) {
     Rows rows;
     rows.scale = logit_scale_of(p, head);
-    u32 of_image = window % p.windows;
-    bool masked = p.regions != nullptr && p.masked[of_image];
-    rows.regions = masked ? p.regions + of_image * padded : nullptr;
+    u32 mask = mask_of(p, window);
+    rows.regions = mask != 0 ? p.regions + mask * padded : nullptr;
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
         rows.bias[half] = p.bias + (static_cast<u64>(head) * padded + query + 8 * half) * padded;
-        rows.region[half] = masked ? rows.regions[query + 8 * half] : 0;
+        rows.region[half] = mask != 0 ? rows.regions[query + 8 * half] : 0;
     }
     return rows;
 }

@@ -20,6 +20,8 @@ struct Params {
     // Set to 1 if an f16 stream holds a value that is not finite; null for an f32 stream.
     u32* overflow;
     s32 tokens, columns, stride;
+    // Tokens whose norms are in shared memory at a time, for an f32 stream.
+    s32 tokens_each;
     f32 epsilon;
     // Reciprocal of the output scale, and the output scale itself.
     f32 recip, scale;
@@ -40,12 +42,12 @@ INLINE f32x4 values4(const Stream* x) {
 
 #if STREAM_F32
 
-// Computes the LayerNorm statistics of every token of an image; four lanes share a token.
-INLINE void norms_of(const Params& p, const Stream* stream, RowNorm* norms) {
-    s32 lane = thread_index() % 4, rounds = (p.tokens + THREADS / 4 - 1) / (THREADS / 4);
+// Computes the LayerNorm statistics of the first `tokens` tokens of `stream`; four lanes share a token.
+INLINE void norms_of(const Params& p, const Stream* stream, s32 tokens, RowNorm* norms) {
+    s32 lane = thread_index() % 4, rounds = (tokens + THREADS / 4 - 1) / (THREADS / 4);
     for (s32 round = 0; round < rounds; round++) {
         s32 token = round * (THREADS / 4) + thread_index() / 4;
-        bool real = token < p.tokens;
+        bool real = token < tokens;
         const Stream* row = stream + static_cast<u64>(real ? token : 0) * p.columns;
         RowNorm norm = row_norm(p.columns, pieces_of(p.columns, lane), p.epsilon,
                                 [&](s32 i) { return values4(row + 16 * i + 4 * lane); });
@@ -140,6 +142,22 @@ INLINE void store_mean(const Params& p, s32 column, f32 y) {
 #endif
 }
 
+#if STREAM_F32
+
+// Adds the first `tokens` tokens of `stream`, normalised, to the sum of each column. A thread has columns of its own.
+INLINE void add_columns(const Params& p, const Stream* stream, s32 tokens, const RowNorm* norms, f32* sums) {
+    for (s32 column = thread_index(); column < p.columns; column += THREADS) {
+        f32 gamma = p.gamma[column], beta = p.beta[column], sum = sums[column];
+#pragma unroll 8
+        for (s32 token = 0; token < tokens; token++) {
+            sum = sum + apply(norms[token], stream[static_cast<u64>(token) * p.columns + column], gamma, beta);
+        }
+        sums[column] = sum;
+    }
+}
+
+#endif
+
 // Computes the mean of the normalised tokens of an image for each block. With an f32 stream the tokens are summed in
 // their order.
 KERNEL(pool)(const Params p) {
@@ -149,15 +167,18 @@ KERNEL(pool)(const Params p) {
     const Stream* stream = static_cast<const Stream*>(p.stream) + static_cast<u64>(block_x()) * p.tokens * p.columns;
 #if STREAM_F32
     RowNorm* norms = reinterpret_cast<RowNorm*>(shared);
-    norms_of(p, stream, norms);
-    block_sync();
+    f32* sums = reinterpret_cast<f32*>(norms + p.tokens_each);
+    for (s32 column = thread_index(); column < p.columns; column += THREADS) sums[column] = 0.0f;
+    for (s32 rest = p.tokens; rest > 0; rest -= p.tokens_each) {
+        s32 tokens = rest < p.tokens_each ? rest : p.tokens_each;
+        norms_of(p, stream, tokens, norms);
+        block_sync();
+        add_columns(p, stream, tokens, norms, sums);
+        block_sync();
+        stream += static_cast<u64>(tokens) * p.columns;
+    }
     for (s32 column = thread_index(); column < p.columns; column += THREADS) {
-        f32 gamma = p.gamma[column], beta = p.beta[column], sum = 0.0f;
-#pragma unroll 8
-        for (s32 token = 0; token < p.tokens; token++) {
-            sum = sum + apply(norms[token], stream[static_cast<u64>(token) * p.columns + column], gamma, beta);
-        }
-        store_mean(p, column, div_f32(sum, to_f32(p.tokens)));
+        store_mean(p, column, div_f32(sums[column], to_f32(p.tokens)));
     }
 #else
     sum_tokens(p, stream, shared);

@@ -11,8 +11,8 @@
 // stay in shared memory. If they are not all, the others pass through a ring of STAGES slots; then all
 // warpgroups process the same chunks, because a slot is refilled once all of them have used it.
 //
-// Defines: FORM (PRE_NORM; for Swin V2 POST_NORM, or POST_NORM_CODES to store the codes of the new stream, too), COLUMNS,
-// HIDDEN (a multiple of 64), STAY, STAGES (0 if all chunks stay), GROUPS (warpgroups),
+// Defines: FORM (PRE_NORM; for Swin V2 POST_NORM, or POST_NORM_CODES, which can also store the codes of the new stream),
+// COLUMNS, HIDDEN (a multiple of 64), STAY, STAGES (0 if all chunks stay), GROUPS (warpgroups),
 // STREAM_F32 (1: the stream is f32, and the results are those of the reference, bit for bit), CHANNELS (1: each hidden column
 // has a scale and a zero point of its own), HALVES (GELU and its codes in packed halves; needs an f16 stream), THREADS.
 #include "moments.cuh"
@@ -32,8 +32,8 @@ struct Params {
     const f32* constants;
     // Set to 1 if an f16 stream holds a value that is not finite.
     u32* overflow;
-    // The codes of the new stream, `[m, COLUMNS]`, and the row of each token of an image; null if token t is row t
-    // (POST_NORM_CODES).
+    // With POST_NORM_CODES: the codes of the new stream, `[m, COLUMNS]`, null if none are stored; and the row of each
+    // token of an image, null if token t is row t.
     s8* codes;
     const u32* code_rows;
     s32 m;
@@ -425,7 +425,8 @@ INLINE void finish(const Params& p, const Constants& c, s32 row, s32 q, const s3
         Branch y;
         branch_of_row(c, q, sums, half, y);
         normalize(p, c, q, y);
-        s8* codes = FORM == POST_NORM_CODES && rows.there[half] ? codes_of(p, row + 8 * half) + 4 * q : nullptr;
+        bool stores = FORM == POST_NORM_CODES && p.codes != nullptr && rows.there[half];
+        s8* codes = stores ? codes_of(p, row + 8 * half) + 4 * q : nullptr;
 #pragma unroll
         for (int i = 0; i < PIECES; i++) {
             f32 x[4];
@@ -433,7 +434,7 @@ INLINE void finish(const Params& p, const Constants& c, s32 row, s32 q, const s3
 #pragma unroll
             for (int j = 0; j < 4; j++) x[j] = x[j] + y[i][j];
             rows.store(x, half, i);
-            if (FORM != POST_NORM_CODES || !rows.there[half]) continue;
+            if (!stores) continue;
             // The codes are those of the values that the stream holds.
 #pragma unroll
             for (int j = 0; j < 4; j++) x[j] = (STREAM_F32 ? x[j] : half_to_f32(f32_to_half(x[j]))) * p.code_recip;

@@ -2,7 +2,7 @@
 // next linear layer reads.
 //
 // With ADD, the rows are those of a branch, in the order of its windows, and the norm of each row is added to its
-// token of the stream (Swin V2). ADD_CODES also stores the codes of the sums, which the next linear layer reads.
+// token of the stream (Swin V2). ADD_CODES can also store the codes of the sums, which the next linear layer reads.
 //
 // Entry points: `norm_exact` reads f32 and is bit-exact to the reference. `norm_half` reads f16, keeps the row in
 // registers and computes its mean and variance in f32, in two passes.
@@ -23,8 +23,9 @@
 
 #if ADD != ADD_NONE
 
-// The codes of a token of the stream.
+// The codes of a token of the stream; null if none are stored.
 INLINE s8* codes_of(const Params& p, u32 token) {
+    if (p.codes == nullptr) return nullptr;
     if (p.code_rows == nullptr) return p.codes + static_cast<u64>(token) * p.stride;
     u32 image = token / p.tokens;
     u32 row = p.code_rows[token - image * p.tokens];
@@ -32,28 +33,29 @@ INLINE s8* codes_of(const Params& p, u32 token) {
 }
 
 // Adds `y` to columns `at..at + count` of a token of the stream. With ADD_CODES, stores the codes of the sums as the
-// stream holds them.
-INLINE void add_values(const Params& p, u32 token, s32 at, const f32 (&y)[4]) {
+// stream holds them; `codes` is the place of the token's codes.
+INLINE void add_values(const Params& p, u32 token, s8* codes, s32 at, const f32 (&y)[4]) {
     f32x4* to = reinterpret_cast<f32x4*>(static_cast<f32*>(p.out) + static_cast<u64>(token) * p.columns + at);
     f32x4 x = *to;
     x = f32x4{x.x + y[0], x.y + y[1], x.z + y[2], x.w + y[3]};
     *to = x;
 #if ADD == ADD_CODES
-    *reinterpret_cast<u32*>(codes_of(p, token) + at) =
-        codes_s8x4(x.x * p.recip, x.y * p.recip, x.z * p.recip, x.w * p.recip);
+    if (codes == nullptr) return;
+    *reinterpret_cast<u32*>(codes + at) = codes_s8x4(x.x * p.recip, x.y * p.recip, x.z * p.recip, x.w * p.recip);
 #endif
 }
-// The same for eight columns, whose values are `old`, at `to`; `codes` is the place of their codes.
-INLINE void add_values(const Params& p, u16* to, s8* codes, const u32x4& old, const f32 (&y)[8]) {
+// The same for eight columns, whose values are `old`, at `to`.
+INLINE void add_values(const Params& p, u16* to, s8* codes, s32 at, const u32x4& old, const f32 (&y)[8]) {
     f32 x[8];
     unpack8(x, old);
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = half_to_f32(f32_to_half(x[i] + y[i]));
     store8(to, x);
 #if ADD == ADD_CODES
+    if (codes == nullptr) return;
 #pragma unroll
     for (int i = 0; i < 8; i++) x[i] = x[i] * p.recip;
-    store8(codes, x);
+    store8(codes + at, x);
 #endif
 }
 
@@ -94,13 +96,16 @@ KERNEL(norm_exact)(const Params p) {
                             [&](s32 i) { return piece_values(from, stream, piece_columns, 16 * i + 4 * lane); });
     if (!real) return;
     bool padding = PIECES == 1 && from[0] == PAD;
+#if ADD != ADD_NONE
+    s8* codes = ADD == ADD_CODES ? codes_of(p, target) : nullptr;
+#endif
     for (s32 at = 4 * lane; at < p.columns; at += 16) {
         f32x4 x = piece_values(from, stream, piece_columns, at);
         f32x4 gamma = *reinterpret_cast<const f32x4*>(p.gamma + at), beta = *reinterpret_cast<const f32x4*>(p.beta + at);
         f32 y[4] = {apply(norm, x.x, gamma.x, beta.x), apply(norm, x.y, gamma.y, beta.y),
                     apply(norm, x.z, gamma.z, beta.z), apply(norm, x.w, gamma.w, beta.w)};
 #if ADD != ADD_NONE
-        add_values(p, target, at, y);
+        add_values(p, target, codes, at, y);
 #else
 #pragma unroll
         for (int i = 0; i < 4; i++) y[i] = padding ? 0.0f : y[i];
@@ -237,7 +242,7 @@ KERNEL(norm_half)(const Params p) {
             y[i] = padding ? 0.0f : normalised;
         }
 #if ADD != ADD_NONE
-        add_values(p, token + at, codes + at, HOLD_TOKEN ? old[HOLD_TOKEN ? chunk : 0] : read_token(chunk), y);
+        add_values(p, token + at, codes, at, HOLD_TOKEN ? old[HOLD_TOKEN ? chunk : 0] : read_token(chunk), y);
 #else
         store_values(p, static_cast<u64>(row) * p.stride + at, y);
 #endif

@@ -4,30 +4,29 @@
 //
 // A block processes TOKENS consecutive tokens; a thread computes every THREADS-th column of them.
 //
-// Defines: THREADS, TOKENS (a multiple of 4), PATCH (side of a patch); INTEGER, OUTPUT and STREAM_F32 as in
-// `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup table
-// and the weights (`[3 * PATCH * PATCH, columns]`, k in (channel, y, x) order) are f32.
+// Defines: THREADS, TOKENS (a multiple of 4), CHANNELS (of a pixel), PATCH (side of a patch); INTEGER, OUTPUT and
+// STREAM_F32 as in `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup
+// table and the weights (`[K, columns]`, k in (channel, y, x) order) are f32.
 #define OPERAND f32
 #include "moments.cuh"
 #include "patch.cuh"
 
-constexpr int K = 3 * PATCH * PATCH;
 // Floats from one token to the next.
 constexpr int X_ROW = (K + 3) / 4 * 4;
 
-// Writes the normalised patches of the block's tokens to `x`, `[TOKENS][X_ROW]`.
+// Writes the normalised patches of the block's tokens to `x`, `[TOKENS][X_ROW]`. WHOLE: no patch extends beyond its image.
+template <bool WHOLE>
 INLINE void gather(const Params& p, const f32* lookup, f32* x, s32 first) {
-    s32 grid = p.size / PATCH;
     for (s32 i = thread_index(); i < TOKENS * PATCH * PATCH; i += THREADS) {
         s32 column = i % PATCH, token = i / PATCH % TOKENS, row = i / PATCH / TOKENS;
-        s32 all = first + token;
-        if (all >= p.total_tokens) continue;
-        s32 image = all / (grid * grid), at = all - image * grid * grid;
-        s32 y = at / grid * PATCH + row, left = at % grid * PATCH + column;
-        const u8* pixel = p.pixels + ((static_cast<u64>(image) * p.size + y) * p.size + left) * 3;
+        if (first + token >= p.total_tokens) continue;
+        Pixel pixel(p, first + token, row, column);
+        const u8* bytes = pixel.bytes(p);
+        bool inside = pixel.inside<WHOLE>(p) > 0;
 #pragma unroll
-        for (int channel = 0; channel < 3; channel++) {
-            x[token * X_ROW + (channel * PATCH + row) * PATCH + column] = lookup[256 * channel + pixel[channel]];
+        for (int channel = 0; channel < CHANNELS; channel++) {
+            x[token * X_ROW + (channel * PATCH + row) * PATCH + column] =
+                inside ? lookup[256 * channel + bytes[channel]] : 0.0f;
         }
     }
 }
@@ -88,9 +87,6 @@ INLINE void product(const Params& p, const f32* x, f32* y, s32 column) {
 // Normalises and stores the block's tokens; four lanes share a token.
 INLINE void finish(const Params& p, const f32* y, s32 first) {
     s32 lane = thread_index() % 4;
-#if POSITION
-    s32 tokens_of_image = p.size / PATCH * (p.size / PATCH);
-#endif
     for (s32 token = thread_index() / 4; token < (TOKENS + THREADS / 4 - 1) / (THREADS / 4) * (THREADS / 4);
          token += THREADS / 4) {
         bool real = token < TOKENS && first + token < p.total_tokens;
@@ -110,7 +106,7 @@ INLINE void finish(const Params& p, const f32* y, s32 first) {
                 values[i] = apply(norm, values[i], p.gamma[at + i], p.beta[at + i]);
 #endif
 #if POSITION
-                values[i] = values[i] + p.position[(first + token) % tokens_of_image * p.columns + at + i];
+                values[i] = values[i] + p.position[(first + token) % p.tokens * p.columns + at + i];
 #endif
             }
 #if STREAM_F32
@@ -125,14 +121,18 @@ INLINE void finish(const Params& p, const f32* y, s32 first) {
 
 KERNEL(patch_embed)(const Params p) {
     f32* lookup = reinterpret_cast<f32*>(shared_memory());
-    f32* x = lookup + 768;
+    f32* x = lookup + 256 * CHANNELS;
     f32* y = x + TOKENS * X_ROW;
     s32 first = static_cast<s32>(block_x()) * TOKENS;
-    for (u32 i = thread_index(); i < 768; i += THREADS) lookup[i] = p.lookup[i];
+    for (u32 i = thread_index(); i < 256 * CHANNELS; i += THREADS) lookup[i] = p.lookup[i];
     wait_for_previous();
     launch_dependents();
     block_sync();
-    gather(p, lookup, x, first);
+    if (fills_images(p)) {
+        gather<true>(p, lookup, x, first);
+    } else {
+        gather<false>(p, lookup, x, first);
+    }
     block_sync();
     for (s32 column = thread_index(); column < p.columns; column += THREADS) product(p, x, y, column);
     block_sync();

@@ -4,13 +4,12 @@
 //
 // A warp computes every column of 16 tokens. Weights are packed as in `gemm.cu`.
 //
-// Defines: THREADS, PATCH (side of a patch), COLUMNS (a multiple of 32); INTEGER and OUTPUT as in
-// `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup table
-// and the weights (`[COLUMNS, ROW]`, packed) are halves.
+// Defines: THREADS, CHANNELS (of a pixel), PATCH (side of a patch), COLUMNS (a multiple of 32); INTEGER and OUTPUT as
+// in `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup table and the
+// weights (`[COLUMNS, ROW]`, packed) are halves.
 #define OPERAND u16
 #include "patch.cuh"
 
-constexpr int K = 3 * PATCH * PATCH;
 constexpr int STEPS = (K + 15) / 16;
 // Halves from one row to the next: an odd number of 16-byte chunks, which avoids bank conflicts.
 constexpr int ROW = 16 * STEPS + 8;
@@ -18,41 +17,54 @@ constexpr int TOKENS = THREADS / 2;
 constexpr int GROUPS = COLUMNS / 32;
 static_assert(COLUMNS % 32 == 0 && THREADS % 32 == 0, "whole groups of columns, whole warps");
 
-// Writes one row of a patch's pixels to its place in the token's row of `x`.
-INLINE void gather_row(const u16* lookup, const u8* pixel, u16* x, s32 row) {
 #if PATCH == 4
-    const u32* words = reinterpret_cast<const u32*>(pixel);
-    const u32 w[3] = {words[0], words[1], words[2]};
+
+// Writes a row of four pixels of the image, which begins at a multiple of four bytes, to its place in the token's row of
+// `x`.
+INLINE void gather_words(const u16* lookup, const u8* bytes, u16* x, s32 row) {
+    u32 w[CHANNELS];
 #pragma unroll
-    for (int channel = 0; channel < 3; channel++) {
+    for (int i = 0; i < CHANNELS; i++) w[i] = reinterpret_cast<const u32*>(bytes)[i];
+#pragma unroll
+    for (int channel = 0; channel < CHANNELS; channel++) {
         u32 values[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            int byte = 3 * i + channel;
+            int byte = CHANNELS * i + channel;
             values[i] = lookup[256 * channel + (w[byte / 4] >> (8 * (byte % 4)) & 255)];
         }
         *reinterpret_cast<u32x2*>(x + 16 * channel + 4 * row) =
             u32x2{values[0] | values[1] << 16, values[2] | values[3] << 16};
     }
-#else
-    for (int i = 0; i < PATCH; i++) {
-#pragma unroll
-        for (int channel = 0; channel < 3; channel++) {
-            x[(channel * PATCH + row) * PATCH + i] = lookup[256 * channel + pixel[3 * i + channel]];
-        }
-    }
-#endif
 }
 
-// Writes the patches of the block's tokens to `x`, `[TOKENS][ROW]`.
+#endif
+
+// Writes one row of a patch's pixels to its place in the token's row of `x`. The first `inside` pixels lie in the image.
+INLINE void gather_row(const u16* lookup, const u8* bytes, s32 inside, u16* x, s32 row) {
+    for (int i = 0; i < PATCH; i++) {
+#pragma unroll
+        for (int channel = 0; channel < CHANNELS; channel++) {
+            x[(channel * PATCH + row) * PATCH + i] =
+                i < inside ? lookup[256 * channel + bytes[CHANNELS * i + channel]] : static_cast<u16>(0);
+        }
+    }
+}
+
+// Writes the patches of the block's tokens to `x`, `[TOKENS][ROW]`. WHOLE: no patch extends beyond its image.
+template <bool WHOLE>
 INLINE void gather(const Params& p, const u16* lookup, u16* x, s32 first) {
-    s32 grid = p.size / PATCH;
     for (s32 i = thread_index(); i < TOKENS * PATCH; i += THREADS) {
-        s32 token = i % TOKENS, row = i / TOKENS, all = first + token;
-        if (all >= p.total_tokens) continue;
-        s32 image = all / (grid * grid), at = all - image * grid * grid;
-        s32 y = at / grid * PATCH + row, left = at % grid * PATCH;
-        gather_row(lookup, p.pixels + ((static_cast<u64>(image) * p.size + y) * p.size + left) * 3, x + token * ROW, row);
+        s32 token = i % TOKENS, row = i / TOKENS;
+        if (first + token >= p.total_tokens) continue;
+        Pixel pixel(p, first + token, row, 0);
+#if PATCH == 4
+        if constexpr (WHOLE) {
+            gather_words(lookup, pixel.bytes(p), x + token * ROW, row);
+            continue;
+        }
+#endif
+        gather_row(lookup, pixel.bytes(p), pixel.inside<WHOLE>(p), x + token * ROW, row);
     }
 }
 
@@ -115,9 +127,8 @@ INLINE void store_row(const Params& p, f32 (&y)[8 * GROUPS], s32 token, s32 colu
 #pragma unroll
         for (int i = 0; i < 8; i++) values[i] = y[8 * group + i];
 #if POSITION
-        s32 tokens = p.size / PATCH * (p.size / PATCH);
         f32 position[8];
-        load8(position, p.position + static_cast<u64>(token % tokens) * COLUMNS + column0 + 32 * group);
+        load8(position, p.position + static_cast<u64>(token % p.tokens) * COLUMNS + column0 + 32 * group);
 #pragma unroll
         for (int i = 0; i < 8; i++) values[i] = values[i] + position[i];
 #endif
@@ -127,9 +138,9 @@ INLINE void store_row(const Params& p, f32 (&y)[8 * GROUPS], s32 token, s32 colu
 
 KERNEL(patch_half)(const Params p) {
     u16* lookup = reinterpret_cast<u16*>(shared_memory());
-    u16* weight = lookup + 768;
+    u16* weight = lookup + 256 * CHANNELS;
     u16* x = weight + COLUMNS * ROW;
-    for (u32 i = thread_index(); i < 768 / 8; i += THREADS) copy_async_16(lookup + 8 * i, p.lookup + 8 * i, 16);
+    for (u32 i = thread_index(); i < 256 * CHANNELS / 8; i += THREADS) copy_async_16(lookup + 8 * i, p.lookup + 8 * i, 16);
     for (u32 i = thread_index(); i < COLUMNS * ROW / 8; i += THREADS) copy_async_16(weight + 8 * i, p.weight + 8 * i, 16);
     copy_commit();
     // The padding of the rows must not contain NaNs, so `x` is filled with zeros first.
@@ -143,7 +154,11 @@ KERNEL(patch_half)(const Params p) {
     s32 stride = static_cast<s32>(blocks_x()) * TOKENS;
     for (s32 first = static_cast<s32>(block_x()) * TOKENS; first < p.total_tokens; first += stride) {
         block_sync();
-        gather(p, lookup, x, first);
+        if (fills_images(p)) {
+            gather<true>(p, lookup, x, first);
+        } else {
+            gather<false>(p, lookup, x, first);
+        }
         block_sync();
         f32 sums[4 * GROUPS][4] = {};
         const u16* a_row = x + (16 * warp + lane % 16) * ROW + lane / 16 * 8;

@@ -23,8 +23,8 @@ struct Params {
     void* out;
     // Set to 1 if f16 input holds a value that is not finite; not used for f32.
     u32* overflow;
-    // With ADD_CODES: the codes of the stream, `[images * tokens, stride]`, and the row of each token of one image;
-    // null if token t is row t.
+    // With ADD_CODES: the codes of the stream, `[images * tokens, stride]`, null if none are stored; and the row of each
+    // token of one image, null if token t is row t.
     s8* codes;
     const u32* code_rows;
     // Number of rows of all images.

@@ -20,10 +20,10 @@ struct Params {
     const u32* map;
     // `Constants`.
     const u8* constants;
-    // Region of each token, for the windows of one image, `[windows, 64]`; null if no window is masked.
+    // Region of each token under each mask, `[masks, 64]`. Mask 0 is not read, because it masks nothing.
     const u8* regions;
-    // Whether a window has more than one region, for the windows of one image, `[windows]`.
-    const u8* masked;
+    // Mask of each window of one image, `[windows]`; null if no window is masked.
+    const u8* masks;
     // Set to 1 if the stream holds a value that is not finite.
     u32* overflow;
     // Number of windows in all images and in one image, and of tokens in one image.
@@ -117,7 +117,8 @@ INLINE Place place_of(const Params& p, u32 window, u32 lane, u32 tile) {
         u32 token = row < TOKENS ? p.map[of_image * TOKENS + row] : PAD;
         if (token != PAD) at.tokens[half] = image * p.tokens + token;
     }
-    if (p.regions != nullptr && p.masked[of_image]) compare_regions(p.regions + of_image * 64, at);
+    u32 mask = p.masks != nullptr ? p.masks[of_image] : 0;
+    if (mask != 0) compare_regions(p.regions + mask * 64, at);
     return at;
 }
 

@@ -10,8 +10,10 @@ pub mod reference;
 mod rows;
 pub mod sizes;
 mod spec;
+mod windows;
 
 pub use quantizer::{ColumnQuantizers, Quantizer};
 pub use reference::{AttentionQuant, Gelu, HeadScores, Probs};
 pub use rows::{LINE, PAD, RowMap, RowMapError, RowStore, code_stride, odd_lines};
 pub use spec::{AttentionSpec, HeadsSpec};
+pub use windows::{MASKS, Size, Windows};

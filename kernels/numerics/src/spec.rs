@@ -13,16 +13,15 @@ pub struct AttentionSpec<'a> {
     pub head_dim: usize,
     /// Tokens of one window, `n`.
     pub tokens: usize,
-    /// Windows of one image.
-    pub windows: usize,
     /// Factor of `QK^T`, for each head.
     pub scales: &'a [f32],
     /// Whether the queries and keys of a head have two codes for each value, for each head; empty if none has.
     pub two_codes: &'a [bool],
     /// Relative position bias, `[heads, n, n]` (head, query, key).
     pub bias: &'a [f32],
-    /// Region of each token, `[windows, n]`: `mask` is added to a logit whose query and key lie in different
-    /// regions. `None`: no mask.
+    /// Region of each token under each mask, `[MASKS, n]`: `mask` is added to a logit whose query and key lie in different
+    /// regions. Under mask 0 all tokens lie in one region. The image decides which mask a window has
+    /// ([`Windows::masks`](crate::Windows::masks)). `None`: no window of any image is masked.
     pub regions: Option<&'a [u8]>,
     /// Added to the logits of different regions: -100 in Swin.
     pub mask: f32,

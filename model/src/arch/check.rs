@@ -1,10 +1,13 @@
 //! Checks of a configuration: every field, and every size that follows from the fields.
 
-use super::{SwinConfig, SwinVersion, WindowPolicy};
+use swinq_numerics::Size;
+
+use super::{Grid, Stage, SwinConfig, SwinVersion, WindowPolicy};
 use crate::error::ModelError;
 
 // The largest sizes accepted, so that a hostile file cannot ask for absurd memory.
 const MAX_IMAGE: usize = 4096;
+const MAX_CHANNELS: usize = 16;
 const MAX_PATCH: usize = 64;
 const MAX_DIM: usize = 16384;
 const MAX_DEPTH: usize = 256;
@@ -28,19 +31,21 @@ impl SwinConfig {
     }
 
     fn check_sizes(&self) -> Result<(), ModelError> {
-        bound("DATA.IMG_SIZE", self.image_size, MAX_IMAGE)?;
+        bound_both("DATA.IMG_SIZE", self.image_size, MAX_IMAGE)?;
+        bound(&self.key("IN_CHANS"), self.in_chans, MAX_CHANNELS)?;
         bound(&self.key("PATCH_SIZE"), self.patch_size, MAX_PATCH)?;
         bound("MODEL.NUM_CLASSES", self.num_classes, MAX_CLASSES)?;
         bound(&self.key("EMBED_DIM"), self.embed_dim, MAX_DIM)?;
-        bound(&self.key("WINDOW_SIZE"), self.window_size, MAX_WINDOW)?;
+        bound_both(&self.key("WINDOW_SIZE"), self.window_size, MAX_WINDOW)?;
         bound(&self.key("DEPTHS (its length)"), self.depths.len(), MAX_STAGES)?;
         if self.num_heads.len() != self.depths.len() {
             let text = format!("{} entries, but DEPTHS has {}", self.num_heads.len(), self.depths.len());
             return Err(ModelError::config(self.key("NUM_HEADS"), text));
         }
-        if !self.image_size.is_multiple_of(self.patch_size) {
-            let text = format!("{} is not a multiple of PATCH_SIZE {}", self.image_size, self.patch_size);
-            return Err(ModelError::config("DATA.IMG_SIZE", text));
+        if self.window_policy.needs_square_windows() && self.window_size.side().is_none() {
+            let text =
+                format!("{} is not square, but the rule for its windows takes square ones", self.window_size);
+            return Err(ModelError::config(self.key("WINDOW_SIZE"), text));
         }
         Ok(())
     }
@@ -75,12 +80,6 @@ impl SwinConfig {
             }
             bound(&format!("MLP width of stage {stage}"), self.hidden(dim), 4 * MAX_DIM)?;
         }
-        let tokens = self.grid().pow(2);
-        if tokens * self.embed_dim > MAX_STREAM {
-            let text =
-                format!("{tokens} tokens of {} channels are more than this program accepts", self.embed_dim);
-            return Err(ModelError::config("DATA.IMG_SIZE", text));
-        }
         Ok(())
     }
 
@@ -102,7 +101,7 @@ impl SwinConfig {
             let problem = "a Swin V2 has no such setting: it learns the scale of each head; remove it";
             return Err(ModelError::config("qk_scale", problem));
         }
-        if self.window_size == 1 {
+        if self.window_size.height == 1 || self.window_size.width == 1 {
             let problem =
                 "1: a Swin V2 cannot have windows of one token, because it divides by the window less 1";
             return Err(ModelError::config(self.key("WINDOW_SIZE"), problem));
@@ -121,38 +120,104 @@ impl SwinConfig {
     }
 
     fn check_windows(&self) -> Result<(), ModelError> {
+        let microsoft_v2 = (self.window_policy, self.version) == (WindowPolicy::Microsoft, SwinVersion::V2);
+        let divides_by_0 = |stage: &Stage| {
+            let one = stage.window.height == 1 || stage.window.width == 1;
+            one && self.pretrained_window(stage.index).is_none()
+        };
+        if let Some(stage) = self.stages().iter().find(|stage| microsoft_v2 && divides_by_0(stage)) {
+            let text = format!(
+                "stage {} has one token, so its window is 1, for which Microsoft's code divides by 0",
+                stage.index
+            );
+            return Err(ModelError::config("DATA.IMG_SIZE", text));
+        }
+        self.grids(self.image_size).map(drop)
+    }
+
+    /// The token grid of every stage for an image of `image` pixels. The image is seen as a fresh model of the checkpoint's
+    /// library sees it.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for an image that the network cannot process: one that is too large, that the patch does not
+    /// divide where the library does not pad, or for which a stage would have another window than its parameters.
+    pub fn grids(&self, image: Size) -> Result<Vec<Grid>, ModelError> {
+        bound_both("DATA.IMG_SIZE", image, MAX_IMAGE)?;
+        let patch = self.patch_size;
+        let divided = image.height.is_multiple_of(patch) && image.width.is_multiple_of(patch);
+        if !self.window_policy.pads_images() && !divided {
+            let text = format!("{} is not a multiple of PATCH_SIZE {patch}", sides(image));
+            return Err(ModelError::config("DATA.IMG_SIZE", text));
+        }
+        if self.window_policy == WindowPolicy::ShrinkAndPad && image != self.image_size {
+            let text = format!(
+                "{image}: the file does not say which library's rule for windows the network follows, so it takes only \
+                 {}; make it again from the library's checkpoint",
+                self.image_size
+            );
+            return Err(ModelError::config("DATA.IMG_SIZE", text));
+        }
+        let grids = self.grids_unchecked(image);
+        let tokens = grids[0].tokens();
+        if tokens * self.embed_dim > MAX_STREAM {
+            let text =
+                format!("{tokens} tokens of {} channels are more than this program accepts", self.embed_dim);
+            return Err(ModelError::config("DATA.IMG_SIZE", text));
+        }
+        if self.ape && grids[0].size != self.patches(self.image_size) {
+            let problem = format!(
+                "{image}, but the network has an absolute position embedding for {} only",
+                self.image_size
+            );
+            return Err(ModelError::config("DATA.IMG_SIZE", problem));
+        }
+        for (stage, grid) in self.stages().iter().zip(&grids) {
+            self.check_grid(stage, grid)?;
+        }
+        Ok(grids)
+    }
+
+    fn check_grid(&self, stage: &Stage, grid: &Grid) -> Result<(), ModelError> {
+        let index = stage.index;
+        let covered = grid.size.zip(grid.window, |side, window| usize::from(side < window));
+        if grid.window != stage.window
+            || (self.window_policy == WindowPolicy::Mmpretrain && covered.height + covered.width > 0)
+        {
+            let text = format!(
+                "the {} tokens of stage {index} are fewer than its window of {}; use a larger image",
+                grid.size, stage.window
+            );
+            return Err(ModelError::config("DATA.IMG_SIZE", text));
+        }
         if self.window_policy != WindowPolicy::Microsoft {
             return Ok(());
         }
-        for stage in self.stages() {
-            if self.version == SwinVersion::V2
-                && stage.window == 1
-                && self.pretrained_window(stage.index).is_none()
-            {
-                let text = format!(
-                    "stage {} has one token, so its window is 1, for which Microsoft's code divides by 0",
-                    stage.index
-                );
-                return Err(ModelError::config("DATA.IMG_SIZE", text));
-            }
-            if stage.padded != stage.grid {
-                let text = format!(
-                    "window {} does not divide the {}x{} tokens of stage {} (Microsoft's code refuses it too; timm, \
-                     Hugging Face and torchvision pad)",
-                    stage.window, stage.grid, stage.grid, stage.index
-                );
-                return Err(ModelError::config(self.key("WINDOW_SIZE"), text));
-            }
-            if stage.merge && !stage.grid.is_multiple_of(2) {
-                let text = format!(
-                    "stage {} ends with {}x{} tokens; patch merging needs an even side",
-                    stage.index, stage.grid, stage.grid
-                );
-                return Err(ModelError::config("DATA.IMG_SIZE", text));
-            }
+        if grid.padded != grid.size {
+            let text = format!(
+                "window {} does not divide the {} tokens of stage {index} (Microsoft's code refuses it too; timm, Hugging \
+                 Face and torchvision pad)",
+                sides(grid.window),
+                grid.size
+            );
+            return Err(ModelError::config(self.key("WINDOW_SIZE"), text));
+        }
+        if stage.merge && grid.merged().map(|side| 2 * side) != grid.size {
+            let text =
+                format!("stage {index} ends with {} tokens; patch merging needs an even side", grid.size);
+            return Err(ModelError::config("DATA.IMG_SIZE", text));
         }
         Ok(())
     }
+}
+
+/// A size in a message: one number if it is square.
+pub(crate) fn sides(size: Size) -> String {
+    size.side().map_or_else(|| size.to_string(), |side| side.to_string())
+}
+
+fn bound_both(field: &str, size: Size, max: usize) -> Result<(), ModelError> {
+    bound(field, size.height, max)?;
+    bound(field, size.width, max)
 }
 
 fn bound(field: &str, value: usize, max: usize) -> Result<(), ModelError> {

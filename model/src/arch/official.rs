@@ -1,5 +1,7 @@
 //! The official architectures by name.
 
+use swinq_numerics::Size;
+
 use super::{SwinConfig, SwinVersion};
 
 impl SwinConfig {
@@ -24,6 +26,7 @@ impl SwinConfig {
             "12_384" => (12, 384),
             _ => return None,
         };
+        let (image_size, window_size) = (Size::square(image_size), Size::square(window_size));
         Some(SwinConfig { image_size, window_size, num_classes: classes, ..of_size(name, size)? })
     }
 }
@@ -44,8 +47,8 @@ fn official_v2(name: &str, rest: &str) -> Option<SwinConfig> {
     };
     Some(SwinConfig {
         version: SwinVersion::V2,
-        image_size,
-        window_size,
+        image_size: Size::square(image_size),
+        window_size: Size::square(window_size),
         num_classes: classes,
         pretrained_window_sizes: pretrained.map_or_else(Vec::new, Vec::from),
         ..of_size(name, size)?

@@ -1,32 +1,38 @@
 use super::*;
 
+/// Grid, window and shift of each stage at the network's own image size, where all are square.
+fn squares(config: &SwinConfig) -> Vec<(usize, usize, usize)> {
+    let side = |size: Size| size.side().unwrap();
+    config.own_grids().iter().map(|grid| (side(grid.size), side(grid.window), side(grid.shift))).collect()
+}
+
 #[test]
 fn tiny_has_the_published_work() {
     let config = SwinConfig::official("swin_tiny_patch4_window7_224").unwrap();
     config.validate().unwrap();
     assert_eq!((config.macs() as f64 / 1e7).round(), 449.0); // 4.49 GMAC
-    let grids: Vec<_> = config.stages().iter().map(|s| (s.grid, s.window, s.shift)).collect();
-    assert_eq!(grids, [(56, 7, 3), (28, 7, 3), (14, 7, 3), (7, 7, 0)]);
+    assert_eq!(squares(&config), [(56, 7, 3), (28, 7, 3), (14, 7, 3), (7, 7, 0)]);
 }
 
 #[test]
 fn partition_of_a_padded_grid_covers_each_token_once() {
     let config = SwinConfig {
-        image_size: 40,
-        window_size: 4,
+        image_size: Size::square(40),
+        window_size: Size::square(4),
         depths: vec![2, 2],
         num_heads: vec![3, 6],
         window_policy: WindowPolicy::ShrinkAndPad,
         ..SwinConfig::default()
     };
-    let stage = &config.stages()[0];
-    assert_eq!((stage.grid, stage.padded, stage.shift), (10, 12, 2));
-    let rows = stage.partition(stage.shift);
+    let grid = &config.own_grids()[0];
+    assert_eq!([grid.size, grid.padded, grid.shift], [10, 12, 2].map(Size::square));
+    let rows = grid.partition(true);
     let mut seen: Vec<_> = rows.iter().flatten().copied().collect();
     seen.sort_unstable();
     assert_eq!(seen, (0..100).collect::<Vec<_>>());
     assert_eq!(rows.len(), 144);
-    assert_eq!(stage.shift_regions(stage.shift).unwrap().len(), 144);
+    assert_eq!(grid.masks(true), [0, 0, 1, 0, 0, 1, 2, 2, 3]);
+    assert_eq!(grid.masks(false), [0; 9]);
 }
 
 #[test]
@@ -34,10 +40,10 @@ fn absurd_and_contradicting_sizes_are_named() {
     let second = SwinConfig::official("swinv2_tiny_patch4_window8_256").unwrap();
     second.validate().unwrap();
     let bad = [
-        ("IMG_SIZE", SwinConfig { image_size: 1 << 40, ..SwinConfig::default() }),
+        ("IMG_SIZE", SwinConfig { image_size: Size::square(1 << 40), ..SwinConfig::default() }),
         ("EMBED_DIM", SwinConfig { embed_dim: 0, ..SwinConfig::default() }),
         ("NUM_HEADS", SwinConfig { num_heads: vec![5, 6, 12, 24], ..SwinConfig::default() }),
-        ("WINDOW_SIZE", SwinConfig { window_size: 5, ..SwinConfig::default() }),
+        ("WINDOW_SIZE", SwinConfig { window_size: Size::square(5), ..SwinConfig::default() }),
         ("DEPTHS", SwinConfig { depths: vec![], num_heads: vec![], ..SwinConfig::default() }),
         ("MLP_RATIO", SwinConfig { mlp_ratio: f64::NAN, ..SwinConfig::default() }),
         ("mask", SwinConfig { mask: -200.0, ..SwinConfig::default() }),
@@ -48,7 +54,7 @@ fn absurd_and_contradicting_sizes_are_named() {
         ),
         ("qk_scale", SwinConfig { qk_scale: Some(0.2), ..second.clone() }),
         // 32 pixels end with one token, for which Microsoft's code divides by 0.
-        ("IMG_SIZE", SwinConfig { image_size: 32, ..second.clone() }),
+        ("IMG_SIZE", SwinConfig { image_size: Size::square(32), ..second.clone() }),
     ];
     for (field, config) in bad {
         let message = config.validate().unwrap_err().to_string();
@@ -83,12 +89,11 @@ fn official_second_versions_have_their_published_windows() {
         ..SwinConfig::official("swinv2_tiny_patch4_window8_256").unwrap()
     };
     assert_eq!(tiny, named);
-    let grids: Vec<_> = tiny.stages().iter().map(|s| (s.grid, s.window, s.shift)).collect();
-    assert_eq!(grids, [(64, 8, 4), (32, 8, 4), (16, 8, 4), (8, 8, 0)]);
+    assert_eq!(squares(&tiny), [(64, 8, 4), (32, 8, 4), (16, 8, 4), (8, 8, 0)]);
     assert_eq!((tiny.macs() as f64 / 1e8).round(), 59.0); // 5.9 GMAC
     let large = SwinConfig::official("swinv2_large_window12to24_192to384").unwrap();
     let windows: Vec<_> =
-        large.stages().iter().map(|s| (s.window, large.pretrained_window(s.index))).collect();
+        large.stages().iter().map(|s| (s.window.height, large.pretrained_window(s.index))).collect();
     assert_eq!(windows, [(24, Some(12)), (24, Some(12)), (24, Some(12)), (12, Some(6))]);
     assert_eq!(SwinConfig::official("swinv2_base_window12_192").unwrap().num_classes, 21841);
     for name in [

@@ -3,10 +3,12 @@
 
 use std::path::{Path, PathBuf};
 
+use swinq_numerics::Size;
+
 use super::dialect::Naming;
 use super::safetensors::stated_document;
 use super::{Description, Labels, LoadOptions, is_quantized_file};
-use crate::arch::{SwinConfig, SwinVersion};
+use crate::arch::{SwinConfig, SwinVersion, sides};
 use crate::config::{LoadedConfig, load_config, override_config, shipped_configs};
 use crate::error::ModelError;
 use crate::params::{HEADLESS, depths, parameters};
@@ -27,7 +29,7 @@ pub(super) struct Bare<'a> {
     /// Its parameters under Microsoft's names.
     pub tensors: &'a StateDict,
     /// The windows that its buffers tell, by stage.
-    pub windows: &'a [Option<usize>],
+    pub windows: &'a [Option<Size>],
 }
 
 impl Bare<'_> {
@@ -64,7 +66,9 @@ impl Bare<'_> {
         let note = format!(
             "{path}: no --cfg; its tensors are those of {} with {} classes, which is used; the input size, {} pixels, \
              and the preprocessing are not in the file",
-            cfg.origin, cfg.config.num_classes, cfg.config.image_size
+            cfg.origin,
+            cfg.config.num_classes,
+            sides(cfg.config.image_size)
         );
         Ok((described(cfg), Some(note)))
     }
@@ -164,7 +168,7 @@ impl Bare<'_> {
             if cfg.config.version != self.naming.version {
                 continue;
             }
-            cfg.config.window_policy = self.naming.dialect.window_policy();
+            cfg.config.window_policy = self.naming.dialect.window_policy(cfg.config.version);
             if cfg.config.validate().is_ok()
                 && fits(&cfg.config)
                 && found.iter().all(|known| unnamed(known) != unnamed(&cfg))
@@ -217,7 +221,7 @@ impl Bare<'_> {
         };
         let heads: Vec<usize> = (0..depths.len()).filter_map(heads).collect();
         let window = match self.naming.version {
-            SwinVersion::V1 => super::windows(self.tensors).first().copied(),
+            SwinVersion::V1 => super::windows(self.tensors).first().copied().map(Size::square),
             SwinVersion::V2 => self.windows.first().copied().flatten(),
         };
         let section = self.naming.version.section();
@@ -233,7 +237,7 @@ impl Bare<'_> {
         add(&key("PATCH_SIZE"), patch.last().map(usize::to_string));
         add(&key("DEPTHS"), (!depths.is_empty()).then(|| format!("{depths:?}")));
         add(&key("NUM_HEADS"), (!heads.is_empty()).then(|| format!("{heads:?}")));
-        add(&key("WINDOW_SIZE"), window.map(|window| window.to_string()));
+        add(&key("WINDOW_SIZE"), window.map(sides));
         let fc1 = shape("layers.0.blocks.0.mlp.fc1.weight");
         add(
             &key("MLP_RATIO"),
@@ -252,9 +256,7 @@ impl Description {
     /// In what `other` differs from this description, if it does, and the options that decide. Names of configurations do not count, nor do
     /// transforms if `any_transform`.
     fn difference(&self, other: &Description, any_transform: bool) -> Option<String> {
-        let unnamed =
-            |description: &Description| SwinConfig { name: String::new(), ..description.config.clone() };
-        if unnamed(self) != unnamed(other) {
+        if !self.config.is_stated_like(&other.config) {
             return Some("different architectures; pass --cfg NAME or --cfg FILE.yaml".to_owned());
         }
         (self.transform != other.transform && !any_transform).then(|| {

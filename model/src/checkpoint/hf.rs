@@ -3,12 +3,13 @@
 use std::path::Path;
 
 use serde_json::Value;
+use swinq_numerics::Size;
 
 use super::dialect::Dialect;
 use super::json::Json;
 use super::{Description, Labels};
-use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
-use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
+use crate::arch::{SwinConfig, SwinVersion};
+use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
 
@@ -26,8 +27,8 @@ pub(super) fn describe(
 ) -> Result<Description, ModelError> {
     let config = config(folder, json)?;
     let transform = match preprocessor {
-        Some(preprocessor) => transform(preprocessor, config.image_size)?,
-        None if any_transform => default_transform(config.image_size),
+        Some(preprocessor) => transform(preprocessor, &config)?,
+        None if any_transform => default_transform(&config),
         None => return Err(missing_preprocessor(folder)),
     };
     Ok(Description { config, transform, labels: labels(json)? })
@@ -48,13 +49,14 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         folder.file_name().map_or_else(|| "swin".to_owned(), |name| name.to_string_lossy().into_owned());
     Ok(SwinConfig {
         name: json.text("_name_or_path")?.filter(|name| !name.is_empty()).unwrap_or(stem),
-        image_size: json.side("image_size")?.unwrap_or(default.image_size),
+        image_size: json.size("image_size")?.unwrap_or(default.image_size),
+        in_chans: json.side("num_channels")?.unwrap_or(default.in_chans),
         patch_size: json.side("patch_size")?.unwrap_or(default.patch_size),
         num_classes: classes(json)?,
         embed_dim: json.side("embed_dim")?.unwrap_or(default.embed_dim),
         depths: json.sizes("depths")?.unwrap_or(default.depths),
         num_heads: json.sizes("num_heads")?.unwrap_or(default.num_heads),
-        window_size: json.side("window_size")?.unwrap_or(default.window_size),
+        window_size: json.side("window_size")?.map_or(default.window_size, Size::square),
         mlp_ratio: json.float("mlp_ratio")?.unwrap_or(default.mlp_ratio),
         qkv_bias: json.bool("qkv_bias")?.unwrap_or(true),
         qk_scale: None,
@@ -62,7 +64,7 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         patch_norm: true,
         version,
         norm_eps: default.norm_eps,
-        window_policy: WindowPolicy::ShrinkAndPad,
+        window_policy: Dialect::HuggingFace.window_policy(version),
         mask: Dialect::HuggingFace.mask(version),
         pretrained_window_sizes: without_zeros(pretrained.unwrap_or_default()),
     })
@@ -71,9 +73,6 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
 fn refuse_unsupported(json: &Json) -> Result<(), ModelError> {
     if let Some(act) = json.text("hidden_act")?.filter(|act| act != "gelu") {
         return Err(json.error("hidden_act", format!("`{act}` is not supported; only gelu is")));
-    }
-    if let Some(channels) = json.side("num_channels")?.filter(|&channels| channels != 3) {
-        return Err(json.error("num_channels", format!("{channels}: only RGB input (3) is supported")));
     }
     // transformers applies `layer_norm_eps` to the norms of blocks only; the other norms keep 1e-5.
     if let Some(eps) = json.float("layer_norm_eps")?.filter(|&eps| eps != 1e-5) {
@@ -104,14 +103,15 @@ pub(super) fn labels(json: &Json) -> Result<Option<Labels>, ModelError> {
 }
 
 /// The transform of transformers' image processor for Swin if no field is set.
-fn default_transform(size: usize) -> Transform {
+fn default_transform(config: &SwinConfig) -> Transform {
+    let (mean, std) = common_statistics(config.in_chans);
     Transform {
         family: "hf".to_owned(),
-        size,
+        size: config.image_size,
         resize: Resize::Direct,
         filter: Filter::Bicubic,
-        mean: IMAGENET_MEAN,
-        std: IMAGENET_STD,
+        mean,
+        std,
     }
 }
 
@@ -121,7 +121,8 @@ fn missing_preprocessor(folder: &Path) -> ModelError {
     ModelError::file(folder.join(PREPROCESSOR), problem)
 }
 
-fn transform(json: &Json, size: usize) -> Result<Transform, ModelError> {
+fn transform(json: &Json, config: &SwinConfig) -> Result<Transform, ModelError> {
+    let (size, channels) = (config.image_size, config.in_chans);
     let crop = json.bool("do_center_crop")?.unwrap_or(false);
     if !json.bool("do_resize")?.unwrap_or(true) {
         return Err(
@@ -134,10 +135,11 @@ fn transform(json: &Json, size: usize) -> Result<Transform, ModelError> {
         return Err(json.error("rescale_factor", "only pixels rescaled by 1/255 are supported"));
     }
     let (mean, std) = if json.bool("do_normalize")?.unwrap_or(true) {
-        let mean = json.rgb("image_mean")?.unwrap_or(IMAGENET_MEAN);
-        (mean, json.deviations("image_std")?.unwrap_or(IMAGENET_STD))
+        let (mean, std) = common_statistics(channels);
+        let mean = json.means("image_mean", channels)?.unwrap_or(mean);
+        (mean, json.deviations("image_std", channels)?.unwrap_or(std))
     } else {
-        ([0.0; 3], [1.0; 3])
+        (vec![0.0; channels], vec![1.0; channels])
     };
     Ok(Transform {
         family: "hf".to_owned(),
@@ -150,31 +152,31 @@ fn transform(json: &Json, size: usize) -> Result<Transform, ModelError> {
 }
 
 /// The resize that `size` describes: a side or `{height, width}` resizes both sides; `{shortest_edge}` resizes in
-/// proportion and needs a crop.
-fn resize(json: &Json, side: usize, crop: bool) -> Result<Resize, ModelError> {
+/// proportion and needs a crop. Images must get the size `wanted`.
+fn resize(json: &Json, wanted: Size, crop: bool) -> Result<Resize, ModelError> {
     let sides = |field: &str| match json.get(field) {
         Some(Value::Object(_)) => {
             let size = json.object(field)?.expect("the field holds an object");
             match (size.side("shortest_edge")?, size.side("height")?, size.side("width")?) {
-                (Some(edge), None, None) => Ok((true, edge)),
-                (None, Some(height), Some(width)) if height == width => Ok((false, height)),
-                _ => Err(json.error(field, "is neither a shortest_edge nor an equal height and width")),
+                (Some(edge), None, None) => Ok((true, Size::square(edge))),
+                (None, Some(height), Some(width)) => Ok((false, Size::new(height, width))),
+                _ => Err(json.error(field, "is neither a shortest_edge nor a height and a width")),
             }
         }
-        _ => json.side(field)?.map(|side| (false, side)).ok_or_else(|| json.error(field, "is missing")),
+        _ => json.size(field)?.map(|size| (false, size)).ok_or_else(|| json.error(field, "is missing")),
     };
     let (in_proportion, resized) = sides("size")?;
     let result = if crop { sides("crop_size")?.1 } else { resized };
-    if result != side {
-        let problem = format!("gives images of {result} pixels, but config.json has image_size {side}");
+    if result != wanted && (crop || !in_proportion) {
+        let problem = format!("gives images of {result} pixels, but config.json has image_size {wanted}");
         return Err(json.error("size", problem));
     }
     match (in_proportion, crop) {
-        (true, true) => Ok(Resize::ShorterSide(resized)),
+        (true, true) => Ok(Resize::ShorterSide(resized.height)),
         (true, false) => {
-            Err(json.error("size", "a shortest_edge without do_center_crop gives images that are not square"))
+            Err(json.error("size", "a shortest_edge without do_center_crop gives images of different sizes"))
         }
-        (false, _) if resized == side => Ok(Resize::Direct),
+        (false, _) if resized == wanted => Ok(Resize::Direct),
         (false, _) => Err(json.error("size", "a direct resize followed by a crop is not supported")),
     }
 }

@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
+use swinq_numerics::Size;
 
 use crate::batch::Filter;
 use crate::error::ModelError;
@@ -99,6 +100,17 @@ impl Json {
         })
     }
 
+    /// A height and a width: a whole number for both, or a list of two.
+    pub(super) fn size(&self, field: &str) -> Result<Option<Size>, ModelError> {
+        self.typed(field, "a whole number or a height and a width", |value| match value {
+            Value::Array(sides) => match sides.as_slice() {
+                [height, width] => Some(Size::new(as_size(height)?, as_size(width)?)),
+                _ => None,
+            },
+            value => as_size(value).map(Size::square),
+        })
+    }
+
     pub(super) fn sizes(&self, field: &str) -> Result<Option<Vec<usize>>, ModelError> {
         self.typed(field, "a list of whole numbers", |value| value.as_array()?.iter().map(as_size).collect())
     }
@@ -110,18 +122,23 @@ impl Json {
         self.typed(field, "a list of strings", read)
     }
 
-    /// Three finite numbers.
-    pub(super) fn rgb(&self, field: &str) -> Result<Option<[f32; 3]>, ModelError> {
-        self.typed(field, "three finite numbers", |value| {
+    /// A finite number for each of `channels` channels.
+    pub(super) fn means(&self, field: &str, channels: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        let wanted = if channels == 3 {
+            "three finite numbers".to_owned()
+        } else {
+            format!("a list of {channels}: a finite number for each channel")
+        };
+        self.typed(field, &wanted, |value| {
             let values: Vec<f32> =
                 value.as_array()?.iter().map(|v| v.as_f64().map(|v| v as f32)).collect::<Option<_>>()?;
-            values.iter().all(|v| v.is_finite()).then_some(values)?.try_into().ok()
+            (values.len() == channels && values.iter().all(|v| v.is_finite())).then_some(values)
         })
     }
 
-    /// Three positive standard deviations.
-    pub(super) fn deviations(&self, field: &str) -> Result<Option<[f32; 3]>, ModelError> {
-        match self.rgb(field)? {
+    /// A positive standard deviation for each of `channels` channels.
+    pub(super) fn deviations(&self, field: &str, channels: usize) -> Result<Option<Vec<f32>>, ModelError> {
+        match self.means(field, channels)? {
             Some(values) if values.iter().any(|v| *v <= 0.0) => Err(self.error(field, "is not positive")),
             other => Ok(other),
         }

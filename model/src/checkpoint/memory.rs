@@ -8,6 +8,7 @@ use super::file::sha256;
 use super::json::Json;
 use super::raw::{DType, RawDict, RawTensor};
 use super::{LoadOptions, Loaded, Stored, directory, hf};
+use crate::arch::sides;
 use crate::batch::Transform;
 use crate::error::ModelError;
 
@@ -132,7 +133,8 @@ pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Re
         if transform.size != loaded.model.config.image_size {
             let problem = format!(
                 "the preprocessing gives images of {} pixels, but the model takes {}",
-                transform.size, loaded.model.config.image_size
+                sides(transform.size),
+                sides(loaded.model.config.image_size)
             );
             return Err(ModelError::config("transform.size", problem));
         }

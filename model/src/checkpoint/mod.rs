@@ -22,6 +22,8 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
+use swinq_numerics::Size;
+
 pub use dialect::Dialect;
 pub use ft::{ft_key, ft_site, import_ft_amax};
 pub use memory::{Documents, ElementType, InMemory, TensorView, load_float_from_memory};
@@ -29,7 +31,7 @@ pub use random::random_model;
 pub use safetensors::is_quantized_file;
 pub(crate) use safetensors::{MAX_HEADER, check_header};
 
-use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy, sides};
 use crate::batch::Transform;
 use crate::config::{LoadedConfig, check_sizes};
 use crate::error::ModelError;
@@ -214,11 +216,10 @@ fn load_own(path: &Path) -> Result<Loaded, ModelError> {
 
 /// Sets the dialect's window policy and mask, and checks the configuration.
 fn apply_dialect(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig, ModelError> {
-    config.window_policy = dialect.window_policy();
+    config.window_policy = dialect.window_policy_of(config.version, config.window_policy);
     config.mask = dialect.mask(config.version);
     check_sizes(&config)?;
     config.validate()?;
-    dialect.check(&config)?;
     if config.qk_scale.is_some() && config.window_policy != WindowPolicy::Microsoft {
         let problem = format!("models in {dialect} naming have no such setting; remove it");
         return Err(ModelError::config("MODEL.SWIN.QK_SCALE", problem));
@@ -245,15 +246,19 @@ fn check_version(config: &SwinConfig, found: SwinVersion) -> Result<(), ModelErr
 /// Refuses a Swin V2 whose file says that its windows were others than the configuration's: they would run, but give
 /// other results than the model was trained for. Windows of an earlier training may differ, if the configuration names
 /// them.
-fn check_stored_windows(config: &SwinConfig, windows: &[Option<usize>]) -> Result<(), ModelError> {
+fn check_stored_windows(config: &SwinConfig, windows: &[Option<Size>]) -> Result<(), ModelError> {
     for (stage, &stored) in config.stages().iter().zip(windows) {
         let Some(stored) = stored else { continue };
-        if stored != stage.window && config.pretrained_window(stage.index) != Some(stored) {
+        if stored != stage.window && config.pretrained_window(stage.index).map(Size::square) != Some(stored) {
             let problem = format!(
-                "the checkpoint has windows of {stored} in stage {}, but {} at input size {} uses {} there; use the \
+                "the checkpoint has windows of {} in stage {}, but {} at input size {} uses {} there; use the \
                  WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with, or name its windows in \
                  PRETRAINED_WINDOW_SIZES",
-                stage.index, config.name, config.image_size, stage.window
+                sides(stored),
+                stage.index,
+                config.name,
+                sides(config.image_size),
+                sides(stage.window)
             );
             return Err(ModelError::config(config.key("WINDOW_SIZE"), problem));
         }
@@ -279,7 +284,7 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
              resized: use the WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with",
             window(rows),
             config.name,
-            config.image_size,
+            sides(config.image_size),
             window(shape[0]),
             shape[0]
         );

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use swinq_numerics::Size;
+
 use super::dialect::{Target, Values};
 use super::network::Network;
 use crate::arch::SwinVersion;
@@ -68,8 +70,8 @@ fn token_by_token(tensor: HostTensor) -> HostTensor {
 }
 
 /// The window of each stage of a Swin V2, where the file has the buffer `relative_coords_table`
-/// `[1, 2 window - 1, 2 window - 1, 2]`.
-pub(super) fn stored_windows(network: &Network<'_>) -> Vec<Option<usize>> {
+/// `[1, 2 height - 1, 2 width - 1, 2]`.
+pub(super) fn stored_windows(network: &Network<'_>) -> Vec<Option<Size>> {
     /// The most stages that are looked at.
     const STAGES: usize = 8;
     let mut windows = vec![None; STAGES];
@@ -78,10 +80,8 @@ pub(super) fn stored_windows(network: &Network<'_>) -> Vec<Option<usize>> {
         let (ours, _) = network.naming.renamed(name);
         let stage =
             ours.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-        if let (Some(stage @ 0..STAGES), &[1, rows, columns, 2]) = (stage, tensor.shape())
-            && rows == columns
-        {
-            windows[stage] = Some(rows.div_ceil(2));
+        if let (Some(stage @ 0..STAGES), &[1, rows, columns, 2]) = (stage, tensor.shape()) {
+            windows[stage] = Some(Size::new(rows, columns).map(|side| side.div_ceil(2)));
         }
     }
     windows

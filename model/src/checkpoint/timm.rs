@@ -1,22 +1,22 @@
 //! Model directories of timm: `config.json` with `architecture`, `pretrained_cfg` and `model_args`.
 
 use swinq_configs::IMAGENET_1K;
+use swinq_numerics::Size;
 
 use super::json::Json;
 use super::{Description, Labels};
 use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
-use crate::batch::{Filter, IMAGENET_MEAN, IMAGENET_STD, Resize, Transform};
+use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
 
-/// Arguments of timm's `SwinTransformer` and `SwinTransformerV2` that have no effect on inference at the model's own
-/// input size.
-const TRAINING_ONLY: [&str; 6] =
-    ["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "strict_img_size", "weight_init"];
+/// Arguments of timm's `SwinTransformer` and `SwinTransformerV2` that have no effect on inference.
+const TRAINING_ONLY: [&str; 5] =
+    ["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "weight_init"];
 /// Number of classes of ImageNet-1k.
 const IMAGENET_CLASSES: usize = 1000;
 /// Arguments that [`config`] reads.
-const READ: [&str; 13] = [
+const READ: [&str; 14] = [
     "img_size",
     "patch_size",
     "in_chans",
@@ -30,6 +30,7 @@ const READ: [&str; 13] = [
     "qkv_bias",
     "always_partition",
     "pretrained_window_sizes",
+    "strict_img_size",
 ];
 
 /// The model that the file describes: the named architecture with the changes of `model_args`, and the transform of
@@ -37,7 +38,7 @@ const READ: [&str; 13] = [
 pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
     let cfg = json.object("pretrained_cfg")?.unwrap_or_else(|| json.clone());
     let config = config(json, &cfg)?;
-    let transform = transform(&cfg, config.image_size)?;
+    let transform = transform(&cfg, &config)?;
     let labels = labels(json, config.num_classes)?;
     if let Some(labels) = labels.as_ref().filter(|labels| labels.names.len() != config.num_classes) {
         let problem = format!("{} names for {} classes", labels.names.len(), config.num_classes);
@@ -71,23 +72,27 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
         }
     }
     let side = |field| args.map_or(Ok(None), |args| args.side(field));
+    let size = |field| args.map_or(Ok(None), |args| args.size(field));
     let sizes = |field| args.map_or(Ok(None), |args| args.sizes(field));
+    let strict = args.map_or(Ok(None), |args| args.bool("strict_img_size"))?.unwrap_or(true);
+    let input = input(cfg)?;
     // timm's precedence: an argument, then the file's own count, then the pretrained configuration.
     let classes = match (side("num_classes")?, json.side("num_classes")?) {
         (Some(classes), _) | (None, Some(classes)) => classes,
         (None, None) => cfg.side("num_classes")?.unwrap_or(official.num_classes),
     };
     Ok(SwinConfig {
-        image_size: side("img_size")?.or(input_side(cfg)?).unwrap_or(official.image_size),
+        image_size: size("img_size")?.or(input.map(|(_, size)| size)).unwrap_or(official.image_size),
+        in_chans: side("in_chans")?.or(input.map(|(channels, _)| channels)).unwrap_or(official.in_chans),
         patch_size: side("patch_size")?.unwrap_or(official.patch_size),
         num_classes: classes,
         embed_dim: side("embed_dim")?.unwrap_or(official.embed_dim),
         depths: sizes("depths")?.unwrap_or(official.depths),
         num_heads: sizes("num_heads")?.unwrap_or(official.num_heads),
-        window_size: side("window_size")?.unwrap_or(official.window_size),
+        window_size: size("window_size")?.unwrap_or(official.window_size),
         mlp_ratio: args.map_or(Ok(None), |args| args.float("mlp_ratio"))?.unwrap_or(official.mlp_ratio),
         qkv_bias: args.map_or(Ok(None), |args| args.bool("qkv_bias"))?.unwrap_or(official.qkv_bias),
-        window_policy: WindowPolicy::ShrinkAndPad,
+        window_policy: if strict { WindowPolicy::Timm } else { WindowPolicy::TimmAnySize },
         version: official.version,
         pretrained_window_sizes: without_zeros(
             sizes("pretrained_window_sizes")?.unwrap_or(official.pretrained_window_sizes),
@@ -103,9 +108,6 @@ fn refuse_unsupported(args: &Json) -> Result<(), ModelError> {
             return Err(args.error(&format!("model_args.{name}"), "is not supported by this program"));
         }
     }
-    if let Some(channels) = args.side("in_chans")?.filter(|&channels| channels != 3) {
-        return Err(args.error("model_args.in_chans", format!("{channels}: only RGB input (3) is supported")));
-    }
     if let Some(pool) = args.text("global_pool")?.filter(|pool| pool != "avg") {
         return Err(args.error("model_args.global_pool", format!("`{pool}`: only avg is supported")));
     }
@@ -115,12 +117,12 @@ fn refuse_unsupported(args: &Json) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// The side in `input_size`, which must be `[3, side, side]`.
-fn input_side(cfg: &Json) -> Result<Option<usize>, ModelError> {
+/// The channels and the size in `input_size`, which must be `[channels, height, width]`.
+fn input(cfg: &Json) -> Result<Option<(usize, Size)>, ModelError> {
     match cfg.sizes("input_size")?.as_deref() {
         None => Ok(None),
-        Some(&[3, height, width]) if height == width => Ok(Some(height)),
-        Some(other) => Err(cfg.error("input_size", format!("{other:?} is not [3, side, side]"))),
+        Some(&[channels, height, width]) => Ok(Some((channels, Size::new(height, width)))),
+        Some(other) => Err(cfg.error("input_size", format!("{other:?} is not [channels, height, width]"))),
     }
 }
 
@@ -148,26 +150,29 @@ pub(super) fn labels(json: &Json, classes: usize) -> Result<Option<Labels>, Mode
 
 /// timm's evaluation transform: the shorter side is resized to `floor(size / crop_pct)` and the center is cropped. With
 /// `crop_mode: squash` both sides are resized. Absent fields have timm's defaults for Swin.
-fn transform(cfg: &Json, side: usize) -> Result<Transform, ModelError> {
-    if let Some(input) = input_side(cfg)?.filter(|&input| input != side) {
-        return Err(cfg.error("input_size", format!("{input} contradicts model_args.img_size {side}")));
+fn transform(cfg: &Json, config: &SwinConfig) -> Result<Transform, ModelError> {
+    let (size, channels) = (config.image_size, config.in_chans);
+    if let Some((_, input)) = input(cfg)?.filter(|&(_, input)| input != size) {
+        return Err(cfg.error("input_size", format!("{input} contradicts model_args.img_size {size}")));
     }
     let crop = cfg.float("crop_pct")?.unwrap_or(0.9);
     if !(0.1..=1.0).contains(&crop) {
         return Err(cfg.error("crop_pct", format!("{crop} is outside [0.1, 1]")));
     }
-    let resized = (side as f64 / crop).floor() as usize;
+    let resized = size.map(|side| (side as f64 / crop).floor() as usize);
     let resize = match cfg.text("crop_mode")?.as_deref() {
-        None | Some("center") => Resize::ShorterSide(resized),
-        Some("squash") if resized == side => Resize::Direct,
+        None | Some("center") if size.side().is_some() => Resize::ShorterSide(resized.height),
+        None | Some("center") => Resize::Cover(resized),
+        Some("squash") if resized == size => Resize::Direct,
         Some(other) => return Err(cfg.error("crop_mode", format!("`{other}` is not supported; use center"))),
     };
+    let (mean, std) = common_statistics(channels);
     Ok(Transform {
         family: "timm".to_owned(),
-        size: side,
+        size,
         resize,
         filter: cfg.filter("interpolation")?.unwrap_or(Filter::Bicubic),
-        mean: cfg.rgb("mean")?.unwrap_or(IMAGENET_MEAN),
-        std: cfg.deviations("std")?.unwrap_or(IMAGENET_STD),
+        mean: cfg.means("mean", channels)?.unwrap_or(mean),
+        std: cfg.deviations("std", channels)?.unwrap_or(std),
     })
 }

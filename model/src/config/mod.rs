@@ -7,6 +7,8 @@ mod value;
 
 use std::path::Path;
 
+use swinq_numerics::Size;
+
 use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::{Filter, Resize, Transform};
 use crate::error::ModelError;
@@ -149,7 +151,7 @@ fn stated(config: &SwinConfig, transform: &Transform) -> Vec<(String, String)> {
     let flag = |value: bool| if value { "True" } else { "False" }.to_owned();
     let key = |key: &str| config.key(key);
     let pairs = [
-        ("DATA.IMG_SIZE".to_owned(), config.image_size.to_string()),
+        ("DATA.IMG_SIZE".to_owned(), stated_size(config.image_size)),
         ("DATA.INTERPOLATION".to_owned(), filter.to_owned()),
         ("TEST.CROP".to_owned(), crop.to_owned()),
         ("MODEL.NUM_CLASSES".to_owned(), config.num_classes.to_string()),
@@ -157,7 +159,8 @@ fn stated(config: &SwinConfig, transform: &Transform) -> Vec<(String, String)> {
         (key("EMBED_DIM"), config.embed_dim.to_string()),
         (key("DEPTHS"), format!("{:?}", config.depths)),
         (key("NUM_HEADS"), format!("{:?}", config.num_heads)),
-        (key("WINDOW_SIZE"), config.window_size.to_string()),
+        (key("IN_CHANS"), config.in_chans.to_string()),
+        (key("WINDOW_SIZE"), stated_size(config.window_size)),
         (key("MLP_RATIO"), format!("{:?}", config.mlp_ratio)),
         (key("QKV_BIAS"), flag(config.qkv_bias)),
         (key("APE"), flag(config.ape)),
@@ -176,6 +179,11 @@ fn stated(config: &SwinConfig, transform: &Transform) -> Vec<(String, String)> {
     pairs.into_iter().chain(own).collect()
 }
 
+/// A size as a value of a setting.
+fn stated_size(size: Size) -> String {
+    size.side().map_or_else(|| format!("[{}, {}]", size.height, size.width), |side| side.to_string())
+}
+
 fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> {
     let version = version(settings)?;
     // Each version has its own section; keys of the other one have no effect, as in Microsoft's code.
@@ -184,6 +192,7 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
         _ => unreachable!("{name} is a key of every version"),
     };
     let size = |key, default| field(settings, key, "a whole number", default, Value::as_size);
+    let extent = |key, default| field(settings, key, "a whole number or two", default, Value::as_extent);
     let flag = |key, default| field(settings, key, "True or False", default, Value::as_bool);
     let sizes = |key, default| field(settings, key, "a list of whole numbers", default, Value::as_sizes);
     let default = SwinConfig::default();
@@ -192,11 +201,6 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
         Some((Value::Text(text), "the override")) => text.clone(),
         _ => name,
     };
-    let channels = size(key("IN_CHANS"), 3)?;
-    if channels != 3 {
-        let problem = format!("{channels}: only RGB input (3) is supported");
-        return Err(ModelError::config(key("IN_CHANS"), problem));
-    }
     let (mut qk_scale, mut pretrained) = (None, Vec::new());
     if version == SwinVersion::V1 {
         qk_scale = field(settings, "MODEL.SWIN.QK_SCALE", "None or a number", None, |value| {
@@ -208,13 +212,14 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
     let config = SwinConfig {
         name,
         version,
-        image_size: size("DATA.IMG_SIZE", 224)?,
+        image_size: extent("DATA.IMG_SIZE", default.image_size)?,
+        in_chans: size(key("IN_CHANS"), default.in_chans)?,
         patch_size: size(key("PATCH_SIZE"), default.patch_size)?,
         num_classes: size("MODEL.NUM_CLASSES", classes)?,
         embed_dim: size(key("EMBED_DIM"), default.embed_dim)?,
         depths: sizes(key("DEPTHS"), default.depths)?,
         num_heads: sizes(key("NUM_HEADS"), default.num_heads)?,
-        window_size: size(key("WINDOW_SIZE"), default.window_size)?,
+        window_size: extent(key("WINDOW_SIZE"), default.window_size)?,
         mlp_ratio: field(settings, key("MLP_RATIO"), "a number", default.mlp_ratio, Value::as_float)?,
         qkv_bias: flag(key("QKV_BIAS"), true)?,
         qk_scale,
@@ -231,7 +236,7 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
 
 /// Checks everything except the windows, whose rule depends on the checkpoint's dialect.
 pub(crate) fn check_sizes(config: &SwinConfig) -> Result<(), ModelError> {
-    SwinConfig { window_policy: WindowPolicy::Pad, ..config.clone() }.validate()?;
+    SwinConfig { window_policy: WindowPolicy::Detection, ..config.clone() }.validate()?;
     let count = |(_, shape): &(String, Vec<usize>)| shape.iter().map(|&d| d as u128).product::<u128>();
     let total: u128 = parameters(config).iter().map(count).sum();
     if total > MAX_PARAMETERS {
@@ -286,7 +291,7 @@ fn transform(config: &SwinConfig, settings: &Settings) -> Result<Transform, Mode
             return Err(ModelError::config("DATA.INTERPOLATION", problem));
         }
     };
-    Ok(Transform { filter, ..Transform::microsoft(config.image_size, crop) })
+    Ok(Transform { filter, ..Transform::microsoft(config.image_size, config.in_chans, crop) })
 }
 
 #[cfg(test)]

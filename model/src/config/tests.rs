@@ -23,7 +23,7 @@ fn every_shipped_configuration_is_the_official_one() {
         assert_eq!(loaded.config, SwinConfig::official(name).unwrap(), "{name}");
         loaded.config.validate().unwrap();
         let direct = name.contains("384");
-        assert_eq!(loaded.transform, Transform::microsoft(loaded.config.image_size, !direct), "{name}");
+        assert_eq!(loaded.transform, Transform::microsoft(loaded.config.image_size, 3, !direct), "{name}");
         count += 1;
     }
     assert_eq!(count, 28);
@@ -57,13 +57,13 @@ fn lenient_numbers_and_every_architecture_field() {
     .unwrap();
     let wanted = SwinConfig {
         name: "my_swin".to_owned(),
-        image_size: 56,
+        image_size: Size::square(56),
         patch_size: 2,
         num_classes: 5,
         embed_dim: 12,
         depths: vec![1, 2],
         num_heads: vec![2, 3],
-        window_size: 7,
+        window_size: Size::square(7),
         mlp_ratio: 2.0,
         qkv_bias: false,
         qk_scale: Some(0.1),
@@ -83,11 +83,11 @@ fn each_version_reads_its_own_section() {
     let wanted = SwinConfig {
         name: "my_swin".to_owned(),
         version: SwinVersion::V2,
-        image_size: 64,
+        image_size: Size::square(64),
         embed_dim: 24,
         depths: vec![1, 2],
         num_heads: vec![2, 3],
-        window_size: 8,
+        window_size: Size::square(8),
         mlp_ratio: 2.0,
         qkv_bias: false,
         ape: true,
@@ -192,7 +192,8 @@ fn mistakes_are_named_with_key_file_and_remedy() {
         ),
         ("MODEL: {TYPE: swinv2, SWINV2: {WINDOW_SIZE: 1}}", &["MODEL.SWINV2.WINDOW_SIZE", "one token"]),
         ("MODEL: {TYPE: 3}", &["MODEL.TYPE"]),
-        ("MODEL: {SWIN: {IN_CHANS: 1}}", &["IN_CHANS", "1"]),
+        ("MODEL: {SWIN: {IN_CHANS: 17}}", &["IN_CHANS", "17"]),
+        ("DATA: {IMG_SIZE: [1, 2, 3]}", &["IMG_SIZE", "a whole number or two"]),
         ("MODEL: {SWIN: {DEPTHS: 2}}", &["DEPTHS", "list of whole numbers"]),
         ("MODEL: {SWIN: {EMBED_DIM: -96}}", &["EMBED_DIM", "-96"]),
         ("MODEL: {SWIN: {EMBED_DIM: 96.5}}", &["EMBED_DIM", "96.5"]),

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use swinq_numerics::Size;
 
 /// A value from YAML or from an override.
 #[derive(Clone, Debug, PartialEq)]
@@ -52,6 +53,17 @@ impl Value {
             Value::Float(value) if value.fract() == 0.0 && (0.0..1e15).contains(&value) => {
                 Some(value as usize)
             }
+            _ => None,
+        }
+    }
+
+    /// A size: a whole number for both sides, or a list of a height and a width.
+    pub(super) fn as_extent(&self) -> Option<Size> {
+        if let Some(side) = self.as_size() {
+            return Some(Size::square(side));
+        }
+        match self.as_sizes()?[..] {
+            [height, width] => Some(Size::new(height, width)),
             _ => None,
         }
     }

@@ -14,8 +14,8 @@ use super::{
     ChannelCodes, Int8Weight, LARGEST_SCALE, Param, QuantizedModel, SiteState, channel_codes_allowed_at,
     hash, scale_of,
 };
-use crate::arch::{SwinConfig, SwinVersion};
-use crate::checkpoint::check_header;
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy, sides};
+use crate::checkpoint::{Dialect, check_header};
 use crate::error::{self, ModelError};
 use crate::json_keys;
 use crate::params::{name_list, parameters};
@@ -28,7 +28,8 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<(QuantizedModel, FileI
     let unreadable = |e: String| ModelError::file(path, error::damaged("safetensors file", e));
     check_header(bytes).map_err(unreadable)?;
     let file = SafeTensors::deserialize(bytes).map_err(|e| unreadable(e.to_string()))?;
-    let document = read_document(path, bytes, &file)?;
+    let mut document = read_document(path, bytes, &file)?;
+    state_library(&mut document);
     let Document { format_version, numbers, ref hash, .. } = document;
     let info = FileInfo { format_version, numbers, hash: hash.clone() };
     if document.architecture.version == SwinVersion::V2 && document.numbers < 3 {
@@ -36,6 +37,7 @@ pub(super) fn decode(path: &Path, bytes: &[u8]) -> Result<(QuantizedModel, FileI
         return Err(ModelError::file(path, problem));
     }
     document.architecture.validate()?;
+    check_version_3(path, &document)?;
     check_transform(&document)?;
     let specs: BTreeMap<Site, SiteSpec> =
         document.recipe.resolve(&document.architecture)?.into_iter().collect();
@@ -79,7 +81,7 @@ fn read_document(path: &Path, bytes: &[u8], file: &SafeTensors) -> Result<Docume
     match version.ok_or_else(|| damaged("it has no format_version".to_owned()))? {
         1 if value.get("hash").is_some() => return Err(damaged("format version 1 has no hash".to_owned())),
         1 => {}
-        FORMAT_VERSION => {
+        2..=FORMAT_VERSION => {
             let hash = value.get("hash").and_then(serde_json::Value::as_str);
             let hash = hash.ok_or_else(|| damaged("it has no hash".to_owned()))?;
             hash::verify(hash, text, file, "copy it again from its source, or calibrate again")
@@ -138,12 +140,48 @@ fn channel_sites(
     }
 }
 
+/// Sets the window policy of the library whose checkpoint the model is made from, where the file has the common one.
+fn state_library(Document { architecture, provenance, .. }: &mut Document) {
+    if architecture.window_policy == WindowPolicy::ShrinkAndPad
+        && let Ok(dialect) = provenance.source.dialect.parse::<Dialect>()
+    {
+        let stated =
+            SwinConfig { window_policy: dialect.window_policy(architecture.version), ..architecture.clone() };
+        if stated.stored_policy() == WindowPolicy::ShrinkAndPad {
+            *architecture = stated;
+        }
+    }
+}
+
+/// Refuses a file whose version is not the one that its architecture needs.
+fn check_version_3(path: &Path, document: &Document) -> Result<(), ModelError> {
+    let needed = document.architecture.needs_version_3() || document.transform.needs_version_3();
+    if needed == (document.format_version >= 3) {
+        return Ok(());
+    }
+    let version = document.format_version;
+    let problem = if needed { "needs version 3 of the format" } else { "needs no version 3 of the format" };
+    Err(ModelError::file(
+        path,
+        format!("has format version {version}, but its architecture {problem}; calibrate again"),
+    ))
+}
+
 fn check_transform(document: &Document) -> Result<(), ModelError> {
     let (transform, size) = (&document.transform, document.architecture.image_size);
     if transform.size != size {
-        let problem =
-            format!("{} pixels, but the architecture takes {size}; calibrate again", transform.size);
+        let problem = format!(
+            "{} pixels, but the architecture takes {}; calibrate again",
+            sides(transform.size),
+            sides(size)
+        );
         return Err(ModelError::config("transform.size", problem));
+    }
+    let channels = document.architecture.in_chans;
+    if transform.channels() != channels {
+        let problem =
+            format!("{} means for images of {channels} channels; calibrate again", transform.channels());
+        return Err(ModelError::config("transform.mean", problem));
     }
     transform.check_statistics().map_err(|(field, problem)| {
         ModelError::config(format!("transform.{field}"), format!("{problem}; calibrate again"))

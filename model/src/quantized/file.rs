@@ -1,4 +1,4 @@
-//! The quantized-checkpoint file, version 2: one safetensors file, specified in `docs/quantized-checkpoint.md`.
+//! The quantized-checkpoint file, versions 2 and 3: one safetensors file, specified in `docs/quantized-checkpoint.md`.
 //!
 //! The tensors are authoritative. The JSON under the metadata key `swinq` describes them; JSON that contradicts them is
 //! refused.
@@ -18,8 +18,10 @@ use crate::error::ModelError;
 use crate::recipe::{Calibrator, Granularity, Kind, Ptq, Recipe};
 use crate::site::Site;
 
-/// Version of the format that this crate writes. It also reads version 1, which has no hash.
-pub const FORMAT_VERSION: u64 = 2;
+/// The newest version of the format. It is written only for models that version 2 cannot state: those with images that are not
+/// square or not RGB, with windows that are not square, or with a window policy that version 2 does not name. This crate also reads
+/// version 1, which has no hash.
+pub const FORMAT_VERSION: u64 = 3;
 /// The newest version of the number contract (`docs/inference.md`) that this crate knows. Version 2 has channels
 /// with their own scales and zero points, version 3 has Swin V2. Version 4 has quadratic GELU for values that are
 /// quantized next; files of older versions keep the GELU by the error function. Version 5 has LayerNorm in f32, version
@@ -168,6 +170,11 @@ impl QuantizedModel {
         Ok(hash::of(&document, stored))
     }
 
+    /// The version of the file format that a file of the model has.
+    pub fn format_version(&self) -> u64 {
+        if self.config.needs_version_3() || self.transform.needs_version_3() { FORMAT_VERSION } else { 2 }
+    }
+
     fn to_bytes(&self) -> Result<Vec<u8>, ModelError> {
         let tensors = self.stored()?;
         let placeholder = hash::placeholder();
@@ -209,7 +216,7 @@ impl QuantizedModel {
     /// The JSON document, which states this `hash` and `provenance`.
     fn document(&self, hash: &str, provenance: &Provenance) -> Result<String, ModelError> {
         let document = Document {
-            format_version: FORMAT_VERSION,
+            format_version: self.format_version(),
             hash: Some(hash.to_owned()),
             numbers: self.numbers(),
             architecture: self.config.clone(),

@@ -334,7 +334,7 @@ impl QuantizedModel {
     pub fn int8_share(&self) -> f64 {
         let (mut int8, mut all) = (0.0, 0.0);
         for linear in all_linears(&self.config) {
-            let macs = linear_macs(&self.config, linear);
+            let macs = self.config.linear_macs(linear) as f64;
             all += macs;
             if self.is_int8(linear) {
                 int8 += macs;
@@ -347,21 +347,6 @@ impl QuantizedModel {
     pub fn is_quantized(&self) -> bool {
         self.sites.values().any(|state| state.spec.enabled)
     }
-}
-
-fn linear_macs(config: &SwinConfig, linear: Linear) -> f64 {
-    let stages = config.stages();
-    let macs = match linear {
-        Linear::PatchEmbed => config.grid().pow(2) * config.embed_dim * 3 * config.patch_size.pow(2),
-        Linear::Head => config.features() * config.num_classes,
-        Linear::Reduction(s) => stages[s].merged_grid().pow(2) * 8 * stages[s].dim.pow(2),
-        Linear::Qkv(b) => stages[b.stage].padded.pow(2) * 3 * stages[b.stage].dim.pow(2),
-        Linear::Proj(b) => stages[b.stage].padded.pow(2) * stages[b.stage].dim.pow(2),
-        Linear::Fc1(b) | Linear::Fc2(b) => {
-            stages[b.stage].tokens() * stages[b.stage].dim * stages[b.stage].hidden
-        }
-    };
-    macs as f64
 }
 
 /// The scale of an activation of range `amax`: `amax / 127`.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use swinq_model::params::parameters;
 use swinq_model::quantized::{ChannelCodes, Int8Weight, Param, Provenance, SiteState};
 use swinq_model::{
-    HostTensor, QuantizedModel, Recipe, Site, SwinConfig, Transform, WindowPolicy, all_linears,
+    HostTensor, QuantizedModel, Recipe, Site, Size, SwinConfig, Transform, WindowPolicy, all_linears,
 };
 use swinq_numerics::Gelu;
 use twox_hash::XxHash3_128;
@@ -21,12 +21,12 @@ const HIDDEN: &str = "layers.0.blocks.0.mlp.fc2.input";
 fn config() -> SwinConfig {
     SwinConfig {
         name: "micro".to_owned(),
-        image_size: 16,
+        image_size: Size::square(16),
         num_classes: 3,
         embed_dim: 4,
         depths: vec![1, 1],
         num_heads: vec![1, 2],
-        window_size: 2,
+        window_size: Size::square(2),
         mlp_ratio: 2.0,
         window_policy: WindowPolicy::ShrinkAndPad,
         ..SwinConfig::default()
@@ -57,7 +57,7 @@ fn model(recipe: &str) -> QuantizedModel {
         }
     }
     QuantizedModel {
-        transform: Transform::microsoft(config.image_size, true),
+        transform: Transform::microsoft(config.image_size, config.in_chans, true),
         labels: Some(["cat", "dog", "été \"quoted\""].map(str::to_owned).into()),
         config,
         recipe,
@@ -215,11 +215,67 @@ fn other_files_are_refused() {
         "this is a float checkpoint; run `swinq calibrate` first, or pass --cfg to a command that also runs float models",
     ];
     assert_message(Parts::new("default").load(false), &words);
-    refused(&["format version 3", "reads versions 1 to 2"], |p| p.document["format_version"] = json!(3));
+    refused(&["format version 4", "reads versions 1 to 3"], |p| p.document["format_version"] = json!(4));
+    refused(&["format version 3", "needs no version 3"], |p| p.document["format_version"] = json!(3));
     refused(&["no format_version"], |p| p.document["format_version"] = json!("one"));
     refused(&["metadata is damaged", "surplus"], |p| p.document["surplus"] = json!(1));
     let missing = QuantizedModel::load("/nonexistent/q.safetensors".as_ref()).unwrap_err().to_string();
     assert!(missing.contains("/nonexistent/q.safetensors"), "{missing}");
+}
+
+/// [`model`] with another architecture and its transform.
+fn changed(change: impl Fn(&mut SwinConfig)) -> QuantizedModel {
+    let mut config = model("default").config;
+    change(&mut config);
+    let transform = Transform::microsoft(config.image_size, config.in_chans, false);
+    let cfg = swinq_model::LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() };
+    QuantizedModel::from_float(swinq_model::random_model(&cfg, 1)).unwrap()
+}
+
+#[test]
+fn what_version_2_cannot_state_is_version_3() {
+    let rectangle = changed(|config| config.image_size = Size::new(16, 24));
+    let gray = changed(|config| config.in_chans = 1);
+    let wide = changed(|config| {
+        (config.window_size, config.window_policy) = (Size::new(1, 2), WindowPolicy::Timm);
+    });
+    let detection = changed(|config| config.window_policy = WindowPolicy::Detection);
+    for model in [rectangle, gray, wide, detection] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("q.safetensors");
+        model.save(&path).unwrap();
+        let (read, info) = QuantizedModel::load_with_info(&path).unwrap();
+        assert_eq!((read, info.format_version), (model, 3));
+    }
+    let mut parts = Parts::of(&changed(|config| config.image_size = Size::new(16, 24)));
+    assert_eq!(parts.document["architecture"]["image_size"], json!([16, 24]));
+    parts.document["format_version"] = json!(2);
+    assert_message(parts.load(true), &["format version 2", "needs version 3"]);
+}
+
+#[test]
+fn a_library_s_window_policy_is_read_from_its_dialect() {
+    let of = |policy: WindowPolicy, dialect: &str| {
+        let mut model = changed(|config| config.window_policy = policy);
+        model.provenance.source.dialect = dialect.to_owned();
+        let parts = Parts::of(&model);
+        let stored = parts.document["architecture"]["window_policy"].as_str().unwrap().to_owned();
+        (stored, parts.document["format_version"].clone(), parts.load(true).unwrap().config.window_policy)
+    };
+    for (policy, dialect) in [
+        (WindowPolicy::Timm, "timm"),
+        (WindowPolicy::HuggingFace, "hf"),
+        (WindowPolicy::Mmpretrain, "openmmlab"),
+    ] {
+        assert_eq!(of(policy, dialect), ("shrink_and_pad".to_owned(), json!(2), policy));
+        // Where the file does not name the library, it takes images of its own size only.
+        assert_eq!(of(policy, "swinq"), ("shrink_and_pad".to_owned(), json!(2), WindowPolicy::ShrinkAndPad));
+    }
+    let (stored, version, policy) = of(WindowPolicy::TimmAnySize, "timm");
+    assert_eq!((stored.as_str(), version, policy), ("timm_any_size", json!(3), WindowPolicy::TimmAnySize));
+    let unnamed = SwinConfig { window_policy: WindowPolicy::ShrinkAndPad, ..model("default").config };
+    let message = unnamed.grids(Size::square(24)).unwrap_err().to_string();
+    assert!(message.contains("does not say which library's rule"), "{message}");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Window attention. Values of heads are `[batch, windows, heads, tokens, channels]`.
 
-use swinq_numerics::{Probs, Quantizer};
-use swinq_plan::Attention;
+use std::sync::Arc;
+
+use swinq_numerics::{Probs, Quantizer, Windows};
+use swinq_plan::{Attention, Order};
 
 use super::Lowering;
 use crate::graph::Attribute;
@@ -57,9 +59,15 @@ impl Lowering<'_> {
         let v = self.transpose(&format!("{name}.v.heads"), &v, &HEADS_FIRST);
         let y = self.weighted(name, op.quant.probs, &logits, &v);
         let y = self.transpose(&format!("{name}.tokens"), &y, &HEADS_FIRST);
-        let rows = (op.windows * op.tokens) as i64;
+        let rows = (self.windows(op).count() * op.tokens) as i64;
         let shape = self.graph.list(&[0, rows, (op.heads * op.head_dim) as i64]);
         self.graph.node("Reshape", &format!("{name}.rows"), &[&y, &shape], &[])
+    }
+
+    /// The windows of an image.
+    fn windows(&self, op: &Attention<'_>) -> Arc<Windows> {
+        let Order::Windows { stage, shifted } = op.order else { unreachable!("attention runs in windows") };
+        Arc::clone(self.plan.own.windows(stage, shifted))
     }
 
     /// Queries, keys and values, each `[batch, windows, tokens, heads, channels]`.
@@ -70,7 +78,8 @@ impl Lowering<'_> {
         let outputs = [&parts[0][..], &parts[1], &parts[2]];
         let split = format!("{name}.split");
         self.graph.nodes("Split", &split, &[qkv, &sizes], &[Attribute::Int("axis", 2)], &outputs);
-        let sizes = [0, op.windows, op.tokens, op.heads, op.head_dim].map(|size| size as i64);
+        let windows = self.windows(op).count();
+        let sizes = [0, windows, op.tokens, op.heads, op.head_dim].map(|size| size as i64);
         let shape = self.graph.list(&sizes);
         parts.map(|part| {
             let of_heads = format!("{}.of_heads", part.trim_end_matches(".rows"));
@@ -148,18 +157,21 @@ impl Lowering<'_> {
     fn bias(&mut self, name: &str, op: &Attention<'_>) -> String {
         let bias = op.bias.expand();
         let name = format!("{name}.bias");
-        let Some(regions) = &op.regions else {
+        let windows = self.windows(op);
+        let regions = op.regions.as_ref().filter(|_| windows.masks().iter().any(|&mask| mask != 0));
+        let Some(regions) = regions else {
             return self.graph.floats(&name, &[op.heads, op.tokens, op.tokens], &bias);
         };
-        let mut masked = Vec::with_capacity(op.windows * bias.len());
-        for regions in regions.chunks_exact(op.tokens) {
+        let mut masked = Vec::with_capacity(windows.count() * bias.len());
+        for &mask in windows.masks() {
+            let regions = &regions[usize::from(mask) * op.tokens..][..op.tokens];
             let apart = regions.iter().flat_map(|query| regions.iter().map(move |key| query != key));
             let apart: Vec<bool> = apart.collect();
             let heads = bias.chunks_exact(op.tokens * op.tokens);
             let add = |(&bias, &apart): (&f32, &bool)| if apart { bias + op.mask } else { bias };
             heads.for_each(|head| masked.extend(head.iter().zip(&apart).map(add)));
         }
-        self.graph.floats(&name, &[op.windows, op.heads, op.tokens, op.tokens], &masked)
+        self.graph.floats(&name, &[windows.count(), op.heads, op.tokens, op.tokens], &masked)
     }
 
     /// The values `v` weighted with the probabilities of `logits`.

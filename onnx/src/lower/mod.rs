@@ -9,7 +9,8 @@ mod rows;
 
 use std::collections::{HashMap, HashSet};
 
-use swinq_plan::{Element, Op, Order, Plan, Step, Store, TensorId};
+use swinq_model::Size;
+use swinq_plan::{Element, Op, Order, Output, OutputKind, Patches, Plan, Step, Store, TensorId};
 
 use crate::error::OnnxError;
 use crate::graph::{Attribute, Graph};
@@ -20,7 +21,7 @@ use crate::proto::{GraphProto, data_type};
 pub(crate) fn lower(
     plan: &Plan<'_>,
     name: &str,
-    (mean, std): ([f32; 3], [f32; 3]),
+    (mean, std): (&[f32], &[f32]),
     options: &ExportOptions,
 ) -> Result<GraphProto, OnnxError> {
     let mut lowering = Lowering {
@@ -33,7 +34,7 @@ pub(crate) fn lower(
     for (index, step) in plan.steps.iter().enumerate() {
         lowering.step(index, step, (mean, std))?;
     }
-    lowering.logits();
+    lowering.outputs();
     lowering.graph.finish()
 }
 
@@ -53,33 +54,33 @@ impl Lowering<'_> {
         &mut self,
         index: usize,
         step: &Step<'_>,
-        normalisation: ([f32; 3], [f32; 3]),
+        normalisation: (&[f32], &[f32]),
     ) -> Result<(), OnnxError> {
         let name = &step.name[..];
         let value = match &step.op {
             Op::Patches(op) => {
-                let x = self.patches(op.image, op.patch, normalisation);
+                let x = self.patches(op, normalisation);
                 self.store(index, step, x)?
             }
             Op::Linear(op) => {
                 let x = self.value(step.input);
                 let y = self.linear(op, &x)?;
-                self.finish_branch(index, step, &op.order, y)?
+                self.finish_branch(index, step, op.order, y)?
             }
             Op::Norm(op, order) => {
                 let x = self.value(step.input);
                 let y = self.layer_norm(name, op, &x);
                 match step.store {
-                    Store::Residual { .. } => self.finish_branch(index, step, order, y)?,
+                    Store::Residual { .. } => self.finish_branch(index, step, *order, y)?,
                     _ => {
-                        let y = self.gather_windows(name, order, y);
+                        let y = self.gather_windows(name, *order, y);
                         self.store(index, step, y)?
                     }
                 }
             }
             Op::Quantize(order) => {
                 let x = self.value(step.input);
-                let y = self.gather_windows(name, order, x);
+                let y = self.gather_windows(name, *order, x);
                 self.store(index, step, y)?
             }
             Op::NormInPlace(op) => {
@@ -89,7 +90,8 @@ impl Lowering<'_> {
             Op::PositionEmbedding(table) => {
                 let shape = *self.plan.tensor(step.output);
                 let x = self.value(step.output);
-                let table = self.graph.floats(name, &[1, shape.rows, shape.columns], &table.read());
+                let rows = self.plan.own.rows(shape.rows);
+                let table = self.graph.floats(name, &[1, rows, shape.columns], &table.read());
                 self.graph.node("Add", &format!("{name}.add"), &[&x, &table], &[])
             }
             Op::NormalizeHeads(_) => {
@@ -160,7 +162,7 @@ impl Lowering<'_> {
         &mut self,
         index: usize,
         step: &Step<'_>,
-        order: &Order,
+        order: Order,
         y: String,
     ) -> Result<String, OnnxError> {
         let Store::Residual { branch, shortcut } = &step.store else { return self.store(index, step, y) };
@@ -193,57 +195,70 @@ impl Lowering<'_> {
         self.graph.node("DequantizeLinear", site, &[&codes, &step, zero], &[])
     }
 
-    /// The logits, f32 `[batch, classes]`.
-    fn logits(&mut self) {
-        let x = self.value(self.plan.logits());
-        let classes = self.plan.tensor(self.plan.logits()).columns;
-        let shape = self.graph.list(&[0, classes as i64]);
-        if self.options.fp16 {
-            let half = self.graph.node("Reshape", "logits.f16", &[&x, &shape], &[]);
-            let to = Attribute::Int("to", i64::from(data_type::FLOAT));
-            self.graph.node("Cast", "logits", &[&half], &[to]);
-        } else {
-            self.graph.node("Reshape", "logits", &[&x, &shape], &[]);
+    /// The outputs, in f32.
+    fn outputs(&mut self) {
+        for Output { name, kind: OutputKind::Logits, tensor } in &self.plan.outputs {
+            let (x, columns) = (self.value(*tensor), self.plan.tensor(*tensor).columns);
+            let shape = self.graph.list(&[0, columns as i64]);
+            if self.options.fp16 {
+                let half = self.graph.node("Reshape", &format!("{name}.f16"), &[&x, &shape], &[]);
+                let to = Attribute::Int("to", i64::from(data_type::FLOAT));
+                self.graph.node("Cast", name, &[&half], &[to]);
+            } else {
+                self.graph.node("Reshape", name, &[&x, &shape], &[]);
+            }
+            self.graph.output(name, data_type::FLOAT, &[self.batch(), Some(columns)]);
         }
-        self.graph.output("logits", data_type::FLOAT, &[self.batch(), Some(classes)]);
     }
 
-    /// The input, and its patches `[batch, patches, 3 patch^2]`.
-    fn patches(&mut self, image: usize, patch: usize, (mean, std): ([f32; 3], [f32; 3])) -> String {
+    /// The input, and its patches `[batch, patches, channels patch^2]`.
+    fn patches(&mut self, op: &Patches, normalisation: (&[f32], &[f32])) -> String {
         debug_assert_eq!(self.plan.tensor(self.plan.image()).element, Element::Pixel);
-        let (grid, side) = ((image / patch) as i64, patch as i64);
-        let batch = self.batch();
+        let (image, grid, side) = (self.plan.own.image(), self.plan.own.grid(0).size, op.patch as i64);
+        let channels = op.lookup.len();
+        let (height, width) = (grid.height as i64, grid.width as i64);
+        let (below, right) = (height * side - image.height as i64, width * side - image.width as i64);
         let to = Attribute::Int("to", i64::from(self.graph.float_type()));
         let rows = match self.options.input {
             InputForm::Normalized => {
-                let shape = [batch, Some(3), Some(image), Some(image)];
+                let shape = [self.batch(), Some(channels), Some(image.height), Some(image.width)];
                 let mut x = self.graph.input("images", data_type::FLOAT, &shape);
                 if self.options.fp16 {
                     x = self.graph.node("Cast", "images.f16", &[&x], &[to]);
                 }
-                let shape = self.graph.list(&[0, 3, grid, side, grid, side]);
+                x = self.pad(x, &[0, 0, 0, 0, 0, 0, below, right]);
+                let shape = self.graph.list(&[0, channels as i64, height, side, width, side]);
                 let x = self.graph.node("Reshape", "patch_embed.grid", &[&x, &shape], &[]);
                 self.transpose("patch_embed.patches", &x, &[0, 2, 4, 1, 3, 5])
             }
             InputForm::Pixels => {
-                let x = self.pixels(image, (mean, std));
-                let shape = self.graph.list(&[0, grid, side, grid, side, 3]);
+                let x = self.pixels(image, channels, normalisation);
+                let x = self.pad(x, &[0, 0, 0, 0, 0, below, right, 0]);
+                let shape = self.graph.list(&[0, height, side, width, side, channels as i64]);
                 let x = self.graph.node("Reshape", "patch_embed.grid", &[&x, &shape], &[]);
                 self.transpose("patch_embed.patches", &x, &[0, 1, 3, 5, 2, 4])
             }
         };
-        let shape = self.graph.list(&[0, grid * grid, 3 * side * side]);
+        let shape = self.graph.list(&[0, height * width, channels as i64 * side * side]);
         self.graph.node("Reshape", "patch_embed.rows", &[&rows, &shape], &[])
     }
 
+    /// Normalised images with zeros around them: `pads` before and after each axis.
+    fn pad(&mut self, x: String, pads: &[i64]) -> String {
+        if pads.iter().all(|&pad| pad == 0) {
+            return x;
+        }
+        let pads = self.graph.list(pads);
+        self.graph.node("Pad", "patch_embed.padded", &[&x, &pads], &[])
+    }
+
     /// The input of bytes, normalised as docs/inference.md states: `(p / 255 - mean) / std`.
-    fn pixels(&mut self, image: usize, (mean, std): ([f32; 3], [f32; 3])) -> String {
-        let shape = [self.batch(), Some(image), Some(image), Some(3)];
+    fn pixels(&mut self, image: Size, channels: usize, (mean, std): (&[f32], &[f32])) -> String {
+        let shape = [self.batch(), Some(image.height), Some(image.width), Some(channels)];
         let x = self.graph.input("pixels", data_type::UINT8, &shape);
         let to = Attribute::Int("to", i64::from(data_type::FLOAT));
         let mut x = self.graph.node("Cast", "pixels.f32", &[&x], &[to]);
-        for (op, what, values) in
-            [("Div", "scale", &[255.0][..]), ("Sub", "mean", &mean), ("Div", "std", &std)]
+        for (op, what, values) in [("Div", "scale", &[255.0][..]), ("Sub", "mean", mean), ("Div", "std", std)]
         {
             let constant = self.graph.floats32(&format!("transform.{what}"), &[values.len()], values);
             x = self.graph.node(op, &format!("pixels.{what}"), &[&x, &constant], &[]);

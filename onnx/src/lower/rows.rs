@@ -17,23 +17,24 @@ impl Lowering<'_> {
     }
 
     /// The rows of `x` in the order of the windows: cyclic shift, padding with zeros and window partition in one Gather.
-    pub(super) fn gather_windows(&mut self, name: &str, order: &Order, x: String) -> String {
-        let Order::Windows { map, shift } = order else { return x };
-        let rows: Vec<Option<usize>> = sources(map);
-        let index = format!("{}.windows.shift{shift}", stage(name));
-        self.gather(&format!("{name}.windows"), &index, &rows, map.tokens(), x)
+    pub(super) fn gather_windows(&mut self, name: &str, order: Order, x: String) -> String {
+        let Order::Windows { stage: of, shifted } = order else { return x };
+        let map = self.plan.own.map(order);
+        let index = format!("{}.windows.shift{}", stage(name), self.shift(of, shifted));
+        self.gather(&format!("{name}.windows"), &index, &sources(map), map.tokens(), x)
     }
 
     /// The rows of windows back in the order of the tokens: window reverse, crop and reverse shift.
-    pub(super) fn scatter_windows(&mut self, name: &str, order: &Order, x: String) -> String {
-        let Order::Windows { map, shift } = order else { return x };
+    pub(super) fn scatter_windows(&mut self, name: &str, order: Order, x: String) -> String {
+        let Order::Windows { stage: of, shifted } = order else { return x };
+        let map = self.plan.own.map(order);
         let mut inverse = vec![0; map.tokens()];
         for (row, token) in sources(map).into_iter().enumerate() {
             if let Some(token) = token {
                 inverse[token] = row as i64;
             }
         }
-        let index = format!("{}.tokens.shift{shift}", stage(name));
+        let index = format!("{}.tokens.shift{}", stage(name), self.shift(of, shifted));
         let index = self.graph.ints(&index, &[inverse.len()], &inverse);
         self.graph.node("Gather", &format!("{name}.tokens"), &[&x, &index], &[Attribute::Int("axis", 1)])
     }
@@ -41,14 +42,20 @@ impl Lowering<'_> {
     /// 2 x 2 tokens side by side, `columns` in all, and their norm if there is one.
     pub(super) fn merge(&mut self, name: &str, merge: &Merge<'_>, x: String, columns: usize) -> String {
         let index = format!("{}.merge", stage(name));
-        let rows = merge.sources.as_flattened();
-        let x = self.gather(&format!("{name}.tokens"), &index, rows, merge.tokens, x);
-        let shape = self.graph.list(&[0, merge.sources.len() as i64, columns as i64]);
+        let map = self.plan.own.merge(merge.stage);
+        let x = self.gather(&format!("{name}.tokens"), &index, &sources(map), map.tokens(), x);
+        let shape = self.graph.list(&[0, (map.rows().len() / 4) as i64, columns as i64]);
         let x = self.graph.node("Reshape", &format!("{name}.merged"), &[&x, &shape], &[]);
         match &merge.norm {
             Some(norm) => self.layer_norm(name, norm, &x),
             None => x,
         }
+    }
+
+    /// The cyclic shift of a stage's blocks, as names have it.
+    fn shift(&self, stage: usize, shifted: bool) -> String {
+        let shift = self.plan.own.grid(stage).shift_of(shifted);
+        shift.side().map_or_else(|| shift.to_string(), |side| side.to_string())
     }
 
     /// The rows `sources` of `x`, which has `tokens` rows; `None` is a row of zeros. `index` names the constant.

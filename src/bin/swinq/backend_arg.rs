@@ -27,7 +27,7 @@ pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::
     };
     let (autotune, nvtx) = (args.autotune, args.nvtx);
     let options = |&gemm| {
-        let cuda = CudaOptions { device, max_batch, residual, gemm, autotune, nvtx };
+        let cuda = CudaOptions { device, residual, gemm, autotune, nvtx, ..CudaOptions::default() };
         EngineOptions { backend, threads, max_batch, cuda, ..EngineOptions::default() }.resolved()
     };
     let mut all = args.gemm.iter().map(options).collect::<Result<Vec<_>, _>>()?;

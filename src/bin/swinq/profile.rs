@@ -16,7 +16,7 @@ pub fn print(candidate: &Candidate, batch_size: usize) -> anyhow::Result<()> {
     let label = candidate.result.label();
     let Runner::Engine(engine) = &candidate.runner else { return Ok(()) };
     let images = batch_size.min(engine.max_batch());
-    let batch = swinq::noise(engine.input_size(), images)?;
+    let batch = swinq::noise(&**engine, images)?;
     engine.profile(&batch.pixels, 3)?;
     let launches = engine.profile(&batch.pixels, RUNS)?;
     let table = match engine.device() {

@@ -3,7 +3,7 @@
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::{ChannelCodes, FloatModel};
 use swinq_model::{
-    Batch, BatchSource, BoxError, SwinConfig, SwinVersion, Transform, WindowPolicy, random_model,
+    Batch, BatchSource, BoxError, Size, SwinConfig, SwinVersion, Transform, WindowPolicy, random_model,
 };
 
 use crate::XorShift;
@@ -12,13 +12,13 @@ use crate::XorShift;
 pub fn shifted() -> SwinConfig {
     SwinConfig {
         name: "shifted".to_owned(),
-        image_size: 32,
+        image_size: Size::square(32),
         patch_size: 4,
         num_classes: 5,
         embed_dim: 12,
         depths: vec![2, 2],
         num_heads: vec![2, 3],
-        window_size: 4,
+        window_size: Size::square(4),
         ..SwinConfig::default()
     }
 }
@@ -32,7 +32,7 @@ pub fn small() -> SwinConfig {
 pub fn padded() -> SwinConfig {
     SwinConfig {
         name: "padded".to_owned(),
-        image_size: 28,
+        image_size: Size::square(28),
         window_policy: WindowPolicy::ShrinkAndPad,
         ..shifted()
     }
@@ -72,7 +72,7 @@ pub fn second_padded() -> SwinConfig {
 /// If `config` is not valid.
 pub fn random(config: SwinConfig, seed: u64) -> FloatModel {
     config.validate().unwrap();
-    let transform = Transform::microsoft(config.image_size, false);
+    let transform = Transform::microsoft(config.image_size, config.in_chans, false);
     random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, seed)
 }
 
@@ -94,10 +94,19 @@ pub fn random_channels(channels: usize, seed: u64) -> ChannelCodes {
 /// epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct NoiseImages {
-    /// Width and height.
-    pub size: usize,
+    /// Height and width.
+    pub size: Size,
+    /// Channels.
+    pub channels: usize,
     /// Batches in an epoch.
     pub batches: usize,
+}
+
+impl NoiseImages {
+    /// Images for `config`.
+    pub fn of(config: &SwinConfig, batches: usize) -> NoiseImages {
+        NoiseImages { size: config.image_size, channels: config.in_chans, batches }
+    }
 }
 
 impl BatchSource for NoiseImages {
@@ -110,8 +119,8 @@ impl BatchSource for NoiseImages {
     }
 
     fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
-        let pixels = XorShift::new(index as u64).bytes(2 * self.size * self.size * 3);
-        Ok(Batch { pixels, size: self.size, labels: Vec::new(), ids: vec![2 * index, 2 * index + 1] })
+        let pixels = XorShift::new(index as u64).bytes(2 * self.size.area() * self.channels);
+        Ok(Batch { pixels, ids: vec![2 * index, 2 * index + 1], ..Batch::empty(self.size, self.channels) })
     }
 }
 
@@ -119,8 +128,8 @@ impl BatchSource for NoiseImages {
 /// noise. Image `i` of an epoch does not depend on the batch size.
 #[derive(Clone, Copy, Debug)]
 pub struct StripedImages {
-    /// Width and height.
-    pub size: usize,
+    /// Height and width.
+    pub size: Size,
     /// Number of classes.
     pub classes: u32,
     /// Images in a batch.
@@ -137,9 +146,9 @@ impl StripedImages {
 
     fn image(&self, id: u64, class: u32, pixels: &mut Vec<u8>) {
         let mut rng = XorShift((id + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        for i in 0..self.size * self.size * 3 {
+        for i in 0..self.size.area() * 3 {
             let noise = (rng.next() >> 40) % 120;
-            let (channel, column) = (i % 3, i / 3 % self.size);
+            let (channel, column) = (i % 3, i / 3 % self.size.width);
             let stripe = (column / 4 + channel + class as usize).is_multiple_of(3);
             pixels.push(noise as u8 + if stripe { 130 } else { 10 * class as u8 });
         }
@@ -163,6 +172,6 @@ impl BatchSource for StripedImages {
         for (&id, &class) in ids.iter().zip(&labels) {
             self.image(id as u64 + 1000 * epoch, class, &mut pixels);
         }
-        Ok(Batch { pixels, size: self.size, labels, ids })
+        Ok(Batch { pixels, labels, ids, ..Batch::empty(self.size, 3) })
     }
 }

@@ -46,18 +46,21 @@ def not_pixels(error: ArgumentError, array: np.ndarray[Any, Any], given: Any) ->
     )
 
 
-def images_of(value: Any, size: int) -> np.ndarray[Any, Any]:
-    """``value`` as contiguous images for an engine: ``uint8 [n, size, size, 3]`` or ``float32 [n, 3, size, size]``.
+def images_of(value: Any, image: tuple[int, int, int]) -> np.ndarray[Any, Any]:
+    """``value`` as contiguous images for an engine: ``uint8 [n, height, width, channels]`` or ``float32 [n, channels, height,
+    width]``. ``image`` has the three sizes.
+
 
     Copies only if the array is not contiguous, or has floats of another width.
     """
     array = to_numpy(value)
     shape = array.shape
-    if array.dtype == np.uint8 and shape[1:] == (size, size, 3):
+    height, width, channels = image
+    if array.dtype == np.uint8 and shape[1:] == (height, width, channels):
         return np.ascontiguousarray(array)
-    if array.dtype.kind == "f" and shape[1:] == (3, size, size):
+    if array.dtype.kind == "f" and shape[1:] == (channels, height, width):
         return np.ascontiguousarray(array, dtype=np.float32)
     raise ArgumentError(
-        f"images: an array of {array.dtype} {list(shape)}; the model takes uint8 [n, {size}, {size}, 3] (preprocessed "
-        f"RGB) or float [n, 3, {size}, {size}] (normalised)"
+        f"images: an array of {array.dtype} {list(shape)}; the model takes uint8 [n, {height}, {width}, {channels}] "
+        f"(preprocessed) or float [n, {channels}, {height}, {width}] (normalised)"
     )

@@ -85,7 +85,7 @@ def evaluate(
     if not named:
         raise ArgumentError("models: there is no model to evaluate")
     first = named[0][1]
-    chosen = collect(first._native, first.config["image_size"], images, split=split, limit=limit, seed=seed)
+    chosen = collect(first._native, images, split=split, limit=limit, seed=seed)
     function = observer(progress)
     candidates = [(name, model._native) for name, model in named]
     try:

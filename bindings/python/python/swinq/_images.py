@@ -52,7 +52,6 @@ def picture(image: Any) -> _native.Picture:
 
 def collect(
     model: _native.Model,
-    size: int,
     images: Any,
     *,
     split: str,
@@ -62,7 +61,7 @@ def collect(
     """The images that ``images`` names or holds, in its order.
 
     A path is opened as by the program. Of any other source at most ``limit`` images are taken. Only their
-    preprocessed pixels stay in memory, ``size * size * 3`` bytes each.
+    preprocessed pixels stay in memory, ``height * width * channels`` bytes each.
     """
     if limit is not None:
         count("limit", limit, 1)
@@ -77,16 +76,16 @@ def collect(
         images = map(images.__getitem__, range(len(images)))
     if not isinstance(images, Iterable):
         raise ArgumentError(f"images: {type(images).__name__} is neither a path nor iterable")
-    return _Collection(model, size, limit).of(images)
+    return _Collection(model, limit).of(images)
 
 
 class _Collection:
     """Images that are being collected, at most ``limit``."""
 
-    def __init__(self, model: _native.Model, size: int, limit: int | None) -> None:
+    def __init__(self, model: _native.Model, limit: int | None) -> None:
         self.collector = _native.Collector(model)
         self.paths: list[str] = []
-        self.size, self.limit = size, limit
+        self.limit = limit
         self.images = self.labelled = 0
 
     def of(self, items: Iterable[Any]) -> _native.Images:
@@ -141,7 +140,7 @@ class _Collection:
 
     def add_batch(self, batch: Any) -> None:
         """Adds images that are preprocessed."""
-        given, batch = batch, images_of(batch, self.size)
+        given, batch = batch, images_of(batch, self.collector.image)
         if self.limit is not None:
             batch = batch[: self.limit - self.images]
         if batch.dtype == np.uint8:

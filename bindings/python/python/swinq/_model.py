@@ -66,7 +66,7 @@ class Engine:
         self._model, self._make = model, make
         native = make()
         self._native: _native.Engine | None = native
-        self._size, self._classes = native.input_size, native.classes
+        self._shape, self._classes = (*native.input_size, native.channels), native.classes
         _process.remember(self)
 
     def _ready(self) -> _native.Engine:
@@ -79,7 +79,7 @@ class Engine:
         """Logits of a batch of any number of images.
 
         Args:
-            images: ``uint8 [n, size, size, 3]`` (NHWC, RGB, preprocessed), or ``float [n, 3, size, size]`` (NCHW) of
+            images: ``uint8 [n, height, width, 3]`` (NHWC, RGB, preprocessed), or ``float [n, 3, height, width]`` (NCHW) of
                 8-bit pixels that are divided by 255 and normalised with the model's mean and deviation; a numpy array or
                 a torch tensor. A contiguous uint8 array in host memory is read in place, and must not be written to
                 during the call.
@@ -91,7 +91,7 @@ class Engine:
             ArgumentError: for another shape or type, and for floats that are not normalised pixels.
             EngineError: if the engine fails.
         """
-        array = images_of(images, self._size)
+        array = images_of(images, self._shape)
         logits = np.empty((len(array), self._classes), np.float32)
         native = self._ready()
         if array.dtype == np.uint8:

@@ -43,7 +43,7 @@ def quantize(
 
             - paths, or the bytes of image files, PIL images, or ``uint8 [height, width, 3]`` arrays, which are
               preprocessed as the model says;
-            - batches that are preprocessed, ``uint8 [n, size, size, 3]`` or ``float [n, 3, size, size]``, alone, in a
+            - batches that are preprocessed, ``uint8 [n, height, width, 3]`` or ``float [n, 3, height, width]``, alone, in a
               tuple with their labels, or in a mapping under ``pixel_values``, as a DataLoader gives them.
         recipe: ``default``, ``mode1``, ``mode2``, a YAML file, or a mapping with the keys of such a file.
         ptq: how the numbers of every layer are found: ``basic`` (the calibrators of the recipe choose ranges, weights are
@@ -74,8 +74,7 @@ def quantize(
     _process.start_threads("quantize")
     for name, value, least in (("threads", threads, 0), ("batch_size", batch_size, 1), ("skip_corrupt", skip_corrupt, 0)):
         count(name, value, least)
-    size = model.config["image_size"]
-    chosen = collect(model._native, size, images, split=split, limit=limit, seed=seed)
+    chosen = collect(model._native, images, split=split, limit=limit, seed=seed)
     function = observer(progress)
     mapping = isinstance(recipe, Mapping)
     text = json.dumps(recipe) if mapping else os.fspath(recipe)  # type: ignore[arg-type]

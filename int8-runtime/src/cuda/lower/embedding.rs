@@ -7,7 +7,8 @@ use swinq_cuda::ops::patch::{DevicePatchEmbed, PatchSpec};
 use swinq_plan::{Linear, Norm, Op, Patches, Step, Store, Values, Weight};
 
 use super::Lowering;
-use crate::cuda::step::{ANY_BATCH, DeviceOp, DeviceStep};
+use crate::cuda::step::{DeviceOp, DeviceStep};
+use crate::cuda::when::When;
 use crate::error::RuntimeError;
 
 /// The plan's steps of the patch embedding, which one launch computes.
@@ -44,11 +45,12 @@ impl<'a> Embedding<'a> {
     }
 
     /// The value for each byte of each channel.
-    fn lookup(&self) -> [[f32; 256]; 3] {
+    fn lookup(&self) -> Vec<[f32; 256]> {
+        let tables = self.patches.lookup.iter();
         match self.store {
-            Store::Codes(q) => self.patches.lookup.map(|table| table.map(|x| f32::from(q[0].code(x)))),
-            Store::Fake(q) => self.patches.lookup.map(|table| table.map(|x| q.fake(x))),
-            _ => *self.patches.lookup,
+            Store::Codes(q) => tables.map(|table| table.map(|x| f32::from(q[0].code(x)))).collect(),
+            Store::Fake(q) => tables.map(|table| table.map(|x| q.fake(x))).collect(),
+            _ => tables.copied().collect(),
         }
     }
 }
@@ -69,7 +71,6 @@ impl Lowering<'_> {
         let params = norm.map(|norm| (norm.gamma.read(), norm.beta.read()));
         let position = position.map(|table| table.read());
         let spec = PatchSpec {
-            size: patches.image,
             patch: patches.patch,
             lookup: &embedding.lookup(),
             weight: &weight,
@@ -85,13 +86,13 @@ impl Lowering<'_> {
         self.check_width(linear.n).map_err(on_device)?;
         Ok(DeviceStep {
             name: name.to_owned(),
-            images: ANY_BATCH,
+            when: When::ANY,
             op: DeviceOp::PatchEmbed(DevicePatchEmbed::new(self.device, &spec).map_err(on_device)?),
             input: self.plan.image(),
             output: step.output,
             codes: None,
             rows: self.plan.tensor(step.output).rows,
-            macs: step.macs,
+            macs_per_row: step.macs_per_row,
             weight_bytes: 4 * weight.len() as u64,
         })
     }

@@ -4,26 +4,25 @@
 mod embedding;
 mod sequence;
 
-use std::ops::Range;
-use std::sync::Arc;
-
 use swinq_cuda::ops::attention::DeviceAttention;
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::heads::DeviceHeads;
 use swinq_cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore};
 use swinq_cuda::ops::norm::DeviceNorm;
 use swinq_cuda::ops::rows::DeviceRows;
-use swinq_cuda::ops::{DeviceMap, DeviceStore, StreamType};
+use swinq_cuda::ops::{DeviceStore, StreamType};
 use swinq_cuda::{CudaError, Device};
-use swinq_numerics::{HeadsSpec, RowMap, RowStore};
+use swinq_numerics::{HeadsSpec, RowStore};
 use swinq_plan::{
-    Attention, Element, Linear, Merge, NormalizeHeads, Op, Order, Plan, Step, Store, TensorId, TensorSpec,
-    Values, Weight,
+    Attention, Element, Linear, Merge, Norm, NormalizeHeads, Op, Order, Plan, Rows, Step, Store, TensorId,
+    TensorSpec, Values, Weight,
 };
 
 use self::embedding::Embedding;
 pub(super) use self::sequence::stored_codes;
+use super::geometry::Gather;
 use super::step::{DeviceElement, DeviceOp, DeviceStep, DeviceTensor};
+use super::when::When;
 use crate::error::RuntimeError;
 
 /// The steps of a plan, and its tensors, indexed as in the plan. Tensors that no step uses get no memory.
@@ -32,18 +31,18 @@ pub(crate) struct Lowered {
     pub(crate) tensors: Vec<DeviceTensor>,
 }
 
-/// Lowers `plan` for `device`. With `fuse`, one launch computes half of a block (attention or MLP) where there is
-/// a kernel for it.
+/// Lowers `plan`, whose scores are `scores`, for `device`. With `fuse`, one launch computes half of a block (attention or MLP)
+/// where there is a kernel for it.
 pub(crate) fn lower(
     device: &Device,
-    plan: &Plan<'_>,
+    (plan, scores): (&Plan<'_>, TensorId),
     stream: StreamType,
     fuse: bool,
 ) -> Result<Lowered, RuntimeError> {
     let writes_stream = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
     let streams = plan.steps.iter().filter(writes_stream).map(|step| step.output).collect();
     let branches = plan.steps.iter().filter(|step| reads_branch(step)).map(|step| step.input).collect();
-    let mut lowering = Lowering { device, plan, stream, fuse, streams, branches, maps: Vec::new() };
+    let lowering = Lowering { device, plan, scores, stream, fuse, streams, branches };
     let tensors = lowering.tensors();
     let (embedding, mut rest) = Embedding::split(&plan.steps);
     let mut steps = vec![lowering.patch_embed(&embedding)?];
@@ -67,6 +66,8 @@ fn reads_branch(step: &Step<'_>) -> bool {
 struct Lowering<'a> {
     device: &'a Device,
     plan: &'a Plan<'a>,
+    /// The scores, which are f32.
+    scores: TensorId,
     stream: StreamType,
     /// Whether one launch may compute half of a block.
     fuse: bool,
@@ -74,8 +75,6 @@ struct Lowering<'a> {
     streams: Vec<TensorId>,
     /// The results of linear layers that have the type of the stream, though they are not the stream.
     branches: Vec<TensorId>,
-    /// Row maps that are already on the device.
-    maps: Vec<(Arc<RowMap>, DeviceMap)>,
 }
 
 impl Lowering<'_> {
@@ -89,7 +88,7 @@ impl Lowering<'_> {
                 StreamType::F16 => DeviceElement::HalfStream,
                 StreamType::F32 => DeviceElement::Float,
             },
-            Element::F32 if id == self.plan.logits() => DeviceElement::Float,
+            Element::F32 if id == self.scores => DeviceElement::Float,
             Element::F32
                 if self.stream == StreamType::F32 && (id == pooled || self.branches.contains(&id)) =>
             {
@@ -105,44 +104,38 @@ impl Lowering<'_> {
         self.plan.tensors.iter().enumerate().map(tensor).collect()
     }
 
-    /// The launch for `step`, which runs for batches of `images`.
-    fn step(&mut self, step: &Step<'_>, images: Range<usize>) -> Result<DeviceStep, CudaError> {
+    /// The launch for `step`.
+    fn step(&self, step: &Step<'_>, when: &When) -> Result<DeviceStep, CudaError> {
         let rows = self.plan.tensor(step.input).rows;
         let (op, weight_bytes) = self.op(step)?;
         Ok(DeviceStep {
             name: step.name.clone(),
-            images,
+            when: when.clone(),
             op,
             input: step.input,
             output: step.output,
             codes: None,
             rows,
-            macs: step.macs,
+            macs_per_row: step.macs_per_row,
             weight_bytes,
         })
     }
 
-    fn op(&mut self, step: &Step<'_>) -> Result<(DeviceOp, u64), CudaError> {
-        let store = half_store(&step.store);
+    fn op(&self, step: &Step<'_>) -> Result<(DeviceOp, u64), CudaError> {
+        let (store, rows) = (half_store(&step.store), self.plan.tensor(step.input).rows);
         match &step.op {
             Op::Linear(linear) => match &linear.weight {
-                Weight::Float(weight)
-                    if step.output == self.plan.logits() && self.stream == StreamType::F32 =>
-                {
+                Weight::Float(weight) if step.output == self.scores && self.stream == StreamType::F32 => {
                     self.float_head(linear, weight)
                 }
                 _ => self.linear(step, linear),
             },
             Op::Quantize(order) => {
-                let (map, columns) = (self.map_of(order)?, self.plan.tensor(step.input).columns);
-                Ok((DeviceOp::Rows(DeviceRows::rows(self.device, columns, self.stream, map, store)?), 0))
+                let columns = self.plan.tensor(step.input).columns;
+                let rows = DeviceRows::rows(self.device, columns, self.stream, store)?;
+                Ok((DeviceOp::Rows(rows, Gather::Rows(*order)), 0))
             }
-            Op::Norm(norm, order) => {
-                let map = self.map_of(order)?;
-                let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
-                let norm = DeviceNorm::rows(self.device, (&gamma, &beta), norm.eps, self.stream, map, store)?;
-                Ok((DeviceOp::Norm(norm), 0))
-            }
+            Op::Norm(norm, order) => Ok((self.norm(norm, *order, store)?, 0)),
             Op::NormalizeHeads(heads) => Ok((DeviceOp::Heads(self.normalize_heads(heads, &step.store)?), 0)),
             Op::Attention(attention) => self.attention(attention, store),
             Op::Merge(merge) => Ok((self.merge(merge, self.plan.tensor(step.output).columns, store)?, 0)),
@@ -158,14 +151,12 @@ impl Lowering<'_> {
             }
             // After the patch embedding, this is the norm after a reduction of Swin V2.
             Op::NormInPlace(norm) => {
-                let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
                 let store = match self.stream {
                     StreamType::F16 => DeviceStore::Half,
                     StreamType::F32 => DeviceStore::Float,
                 };
-                let norm =
-                    DeviceNorm::rows(self.device, (&gamma, &beta), norm.eps, self.stream, None, store)?;
-                Ok((DeviceOp::Norm(norm), 0))
+                let Rows::Tokens(stage) = rows else { unreachable!("{} is a norm of tokens", step.name) };
+                Ok((self.norm(norm, Order::Tokens(stage), store)?, 0))
             }
             Op::Patches(_) | Op::PositionEmbedding(_) => {
                 unreachable!("{} is part of the patch embedding", step.name)
@@ -183,20 +174,22 @@ impl Lowering<'_> {
         DeviceHeads::new(self.device, &spec, self.stream)
     }
 
+    /// The norm of the stream's tokens in `order`.
+    fn norm(&self, norm: &Norm<'_>, order: Order, store: DeviceStore) -> Result<DeviceOp, CudaError> {
+        let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
+        let op = DeviceNorm::rows(self.device, (&gamma, &beta), norm.eps, self.stream, store)?;
+        Ok(DeviceOp::Norm(op, Gather::Rows(order)))
+    }
+
     fn merge(&self, merge: &Merge<'_>, columns: usize, store: DeviceStore) -> Result<DeviceOp, CudaError> {
-        let sources = (&merge.sources[..], merge.tokens);
+        let gather = Gather::Merge(merge.stage);
         let Some(norm) = &merge.norm else {
-            return Ok(DeviceOp::Rows(DeviceRows::merged(
-                self.device,
-                columns,
-                self.stream,
-                sources,
-                store,
-            )?));
+            let rows = DeviceRows::merged(self.device, columns, self.stream, store)?;
+            return Ok(DeviceOp::Rows(rows, gather));
         };
         let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
-        let params = (&gamma[..], &beta[..]);
-        Ok(DeviceOp::Norm(DeviceNorm::merged(self.device, params, norm.eps, self.stream, sources, store)?))
+        let op = DeviceNorm::merged(self.device, (&gamma, &beta), norm.eps, self.stream, store)?;
+        Ok(DeviceOp::Norm(op, gather))
     }
 
     /// Prepares the head in f32.
@@ -207,18 +200,18 @@ impl Lowering<'_> {
         Ok((DeviceOp::Head(op), 4 * weight.len() as u64))
     }
 
-    fn linear(&mut self, step: &Step<'_>, linear: &Linear<'_>) -> Result<(DeviceOp, u64), CudaError> {
+    fn linear(&self, step: &Step<'_>, linear: &Linear<'_>) -> Result<(DeviceOp, u64), CudaError> {
         let store = self.linear_store(step, linear.n)?;
         // Only a residual addition may write rows in another order than it reads them.
-        let map = if store == LinearStore::Residual { self.map_of(&linear.order)? } else { None };
-        self.stored_linear(linear, store, map)
+        let order = (store == LinearStore::Residual).then_some(linear.order);
+        self.stored_linear(linear, store, order)
     }
 
     fn stored_linear(
         &self,
         linear: &Linear<'_>,
         store: LinearStore,
-        map: Option<DeviceMap>,
+        order: Option<Order>,
     ) -> Result<(DeviceOp, u64), CudaError> {
         let Linear { n, k, output, gelu, .. } = *linear;
         let bias = linear.bias.map(|bias| bias.read());
@@ -243,7 +236,7 @@ impl Lowering<'_> {
             stream: self.stream,
         };
         let bytes = n * k * if linear.is_int8() { 1 } else { 2 };
-        Ok((DeviceOp::Linear(Box::new(DeviceLinear::new(self.device, &spec)?), map), bytes as u64))
+        Ok((DeviceOp::Linear(Box::new(DeviceLinear::new(self.device, &spec)?), order), bytes as u64))
     }
 
     fn linear_store(&self, step: &Step<'_>, n: usize) -> Result<LinearStore, CudaError> {
@@ -262,7 +255,7 @@ impl Lowering<'_> {
             {
                 LinearStore::Plain(DeviceStore::Float)
             }
-            Store::F32 if step.output == self.plan.logits() => LinearStore::Plain(DeviceStore::Float),
+            Store::F32 if step.output == self.scores => LinearStore::Plain(DeviceStore::Float),
             Store::F32 => LinearStore::Plain(DeviceStore::Half),
             Store::Fake(q) => LinearStore::Plain(DeviceStore::FakeHalf(*q)),
         })
@@ -272,21 +265,7 @@ impl Lowering<'_> {
         let bias = attention.bias.expand();
         let spec = attention.spec(&bias, RowStore::F32);
         let op = DeviceAttention::new(self.device, &spec, store, self.stream)?;
-        Ok((DeviceOp::Attention(op), 4 * bias.len() as u64))
-    }
-
-    fn map_of(&mut self, order: &Order) -> Result<Option<DeviceMap>, CudaError> {
-        let Order::Windows { map, .. } = order else { return Ok(None) };
-        self.device_map(map).map(Some)
-    }
-
-    fn device_map(&mut self, map: &Arc<RowMap>) -> Result<DeviceMap, CudaError> {
-        if let Some((_, on_device)) = self.maps.iter().find(|(known, _)| Arc::ptr_eq(known, map)) {
-            return Ok(on_device.clone());
-        }
-        let on_device = DeviceMap::new(self.device, map)?;
-        self.maps.push((Arc::clone(map), on_device.clone()));
-        Ok(on_device)
+        Ok((DeviceOp::Attention(op, attention.order), 4 * bias.len() as u64))
     }
 }
 

@@ -3,14 +3,14 @@
 
 mod timing;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use swinq_cuda::ops::linear::{DeviceLinear, LibraryLinear, Target, Tile};
+use swinq_cuda::ops::linear::{DeviceLinear, LibraryLinear, LinearKind, OwnLinear, Target, Tile};
 use swinq_cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Lt, Program, Stream, cache, library, sources};
 
 pub(crate) use timing::time_together;
@@ -51,6 +51,17 @@ pub(crate) struct Trial<'a> {
     pub(crate) target: Target<'a>,
 }
 
+/// What the choice of a kernel may take, if none is stored on disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Effort {
+    /// Candidates are measured, if the options say so.
+    Measure,
+    /// Nothing is measured.
+    Compile,
+    /// Nothing is measured, and kernels that an earlier choice has compiled come first.
+    Reuse,
+}
+
 /// The kernels chosen so far, for one GPU.
 pub(crate) struct Tuner {
     device: Device,
@@ -60,6 +71,8 @@ pub(crate) struct Tuner {
     file: Option<PathBuf>,
     known: BTreeMap<String, Remembered>,
     changed: bool,
+    /// Our kernels that were chosen, which stay loaded.
+    loaded: HashMap<(LinearKind, Tile), Arc<OwnLinear>>,
     /// Random codes; allocated by the first measurement.
     noise: Option<DeviceSlice>,
     /// Memory for cuBLASLt's results between two launches.
@@ -98,6 +111,7 @@ impl Tuner {
             file,
             known,
             changed: false,
+            loaded: HashMap::new(),
             noise: None,
             scratch: None,
             notes,
@@ -109,16 +123,23 @@ impl Tuner {
         &self.notes
     }
 
-    /// Chooses the kernel for `trial`. If `measure` is false, a choice that is not stored on disk is made
-    /// without a measurement.
+    /// Chooses the kernel for `trial`.
     pub(crate) fn choose(
         &mut self,
         trial: &Trial<'_>,
         on: &Stream,
-        measure: bool,
+        effort: Effort,
     ) -> Result<Choice, CudaError> {
+        let choice = self.chosen(trial, on, effort)?;
+        if let Choice::Own(own) = &choice {
+            self.loaded.insert((trial.linear.kind(), own.tile()), Arc::clone(own));
+        }
+        Ok(choice)
+    }
+
+    fn chosen(&mut self, trial: &Trial<'_>, on: &Stream, effort: Effort) -> Result<Choice, CudaError> {
         if !self.effort.measures() {
-            return self.unmeasured(trial);
+            return self.unmeasured(trial, effort);
         }
         let key = self.key(trial);
         if let Some(known) = self.known.get(&key).copied()
@@ -126,8 +147,8 @@ impl Tuner {
         {
             return Ok(choice);
         }
-        if !measure {
-            return self.unmeasured(trial);
+        if effort != Effort::Measure {
+            return self.unmeasured(trial, effort);
         }
         let (remembered, choice) = self.measured(trial, on)?;
         self.known.insert(key, remembered);
@@ -136,9 +157,9 @@ impl Tuner {
     }
 
     /// The programs that [`Tuner::choose`] will request if nothing is measured.
-    pub(crate) fn programs(&self, linear: &DeviceLinear, m: usize) -> Vec<Program> {
+    pub(crate) fn programs(&self, linear: &DeviceLinear, m: usize, effort: Effort) -> Vec<Program> {
         let own = !self.effort.measures() && self.gemm != Gemm::CublasLt;
-        let tile = self.tiles(linear, m).into_iter().next().filter(|_| own);
+        let tile = self.tiles(linear, m, effort).into_iter().next().filter(|_| own);
         tile.map(|tile| linear.kind().program(tile)).into_iter().collect()
     }
 
@@ -152,28 +173,30 @@ impl Tuner {
         }
     }
 
-    /// Tiles in the order in which they are tried: those of the table first.
-    fn tiles(&self, linear: &DeviceLinear, m: usize) -> Vec<Tile> {
-        let all = linear.tiles(m);
-        if self.effort == Autotune::Off {
-            return all;
+    /// Tiles in the order in which they are tried: those of the table first, or those of kernels that are loaded.
+    fn tiles(&self, linear: &DeviceLinear, m: usize, effort: Effort) -> Vec<Tile> {
+        let mut tiles = linear.tiles(m);
+        if self.effort != Autotune::Off {
+            let mut measured = table::tiles(self.device.name(), m, linear.shape(), linear.kind());
+            measured.retain(|tile| tiles.contains(tile));
+            tiles.splice(0..0, measured);
         }
-        let mut tiles = table::tiles(self.device.name(), m, linear.shape(), linear.kind());
-        tiles.retain(|tile| all.contains(tile));
-        tiles.extend(all);
+        if effort == Effort::Reuse {
+            prefer(&mut tiles, |tile| self.loaded.contains_key(&(linear.kind(), *tile)));
+        }
         tiles
     }
 
-    fn unmeasured(&mut self, trial: &Trial<'_>) -> Result<Choice, CudaError> {
+    fn unmeasured(&mut self, trial: &Trial<'_>, effort: Effort) -> Result<Choice, CudaError> {
         if let Some(lt) = self.lt.clone().filter(|_| self.gemm == Gemm::CublasLt)
             && let Some(library) = trial.linear.library(&lt, trial.m)?.into_iter().next()
         {
             return self.with_scratch(trial, library);
         }
         let mut first_error = None;
-        for tile in self.tiles(trial.linear, trial.m).into_iter().take(TRIES) {
+        for tile in self.tiles(trial.linear, trial.m, effort).into_iter().take(TRIES) {
             match trial.linear.own(tile) {
-                Ok(own) => return Ok(Choice::Own(own)),
+                Ok(own) => return Ok(Choice::Own(Arc::new(own))),
                 Err(error) => {
                     self.note(trial, &tile, &error);
                     first_error.get_or_insert(error);
@@ -201,7 +224,7 @@ impl Tuner {
                 let tile = Tile::from_numbers((instruction, sizes))?;
                 // A damaged file may contain an invalid tile.
                 let known = trial.linear.tiles(trial.m).contains(&tile);
-                known.then(|| trial.linear.own(tile).ok().map(Choice::Own)).flatten()
+                known.then(|| trial.linear.own(tile).ok().map(|own| Choice::Own(Arc::new(own)))).flatten()
             }
             Remembered::Library(index) => {
                 let all = trial.linear.library(self.lt.as_ref()?, trial.m).ok()?;
@@ -261,7 +284,7 @@ impl Tuner {
         for tile in self.candidate_tiles(trial.linear, trial.m) {
             let (instruction, sizes) = tile.numbers();
             match trial.linear.own(tile) {
-                Ok(own) => kept.push((Remembered::Own(instruction, sizes), Choice::Own(own))),
+                Ok(own) => kept.push((Remembered::Own(instruction, sizes), Choice::Own(Arc::new(own)))),
                 Err(error) => self.note(trial, &tile, &error),
             }
         }
@@ -338,6 +361,11 @@ impl Tuner {
     }
 }
 
+/// Moves the tiles that are `ready` to the front; the order of tiles stays the same otherwise.
+fn prefer(tiles: &mut [Tile], ready: impl Fn(&Tile) -> bool) {
+    tiles.sort_by_key(|tile| !ready(tile));
+}
+
 /// Opens cuBLASLt on `device` and verifies it with a known product.
 fn verified(device: &Device) -> Result<Lt, CudaError> {
     let lt = Lt::new(device)?;
@@ -355,7 +383,21 @@ fn fingerprint(device: &Device) -> String {
 
 #[cfg(test)]
 mod tests {
+    use swinq_cuda::ops::linear::Gpu;
+
     use super::*;
+
+    #[test]
+    fn kernels_that_are_ready_come_first_in_the_order_of_the_model() {
+        let gpu = Gpu { shared: 227 << 10, multiprocessors: 132, wgmma: true };
+        let all = Tile::candidates(3136, 288, 96, gpu);
+        let mut tiles = all.clone();
+        prefer(&mut tiles, |_| false);
+        assert_eq!(tiles, all);
+        prefer(&mut tiles, |tile| [all[7], all[3]].contains(tile));
+        let others = all.iter().enumerate().filter(|(i, _)| ![3, 7].contains(i)).map(|(_, tile)| *tile);
+        assert_eq!(tiles, [all[3], all[7]].into_iter().chain(others).collect::<Vec<_>>());
+    }
 
     #[test]
     fn choices_are_remembered_as_json_and_anything_else_is_forgotten() {

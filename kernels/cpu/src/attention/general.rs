@@ -154,7 +154,7 @@ impl Window<'_> {
         let (mut bias, mut mask) = ([&[][..]; R], [None; R]);
         for r in 0..R {
             bias[r] = tables.bias(unit.head, from + r);
-            mask[r] = tables.mask(unit.window, from + r);
+            mask[r] = tables.mask(unit.mask, from + r);
         }
         let (finish, n_padded) = (self.op.finish[unit.head], self.op.layout.n_padded);
         let (groups, keys) = (d.div_ceil(4), bytes(self.packed_keys));

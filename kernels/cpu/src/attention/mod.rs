@@ -23,7 +23,7 @@ mod work;
 use std::ops::Range;
 
 use swinq_numerics::sizes::{check_len, elements};
-use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, Probs, RowStore, code_stride};
+use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, MASKS, Probs, RowStore, code_stride};
 
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
@@ -51,7 +51,6 @@ pub enum AttentionIn<'a> {
 pub struct WindowAttention {
     cpu: Cpu,
     shape: Shape,
-    windows: usize,
     scores: Vec<HeadScores>,
     /// For each head with two codes its position among them.
     low: Vec<Option<usize>>,
@@ -68,7 +67,7 @@ pub struct WindowAttention {
     layout: Layout,
 }
 
-/// Sizes of one block's attention.
+/// Sizes of one block's attention, which no image changes.
 #[derive(Clone, Copy)]
 struct Shape {
     heads: usize,
@@ -103,24 +102,23 @@ impl WindowAttention {
     /// Prepares the op.
     ///
     /// # Panics
-    /// If a size is 0, an operand would be longer than a slice can be, or the length of `scales`, `two_codes`, `bias`
-    /// or `regions` does not match its shape.
+    /// If a size is 0, an operand would be longer than a slice can be, the length of `scales`, `two_codes`, `bias`
+    /// or `regions` does not match its shape, or mask 0 has several regions.
     pub fn new(cpu: Cpu, spec: AttentionSpec<'_>) -> WindowAttention {
-        let sizes = [spec.heads, spec.head_dim, spec.tokens, spec.windows];
-        assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens, windows are {sizes:?}");
+        let sizes = [spec.heads, spec.head_dim, spec.tokens];
+        assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens are {sizes:?}");
         let scales = spec.scales.len();
         assert!(scales == spec.heads, "WindowAttention: {scales} scales for {} heads", spec.heads);
         // The most columns: queries, keys and values, and low codes of all queries and keys.
-        elements("WindowAttention", "image", &[spec.windows, spec.tokens, 5, spec.heads, spec.head_dim]);
+        elements("WindowAttention", "window", &[spec.tokens, 5, spec.heads, spec.head_dim]);
         let scores: Vec<HeadScores> = spec.head_scores().collect();
         let low = positions(spec.two_codes, spec.heads);
         let two_codes = low.iter().flatten().count();
         let shape = Shape { heads: spec.heads, d: spec.head_dim, n: spec.tokens, two_codes };
-        let tables =
-            Tables::new(shape, spec.windows, spec.bias, spec.regions.map(|regions| (regions, spec.mask)));
+        let tables = Tables::new(shape, spec.bias, spec.regions.map(|regions| (regions, spec.mask)));
         let finish = Finish::of_heads(&spec);
         let layout = Layout::new(shape, &spec.quant);
-        let AttentionSpec { windows, quant, store, .. } = spec;
+        let AttentionSpec { quant, store, .. } = spec;
         let largest = quant.v.map_or(f32::INFINITY, |v| 128.0 * v.scale());
         let results_are_bounded =
             matches!(store, RowStore::Codes(to) if largest * to.recip() < (1u32 << 30) as f32);
@@ -128,7 +126,6 @@ impl WindowAttention {
         WindowAttention {
             cpu,
             shape,
-            windows,
             scores,
             low,
             quant,
@@ -141,33 +138,37 @@ impl WindowAttention {
         }
     }
 
-    /// Reads the windows of `images` images, writes `[images * windows * n, heads * d]`.
+    /// Reads the windows of `images` images, writes `[images * masks.len() * n, heads * d]`. `masks` has the number of the
+    /// mask of each window of one image ([`AttentionSpec::regions`]), so its length is the number of these windows.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not match, or if the input is codes and one of the sites q,
-    /// k, v is off.
-    pub fn run(&self, pool: &mut Pool, images: usize, input: AttentionIn<'_>, out: RowOut<'_>) {
-        let Shape { heads, d, n, .. } = self.shape;
-        let rows = elements("WindowAttention", "rows", &[images, self.windows, n]);
+    /// If `masks` is empty, or has a number that is not below [`MASKS`], or one that is not 0 although the op has no
+    /// regions; if a length or the variant of `out` does not match; or if the input is codes and one of the sites q, k, v
+    /// is off.
+    pub fn run(&self, pool: &mut Pool, images: usize, masks: &[u8], input: AttentionIn<'_>, out: RowOut<'_>) {
+        let (Shape { heads, d, n, .. }, windows) = (self.shape, masks.len());
+        self.check_masks(masks);
+        let rows = elements("WindowAttention", "rows", &[images, windows, n]);
         self.check(rows, input);
         let sink = RowSink::new("WindowAttention", self.store, out, rows, heads * d);
-        let units = elements("WindowAttention", "windows and heads", &[images, self.windows, heads]);
+        let units = elements("WindowAttention", "windows and heads", &[images, windows, heads]);
         let each = units_per_task(units, pool.threads(), 1);
         pool.run(units.div_ceil(each), &|task, scratch| {
             let units = task * each..units.min((task + 1) * each);
             let scratch = &mut scratch.op;
-            dispatch(self.cpu, Units { op: self, first: 0, units, input, sink: &sink, scratch });
+            dispatch(self.cpu, Units { op: self, masks, first: 0, units, input, sink: &sink, scratch });
         });
     }
 
     /// Computes the windows `windows`, counted over all images, on the caller's thread; `input` and `out`
-    /// hold only these windows.
+    /// hold only these windows. [`WindowAttention::check_masks`] has accepted `masks`, those of one image.
     ///
     /// # Panics
-    /// As [`WindowAttention::run`].
+    /// If a length, `out` or `input` is one that [`WindowAttention::run`] refuses.
     pub(crate) fn run_on_this_thread(
         &self,
         windows: Range<usize>,
+        masks: &[u8],
         input: AttentionIn<'_>,
         out: RowOut<'_>,
         scratch: &mut AlignedBuf,
@@ -177,12 +178,26 @@ impl WindowAttention {
         self.check(rows, input);
         let sink = &RowSink::new("WindowAttention", self.store, out, rows, heads * d);
         let units = 0..windows.len() * heads;
-        dispatch(self.cpu, Units { op: self, first: windows.start, units, input, sink, scratch });
+        dispatch(self.cpu, Units { op: self, masks, first: windows.start, units, input, sink, scratch });
     }
 
-    /// Tokens of a window, windows of an image, columns of the output, and how it is stored.
-    pub(crate) fn sizes(&self) -> (usize, usize, usize, RowStore) {
-        (self.shape.n, self.windows, self.shape.heads * self.shape.d, self.store)
+    /// Tokens of a window, columns of the output, and how it is stored.
+    pub(crate) fn sizes(&self) -> (usize, usize, RowStore) {
+        (self.shape.n, self.shape.heads * self.shape.d, self.store)
+    }
+
+    /// Checks the masks of the windows of one image.
+    ///
+    /// # Panics
+    /// If there are none, or if the op does not have one of them.
+    pub(crate) fn check_masks(&self, masks: &[u8]) {
+        assert!(!masks.is_empty(), "WindowAttention: no masks, so no windows");
+        let largest = masks.iter().copied().fold(0, u8::max);
+        assert!(usize::from(largest) < MASKS, "WindowAttention: mask {largest} is not below {MASKS}");
+        assert!(
+            largest == 0 || self.tables.has_regions(),
+            "WindowAttention: mask {largest} of an op without regions"
+        );
     }
 
     fn check(&self, rows: usize, input: AttentionIn<'_>) {
@@ -212,10 +227,10 @@ impl WindowAttention {
         self.scores[head]
     }
 
-    /// Unit `index` after window `first`, heads innermost.
-    fn locate(&self, first: usize, index: usize) -> Unit {
+    /// Unit `index` after window `first`, heads innermost; `masks` is that of each window of an image.
+    fn locate(&self, masks: &[u8], first: usize, index: usize) -> Unit {
         let (window, head) = (index / self.shape.heads, index % self.shape.heads);
-        Unit { window: (first + window) % self.windows, head, row: window * self.shape.n }
+        Unit { mask: masks[(first + window) % masks.len()], head, row: window * self.shape.n }
     }
 }
 
@@ -232,8 +247,8 @@ fn integer_values(quant: &AttentionQuant) -> bool {
 /// One window and head of one image.
 #[derive(Clone, Copy)]
 struct Unit {
-    /// Number of the window in its image.
-    window: usize,
+    /// Number of the window's mask.
+    mask: u8,
     head: usize,
     /// First row of the window, in the input and the output.
     row: usize,
@@ -242,6 +257,8 @@ struct Unit {
 /// Some windows and heads, which one thread computes.
 struct Units<'a, 'o> {
     op: &'a WindowAttention,
+    /// The mask of each window of an image.
+    masks: &'a [u8],
     /// The first window of the input and the output, counted over all images.
     first: usize,
     /// The units to compute, counted from that window.
@@ -254,16 +271,16 @@ struct Units<'a, 'o> {
 impl Kernel for Units<'_, '_> {
     fn scalar(self) {
         for unit in self.units {
-            let unit = self.op.locate(self.first, unit);
+            let unit = self.op.locate(self.masks, self.first, unit);
             scalar::unit(self.op, unit, self.input, self.sink, self.scratch);
         }
     }
 
     #[inline(always)]
     fn vector<L: Lanes>(self, lanes: L) {
-        let Units { op, first, units, input, sink, scratch } = self;
+        let Units { op, masks, first, units, input, sink, scratch } = self;
         for unit in units {
-            let unit = op.locate(first, unit);
+            let unit = op.locate(masks, first, unit);
             if !int8_u8::suits::<L>(op, unit, input) {
                 apart(op.cpu, General(One { op, unit, input, sink, scratch }));
             } else if op.low[unit.head].is_some() {

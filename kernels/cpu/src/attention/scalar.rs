@@ -28,7 +28,7 @@ pub(super) fn unit(
     }
     for (query, row) in bias.chunks_exact_mut(n).enumerate() {
         row.copy_from_slice(&op.tables.bias(unit.head, query)[..n]);
-        if let Some(mask) = op.tables.mask(unit.window, query) {
+        if let Some(mask) = op.tables.mask(unit.mask, query) {
             row.iter_mut().zip(mask).for_each(|(bias, mask)| *bias += mask);
         }
     }

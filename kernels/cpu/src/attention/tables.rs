@@ -1,5 +1,8 @@
 //! Bias and mask in the layout that the kernels read.
 
+use std::array;
+
+use swinq_numerics::MASKS;
 use swinq_numerics::sizes::{check_len, elements};
 
 use super::{Shape, Unit};
@@ -8,8 +11,8 @@ use crate::buffer::Aligned;
 /// Keys are padded to a multiple of this number, the most keys that any instruction set processes at once.
 pub(super) const KEY_BLOCK: usize = 16;
 
-/// Bias and mask of one block's windows. Rows are padded to full key blocks, bias with -inf, so that a padded
-/// key gets no weight. Windows with the same division into regions share one mask.
+/// Bias and masks of one block's windows. Rows are padded to full key blocks, bias with -inf, so that a padded
+/// key gets no weight.
 pub(super) struct Tables {
     n: usize,
     /// Keys with their padding.
@@ -18,15 +21,15 @@ pub(super) struct Tables {
     bias: Aligned<f32>,
     /// Bias of the last key, `[heads, padded]` (head, query).
     last: Aligned<f32>,
-    /// `[n, padded]` each, symmetric.
-    masks: Vec<Aligned<f32>>,
-    /// Mask of each window.
-    mask_of: Vec<Option<usize>>,
+    /// The masks by number, `[n, padded]` each, symmetric; `None` masks nothing.
+    masks: [Option<Aligned<f32>>; MASKS],
+    /// Whether the op has regions, and so all masks.
+    has_regions: bool,
 }
 
 impl Tables {
     /// The tables for `bias`, and for the regions of tokens and the value that is added to logits between them.
-    pub(super) fn new(shape: Shape, windows: usize, bias: &[f32], regions: Option<(&[u8], f32)>) -> Tables {
+    pub(super) fn new(shape: Shape, bias: &[f32], regions: Option<(&[u8], f32)>) -> Tables {
         let Shape { heads, n, .. } = shape;
         check_len("WindowAttention", "bias", bias.len(), &[heads, n, n]);
         let padded = n.next_multiple_of(KEY_BLOCK);
@@ -34,40 +37,25 @@ impl Tables {
         elements("WindowAttention", "padded bias", &[heads, n, padded]);
         let last = pad_rows(&column, n, padded, 0.0);
         let bias = pad_rows(bias, n, padded, f32::NEG_INFINITY);
-        let mut tables = Tables { n, padded, bias, last, masks: Vec::new(), mask_of: vec![None; windows] };
-        if let Some((regions, value)) = regions {
-            check_len("WindowAttention", "regions", regions.len(), &[windows, n]);
-            tables.add_masks(regions, value);
-        }
-        tables
+        let masks = regions.map(|(regions, value)| masks(regions, n, padded, value));
+        Tables { n, padded, bias, last, has_regions: masks.is_some(), masks: masks.unwrap_or_default() }
     }
 
-    fn add_masks(&mut self, regions: &[u8], value: f32) {
-        let mut patterns: Vec<Vec<u8>> = Vec::new();
-        for (window, regions) in regions.chunks_exact(self.n).enumerate() {
-            let pattern = canonical(regions);
-            if pattern.iter().all(|&region| region == 0) {
-                continue;
-            }
-            let known = patterns.iter().position(|p| *p == pattern);
-            self.mask_of[window] = Some(known.unwrap_or_else(|| {
-                self.masks.push(mask(&pattern, self.padded, value));
-                patterns.push(pattern);
-                patterns.len() - 1
-            }));
-        }
+    /// Whether the op has masks other than 0.
+    pub(super) fn has_regions(&self) -> bool {
+        self.has_regions
     }
 
     /// Bias and mask (if anything in the window is masked) of the queries from `query` on: rows of padded keys, and the
     /// length of a row.
     pub(super) fn from(
         &self,
-        Unit { window, head, .. }: Unit,
+        Unit { mask, head, .. }: Unit,
         query: usize,
     ) -> (&[f32], Option<&[f32]>, usize) {
         let (size, first) = (self.n * self.padded, query * self.padded);
         let bias = &self.bias[head * size..][first..size];
-        let mask = self.mask_of[window].map(|mask| &self.masks[mask][first..]);
+        let mask = self.masks[usize::from(mask)].as_ref().map(|mask| &mask[first..]);
         (bias, mask, self.padded)
     }
 
@@ -82,10 +70,11 @@ impl Tables {
         &self.last[head * self.padded..][..self.padded]
     }
 
-    /// Mask of one query (or key), unless nothing in its window is masked.
+    /// Row of one query (or key) in the mask number `mask`, unless it masks nothing.
     #[inline]
-    pub(super) fn mask(&self, window: usize, query: usize) -> Option<&[f32]> {
-        self.mask_of[window].map(|mask| &self.masks[mask][query * self.padded..][..self.padded])
+    pub(super) fn mask(&self, mask: u8, query: usize) -> Option<&[f32]> {
+        let mask = self.masks[usize::from(mask)].as_ref()?;
+        Some(&mask[query * self.padded..][..self.padded])
     }
 }
 
@@ -98,17 +87,16 @@ fn pad_rows(rows: &[f32], n: usize, padded: usize, fill: f32) -> Aligned<f32> {
     out.into()
 }
 
-/// The same division into regions, with regions numbered in order of appearance.
-fn canonical(regions: &[u8]) -> Vec<u8> {
-    let mut seen: Vec<u8> = Vec::new();
-    let number = |&region: &u8| {
-        let known = seen.iter().position(|&s| s == region);
-        known.unwrap_or_else(|| {
-            seen.push(region);
-            seen.len() - 1
-        }) as u8
-    };
-    regions.iter().map(number).collect()
+/// The mask of each number for the regions `[MASKS, n]`; `None` if all its tokens lie in one region.
+fn masks(regions: &[u8], n: usize, padded: usize, value: f32) -> [Option<Aligned<f32>>; MASKS] {
+    check_len("WindowAttention", "regions", regions.len(), &[MASKS, n]);
+    let masks = array::from_fn(|number| {
+        let regions = &regions[number * n..][..n];
+        let divided = regions.iter().any(|region| *region != regions[0]);
+        divided.then(|| mask(regions, padded, value))
+    });
+    assert!(masks[0].is_none(), "WindowAttention: mask 0 has several regions");
+    masks
 }
 
 /// The mask `[n, padded]` of a division into regions: `masked` between regions, 0 for padded keys.
@@ -128,21 +116,32 @@ mod tests {
 
     const MASKED: f32 = -200.0;
 
+    const SHAPE: Shape = Shape { heads: 1, d: 4, n: 3, two_codes: 0 };
+
     #[test]
-    fn windows_divided_alike_share_a_mask() {
-        let regions = [4, 4, 4, 0, 0, 9, 3, 3, 1, 7, 2, 7];
-        let shape = Shape { heads: 1, d: 4, n: 3, two_codes: 0 };
-        let tables = Tables::new(shape, 4, &[0.5; 9], Some((&regions, MASKED)));
-        assert_eq!(tables.mask_of, [None, Some(0), Some(0), Some(1)]);
+    fn masks_are_found_by_number() {
+        let regions = [4, 4, 4, 0, 0, 9, 3, 3, 3, 7, 2, 7];
+        let tables = Tables::new(SHAPE, &[0.5; 9], Some((&regions, MASKED)));
         assert_eq!(tables.mask(1, 0).unwrap()[..4], [0.0, 0.0, MASKED, 0.0]);
         assert_eq!(tables.mask(1, 2).unwrap()[..3], [MASKED, MASKED, 0.0]);
         assert_eq!(tables.mask(3, 2).unwrap()[..3], [0.0, MASKED, 0.0]);
-        assert!(tables.mask(0, 1).is_none());
+        let unit = Unit { mask: 3, head: 0, row: 0 };
+        assert_eq!(tables.from(unit, 1).1.unwrap()[..3], [MASKED, 0.0, MASKED]);
+        assert!(
+            tables.mask(0, 1).is_none() && tables.mask(2, 1).is_none(),
+            "all their tokens lie in one region"
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "WindowAttention: mask 0 has several regions")]
+    fn a_mask_0_that_masks_is_refused() {
+        Tables::new(SHAPE, &[0.5; 9], Some((&[0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], MASKED)));
     }
 
     #[test]
     fn padded_keys_get_no_weight() {
-        let tables = Tables::new(Shape { heads: 2, d: 4, n: 3, two_codes: 0 }, 1, &[0.5; 18], None);
+        let tables = Tables::new(Shape { heads: 2, ..SHAPE }, &[0.5; 18], None);
         assert_eq!(tables.bias(1, 2)[..3], [0.5; 3]);
         assert!(tables.bias(1, 2)[3..].iter().all(|&b| b == f32::NEG_INFINITY));
     }

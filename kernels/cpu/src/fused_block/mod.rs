@@ -10,7 +10,6 @@
 
 mod op;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -26,35 +25,37 @@ use op::{Intermediate, OpInput, TaskRows};
 pub struct FusedBlock {
     /// Each op with its result for the next op; `None` if the op adds its result to the stream.
     ops: Vec<(BlockOp, Option<Intermediate>)>,
-    map: Arc<RowMap>,
     /// Columns of the stream.
     columns: usize,
-    /// Number of rows that must stay in one task: the rows of a window, or 1 without attention.
-    unit_rows: usize,
+    /// Tokens of a window, if an op is an attention.
+    window: Option<usize>,
     /// The most units of a task.
     max_units: usize,
 }
 
+/// The rows of one image for a [`FusedBlock`], and their windows. All images of a run have the same.
+#[derive(Clone, Copy, Debug)]
+pub struct FusedRows<'a> {
+    /// The token of each row, window by window.
+    pub map: &'a RowMap,
+    /// The number of the mask of each window, as in [`WindowAttention::run`](crate::WindowAttention::run); empty if no op
+    /// is an attention.
+    pub masks: &'a [u8],
+}
+
 impl FusedBlock {
-    /// Prepares `ops` over rows of a stream of `columns` columns in the order of `map`, in tasks of about
-    /// `task_rows` rows. [`BlockOp`] says which ops read the stream and which read the result of the op
-    /// before them. Linears that store [`Store::Residual`](crate::Store::Residual) and residual norms add to
-    /// the stream.
+    /// Prepares `ops` over rows of a stream of `columns` columns, in tasks of about `task_rows` rows. [`BlockOp`] says
+    /// which ops read the stream and which read the result of the op before them. Linears that store
+    /// [`Store::Residual`](crate::Store::Residual) and residual norms add to the stream.
     ///
     /// # Panics
-    /// If an op cannot read the result of the op before it, if the last op does not add to the stream, if the
-    /// windows of an attention do not cover the rows of `map`, if two attentions have windows of different
-    /// sizes, or if `task_rows` rows of a result are more than a slice can hold.
-    pub fn new(ops: Vec<BlockOp>, map: Arc<RowMap>, columns: usize, task_rows: usize) -> FusedBlock {
-        let (mut unit_rows, mut result) = (1, None);
+    /// If an op cannot read the result of the op before it, if the last op does not add to the stream, if two
+    /// attentions have windows of different sizes, or if `task_rows` rows of a result are more than a slice can hold.
+    pub fn new(ops: Vec<BlockOp>, columns: usize, task_rows: usize) -> FusedBlock {
+        let (window, mut result) = (window_of(&ops), None);
+        let unit_rows = window.unwrap_or(1);
         let mut checked = Vec::with_capacity(ops.len());
         for op in ops {
-            let rows = op.unit_rows(map.rows().len());
-            assert!(
-                unit_rows == 1 || rows == 1 || rows == unit_rows,
-                "FusedBlock: windows of {unit_rows} and {rows} tokens"
-            );
-            unit_rows = unit_rows.max(rows);
             result = op.result_after(result, columns);
             checked.push((op, result));
         }
@@ -63,28 +64,30 @@ impl FusedBlock {
         for result in checked.iter().filter_map(|(_, result)| *result) {
             result.check_rows(max_units * unit_rows);
         }
-        FusedBlock { ops: checked, map, columns, unit_rows, max_units }
+        FusedBlock { ops: checked, columns, window, max_units }
     }
 
     /// Number of rows that must stay in one task: the rows of a window, or 1 without attention.
     pub fn unit_rows(&self) -> usize {
-        self.unit_rows
+        self.window.unwrap_or(1)
     }
 
-    /// Units of [`unit_rows`](FusedBlock::unit_rows) rows in `images` images.
+    /// Units of [`unit_rows`](FusedBlock::unit_rows) rows in `images` images of `rows` rows each, the length of
+    /// [`FusedRows::map`].
     ///
     /// # Panics
     /// If they have more rows than a slice can hold.
-    pub fn units(&self, images: usize) -> usize {
-        elements("FusedBlock", "rows", &[images, self.map.rows().len()]) / self.unit_rows
+    pub fn units(&self, images: usize, rows: usize) -> usize {
+        elements("FusedBlock", "rows", &[images, rows]) / self.unit_rows()
     }
 
-    /// Runs the ops over `stream`, f32 `[images * map.tokens(), columns]`.
+    /// Runs the ops over `stream`, f32 `[images * rows.map.tokens(), columns]`.
     ///
     /// # Panics
-    /// If `stream` has another length.
-    pub fn run(&self, pool: &mut Pool, images: usize, stream: &mut [f32]) {
-        self.run_tasks(pool, images, stream, None);
+    /// If `stream` has another length, if the windows of an attention do not cover the rows of an image, if a mask is one
+    /// that an attention does not have, or if there are masks without an attention.
+    pub fn run(&self, pool: &mut Pool, images: usize, rows: FusedRows<'_>, stream: &mut [f32]) {
+        self.run_tasks(pool, images, rows, stream, None);
     }
 
     /// As [`FusedBlock::run`], and returns the time of each op: the elapsed time, divided in proportion to
@@ -92,33 +95,61 @@ impl FusedBlock {
     ///
     /// # Panics
     /// As [`FusedBlock::run`].
-    pub fn run_timed(&self, pool: &mut Pool, images: usize, stream: &mut [f32]) -> Vec<Duration> {
+    pub fn run_timed(
+        &self,
+        pool: &mut Pool,
+        images: usize,
+        rows: FusedRows<'_>,
+        stream: &mut [f32],
+    ) -> Vec<Duration> {
         let nanos: Vec<AtomicU64> = self.ops.iter().map(|_| AtomicU64::new(0)).collect();
         let start = Instant::now();
-        self.run_tasks(pool, images, stream, Some(&nanos));
+        self.run_tasks(pool, images, rows, stream, Some(&nanos));
         let elapsed = start.elapsed();
         let nanos: Vec<f64> = nanos.into_iter().map(|n| n.into_inner() as f64).collect();
         let all = nanos.iter().sum::<f64>().max(1.0);
         nanos.iter().map(|n| elapsed.mul_f64(n / all)).collect()
     }
 
-    fn run_tasks(&self, pool: &mut Pool, images: usize, stream: &mut [f32], nanos: Option<&[AtomicU64]>) {
-        check_len("FusedBlock", "stream", stream.len(), &[images, self.map.tokens(), self.columns]);
-        let units = self.units(images);
+    fn run_tasks(
+        &self,
+        pool: &mut Pool,
+        images: usize,
+        image: FusedRows<'_>,
+        stream: &mut [f32],
+        nanos: Option<&[AtomicU64]>,
+    ) {
+        self.check_windows(image);
+        check_len("FusedBlock", "stream", stream.len(), &[images, image.map.tokens(), self.columns]);
+        let (units, unit_rows) = (self.units(images, image.map.rows().len()), self.unit_rows());
         let tasks = units.div_ceil(self.max_units).next_multiple_of(pool.threads()).min(units);
         elements("FusedBlock", "units and tasks", &[units, tasks]);
-        let (stream, map) = (Parts::new(stream), &*self.map);
+        let stream = Parts::new(stream);
         pool.run(tasks, &|task, scratch| {
-            let rows = units * task / tasks * self.unit_rows..units * (task + 1) / tasks * self.unit_rows;
-            self.run_task(&TaskRows { rows, stream, map }, scratch, nanos);
+            let rows = units * task / tasks * unit_rows..units * (task + 1) / tasks * unit_rows;
+            self.run_task(&TaskRows { rows, stream, image }, scratch, nanos);
         });
+    }
+
+    /// Checks that the windows of the attentions, if there are any, cover the rows of an image.
+    fn check_windows(&self, FusedRows { map, masks }: FusedRows<'_>) {
+        let (rows, windows) = (map.rows().len(), masks.len());
+        let Some(tokens) = self.window else {
+            assert!(masks.is_empty(), "FusedBlock: {windows} masks without an attention");
+            return;
+        };
+        assert!(
+            windows.checked_mul(tokens) == Some(rows),
+            "FusedBlock: {windows} windows of {tokens} tokens are not {rows} rows"
+        );
+        self.ops.iter().filter_map(|(op, _)| op.attention()).for_each(|op| op.check_masks(masks));
     }
 
     /// Takes the rows of one task through all ops. An op reads one half of the intermediate memory and writes
     /// the other.
     fn run_task(&self, task: &TaskRows<'_>, scratch: &mut Scratch, nanos: Option<&[AtomicU64]>) {
         let Scratch { op: op_scratch, intermediate } = scratch;
-        let max_rows = self.max_units * self.unit_rows;
+        let max_rows = self.max_units * self.unit_rows();
         let half = self.ops.iter().flat_map(|(_, result)| result).map(|result| result.bytes(max_rows));
         let half = half.max().unwrap_or(0).next_multiple_of(64);
         intermediate.reserve(2 * half);
@@ -135,4 +166,17 @@ impl FusedBlock {
             }
         }
     }
+}
+
+/// Tokens of a window of the attentions among `ops`.
+///
+/// # Panics
+/// If two of them have windows of different sizes.
+fn window_of(ops: &[BlockOp]) -> Option<usize> {
+    let mut tokens = ops.iter().filter_map(BlockOp::attention).map(|op| op.sizes().0);
+    let first = tokens.next()?;
+    for other in tokens {
+        assert!(first == other, "FusedBlock: windows of {first} and {other} tokens");
+    }
+    Some(first)
 }

@@ -4,8 +4,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use swinq_numerics::sizes::elements;
-use swinq_numerics::{RowMap, RowStore, code_stride};
+use swinq_numerics::{RowStore, code_stride};
 
+use super::FusedRows;
 use crate::attention::{AttentionIn, WindowAttention};
 use crate::buffer::{AlignedBuf, bytes, bytes_mut};
 use crate::heads::NormalizeHeads;
@@ -91,33 +92,38 @@ pub(super) struct TaskRows<'a> {
     /// The stream. Only this task accesses its rows: tasks have distinct rows, and a map names each token
     /// once.
     pub(super) stream: Parts<'a, f32>,
-    pub(super) map: &'a RowMap,
+    /// The rows of each image.
+    pub(super) image: FusedRows<'a>,
 }
 
 impl<'a> TaskRows<'a> {
-    /// The rows as windows of `tokens` rows.
-    fn windows(&self, tokens: usize) -> Range<usize> {
-        self.rows.start / tokens..self.rows.end / tokens
-    }
-
     /// The task's rows of the stream, as a destination.
     fn dest(&self) -> Dest<'a> {
         // SAFETY: only this task accesses these rows, and one thread runs its ops one after the other.
-        unsafe { Dest::scatter(self.stream, self.map, self.rows.start) }
+        unsafe { Dest::scatter(self.stream, self.image.map, self.rows.start) }
+    }
+
+    /// Runs `op` over the windows of the rows.
+    fn attend(
+        &self,
+        op: &WindowAttention,
+        input: AttentionIn<'_>,
+        out: RowOut<'_>,
+        scratch: &mut AlignedBuf,
+    ) {
+        let (tokens, ..) = op.sizes();
+        let windows = self.rows.start / tokens..self.rows.end / tokens;
+        op.run_on_this_thread(windows, self.image.masks, input, out, scratch);
     }
 }
 
 impl BlockOp {
-    /// Number of rows that the op must process together; an image has `rows` rows.
-    pub(super) fn unit_rows(&self, rows: usize) -> usize {
-        let BlockOp::Attention(op) = self else { return 1 };
-        let (tokens, windows, ..) = op.sizes();
-        assert_eq!(
-            tokens * windows,
-            rows,
-            "FusedBlock: {windows} windows of {tokens} tokens are not {rows} rows"
-        );
-        tokens
+    /// The op, if it is an attention.
+    pub(super) fn attention(&self) -> Option<&WindowAttention> {
+        match self {
+            BlockOp::Attention(op) => Some(op),
+            _ => None,
+        }
     }
 
     /// The op's result, or `None` if it adds to the stream. `previous` is the result of the op before it,
@@ -148,7 +154,7 @@ impl BlockOp {
                 (Some(input), Some(result))
             }
             BlockOp::Attention(op) => {
-                let (.., channels, store) = op.sizes();
+                let (_, channels, store) = op.sizes();
                 let codes = previous.is_some_and(|previous| previous.codes);
                 (
                     Some(Intermediate { columns: op.columns_in(codes), codes }),
@@ -176,26 +182,26 @@ impl BlockOp {
         out: Option<RowOut<'_>>,
         scratch: &mut AlignedBuf,
     ) {
-        let rows = task.rows.len();
+        let (rows, map) = (task.rows.len(), task.image.map);
         match (self, input, out) {
             (BlockOp::Norm(op), OpInput::Stream, Some(out)) => {
                 // SAFETY: only this task accesses its rows of the stream, and this op does not write them.
-                unsafe { op.run_on_this_thread(task.rows.clone(), task.stream, task.map, out, scratch) };
+                unsafe { op.run_on_this_thread(task.rows.clone(), task.stream, map, out, scratch) };
             }
             (BlockOp::Quantize(op), OpInput::Stream, Some(out)) => {
                 // SAFETY: as above.
-                unsafe { op.run_on_this_thread(task.rows.clone(), task.stream, task.map, out) };
+                unsafe { op.run_on_this_thread(task.rows.clone(), task.stream, map, out) };
             }
             (BlockOp::ResidualNorm(op), OpInput::F32(x), None) => {
                 // SAFETY: only this task accesses its rows of the stream.
-                unsafe { op.run_on_this_thread(task.rows.clone(), x, task.stream, task.map, scratch) };
+                unsafe { op.run_on_this_thread(task.rows.clone(), x, task.stream, map, scratch) };
             }
             (BlockOp::NormalizeHeads(op), OpInput::F32(x), Some(out)) => op.run_on_this_thread(rows, x, out),
             (BlockOp::Attention(op), OpInput::Codes(x), Some(out)) => {
-                op.run_on_this_thread(task.windows(op.sizes().0), AttentionIn::Codes(x), out, scratch);
+                task.attend(op, AttentionIn::Codes(x), out, scratch);
             }
             (BlockOp::Attention(op), OpInput::F32(x), Some(out)) => {
-                op.run_on_this_thread(task.windows(op.sizes().0), AttentionIn::F32(x), out, scratch);
+                task.attend(op, AttentionIn::F32(x), out, scratch);
             }
             (BlockOp::LinearI8(op), OpInput::Codes(x), out) => {
                 let dest = out.map_or_else(|| task.dest(), |out| op.dest(rows, out.into()));

@@ -163,48 +163,32 @@ impl LayerNorm {
 pub struct MergeNorm {
     affine: Owned,
     store: RowStore,
-    sources: Vec<[u32; 4]>,
-    tokens: usize,
 }
 
 impl MergeNorm {
-    /// The op that makes row `i` of each image from the rows `sources[i]` of its `tokens` rows, in that
-    /// order; `None` is a row of zeros, inserted before the norm. `gamma` and `beta` have `4c` elements.
+    /// The op with the norm of `gamma` and `beta`, `4c` elements each.
     ///
     /// # Panics
     /// If the length of `gamma` is 0, is not a multiple of four, or differs from the length of `beta`; if
-    /// `eps` is negative or not finite; if a source is outside `0..tokens`.
-    pub fn new(
-        cpu: Cpu,
-        gamma: &[f32],
-        beta: &[f32],
-        eps: f32,
-        store: RowStore,
-        sources: &[[Option<usize>; 4]],
-        tokens: usize,
-    ) -> MergeNorm {
+    /// `eps` is negative or not finite.
+    pub fn new(cpu: Cpu, gamma: &[f32], beta: &[f32], eps: f32, store: RowStore) -> MergeNorm {
         let affine = Owned::new("MergeNorm", cpu, gamma, beta, eps);
         assert!(gamma.len().is_multiple_of(4), "MergeNorm: {} channels are no four rows", gamma.len());
-        assert!(tokens < PAD as usize, "MergeNorm: {tokens} tokens are too many");
-        let number = |source: Option<usize>| match source {
-            None => PAD,
-            Some(token) => {
-                assert!(token < tokens, "MergeNorm: source {token} is outside 0..{tokens}");
-                token as u32
-            }
-        };
-        let sources = sources.iter().map(|four| four.map(number)).collect();
-        MergeNorm { affine, store, sources, tokens }
+        MergeNorm { affine, store }
     }
 
-    /// Reads `x`, f32 `[images * tokens, c]`; writes `[images * sources.len(), 4c]`.
+    /// Reads `x`, f32 `[images * map.tokens(), c]`; writes `[images * map.rows().len() / 4, 4c]`. Row `i` of an image is
+    /// the norm of its rows `map.rows()[4 * i..4 * i + 4]`, side by side in that order; [`PAD`] is a row of zeros,
+    /// inserted before the norm.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not match.
-    pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], out: RowOut<'_>) {
-        let (wide, n) = (self.affine.channels(), self.sources.len());
+    /// If a length or the variant of `out` does not match, or if the rows of the map are no multiple of four.
+    pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], map: &RowMap, out: RowOut<'_>) {
+        let (sources, rest) = map.rows().as_chunks::<4>();
+        assert!(rest.is_empty(), "MergeNorm: {} rows are no multiple of four", map.rows().len());
+        let (wide, n, tokens) = (self.affine.channels(), sources.len(), map.tokens());
         let c = wide / 4;
-        check_len("MergeNorm", "input", x.len(), &[images, self.tokens, c]);
+        check_len("MergeNorm", "input", x.len(), &[images, tokens, c]);
         let rows = elements("MergeNorm", "rows", &[images, n]);
         let sink = RowSink::new("MergeNorm", self.store, out, rows, wide);
         let each = units_per_task(rows, pool.threads(), MIN_VALUES / wide + 1);
@@ -216,8 +200,8 @@ impl MergeNorm {
             for from in (task * each..end).step_by(together) {
                 let count = together.min(end - from);
                 for (row, merged) in (from..from + count).zip(merged.chunks_exact_mut(wide)) {
-                    let image = &x[row / n * self.tokens * c..][..self.tokens * c];
-                    gather(image, &self.sources[row % n], merged);
+                    let image = &x[row / n * tokens * c..][..tokens * c];
+                    gather(image, &sources[row % n], merged);
                 }
                 // SAFETY: rows are distinct, and each is written, once, by the one task that holds it.
                 let out = |i| unsafe { sink.row(from + i) };
@@ -243,36 +227,25 @@ fn gather(image: &[f32], sources: &[u32; 4], merged: &mut [f32]) {
 pub struct PooledNorm {
     affine: Owned,
     store: RowStore,
-    tokens: usize,
 }
 
 impl PooledNorm {
-    /// The op over images of `tokens` rows of `gamma.len()` channels.
+    /// The op over tokens of `gamma.len()` channels.
     ///
     /// # Panics
-    /// If there are no channels or tokens or too many of them, `beta` has another length, or `eps` is negative or not
-    /// finite.
-    pub fn new(
-        cpu: Cpu,
-        gamma: &[f32],
-        beta: &[f32],
-        eps: f32,
-        store: RowStore,
-        tokens: usize,
-    ) -> PooledNorm {
-        assert!(tokens > 0, "PooledNorm: no tokens");
-        let affine = Owned::new("PooledNorm", cpu, gamma, beta, eps);
-        let memory = [tokens.saturating_add(2), gamma.len(), size_of::<f32>()];
-        elements("PooledNorm", "working memory", &memory);
-        PooledNorm { affine, store, tokens }
+    /// If there are no channels, `beta` has another length, or `eps` is negative or not finite.
+    pub fn new(cpu: Cpu, gamma: &[f32], beta: &[f32], eps: f32, store: RowStore) -> PooledNorm {
+        PooledNorm { affine: Owned::new("PooledNorm", cpu, gamma, beta, eps), store }
     }
 
-    /// Reads `x`, f32 `[images * tokens, c]`; writes `[images, c]`.
+    /// Reads images of `tokens` tokens each, `x` f32 `[images * tokens, c]`; writes `[images, c]`.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not match.
-    pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], out: RowOut<'_>) {
-        let (c, tokens) = (self.affine.channels(), self.tokens);
+    /// If there are no tokens or too many of them, or if a length or the variant of `out` does not match.
+    pub fn run(&self, pool: &mut Pool, images: usize, tokens: usize, x: &[f32], out: RowOut<'_>) {
+        assert!(tokens > 0, "PooledNorm: no tokens");
+        let c = self.affine.channels();
+        elements("PooledNorm", "working memory", &[tokens.saturating_add(2), c, size_of::<f32>()]);
         check_len("PooledNorm", "input", x.len(), &[images, tokens, c]);
         let sink = RowSink::new("PooledNorm", self.store, out, images, c);
         pool.run(images, &|image, scratch| {

@@ -1,16 +1,21 @@
 //! Conformance of window attention, for every implementation and every combination of sites.
 
-use crate::support::{Rng, assert_same, for_each_cpu, max_error, step};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use crate::support::{Rng, assert_same, assert_sizes_leave_no_trace, for_each_cpu, max_error, step};
 use swinq_kernels::{AttentionIn, Cpu, Pool, RowOut, WindowAttention};
-use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, Probs, RowStore, code_stride, reference};
+use swinq_numerics::{
+    AttentionQuant, AttentionSpec, HeadScores, MASKS, Probs, RowStore, code_stride, reference,
+};
 
 /// Sizes, tables and input of one case.
 struct Case {
     heads: usize,
     d: usize,
     n: usize,
-    windows: usize,
     images: usize,
+    /// The mask of each window of an image.
+    masks: Vec<u8>,
     scales: Vec<f32>,
     two_codes: Vec<bool>,
     bias: Vec<f32>,
@@ -31,17 +36,25 @@ fn int8(probs: Probs) -> AttentionQuant {
     AttentionQuant { q: Some(step(Q)), k: Some(step(K)), v: Some(step(V)), scores: None, probs }
 }
 
+/// Regions `[MASKS, n]` of windows that are divided not at all, from left to right, from top to bottom, and in both ways.
+pub(crate) fn regions(n: usize) -> Vec<u8> {
+    let side = n.isqrt();
+    let region = |(mask, i): (usize, usize)| {
+        let (right, low) = (i % side > side / 2, i / side > side / 3);
+        7 + u8::from(mask & 1 != 0 && right) + 2 * u8::from(mask & 2 != 0 && low)
+    };
+    (0..MASKS).flat_map(|mask| (0..n).map(move |i| (mask, i))).map(region).collect()
+}
+
 impl Case {
     fn new(heads: usize, d: usize, n: usize, windows: usize, images: usize) -> Case {
         let mut rng = Rng((heads + 10 * d + 1000 * n + windows) as u64);
-        let regions = (windows > 1).then(|| {
-            // The first window is one region, the others are divided in various ways.
-            (0..windows * n).map(|i| if i < n { 7 } else { ((i % n) * (i / n) / n) as u8 % 4 }).collect()
-        });
+        let regions = (windows > 1).then(|| regions(n));
+        let masks = (0..windows).map(|window| (window % MASKS) as u8);
         let x = rng.floats(images * windows * n * 3 * heads * d, 4.5);
         let bias = rng.floats(heads * n * n, 1.5);
         let scales = (0..heads).map(|head| (1.0 - 0.07 * head as f32) / (d as f32).sqrt()).collect();
-        Case { heads, d, n, windows, images, scales, two_codes: Vec::new(), bias, regions, x }
+        Case { heads, d, n, images, masks: masks.collect(), scales, two_codes: Vec::new(), bias, regions, x }
     }
 
     /// The same with two codes for each query and key of every other head, from head `first` on.
@@ -59,14 +72,13 @@ impl Case {
     }
 
     fn op(&self, cpu: Cpu, quant: AttentionQuant, store: RowStore) -> WindowAttention {
-        let (heads, head_dim, tokens, windows) = (self.heads, self.d, self.n, self.windows);
+        let (heads, head_dim, tokens) = (self.heads, self.d, self.n);
         let (bias, regions) = (&self.bias[..], self.regions.as_deref());
         let (scales, two_codes) = (&self.scales[..], &self.two_codes[..]);
         let spec = AttentionSpec {
             heads,
             head_dim,
             tokens,
-            windows,
             scales,
             two_codes,
             bias,
@@ -101,7 +113,7 @@ impl Case {
 
     fn run(&self, op: &WindowAttention, threads: usize, input: AttentionIn<'_>) -> Vec<f32> {
         let mut out = vec![f32::NAN; self.x.len() / 3];
-        op.run(&mut Pool::new(threads), self.images, input, RowOut::F32(&mut out));
+        op.run(&mut Pool::new(threads), self.images, &self.masks, input, RowOut::F32(&mut out));
         out
     }
 
@@ -113,7 +125,7 @@ impl Case {
     ) {
         let (n, d, columns) = (self.n, self.d, self.columns());
         for (window, head) in
-            (0..self.images * self.windows).flat_map(|w| (0..self.heads).map(move |h| (w, h)))
+            (0..self.images * self.masks.len()).flat_map(|w| (0..self.heads).map(move |h| (w, h)))
         {
             let at = |part: usize, i: usize, c: usize| {
                 self.x[(window * n + i) * 3 * columns + part * columns + head * d + c]
@@ -121,7 +133,8 @@ impl Case {
             let qkv = [0, 1, 2].map(|part| (0..n * d).map(|i| at(part, i / d, i % d)).collect());
             let mut bias = self.bias[head * n * n..][..n * n].to_vec();
             if let Some(regions) = &self.regions {
-                let regions = &regions[window % self.windows * n..][..n];
+                let mask = self.masks[window % self.masks.len()];
+                let regions = &regions[usize::from(mask) * n..][..n];
                 for (i, bias) in bias.iter_mut().enumerate() {
                     *bias += if regions[i / n] == regions[i % n] { 0.0 } else { -100.0 };
                 }
@@ -247,6 +260,52 @@ fn attention_is_the_references() {
     });
 }
 
+/// Windows with every mask in any order, and an op with regions whose windows are not masked.
+#[test]
+fn masks_are_those_of_their_numbers() {
+    for_each_cpu(|cpu| {
+        for (d, n) in [(32, 49), (32, 64), (6, 12), (20, 17)] {
+            for masks in [vec![1, 3, 0, 2, 2, 1, 0, 3, 3], vec![2], vec![0, 0]] {
+                let case = Case { masks, regions: Some(regions(n)), ..Case::new(2, d, n, 9, 2) };
+                let x = case.x[..2 * case.masks.len() * n * 6 * d].to_vec();
+                let case = Case { x, ..case }.with_two_codes(1);
+                for quant in [FLOAT, int8(Probs::U8), int8(Probs::S8(step(1.0 / 127.0)))] {
+                    check(&case, cpu, quant);
+                }
+            }
+        }
+    });
+}
+
+/// A mask whose tokens all lie in one region changes no bit.
+#[test]
+fn masks_with_one_region_mask_nothing() {
+    let case = Case::new(1, 32, 49, 3, 1);
+    let plain = Case { regions: None, masks: vec![0; 3], ..Case::new(1, 32, 49, 3, 1) };
+    let alike = Case { regions: Some(vec![5; MASKS * 49]), ..case };
+    for_each_cpu(|cpu| {
+        let run = |case: &Case| {
+            let op = case.op(cpu, int8(Probs::U8), RowStore::F32);
+            case.run(&op, 1, AttentionIn::F32(&case.x))
+        };
+        assert_same(&run(&alike), &run(&plain), &format!("{cpu:?}"));
+    });
+}
+
+#[test]
+fn one_op_runs_over_images_of_several_sizes() {
+    let case = Case::new(2, 32, 49, 6, 1);
+    for_each_cpu(|cpu| {
+        let new = || case.op(cpu, int8(Probs::U8), RowStore::F32);
+        assert_sizes_leave_no_trace([&[1, 3][..], &[0, 2, 1, 3, 0, 1]], new, |op, pool, masks| {
+            let x = &case.x[..masks.len() * 49 * 3 * case.columns()];
+            let mut out = vec![f32::NAN; x.len() / 3];
+            op.run(pool, 1, masks, AttentionIn::F32(x), RowOut::F32(&mut out));
+            out
+        });
+    });
+}
+
 /// Heads with one code beside heads with two, for every size and for sites that are off.
 #[test]
 fn two_codes_are_the_references() {
@@ -349,9 +408,10 @@ fn results_are_quantized_where_the_projection_reads_them() {
             }
             let codes = case.codes(&quant);
             let mut got = vec![77; want.len()];
-            assert_eq!(got.len(), case.images * case.windows * case.n * stride);
+            assert_eq!(got.len(), case.images * case.masks.len() * case.n * stride);
             let op = case.op(cpu, quant, RowStore::Codes(quantizer));
-            op.run(&mut Pool::new(2), case.images, AttentionIn::Codes(&codes), RowOut::Codes(&mut got));
+            let (images, input) = (case.images, AttentionIn::Codes(&codes));
+            op.run(&mut Pool::new(2), images, &case.masks, input, RowOut::Codes(&mut got));
             assert_eq!(got, want, "{cpu:?} n {} d {}", case.n, case.d);
             let fake = case.op(cpu, quant, RowStore::Fake(quantizer));
             let fake = case.run(&fake, 1, AttentionIn::Codes(&codes));
@@ -408,4 +468,29 @@ fn codes_without_scales_are_refused() {
     let case = Case::new(1, 4, 4, 1, 1);
     let op = case.op(Cpu::available()[0], FLOAT, RowStore::F32);
     case.run(&op, 1, AttentionIn::Codes(&[0; 48]));
+}
+
+/// The message with which a run over windows with `masks` is refused; `regions` says whether the op has some.
+fn refusal(masks: &[u8], regions: bool) -> String {
+    let case = Case::new(1, 4, 4, 1, 1);
+    let case = Case { masks: masks.to_vec(), regions: regions.then(|| self::regions(4)), ..case };
+    let op = case.op(Cpu::available()[0], FLOAT, RowStore::F32);
+    let run = || case.run(&op, 1, AttentionIn::F32(&case.x));
+    let payload = catch_unwind(AssertUnwindSafe(run)).unwrap_err();
+    *payload.downcast::<String>().unwrap_or_else(|payload| resume_unwind(payload))
+}
+
+#[test]
+fn masks_that_the_op_does_not_have_are_refused() {
+    assert_eq!(refusal(&[4], true), "WindowAttention: mask 4 is not below 4");
+    assert_eq!(refusal(&[255], false), "WindowAttention: mask 255 is not below 4");
+    assert_eq!(refusal(&[1], false), "WindowAttention: mask 1 of an op without regions");
+    // Another number of windows than the input has.
+    assert!(refusal(&[0, 1], true).starts_with("WindowAttention: input of 48 elements"));
+}
+
+#[test]
+#[should_panic(expected = "WindowAttention: no masks, so no windows")]
+fn an_image_without_windows_is_refused() {
+    refusal(&[], true);
 }

@@ -3,13 +3,15 @@
 
 use std::sync::Arc;
 
-use crate::support::{Rng, assert_same, assert_varied, for_each_cpu, step};
+use crate::attention::regions;
+use crate::support::{Rng, assert_same, assert_sizes_leave_no_trace, assert_varied, for_each_cpu, step};
 use swinq_kernels::{
-    AttentionIn, BlockOp, Cpu, FusedBlock, LayerNorm, LinearF32, LinearI8, LinearOut, LinearSpec, Pool,
-    QuantizeRows, ResidualNorm, RowOut, Store, WindowAttention,
+    AttentionIn, BlockOp, Cpu, FusedBlock, FusedRows, LayerNorm, LinearF32, LinearI8, LinearOut, LinearSpec,
+    Pool, QuantizeRows, ResidualNorm, RowOut, Store, WindowAttention,
 };
 use swinq_numerics::{
-    AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, Probs, RowMap, RowStore, code_stride,
+    AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, MASKS, Probs, RowMap, RowStore, Windows,
+    code_stride,
 };
 
 /// Sizes of a block: heads, channels of a head, hidden channels.
@@ -99,22 +101,20 @@ impl Maker {
     }
 
     /// An attention half: norm, linear for q | k | v, attention, projection.
-    fn attention(&mut self, Shape(heads, d, _): Shape, Grid(tokens, windows, _): Grid) -> Ops {
+    fn attention(&mut self, Shape(heads, d, _): Shape, tokens: usize) -> Ops {
         let (c, [qkv, codes, proj]) = (heads * d, [self.choice(), self.choice(), self.choice()]);
         let site = (codes || self.choice()).then(|| step(0.04));
         let probs = if self.choice() { Probs::U8 } else { Probs::Float };
         let quant = AttentionQuant { q: site, k: site, v: site, scores: None, probs };
-        let regions: Vec<u8> = self.rng.bytes(windows * tokens).iter().map(|b| b % 2).collect();
         let spec = AttentionSpec {
             heads,
             head_dim: d,
             tokens,
-            windows,
             scales: &self.rng.floats(heads, 0.2),
             two_codes: &[],
             mask: -100.0,
             bias: &self.rng.floats(heads * tokens * tokens, 1.0),
-            regions: Some(&regions),
+            regions: Some(&regions(tokens)),
             quant,
             store: self.row_store(proj),
         };
@@ -162,14 +162,21 @@ impl Maker {
     }
 }
 
-/// A map of `grid` in which every row comes from a token of another index.
-fn map(Grid(tokens, windows, pads): Grid) -> Arc<RowMap> {
+/// Windows of `grid`, with all masks, in which every row comes from a token of another index.
+fn windows_of(Grid(tokens, windows, pads): Grid) -> Windows {
     let real = windows * (tokens - pads);
     let rows = (0..windows * tokens).map(|row| {
         let (window, at) = (row / tokens, row % tokens);
         (at >= pads).then(|| real - 1 - (window + windows * (at - pads)))
     });
-    Arc::new(RowMap::new(&rows.collect::<Vec<_>>(), real).unwrap())
+    let map = RowMap::new(&rows.collect::<Vec<_>>(), real).unwrap();
+    Windows::new(map, (0..windows).map(|window| (window % MASKS) as u8).collect())
+}
+
+/// The rows of `windows` for `ops`.
+fn rows_of<'a>(ops: &Ops, windows: &'a Windows) -> FusedRows<'a> {
+    let attends = ops.iter().any(|(op, _)| matches!(op, BlockOp::Attention(_)));
+    FusedRows { map: windows.map(), masks: if attends { windows.masks() } else { &[] } }
 }
 
 /// The result of one op, for the next one.
@@ -196,7 +203,7 @@ impl Rows {
 }
 
 /// Runs `ops` one after the other, each over all rows.
-fn one_by_one(ops: &Ops, map: &RowMap, images: usize, stream: &mut [f32]) {
+fn one_by_one(ops: &Ops, FusedRows { map, masks }: FusedRows<'_>, images: usize, stream: &mut [f32]) {
     let (mut pool, rows) = (Pool::new(1), images * map.rows().len());
     let mut before = Rows::F32(Vec::new());
     for (op, left) in ops {
@@ -205,10 +212,10 @@ fn one_by_one(ops: &Ops, map: &RowMap, images: usize, stream: &mut [f32]) {
         match (op, &before, &mut after) {
             (BlockOp::Norm(norm), _, Some(after)) => norm.run(pool, images, stream, map, after.out()),
             (BlockOp::Attention(attention), Rows::Codes(x), Some(after)) => {
-                attention.run(pool, images, AttentionIn::Codes(x), after.out());
+                attention.run(pool, images, masks, AttentionIn::Codes(x), after.out());
             }
             (BlockOp::Attention(attention), Rows::F32(x), Some(after)) => {
-                attention.run(pool, images, AttentionIn::F32(x), after.out());
+                attention.run(pool, images, masks, AttentionIn::F32(x), after.out());
             }
             (BlockOp::Quantize(quantize), _, Some(after)) => {
                 quantize.run(pool, images, stream, map, after.out());
@@ -230,17 +237,22 @@ fn linear_out<'a>(rows: &'a mut Option<Rows>, stream: &'a mut [f32], map: &'a Ro
     rows.as_mut().map_or(LinearOut::Residual { stream, map }, |rows| rows.out().into())
 }
 
-/// A block of `kind`: both its halves, one of them, or one whose norm comes last.
-fn ops(cpu: Cpu, kind: u32, shape: Shape, grid: Grid) -> Ops {
+/// A block of `kind` with windows of `tokens` tokens: both its halves, one of them, or one whose norm comes last.
+fn ops(cpu: Cpu, kind: u32, shape: Shape, tokens: usize) -> Ops {
     let mut maker = Maker { cpu, kind, rng: Rng(u64::from(kind) + 1) };
     if kind % 5 == 4 {
         return maker.norm_last(shape);
     }
-    let mut ops = if kind % 3 == 1 { Vec::new() } else { maker.attention(shape, grid) };
+    let mut ops = if kind % 3 == 1 { Vec::new() } else { maker.attention(shape, tokens) };
     if kind % 3 != 2 {
         ops.extend(maker.mlp(shape));
     }
     ops
+}
+
+/// The ops without their results.
+fn block_ops(ops: &Ops) -> Vec<BlockOp> {
+    ops.iter().map(|(op, _)| op.clone()).collect()
 }
 
 #[test]
@@ -258,22 +270,22 @@ fn a_fused_block_equals_its_ops_one_after_the_other() {
                 kinds.next() as u32,
                 kinds.next() as u32,
             ] {
-                let (ops, map, c) = (ops(cpu, kind, shape, grid), map(grid), shape.0 * shape.1);
-                for (images, threads, rows) in [(1, 1, 1), (1, 2, 100), (2, 3, 20), (3, 2, 70)] {
-                    let mut stream = Rng(case as u64).floats(images * map.tokens() * c, 2.0);
+                let (ops, windows) = (ops(cpu, kind, shape, grid.0), windows_of(grid));
+                let (rows, c) = (rows_of(&ops, &windows), shape.0 * shape.1);
+                for (images, threads, task_rows) in [(1, 1, 1), (1, 2, 100), (2, 3, 20), (3, 2, 70)] {
+                    let mut stream = Rng(case as u64).floats(images * rows.map.tokens() * c, 2.0);
                     let before = stream.clone();
                     let mut want = stream.clone();
-                    one_by_one(&ops, &map, images, &mut want);
-                    let block_ops = ops.iter().map(|(op, _)| op.clone()).collect();
-                    let block = FusedBlock::new(block_ops, Arc::clone(&map), c, rows);
+                    one_by_one(&ops, rows, images, &mut want);
+                    let block = FusedBlock::new(block_ops(&ops), c, task_rows);
                     let what = format!("{} case {case}, kind {kind:#x}, {images} images", cpu);
                     let mut pool = Pool::new(threads);
-                    block.run(&mut pool, images, &mut stream);
+                    block.run(&mut pool, images, rows, &mut stream);
                     assert_same(&stream, &want, &what);
                     assert_varied(&stream, &what);
                     assert!(stream != before, "{what}: nothing was added");
                     stream.copy_from_slice(&before);
-                    assert_eq!(block.run_timed(&mut pool, images, &mut stream).len(), ops.len());
+                    assert_eq!(block.run_timed(&mut pool, images, rows, &mut stream).len(), ops.len());
                     assert_same(&stream, &want, &what);
                 }
             }
@@ -282,18 +294,81 @@ fn a_fused_block_equals_its_ops_one_after_the_other() {
 }
 
 #[test]
+fn one_block_runs_over_images_of_several_sizes() {
+    let shape = Shape(2, 12, 50);
+    for_each_cpu(|cpu| {
+        let ops = || ops(cpu, !0, shape, 16);
+        let new = || FusedBlock::new(block_ops(&ops()), 24, 20);
+        assert_sizes_leave_no_trace([Grid(16, 6, 3), Grid(16, 2, 0)], new, |block, pool, grid| {
+            let windows = windows_of(grid);
+            let rows = rows_of(&ops(), &windows);
+            let mut stream = Rng(3).floats(2 * rows.map.tokens() * 24, 2.0);
+            block.run(pool, 2, rows, &mut stream);
+            stream
+        });
+    });
+}
+
+#[test]
 #[should_panic(expected = "cannot read the result of the op before it")]
 fn ops_that_do_not_fit_are_refused() {
     let cpu = Cpu::available()[0];
-    let (shape, grid) = CASES[0];
     let mut maker = Maker { cpu, kind: 0, rng: Rng(1) };
     let ops = [maker.norm(96, false), maker.linear((96, 96), true, None, Store::F32)];
-    FusedBlock::new(ops.map(|(op, _)| op).to_vec(), map(grid), shape.0 * shape.1, 49);
+    FusedBlock::new(ops.map(|(op, _)| op).to_vec(), 96, 49);
 }
 
 #[test]
 #[should_panic(expected = "nothing reads the result of the last op")]
 fn the_last_op_must_add_to_the_stream() {
     let mut maker = Maker { cpu: Cpu::available()[0], kind: 0, rng: Rng(1) };
-    FusedBlock::new(vec![maker.norm(96, true).0], map(CASES[0].1), 96, 49);
+    FusedBlock::new(vec![maker.norm(96, true).0], 96, 49);
+}
+
+/// The attention half of a block with windows of `tokens` tokens, and 8 channels.
+fn attention_half(tokens: usize) -> Ops {
+    let mut maker = Maker { cpu: Cpu::available()[0], kind: 0, rng: Rng(1) };
+    maker.attention(Shape(2, 4, 0), tokens)
+}
+
+#[test]
+#[should_panic(expected = "FusedBlock: windows of 4 and 1 tokens")]
+fn windows_of_two_sizes_are_refused() {
+    let ops = [4, 1].map(|tokens| block_ops(&attention_half(tokens))).concat();
+    FusedBlock::new(ops, 8, 4);
+}
+
+/// Runs `ops` over one image of eight rows.
+fn run_with_masks(ops: &Ops, masks: &[u8]) {
+    let block = FusedBlock::new(block_ops(ops), 8, 4);
+    let map = RowMap::identity(8);
+    block.run(&mut Pool::new(1), 1, FusedRows { map: &map, masks }, &mut [0.5; 64]);
+}
+
+#[test]
+#[should_panic(expected = "FusedBlock: 3 windows of 4 tokens are not 8 rows")]
+fn windows_that_do_not_cover_the_rows_are_refused() {
+    run_with_masks(&attention_half(4), &[0, 1, 2]);
+}
+
+#[test]
+#[should_panic(expected = "WindowAttention: mask 4 is not below 4")]
+fn masks_that_an_attention_does_not_have_are_refused() {
+    run_with_masks(&attention_half(4), &[0, 4]);
+}
+
+#[test]
+#[should_panic(expected = "FusedBlock: 2 masks without an attention")]
+fn masks_without_an_attention_are_refused() {
+    let mut maker = Maker { cpu: Cpu::available()[0], kind: 0, rng: Rng(1) };
+    run_with_masks(&maker.mlp(Shape(2, 4, 16)), &[0, 0]);
+}
+
+#[test]
+fn units_are_windows_or_rows() {
+    let block = FusedBlock::new(block_ops(&attention_half(4)), 8, 20);
+    assert_eq!((block.unit_rows(), block.units(3, 16)), (4, 12));
+    let mut maker = Maker { cpu: Cpu::available()[0], kind: 0, rng: Rng(1) };
+    let block = FusedBlock::new(block_ops(&maker.mlp(Shape(2, 4, 16))), 8, 20);
+    assert_eq!((block.unit_rows(), block.units(3, 16)), (1, 48));
 }

@@ -1,7 +1,9 @@
 //! Conformance of LayerNorm and the ops around it, for every implementation.
 
-use crate::support::{Rng, assert_same, assert_varied, for_each_cpu, max_error, step};
-use swinq_kernels::{LayerNorm, MergeNorm, Pool, PooledNorm, QuantizeRows, ResidualNorm, RowOut};
+use crate::support::{
+    Rng, assert_same, assert_sizes_leave_no_trace, assert_varied, for_each_cpu, max_error, step,
+};
+use swinq_kernels::{Cpu, LayerNorm, MergeNorm, Pool, PooledNorm, QuantizeRows, ResidualNorm, RowOut};
 use swinq_numerics::{RowMap, RowStore, code_stride, reference};
 
 const EPS: f32 = 1e-5;
@@ -260,7 +262,7 @@ fn rows_are_gathered_and_quantized_without_a_norm() {
 #[test]
 #[should_panic(expected = "ResidualNorm: stream of 8 elements is not [2, 1, 8]")]
 fn a_stream_of_the_wrong_size_is_refused() {
-    let cpu = swinq_kernels::Cpu::available()[0];
+    let cpu = Cpu::available()[0];
     let op = ResidualNorm::new(cpu, &[1.0; 8], &[0.0; 8], EPS, None, None);
     op.run(&mut Pool::new(1), 2, &[0.0; 16], &RowMap::identity(1), &mut [0.0; 8]);
 }
@@ -268,7 +270,7 @@ fn a_stream_of_the_wrong_size_is_refused() {
 #[test]
 #[should_panic(expected = "QuantizeRows: input of 0 elements is not")]
 fn sizes_that_overflow_are_refused() {
-    let op = QuantizeRows::new(swinq_kernels::Cpu::available()[0], 8, RowStore::F32);
+    let op = QuantizeRows::new(Cpu::available()[0], 8, RowStore::F32);
     op.run(&mut Pool::new(1), usize::MAX / 4, &[], &RowMap::identity(4), RowOut::F32(&mut []));
 }
 
@@ -289,14 +291,15 @@ fn a_nan_becomes_code_0_and_stays_a_nan_in_f32() {
 
 #[test]
 fn four_rows_are_merged_with_zeros_before_the_norm() {
-    let sources = [[Some(4), Some(0), Some(3), Some(1)], [Some(2), None, Some(4), None]];
+    let sources = [Some(4), Some(0), Some(3), Some(1), Some(2), None, Some(5), None];
+    let map = RowMap::new(&sources, 6).unwrap();
     for_each_cpu(|cpu| {
         for c in [3, 20, 96, 192] {
             let (gamma, beta, _) = case(4 * c, 1);
-            let (_, _, x) = case(c, 15);
+            let (_, _, x) = case(c, 18);
             let mut merged = Vec::new();
-            for image in x.chunks_exact(5 * c) {
-                for source in sources.as_flattened() {
+            for image in x.chunks_exact(6 * c) {
+                for source in sources {
                     merged.extend(source.map_or(vec![0.0; c], |t| image[t * c..][..c].to_vec()));
                 }
             }
@@ -304,12 +307,26 @@ fn four_rows_are_merged_with_zeros_before_the_norm() {
             for threads in [1, 2, 3] {
                 let mut pool = Pool::new(threads);
                 let mut out = vec![f32::NAN; want.len()];
-                let op = MergeNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32, &sources, 5);
-                op.run(&mut pool, 3, &x, RowOut::F32(&mut out));
+                let op = MergeNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32);
+                op.run(&mut pool, 3, &x, &map, RowOut::F32(&mut out));
                 assert_same(&out, &want, &format!("{cpu:?} c {c}"));
             }
         }
     });
+}
+
+#[test]
+#[should_panic(expected = "MergeNorm: 6 rows are no multiple of four")]
+fn rows_that_are_no_multiple_of_four_are_not_merged() {
+    let op = MergeNorm::new(Cpu::available()[0], &[1.0; 4], &[0.0; 4], EPS, RowStore::F32);
+    op.run(&mut Pool::new(1), 1, &[0.0; 6], &RowMap::identity(6), RowOut::F32(&mut [0.0; 4]));
+}
+
+#[test]
+#[should_panic(expected = "PooledNorm: no tokens")]
+fn the_mean_of_no_tokens_is_refused() {
+    let op = PooledNorm::new(Cpu::available()[0], &[1.0; 4], &[0.0; 4], EPS, RowStore::F32);
+    op.run(&mut Pool::new(1), 1, 0, &[], RowOut::F32(&mut [0.0; 4]));
 }
 
 #[test]
@@ -329,11 +346,31 @@ fn tokens_are_normalised_and_then_averaged() {
             assert!(max_error(&want, &truth) <= 2e-6, "c {c}");
             for threads in [1, 2, 3] {
                 let mut out = vec![f32::NAN; 2 * c];
-                let op = PooledNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32, tokens);
-                op.run(&mut Pool::new(threads), 2, &x, RowOut::F32(&mut out));
+                let op = PooledNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32);
+                op.run(&mut Pool::new(threads), 2, tokens, &x, RowOut::F32(&mut out));
                 assert_same(&out, &want, &format!("{cpu:?} c {c}"));
             }
         }
+    });
+}
+
+#[test]
+fn one_norm_runs_over_images_of_several_sizes() {
+    for_each_cpu(|cpu| {
+        let (gamma, beta, x) = case(20, 48);
+        let merge = || MergeNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32);
+        assert_sizes_leave_no_trace([24, 8], merge, |op, pool, tokens| {
+            let map = RowMap::new(&(0..tokens).rev().map(Some).collect::<Vec<_>>(), tokens).unwrap();
+            let mut out = vec![f32::NAN; 2 * tokens * 5];
+            op.run(pool, 2, &x[..out.len()], &map, RowOut::F32(&mut out));
+            out
+        });
+        let pooled = || PooledNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32);
+        assert_sizes_leave_no_trace([24, 7], pooled, |op, pool, tokens| {
+            let mut out = vec![f32::NAN; 2 * 20];
+            op.run(pool, 2, tokens, &x[..2 * tokens * 20], RowOut::F32(&mut out));
+            out
+        });
     });
 }
 
@@ -350,19 +387,22 @@ fn nothing_is_a_batch_too() {
         ResidualNorm::new(cpu, &gamma, &beta, EPS, None, None).run(&mut pool, 0, &[], &map, &mut []);
         let map = RowMap::new(&[], 0).unwrap();
         ResidualNorm::new(cpu, &gamma, &beta, EPS, None, None).run(&mut pool, 3, &[], &map, &mut []);
-        PooledNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32, 4).run(
+        MergeNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32).run(
             &mut pool,
-            0,
+            3,
             &[],
+            &map,
             RowOut::F32(&mut []),
         );
+        let pooled = PooledNorm::new(cpu, &gamma, &beta, EPS, RowStore::F32);
+        pooled.run(&mut pool, 0, 4, &[], RowOut::F32(&mut []));
     });
 }
 
 #[test]
 #[should_panic(expected = "LayerNorm: was prepared to store F32 and is given an output of codes")]
 fn an_output_of_the_wrong_kind_is_refused() {
-    let cpu = swinq_kernels::Cpu::available()[0];
+    let cpu = Cpu::available()[0];
     let op = LayerNorm::new(cpu, &[1.0; 4], &[0.0; 4], EPS, RowStore::F32);
     op.run(&mut Pool::new(1), 1, &[0.0; 4], &RowMap::identity(1), RowOut::Codes(&mut [0; 4]));
 }

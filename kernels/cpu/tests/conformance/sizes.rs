@@ -5,11 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use swinq_kernels::{
-    AlignedBuf, AttentionIn, BlockOp, Cpu, FusedBlock, LayerNorm, LinearF32, LinearI8, LinearOut, LinearSpec,
-    MergeNorm, NormalizeHeads, Patches, Pool, PooledNorm, QuantizeRows, ResidualNorm, RowOut, Store,
-    WindowAttention, rows_f32,
+    AlignedBuf, AttentionIn, BlockOp, Cpu, FusedBlock, FusedRows, LayerNorm, LinearF32, LinearI8, LinearOut,
+    LinearSpec, MergeNorm, NormalizeHeads, Patches, Pool, PooledNorm, QuantizeRows, ResidualNorm, RowOut,
+    Store, WindowAttention, rows_f32,
 };
-use swinq_numerics::{AttentionQuant, AttentionSpec, HeadsSpec, Probs, Quantizer, RowMap, RowStore};
+use swinq_numerics::{AttentionQuant, AttentionSpec, HeadsSpec, Probs, Quantizer, RowMap, RowStore, Size};
 
 /// Numbers that are too large. Four times the last one, or 16 times the one before it, is 2^64, which wraps to 0.
 const LARGE: [usize; 3] = [usize::MAX / 2, 1 << 60, 1 << 62];
@@ -39,14 +39,13 @@ fn residual() -> Store {
     Store::Residual { branch: None, shortcut: None }
 }
 
-/// One head of [`C`] channels in one window of [`TOKENS`] tokens, without a bias.
+/// One head of [`C`] channels in windows of [`TOKENS`] tokens, without a mask.
 fn attention(bias: &[f32], codes: bool) -> AttentionSpec<'_> {
     let site = codes.then(step);
     AttentionSpec {
         heads: 1,
         head_dim: C,
         tokens: TOKENS,
-        windows: 1,
         scales: &[1.0],
         two_codes: &[],
         bias,
@@ -62,7 +61,7 @@ fn fused(cpu: Cpu, task_rows: usize) -> FusedBlock {
     let norm = LayerNorm::new(cpu, &[1.0; C], &[0.0; C], 1e-5, RowStore::F32);
     let linear = LinearF32::new(cpu, linear(C, C, residual()), &[0.5; C * C]);
     let ops = vec![BlockOp::Norm(Arc::new(norm)), BlockOp::LinearF32(Arc::new(linear))];
-    FusedBlock::new(ops, Arc::new(RowMap::identity(TOKENS)), C, task_rows)
+    FusedBlock::new(ops, C, task_rows)
 }
 
 #[test]
@@ -74,10 +73,11 @@ fn every_run_refuses_sizes_whose_product_overflows() {
         let norm = LayerNorm::new(cpu, &gamma, &beta, 1e-5, RowStore::F32);
         refused("LayerNorm: ", images, || norm.run(pool, images, &[], &map, RowOut::F32(&mut [])));
         let codes = RowStore::Codes(step());
-        let merge = MergeNorm::new(cpu, &[1.0; 4 * C], &[0.0; 4 * C], 1e-5, codes, &[[None; 4]; 4], TOKENS);
-        refused("MergeNorm: ", images, || merge.run(pool, images, &[], RowOut::Codes(&mut [])));
-        let pooled = PooledNorm::new(cpu, &gamma, &beta, 1e-5, RowStore::F32, TOKENS);
-        refused("PooledNorm: ", images, || pooled.run(pool, images, &[], RowOut::F32(&mut [])));
+        let merge = MergeNorm::new(cpu, &[1.0; 4 * C], &[0.0; 4 * C], 1e-5, codes);
+        refused("MergeNorm: ", images, || merge.run(pool, images, &[], &map, RowOut::Codes(&mut [])));
+        let pooled = PooledNorm::new(cpu, &gamma, &beta, 1e-5, RowStore::F32);
+        refused("PooledNorm: ", images, || pooled.run(pool, images, TOKENS, &[], RowOut::F32(&mut [])));
+        refused("PooledNorm: ", images, || pooled.run(pool, 0, images, &[], RowOut::F32(&mut [])));
         let norm = ResidualNorm::new(cpu, &gamma, &beta, 1e-5, None, None);
         refused("ResidualNorm: ", images, || norm.run(pool, images, &[], &map, &mut []));
         let quantize = QuantizeRows::new(cpu, C, RowStore::F32);
@@ -85,17 +85,20 @@ fn every_run_refuses_sizes_whose_product_overflows() {
         let heads = HeadsSpec { heads: 1, head_dim: C, two_codes: &[], codes: None };
         let heads = NormalizeHeads::new(cpu, &heads);
         refused("NormalizeHeads: ", images, || heads.run(pool, images, &[], RowOut::F32(&mut [])));
-        let patches = Patches::new(4, 2, &[[0.0; 256]; 3], RowStore::F32);
-        refused("Patches: ", images, || patches.run(pool, images, &[], RowOut::F32(&mut [])));
+        let patches = Patches::new(2, &[[0.0; 256]; 3], RowStore::F32);
+        for (images, image) in [(images, Size::square(4)), (0, Size::square(images))] {
+            refused("Patches: ", images, || patches.run(pool, images, image, &[], RowOut::F32(&mut [])));
+        }
         for (codes, input) in [(false, AttentionIn::F32(&[])), (true, AttentionIn::Codes(&[]))] {
             let op = WindowAttention::new(cpu, attention(&[0.0; TOKENS * TOKENS], codes));
-            refused("WindowAttention: ", images, || op.run(pool, images, input, RowOut::F32(&mut [])));
+            refused("WindowAttention: ", images, || op.run(pool, images, &[0], input, RowOut::F32(&mut [])));
         }
-        let block = fused(cpu, 64);
-        refused("FusedBlock: ", images, || block.run(pool, images, &mut []));
-        refused("FusedBlock: ", images, || block.run_timed(pool, images, &mut []));
+        let (block, rows) = (fused(cpu, 64), FusedRows { map: &map, masks: &[] });
+        refused("FusedBlock: ", images, || block.run(pool, images, rows, &mut []));
+        refused("FusedBlock: ", images, || block.run_timed(pool, images, rows, &mut []));
     }
-    refused("FusedBlock: ", usize::MAX / 2, || fused(cpu, 64).units(usize::MAX / 2));
+    refused("FusedBlock: ", usize::MAX / 2, || fused(cpu, 64).units(usize::MAX / 2, TOKENS));
+    refused("FusedBlock: ", usize::MAX / 2, || fused(cpu, 64).units(TOKENS, usize::MAX / 2));
 }
 
 #[test]
@@ -133,20 +136,12 @@ fn every_constructor_refuses_sizes_whose_product_overflows() {
             refused("NormalizeHeads: ", size, || NormalizeHeads::new(cpu, &spec));
         }
         let lookup = [[0.0; 256]; 3];
-        let even = size & !1;
-        refused("Patches: ", size, || Patches::new(even, 2, &lookup, RowStore::F32));
-        refused("Patches: ", size, || Patches::new(0, size, &lookup, RowStore::F32));
+        refused("Patches: ", size, || Patches::new(size, &lookup, RowStore::F32));
         refused("LinearI8: ", size, || LinearI8::new(cpu, linear(size, 16, residual()), &[], &[]));
         refused("LinearF32: ", size, || LinearF32::new(cpu, linear(size, 16, residual()), &[]));
         // A weight without rows has no elements, but its panels have a size.
         refused("linear: ", size, || LinearF32::new(cpu, linear(0, size, residual()), &[]));
         refused("", size, || LinearI8::new(cpu, linear(size, 0, residual()), &[], &[]));
-        refused("PooledNorm: ", size, || {
-            PooledNorm::new(cpu, &[1.0; C], &[0.0; C], 1e-5, RowStore::F32, size);
-        });
-        refused("MergeNorm: ", size, || {
-            MergeNorm::new(cpu, &[1.0; C], &[0.0; C], 1e-5, RowStore::F32, &[], size);
-        });
         refused("FusedBlock: ", size, || fused(cpu, size));
         refused(&size.to_string(), size, || RowMap::identity(size));
         RowMap::new(&[], size).unwrap_err();
@@ -159,7 +154,6 @@ fn every_constructor_refuses_sizes_whose_product_overflows() {
             refused("WindowAttention: ", size, || WindowAttention::new(cpu, spec));
         };
         with(|spec, size| spec.head_dim = size);
-        with(|spec, size| spec.windows = size);
         with(|spec, size| (spec.tokens, spec.bias) = (size, &[]));
         with(|spec, size| (spec.heads, spec.scales) = (size, &[]));
     }

@@ -1,8 +1,8 @@
 //! Window attention.
 
-use swinq_numerics::{AttentionSpec, Probs};
+use swinq_numerics::{AttentionSpec, MASKS, Probs};
 
-use super::{DeviceStore, StreamType, expect, int, row_stride};
+use super::{DeviceStore, DeviceWindows, StreamType, expect, int, row_stride};
 use crate::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
@@ -29,7 +29,7 @@ struct AttentionParams {
     low: u64,
     bias: u64,
     regions: u64,
-    masked: u64,
+    masks: u64,
     out: u64,
     total_windows: i32,
     windows: i32,
@@ -181,7 +181,6 @@ impl AttentionConfig {
 pub struct DeviceAttention {
     kernel: Kernel,
     config: AttentionConfig,
-    windows: usize,
     multiprocessors: usize,
     /// Columns of the input.
     columns: usize,
@@ -190,7 +189,8 @@ pub struct DeviceAttention {
     /// Present if some heads have two codes.
     low: Option<DeviceSlice>,
     bias: DeviceSlice,
-    regions: Option<(DeviceSlice, DeviceSlice)>,
+    /// The region of each token under each mask.
+    regions: Option<DeviceSlice>,
     store: DeviceStore,
     scales: Scales,
 }
@@ -211,6 +211,9 @@ impl DeviceAttention {
     /// [`CudaError::Unsupported`] if a head does not have [`HEAD_DIM`] channels, if only some of the sites of
     /// q, k, v and the probabilities are on, or if a site of the scores is on. Also if the kernel does not
     /// compile, or the device has too little memory.
+    ///
+    /// # Panics
+    /// If a length does not match, or mask 0 has several regions.
     pub fn new(
         device: &Device,
         spec: &AttentionSpec<'_>,
@@ -238,7 +241,6 @@ impl DeviceAttention {
                 .then(|| DeviceBuf::from_slice(device, &scales.logits).map(|scales| scales.all()))
                 .transpose()?,
             low: low.map(|low| DeviceBuf::from_slice(device, &low).map(|low| low.all())).transpose()?,
-            windows: spec.windows,
             multiprocessors: device.multiprocessors() as usize,
             bias: DeviceBuf::from_slice(device, &padded_bias(&config, spec.bias))?.all(),
             regions: padded_regions(device, (config.tokens, config.padded()), spec.regions)?,
@@ -248,36 +250,37 @@ impl DeviceAttention {
         })
     }
 
-    /// Reads the windows of `images` images and writes `[images * windows * n, channels]`.
+    /// Reads the rows of `images` images, window by window, and writes `[images * windows * n, channels]`. `windows` are
+    /// those of each image; the op uses their masks.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short.
+    /// If a slice is too short, windows have another number of tokens, or windows are masked and the op has no regions.
     pub fn run(
         &self,
         on: &Stream,
-        images: usize,
+        (images, windows): (usize, &DeviceWindows),
         qkv: &DeviceSlice,
         out: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let AttentionConfig { tokens, heads, .. } = self.config;
         let channels = heads * HEAD_DIM;
+        let masks = windows.masks_for("attention", tokens, self.regions.is_some());
         let element = if self.config.elements == AttentionElements::Codes { 1 } else { 2 };
         let columns = row_stride(self.columns, element);
-        expect("attention: q, k and v", qkv, &[images, self.windows, tokens, columns, element]);
+        expect("attention: q, k and v", qkv, &[images, windows.count(), tokens, columns, element]);
         let stored = self.store.element_bytes();
-        expect("attention: the output", out, &[images, self.windows, tokens, channels, stored]);
+        expect("attention: the output", out, &[images, windows.count(), tokens, channels, stored]);
         [qkv, out, &self.bias]
             .into_iter()
             .chain(&self.logit_scales)
             .chain(&self.low)
+            .chain(&self.regions)
+            .chain(masks)
             .for_each(|s| on.hold(s));
-        self.regions
-            .iter()
-            .for_each(|(regions, masked)| [regions, masked].into_iter().for_each(|s| on.hold(s)));
-        let total = images * self.windows;
+        let total = images * windows.count();
         let (each, config) = self.config.launch(total, self.multiprocessors);
         let (recip, scale) = self.store.recip_and_scale();
         let params = AttentionParams {
@@ -285,11 +288,11 @@ impl DeviceAttention {
             logit_scales: self.logit_scales.as_ref().map_or(0, DeviceSlice::ptr),
             low: self.low.as_ref().map_or(0, DeviceSlice::ptr),
             bias: self.bias.ptr(),
-            regions: self.regions.as_ref().map_or(0, |(regions, _)| regions.ptr()),
-            masked: self.regions.as_ref().map_or(0, |(_, masked)| masked.ptr()),
+            regions: self.regions.as_ref().map_or(0, DeviceSlice::ptr),
+            masks: masks.map_or(0, DeviceSlice::ptr),
             out: out.ptr(),
             total_windows: int(total),
-            windows: int(self.windows),
+            windows: int(windows.count()),
             n: int(tokens),
             heads: int(heads),
             columns: int(columns),
@@ -302,8 +305,8 @@ impl DeviceAttention {
             scale,
         };
         // SAFETY: `AttentionParams` is the kernel's parameter. The windows that the kernel accesses are
-        // within the lengths checked above, bias and regions were laid out for the same shape, and the slices
-        // are held.
+        // within the lengths checked above, bias and regions were laid out for the same shape, every mask is below
+        // `MASKS`, and the slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }
 }
@@ -381,22 +384,19 @@ fn padded_bias(config: &AttentionConfig, bias: &[f32]) -> Vec<f32> {
     out
 }
 
-/// Pads the regions `[windows, n]` to `[windows, padded]`; also returns whether each window has more than one
-/// region.
+/// Copies the regions `[MASKS, n]` to the device as `[MASKS, padded]`.
+///
+/// # Panics
+/// If there are not as many, or mask 0, which the kernels skip, has several regions.
 pub(super) fn padded_regions(
     device: &Device,
     (n, padded): (usize, usize),
     regions: Option<&[u8]>,
-) -> Result<Option<(DeviceSlice, DeviceSlice)>, CudaError> {
+) -> Result<Option<DeviceSlice>, CudaError> {
     let Some(regions) = regions else { return Ok(None) };
-    let pad = |window: &[u8]| {
-        let mut row = window.to_vec();
-        row.resize(padded, 0);
-        row
-    };
-    let rows: Vec<u8> = regions.chunks_exact(n).flat_map(pad).collect();
-    let masked: Vec<u8> =
-        regions.chunks_exact(n).map(|window| u8::from(window.iter().any(|r| *r != window[0]))).collect();
-    let copy = |bytes: &[u8]| Ok::<_, CudaError>(DeviceBuf::from_slice(device, bytes)?.all());
-    Ok(Some((copy(&rows)?, copy(&masked)?)))
+    assert_eq!(regions.len(), MASKS * n, "attention: regions are not [{MASKS}, {n}]");
+    assert!(regions[..n].iter().all(|region| *region == regions[0]), "attention: mask 0 has several regions");
+    let padding = vec![0; padded - n];
+    let rows: Vec<u8> = regions.chunks_exact(n).flat_map(|mask| [mask, &padding].concat()).collect();
+    Ok(Some(DeviceBuf::from_slice(device, &rows)?.all()))
 }

@@ -13,6 +13,8 @@ const LINEAR_THREADS: u32 = 128;
 const POOL_COLUMNS: usize = 128;
 const POOL_WARPS: usize = 16;
 const POOL_FLOATS: usize = (48 << 10) / 4;
+/// Tokens of an f32 stream whose norms the pool has in shared memory at a time.
+const POOL_TOKENS: usize = 2048;
 /// Columns and rows of a block of the linear layer, k values of a stage, and number of stages.
 const COLUMNS: usize = 32;
 const ROWS: usize = 16;
@@ -30,6 +32,7 @@ struct PoolParams {
     tokens: i32,
     columns: i32,
     stride: i32,
+    tokens_each: i32,
     epsilon: f32,
     recip: f32,
     scale: f32,
@@ -103,12 +106,17 @@ impl DevicePool {
     pub fn launch((images, tokens): (usize, usize), columns: usize, stream: StreamType) -> LaunchConfig {
         let threads = pool_threads(columns, stream);
         let shared = match stream {
-            // Three numbers, padded to four words, for each token.
-            StreamType::F32 => 16 * tokens,
+            // Three numbers, padded to four words, for each token; and the sum of each column.
+            StreamType::F32 => 16 * DevicePool::tokens_each(tokens) + 4 * columns,
             // The sums of each warp.
             StreamType::F16 => 4 * threads as usize / 32 * POOL_COLUMNS * pool_chunks(columns),
         };
         LaunchConfig { shared: shared as u32, pdl: true, ..LaunchConfig::linear(images as u32, threads) }
+    }
+
+    /// Tokens of an image of `tokens` tokens whose norms the kernel has in shared memory at a time, for an f32 stream.
+    pub fn tokens_each(tokens: usize) -> usize {
+        tokens.min(POOL_TOKENS)
     }
 
     /// Prepares the op.
@@ -168,6 +176,7 @@ impl DevicePool {
             tokens: int(tokens),
             columns: int(self.columns),
             stride: int(stride),
+            tokens_each: int(DevicePool::tokens_each(tokens)),
             epsilon: self.epsilon,
             recip,
             scale,

@@ -2,12 +2,11 @@
 //! fc2(GELU(fc1(LayerNorm(stream)))), or for Swin V2 plus LayerNorm(fc2(GELU(fc1(stream)))).
 
 use swinq_numerics::reference::correction_i8;
-use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer, RowMap};
+use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer};
 
 use super::half_gelu::{self, half_codes};
 use super::linear::gelu_define;
-use super::norm::rows_of_tokens;
-use super::{Int8Linear, StreamType, expect, expect_word, int};
+use super::{Int8Linear, StreamCodes, StreamType, expect, expect_word, int};
 use crate::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
@@ -41,20 +40,19 @@ struct MlpParams {
 // SAFETY: `repr(C)`, with the fields of `Params` in mlp_sm90.cu in the same order.
 unsafe impl Params for MlpParams {}
 
-/// What LayerNorm reads, and what the launch stores besides the stream.
+/// What LayerNorm reads, and what the launch can store besides the stream.
 #[derive(Clone, Copy, Debug)]
-pub enum MlpNorm<'a> {
+pub enum MlpNorm {
     /// LayerNorm of the stream.
     Stream,
     /// LayerNorm of the results of fc2 (Swin V2).
     Branch {
-        /// The codes of the new stream: their quantizer, and the order of their rows, which has no padding; without
-        /// an order, that of the tokens.
-        codes: Option<(Quantizer, Option<&'a RowMap>)>,
+        /// The quantizer of the codes of the new stream, if the launch can store them.
+        codes: Option<Quantizer>,
     },
 }
 
-impl MlpNorm<'_> {
+impl MlpNorm {
     /// The constants for which the kernel is compiled.
     pub fn form(self) -> MlpForm {
         match self {
@@ -65,14 +63,14 @@ impl MlpNorm<'_> {
     }
 }
 
-/// Where LayerNorm is, and whether codes are stored ([`MlpNorm`]).
+/// Where LayerNorm is, and whether codes can be stored ([`MlpNorm`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MlpForm {
     /// LayerNorm of the stream.
     PreNorm,
     /// LayerNorm of the results of fc2.
     PostNorm,
-    /// As [`MlpForm::PostNorm`], with the codes of the new stream.
+    /// As [`MlpForm::PostNorm`]; a launch can also store the codes of the new stream.
     PostNormCodes,
 }
 
@@ -81,7 +79,7 @@ pub struct MlpSpec<'a> {
     /// Scale and offset of LayerNorm, one per channel.
     pub norm: (&'a [f32], &'a [f32]),
     /// What it reads.
-    pub of: MlpNorm<'a>,
+    pub of: MlpNorm,
     /// Added to the variance.
     pub epsilon: f32,
     /// From the channels to the hidden columns.
@@ -315,10 +313,6 @@ pub struct DeviceMlp {
     multiprocessors: u32,
     weights: DeviceSlice,
     constants: DeviceSlice,
-    /// The row of the codes of each token of an image.
-    code_rows: Option<DeviceSlice>,
-    /// Tokens of an image, if there are `code_rows`.
-    tokens: usize,
     epsilon: f32,
     /// Of the inputs of fc1 and fc2, and of the codes of the new stream.
     recips: [f32; 3],
@@ -350,19 +344,14 @@ impl DeviceMlp {
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// If `config` is not the one of `spec`, or the order of the codes has padding.
+    /// If `config` is not the one of `spec`.
     pub fn new(device: &Device, config: MlpConfig, spec: &MlpSpec<'_>) -> Result<DeviceMlp, CudaError> {
         let weights = config.pack_weights(spec.fc1.codes, spec.fc2.codes);
-        let (code_recip, map) = match spec.of {
-            MlpNorm::Branch { codes: Some((quantizer, map)) } => (quantizer.recip(), map),
-            _ => (1.0, None),
+        let code_recip = match spec.of {
+            MlpNorm::Branch { codes: Some(quantizer) } => quantizer.recip(),
+            _ => 1.0,
         };
-        let rows = map.map(|map| rows_of_tokens(map).expect("the order of the codes has no padding"));
         Ok(DeviceMlp {
-            tokens: rows.as_ref().map_or(1, Vec::len),
-            code_rows: rows
-                .map(|rows| DeviceBuf::from_slice(device, &rows).map(|rows| rows.all()))
-                .transpose()?,
             kernel: device.kernel(&config.program())?,
             config,
             multiprocessors: device.multiprocessors(),
@@ -379,55 +368,56 @@ impl DeviceMlp {
         if self.config.stages() == 0 { 1 } else { ROWS * self.multiprocessors as usize / 4 }
     }
 
-    /// Whether the codes of the new stream are stored.
+    /// Whether the op can store the codes of the new stream.
     pub fn stores_codes(&self) -> bool {
         self.config.kind.form == MlpForm::PostNormCodes
     }
 
-    /// Adds the MLP to the `m` rows of `stream`, and writes their `codes` if the op was prepared with codes. Sets the u32 at `overflow` to 1 if an f16 stream holds a value
-    /// that is not finite; nothing resets it.
+    /// Adds the MLP to the `m` rows of `stream`, and writes their `codes`, if they are given. Sets the u32 at `overflow` to 1
+    /// if an f16 stream holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short, `codes` is missing or not expected, or the rows are not those of whole images although
-    /// the codes have an order.
+    /// If a slice is too short, codes are given although the op does not store any, or the codes have the rows of tokens
+    /// and the `m` rows are not those of whole images.
     pub fn run(
         &self,
         on: &Stream,
         m: usize,
         stream: &DeviceSlice,
-        codes: Option<&DeviceSlice>,
+        codes: Option<StreamCodes<'_>>,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         expect("MLP: the stream", stream, &[m, self.config.columns, self.config.kind.stream.bytes()]);
         expect_word("MLP: the overflow flag", overflow);
-        assert_eq!(codes.is_some(), self.stores_codes(), "MLP: codes");
-        assert!(
-            m.is_multiple_of(self.tokens),
-            "MLP: {m} rows are not whole images of {} tokens",
-            self.tokens
-        );
-        codes.iter().for_each(|codes| expect("MLP: the codes", codes, &[m, self.config.columns]));
-        codes.into_iter().chain(&self.code_rows).for_each(|slice| on.hold(slice));
+        let code_rows = codes.and_then(|codes| codes.rows);
+        let tokens = code_rows.map_or(1, |rows| rows.tokens);
+        assert!(m.is_multiple_of(tokens), "MLP: {m} rows are not whole images of {tokens} tokens");
+        if let Some(codes) = codes {
+            assert!(self.stores_codes(), "the MLP stores no codes");
+            expect("MLP: the codes", codes.slice, &[m, self.config.columns]);
+            codes.slices().for_each(|slice| on.hold(slice));
+        }
         [stream, overflow, &self.weights, &self.constants].into_iter().for_each(|slice| on.hold(slice));
         let params = MlpParams {
             stream: stream.ptr(),
             weights: self.weights.ptr(),
             constants: self.constants.ptr(),
             overflow: overflow.ptr(),
-            codes: codes.map_or(0, DeviceSlice::ptr),
-            code_rows: self.code_rows.as_ref().map_or(0, DeviceSlice::ptr),
+            codes: codes.map_or(0, |codes| codes.slice.ptr()),
+            code_rows: code_rows.map_or(0, |rows| rows.slice.ptr()),
             m: int(m),
-            tokens: int(self.tokens),
+            tokens: int(tokens),
             epsilon: self.epsilon,
             norm_recip: self.recips[0],
             hidden_recip: self.recips[1],
             code_recip: self.recips[2],
         };
         // SAFETY: `MlpParams` is the kernel's parameter. The lengths of the stream and of the codes were checked above,
-        // `code_rows` has a row below `tokens` for each token of an image, weights and constants were laid out by the configuration for which the kernel was compiled; the slices are held.
+        // `code_rows` has a row below `tokens` for each token of an image, and weights and constants were laid out by the
+        // configuration for which the kernel was compiled; the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(m, self.multiprocessors), on, &params) }
     }
 }

@@ -1,5 +1,5 @@
 //! The fused ops of a Swin Transformer on a GPU. Each op is prepared once and is then put on a stream without
-//! any allocation.
+//! any allocation, for images of any size: what depends on the size is given when the op runs.
 //!
 //! Codes on the device are plain INT8. Rows of codes and of f16 values are [`row_stride`] apart. The residual
 //! stream is f16 or f32 ([`StreamType`]). With an f32 stream and INT8 products, every op is bit-exact to the
@@ -10,16 +10,19 @@ pub mod half_gelu;
 pub mod head;
 pub mod heads;
 pub mod linear;
+mod maps;
 pub mod mlp;
 pub mod norm;
 pub mod patch;
 pub mod rows;
 pub mod window_block;
 
-use swinq_numerics::sizes::elements;
-use swinq_numerics::{Quantizer, RowMap};
+pub use maps::{DeviceMap, DeviceWindows, RowOrder, StreamCodes, TokenRows, rows_of_tokens};
 
-use super::{CudaError, Device, DeviceBuf, DeviceSlice};
+use swinq_numerics::Quantizer;
+use swinq_numerics::sizes::elements;
+
+use super::DeviceSlice;
 
 /// An INT8 linear layer of a fused launch, without an `.output` site.
 #[derive(Clone, Copy)]
@@ -115,25 +118,6 @@ impl DeviceStore {
 /// multiples of 16 bytes.
 pub fn row_stride(columns: usize, element_bytes: usize) -> usize {
     (columns * element_bytes).next_multiple_of(16) / element_bytes
-}
-
-/// A [`RowMap`] on the device.
-#[derive(Clone)]
-pub struct DeviceMap {
-    slice: DeviceSlice,
-    rows: usize,
-    tokens: usize,
-}
-
-impl DeviceMap {
-    /// Copies `map` to the device.
-    ///
-    /// # Errors
-    /// The device has too little free memory, or the driver fails.
-    pub fn new(device: &Device, map: &RowMap) -> Result<DeviceMap, CudaError> {
-        let slice = DeviceBuf::from_slice(device, map.rows())?.all();
-        Ok(DeviceMap { slice, rows: map.rows().len(), tokens: map.tokens() })
-    }
 }
 
 /// Checks that `slice` holds as many bytes as the product of `sizes`, of which the last is often the bytes of an element,

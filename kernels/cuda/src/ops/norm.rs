@@ -1,9 +1,9 @@
 //! LayerNorm of rows gathered from the residual stream, or of the rows of a branch that are added to it.
 
-use swinq_numerics::{Quantizer, RowMap};
+use swinq_numerics::Quantizer;
 
-use super::rows::{RowsParams, Sources, THREADS, row_program};
-use super::{DeviceMap, DeviceStore, StreamType, expect, expect_word, int, row_stride};
+use super::rows::{ImageRows, RowsParams, THREADS, row_program};
+use super::{DeviceStore, RowOrder, StreamCodes, StreamType, expect, expect_word, int, row_stride};
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Maximum number of lanes that share a row.
@@ -16,7 +16,7 @@ pub enum NormResult {
     Store(DeviceStore),
     /// It is added to the row's token of the stream.
     Add,
-    /// As [`NormResult::Add`]; the codes of the sums are stored, too.
+    /// As [`NormResult::Add`]; a launch can also store the codes of the sums.
     AddAndCode(Quantizer),
 }
 
@@ -47,10 +47,7 @@ pub struct DeviceNorm {
     gamma: DeviceSlice,
     beta: DeviceSlice,
     epsilon: f32,
-    sources: Sources,
     result: NormResult,
-    /// The row of the codes of each token of an image; `None` if token t is row t.
-    code_rows: Option<DeviceSlice>,
 }
 
 /// Constants for which a norm kernel is compiled.
@@ -100,7 +97,7 @@ impl NormConfig {
 }
 
 impl DeviceNorm {
-    /// LayerNorm with `gamma` and `beta` of the stream's tokens, in the order of `map` if there is one.
+    /// LayerNorm with `gamma` and `beta` of the stream's tokens; rows of padding are zeros.
     ///
     /// # Errors
     /// The kernel does not compile, or the device has too little memory.
@@ -112,61 +109,48 @@ impl DeviceNorm {
         (gamma, beta): (&[f32], &[f32]),
         epsilon: f32,
         stream: StreamType,
-        map: Option<DeviceMap>,
         store: DeviceStore,
     ) -> Result<DeviceNorm, CudaError> {
         let config = NormConfig { columns: gamma.len(), pieces: 1, stream };
-        let sources = map.map_or(Sources::Tokens, Sources::Rows);
-        DeviceNorm::new(device, config, (gamma, beta), epsilon, sources, NormResult::Store(store))
+        DeviceNorm::new(device, config, (gamma, beta), epsilon, NormResult::Store(store))
     }
 
-    /// LayerNorm with `gamma` and `beta` of four tokens side by side. `merge[i]` are the tokens of row i of
-    /// an image, which has `tokens` tokens; `None` stands for zeros.
+    /// LayerNorm with `gamma` and `beta` of four tokens side by side; padding tokens are zeros.
     ///
     /// # Errors
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 32, or a token is not below `tokens`.
+    /// If the number of columns is not a multiple of 32.
     pub fn merged(
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
         epsilon: f32,
         stream: StreamType,
-        merge: (&[[Option<usize>; 4]], usize),
         store: DeviceStore,
     ) -> Result<DeviceNorm, CudaError> {
         let config = NormConfig { columns: gamma.len(), pieces: 4, stream };
-        let sources = Sources::merged(device, config.columns, merge)?;
-        DeviceNorm::new(device, config, (gamma, beta), epsilon, sources, NormResult::Store(store))
+        DeviceNorm::new(device, config, (gamma, beta), epsilon, NormResult::Store(store))
     }
 
-    /// LayerNorm with `gamma` and `beta` of the rows of a branch, which have the type of the stream and the order of
-    /// `map` if there is one. The results are added to the stream's tokens. With `codes`, the codes of the sums are
-    /// stored in the order of its map, or in the order of the tokens.
+    /// LayerNorm with `gamma` and `beta` of the rows of a branch, which have the type of the stream. The results are
+    /// added to the stream's tokens. With a quantizer for `codes`, the op can also store the codes of the sums.
     ///
     /// # Errors
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 8, or the map of `codes` has padding.
+    /// If the number of columns is not a multiple of 8.
     pub fn residual(
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
         epsilon: f32,
         stream: StreamType,
-        map: Option<DeviceMap>,
-        codes: Option<(Quantizer, Option<&RowMap>)>,
+        codes: Option<Quantizer>,
     ) -> Result<DeviceNorm, CudaError> {
         let config = NormConfig { columns: gamma.len(), pieces: 1, stream };
-        let sources = map.map_or(Sources::Tokens, Sources::Rows);
-        let result = codes.map_or(NormResult::Add, |(quantizer, _)| NormResult::AddAndCode(quantizer));
-        let mut norm = DeviceNorm::new(device, config, (gamma, beta), epsilon, sources, result)?;
-        if let Some((_, Some(map))) = codes {
-            let rows = rows_of_tokens(map).expect("the order of the codes has no padding");
-            norm.code_rows = Some(DeviceBuf::from_slice(device, &rows)?.all());
-        }
-        Ok(norm)
+        let result = codes.map_or(NormResult::Add, NormResult::AddAndCode);
+        DeviceNorm::new(device, config, (gamma, beta), epsilon, result)
     }
 
     fn new(
@@ -174,19 +158,17 @@ impl DeviceNorm {
         config: NormConfig,
         (gamma, beta): (&[f32], &[f32]),
         epsilon: f32,
-        sources: Sources,
         result: NormResult,
     ) -> Result<DeviceNorm, CudaError> {
-        assert!(gamma.len() == beta.len() && gamma.len().is_multiple_of(8), "norm: {} columns", gamma.len());
+        let NormConfig { columns, pieces, .. } = config;
+        assert!(beta.len() == columns && columns.is_multiple_of(8 * pieces), "norm: {columns} columns");
         Ok(DeviceNorm {
             kernel: device.kernel(&config.program(result))?,
             config,
             gamma: DeviceBuf::from_slice(device, gamma)?.all(),
             beta: DeviceBuf::from_slice(device, beta)?.all(),
             epsilon,
-            sources,
             result,
-            code_rows: None,
         })
     }
 
@@ -195,116 +177,106 @@ impl DeviceNorm {
         !matches!(self.result, NormResult::Store(_))
     }
 
-    /// Reads the stream of `images` images of `tokens` tokens and writes their rows. Sets the u32 at
-    /// `overflow` to 1 if an f16 stream holds a value that is not finite; nothing resets it.
+    /// Whether the op can store the codes of the stream that it has added to.
+    pub fn stores_codes(&self) -> bool {
+        matches!(self.result, NormResult::AddAndCode(_))
+    }
+
+    /// Reads the stream of `images` images and writes their rows in this order. Sets the u32 at `overflow` to 1 if an
+    /// f16 stream holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short, `tokens` is not the number for which the sources were prepared, or the op adds to the
-    /// stream.
+    /// If a slice is too short, the order is not that of whole rows, or the op adds to the stream.
     pub fn run(
         &self,
         on: &Stream,
-        (images, tokens): (usize, usize),
+        (images, order): (usize, RowOrder<'_>),
         stream: &DeviceSlice,
         out: &DeviceSlice,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let NormResult::Store(store) = self.result else { panic!("the norm adds to the stream") };
-        let (rows, expected) = self.sources.rows_and_tokens(tokens);
-        assert_eq!(tokens, expected, "norm: tokens of an image");
+        let rows = ImageRows::new("norm", self.config.pieces, (images, order));
         let columns = self.config.columns;
         let stride = row_stride(columns, store.element_bytes());
         let piece = columns / self.config.pieces;
-        expect("norm: the stream", stream, &[images, tokens, piece, self.config.stream.bytes()]);
-        expect("norm: the output", out, &[images, rows, stride, store.element_bytes()]);
-        let params = self.params((images, rows, tokens), stream, out, overflow);
+        expect("norm: the stream", stream, &[images, rows.tokens, piece, self.config.stream.bytes()]);
+        expect("norm: the output", out, &[images, rows.rows, stride, store.element_bytes()]);
+        let slices = [stream, out, overflow];
+        let params = self.params(&rows, slices);
         // SAFETY: `RowsParams` is the kernel's parameter. The maps were constructed so that every row and
         // token that the kernel accesses is within the lengths checked above; the slices are held.
-        unsafe { self.launch(on, images * rows, &[stream, out, overflow], &params) }
+        unsafe { self.launch(on, &rows, slices, &params) }
     }
 
-    /// Normalises the rows of the branches of `images` images and adds them to their `stream` of `tokens` tokens, where
-    /// [`DeviceNorm::adds`]. `codes` are written if the op was prepared with codes. Sets the u32 at `overflow` as
+    /// Normalises the rows of the branches of `images` images, which have this order, and adds them to their `stream`,
+    /// where [`DeviceNorm::adds`]. Writes the codes of the stream, if they are given. Sets the u32 at `overflow` as
     /// [`DeviceNorm::run`] does, for the branch.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short, `tokens` is not the number for which the op was prepared, `codes` is missing or not
-    /// expected, or the op does not add to the stream.
+    /// If a slice is too short, the codes have the rows of another number of tokens, codes are given although the op does
+    /// not store any, or the op does not add to the stream.
     pub fn run_residual(
         &self,
         on: &Stream,
-        (images, tokens): (usize, usize),
+        (images, order): (usize, RowOrder<'_>),
         branch: &DeviceSlice,
         stream: &DeviceSlice,
-        codes: Option<&DeviceSlice>,
+        codes: Option<StreamCodes<'_>>,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         assert!(self.adds(), "the norm does not add to the stream");
-        assert_eq!(codes.is_some(), matches!(self.result, NormResult::AddAndCode(_)), "norm: codes");
-        let (rows, expected) = self.sources.rows_and_tokens(tokens);
-        assert_eq!(tokens, expected, "norm: tokens of an image");
+        let rows = ImageRows::new("norm", self.config.pieces, (images, order));
         let (columns, bytes) = (self.config.columns, self.config.stream.bytes());
-        expect("norm: the branch", branch, &[images, rows, columns, bytes]);
-        expect("norm: the stream", stream, &[images, tokens, columns, bytes]);
-        let mut params = self.params((images, rows, tokens), branch, stream, overflow);
+        expect("norm: the branch", branch, &[images, rows.rows, columns, bytes]);
+        expect("norm: the stream", stream, &[images, rows.tokens, columns, bytes]);
+        let slices = [branch, stream, overflow];
+        let mut params = self.params(&rows, slices);
         if let Some(codes) = codes {
-            expect("norm: the codes", codes, &[images, tokens, row_stride(columns, 1)]);
-            on.hold(codes);
-            params.codes = codes.ptr();
-            params.code_rows = self.code_rows.as_ref().map_or(0, DeviceSlice::ptr);
-            self.code_rows.iter().for_each(|rows| on.hold(rows));
+            assert!(self.stores_codes(), "the norm stores no codes");
+            let tokens = codes.rows.map_or(rows.tokens, |rows| rows.tokens);
+            assert_eq!(tokens, rows.tokens, "norm: tokens of an image whose codes are stored");
+            expect("norm: the codes", codes.slice, &[images, tokens, row_stride(columns, 1)]);
+            codes.slices().for_each(|slice| on.hold(slice));
+            params.codes = codes.slice.ptr();
+            params.code_rows = codes.rows.map_or(0, |rows| rows.slice.ptr());
         }
         // SAFETY: as in `run`; `code_rows` has a row below `tokens` for each token.
-        unsafe { self.launch(on, images * rows, &[branch, stream, overflow], &params) }
+        unsafe { self.launch(on, &rows, slices, &params) }
     }
 
-    fn params(
-        &self,
-        (images, rows, tokens): (usize, usize, usize),
-        input: &DeviceSlice,
-        out: &DeviceSlice,
-        overflow: &DeviceSlice,
-    ) -> RowsParams {
-        expect_word("norm: the overflow flag", overflow);
+    /// The parameters of a launch that reads the first slice, writes the second, and may set the flag in the third.
+    fn params(&self, rows: &ImageRows<'_>, slices: [&DeviceSlice; 3]) -> RowsParams {
+        expect_word("norm: the overflow flag", slices[2]);
         // The kernels count lanes in 32 bits.
-        int(images * rows * LANES_PER_ROW);
+        int(rows.total() * LANES_PER_ROW);
         let store = self.result.store(self.config.stream);
-        let slices = [input, out, overflow];
-        let mut params =
-            RowsParams::new(&self.sources, (images, rows, tokens), self.config.columns, store, slices);
+        let mut params = RowsParams::new(rows, self.config.columns, store, slices);
         (params.gamma, params.beta, params.epsilon) = (self.gamma.ptr(), self.beta.ptr(), self.epsilon);
         params
     }
 
-    /// Launches the kernel for `rows` rows.
+    /// Launches the kernel for `rows`.
     ///
     /// # Safety
-    /// All memory that `params` points to is as long as the kernel expects, and is that of `slices` or of the op.
+    /// All memory that `params` points to is as long as the kernel expects, and is held, or is that of `rows`, of `slices`
+    /// or of the op.
     unsafe fn launch(
         &self,
         on: &Stream,
-        rows: usize,
-        slices: &[&DeviceSlice],
+        rows: &ImageRows<'_>,
+        slices: [&DeviceSlice; 3],
         params: &RowsParams,
     ) -> Result<(), CudaError> {
-        let own = [&self.gamma, &self.beta].into_iter().chain(self.sources.map());
-        slices.iter().copied().chain(own).for_each(|slice| on.hold(slice));
+        let others = [&self.gamma, &self.beta].into_iter().chain(rows.map);
+        slices.into_iter().chain(others).for_each(|slice| on.hold(slice));
         // SAFETY: the caller's promise; `RowsParams` is the kernel's parameter.
-        unsafe { launch(&self.kernel, self.config.launch(rows), on, params) }
+        unsafe { launch(&self.kernel, self.config.launch(rows.total()), on, params) }
     }
-}
-
-/// The row of each token, if no row is padding.
-pub fn rows_of_tokens(map: &RowMap) -> Option<Vec<u32>> {
-    let mut rows = vec![0; map.tokens()];
-    for (row, &token) in map.rows().iter().enumerate() {
-        *rows.get_mut(token as usize)? = row as u32;
-    }
-    Some(rows)
 }

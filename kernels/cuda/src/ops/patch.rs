@@ -1,7 +1,7 @@
 //! Patch embedding, from pixels to the residual stream.
 
 use half::f16;
-use swinq_numerics::Quantizer;
+use swinq_numerics::{Quantizer, Size};
 
 use super::linear::pack::pack_half;
 use super::{StreamType, expect, int};
@@ -15,6 +15,10 @@ const TOKENS: usize = 32;
 /// hold.
 const HALF_THREADS: u32 = 128;
 const MOST_HALF_COLUMNS: usize = 256;
+/// Values of a byte.
+const BYTES: usize = 256;
+/// The channels of a pixel.
+const CHANNELS: std::ops::RangeInclusive<usize> = 1..=16;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -28,7 +32,10 @@ struct PatchParams {
     beta: u64,
     position: u64,
     out: u64,
-    size: i32,
+    height: i32,
+    width: i32,
+    grid_width: i32,
+    tokens: i32,
     total_tokens: i32,
     columns: i32,
     output_scale: f32,
@@ -40,14 +47,12 @@ unsafe impl Params for PatchParams {}
 
 /// Description of a patch embedding: matrix product over normalised pixels, LayerNorm, position embedding.
 pub struct PatchSpec<'a> {
-    /// Side of an image in pixels.
-    pub size: usize,
     /// Side of a patch in pixels.
     pub patch: usize,
     /// Value of each byte of each channel: normalised, and quantized by the input's site (as codes for an
-    /// INT8 product).
-    pub lookup: &'a [[f32; 256]; 3],
-    /// `[columns, 3 * patch * patch]`; codes for an INT8 product.
+    /// INT8 product). A pixel has 1 to 16 channels.
+    pub lookup: &'a [[f32; BYTES]],
+    /// `[columns, channels * patch * patch]`; codes for an INT8 product.
     pub weight: &'a [f32],
     /// Per column; zeros if there is no bias.
     pub bias: &'a [f32],
@@ -59,7 +64,7 @@ pub struct PatchSpec<'a> {
     pub norm: Option<(&'a [f32], &'a [f32])>,
     /// LayerNorm's epsilon.
     pub epsilon: f32,
-    /// Absolute position embedding, `[tokens, columns]`.
+    /// Absolute position embedding, `[tokens, columns]`. Only images with this number of patches fit it.
     pub position: Option<&'a [f32]>,
     /// Element type of the stream that is written.
     pub stream: StreamType,
@@ -68,6 +73,8 @@ pub struct PatchSpec<'a> {
 /// Constants for which a patch embedding is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PatchConfig {
+    /// Channels of a pixel.
+    pub channels: usize,
     /// Side of a patch.
     pub patch: usize,
     /// Number of columns.
@@ -95,9 +102,24 @@ impl PatchConfig {
         if self.half() { HALF_THREADS } else { (self.columns.next_multiple_of(32) as u32).clamp(64, 512) }
     }
 
+    /// Values of a patch.
+    fn k(&self) -> usize {
+        self.channels * self.patch * self.patch
+    }
+
+    /// Elements of the lookup table.
+    fn lookup(&self) -> usize {
+        self.channels * BYTES
+    }
+
     /// f16 elements from one row of the operands to the next, on the tensor cores.
     fn half_row(&self) -> usize {
-        (3 * self.patch * self.patch).next_multiple_of(16) + 8
+        self.k().next_multiple_of(16) + 8
+    }
+
+    /// The patches of an image of `size` pixels. Those at its right and lower edges may extend beyond it.
+    pub fn grid(&self, size: Size) -> Size {
+        size.map(|side| side.div_ceil(self.patch))
     }
 
     /// The program to compile.
@@ -109,6 +131,7 @@ impl PatchConfig {
         };
         program
             .define("THREADS", self.threads().into())
+            .define("CHANNELS", self.channels as i64)
             .define("PATCH", self.patch as i64)
             .define("INTEGER", self.integer.into())
             .define("OUTPUT", self.output.into())
@@ -121,7 +144,7 @@ impl PatchConfig {
     pub fn launch(&self, tokens: usize) -> LaunchConfig {
         if self.half() {
             let each = HALF_THREADS as usize / 2;
-            let shared = 2 * (768 + (self.columns + each) * self.half_row());
+            let shared = 2 * (self.lookup() + (self.columns + each) * self.half_row());
             // A block that processes several groups of tokens loads the weights once for all of them.
             let blocks = tokens.div_ceil(each).div_ceil(if tokens > 1 << 16 { 4 } else { 1 });
             return LaunchConfig {
@@ -130,8 +153,8 @@ impl PatchConfig {
                 ..LaunchConfig::linear(blocks as u32, HALF_THREADS)
             };
         }
-        let x_row = (3 * self.patch * self.patch).next_multiple_of(4);
-        let shared = 4 * (768 + TOKENS * (x_row + self.columns));
+        let x_row = self.k().next_multiple_of(4);
+        let shared = 4 * (self.lookup() + TOKENS * (x_row + self.columns));
         LaunchConfig {
             shared: shared as u32,
             pdl: true,
@@ -144,13 +167,13 @@ impl PatchConfig {
 pub struct DevicePatchEmbed {
     kernel: Kernel,
     config: PatchConfig,
-    size: usize,
     lookup: DeviceSlice,
     weight: DeviceSlice,
     bias: DeviceSlice,
     scale: Option<DeviceSlice>,
     norm: Option<(DeviceSlice, DeviceSlice)>,
-    position: Option<DeviceSlice>,
+    /// The absolute position embedding, and its number of tokens.
+    position: Option<(DeviceSlice, usize)>,
     output_scale: f32,
     epsilon: f32,
 }
@@ -166,21 +189,10 @@ impl DevicePatchEmbed {
     /// kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// If a length does not match, or the number of columns is not a multiple of 4.
+    /// If a length does not match, the number of columns is not a multiple of 4, or there are not 1 to 16 channels.
     pub fn new(device: &Device, spec: &PatchSpec<'_>) -> Result<DevicePatchEmbed, CudaError> {
-        let (columns, k) = (spec.bias.len(), 3 * spec.patch * spec.patch);
-        assert!(columns.is_multiple_of(4), "patch embedding: {columns} columns");
-        assert_eq!(spec.weight.len(), columns * k, "patch embedding: weight is not [{columns}, {k}]");
-        assert!(spec.size.is_multiple_of(spec.patch), "patch embedding: patches of {}", spec.patch);
-        let config = PatchConfig {
-            patch: spec.patch,
-            columns,
-            integer: spec.multiplier.is_some(),
-            output: spec.output.is_some(),
-            norm: spec.norm.is_some(),
-            position: spec.position.is_some(),
-            stream: spec.stream,
-        };
+        let config = config(spec);
+        let (columns, k) = (config.columns, config.k());
         let shared = config.launch(1).shared;
         if shared > device.shared_per_block() || (config.integer && k > MAX_EXACT_K) {
             return Err(CudaError::Unsupported(format!(
@@ -200,39 +212,46 @@ impl DevicePatchEmbed {
         Ok(DevicePatchEmbed {
             kernel: device.kernel(&config.program())?,
             config,
-            size: spec.size,
             lookup,
             weight,
             bias: copy(spec.bias)?,
             scale,
             norm,
-            position: spec.position.map(copy).transpose()?,
+            position: spec.position.map(|table| Ok((copy(table)?, table.len() / columns))).transpose()?,
             output_scale: spec.output.map_or(1.0, Quantizer::scale),
             epsilon: spec.epsilon,
         })
     }
 
-    /// Reads u8 `[images, size, size, 3]` and writes the stream `[images * tokens, columns]`.
+    /// Reads images of `size` pixels, u8 `[images, height, width, channels]`, and writes the stream
+    /// `[images * tokens, columns]`: a token for each patch of [`PatchConfig::grid`]. The normalised values beyond an image
+    /// are zeros.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short.
+    /// If a slice is too short, or the position embedding is that of another number of tokens.
     pub fn run(
         &self,
         on: &Stream,
-        images: usize,
+        (images, size): (usize, Size),
         pixels: &DeviceSlice,
         out: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        let grid = self.size / self.config.patch;
-        expect("patch embedding: the images", pixels, &[images, self.size, self.size, 3]);
-        let row = self.config.columns;
-        expect("patch embedding: the stream", out, &[images, grid, grid, row, self.config.stream.bytes()]);
-        let tokens = images * grid * grid;
+        let PatchConfig { channels, columns, stream, .. } = self.config;
+        let grid = self.config.grid(size);
+        expect("patch embedding: the images", pixels, &[images, size.height, size.width, channels]);
+        expect(
+            "patch embedding: the stream",
+            out,
+            &[images, grid.height, grid.width, columns, stream.bytes()],
+        );
+        let (position, tokens) = self.position.as_ref().map(|(table, tokens)| (table, *tokens)).unzip();
+        assert_eq!(tokens.unwrap_or(grid.area()), grid.area(), "patch embedding: tokens with a position");
+        let total = images * grid.area();
         let (gamma, beta) = self.norm.as_ref().map(|(g, b)| (g, b)).unzip();
-        let optional = [self.scale.as_ref(), gamma, beta, self.position.as_ref()];
+        let optional = [self.scale.as_ref(), gamma, beta, position];
         [pixels, out, &self.lookup, &self.weight, &self.bias]
             .into_iter()
             .chain(optional.into_iter().flatten())
@@ -246,18 +265,45 @@ impl DevicePatchEmbed {
             scale: ptr(self.scale.as_ref()),
             gamma: ptr(gamma),
             beta: ptr(beta),
-            position: ptr(self.position.as_ref()),
+            position: ptr(position),
             out: out.ptr(),
-            size: int(self.size),
-            total_tokens: int(tokens),
-            columns: int(self.config.columns),
+            height: int(size.height),
+            width: int(size.width),
+            grid_width: int(grid.width),
+            tokens: int(grid.area()),
+            total_tokens: int(total),
+            columns: int(columns),
             output_scale: self.output_scale,
             epsilon: self.epsilon,
         };
         // SAFETY: `PatchParams` is the kernel's parameter. Images and stream have the lengths checked above,
         // and the other arrays those of `new`; the slices are held.
-        unsafe { launch(&self.kernel, self.config.launch(tokens), on, &params) }
+        unsafe { launch(&self.kernel, self.config.launch(total), on, &params) }
     }
+}
+
+/// The constants for which the kernel of `spec` is compiled.
+///
+/// # Panics
+/// As [`DevicePatchEmbed::new`].
+fn config(spec: &PatchSpec<'_>) -> PatchConfig {
+    let config = PatchConfig {
+        channels: spec.lookup.len(),
+        patch: spec.patch,
+        columns: spec.bias.len(),
+        integer: spec.multiplier.is_some(),
+        output: spec.output.is_some(),
+        norm: spec.norm.is_some(),
+        position: spec.position.is_some(),
+        stream: spec.stream,
+    };
+    let (channels, columns, k) = (config.channels, config.columns, config.k());
+    assert!(CHANNELS.contains(&channels), "patch embedding: {channels} channels");
+    assert!(columns.is_multiple_of(4), "patch embedding: {columns} columns");
+    assert_eq!(spec.weight.len(), columns * k, "patch embedding: weight is not [{columns}, {k}]");
+    let whole = spec.position.is_none_or(|table| table.len().is_multiple_of(columns));
+    assert!(whole, "patch embedding: the position embedding is not [tokens, {columns}]");
+    config
 }
 
 /// Lookup table and weight in the layout that the tensor cores read.
@@ -268,8 +314,7 @@ fn half_operands(
 ) -> Result<(DeviceSlice, DeviceSlice), CudaError> {
     let bits = |x: &f32| f16::from_f32(*x).to_bits();
     let lookup: Vec<u16> = spec.lookup.as_flattened().iter().map(bits).collect();
-    let k = 3 * config.patch * config.patch;
-    let weight = pack_half(spec.weight, config.columns, k, config.half_row());
+    let weight = pack_half(spec.weight, config.columns, config.k(), config.half_row());
     Ok((DeviceBuf::from_slice(device, &lookup)?.all(), DeviceBuf::from_slice(device, &weight)?.all()))
 }
 

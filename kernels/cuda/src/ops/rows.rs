@@ -1,9 +1,7 @@
 //! Rows gathered from the residual stream without a norm (Swin V2), and what they share with the norms.
 
-use super::{DeviceMap, DeviceStore, StreamType, expect, expect_word, int, row_stride};
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use super::{DeviceStore, RowOrder, StreamType, expect, expect_word, int, row_stride};
+use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch};
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
@@ -36,8 +34,7 @@ unsafe impl Params for RowsParams {}
 impl RowsParams {
     /// Parameters without a norm and without codes of the stream.
     pub(super) fn new(
-        sources: &Sources,
-        (images, rows, tokens): (usize, usize, usize),
+        rows: &ImageRows<'_>,
         columns: usize,
         store: DeviceStore,
         [input, out, overflow]: [&DeviceSlice; 3],
@@ -45,16 +42,16 @@ impl RowsParams {
         let (recip, scale) = store.recip_and_scale();
         RowsParams {
             input: input.ptr(),
-            map: sources.map().map_or(0, DeviceSlice::ptr),
+            map: rows.map.map_or(0, DeviceSlice::ptr),
             gamma: 0,
             beta: 0,
             out: out.ptr(),
             overflow: overflow.ptr(),
             codes: 0,
             code_rows: 0,
-            total_rows: int(images * rows),
-            rows: int(rows),
-            tokens: int(tokens),
+            total_rows: int(rows.total()),
+            rows: int(rows.rows),
+            tokens: int(rows.tokens),
             columns: int(columns),
             stride: int(row_stride(columns, store.element_bytes())),
             epsilon: 0.0,
@@ -80,53 +77,37 @@ pub(super) fn row_program(
     if stream == StreamType::F32 { program.define("EXACT", 1) } else { program }
 }
 
-/// The tokens of the rows.
-pub(super) enum Sources {
-    /// Row i is token i.
-    Tokens,
-    /// One token per row, or padding; rows of padding are zeros.
-    Rows(DeviceMap),
-    /// Four tokens side by side per row; padding tokens are zeros.
-    Merged { map: DeviceSlice, rows: usize, tokens: usize },
+/// The rows of a launch.
+pub(super) struct ImageRows<'a> {
+    pub(super) images: usize,
+    /// Rows and tokens of an image.
+    pub(super) rows: usize,
+    pub(super) tokens: usize,
+    /// The tokens of each row; without it, row i is token i.
+    pub(super) map: Option<&'a DeviceSlice>,
 }
 
-impl Sources {
-    /// Four tokens side by side, for rows of `columns` columns. `merge[i]` are the tokens of row i of an image, which
-    /// has `tokens` tokens.
+impl<'a> ImageRows<'a> {
+    /// The rows of `images` images, each of `pieces` tokens.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 32, or a token is not below `tokens`.
-    pub(super) fn merged(
-        device: &Device,
-        columns: usize,
-        (merge, tokens): (&[[Option<usize>; 4]], usize),
-    ) -> Result<Sources, CudaError> {
-        assert!(columns.is_multiple_of(32), "merged rows: {columns} columns");
-        assert!(
-            merge.iter().flatten().flatten().all(|&t| t < tokens),
-            "merged rows: a token is outside 0..{tokens}"
-        );
-        let map: Vec<u32> =
-            merge.iter().flatten().map(|t| t.map_or(swinq_numerics::PAD, |t| t as u32)).collect();
-        let map = DeviceBuf::from_slice(device, &map)?.all();
-        Ok(Sources::Merged { map, rows: merge.len(), tokens })
-    }
-
-    /// Number of rows and of tokens per image, given the stream's number of tokens.
-    pub(super) fn rows_and_tokens(&self, tokens: usize) -> (usize, usize) {
-        match self {
-            Sources::Tokens => (tokens, tokens),
-            Sources::Rows(map) => (map.rows, map.tokens),
-            Sources::Merged { rows, tokens, .. } => (*rows, *tokens),
+    /// If `order` is not that of whole rows; the message begins with `what`.
+    pub(super) fn new(what: &str, pieces: usize, (images, order): (usize, RowOrder<'a>)) -> ImageRows<'a> {
+        match order {
+            RowOrder::Tokens(tokens) => {
+                assert_eq!(pieces, 1, "{what}: rows of {pieces} tokens need a map");
+                ImageRows { images, rows: tokens, tokens, map: None }
+            }
+            RowOrder::Map(map) => {
+                assert!(map.rows.is_multiple_of(pieces), "{what}: {} tokens in rows of {pieces}", map.rows);
+                ImageRows { images, rows: map.rows / pieces, tokens: map.tokens, map: Some(&map.slice) }
+            }
         }
     }
 
-    pub(super) fn map(&self) -> Option<&DeviceSlice> {
-        match self {
-            Sources::Tokens => None,
-            Sources::Rows(map) => Some(&map.slice),
-            Sources::Merged { map, .. } => Some(map),
-        }
+    /// Rows of all images.
+    pub(super) fn total(&self) -> usize {
+        self.images * self.rows
     }
 }
 
@@ -158,12 +139,11 @@ impl RowsConfig {
 pub struct DeviceRows {
     kernel: Kernel,
     config: RowsConfig,
-    sources: Sources,
     store: DeviceStore,
 }
 
 impl DeviceRows {
-    /// Rows of `columns` columns of the stream's tokens, in the order of `map` if there is one.
+    /// Rows of `columns` columns, which are tokens of the stream; rows of padding are zeros.
     ///
     /// # Errors
     /// The kernel does not compile.
@@ -174,72 +154,62 @@ impl DeviceRows {
         device: &Device,
         columns: usize,
         stream: StreamType,
-        map: Option<DeviceMap>,
         store: DeviceStore,
     ) -> Result<DeviceRows, CudaError> {
-        let sources = map.map_or(Sources::Tokens, Sources::Rows);
-        DeviceRows::new(device, RowsConfig { columns, pieces: 1, stream }, sources, store)
+        DeviceRows::new(device, RowsConfig { columns, pieces: 1, stream }, store)
     }
 
-    /// Rows of four tokens side by side, of `columns` columns together. `merge[i]` are the tokens of row i of an image,
-    /// which has `tokens` tokens; `None` stands for zeros.
+    /// Rows of four tokens side by side, of `columns` columns together; padding tokens are zeros.
     ///
     /// # Errors
-    /// The kernel does not compile, or the device has too little memory.
+    /// The kernel does not compile.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 32, or a token is not below `tokens`.
+    /// If the number of columns is not a multiple of 32.
     pub fn merged(
         device: &Device,
         columns: usize,
         stream: StreamType,
-        merge: (&[[Option<usize>; 4]], usize),
         store: DeviceStore,
     ) -> Result<DeviceRows, CudaError> {
-        let sources = Sources::merged(device, columns, merge)?;
-        DeviceRows::new(device, RowsConfig { columns, pieces: 4, stream }, sources, store)
+        DeviceRows::new(device, RowsConfig { columns, pieces: 4, stream }, store)
     }
 
-    fn new(
-        device: &Device,
-        config: RowsConfig,
-        sources: Sources,
-        store: DeviceStore,
-    ) -> Result<DeviceRows, CudaError> {
-        assert!(config.columns.is_multiple_of(8), "rows: {} columns", config.columns);
-        Ok(DeviceRows { kernel: device.kernel(&config.program(store))?, config, sources, store })
+    fn new(device: &Device, config: RowsConfig, store: DeviceStore) -> Result<DeviceRows, CudaError> {
+        let RowsConfig { columns, pieces, .. } = config;
+        assert!(columns.is_multiple_of(8 * pieces), "rows: {columns} columns of {pieces} tokens");
+        Ok(DeviceRows { kernel: device.kernel(&config.program(store))?, config, store })
     }
 
-    /// Reads the stream of `images` images of `tokens` tokens and writes their rows. Sets the u32 at `overflow` to 1
-    /// if an f16 stream holds a value that is not finite; nothing resets it.
+    /// Reads the stream of `images` images and writes their rows in this order. Sets the u32 at `overflow` to 1 if an
+    /// f16 stream holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short, or `tokens` is not the number for which the sources were prepared.
+    /// If a slice is too short, or the order is not that of whole rows.
     pub fn run(
         &self,
         on: &Stream,
-        (images, tokens): (usize, usize),
+        (images, order): (usize, RowOrder<'_>),
         stream: &DeviceSlice,
         out: &DeviceSlice,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        let (rows, expected) = self.sources.rows_and_tokens(tokens);
-        assert_eq!(tokens, expected, "rows: tokens of an image");
         let RowsConfig { columns, pieces, stream: element } = self.config;
+        let rows = ImageRows::new("rows", pieces, (images, order));
         let bytes = self.store.element_bytes();
-        expect("rows: the stream", stream, &[images, tokens, columns / pieces, element.bytes()]);
-        expect("rows: the output", out, &[images, rows, row_stride(columns, bytes), bytes]);
+        expect("rows: the stream", stream, &[images, rows.tokens, columns / pieces, element.bytes()]);
+        expect("rows: the output", out, &[images, rows.rows, row_stride(columns, bytes), bytes]);
         expect_word("rows: the overflow flag", overflow);
         // The kernel counts threads in 32 bits.
-        int(images * rows * columns / 8);
+        int(rows.total() * columns / 8);
         let slices = [stream, out, overflow];
-        slices.into_iter().chain(self.sources.map()).for_each(|slice| on.hold(slice));
-        let params = RowsParams::new(&self.sources, (images, rows, tokens), columns, self.store, slices);
+        slices.into_iter().chain(rows.map).for_each(|slice| on.hold(slice));
+        let params = RowsParams::new(&rows, columns, self.store, slices);
         // SAFETY: `RowsParams` is the kernel's parameter. The maps were constructed so that every row and token that
         // the kernel accesses is within the lengths checked above; the slices are held.
-        unsafe { launch(&self.kernel, self.config.launch(images * rows), on, &params) }
+        unsafe { launch(&self.kernel, self.config.launch(rows.total()), on, &params) }
     }
 }

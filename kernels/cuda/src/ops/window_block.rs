@@ -5,7 +5,7 @@ use swinq_numerics::{AttentionSpec, Probs, Quantizer};
 
 use super::attention::HEAD_DIM;
 use super::linear::pack::packed_column;
-use super::{DeviceMap, Int8Linear, expect, expect_word, int};
+use super::{DeviceWindows, Int8Linear, expect, expect_word, int};
 use crate::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
@@ -28,7 +28,7 @@ struct WindowBlockParams {
     map: u64,
     constants: u64,
     regions: u64,
-    masked: u64,
+    masks: u64,
     overflow: u64,
     total_windows: i32,
     windows: i32,
@@ -154,13 +154,12 @@ pub struct DeviceWindowBlock {
     kernel: Kernel,
     config: WindowBlockConfig,
     multiprocessors: usize,
-    windows: usize,
     epsilon: f32,
     scales: [f32; 4],
     two_codes: u32,
-    map: DeviceMap,
     constants: DeviceSlice,
-    regions: Option<(DeviceSlice, DeviceSlice)>,
+    /// The region of each token under each mask.
+    regions: Option<DeviceSlice>,
 }
 
 impl DeviceWindowBlock {
@@ -184,30 +183,23 @@ impl DeviceWindowBlock {
         })?
     }
 
-    /// Prepares `spec`, for tokens in the order of `map`.
+    /// Prepares `spec`.
     ///
     /// # Errors
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
     /// If [`DeviceWindowBlock::config`] does not accept the attention, or a length does not match.
-    pub fn new(
-        device: &Device,
-        spec: &WindowBlockSpec<'_>,
-        map: DeviceMap,
-    ) -> Result<DeviceWindowBlock, CudaError> {
+    pub fn new(device: &Device, spec: &WindowBlockSpec<'_>) -> Result<DeviceWindowBlock, CudaError> {
         let attention = &spec.attention;
         let config =
             DeviceWindowBlock::config(device, spec.post_norm, attention).expect("the attention is accepted");
-        assert_eq!(map.rows, attention.windows * attention.tokens, "window block: rows of the map");
         Ok(DeviceWindowBlock {
             kernel: device.kernel(&config.program())?,
             multiprocessors: device.multiprocessors() as usize,
-            windows: attention.windows,
             epsilon: spec.epsilon,
             scales: scales(spec),
             two_codes: two_codes(attention),
-            map,
             constants: DeviceBuf::from_slice(device, &constants(&config, spec))?.all(),
             regions: super::attention::padded_regions(device, (attention.tokens, ROWS), attention.regions)?,
             config,
@@ -220,47 +212,46 @@ impl DeviceWindowBlock {
         if self.config.heads <= 4 { 0 } else { self.multiprocessors * 3 / 4 }
     }
 
-    /// Updates the stream of `images` images, f16 `[images * tokens, channels]`. Sets the u32 at `overflow`
-    /// to 1 if the stream holds a value that is not finite; nothing resets it.
+    /// Updates the stream of `images` images with `windows` each, f16 `[images * tokens, channels]`. Sets the u32 at
+    /// `overflow` to 1 if the stream holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short.
+    /// If a slice is too short, windows have another number of tokens, or windows are masked and the op has no regions.
     pub fn run(
         &self,
         on: &Stream,
-        images: usize,
+        (images, windows): (usize, &DeviceWindows),
         stream: &DeviceSlice,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        let channels = self.config.heads * HEAD_DIM;
-        expect("window block: the stream", stream, &[images, self.map.tokens, channels, 2]);
+        let (map, channels) = (windows.map(), self.config.heads * HEAD_DIM);
+        let masks = windows.masks_for("window block", self.config.tokens, self.regions.is_some());
+        expect("window block: the stream", stream, &[images, map.tokens, channels, 2]);
         expect_word("window block: the overflow flag", overflow);
-        [stream, overflow, &self.map.slice, &self.constants].into_iter().for_each(|s| on.hold(s));
-        self.regions
-            .iter()
-            .for_each(|(regions, masked)| [regions, masked].into_iter().for_each(|s| on.hold(s)));
-        let total = images * self.windows;
+        let slices = [stream, overflow, &map.slice, &self.constants];
+        slices.into_iter().chain(&self.regions).chain(masks).for_each(|s| on.hold(s));
+        let total = images * windows.count();
         let params = WindowBlockParams {
             stream: stream.ptr(),
-            map: self.map.slice.ptr(),
+            map: map.slice.ptr(),
             constants: self.constants.ptr(),
-            regions: self.regions.as_ref().map_or(0, |(regions, _)| regions.ptr()),
-            masked: self.regions.as_ref().map_or(0, |(_, masked)| masked.ptr()),
+            regions: self.regions.as_ref().map_or(0, DeviceSlice::ptr),
+            masks: masks.map_or(0, DeviceSlice::ptr),
             overflow: overflow.ptr(),
             total_windows: int(total),
-            windows: int(self.windows),
-            tokens: int(self.map.tokens),
+            windows: int(windows.count()),
+            tokens: int(map.tokens),
             epsilon: self.epsilon,
             scales: self.scales,
             two_codes: self.two_codes,
         };
-        int(images * self.map.tokens);
+        int(images * map.tokens);
         // SAFETY: `WindowBlockParams` is the kernel's parameter. The map's tokens are below the number of
         // tokens of an image, for which the stream's length was checked; constants and regions were laid out
-        // for this kernel, and the slices are held.
+        // for this kernel, every mask is below `MASKS`, and the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(total, self.multiprocessors), on, &params) }
     }
 }

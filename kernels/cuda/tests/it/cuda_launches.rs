@@ -9,6 +9,7 @@ use swinq_cuda::ops::patch::PatchConfig;
 use swinq_cuda::ops::rows::RowsConfig;
 use swinq_cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_cuda::{Arch, LaunchConfig};
+use swinq_numerics::Size;
 
 /// Maximum bytes of shared memory of a block: sm_75, sm_86 and sm_89, sm_80, sm_90.
 const SHARED: [(&str, u32); 4] =
@@ -56,6 +57,7 @@ fn patch_embeddings() {
     for (columns, patch) in [(96, 4), (128, 4), (192, 4), (24, 2), (256, 4), (40, 8), (768, 2)] {
         for stream in [StreamType::F16, StreamType::F32] {
             let config = PatchConfig {
+                channels: 3,
                 patch,
                 columns,
                 integer: true,
@@ -78,6 +80,48 @@ fn patch_embeddings() {
                 covers(launch.grid[0], of_block, tokens, &what);
             }
         }
+    }
+}
+
+#[test]
+fn patch_embeddings_of_several_channels() {
+    for (channels, stream) in (1..=16).flat_map(|c| [StreamType::F16, StreamType::F32].map(|s| (c, s))) {
+        let config = PatchConfig {
+            channels,
+            patch: 4,
+            columns: 96,
+            integer: true,
+            output: false,
+            norm: true,
+            position: false,
+            stream,
+        };
+        let (launch, what) = (config.launch(3136), format!("{channels} channels, {stream:?}"));
+        // On the tensor cores, the weights of many channels do not fit every GPU.
+        check(launch, SHARED[usize::from(config.half() && channels > 11)].1, &what);
+        assert_eq!(
+            config.program() == PatchConfig { channels: 3, ..config }.program(),
+            channels == 3,
+            "{what}"
+        );
+    }
+}
+
+#[test]
+fn grids_cover_images_of_any_size() {
+    let config = PatchConfig {
+        channels: 3,
+        patch: 4,
+        columns: 96,
+        integer: true,
+        output: false,
+        norm: true,
+        position: false,
+        stream: StreamType::F16,
+    };
+    for (height, width, grid) in [(224, 224, (56, 56)), (225, 223, (57, 56)), (1, 4, (1, 1)), (5, 8, (2, 2))]
+    {
+        assert_eq!(config.grid(Size::new(height, width)), Size::new(grid.0, grid.1), "{height}x{width}");
     }
 }
 
@@ -188,14 +232,18 @@ fn attention_of_small_windows_fits_every_gpu_and_of_large_ones_some() {
 
 #[test]
 fn pools_have_a_block_for_each_image_and_room_for_their_norms_or_sums() {
-    for (images, tokens) in [(1, 1), (1, 49), (8, 49), (32, 144), (33, 49), (256, 1024)] {
-        for (columns, stream) in [(96, StreamType::F16), (1536, StreamType::F16), (768, StreamType::F32)] {
+    for (images, tokens) in
+        [(1, 1), (1, 49), (8, 49), (32, 144), (33, 49), (256, 1024), (2, 2048), (1, 2049), (1, 65_536)]
+    {
+        for (columns, stream) in
+            [(96, StreamType::F16), (1536, StreamType::F16), (768, StreamType::F32), (1536, StreamType::F32)]
+        {
             let launch = DevicePool::launch((images, tokens), columns, stream);
             let what = format!("{images} images of {tokens} tokens, {columns} columns, {stream:?}");
             check(launch, SHARED[0].1, &what);
             assert_eq!(launch.grid, [images as u32, 1, 1], "{what}");
             let needed = match stream {
-                StreamType::F32 => 16 * tokens,
+                StreamType::F32 => 16 * DevicePool::tokens_each(tokens) + 4 * columns,
                 StreamType::F16 => launch.threads as usize / 32 * 4 * columns,
             };
             assert!(launch.shared as usize >= needed, "{what}");

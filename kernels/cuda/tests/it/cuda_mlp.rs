@@ -3,7 +3,7 @@
 
 use half::f16;
 use swinq_cuda::ops::mlp::{DeviceMlp, MlpConfig, MlpForm, MlpKind, MlpNorm, MlpSpec};
-use swinq_cuda::ops::{Int8Linear, StreamType};
+use swinq_cuda::ops::{Int8Linear, StreamCodes, StreamType, TokenRows};
 use swinq_cuda::{Device, DeviceBuf, Stream};
 use swinq_numerics::reference::{accumulate_i8, correction_i8, epilogue_i8, layer_norm_row};
 use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer, RowMap};
@@ -72,7 +72,7 @@ impl Problem {
         Problem { columns, hidden, channels, gamma, beta, codes, multiplier, bias, inputs, rows }
     }
 
-    fn spec<'a>(&'a self, form: MlpForm, map: Option<&'a RowMap>, stream: StreamType) -> MlpSpec<'a> {
+    fn spec(&self, form: MlpForm, stream: StreamType) -> MlpSpec<'_> {
         let linear = |i: usize| Int8Linear {
             codes: &self.codes[i],
             multiplier: &self.multiplier[i],
@@ -83,7 +83,7 @@ impl Problem {
         let of = match form {
             MlpForm::PreNorm => MlpNorm::Stream,
             MlpForm::PostNorm => MlpNorm::Branch { codes: None },
-            MlpForm::PostNormCodes => MlpNorm::Branch { codes: Some((next(), map)) },
+            MlpForm::PostNormCodes => MlpNorm::Branch { codes: Some(next()) },
         };
         MlpSpec {
             norm: (&self.gamma, &self.beta),
@@ -140,15 +140,15 @@ impl Problem {
         all
     }
 
-    /// `m` rows after the launch, and whether the flag was set. Codes are those of the rows; they are stored in the order
-    /// of a map if there are whole images of [`IMAGE`] tokens.
     /// The stream of `m` rows after the launch, and whether the overflow flag is set. `numbers` is the type of the stream, and
-    /// whether GELU is in halves.
+    /// whether GELU is in halves. The codes of a single row are not stored; those of whole images of [`IMAGE`] tokens are
+    /// stored in the order of a map.
     fn run(&self, device: &Device, form: MlpForm, numbers: (StreamType, bool), m: usize) -> (Vec<f32>, bool) {
         let stream = numbers.0;
-        let order: Vec<Option<usize>> = (0..IMAGE).rev().map(Some).collect();
-        let map = m.is_multiple_of(IMAGE).then(|| RowMap::new(&order, IMAGE).unwrap());
-        let spec = self.spec(form, map.as_ref(), stream);
+        let reversed: Vec<Option<usize>> = (0..IMAGE).rev().map(Some).collect();
+        let of_tokens = TokenRows::new(device, &RowMap::new(&reversed, IMAGE).unwrap()).unwrap();
+        let order = Some(&of_tokens).filter(|_| m.is_multiple_of(IMAGE));
+        let spec = self.spec(form, stream);
         let chosen = DeviceMlp::config(device, &spec).expect("the kernel supports this MLP");
         let kind = MlpKind { half_gelu: numbers.1, ..chosen.kind() };
         assert!(chosen.kind().half_gelu == (stream == StreamType::F16), "the chosen GELU");
@@ -167,7 +167,9 @@ impl Problem {
         let flag = DeviceBuf::zeroed(device, 4).unwrap().all();
         let codes = DeviceBuf::from_slice(device, &vec![77_i8; (m + 1) * self.columns]).unwrap().all();
         let written = codes.slice(0, m * self.columns);
-        mlp.run(&on, m, &buffer.all(), mlp.stores_codes().then_some(&written), &flag).unwrap();
+        let stores = mlp.stores_codes() && m > 1;
+        let of_stream = stores.then_some(StreamCodes { slice: &written, rows: order });
+        mlp.run(&on, m, &buffer.all(), of_stream, &flag).unwrap();
         let (mut got, mut halves, mut raised) = (rows, halves, [0_u32]);
         match stream {
             StreamType::F32 => buffer.all().copy_to(&on, &mut got).unwrap(),
@@ -183,9 +185,10 @@ impl Problem {
         codes.copy_to(&on, &mut stored).unwrap();
         let after = stored.split_off(m * self.columns);
         assert!(after.iter().all(|&code| code == 77), "codes after the last row were written");
-        for (i, &value) in got.iter().enumerate().filter(|_| mlp.stores_codes()) {
+        assert!(stores || stored.iter().all(|&code| code == 77), "codes were written");
+        for (i, &value) in got.iter().enumerate().filter(|_| stores) {
             let (row, column) = (i / self.columns, i % self.columns);
-            let at = if map.is_some() { row / IMAGE * IMAGE + IMAGE - 1 - row % IMAGE } else { row };
+            let at = if order.is_some() { row / IMAGE * IMAGE + IMAGE - 1 - row % IMAGE } else { row };
             let code = stored[at * self.columns + column];
             assert_eq!(
                 code,

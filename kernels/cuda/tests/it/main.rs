@@ -6,4 +6,5 @@ mod cuda_launches;
 mod cuda_linears;
 mod cuda_mlp;
 mod cuda_programs;
+mod cuda_sizes;
 mod host_kernels;

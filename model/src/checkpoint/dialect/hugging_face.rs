@@ -3,8 +3,7 @@
 
 use super::Dialect;
 use super::table::{Group, Place, Row, Table, row, same, third};
-use crate::arch::{Stage, SwinConfig, SwinVersion, WindowPolicy};
-use crate::error::ModelError;
+use crate::arch::{SwinVersion, WindowPolicy};
 
 pub(super) const HUGGING_FACE: Table = Table {
     dialect: Dialect::HuggingFace,
@@ -42,10 +41,10 @@ pub(super) const HUGGING_FACE: Table = Table {
         },
     ],
     dropped: &[],
-    window_policy: WindowPolicy::ShrinkAndPad,
+    window_policies: [WindowPolicy::HuggingFace, WindowPolicy::HuggingFaceV2],
+    other_policies: &[],
     // The code for Swin V2 adds its mask twice.
     mask: [-100.0, -200.0],
-    check: halved_grids,
 };
 
 const BLOCK: &[Row] = &[
@@ -69,27 +68,3 @@ const BLOCK: &[Row] = &[
     same("mlp.fc1.{*}").alias(),
     same("mlp.fc2.{*}").alias(),
 ];
-
-/// Refuses sizes at which the code for Swin V2 gives a stage another window or shift than its tokens do: it halves the
-/// first grid rounding down, although merging rounds up.
-fn halved_grids(config: &SwinConfig) -> Result<(), ModelError> {
-    if config.version == SwinVersion::V1 {
-        return Ok(());
-    }
-    let window = config.window_size;
-    let differs = |s: &&Stage| {
-        let halved = config.grid() >> s.index;
-        halved != s.grid && halved <= window && s.depth > 0 && (s.grid > window || s.window != halved)
-    };
-    let stages = config.stages();
-    let Some(stage) = stages.iter().find(differs) else { return Ok(()) };
-    let problem = format!(
-        "stage {} has {}x{} tokens, but transformers takes it for {} a side and chooses its window by that, which is not \
-         supported; use an input size whose grids halve evenly",
-        stage.index,
-        stage.grid,
-        stage.grid,
-        config.grid() >> stage.index
-    );
-    Err(ModelError::config("DATA.IMG_SIZE", problem))
-}

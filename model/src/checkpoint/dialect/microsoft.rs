@@ -1,7 +1,7 @@
 //! Microsoft's Swin Transformer repository, and FasterTransformer's calibrated checkpoints, which have the same names.
 
 use super::Dialect;
-use super::table::{NO_TRUNK, SPLIT_BIAS, Table, no_check};
+use super::table::{NO_TRUNK, SPLIT_BIAS, Table};
 use crate::arch::WindowPolicy;
 
 pub(super) const MICROSOFT: Table = Table {
@@ -12,9 +12,9 @@ pub(super) const MICROSOFT: Table = Table {
     trunks: NO_TRUNK,
     groups: &[SPLIT_BIAS],
     dropped: &[],
-    window_policy: WindowPolicy::Microsoft,
+    window_policies: [WindowPolicy::Microsoft; 2],
+    other_policies: &[],
     mask: [-100.0, -100.0],
-    check: no_check,
 };
 
 /// Ranges (`_amax`) stand among the parameters; [`import_ft_amax`](crate::import_ft_amax) reads them.

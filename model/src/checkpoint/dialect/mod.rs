@@ -12,7 +12,7 @@ mod torchvision;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
+use crate::arch::{SwinVersion, WindowPolicy};
 use crate::error::ModelError;
 pub(super) use naming::{Naming, Target, networks, placed};
 use table::Table;
@@ -59,19 +59,19 @@ impl Dialect {
         TABLES.iter().map(|table| table.names[0])
     }
 
-    /// The rule of the dialect's original code for grids that are not a multiple of the window.
-    pub fn window_policy(self) -> WindowPolicy {
-        self.table().window_policy
+    /// The rule of the dialect's original code for windows.
+    pub fn window_policy(self, version: SwinVersion) -> WindowPolicy {
+        self.table().window_policies[(version == SwinVersion::V2) as usize]
+    }
+
+    /// The rule for windows of a model whose description has the rule `stated`, which counts if it is one of the dialect's.
+    pub(super) fn window_policy_of(self, version: SwinVersion, stated: WindowPolicy) -> WindowPolicy {
+        if self.table().other_policies.contains(&stated) { stated } else { self.window_policy(version) }
     }
 
     /// Added to the logits of masked tokens by the dialect's original code.
     pub(super) fn mask(self, version: SwinVersion) -> f64 {
         self.table().mask[(version == SwinVersion::V2) as usize]
-    }
-
-    /// Refuses a configuration for which the dialect's original code computes something else.
-    pub(super) fn check(self, config: &SwinConfig) -> Result<(), ModelError> {
-        (self.table().check)(config)
     }
 }
 

@@ -3,7 +3,7 @@
 //! Nothing but the names tells these files apart.
 
 use super::Dialect;
-use super::table::{Group, Place, Table, no_check, row, same, third};
+use super::table::{Group, Place, Table, row, same, third};
 use crate::arch::{SwinVersion, WindowPolicy};
 
 pub(super) const OPENMMLAB: Table = Table {
@@ -69,8 +69,7 @@ pub(super) const OPENMMLAB: Table = Table {
         },
     ],
     dropped: &[],
-    // A window never shrinks, but every stage may have its own: those of smaller grids are stated as large as the grid.
-    window_policy: WindowPolicy::ShrinkAndPad,
+    window_policies: [WindowPolicy::Mmpretrain, WindowPolicy::Mmpretrain],
+    other_policies: &[WindowPolicy::Detection],
     mask: [-100.0, -100.0],
-    check: no_check,
 };

@@ -1,8 +1,7 @@
 //! What a table of a dialect consists of.
 
 use super::Dialect;
-use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
-use crate::error::ModelError;
+use crate::arch::{SwinVersion, WindowPolicy};
 
 /// A naming convention. Its rows are read both ways: a stored name to the parameter, and the parameter to the stored name.
 ///
@@ -25,13 +24,12 @@ pub(crate) struct Table {
     pub groups: &'static [Group],
     /// Patterns of tensors that are no parameters, beside the buffers of all dialects: names with the trunk, if there is one.
     pub dropped: &'static [&'static str],
-    /// The rule of the original code for grids that are not a multiple of the window.
-    pub window_policy: WindowPolicy,
+    /// The rule of the original code for windows, for Swin V1 and V2.
+    pub window_policies: [WindowPolicy; 2],
+    /// Rules that a description of the model may state instead.
+    pub other_policies: &'static [WindowPolicy],
     /// What the original code adds to the logits of masked tokens, for Swin V1 and V2.
     pub mask: [f64; 2],
-    /// Refuses configurations for which the original code computes something else than [`Stage`](crate::Stage) says, on padded
-    /// or shifted grids above all; [`no_check`] states that there are none.
-    pub check: fn(&SwinConfig) -> Result<(), ModelError>,
 }
 
 /// Rows with the same beginning.
@@ -121,8 +119,3 @@ pub(crate) const SPLIT_BIAS: Group = Group {
 
 /// Networks whose layers stand at the root.
 pub(crate) const NO_TRUNK: &[(SwinVersion, &str)] = &[(SwinVersion::V1, ""), (SwinVersion::V2, "")];
-
-/// For dialects whose code computes what ours does at every size.
-pub(crate) fn no_check(_: &SwinConfig) -> Result<(), ModelError> {
-    Ok(())
-}

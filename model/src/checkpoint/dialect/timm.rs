@@ -2,8 +2,7 @@
 
 use super::Dialect;
 use super::table::{Group, NO_TRUNK, Place, SPLIT_BIAS, Table, row};
-use crate::arch::{Stage, SwinConfig, WindowPolicy};
-use crate::error::ModelError;
+use crate::arch::WindowPolicy;
 
 pub(super) const TIMM: Table = Table {
     dialect: Dialect::Timm,
@@ -25,21 +24,7 @@ pub(super) const TIMM: Table = Table {
         },
     ],
     dropped: &[],
-    window_policy: WindowPolicy::ShrinkAndPad,
+    window_policies: [WindowPolicy::Timm, WindowPolicy::Timm],
+    other_policies: &[WindowPolicy::TimmAnySize],
     mask: [-100.0, -100.0],
-    check: no_shifted_padding,
 };
-
-/// Refuses grids that would be padded and shifted: timm shifts before it pads, so its shifted windows hold other tokens than
-/// those of [`Stage::partition`].
-fn no_shifted_padding(config: &SwinConfig) -> Result<(), ModelError> {
-    let shifted_padding = |s: &&Stage| s.shift > 0 && s.depth > 1 && s.padded != s.grid;
-    let stages = config.stages();
-    let Some(stage) = stages.iter().find(shifted_padding) else { return Ok(()) };
-    let problem = format!(
-        "window {} does not divide the {}x{} tokens of stage {}; timm shifts before it pads, which is not supported; use \
-         an input size whose token grids are multiples of the window",
-        stage.window, stage.grid, stage.grid, stage.index
-    );
-    Err(ModelError::config(config.key("WINDOW_SIZE"), problem))
-}

@@ -1,7 +1,7 @@
 //! torchvision: modules of one sequence, where blocks and merging of patches alternate.
 
 use super::Dialect;
-use super::table::{Group, NO_TRUNK, Place, Table, no_check, row, same};
+use super::table::{Group, NO_TRUNK, Place, Table, row, same};
 use crate::arch::WindowPolicy;
 
 pub(super) const TORCHVISION: Table = Table {
@@ -37,7 +37,7 @@ pub(super) const TORCHVISION: Table = Table {
         },
     ],
     dropped: &[],
-    window_policy: WindowPolicy::Pad,
+    window_policies: [WindowPolicy::Pad, WindowPolicy::Pad],
+    other_policies: &[],
     mask: [-100.0, -100.0],
-    check: no_check,
 };

@@ -5,7 +5,7 @@ use std::fs;
 
 use safetensors::{Dtype, SafeTensors};
 use swinq_model::{
-    Documents, ElementType, InMemory, LoadOptions, TensorView, Transform, load_float_from_memory,
+    Documents, ElementType, InMemory, LoadOptions, Size, TensorView, Transform, load_float_from_memory,
 };
 
 use super::*;
@@ -96,7 +96,7 @@ fn what_does_not_fit_is_refused() {
     missing.tensors.remove(&first);
     assert!(refused(&missing, &LoadOptions::default()).contains(&first));
 
-    let wide = Transform { size: 99, ..Transform::microsoft(24, true) };
+    let wide = Transform { size: Size::square(99), ..Transform::microsoft(Size::square(24), 3, true) };
     let wide = InMemory { transform: Some(wide), ..memory.clone() };
     assert!(refused(&wide, &LoadOptions::default()).contains("99 pixels"));
 

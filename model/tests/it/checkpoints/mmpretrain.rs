@@ -27,7 +27,7 @@ fn both_versions_load() {
         let loaded = load_float_with_remarks(&path, &options(version, "", "")).unwrap();
         assert_eq!(loaded.model.source.dialect, "openmmlab");
         assert_eq!(loaded.model.config.version, swin);
-        assert_eq!(loaded.model.config.window_policy, WindowPolicy::ShrinkAndPad);
+        assert_eq!(loaded.model.config.window_policy, WindowPolicy::Mmpretrain);
         assert!(loaded.remarks.is_empty(), "{:?}", loaded.remarks);
     }
 }

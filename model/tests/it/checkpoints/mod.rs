@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
-    Dialect, Filter, Kind, LoadOptions, LoadedConfig, ModelError, QuantizedModel, Resize, Rule, Site,
+    Dialect, Filter, Kind, LoadOptions, LoadedConfig, ModelError, QuantizedModel, Resize, Rule, Site, Size,
     StateDict, WindowPolicy, all_sites, ft_key, import_ft_amax, is_quantized_file, load_config, load_float,
     load_float_with_remarks, random_model,
 };
@@ -83,10 +83,10 @@ fn every_dialect_and_format_gives_the_same_parameters() {
         ("ms_ddp.pth", Dialect::Microsoft, WindowPolicy::Microsoft),
         ("ms_training.pth", Dialect::Microsoft, WindowPolicy::Microsoft),
         ("ms_training_legacy.pth", Dialect::Microsoft, WindowPolicy::Microsoft),
-        ("timm/model.safetensors", Dialect::Timm, WindowPolicy::ShrinkAndPad),
-        ("timm", Dialect::Timm, WindowPolicy::ShrinkAndPad),
-        ("hf", Dialect::HuggingFace, WindowPolicy::ShrinkAndPad),
-        ("hf_modules.bin", Dialect::HuggingFace, WindowPolicy::ShrinkAndPad),
+        ("timm/model.safetensors", Dialect::Timm, WindowPolicy::Timm),
+        ("timm", Dialect::Timm, WindowPolicy::Timm),
+        ("hf", Dialect::HuggingFace, WindowPolicy::HuggingFace),
+        ("hf_modules.bin", Dialect::HuggingFace, WindowPolicy::HuggingFace),
         ("torchvision.pth", Dialect::TorchVision, WindowPolicy::Pad),
         ("ft_calib.pth", Dialect::FasterTransformer, WindowPolicy::Microsoft),
     ];
@@ -110,17 +110,17 @@ fn views_and_other_float_types_are_read_as_torch_reads_them() {
 
 #[test]
 fn directories_describe_themselves() {
-    let mean_std = ([0.5, 0.4, 0.3], [0.2, 0.25, 0.3]);
+    let mean_std = (vec![0.5, 0.4, 0.3], vec![0.2, 0.25, 0.3]);
     let timm = load_float(&fixture("timm"), &LoadOptions::default()).unwrap();
     let hf = load_float(&fixture("hf"), &LoadOptions::default()).unwrap();
     for (model, family) in [(&timm, "timm"), (&hf, "hf")] {
         assert_eq!(model.tensors, expected("expected.safetensors"), "{family}");
         assert_eq!(model.labels.as_deref().unwrap().join(" "), "ant bee cat dog eel");
-        assert_eq!((model.transform.mean, model.transform.std), mean_std);
-        assert_eq!((model.transform.family.as_str(), model.transform.size), (family, 24));
+        assert_eq!((model.transform.mean.clone(), model.transform.std.clone()), mean_std);
+        assert_eq!((model.transform.family.as_str(), model.transform.size), (family, Size::square(24)));
         let like = swinq_model::SwinConfig {
             name: model.config.name.clone(),
-            window_policy: WindowPolicy::ShrinkAndPad,
+            window_policy: model.config.window_policy,
             ..config_with(&[]).config
         };
         assert_eq!(model.config, like);
@@ -155,7 +155,7 @@ fn settings_of_a_directory_are_applied_or_refused() {
         ("hf", "config.json", "layer_norm_eps", json!(1e-6), "layer_norm_eps"),
         ("hf", "config.json", "model_type", json!("swinv2"), "is a Swin V1, but the configuration"),
         ("hf", "config.json", "model_type", json!("vit"), "model_type"),
-        ("hf", "config.json", "num_channels", json!(1), "num_channels"),
+        ("hf", "config.json", "num_channels", json!(1), "a list of 1: a finite number for each channel"),
         ("hf", "config.json", "embed_dim", json!(-6), "embed_dim"),
         ("hf", "config.json", "embed_dim", json!(1_000_000_000), "EMBED_DIM"),
         ("hf", "config.json", "window_size", json!(4), "bias table is not resized"),
@@ -275,16 +275,17 @@ fn grids_that_windows_do_not_divide_follow_the_dialect() {
     // 28 pixels give 7x7 tokens, then 4x4, in windows of 3.
     let odd = options_with(&[("DATA.IMG_SIZE", "28")]);
     assert!(refusal("ms.pth", &odd).contains("does not divide the 7x7 tokens"));
-    let message = refusal("timm/model.safetensors", &odd);
-    assert!(message.contains("timm shifts before it pads"), "{message}");
-    for name in ["hf_modules.bin", "torchvision.pth"] {
-        let model = load_float(&fixture(name), &odd).unwrap();
-        assert_eq!(model.config.stages()[0].padded, 9, "{name}");
+    for name in ["timm/model.safetensors", "hf_modules.bin", "torchvision.pth"] {
+        let grid = load_float(&fixture(name), &odd).unwrap().config.own_grids().swap_remove(0);
+        assert_eq!((grid.padded, grid.shifts_first), (Size::square(9), name.starts_with("timm")), "{name}");
     }
     // 16 pixels give 4x4 tokens, then 2x2, which is smaller than the window. torchvision keeps the window; Hugging Face
     // shrinks it, so the table no longer fits.
     let small = options_with(&[("DATA.IMG_SIZE", "16")]);
-    assert_eq!(load_float(&fixture("torchvision.pth"), &small).unwrap().config.stages()[1].window, 3);
+    assert_eq!(
+        load_float(&fixture("torchvision.pth"), &small).unwrap().config.stages()[1].window,
+        Size::square(3)
+    );
     assert!(refusal("hf_modules.bin", &small).contains("bias table is not resized"));
 }
 

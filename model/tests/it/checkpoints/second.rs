@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
-    HostTensor, LoadOptions, LoadedConfig, QuantizedModel, StateDict, SwinVersion, WindowPolicy,
+    Grid, HostTensor, LoadOptions, LoadedConfig, QuantizedModel, Size, StateDict, SwinVersion, WindowPolicy,
     import_ft_amax, load_config, load_float, random_model,
 };
 
@@ -46,9 +46,9 @@ fn every_dialect_gives_the_same_parameters() {
     let files = [
         ("expected.safetensors", "microsoft", WindowPolicy::Microsoft, -100.0),
         ("ms.pth", "microsoft", WindowPolicy::Microsoft, -100.0),
-        ("timm/model.safetensors", "timm", WindowPolicy::ShrinkAndPad, -100.0),
-        ("timm", "timm", WindowPolicy::ShrinkAndPad, -100.0),
-        ("hf", "hf", WindowPolicy::ShrinkAndPad, -200.0),
+        ("timm/model.safetensors", "timm", WindowPolicy::Timm, -100.0),
+        ("timm", "timm", WindowPolicy::Timm, -100.0),
+        ("hf", "hf", WindowPolicy::HuggingFaceV2, -200.0),
         ("torchvision.pth", "torchvision", WindowPolicy::Pad, -100.0),
     ];
     for (name, dialect, policy, mask) in files {
@@ -70,7 +70,7 @@ fn directories_describe_themselves() {
         assert_eq!(model.tensors, expected(), "{folder}");
         let like = swinq_model::SwinConfig {
             name: model.config.name.clone(),
-            window_policy: WindowPolicy::ShrinkAndPad,
+            window_policy: model.config.window_policy,
             mask,
             ..config_with(&[]).config
         };
@@ -96,7 +96,7 @@ fn another_version_or_window_is_refused() {
     }
     let pretrained = [("MODEL.SWINV2.WINDOW_SIZE", "6"), ("MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", "[3, 3]")];
     let model = load_float(&fixture("ms.pth"), &options_with(&pretrained)).unwrap();
-    assert_eq!(model.config.stages()[0].window, 6);
+    assert_eq!(model.config.stages()[0].window, Size::square(6));
     // The other dialects do not store it.
     load_float(&fixture("timm/model.safetensors"), &wider).unwrap();
     let message = import_ft_amax(&fixture("ms.pth"), &config_with(&[]).config).unwrap_err().to_string();
@@ -108,17 +108,28 @@ fn grids_that_windows_do_not_divide_follow_the_dialect() {
     // 28 pixels give 7x7 tokens, then 4x4, in windows of 3.
     let odd = options_with(&[("DATA.IMG_SIZE", "28")]);
     assert!(refusal("ms.pth", &odd).contains("does not divide the 7x7 tokens"));
-    assert!(refusal("timm/model.safetensors", &odd).contains("timm shifts before it pads"));
-    assert_eq!(load_float(&fixture("torchvision.pth"), &odd).unwrap().config.stages()[0].padded, 9);
-    // transformers takes the 4x4 tokens of the second stage for 3x3, and one window for all of them.
-    assert!(refusal("hf", &odd).contains("stage 1 has 4x4 tokens, but transformers takes it for 3 a side"));
-    let wide = options_with(&[("DATA.IMG_SIZE", "44")]);
-    let stages = load_float(&fixture("hf"), &wide).unwrap().config.stages();
-    assert_eq!((stages[0].padded, stages[1].grid, stages[1].padded), (12, 6, 6));
+    let grids = |name: &str, options| {
+        let grids = load_float(&fixture(name), options).unwrap().config.own_grids();
+        let of_grid = |grid: Grid| (grid.size, grid.padded, grid.shift).into();
+        grids
+            .into_iter()
+            .map(of_grid)
+            .map(|sides: [Size; 3]| sides.map(|side| side.side().unwrap()))
+            .collect()
+    };
+    let torchvision: Vec<[usize; 3]> = grids("torchvision.pth", &odd);
+    assert_eq!(torchvision, [[7, 9, 1], [4, 6, 1]]);
+    let timm: Vec<[usize; 3]> = grids("timm/model.safetensors", &odd);
+    assert_eq!(timm, torchvision);
+    // transformers takes the 4x4 tokens of the second stage for 3x3, which one window covers.
+    let transformers: Vec<[usize; 3]> = grids("hf", &odd);
+    assert_eq!(transformers, [[7, 9, 1], [4, 6, 0]]);
+    let found: Vec<[usize; 3]> = grids("hf", &options_with(&[("DATA.IMG_SIZE", "44")]));
+    assert_eq!(found, [[11, 12, 1], [6, 6, 1]]);
     // 16 pixels give 4x4 tokens, then 2x2. torchvision keeps the window, the others shrink it: the bias follows.
     let small = options_with(&[("DATA.IMG_SIZE", "16")]);
     let windows = |name: &str| load_float(&fixture(name), &small).unwrap().config.stages()[1].window;
-    assert_eq!((windows("torchvision.pth"), windows("hf")), (3, 2));
+    assert_eq!((windows("torchvision.pth"), windows("hf")), (Size::square(3), Size::square(2)));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+use swinq_model::Size;
 
 use swinq_qat::adamw::{AdamW, Moments, Update};
 use swinq_qat::job::OptimizerKeys;
@@ -202,7 +203,7 @@ fn median(device: &Device, mut run: impl FnMut()) -> f64 {
 fn gpu_times() {
     let Some(Gpu { device, .. }) = &gpu() else { return };
     let sample = SwinConfig {
-        image_size: 56,
+        image_size: Size::square(56),
         embed_dim: 64,
         depths: vec![2, 4],
         num_heads: vec![2, 4],

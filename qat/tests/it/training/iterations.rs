@@ -32,7 +32,7 @@ fn an_untrained_second_version_learns() {
         "optimizer: {lr: 3e-3, weight_decay: 0.05}\nloss: {labels: 1, kl: 0}\nschedule: {warmup_steps: 5}\n";
     let mut setup = Setup::new(None, 60, keys);
     let config = second();
-    let transform = Transform::microsoft(config.image_size, false);
+    let transform = Transform::microsoft(config.image_size, 3, false);
     let loaded = LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() };
     setup.float = swinq_qat::init::untrained(&loaded, 1);
     let mut watch = Watch::default();

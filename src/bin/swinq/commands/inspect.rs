@@ -4,7 +4,7 @@ use std::io::Write;
 
 use swinq::eval::Inspection;
 use swinq::int8_runtime::Plan;
-use swinq::model::{QuantizedModel, params};
+use swinq::model::{QuantizedModel, Size, params};
 use swinq::{BackendChoice, EngineOptions, Model};
 
 use crate::args::InspectArgs;
@@ -99,16 +99,20 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
     let config = &model.config;
     let parameters: usize =
         params::parameters(config).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    let input = match config.in_chans {
+        3 => config.image_size.to_string(),
+        channels => format!("{}x{channels}", config.image_size),
+    };
+    let sides = |size: Size| size.side().map_or_else(|| size.to_string(), |side| side.to_string());
     writeln!(
         out,
-        "  architecture  {}: {:?} blocks, {:?} heads, {} channels, window {}, {}x{} input, {} classes",
+        "  architecture  {}: {:?} blocks, {:?} heads, {} channels, window {}, {} input, {} classes",
         config.name,
         config.depths,
         config.num_heads,
         config.embed_dim,
-        config.window_size,
-        config.image_size,
-        config.image_size,
+        sides(config.window_size),
+        input,
         config.num_classes
     )?;
     writeln!(

@@ -204,7 +204,7 @@ impl Chunk<'_> {
         assert!(d.is_multiple_of(16) && rows.len() >= (self.count - 1) * queries.stride + d);
         let tables = &self.op.tables;
         let bias = &tables.last_key(self.unit.head)[self.from..];
-        let mask = tables.mask(self.unit.window, n - 1).map(|mask| &mask[self.from..]);
+        let mask = tables.mask(self.unit.mask, n - 1).map(|mask| &mask[self.from..]);
         for first in (0..self.count).step_by(L::N) {
             let mut product = lanes.splat_i(-128 * sum);
             for c in (0..d).step_by(16) {

@@ -85,20 +85,23 @@ pub fn window_blocks(arch: &Arch) -> Vec<Program> {
 fn patches(scope: Scope) -> Vec<Program> {
     let mut programs = Vec::new();
     for stream in STREAMS {
-        let mut add = |patch, columns, [integer, output, norm, position]: [bool; 4]| {
-            let config = PatchConfig { patch, columns, integer, output, norm, position, stream };
+        let mut add = |(channels, patch), columns, [integer, output, norm, position]: [bool; 4]| {
+            let config = PatchConfig { channels, patch, columns, integer, output, norm, position, stream };
             programs.push(config.program());
         };
         for columns in [96, 128, 192] {
-            add(4, columns, [false, false, true, false]);
-            add(4, columns, [true, false, true, false]);
+            add((3, 4), columns, [false, false, true, false]);
+            add((3, 4), columns, [true, false, true, false]);
         }
+        add((1, 4), 96, [true, false, true, false]);
         if scope > Scope::Few {
-            (0..16).for_each(|bits| add(4, 96, [8, 4, 2, 1].map(|bit| bits & bit != 0)));
-            (32..=256).step_by(32).for_each(|columns| add(4, columns, [true; 4]));
+            (0..16).for_each(|bits| add((3, 4), 96, [8, 4, 2, 1].map(|bit| bits & bit != 0)));
+            (32..=256).step_by(32).for_each(|columns| add((3, 4), columns, [true; 4]));
             for (patch, columns) in [(2, 48), (2, 64), (4, 1024), (8, 96), (8, 512), (16, 768)] {
-                add(patch, columns, [true; 4]);
+                add((3, patch), columns, [true; 4]);
             }
+            [2, 4, 5, 8, 13, 16].into_iter().for_each(|channels| add((channels, 4), 96, [true; 4]));
+            [4, 16].into_iter().for_each(|channels| add((channels, 4), 256, [true; 4]));
         }
     }
     programs

@@ -3,7 +3,7 @@
 
 use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM, low_columns};
 use swinq_cuda::ops::{DeviceStore, row_stride};
-use swinq_numerics::{AttentionQuant, HeadScores, Probs, Quantizer, reference};
+use swinq_numerics::{AttentionQuant, HeadScores, MASKS, Probs, Quantizer, reference};
 use swinq_testing::{Rng, assert_varied, step};
 
 use super::compiler::Compiler;
@@ -23,8 +23,10 @@ struct Case {
     codes: Vec<i8>,
     /// `[heads, n, n]`.
     bias: Vec<f32>,
-    /// `[windows, n]`.
+    /// The region of each token under each mask, `[MASKS, n]`.
     regions: Option<Vec<u8>>,
+    /// The mask of each window of an image, if one is masked.
+    masks: Option<Vec<u8>>,
     /// Added to the logits of tokens of different regions.
     mask: f32,
     /// The factor of `q k^T` for each head, and whether its queries and keys have two codes.
@@ -35,7 +37,7 @@ struct Case {
 
 impl Case {
     /// The first window of an image has small queries, so that its probabilities are nearly uniform; the last
-    /// window's queries are extreme. The first window has one region, and the others have several. Some
+    /// window's queries are extreme. The first window is not masked, and the others have the other masks in turn. Some
     /// biases are as large as the mask.
     fn new(heads: usize, n: usize, windows: usize, images: usize, masked: bool) -> Case {
         let mut rng = Rng((heads * n) as u64);
@@ -51,12 +53,14 @@ impl Case {
             }
         }
         let region = |i: usize| if i / n == 0 { 3 } else { (i % n * (i / n + 1) / n) as u8 };
-        let regions = masked.then(|| (0..windows * n).map(region).collect());
+        let mask = |window: usize| (3 * window % MASKS) as u8;
+        let regions = masked.then(|| (0..MASKS * n).map(region).collect());
+        let masks = masked.then(|| (0..windows).map(mask).collect());
         let mut bias = rng.floats(heads * n * n, 2.0);
         bias.iter_mut().skip(n * n / 2).step_by(29).for_each(|b| *b += 98.0);
         let scores = vec![HeadScores::from(SCALE); heads];
         let low = rng.bytes(codes.len()).into_iter().map(|x| x.cast_signed().max(-127)).collect();
-        Case { heads, n, windows, images, codes, bias, regions, mask: -100.0, scores, low }
+        Case { heads, n, windows, images, codes, bias, regions, masks, mask: -100.0, scores, low }
     }
 
     /// The case with a factor for each head, some of which have two codes, and another mask.
@@ -119,7 +123,10 @@ impl Case {
         let n = self.n;
         let value = |i: usize| {
             let bias = self.bias[head * n * n + i];
-            let region = |token: usize| self.regions.as_ref().map(|r| r[window % self.windows * n + token]);
+            let region = |token: usize| {
+                let (regions, masks) = (self.regions.as_ref()?, self.masks.as_ref()?);
+                Some(regions[usize::from(masks[window % self.windows]) * n + token])
+            };
             if region(i / n) == region(i % n) { bias } else { bias + self.mask }
         };
         (0..n * n).map(value).collect()
@@ -172,9 +179,9 @@ impl Case {
             self.scores.iter().map(|scores| unit * scores.scale * config.logit_unit()).collect();
         let low = config.two_codes.then(|| low_columns(&self.two_codes()));
         let launch = launch.optional(config.head_scales.then_some(&scales[..])).optional(low.as_deref());
-        let (regions, masked) = self.padded_regions(config.padded()).unzip();
-        let launch =
-            launch.array(&self.padded_bias(config)).optional(regions.as_deref()).optional(masked.as_deref());
+        let regions = self.padded_regions(config.padded());
+        let launch = launch.array(&self.padded_bias(config)).optional(regions.as_deref());
+        let launch = launch.optional(self.masks.as_deref());
         let launch = rows::output(launch, self.total() * self.n, self.channels(), store);
         let launch = launch.int(self.total()).int(self.windows).int(self.n).int(self.heads).int(columns);
         launch.int(each).float(scales[0])
@@ -194,12 +201,10 @@ impl Case {
         (0..self.heads * padded * padded).map(value).collect()
     }
 
-    /// Regions `[windows, padded]`, and whether each window has several.
-    fn padded_regions(&self, padded: usize) -> Option<(Vec<u8>, Vec<u8>)> {
-        let windows = self.regions.as_ref()?.chunks_exact(self.n);
-        let pad = |window: &[u8]| [window, &vec![0; padded - self.n]].concat();
-        let several = |window: &[u8]| u8::from(window.iter().any(|r| *r != window[0]));
-        Some((windows.clone().flat_map(pad).collect(), windows.map(several).collect()))
+    /// Regions `[MASKS, padded]`.
+    fn padded_regions(&self, padded: usize) -> Option<Vec<u8>> {
+        let pad = |mask: &[u8]| [mask, &vec![0; padded - self.n]].concat();
+        Some(self.regions.as_ref()?.chunks_exact(self.n).flat_map(pad).collect())
     }
 
     /// The operands as floats.
@@ -350,6 +355,21 @@ fn the_exponential_unit_is_near_the_reference() {
     for case in cases() {
         check_near_codes(&case, Probs::U8, 0.01);
         check_near_codes(&case, Probs::S8(step(1.0 / 127.0)), 0.01);
+    }
+}
+
+/// Images of different numbers of windows pass through the same programs with the same regions: whole windows and windows
+/// in tiles. The windows of one image are not masked.
+#[test]
+fn one_program_attends_in_images_of_several_sizes() {
+    let store = DeviceStore::Codes(step(0.01));
+    for n in [49, 65] {
+        let bias = Case::new(2, n, 1, 1, true).bias;
+        for (windows, images, masked) in [(6, 1, true), (2, 2, true), (3, 1, false), (5, 1, true)] {
+            let mut case = Case { bias: bias.clone(), ..Case::new(2, n, windows, images, true) };
+            case.masks = case.masks.filter(|_| masked);
+            check_codes(&case, Probs::U8, store);
+        }
     }
 }
 

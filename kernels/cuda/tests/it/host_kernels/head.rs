@@ -1,5 +1,6 @@
 //! `head.cu`: the mean of normalised tokens, and the linear layer in f32.
 
+use swinq_cuda::LaunchConfig;
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
 use swinq_numerics::{Quantizer, reference};
@@ -34,10 +35,11 @@ fn pooling_gives_the_reference() {
         (StreamType::F16, DeviceStore::Codes(step(0.015625))),
     ];
     // Fewer and more tokens than the block's groups of four lanes or its warps process at once; full and partial
-    // groups of sixteen columns, and partial chunks of an f16 row; rows for which a block has fewer warps.
-    for (images, tokens, columns) in
-        [(2, 49, 96), (1, 1, 32), (3, 130, 40), (1, 49, 768), (5, 5, 268), (1, 9, 1536)]
-    {
+    // groups of sixteen columns, and partial chunks of an f16 row; rows for which a block has fewer warps; more tokens
+    // than a block has norms of at a time.
+    let sizes =
+        [(2, 49, 96), (1, 1, 32), (3, 130, 40), (1, 49, 768), (5, 5, 268), (1, 9, 1536), (1, 2049, 8)];
+    for (images, tokens, columns) in sizes {
         let mut rng = Rng(tokens as u64);
         let values: Vec<f32> =
             (0..images * tokens * columns).map(|_| rng.float() * 3.0 + rng.float()).collect();
@@ -46,17 +48,24 @@ fn pooling_gives_the_reference() {
         let want: Vec<f32> =
             stream.chunks_exact(tokens * columns).flat_map(|x| pooled(x, &gamma, &beta)).collect();
         for (elements, store) in stores {
-            let program = DevicePool::program(columns, elements, store);
             let config = DevicePool::launch((images, tokens), columns, elements);
-            let launch = Launch::new(&program, config);
-            let launch = match elements {
-                StreamType::F32 => launch.activation(&stream),
-                StreamType::F16 => launch.activation(&to_halves(&stream)),
+            let launch = |config, each| {
+                let launch = Launch::new(&DevicePool::program(columns, elements, store), config);
+                let launch = match elements {
+                    StreamType::F32 => launch.activation(&stream),
+                    StreamType::F16 => launch.activation(&to_halves(&stream)),
+                };
+                let launch = rows::output(launch.array(&gamma).array(&beta), images, columns, store);
+                let launch = launch.activation(&[0_u32]);
+                let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));
+                rows::step_of(launch.int(each).float(EPSILON), store)
             };
-            let launch = rows::output(launch.array(&gamma).array(&beta), images, columns, store);
-            let launch = launch.activation(&[0_u32]);
-            let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));
-            let got = rows::step_of(launch.float(EPSILON), store).run(compiler);
+            let got = launch(config, DevicePool::tokens_each(tokens)).run(compiler);
+            if elements == StreamType::F32 && tokens > 48 {
+                let shared = (16 * 48 + 4 * columns) as u32;
+                let parts = launch(LaunchConfig { shared, ..config }, 48).run(compiler);
+                assert!(parts == got, "({images}, {tokens}, {columns}) {store:?}: 48 norms at a time");
+            }
             let what = format!("({images}, {tokens}, {columns}) {elements:?} {store:?}");
             assert_eq!(words(&got[got.len() - 1]), [0], "{what}: the overflow flag");
             let got = &got[got.len() - 2];
@@ -85,6 +94,7 @@ fn pooling_an_f16_stream_that_is_not_finite_raises_the_flag() {
     let launch = launch.activation(&to_halves(&stream)).array(&ones).array(&ones);
     let launch = rows::output(launch, 1, columns, store).activation(&[0_u32]);
     let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));
+    let launch = launch.int(DevicePool::tokens_each(tokens));
     let got = rows::step_of(launch.float(EPSILON), store).run(compiler);
     assert_eq!(words(&got[got.len() - 1]), [1]);
 }

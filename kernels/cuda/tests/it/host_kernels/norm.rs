@@ -1,9 +1,9 @@
 //! `norm.cu` and `rows.cu`: gathered rows with LayerNorm and without, and LayerNorm of rows that are added to the
 //! stream.
 
-use swinq_cuda::ops::norm::{NormConfig, NormResult, rows_of_tokens};
+use swinq_cuda::ops::norm::{NormConfig, NormResult};
 use swinq_cuda::ops::rows::RowsConfig;
-use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_cuda::ops::{DeviceStore, StreamType, row_stride, rows_of_tokens};
 use swinq_numerics::{PAD, RowMap, reference};
 use swinq_testing::{Rng, assert_same, step, window_map};
 
@@ -274,13 +274,14 @@ impl Branch {
         Branch { case, stream }
     }
 
-    /// The buffers after the launch: the flag, the stream, and the codes if `codes` has a quantizer.
+    /// The buffers after the launch: the stream, the flag, and the codes if they are stored, in the order of a map or of
+    /// the tokens.
     fn run(
         &self,
         compiler: &Compiler,
         stream: StreamType,
         result: NormResult,
-        codes: Option<&RowMap>,
+        codes: Option<Option<&RowMap>>,
     ) -> Vec<Vec<u8>> {
         let Case { images, rows, tokens, columns, .. } = self.case;
         let config = NormConfig { columns, pieces: 1, stream };
@@ -288,13 +289,16 @@ impl Branch {
         let launch = activation(launch, stream, &self.case.stream).optional(self.case.map.as_deref());
         let launch = activation(launch.array(&self.case.gamma).array(&self.case.beta), stream, &self.stream);
         let launch = launch.activation(&[0_u32]);
-        let (launch, store) = match result {
-            NormResult::AddAndCode(q) => {
-                let store = DeviceStore::Codes(q);
-                let order = codes.map(|map| rows_of_tokens(map).unwrap());
-                (rows::output(launch, images * tokens, columns, store).optional(order.as_deref()), store)
+        let store = match result {
+            NormResult::AddAndCode(q) => DeviceStore::Codes(q),
+            _ => DeviceStore::Half,
+        };
+        let launch = match codes {
+            Some(order) => {
+                let order = order.map(|map| rows_of_tokens(map).unwrap());
+                rows::output(launch, images * tokens, columns, store).optional(order.as_deref())
             }
-            _ => (launch.null().null(), DeviceStore::Half),
+            None => launch.null().null(),
         };
         let got = self.case.sizes(launch, store).run(compiler);
         // The branch, the map, gamma and beta precede the stream.
@@ -347,11 +351,13 @@ fn norms_are_added_to_an_f32_stream_as_the_reference_does() {
         let want = branch.exact();
         let added = branch.run(compiler, StreamType::F32, NormResult::Add, None);
         assert_same(&floats(&added[0]), &want, "the stream");
+        let uncoded = branch.run(compiler, StreamType::F32, NormResult::AddAndCode(q), None);
+        assert!(uncoded == added, "codes that are not stored change nothing");
         for order in [None, Some(&orders[1].0)]
             .into_iter()
             .filter(|o| o.is_none_or(|o| o.tokens() == branch.case.tokens))
         {
-            let coded = branch.run(compiler, StreamType::F32, NormResult::AddAndCode(q), order);
+            let coded = branch.run(compiler, StreamType::F32, NormResult::AddAndCode(q), Some(order));
             assert_same(&floats(&coded[0]), &want, "the stream, with codes");
             let codes = branch.codes(&want, order);
             rows::check(&coded[2], &codes, columns, DeviceStore::Codes(q), "codes of the stream");
@@ -367,12 +373,14 @@ fn norms_are_added_to_an_f16_stream_up_to_its_rounding() {
     for columns in [40, 96, 384] {
         let branch = Branch::new(2, columns, Some(turned));
         let want: Vec<f64> = branch.exact().into_iter().map(f64::from).collect();
-        let got = branch.run(compiler, StreamType::F16, NormResult::AddAndCode(q), Some(turned));
+        let got = branch.run(compiler, StreamType::F16, NormResult::AddAndCode(q), Some(Some(turned)));
         rows::check_near(&got[0], &want, 1e-4, columns, DeviceStore::Half, "the stream");
         assert_eq!(words(&got[1]), [0], "the overflow flag");
         // The codes are those of the stream as it is stored.
         let codes = branch.codes(&half_floats(&got[0]), Some(turned));
         rows::check(&got[2], &codes, columns, DeviceStore::Codes(q), "codes of the stream");
+        let uncoded = branch.run(compiler, StreamType::F16, NormResult::AddAndCode(q), None);
+        assert!(uncoded == got[..2], "codes that are not stored change nothing");
     }
     let mut branch = Branch::new(1, 96, Some(turned));
     branch.case.stream[5 * 96 + 3] = f32::INFINITY;

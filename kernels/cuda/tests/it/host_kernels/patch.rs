@@ -4,8 +4,7 @@ use swinq_cuda::LaunchConfig;
 use swinq_cuda::ops::linear::pack::pack_half;
 use swinq_cuda::ops::patch::PatchConfig;
 use swinq_cuda::ops::{DeviceStore, StreamType};
-use swinq_kernels::{Patches, Pool, RowOut};
-use swinq_numerics::{Quantizer, RowStore, reference};
+use swinq_numerics::{Quantizer, Size, reference};
 use swinq_testing::{Rng, step};
 
 use super::compiler::Compiler;
@@ -15,13 +14,14 @@ use super::rows::{self, to_halves};
 const EPSILON: f32 = 1e-5;
 
 /// A patch embedding and its images.
+#[derive(Clone)]
 struct Case {
     images: usize,
-    size: usize,
+    size: Size,
     config: PatchConfig,
     pixels: Vec<u8>,
-    lookup: [[f32; 256]; 3],
-    /// `[columns, 3 * patch * patch]`.
+    lookup: Vec<[f32; 256]>,
+    /// `[columns, channels * patch * patch]`.
     weight: Vec<f32>,
     bias: Vec<f32>,
     multiplier: Vec<f32>,
@@ -32,9 +32,11 @@ struct Case {
 }
 
 impl Case {
-    fn new(images: usize, size: usize, config: PatchConfig) -> Case {
-        let mut rng = Rng((size + config.columns) as u64);
-        let PatchConfig { patch, columns, integer, output, .. } = config;
+    /// Images of `height x width` pixels.
+    fn new(images: usize, (height, width): (usize, usize), config: PatchConfig) -> Case {
+        let mut rng = Rng((height + config.columns) as u64);
+        let PatchConfig { channels, patch, columns, integer, output, .. } = config;
+        let (size, k) = (Size::new(height, width), channels * patch * patch);
         let code = |byte: u8| f32::from(byte.cast_signed());
         // Codes of a quantized input, or normalised values.
         let pixel = |byte: usize| match integer {
@@ -42,36 +44,45 @@ impl Case {
             false => (byte as f32 / 255.0 - 0.45) / 0.225,
         };
         let weight: Vec<f32> = match integer {
-            true => rng.bytes(columns * 3 * patch * patch).into_iter().map(code).collect(),
-            false => rng.floats(columns * 3 * patch * patch, 0.5),
+            true => rng.bytes(columns * k).into_iter().map(code).collect(),
+            false => rng.floats(columns * k, 0.5),
         };
         // For tensor cores, the f16 values have so few bits that sums are exact in any order.
         let rounded = |x: f32, parts: f32| if config.half() { (x * parts).round() / parts } else { x };
         let weight = weight.into_iter().map(|w| rounded(w, 64.0)).collect();
         let pixel = |byte| rounded(pixel(byte), 16.0);
+        let table = |channel| std::array::from_fn(|b| pixel(b * (255 - channel) / 255));
         Case {
-            pixels: rng.bytes(images * size * size * 3),
-            lookup: std::array::from_fn(|channel| std::array::from_fn(|b| pixel(b * (255 - channel) / 255))),
+            pixels: rng.bytes(images * size.area() * channels),
+            lookup: (0..channels).map(table).collect(),
             weight,
             bias: rng.floats(columns, 1.0),
             multiplier: rng.floats(columns, 0.001),
             output: output.then(|| step(0.0625)),
             gamma: rng.floats(columns, 2.0),
             beta: rng.floats(columns, 1.0),
-            position: rng.floats((size / patch).pow(2) * columns, 1.0),
+            position: rng.floats(config.grid(size).area() * columns, 1.0),
             images,
             size,
             config,
         }
     }
 
+    fn grid(&self) -> Size {
+        self.config.grid(self.size)
+    }
+
     /// Number of tokens of all images.
     fn tokens(&self) -> usize {
-        self.images * (self.size / self.config.patch).pow(2)
+        self.images * self.grid().area()
     }
 
     fn k(&self) -> usize {
-        3 * self.config.patch * self.config.patch
+        self.config.channels * self.config.patch * self.config.patch
+    }
+
+    fn what(&self) -> String {
+        format!("{} images of {}, {:?}", self.images, self.size, self.config)
     }
 
     fn store(&self) -> DeviceStore {
@@ -108,16 +119,28 @@ impl Case {
             .optional(norm.then_some(&self.gamma[..]))
             .optional(norm.then_some(&self.beta[..]))
             .optional(position.then_some(&self.position[..]));
-        let launch = rows::output(launch, tokens, columns, self.store()).int(self.size).int(tokens);
+        let launch = rows::output(launch, tokens, columns, self.store());
+        let launch = launch.int(self.size.height).int(self.size.width).int(self.grid().width);
+        let launch = launch.int(self.grid().area()).int(tokens);
         launch.int(columns).float(self.output.map_or(1.0, Quantizer::scale)).float(EPSILON)
     }
 
-    /// Rows `[tokens, k]` of normalised pixels.
+    /// Rows `[tokens, k]` of normalised pixels; zeros beyond the image.
     fn patches(&self) -> Vec<f32> {
-        let mut rows = vec![f32::NAN; self.tokens() * self.k()];
-        let op = Patches::new(self.size, self.config.patch, &self.lookup, RowStore::F32);
-        op.run(&mut Pool::new(1), self.images, &self.pixels, RowOut::F32(&mut rows));
-        rows
+        let (grid, patch, channels) = (self.grid(), self.config.patch, self.config.channels);
+        let value = |i: usize| {
+            let (token, at) = (i / self.k(), i % self.k());
+            let (image, token) = (token / grid.area(), token % grid.area());
+            let (channel, at) = (at / (patch * patch), at % (patch * patch));
+            let y = token / grid.width * patch + at / patch;
+            let x = token % grid.width * patch + at % patch;
+            if y >= self.size.height || x >= self.size.width {
+                return 0.0;
+            }
+            let pixel = (image * self.size.height + y) * self.size.width + x;
+            self.lookup[channel][usize::from(self.pixels[pixel * channels + channel])]
+        };
+        (0..self.tokens() * self.k()).map(value).collect()
     }
 
     /// The linear layer's output for a patch and a column, including the bias.
@@ -158,75 +181,134 @@ impl Case {
     }
 }
 
+/// Patches of 4 pixels of 3 channels, with a norm.
+fn base(stream: StreamType) -> PatchConfig {
+    PatchConfig {
+        channels: 3,
+        patch: 4,
+        columns: 96,
+        integer: false,
+        output: false,
+        norm: true,
+        position: false,
+        stream,
+    }
+}
+
+/// Checks that the stream is that of the reference.
+fn check(compiler: &Compiler, case: &Case) {
+    assert!(!case.config.half());
+    let got = case.launch().run(compiler);
+    rows::check(&got[got.len() - 1], &case.want(), case.config.columns, case.store(), &case.what());
+}
+
+/// Checks that an f16 stream is near the reference: sums are exact, and the norm is f32, in two passes.
+fn check_half(compiler: &Compiler, case: &Case) {
+    assert!(case.config.half());
+    let want: Vec<f64> = case.want().into_iter().map(f64::from).collect();
+    let config = case.config.launch(case.tokens());
+    let one_block = LaunchConfig { grid: [1, 1, 1], ..config };
+    let [got, walked] = [config, one_block].map(|config| case.launch_as(config).run(compiler).pop().unwrap());
+    assert!(got == walked, "{}: a block that walks gives other bits", case.what());
+    rows::check_near(&got, &want, 5e-6, case.config.columns, case.store(), &case.what());
+}
+
 /// One patch; full and partial blocks of 32 tokens; patches of 1, 2 and 4 pixels.
 #[test]
 fn the_stream_is_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
-    let base = PatchConfig {
-        patch: 4,
-        columns: 96,
-        integer: false,
-        output: false,
-        norm: true,
-        position: false,
-        stream: StreamType::F32,
-    };
+    let base = base(StreamType::F32);
     let cases = [
-        Case::new(1, 4, base),
-        Case::new(2, 28, PatchConfig { position: true, ..base }),
-        Case::new(2, 16, PatchConfig { integer: true, ..base }),
+        Case::new(1, (4, 4), base),
+        Case::new(2, (28, 28), PatchConfig { position: true, ..base }),
+        Case::new(2, (16, 16), PatchConfig { integer: true, ..base }),
         Case::new(
             3,
-            12,
+            (12, 12),
             PatchConfig { integer: true, output: true, columns: 40, stream: StreamType::F16, ..base },
         ),
-        Case::new(1, 18, PatchConfig { patch: 2, columns: 40, norm: false, position: true, ..base }),
+        Case::new(1, (18, 18), PatchConfig { patch: 2, columns: 40, norm: false, position: true, ..base }),
         Case::new(
             1,
-            7,
+            (7, 7),
             PatchConfig { patch: 1, columns: 8, output: true, norm: false, stream: StreamType::F16, ..base },
         ),
     ];
-    for case in cases {
-        assert!(!case.config.half());
-        let got = case.launch().run(compiler);
-        let what = format!("{} images of {}, {:?}", case.images, case.size, case.config);
-        rows::check(&got[got.len() - 1], &case.want(), case.config.columns, case.store(), &what);
-    }
+    cases.iter().for_each(|case| check(compiler, case));
 }
 
-/// Sums are exact; the norm is f32, in two passes. Covers full and partial groups of 64 tokens, patches of 1,
-/// 2 and 4 pixels, and blocks that process several groups.
+/// Rectangles, patches that extend beyond the right edge, the lower edge or both, images smaller than a patch, and 1, 2, 4
+/// and 16 channels.
+#[test]
+fn images_of_any_size_and_channels_give_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let base = base(StreamType::F32);
+    let integer = PatchConfig { integer: true, columns: 40, ..base };
+    let channels = |channels| PatchConfig { channels, columns: 40, ..base };
+    let cases = [
+        Case::new(2, (12, 20), PatchConfig { position: true, ..base }),
+        Case::new(2, (9, 20), base),
+        Case::new(2, (12, 21), PatchConfig { position: true, ..integer }),
+        Case::new(1, (15, 10), integer),
+        Case::new(3, (1, 2), integer),
+        Case::new(2, (5, 8), channels(1)),
+        Case::new(1, (6, 9), channels(2)),
+        Case::new(2, (9, 7), PatchConfig { integer: true, position: true, ..channels(4) }),
+        Case::new(1, (7, 5), channels(16)),
+        Case::new(1, (5, 6), PatchConfig { patch: 3, ..channels(1) }),
+    ];
+    cases.iter().for_each(|case| check(compiler, case));
+}
+
+/// Covers full and partial groups of 64 tokens, patches of 1, 2 and 4 pixels, and blocks that process several groups.
 #[test]
 fn an_f16_stream_is_near_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
-    let base = PatchConfig {
-        patch: 4,
-        columns: 96,
-        integer: false,
-        output: false,
-        norm: true,
-        position: false,
-        stream: StreamType::F16,
-    };
+    let base = base(StreamType::F16);
     let cases = [
-        Case::new(1, 4, base),
-        Case::new(2, 32, PatchConfig { position: true, ..base }),
-        Case::new(3, 28, PatchConfig { integer: true, ..base }),
-        Case::new(2, 24, PatchConfig { integer: true, output: true, columns: 128, ..base }),
-        Case::new(1, 28, PatchConfig { output: true, columns: 256, position: true, ..base }),
-        Case::new(1, 18, PatchConfig { patch: 2, columns: 32, norm: false, position: true, ..base }),
-        Case::new(1, 9, PatchConfig { patch: 1, columns: 64, output: true, norm: false, ..base }),
+        Case::new(1, (4, 4), base),
+        Case::new(2, (32, 32), PatchConfig { position: true, ..base }),
+        Case::new(3, (28, 28), PatchConfig { integer: true, ..base }),
+        Case::new(2, (24, 24), PatchConfig { integer: true, output: true, columns: 128, ..base }),
+        Case::new(1, (28, 28), PatchConfig { output: true, columns: 256, position: true, ..base }),
+        Case::new(1, (18, 18), PatchConfig { patch: 2, columns: 32, norm: false, position: true, ..base }),
+        Case::new(1, (9, 9), PatchConfig { patch: 1, columns: 64, output: true, norm: false, ..base }),
     ];
-    for case in cases {
-        assert!(case.config.half());
-        let want: Vec<f64> = case.want().into_iter().map(f64::from).collect();
-        let config = case.config.launch(case.tokens());
-        let one_block = LaunchConfig { grid: [1, 1, 1], ..config };
-        let [got, walked] =
-            [config, one_block].map(|config| case.launch_as(config).run(compiler).pop().unwrap());
-        let what = format!("{} images of {}, {:?}", case.images, case.size, case.config);
-        assert!(got == walked, "{what}: a block that walks gives other bits");
-        rows::check_near(&got, &want, 5e-6, case.config.columns, case.store(), &what);
-    }
+    cases.iter().for_each(|case| check_half(compiler, case));
+}
+
+/// As for an f32 stream. If a patch extends beyond the image, pixels are read byte by byte, and a block that walks writes
+/// zeros where the group before had pixels.
+#[test]
+fn images_of_any_size_and_channels_are_near_the_reference() {
+    let Some(compiler) = Compiler::get() else { return };
+    let base = PatchConfig { columns: 32, ..base(StreamType::F16) };
+    let integer = PatchConfig { integer: true, ..base };
+    let channels = |channels| PatchConfig { channels, ..base };
+    let cases = [
+        Case::new(2, (12, 20), PatchConfig { position: true, ..base }),
+        Case::new(2, (33, 40), base),
+        Case::new(2, (32, 38), PatchConfig { position: true, ..integer }),
+        Case::new(1, (35, 41), integer),
+        Case::new(3, (1, 2), integer),
+        Case::new(2, (5, 8), channels(1)),
+        Case::new(1, (6, 10), channels(2)),
+        Case::new(2, (9, 7), PatchConfig { integer: true, position: true, ..channels(4) }),
+        Case::new(1, (7, 12), channels(16)),
+        Case::new(1, (5, 6), PatchConfig { patch: 3, ..channels(1) }),
+    ];
+    cases.iter().for_each(|case| check_half(compiler, case));
+}
+
+/// Images of two sizes pass through the same program with the same weights.
+#[test]
+fn one_program_embeds_images_of_several_sizes() {
+    let Some(compiler) = Compiler::get() else { return };
+    let small = Case::new(1, (8, 12), base(StreamType::F32));
+    let of_size = |images, (height, width)| {
+        let Case { pixels, position, .. } = Case::new(images, (height, width), small.config);
+        Case { images, size: Size::new(height, width), pixels, position, ..small.clone() }
+    };
+    let sizes = [(1, (8, 12)), (2, (13, 6)), (1, (8, 12)), (1, (20, 4))];
+    sizes.into_iter().for_each(|(images, size)| check(compiler, &of_size(images, size)));
 }

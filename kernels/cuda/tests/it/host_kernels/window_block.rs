@@ -5,7 +5,9 @@ use swinq_cuda::ops::attention::HEAD_DIM;
 use swinq_cuda::ops::window_block::{
     WindowBlockConfig, WindowBlockSpec, WindowForm, constants, scales, two_codes,
 };
-use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, PAD, Probs, Quantizer, RowStore, reference};
+use swinq_numerics::{
+    AttentionQuant, AttentionSpec, HeadScores, MASKS, PAD, Probs, Quantizer, RowStore, reference,
+};
 use swinq_testing::{Rng, assert_varied, step, window_map};
 
 use super::compiler::Compiler;
@@ -18,6 +20,7 @@ const SCALE: f32 = 0.176_776_7;
 const SHARED: u32 = 227 << 10;
 
 /// An INT8 linear layer.
+#[derive(Clone)]
 struct Layer {
     codes: Vec<i8>,
     multiplier: Vec<f32>,
@@ -47,6 +50,7 @@ impl Layer {
 }
 
 /// Windows of several images, with padding, and the parameters of a block.
+#[derive(Clone)]
 struct Case {
     form: WindowForm,
     heads: usize,
@@ -66,11 +70,14 @@ struct Case {
     qkv: Layer,
     proj: Layer,
     bias: Vec<f32>,
+    /// The region of each token under each mask, `[MASKS, n]`.
     regions: Option<Vec<u8>>,
+    /// The mask of each window of an image, if one is masked.
+    masks: Option<Vec<u8>>,
 }
 
 impl Case {
-    /// The first window has one region, and the others have several.
+    /// The first window is not masked, and the others have the other masks in turn.
     fn new(heads: usize, n: usize, windows: usize, images: usize, masked: bool) -> Case {
         let mut rng = Rng((100 * heads + n) as u64);
         let channels = heads * HEAD_DIM;
@@ -92,8 +99,10 @@ impl Case {
             qkv: Layer::new(&mut rng, 3 * channels, channels),
             proj: Layer::new(&mut rng, channels, channels),
             bias: rng.floats(heads * n * n, 2.0),
-            regions: masked
-                .then(|| (0..windows * n).map(|i| if i < n { 3 } else { (i % 5 / 2) as u8 }).collect()),
+            regions: masked.then(|| {
+                (0..MASKS * n).map(|i| if i < n { 3 } else { (i % (4 + i / n) / 2) as u8 }).collect()
+            }),
+            masks: masked.then(|| (0..windows).map(|window| (3 * window % MASKS) as u8).collect()),
             map: map.rows().to_vec(),
         }
     }
@@ -120,7 +129,6 @@ impl Case {
                 heads: self.heads,
                 head_dim: HEAD_DIM,
                 tokens: self.n,
-                windows: self.windows,
                 scales: &self.scales,
                 two_codes: &self.two_codes,
                 mask: -100.0,
@@ -137,17 +145,15 @@ impl Case {
     fn run(&self, compiler: &Compiler, stream: &[u16]) -> (Vec<f32>, u32) {
         let config = WindowBlockConfig::new(self.form, self.heads, self.n, SHARED).unwrap();
         let (spec, total) = (self.spec(), self.images * self.windows);
-        let several = |window: &[u8]| u8::from(window.iter().any(|r| *r != window[0]));
-        let padded = |window: &[u8]| [window, &vec![0; 64 - self.n]].concat();
-        let regions = self.regions.as_ref().map(|r| r.chunks_exact(self.n));
-        let masked: Option<Vec<u8>> = regions.clone().map(|windows| windows.map(several).collect());
-        let regions: Option<Vec<u8>> = regions.map(|windows| windows.flat_map(padded).collect());
+        let padded = |mask: &[u8]| [mask, &vec![0; 64 - self.n]].concat();
+        let regions: Option<Vec<u8>> =
+            self.regions.as_ref().map(|regions| regions.chunks_exact(self.n).flat_map(padded).collect());
         let launch = Launch::new(&config.program(), config.launch(total, 1))
             .activation(stream)
             .array(&self.map)
             .array(&constants(&config, &spec))
             .optional(regions.as_deref())
-            .optional(masked.as_deref())
+            .optional(self.masks.as_deref())
             .activation(&[0_u32]);
         let launch = launch.int(total).int(self.windows).int(self.tokens).float(EPSILON);
         let launch = scales(&spec).into_iter().fold(launch, Launch::float);
@@ -213,8 +219,8 @@ impl Case {
                 .for_each(|x| x.chunks_exact_mut(HEAD_DIM).for_each(reference::normalize));
         }
         let mut bias = self.bias[head * n * n..][..n * n].to_vec();
-        if let Some(regions) = &self.regions {
-            let regions = &regions[of_image * n..][..n];
+        if let (Some(regions), Some(masks)) = (&self.regions, &self.masks) {
+            let regions = &regions[usize::from(masks[of_image]) * n..][..n];
             for (i, bias) in bias.iter_mut().enumerate() {
                 *bias += if regions[i / n] == regions[i % n] { 0.0 } else { -100.0 };
             }
@@ -246,6 +252,25 @@ fn projection_input() -> Quantizer {
 
 /// A code of the result of a head may be off by one, because exponentials and statistics of rows are not
 /// exact; this bounds the effect on the branch.
+fn check(compiler: &Compiler, case: &Case) {
+    let what =
+        format!("{:?}, {} heads, {} windows of {} tokens", case.form, case.heads, case.windows, case.n);
+    let (got, overflow) = case.run(compiler, &to_halves(&case.stream));
+    assert_eq!(overflow, 0, "{what}");
+    let branch = case.branch();
+    let (mut error, mut power) = (0.0, 0.0);
+    for ((got, old), branch) in got.iter().zip(&case.stream).zip(&branch) {
+        let rounding = (old + branch).abs() / 2048.0;
+        let off = f64::from(((got - old - branch).abs() - rounding).max(0.0));
+        assert!(off < 0.1, "{what}: {got} from {old} + {branch}");
+        error += off * off;
+        power += f64::from(branch * branch);
+    }
+    println!("{what}: relative error {:.1e}", (error / power).sqrt());
+    assert!(error < 1e-5 * power, "{what}: relative error {:.1e}", (error / power).sqrt());
+    assert_varied(&got, &what);
+}
+
 #[test]
 fn the_branch_is_near_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
@@ -255,22 +280,18 @@ fn the_branch_is_near_the_reference() {
         Case::new(2, 64, 3, 1, true).cosine(false),
         Case::new(3, 49, 3, 1, true).cosine(true),
     ];
-    for case in cases {
-        let what = format!("{:?}, {} heads, {} tokens", case.form, case.heads, case.n);
-        let (got, overflow) = case.run(compiler, &to_halves(&case.stream));
-        assert_eq!(overflow, 0, "{what}");
-        let branch = case.branch();
-        let (mut error, mut power) = (0.0, 0.0);
-        for ((got, old), branch) in got.iter().zip(&case.stream).zip(&branch) {
-            let rounding = (old + branch).abs() / 2048.0;
-            let off = f64::from(((got - old - branch).abs() - rounding).max(0.0));
-            assert!(off < 0.1, "{what}: {got} from {old} + {branch}");
-            error += off * off;
-            power += f64::from(branch * branch);
-        }
-        println!("{what}: relative error {:.1e}", (error / power).sqrt());
-        assert!(error < 1e-5 * power, "{what}: relative error {:.1e}", (error / power).sqrt());
-        assert_varied(&got, &what);
+    cases.iter().for_each(|case| check(compiler, case));
+}
+
+/// The windows of one image are not masked, although the block has regions.
+#[test]
+fn one_program_computes_images_of_several_sizes() {
+    let Some(compiler) = Compiler::get() else { return };
+    let first = Case::new(1, 49, 4, 1, true);
+    for (windows, images, masked) in [(4, 1, true), (1, 2, false), (3, 2, true)] {
+        let Case { map, tokens, stream, masks, .. } = Case::new(1, 49, windows, images, true);
+        let masks = masks.filter(|_| masked);
+        check(compiler, &Case { windows, images, map, tokens, stream, masks, ..first.clone() });
     }
 }
 

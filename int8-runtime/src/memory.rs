@@ -1,0 +1,31 @@
+//! The memory that a process may still take.
+
+use std::fs::read_to_string;
+
+/// Bytes of memory that this process could take now: what the system reports as available, or less if a control group limits
+/// the process. `None` where neither is known.
+pub(crate) fn available_memory() -> Option<usize> {
+    let system = read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
+    let number =
+        |file: &str| read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse::<usize>().ok();
+    let group =
+        number("memory.max").zip(number("memory.current")).map(|(max, used)| max.saturating_sub(used));
+    system.into_iter().chain(group).min()
+}
+
+/// The bytes in the line `MemAvailable` of `/proc/meminfo`, which has KiB.
+fn available(text: &str) -> Option<usize> {
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn available_memory_is_read_in_kib() {
+        assert_eq!(available("MemTotal:       24 kB\nMemAvailable:   12 kB\n"), Some(12 << 10));
+        assert_eq!(available("MemTotal: 24 kB\n"), None);
+    }
+}

@@ -1,0 +1,156 @@
+//! What the size of an image decides, on the device: orders of rows, and the masks of windows. Ops get it when they run, and
+//! all ops of a stage can share it. Clones share the memory.
+
+use swinq_numerics::{RowMap, Windows};
+
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice};
+
+/// A [`RowMap`] on the device. It takes 4 bytes for each row.
+#[derive(Clone)]
+pub struct DeviceMap {
+    pub(super) slice: DeviceSlice,
+    pub(super) rows: usize,
+    pub(super) tokens: usize,
+}
+
+impl DeviceMap {
+    /// Copies `map` to the device.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or the driver fails.
+    pub fn new(device: &Device, map: &RowMap) -> Result<DeviceMap, CudaError> {
+        let slice = DeviceBuf::from_slice(device, map.rows())?.all();
+        Ok(DeviceMap { slice, rows: map.rows().len(), tokens: map.tokens() })
+    }
+
+    /// Rows of an image.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Tokens of an image.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        self.slice.bytes()
+    }
+}
+
+/// The attention windows of an image on the device: the order of their tokens, and their masks. It takes the bytes of the
+/// map, and if a window is masked 1 byte for each window.
+#[derive(Clone)]
+pub struct DeviceWindows {
+    map: DeviceMap,
+    /// The mask of each window; none if no window is masked.
+    masks: Option<DeviceSlice>,
+    count: usize,
+}
+
+impl DeviceWindows {
+    /// Copies `windows` to the device.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or the driver fails.
+    pub fn new(device: &Device, windows: &Windows) -> Result<DeviceWindows, CudaError> {
+        let masks = Some(windows.masks()).filter(|masks| masks.iter().any(|&mask| mask != 0));
+        Ok(DeviceWindows {
+            map: DeviceMap::new(device, windows.map())?,
+            masks: masks.map(|masks| Ok(DeviceBuf::from_slice(device, masks)?.all())).transpose()?,
+            count: windows.count(),
+        })
+    }
+
+    /// The order of the tokens, window by window.
+    pub fn map(&self) -> &DeviceMap {
+        &self.map
+    }
+
+    /// Windows of an image.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Tokens of a window.
+    pub fn tokens(&self) -> usize {
+        self.map.rows / self.count
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        self.map.bytes() + self.masks.as_ref().map_or(0, DeviceSlice::bytes)
+    }
+
+    /// The masks, for an op whose windows have `tokens` tokens and which has `regions` or not.
+    ///
+    /// # Panics
+    /// If windows have another number of tokens, or windows are masked and the op has no regions; the message begins with
+    /// `what`.
+    pub(super) fn masks_for(&self, what: &str, tokens: usize, regions: bool) -> Option<&DeviceSlice> {
+        assert_eq!(self.tokens(), tokens, "{what}: tokens of a window");
+        assert!(regions || self.masks.is_none(), "{what}: windows are masked, and the op has no regions");
+        self.masks.as_ref()
+    }
+}
+
+/// The row of each token of an image: the inverse of a [`RowMap`] without padding. It takes 4 bytes for each token.
+#[derive(Clone)]
+pub struct TokenRows {
+    pub(super) slice: DeviceSlice,
+    pub(super) tokens: usize,
+}
+
+impl TokenRows {
+    /// Copies the inverse of `map` to the device.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or the driver fails.
+    ///
+    /// # Panics
+    /// If `map` has padding.
+    pub fn new(device: &Device, map: &RowMap) -> Result<TokenRows, CudaError> {
+        let rows = rows_of_tokens(map).expect("the map has no padding");
+        Ok(TokenRows { slice: DeviceBuf::from_slice(device, &rows)?.all(), tokens: rows.len() })
+    }
+
+    /// Bytes of device memory.
+    pub fn bytes(&self) -> usize {
+        self.slice.bytes()
+    }
+}
+
+/// The row of each token, if no row is padding.
+pub fn rows_of_tokens(map: &RowMap) -> Option<Vec<u32>> {
+    let mut rows = vec![0; map.tokens()];
+    for (row, &token) in map.rows().iter().enumerate() {
+        *rows.get_mut(token as usize)? = row as u32;
+    }
+    Some(rows)
+}
+
+/// The rows of an image that an op computes.
+#[derive(Clone, Copy)]
+pub enum RowOrder<'a> {
+    /// Row i is token i, of this number of tokens.
+    Tokens(usize),
+    /// The rows of a map. An op whose rows consist of four tokens takes four rows of the map for each.
+    Map(&'a DeviceMap),
+}
+
+/// Where an op that adds to the stream stores the codes of the sums.
+#[derive(Clone, Copy)]
+pub struct StreamCodes<'a> {
+    /// The codes.
+    pub slice: &'a DeviceSlice,
+    /// The row of each token; without it, token t is row t.
+    pub rows: Option<&'a TokenRows>,
+}
+
+impl<'a> StreamCodes<'a> {
+    /// The codes and their rows.
+    pub(super) fn slices(&self) -> impl Iterator<Item = &'a DeviceSlice> {
+        [self.slice].into_iter().chain(self.rows.map(|rows| &rows.slice))
+    }
+}

@@ -1,0 +1,109 @@
+//! The token grid of a stage for one image: window partition, shift and patch merging as index lists.
+
+use swinq_numerics::Size;
+
+/// The token grid of one stage for one image. Sizes are in tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Grid {
+    /// The tokens.
+    pub size: Size,
+    /// The window.
+    pub window: Size,
+    /// The cyclic shift of odd blocks; 0 for an axis that is not shifted.
+    pub shift: Size,
+    /// The grid after padding to a multiple of the window.
+    pub padded: Size,
+    /// Whether the grid is shifted before it is padded, as in timm.
+    pub shifts_first: bool,
+}
+
+impl Grid {
+    /// Tokens, without padding.
+    pub fn tokens(&self) -> usize {
+        self.size.area()
+    }
+
+    /// Rows and columns of windows.
+    pub fn window_grid(&self) -> Size {
+        self.padded.zip(self.window, |padded, window| padded / window)
+    }
+
+    /// Number of windows.
+    pub fn windows(&self) -> usize {
+        self.window_grid().area()
+    }
+
+    /// Rows in window order, padding included.
+    pub fn window_rows(&self) -> usize {
+        self.padded.area()
+    }
+
+    /// The grid after patch merging.
+    pub fn merged(&self) -> Size {
+        self.size.map(|side| side.div_ceil(2))
+    }
+
+    /// Whether both grids have the same windows, with the same tokens and masks.
+    pub(super) fn reads_like(&self, other: &Grid) -> bool {
+        let Grid { shifts_first, .. } = *other;
+        let no_order = self.size == self.padded || self.shift == Size::square(0);
+        *other == Grid { shifts_first, ..self.clone() } && (no_order || shifts_first == self.shifts_first)
+    }
+
+    /// Cyclic shift of a block: none for even blocks.
+    pub fn shift_of(&self, shifted: bool) -> Size {
+        if shifted { self.shift } else { Size::square(0) }
+    }
+
+    /// Window partition of the image after padding and, for odd blocks, a cyclic shift. Row `i` of `[windows * n]` holds the
+    /// token at that place of the window order, or `None` for padding; window reverse writes row `i` back to that token.
+    pub fn partition(&self, shifted: bool) -> Vec<Option<usize>> {
+        let (shift, size) = (self.shift_of(shifted), self.size);
+        let source = |at: usize, shift: usize, padded: usize, side: usize| {
+            let source = match self.shifts_first {
+                true if at < side => (at + shift) % side,
+                true => return None,
+                false => (at + shift) % padded,
+            };
+            (source < side).then_some(source)
+        };
+        let token = |(y, x): (usize, usize)| {
+            let y = source(y, shift.height, self.padded.height, size.height)?;
+            let x = source(x, shift.width, self.padded.width, size.width)?;
+            Some(y * size.width + x)
+        };
+        self.window_order().map(token).collect()
+    }
+
+    /// The number of the mask of each window ([`Stage::mask_regions`](super::Stage::mask_regions)): 0 in even blocks.
+    pub fn masks(&self, shifted: bool) -> Vec<u8> {
+        let (shift, windows) = (self.shift_of(shifted), self.window_grid());
+        let divided = |at: usize, windows: usize, shift: usize| u8::from(shift > 0 && at + 1 == windows);
+        let mask = |window: usize| {
+            let y = divided(window / windows.width, windows.height, shift.height);
+            2 * y + divided(window % windows.width, windows.width, shift.width)
+        };
+        (0..windows.area()).map(mask).collect()
+    }
+
+    /// Row and column of every token of the padded grid, window by window, row-major in each window.
+    fn window_order(&self) -> impl Iterator<Item = (usize, usize)> {
+        let (window, windows) = (self.window, self.window_grid());
+        let corner = move |i: usize| (i / windows.width * window.height, i % windows.width * window.width);
+        (0..windows.area()).map(corner).flat_map(move |(top, left)| {
+            (0..window.area()).map(move |i| (top + i / window.width, left + i % window.width))
+        })
+    }
+
+    /// Patch merging's gather of the image: four rows for each merged token, in Microsoft's order: top left, bottom left, top
+    /// right, bottom right. `None` is the padding of an odd grid.
+    pub fn merge_sources(&self) -> Vec<Option<usize>> {
+        let (size, merged) = (self.size, self.merged());
+        let at = |y: usize, x: usize| (y < size.height && x < size.width).then_some(y * size.width + x);
+        let four = |i: usize| {
+            let (y, x) = (2 * (i / merged.width), 2 * (i % merged.width));
+            [at(y, x), at(y + 1, x), at(y, x + 1), at(y + 1, x + 1)]
+        };
+        (0..merged.area()).flat_map(four).collect()
+    }
+}
