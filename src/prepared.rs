@@ -23,9 +23,7 @@ impl Prepared {
             return refuse("there is no image".to_owned());
         }
         let Batch { size, channels, .. } = all;
-        let sides = [size.height, size.width, channels, count];
-        let bytes = sides.iter().try_fold(1usize, |bytes, &side| bytes.checked_mul(side));
-        if bytes.is_none_or(|bytes| bytes == 0 || bytes != all.pixels.len()) {
+        if size.image_bytes(channels, count).is_none_or(|bytes| bytes == 0 || bytes != all.pixels.len()) {
             return refuse(format!(
                 "{} bytes of pixels for {count} images of {} x {} x {channels}",
                 all.pixels.len(),
@@ -85,13 +83,15 @@ impl Prepared {
 
     /// The images in batches of `batch_size`, for a model with the preprocessing `transform`.
     pub(crate) fn batches(&self, batch_size: usize, transform: &Transform) -> Result<PreparedBatches, Error> {
-        let shape =
-            |size: Size, channels| format!("{} x {} pixels of {channels} channels", size.height, size.width);
-        let (own, taken) =
-            (shape(self.all.size, self.all.channels), shape(transform.size, transform.channels()));
+        let (own, taken) = ((self.all.size, self.all.channels), (transform.size, transform.channels()));
         if own != taken {
+            let shape = |(Size { height, width }, channels): (Size, usize)| {
+                format!("{height} x {width} pixels of {channels} channels")
+            };
             let problem = format!(
-                "the images in memory have {own} and the model takes {taken}; prepare them with the model's own transform"
+                "the images in memory have {} and the model takes {}; prepare them with the model's own transform",
+                shape(own),
+                shape(taken)
             );
             return Err(Error::argument("images", problem));
         }

@@ -37,8 +37,8 @@ impl Replicas {
         &self.engines
     }
 
-    /// Scores of u8 `[images, height, width, channels]` of the model's own size into f32 `[images, classes]`. Every GPU runs its share in batches
-    /// of `each` images.
+    /// Scores of u8 `[images, height, width, channels]` of the model's own size into f32 `[images, classes]`. Every GPU runs
+    /// its share in batches of `each` images.
     ///
     /// # Errors
     /// [`Error::Runtime`]: the errors of [`Engine::infer_in_batches`].
@@ -87,7 +87,8 @@ impl Classifier for Replicas {
 
     fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {
         let engine = &self.engines[0];
-        if self.engines.len() == 1 || batch.image_bytes() != engine.image_bytes() {
+        let own = (engine.input_size(), engine.channels());
+        if self.engines.len() == 1 || (batch.size, batch.channels) != own {
             return Ok(engine.infer(batch)?);
         }
         let classes = engine.classes();
@@ -99,7 +100,33 @@ impl Classifier for Replicas {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use swinq_int8_runtime::Backend;
+    use swinq_model::site::all_sites;
+    use swinq_model::{Ptq, Recipe, SwinConfig, WindowPolicy};
+    use swinq_testing::XorShift;
+    use swinq_testing::model::{random, shifted};
+
     use super::*;
+
+    /// Images of 32 x 32 pixels and of 16 x 64 pixels have as many bytes.
+    #[test]
+    fn a_batch_of_another_shape_with_as_many_bytes_keeps_its_shape() {
+        let float = random(SwinConfig { window_policy: WindowPolicy::Detection, ..shifted() }, 3);
+        let ranges: BTreeMap<_, _> = all_sites(&float.config).into_iter().map(|site| (site, 2.0)).collect();
+        let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic);
+        let model = swinq_calib::quantize(&float, &recipe, &ranges).unwrap();
+        let backend = EngineOptions { threads: 1, ..EngineOptions::default() }.cpu_options().unwrap();
+        let first = Engine::new(&model, Backend::Cpu(backend)).unwrap();
+        let replicas = Replicas { engines: vec![first.another().unwrap(), first.another().unwrap()] };
+        let mut rng = XorShift::new(8);
+        for size in [Size::square(32), Size::new(16, 64)] {
+            let mut batch = Batch { ids: (0..3).collect(), ..Batch::empty(size, 3) };
+            batch.pixels = (0..3 * batch.image_bytes()).map(|_| rng.next() as u8).collect();
+            assert_eq!(Classifier::infer(&replicas, &batch).unwrap(), first.infer(&batch).unwrap(), "{size}");
+        }
+    }
 
     #[test]
     fn shares_are_even_and_complete() {

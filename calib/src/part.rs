@@ -56,10 +56,9 @@ pub fn observe(
         let [zeros, max] = [histogram.zeros(), u64::from(histogram.max().to_bits())];
         tensors.insert(summary, PartTensor::u64([2], [zeros, max]));
     }
-    let image = image_shape(model);
+    let [height, width, channels] = image_shape(model);
     let pixels: Vec<u8> = run.kept.unwrap_or_default().into_iter().flat_map(|batch| batch.pixels).collect();
-    tensors
-        .insert("pixels".to_owned(), PartTensor::u8([run.ids.len(), image[0], image[1], image[2]], pixels));
+    tensors.insert("pixels".to_owned(), PartTensor::u8([run.ids.len(), height, width, channels], pixels));
     tensors.insert("ids".to_owned(), PartTensor::u64([run.ids.len()], run.ids.iter().map(|&id| id as u64)));
     Ok(Observed { ids: run.ids, tensors })
 }

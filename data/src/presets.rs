@@ -16,10 +16,7 @@ pub const TIMM_CROP_PCT: f64 = 0.9;
 /// If `crop_pct` is not in `(0, 1]`.
 pub fn timm(size: Size, crop_pct: f64) -> Transform {
     assert!(crop_pct > 0.0 && crop_pct <= 1.0, "crop_pct {crop_pct} is not in (0, 1]");
-    let resized = size.map(|side| (side as f64 / crop_pct).floor() as usize);
-    let resize =
-        if size.side().is_some() { Resize::ShorterSide(resized.height) } else { Resize::Cover(resized) };
-    imagenet("timm", size, resize)
+    imagenet("timm", size, Resize::timm(size, crop_pct))
 }
 
 /// torchvision's transform for the published weights of `model` (`swin_t`, `swin_s`, `swin_b`, `swin_v2_t`,

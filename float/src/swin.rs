@@ -118,7 +118,7 @@ impl Swin {
     /// [`ModelError::Config`] for images with another number of channels, or pixels that are not the batch's images.
     pub fn images(&self, batch: &Batch, transform: &Transform) -> Result<Tensor, FloatError> {
         let (n, size, channels) = (batch.len(), batch.size, self.config.in_chans);
-        if batch.channels != channels || batch.pixels.len() != n * size.area() * channels {
+        if batch.channels != channels || batch.pixels.len() != n * batch.image_bytes() {
             let problem = format!(
                 "the model takes {channels} channels, but the batch has {n} images of {size} pixels and {} channels in {} \
                  bytes",
@@ -129,7 +129,7 @@ impl Swin {
         }
         let table = transform.lookup();
         let mut values = Vec::with_capacity(batch.pixels.len());
-        for image in batch.pixels.chunks_exact(size.area() * channels) {
+        for image in batch.pixels.chunks_exact(batch.image_bytes()) {
             for (channel, row) in table.iter().enumerate() {
                 values.extend(image[channel..].iter().step_by(channels).map(|&byte| row[usize::from(byte)]));
             }

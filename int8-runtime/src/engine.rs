@@ -1,22 +1,21 @@
 //! The engine: a model that is ready to run.
 
+mod check;
+mod measure;
+
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Duration;
 
 use swinq_cuda::Device;
-use swinq_kernels::Simulation;
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Size, SwinConfig, Transform};
 use swinq_plan::{Grids, Outline, Output, OutputKind, Rows};
 
+use self::check::check_finite;
 use crate::backend::Backend;
-use crate::cpu::{self, CpuOptions};
+use crate::cpu;
 use crate::cuda;
 use crate::error::RuntimeError;
-use crate::memory::available_memory;
 use crate::packed::{Lowered, PackedModel};
-use crate::profile::LaunchProfile;
-use crate::trace::Traced;
 
 /// A model that is ready to run: shared packed weights, and an arena and threads that belong to this engine.
 ///
@@ -287,21 +286,7 @@ impl Engine {
             self.check_memory(&runner, size)?;
         }
         match &mut *runner {
-            Runner::Cpu(runner) => {
-                let (each, image_bytes) = (each.min(runner.prepare(size)?), self.bytes_of(size));
-                let outputs = memory.len();
-                for (part, pixels) in pixels.chunks(each * image_bytes).enumerate() {
-                    let (first, images) = (part * each, pixels.len() / image_bytes);
-                    let mut parts = [const { None }; MOST_OUTPUTS];
-                    for (part, values) in parts.iter_mut().zip(memory.iter_mut()) {
-                        *part = values.as_deref_mut().map(|values| {
-                            let len = values.len() / count;
-                            &mut values[first * len..][..images * len]
-                        });
-                    }
-                    runner.infer(images, size, pixels, &mut parts[..outputs])?;
-                }
-            }
+            Runner::Cpu(runner) => runner.infer((count, each), size, pixels, memory)?,
             Runner::Cuda(runner) => runner.infer((count, each), size, pixels, memory)?,
         }
         let logits =
@@ -352,77 +337,6 @@ impl Engine {
         }
     }
 
-    /// The time of each launch in a forward of the first (at most `max_batch`) of `pixels`, images of [`Engine::input_size`]: on
-    /// a CPU the median of `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
-    ///
-    /// # Errors
-    /// `pixels` is not one or more whole images, or the GPU fails.
-    pub fn profile(&self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
-        let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
-        match &mut *self.lock() {
-            Runner::Cpu(runner) => {
-                let runs = u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
-                runner.profile(images, size, pixels, runs)
-            }
-            Runner::Cuda(runner) => runner.profile(images, pixels),
-        }
-    }
-
-    /// How `threads` threads would divide an inference of `images` images on this kind of CPU, from the times of the tasks
-    /// on one thread. 0 threads are as many as this engine has. `None` for an engine on a GPU.
-    ///
-    /// # Errors
-    /// The numbers are out of bounds, or the system refuses memory.
-    pub fn simulate(&self, threads: usize, images: usize) -> Result<Option<Simulation>, RuntimeError> {
-        let (Lowered::Cpu(lowered), Backend::Cpu(options)) = (&self.packed.lowered, &self.backend) else {
-            return Ok(None);
-        };
-        Backend::Cpu(CpuOptions { threads, max_batch: images, ..*options }).check()?;
-        let bytes = images * self.image_bytes();
-        let pixels: Vec<u8> = (0..bytes).map(|i| (i * 151) as u8).collect();
-        let threads = if threads == 0 { self.threads } else { threads };
-        lowered.simulate(threads, images, &pixels).map(Some)
-    }
-
-    /// Runs the launches one by one over the first (at most `max_batch`) of `pixels`, images of [`Engine::input_size`], and
-    /// collects the result of each launch.
-    ///
-    /// # Errors
-    /// `pixels` is not one or more whole images, the system refuses memory, or the GPU fails.
-    pub fn trace(&self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
-        let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
-        match &mut *self.lock() {
-            Runner::Cpu(runner) => runner.trace(images, size, pixels),
-            Runner::Cuda(runner) => runner.trace(images, pixels),
-        }
-    }
-
-    /// Describes the launches for batches of `images` images: a line for each launch, with the kernel chosen
-    /// for it.
-    ///
-    /// # Errors
-    /// The errors of [`Engine::prepare`].
-    pub fn launches(&self, images: usize) -> Result<Vec<String>, RuntimeError> {
-        self.check_images(images)?;
-        match &mut *self.lock() {
-            Runner::Cpu(runner) => Ok(runner.launches(images)),
-            Runner::Cuda(runner) => runner.launches(images),
-        }
-    }
-
-    /// On a GPU, the time of each of `runs` forwards of `images` images, without copies: the images are
-    /// already on the GPU. `None` on the CPU, which makes no copies.
-    ///
-    /// # Errors
-    /// The errors of [`Engine::prepare`].
-    pub fn compute_times(&self, images: usize, runs: usize) -> Result<Option<Vec<Duration>>, RuntimeError> {
-        self.check_images(images)?;
-        match &mut *self.lock() {
-            Runner::Cpu(_) => Ok(None),
-            Runner::Cuda(runner) => runner.compute_times(images, runs).map(Some),
-        }
-    }
-
     /// Locks the runner for one call. A panic in an earlier call does no harm: every tensor is written before
     /// it is read, so a later call reads nothing that the earlier call left.
     fn lock(&self) -> MutexGuard<'_, Runner> {
@@ -432,86 +346,6 @@ impl Engine {
     /// Bytes of an image of `size`.
     fn bytes_of(&self, size: Size) -> usize {
         size.area() * self.channels()
-    }
-
-    fn check_pixels(&self, pixels: &[u8], images: usize, size: Size) -> Result<(), RuntimeError> {
-        let sides = [size.height, size.width, self.channels(), images];
-        let bytes = sides.iter().try_fold(1usize, |bytes, &side| bytes.checked_mul(side));
-        if bytes == Some(pixels.len()) {
-            return Ok(());
-        }
-        Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size, channels: self.channels() })
-    }
-
-    /// The number of `images`.
-    fn count(&self, Images { size, pixels }: Images<'_>) -> Result<usize, RuntimeError> {
-        let sides = [size.height, size.width, self.channels()];
-        let bytes = sides.iter().try_fold(1usize, |bytes, &side| bytes.checked_mul(side));
-        match bytes {
-            Some(bytes) if bytes > 0 && pixels.len().is_multiple_of(bytes) => Ok(pixels.len() / bytes),
-            _ => {
-                let channels = self.channels();
-                Err(RuntimeError::PixelCount { bytes: pixels.len(), images: 1, size, channels })
-            }
-        }
-    }
-
-    /// Refuses an image that needs more memory than allowed, before any is asked for.
-    fn check_memory(&self, runner: &Runner, size: Size) -> Result<(), RuntimeError> {
-        if size.area() <= self.input_size().area() {
-            return Ok(());
-        }
-        let grids = Grids::new(self.config(), size)?;
-        let needed = match &self.packed.lowered {
-            Lowered::Cpu(lowered) => lowered.image_bytes(&grids),
-            Lowered::Cuda(lowered) => lowered.image_bytes(&grids),
-        };
-        let allowed = match self.backend.max_pixels() {
-            0 => self.free_memory(runner)?,
-            most => (needed as f64 * most as f64 / size.area() as f64) as usize,
-        };
-        if needed <= allowed {
-            return Ok(());
-        }
-        Err(RuntimeError::ImageTooLarge { size, needed, allowed })
-    }
-
-    /// Half of the free memory, or what the runner holds if that is more, because an image that fits into that takes no more.
-    fn free_memory(&self, runner: &Runner) -> Result<usize, RuntimeError> {
-        let (free, held) = match (&self.packed.lowered, runner) {
-            (Lowered::Cuda(lowered), Runner::Cuda(runner)) => {
-                (lowered.device().memory()?.0, runner.held_bytes())
-            }
-            (_, Runner::Cpu(runner)) => (available_memory().unwrap_or(usize::MAX), runner.held_bytes()),
-            _ => unreachable!("weights and runner are of one backend"),
-        };
-        Ok((free / 2).max(held))
-    }
-
-    fn check_images(&self, images: usize) -> Result<(), RuntimeError> {
-        let max_batch = self.max_batch();
-        if (1..=max_batch).contains(&images) {
-            return Ok(());
-        }
-        Err(RuntimeError::Images { images, max_batch })
-    }
-
-    /// The number and the pixels of the first images of `pixels`, at most `max_batch` images.
-    fn first_batch<'a>(&self, pixels: &'a [u8]) -> Result<(usize, &'a [u8]), RuntimeError> {
-        let image_bytes = self.image_bytes();
-        let images = pixels.len() / image_bytes;
-        self.check_pixels(pixels, images.max(1), self.input_size())?;
-        let images = images.min(self.max_batch());
-        Ok((images, &pixels[..images * image_bytes]))
-    }
-}
-
-fn check_finite(logits: &[f32], classes: usize) -> Result<(), RuntimeError> {
-    match logits.iter().position(|v| !v.is_finite()) {
-        None => Ok(()),
-        Some(at) => {
-            Err(RuntimeError::NotFinite { image: at / classes, class: at % classes, value: logits[at] })
-        }
     }
 }
 

@@ -1,6 +1,14 @@
-//! The memory that a process may still take.
+//! The memory that a process may still take, and the images that fit into that of a batch.
 
 use std::fs::read_to_string;
+
+use swinq_model::Size;
+
+/// The most images of `size` at a time, for a network of images of the size `own` that runs up to `max_batch` of these. A batch of
+/// larger images takes no more memory.
+pub(crate) fn images_at_a_time(max_batch: usize, own: Size, size: Size) -> usize {
+    (max_batch.saturating_mul(own.area()) / size.area()).clamp(1, max_batch)
+}
 
 /// Bytes of memory that this process could take now: what the system reports as available, or less if a control group limits
 /// the process. `None` where neither is known.

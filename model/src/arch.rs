@@ -15,7 +15,6 @@ pub(crate) mod size;
 mod stage;
 mod window;
 
-pub(crate) use check::sides;
 pub use grid::Grid;
 pub use stage::Stage;
 pub use window::WindowPolicy;
@@ -228,14 +227,13 @@ impl SwinConfig {
         let attention = stages.iter().zip(&grids).map(|(stage, grid)| {
             (stage.depth * grid.window_rows() * 2 * stage.window_tokens() * stage.dim) as u64
         });
-        attention.sum::<u64>()
-            + all_linears(self).into_iter().map(|linear| self.linear_macs(linear)).sum::<u64>()
+        attention.sum::<u64>() + self.linear_macs().into_iter().map(|(_, macs)| macs).sum::<u64>()
     }
 
-    /// Multiply-accumulates of a linear layer, for an image of the size for which the network was built.
-    pub(crate) fn linear_macs(&self, linear: Linear) -> u64 {
+    /// Every linear layer with its multiply-accumulates for an image of the size for which the network was built.
+    pub(crate) fn linear_macs(&self) -> Vec<(Linear, u64)> {
         let (grids, stages) = (self.own_grids(), self.stages());
-        let macs = match linear {
+        let macs = |linear: Linear| match linear {
             Linear::PatchEmbed => {
                 grids[0].tokens() * self.embed_dim * self.in_chans * self.patch_size * self.patch_size
             }
@@ -247,7 +245,7 @@ impl SwinConfig {
                 grids[b.stage].tokens() * stages[b.stage].dim * stages[b.stage].hidden
             }
         };
-        macs as u64
+        all_linears(self).into_iter().map(|linear| (linear, macs(linear) as u64)).collect()
     }
 }
 

@@ -123,6 +123,15 @@ pub enum Resize {
     Direct,
 }
 
+impl Resize {
+    /// timm's resize before a center crop of `size`: of the shorter side to `floor(size / crop_pct)`, or to cover such a size if
+    /// it is not square.
+    pub fn timm(size: Size, crop_pct: f64) -> Resize {
+        let resized = size.map(|side| (side as f64 / crop_pct).floor() as usize);
+        if size.side().is_some() { Resize::ShorterSide(resized.height) } else { Resize::Cover(resized) }
+    }
+}
+
 /// Resampling filter, as Pillow defines it, with antialiasing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -224,8 +233,7 @@ impl std::fmt::Display for Transform {
         let (size, filter) = (self.size, if self.filter == Filter::Bicubic { "bicubic" } else { "bilinear" });
         match self.resize {
             Resize::ShorterSide(side) => {
-                let size = size.side().map_or_else(|| size.to_string(), |side| side.to_string());
-                write!(f, "{}: shorter side to {side}, center crop {size}", self.family)?
+                write!(f, "{}: shorter side to {side}, center crop {}", self.family, size.short())?
             }
             Resize::Cover(covered) => write!(f, "{}: cover {covered}, center crop {size}", self.family)?,
             Resize::Direct => write!(f, "{}: direct to {size}", self.family)?,

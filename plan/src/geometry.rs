@@ -111,6 +111,11 @@ impl Geometry {
         &self.grids
     }
 
+    /// Number of stages.
+    pub fn stages(&self) -> usize {
+        self.stages.len()
+    }
+
     /// The token grid of stage `stage`.
     pub fn grid(&self, stage: usize) -> &Grid {
         self.grids.grid(stage)

@@ -10,13 +10,13 @@
 //!
 //! Only two places describe the computations of a Swin: the float forward (`swinq-float`) and the plan.
 
-use std::sync::Arc;
-
 mod build;
 mod geometry;
 mod op;
 mod outline;
 mod values;
+
+use std::sync::Arc;
 
 pub use geometry::{Geometry, Grids, Order, Rows};
 pub use op::{Attention, Linear, Merge, Norm, NormalizeHeads, Op, Patches, Store, Weight};
@@ -117,11 +117,6 @@ impl Plan<'_> {
     /// The image.
     pub fn image(&self) -> TensorId {
         TensorId(0)
-    }
-
-    /// Multiply-accumulates of `step` for one image of `geometry`.
-    pub fn macs(&self, step: &Step<'_>, geometry: &Geometry) -> u64 {
-        step.macs_per_row * geometry.rows(self.tensor(step.input).rows) as u64
     }
 
     /// The plan without its parameters.

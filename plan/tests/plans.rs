@@ -128,12 +128,13 @@ fn parameters_have_the_shapes_of_their_tensors() {
             let plan = Plan::new(&model).unwrap();
             let shape = |id: TensorId| (plan.own.rows(plan.tensor(id).rows), plan.tensor(id).columns);
             let map = |order: &Order| (plan.own.map(*order).tokens(), plan.own.map(*order).rows().len());
-            for step in &plan.steps {
+            let outline = plan.outline();
+            for (step, outlined) in plan.steps.iter().zip(&outline.steps) {
                 let ((rows, columns), (out_rows, out_columns)) = (shape(step.input), shape(step.output));
                 match &step.op {
                     Op::Linear(linear) => {
                         assert_eq!((linear.k, linear.n), (columns, out_columns), "{}", step.name);
-                        let macs = plan.macs(step, &plan.own);
+                        let macs = outline.macs(outlined);
                         assert_eq!(macs, (rows * columns * out_columns) as u64, "{}", step.name);
                         assert!(linear.bias.is_none_or(|bias| bias.len() == linear.n), "{}", step.name);
                         let values = match &linear.weight {

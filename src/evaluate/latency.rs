@@ -209,10 +209,8 @@ pub fn noise(classifier: &dyn Classifier, images: usize) -> Result<Batch, Error>
 
 /// [`noise`] of this size, with so many channels.
 pub(crate) fn noise_of(size: Size, channels: usize, images: usize) -> Result<Batch, Error> {
-    let bytes =
-        [size.height, size.width, channels].iter().try_fold(images, |bytes, &side| bytes.checked_mul(side));
     let mut pixels = Vec::new();
-    match bytes {
+    match size.image_bytes(channels, images) {
         Some(bytes) if bytes > 0 && pixels.try_reserve_exact(bytes).is_ok() => {
             let mut state = 0x9e37_79b9_7f4a_7c15_u64;
             pixels.extend((0..bytes).map(|_| next_byte(&mut state)));

@@ -176,7 +176,8 @@ enum swinq_status swinq_model_get_label(const struct swinq_model *model,
 enum swinq_status swinq_model_free(struct swinq_model *model);
 
 // Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes an image of the height, the width
-// and the channels that `swinq_model_get_info` states to `pixels`, whose size is `capacity`. Models take one or three channels. The bytes equal Pillow's.
+// and the channels that `swinq_model_get_info` states to `pixels`, whose size is `capacity`. Models take one or three
+// channels. The bytes equal Pillow's.
 enum swinq_status swinq_preprocess(const struct swinq_model *model,
                                    const uint8_t *rgb,
                                    size_t width,

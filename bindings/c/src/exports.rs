@@ -324,7 +324,8 @@ pub extern "C" fn swinq_model_free(model: *mut swinq_model) -> Status {
 }
 
 /// Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes an image of the height, the width
-/// and the channels that `swinq_model_get_info` states to `pixels`, whose size is `capacity`. Models take one or three channels. The bytes equal Pillow's.
+/// and the channels that `swinq_model_get_info` states to `pixels`, whose size is `capacity`. Models take one or three
+/// channels. The bytes equal Pillow's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_preprocess(
     model: *const swinq_model,

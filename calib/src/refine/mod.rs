@@ -282,7 +282,7 @@ impl Refiner<'_> {
     /// padding, whose zeros do not pass the norm.
     fn may_shift_input(&self, layer: Linear) -> bool {
         let grids = self.float.config.own_grids();
-        let padded = |block: BlockId| grids[block.stage].padded != grids[block.stage].size;
+        let padded = |block: BlockId| grids[block.stage].is_padded();
         let has_bias = self.tensor(&layer.bias_name()).is_some();
         has_bias && !self.is_on(Site::Output(layer)) && !matches!(layer, Linear::Qkv(block) if padded(block))
     }

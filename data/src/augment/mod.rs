@@ -5,12 +5,12 @@
 //! settings, the image's size and the sample's key. For the same numbers, the pixels equal those of torchvision's
 //! transforms on a Pillow image.
 
-use std::borrow::Cow;
-
 mod color;
 mod crop;
 mod erase;
 mod settings;
+
+use std::borrow::Cow;
 
 use swinq_model::{Draws, Size, Transform};
 

@@ -87,8 +87,11 @@ impl Segment {
         match self {
             Segment::Single(part) => std::slice::from_ref(part),
             Segment::Block { stage, whole, halves } => {
-                let grid = geometry.grid(*stage);
-                if grid.size == grid.padded { std::slice::from_ref(whole) } else { halves }
+                if geometry.grid(*stage).is_padded() {
+                    halves
+                } else {
+                    std::slice::from_ref(whole)
+                }
             }
         }
     }

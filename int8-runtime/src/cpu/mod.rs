@@ -21,6 +21,7 @@ use swinq_plan::{Geometry, Grids, Outline, Plan};
 
 use crate::arena::Layout;
 use crate::error::RuntimeError;
+use crate::memory::images_at_a_time;
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 use fused::{Part, Segment, most_images, parts, segments};
@@ -222,19 +223,14 @@ impl Runner {
         self.prepared.iter().any(|prepared| prepared.geometry.image() == size)
     }
 
-    /// Prepares images of `size`, unless they are, and returns the most images of that size at a time.
-    pub(crate) fn prepare(&mut self, size: Size) -> Result<usize, RuntimeError> {
-        Ok(self.prepared_for(size)?.most)
-    }
-
+    /// Prepares images of `size`, unless they are.
     fn prepared_for(&mut self, size: Size) -> Result<&Prepared, RuntimeError> {
         match self.prepared.iter().position(|prepared| prepared.geometry.image() == size) {
             Some(0) => return Ok(&self.prepared[0]),
             Some(at) => self.prepared[1..=at].rotate_right(1),
             None => {
                 let geometry = Arc::new(Geometry::new(&self.config, size)?);
-                let own = self.packed.plan.own.image().area();
-                let most = (self.max_batch.saturating_mul(own) / size.area()).clamp(1, self.max_batch);
+                let most = images_at_a_time(self.max_batch, self.packed.plan.own.image(), size);
                 self.add(1, geometry, most)?;
                 self.prepared.truncate(1 + SIZES);
             }
@@ -251,24 +247,29 @@ impl Runner {
         Ok(())
     }
 
-    /// Computes the outputs of `count` images of `size`, at most [`Runner::prepare`]'s number. `pixels` holds the images, and
-    /// `outputs` has memory for each output of the plan, or `None` for those that nobody asks for.
+    /// Computes the outputs of the `images` images of `size` in `pixels`; there must be at least one. They run in batches of
+    /// `each` images, at most `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for each
+    /// output of the plan, or `None` for one that is not asked for.
     pub(crate) fn infer(
         &mut self,
-        count: usize,
+        (images, each): (usize, usize),
         size: Size,
         pixels: &[u8],
         outputs: &mut [Option<&mut [f32]>],
     ) -> Result<(), RuntimeError> {
-        self.prepare(size)?;
+        self.prepared_for(size)?;
         let Runner { packed, pool, memory, prepared, .. } = self;
-        let prepared = of_size(prepared, size);
-        let images = Images { count, geometry: &prepared.geometry };
-        let mut arena = memory.arena(&prepared.layout);
-        packed.run(pool, &mut arena, images, pixels);
-        for (place, output) in packed.outputs().zip(outputs) {
-            if let Some(output) = output {
-                output.copy_from_slice(place.f32(images, arena.buffer(&place)));
+        let Prepared { geometry, most, layout } = of_size(prepared, size);
+        let (each, image_bytes) = (each.min(*most), pixels.len() / images);
+        let mut arena = memory.arena(layout);
+        for (part, pixels) in pixels.chunks(each * image_bytes).enumerate() {
+            let batch = Images { count: pixels.len() / image_bytes, geometry };
+            packed.run(pool, &mut arena, batch, pixels);
+            for (place, output) in packed.outputs().zip(&mut *outputs) {
+                let Some(output) = output else { continue };
+                let first = part * each * (output.len() / images);
+                let values = place.f32(batch, arena.buffer(&place));
+                output[first..first + values.len()].copy_from_slice(values);
             }
         }
         Ok(())
@@ -282,7 +283,7 @@ impl Runner {
         pixels: &[u8],
         runs: u32,
     ) -> Result<Vec<LaunchProfile>, RuntimeError> {
-        self.prepare(size)?;
+        self.prepared_for(size)?;
         let Runner { packed, pool, memory, prepared, .. } = self;
         let prepared = of_size(prepared, size);
         let images = Images { count, geometry: &prepared.geometry };

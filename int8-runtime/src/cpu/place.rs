@@ -41,8 +41,7 @@ impl Memory {
     /// [`RuntimeError::OutOfMemory`]; the memory is as before then.
     pub(super) fn reserve(&mut self, layout: &Layout, images: usize, size: Size) -> Result<(), RuntimeError> {
         for (index, &bytes) in layout.bytes.iter().enumerate() {
-            let held = self.buffers.get(index).map_or(0, |buffer| buffer.as_u8().len());
-            if held >= bytes && index < self.buffers.len() {
+            if self.buffers.get(index).is_some_and(|buffer| buffer.as_u8().len() >= bytes) {
                 continue;
             }
             let refused = |_| RuntimeError::OutOfMemory { bytes, images, size };

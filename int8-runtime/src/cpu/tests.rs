@@ -131,7 +131,7 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
             assert_eq!(floats(&traced, "norm"), stream, "{cpu}");
 
             let mut fused = vec![0.0; images * tokens * C];
-            runner.infer(images, size, &pixels, &mut [Some(&mut fused)]).unwrap();
+            runner.infer((images, images), size, &pixels, &mut [Some(&mut fused)]).unwrap();
             assert_eq!(fused, stream, "{cpu}: all launches of an inference");
 
             let mut plain = vec![0.0; C];

@@ -92,7 +92,7 @@ impl Runner {
 
     /// Computes the outputs of the `images` images of `size` in `pixels`; there must be at least one. They run in batches of
     /// `each` images, at most `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for each
-    /// output of the plan, or `None` for those that nobody asks for. Copies overlap with computation, except with
+    /// output of the plan, or `None` for one that is not asked for. Copies overlap with computation, except with
     /// [`CudaOptions::nvtx`].
     pub(crate) fn infer(
         &mut self,

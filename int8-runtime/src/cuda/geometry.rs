@@ -4,8 +4,6 @@ use swinq_cuda::ops::{DeviceMap, DeviceWindows, RowOrder, TokenRows};
 use swinq_cuda::{CudaError, Device};
 use swinq_plan::{Geometry, Grids, Order, Rows};
 
-use super::when::pads;
-
 /// What the size of an image decides, on a device.
 pub(crate) struct DeviceGeometry {
     grids: Grids,
@@ -31,16 +29,15 @@ pub(crate) enum Gather {
 }
 
 impl DeviceGeometry {
-    /// Copies the geometry of a network of `stages` stages to the device. With `codes`, launches that add to the stream store
-    /// its codes in the order of windows.
+    /// Copies `geometry` to the device. With `codes`, launches that add to the stream store its codes in the order of windows.
     pub(crate) fn new(
         device: &Device,
         geometry: &Geometry,
-        stages: usize,
         codes: bool,
     ) -> Result<DeviceGeometry, CudaError> {
+        let stages = geometry.stages();
         let stage = |stage| {
-            let codes = codes && !pads(geometry.grids(), stage);
+            let codes = codes && !geometry.grid(stage).is_padded();
             StageGeometry::new(device, geometry, stage, (codes, stage + 1 < stages))
         };
         Ok(DeviceGeometry {
@@ -93,7 +90,7 @@ impl DeviceGeometry {
     pub(crate) fn stores_codes(&self, order: Order) -> bool {
         match order {
             Order::Tokens(_) => true,
-            Order::Windows { stage, .. } => !pads(&self.grids, stage),
+            Order::Windows { stage, .. } => !self.grids.grid(stage).is_padded(),
         }
     }
 

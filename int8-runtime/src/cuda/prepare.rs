@@ -13,6 +13,7 @@ use super::sizes::Batch;
 use super::step::{Choice, DeviceOp, DeviceStep};
 use super::tune::{Effort, Trial};
 use crate::error::RuntimeError;
+use crate::memory::images_at_a_time;
 
 /// A step that runs for a batch: its index, and the kernel chosen for it if it is a linear layer.
 pub(super) type Launch = (usize, Option<Choice>);
@@ -74,12 +75,10 @@ impl Runner {
             true => Arc::clone(&packed.own),
             false => Arc::new(Geometry::new(&self.config, size)?),
         };
-        let max_batch = self.options.max_batch;
-        let most = (max_batch.saturating_mul(own.area()) / size.area()).clamp(1, max_batch);
+        let most = images_at_a_time(self.options.max_batch, own, size);
         let places = Places::new(&packed, geometry.grids(), most);
         self.reserve(places.bytes, most * self.image_bytes(size))?;
-        let (stages, codes) = (self.config.depths.len(), packed.codes_in_windows());
-        let geometry = DeviceGeometry::new(packed.device(), &geometry, stages, codes)?;
+        let geometry = DeviceGeometry::new(packed.device(), &geometry, packed.codes_in_windows())?;
         Ok(Arc::new(OfSize { geometry, places, most }))
     }
 

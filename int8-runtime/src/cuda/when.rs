@@ -50,14 +50,8 @@ impl When {
     }
 
     fn suits(&self, grids: &Grids) -> bool {
-        self.padded.is_none_or(|stage| pads(grids, stage))
+        self.padded.is_none_or(|stage| grids.grid(stage).is_padded())
     }
-}
-
-/// Whether the windows of `stage` have padding.
-pub(super) fn pads(grids: &Grids, stage: usize) -> bool {
-    let grid = grids.grid(stage);
-    grid.size != grid.padded
 }
 
 #[cfg(test)]

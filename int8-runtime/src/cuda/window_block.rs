@@ -16,8 +16,9 @@ pub(super) struct WindowBlock<'a> {
     /// Whether the norm follows the projection (Swin V2).
     post_norm: bool,
     norm: &'a Norm<'a>,
-    /// The stage, and the order of the rows.
-    order: (usize, Order),
+    stage: usize,
+    /// Whether the windows are those of an odd block.
+    shifted: bool,
     qkv: &'a Linear<'a>,
     attention: &'a Attention<'a>,
     proj: &'a Linear<'a>,
@@ -41,7 +42,7 @@ impl<'a> WindowBlock<'a> {
     /// LayerNorm, QKV, attention, projection.
     fn pre_norm(steps: &'a [Step<'a>]) -> Option<WindowBlock<'a>> {
         let [norm, qkv, attend, add, ..] = steps else { return None };
-        let (Op::Norm(norm_op, order @ Order::Windows { stage, .. }), Op::Linear(qkv_op)) =
+        let (&Op::Norm(ref norm_op, Order::Windows { stage, shifted }), Op::Linear(qkv_op)) =
             (&norm.op, &qkv.op)
         else {
             return None;
@@ -53,7 +54,8 @@ impl<'a> WindowBlock<'a> {
             steps,
             post_norm: false,
             norm: norm_op,
-            order: (*stage, *order),
+            stage,
+            shifted,
             qkv: qkv_op,
             attention,
             proj,
@@ -63,7 +65,8 @@ impl<'a> WindowBlock<'a> {
     /// Codes of the stream, QKV, normalisation of queries and keys, attention, projection, LayerNorm.
     fn post_norm(steps: &'a [Step<'a>]) -> Option<WindowBlock<'a>> {
         let [codes, qkv, heads, attend, project, add, ..] = steps else { return None };
-        let (Op::Quantize(order @ Order::Windows { stage, .. }), Op::Linear(qkv_op)) = (&codes.op, &qkv.op)
+        let (&Op::Quantize(order @ Order::Windows { stage, shifted }), Op::Linear(qkv_op)) =
+            (&codes.op, &qkv.op)
         else {
             return None;
         };
@@ -72,11 +75,12 @@ impl<'a> WindowBlock<'a> {
         let coded = [codes, heads, attend].iter().all(|step| matches!(step.store, Store::Codes(_)));
         let float = [qkv, project].iter().all(|step| matches!(step.store, Store::F32));
         let steps = &steps[..6];
-        (coded && float && order == back).then_some(WindowBlock {
+        (coded && float && order == *back).then_some(WindowBlock {
             steps,
             post_norm: true,
             norm,
-            order: (*stage, *order),
+            stage,
+            shifted,
             qkv: qkv_op,
             attention,
             proj,
@@ -108,8 +112,9 @@ impl<'a> WindowBlock<'a> {
             proj: int8_linear(self.proj, biases[1].as_deref()),
         };
         let op = DeviceWindowBlock::new(device, &spec)?;
-        let (stream, (stage, order)) = (self.steps[0].input, self.order);
-        let rows = Rows::Windows(stage);
+        let (stage, shifted) = (self.stage, self.shifted);
+        let (stream, rows, order) =
+            (self.steps[0].input, Rows::Windows(stage), Order::Windows { stage, shifted });
         let attend = self.steps.iter().find(|step| matches!(step.op, Op::Attention(_)));
         Ok(DeviceStep {
             name: attend.expect("attention is one of the steps").name.clone(),

@@ -44,9 +44,14 @@ impl Size {
         Size { height: f(self.height, other.height), width: f(self.width, other.width) }
     }
 
-    /// Whether `holds` is true of both heights and of both widths.
-    pub fn both(self, other: Size, holds: impl Fn(usize, usize) -> bool) -> bool {
-        holds(self.height, other.height) && holds(self.width, other.width)
+    /// Bytes of `images` images of this size with `channels` channels of a byte each; `None` if the number overflows.
+    pub fn image_bytes(self, channels: usize, images: usize) -> Option<usize> {
+        [self.width, channels, images].iter().try_fold(self.height, |bytes, &size| bytes.checked_mul(size))
+    }
+
+    /// In a message: one number if it is square.
+    pub fn short(self) -> String {
+        self.side().map_or_else(|| self.to_string(), |side| side.to_string())
     }
 }
 

@@ -146,7 +146,7 @@ impl SwinConfig {
         let patch = self.patch_size;
         let divided = image.height.is_multiple_of(patch) && image.width.is_multiple_of(patch);
         if !self.window_policy.pads_images() && !divided {
-            let text = format!("{} is not a multiple of PATCH_SIZE {patch}", sides(image));
+            let text = format!("{} is not a multiple of PATCH_SIZE {patch}", image.short());
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }
         if self.window_policy == WindowPolicy::ShrinkAndPad && image != self.image_size {
@@ -179,10 +179,8 @@ impl SwinConfig {
 
     fn check_grid(&self, stage: &Stage, grid: &Grid) -> Result<(), ModelError> {
         let index = stage.index;
-        let covered = grid.size.zip(grid.window, |side, window| usize::from(side < window));
-        if grid.window != stage.window
-            || (self.window_policy == WindowPolicy::Mmpretrain && covered.height + covered.width > 0)
-        {
+        let smaller = grid.size.height < grid.window.height || grid.size.width < grid.window.width;
+        if grid.window != stage.window || (self.window_policy == WindowPolicy::Mmpretrain && smaller) {
             let text = format!(
                 "the {} tokens of stage {index} are fewer than its window of {}; use a larger image",
                 grid.size, stage.window
@@ -192,11 +190,11 @@ impl SwinConfig {
         if self.window_policy != WindowPolicy::Microsoft {
             return Ok(());
         }
-        if grid.padded != grid.size {
+        if grid.is_padded() {
             let text = format!(
                 "window {} does not divide the {} tokens of stage {index} (Microsoft's code refuses it too; timm, Hugging \
                  Face and torchvision pad)",
-                sides(grid.window),
+                grid.window.short(),
                 grid.size
             );
             return Err(ModelError::config(self.key("WINDOW_SIZE"), text));
@@ -208,11 +206,6 @@ impl SwinConfig {
         }
         Ok(())
     }
-}
-
-/// A size in a message: one number if it is square.
-pub(crate) fn sides(size: Size) -> String {
-    size.side().map_or_else(|| size.to_string(), |side| side.to_string())
 }
 
 fn bound_both(field: &str, size: Size, max: usize) -> Result<(), ModelError> {

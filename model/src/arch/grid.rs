@@ -33,6 +33,11 @@ impl Grid {
         self.window_grid().area()
     }
 
+    /// Whether some windows hold padding.
+    pub fn is_padded(&self) -> bool {
+        self.padded != self.size
+    }
+
     /// Rows in window order, padding included.
     pub fn window_rows(&self) -> usize {
         self.padded.area()
@@ -46,7 +51,7 @@ impl Grid {
     /// Whether both grids have the same windows, with the same tokens and masks.
     pub(super) fn reads_like(&self, other: &Grid) -> bool {
         let Grid { shifts_first, .. } = *other;
-        let no_order = self.size == self.padded || self.shift == Size::square(0);
+        let no_order = !self.is_padded() || self.shift == Size::square(0);
         *other == Grid { shifts_first, ..self.clone() } && (no_order || shifts_first == self.shifts_first)
     }
 

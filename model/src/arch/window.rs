@@ -64,8 +64,10 @@ impl WindowPolicy {
             window: window.map(|window| window.min(side)),
             shift: window.zip(shift, |window, shift| unless(side <= window, shift)),
         };
-        let covered = grid.zip(window, |grid, window| usize::from(grid <= window));
-        let by_axis = covered.zip(shift, |covered, shift| unless(covered == 1, shift));
+        let by_axis = Size {
+            height: unless(grid.height <= window.height, shift.height),
+            width: unless(grid.width <= window.width, shift.width),
+        };
         match self {
             WindowPolicy::Microsoft | WindowPolicy::HuggingFace | WindowPolicy::ShrinkAndPad => {
                 by_side(grid.height.min(grid.width))

@@ -8,7 +8,7 @@ use swinq_numerics::Size;
 use super::dialect::Naming;
 use super::safetensors::stated_document;
 use super::{Description, Labels, LoadOptions, is_quantized_file};
-use crate::arch::{SwinConfig, SwinVersion, sides};
+use crate::arch::{SwinConfig, SwinVersion};
 use crate::config::{LoadedConfig, load_config, override_config, shipped_configs};
 use crate::error::ModelError;
 use crate::params::{HEADLESS, depths, parameters};
@@ -68,7 +68,7 @@ impl Bare<'_> {
              and the preprocessing are not in the file",
             cfg.origin,
             cfg.config.num_classes,
-            sides(cfg.config.image_size)
+            cfg.config.image_size.short()
         );
         Ok((described(cfg), Some(note)))
     }
@@ -237,7 +237,7 @@ impl Bare<'_> {
         add(&key("PATCH_SIZE"), patch.last().map(usize::to_string));
         add(&key("DEPTHS"), (!depths.is_empty()).then(|| format!("{depths:?}")));
         add(&key("NUM_HEADS"), (!heads.is_empty()).then(|| format!("{heads:?}")));
-        add(&key("WINDOW_SIZE"), window.map(sides));
+        add(&key("WINDOW_SIZE"), window.map(Size::short));
         let fc1 = shape("layers.0.blocks.0.mlp.fc1.weight");
         add(
             &key("MLP_RATIO"),

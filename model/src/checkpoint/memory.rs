@@ -8,7 +8,6 @@ use super::file::sha256;
 use super::json::Json;
 use super::raw::{DType, RawDict, RawTensor};
 use super::{LoadOptions, Loaded, Stored, directory, hf};
-use crate::arch::sides;
 use crate::batch::Transform;
 use crate::error::ModelError;
 
@@ -133,8 +132,8 @@ pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Re
         if transform.size != loaded.model.config.image_size {
             let problem = format!(
                 "the preprocessing gives images of {} pixels, but the model takes {}",
-                sides(transform.size),
-                sides(loaded.model.config.image_size)
+                transform.size.short(),
+                loaded.model.config.image_size.short()
             );
             return Err(ModelError::config("transform.size", problem));
         }

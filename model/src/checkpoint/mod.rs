@@ -31,7 +31,7 @@ pub use random::random_model;
 pub use safetensors::is_quantized_file;
 pub(crate) use safetensors::{MAX_HEADER, check_header};
 
-use crate::arch::{SwinConfig, SwinVersion, WindowPolicy, sides};
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::batch::Transform;
 use crate::config::{LoadedConfig, check_sizes};
 use crate::error::ModelError;
@@ -254,11 +254,11 @@ fn check_stored_windows(config: &SwinConfig, windows: &[Option<Size>]) -> Result
                 "the checkpoint has windows of {} in stage {}, but {} at input size {} uses {} there; use the \
                  WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with, or name its windows in \
                  PRETRAINED_WINDOW_SIZES",
-                sides(stored),
+                stored.short(),
                 stage.index,
                 config.name,
-                sides(config.image_size),
-                sides(stage.window)
+                config.image_size.short(),
+                stage.window.short()
             );
             return Err(ModelError::config(config.key("WINDOW_SIZE"), problem));
         }
@@ -284,7 +284,7 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
              resized: use the WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with",
             window(rows),
             config.name,
-            sides(config.image_size),
+            config.image_size.short(),
             window(shape[0]),
             shape[0]
         );

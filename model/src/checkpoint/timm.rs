@@ -159,11 +159,9 @@ fn transform(cfg: &Json, config: &SwinConfig) -> Result<Transform, ModelError> {
     if !(0.1..=1.0).contains(&crop) {
         return Err(cfg.error("crop_pct", format!("{crop} is outside [0.1, 1]")));
     }
-    let resized = size.map(|side| (side as f64 / crop).floor() as usize);
     let resize = match cfg.text("crop_mode")?.as_deref() {
-        None | Some("center") if size.side().is_some() => Resize::ShorterSide(resized.height),
-        None | Some("center") => Resize::Cover(resized),
-        Some("squash") if resized == size => Resize::Direct,
+        None | Some("center") => Resize::timm(size, crop),
+        Some("squash") if Resize::timm(size, crop) == Resize::timm(size, 1.0) => Resize::Direct,
         Some(other) => return Err(cfg.error("crop_mode", format!("`{other}` is not supported; use center"))),
     };
     let (mean, std) = common_statistics(channels);

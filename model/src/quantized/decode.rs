@@ -14,7 +14,7 @@ use super::{
     ChannelCodes, Int8Weight, LARGEST_SCALE, Param, QuantizedModel, SiteState, channel_codes_allowed_at,
     hash, scale_of,
 };
-use crate::arch::{SwinConfig, SwinVersion, WindowPolicy, sides};
+use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::checkpoint::{Dialect, check_header};
 use crate::error::{self, ModelError};
 use crate::json_keys;
@@ -172,8 +172,8 @@ fn check_transform(document: &Document) -> Result<(), ModelError> {
     if transform.size != size {
         let problem = format!(
             "{} pixels, but the architecture takes {}; calibrate again",
-            sides(transform.size),
-            sides(size)
+            transform.size.short(),
+            size.short()
         );
         return Err(ModelError::config("transform.size", problem));
     }

@@ -333,8 +333,8 @@ impl QuantizedModel {
     /// Fraction of the linear layers' multiply-accumulates that run in INT8, in 0..=1.
     pub fn int8_share(&self) -> f64 {
         let (mut int8, mut all) = (0.0, 0.0);
-        for linear in all_linears(&self.config) {
-            let macs = self.config.linear_macs(linear) as f64;
+        for (linear, macs) in self.config.linear_macs() {
+            let macs = macs as f64;
             all += macs;
             if self.is_int8(linear) {
                 int8 += macs;

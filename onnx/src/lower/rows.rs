@@ -54,8 +54,7 @@ impl Lowering<'_> {
 
     /// The cyclic shift of a stage's blocks, as names have it.
     fn shift(&self, stage: usize, shifted: bool) -> String {
-        let shift = self.plan.own.grid(stage).shift_of(shifted);
-        shift.side().map_or_else(|| shift.to_string(), |side| side.to_string())
+        self.plan.own.grid(stage).shift_of(shifted).short()
     }
 
     /// The rows `sources` of `x`, which has `tokens` rows; `None` is a row of zeros. `index` names the constant.

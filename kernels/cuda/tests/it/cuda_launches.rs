@@ -83,19 +83,24 @@ fn patch_embeddings() {
     }
 }
 
+/// The patch embedding of a Swin-T in INT8 for images of `channels` channels.
+fn patch_config(channels: usize, stream: StreamType) -> PatchConfig {
+    PatchConfig {
+        channels,
+        patch: 4,
+        columns: 96,
+        integer: true,
+        output: false,
+        norm: true,
+        position: false,
+        stream,
+    }
+}
+
 #[test]
 fn patch_embeddings_of_several_channels() {
     for (channels, stream) in (1..=16).flat_map(|c| [StreamType::F16, StreamType::F32].map(|s| (c, s))) {
-        let config = PatchConfig {
-            channels,
-            patch: 4,
-            columns: 96,
-            integer: true,
-            output: false,
-            norm: true,
-            position: false,
-            stream,
-        };
+        let config = patch_config(channels, stream);
         let (launch, what) = (config.launch(3136), format!("{channels} channels, {stream:?}"));
         // On the tensor cores, the weights of many channels do not fit every GPU.
         check(launch, SHARED[usize::from(config.half() && channels > 11)].1, &what);
@@ -109,16 +114,7 @@ fn patch_embeddings_of_several_channels() {
 
 #[test]
 fn grids_cover_images_of_any_size() {
-    let config = PatchConfig {
-        channels: 3,
-        patch: 4,
-        columns: 96,
-        integer: true,
-        output: false,
-        norm: true,
-        position: false,
-        stream: StreamType::F16,
-    };
+    let config = patch_config(3, StreamType::F16);
     for (height, width, grid) in [(224, 224, (56, 56)), (225, 223, (57, 56)), (1, 4, (1, 1)), (5, 8, (2, 2))]
     {
         assert_eq!(config.grid(Size::new(height, width)), Size::new(grid.0, grid.1), "{height}x{width}");

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use swinq::eval::Inspection;
 use swinq::int8_runtime::Plan;
-use swinq::model::{QuantizedModel, Size, params};
+use swinq::model::{QuantizedModel, params};
 use swinq::{BackendChoice, EngineOptions, Model};
 
 use crate::args::InspectArgs;
@@ -103,7 +103,6 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
         3 => config.image_size.to_string(),
         channels => format!("{}x{channels}", config.image_size),
     };
-    let sides = |size: Size| size.side().map_or_else(|| size.to_string(), |side| side.to_string());
     writeln!(
         out,
         "  architecture  {}: {:?} blocks, {:?} heads, {} channels, window {}, {} input, {} classes",
@@ -111,7 +110,7 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
         config.depths,
         config.num_heads,
         config.embed_dim,
-        sides(config.window_size),
+        config.window_size.short(),
         input,
         config.num_classes
     )?;

@@ -1,0 +1,86 @@
+//! Checks of images and of their scores.
+
+use swinq_model::Size;
+use swinq_plan::Grids;
+
+use super::{Engine, Images, Runner};
+use crate::error::RuntimeError;
+use crate::memory::available_memory;
+use crate::packed::Lowered;
+
+impl Engine {
+    pub(super) fn check_pixels(&self, pixels: &[u8], images: usize, size: Size) -> Result<(), RuntimeError> {
+        if size.image_bytes(self.channels(), images) == Some(pixels.len()) {
+            return Ok(());
+        }
+        Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size, channels: self.channels() })
+    }
+
+    /// The number of `images`.
+    pub(super) fn count(&self, Images { size, pixels }: Images<'_>) -> Result<usize, RuntimeError> {
+        let (bytes, channels) = (pixels.len(), self.channels());
+        match size.image_bytes(channels, 1).filter(|&image| image > 0 && bytes.is_multiple_of(image)) {
+            Some(image) => Ok(bytes / image),
+            None => Err(RuntimeError::PixelCount { bytes, images: 1, size, channels }),
+        }
+    }
+
+    /// Refuses an image that needs more memory than allowed, before any is asked for.
+    pub(super) fn check_memory(&self, runner: &Runner, size: Size) -> Result<(), RuntimeError> {
+        if size.area() <= self.input_size().area() {
+            return Ok(());
+        }
+        let grids = Grids::new(self.config(), size)?;
+        let needed = match &self.packed.lowered {
+            Lowered::Cpu(lowered) => lowered.image_bytes(&grids),
+            Lowered::Cuda(lowered) => lowered.image_bytes(&grids),
+        };
+        let allowed = match self.backend.max_pixels() {
+            0 => self.free_memory(runner)?,
+            most => (needed as f64 * most as f64 / size.area() as f64) as usize,
+        };
+        if needed <= allowed {
+            return Ok(());
+        }
+        Err(RuntimeError::ImageTooLarge { size, needed, allowed })
+    }
+
+    /// Half of the free memory, or what the runner holds if that is more, because an image that fits into that takes no more.
+    pub(super) fn free_memory(&self, runner: &Runner) -> Result<usize, RuntimeError> {
+        let (free, held) = match (&self.packed.lowered, runner) {
+            (Lowered::Cuda(lowered), Runner::Cuda(runner)) => {
+                (lowered.device().memory()?.0, runner.held_bytes())
+            }
+            (_, Runner::Cpu(runner)) => (available_memory().unwrap_or(usize::MAX), runner.held_bytes()),
+            _ => unreachable!("weights and runner are of one backend"),
+        };
+        Ok((free / 2).max(held))
+    }
+
+    pub(super) fn check_images(&self, images: usize) -> Result<(), RuntimeError> {
+        let max_batch = self.max_batch();
+        if (1..=max_batch).contains(&images) {
+            return Ok(());
+        }
+        Err(RuntimeError::Images { images, max_batch })
+    }
+
+    /// The number and the pixels of the first images of `pixels`, at most `max_batch` images.
+    pub(super) fn first_batch<'a>(&self, pixels: &'a [u8]) -> Result<(usize, &'a [u8]), RuntimeError> {
+        let image_bytes = self.image_bytes();
+        let images = pixels.len() / image_bytes;
+        self.check_pixels(pixels, images.max(1), self.input_size())?;
+        let images = images.min(self.max_batch());
+        Ok((images, &pixels[..images * image_bytes]))
+    }
+}
+
+/// Refuses scores, `[images, classes]`, that are not finite.
+pub(super) fn check_finite(logits: &[f32], classes: usize) -> Result<(), RuntimeError> {
+    match logits.iter().position(|v| !v.is_finite()) {
+        None => Ok(()),
+        Some(at) => {
+            Err(RuntimeError::NotFinite { image: at / classes, class: at % classes, value: logits[at] })
+        }
+    }
+}

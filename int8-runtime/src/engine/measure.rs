@@ -1,0 +1,86 @@
+//! Measurements of an engine, and what it computes launch by launch.
+
+use std::time::Duration;
+
+use swinq_kernels::Simulation;
+
+use super::{Engine, Runner};
+use crate::backend::Backend;
+use crate::cpu::CpuOptions;
+use crate::error::RuntimeError;
+use crate::packed::Lowered;
+use crate::profile::LaunchProfile;
+use crate::trace::Traced;
+
+impl Engine {
+    /// The time of each launch in a forward of the first (at most `max_batch`) of `pixels`, images of [`Engine::input_size`]: on
+    /// a CPU the median of `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
+    ///
+    /// # Errors
+    /// `pixels` is not one or more whole images, or the GPU fails.
+    pub fn profile(&self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
+        let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
+        match &mut *self.lock() {
+            Runner::Cpu(runner) => {
+                let runs = u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
+                runner.profile(images, size, pixels, runs)
+            }
+            Runner::Cuda(runner) => runner.profile(images, pixels),
+        }
+    }
+
+    /// How `threads` threads would divide an inference of `images` images on this kind of CPU, from the times of the tasks
+    /// on one thread. 0 threads are as many as this engine has. `None` for an engine on a GPU.
+    ///
+    /// # Errors
+    /// The numbers are out of bounds, or the system refuses memory.
+    pub fn simulate(&self, threads: usize, images: usize) -> Result<Option<Simulation>, RuntimeError> {
+        let (Lowered::Cpu(lowered), Backend::Cpu(options)) = (&self.packed.lowered, &self.backend) else {
+            return Ok(None);
+        };
+        Backend::Cpu(CpuOptions { threads, max_batch: images, ..*options }).check()?;
+        let bytes = images * self.image_bytes();
+        let pixels: Vec<u8> = (0..bytes).map(|i| (i * 151) as u8).collect();
+        let threads = if threads == 0 { self.threads } else { threads };
+        lowered.simulate(threads, images, &pixels).map(Some)
+    }
+
+    /// Runs the launches one by one over the first (at most `max_batch`) of `pixels`, images of [`Engine::input_size`], and
+    /// collects the result of each launch.
+    ///
+    /// # Errors
+    /// `pixels` is not one or more whole images, the system refuses memory, or the GPU fails.
+    pub fn trace(&self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
+        let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
+        match &mut *self.lock() {
+            Runner::Cpu(runner) => runner.trace(images, size, pixels),
+            Runner::Cuda(runner) => runner.trace(images, pixels),
+        }
+    }
+
+    /// Describes the launches for batches of `images` images: a line for each launch, with the kernel chosen
+    /// for it.
+    ///
+    /// # Errors
+    /// The errors of [`Engine::prepare`].
+    pub fn launches(&self, images: usize) -> Result<Vec<String>, RuntimeError> {
+        self.check_images(images)?;
+        match &mut *self.lock() {
+            Runner::Cpu(runner) => Ok(runner.launches(images)),
+            Runner::Cuda(runner) => runner.launches(images),
+        }
+    }
+
+    /// On a GPU, the time of each of `runs` forwards of `images` images, without copies: the images are
+    /// already on the GPU. `None` on the CPU, which makes no copies.
+    ///
+    /// # Errors
+    /// The errors of [`Engine::prepare`].
+    pub fn compute_times(&self, images: usize, runs: usize) -> Result<Option<Vec<Duration>>, RuntimeError> {
+        self.check_images(images)?;
+        match &mut *self.lock() {
+            Runner::Cpu(_) => Ok(None),
+            Runner::Cuda(runner) => runner.compute_times(images, runs).map(Some),
+        }
+    }
+}
