@@ -2,7 +2,9 @@
 
 import io
 import os
+import unittest
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +21,21 @@ PHOTO = ROOT / "tests/data/airplane.jpg"
 def micro() -> swinq.Model:
     """The float model of the sample."""
     return swinq.open(MICRO / "model.safetensors", cfg=str(MICRO / "cfg.yaml"))
+
+
+@cache
+def models() -> tuple[swinq.Model, swinq.Model]:
+    """The sample in float, and calibrated."""
+    model = micro()
+    return model, swinq.quantize(model, SAMPLES / "cifar10", limit=16)
+
+
+class Quantized(unittest.TestCase):
+    """Tests of the sample, which is calibrated once in a process."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.float, cls.int8 = models()
 
 
 def noise(model: swinq.Model, images: int, seed: int = 0, size: tuple[int, int] | None = None) -> np.ndarray:

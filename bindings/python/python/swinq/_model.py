@@ -115,8 +115,8 @@ class Engine:
         array, native = images_of(images, self._channels), self._ready()
         if array.dtype != np.uint8:
             array = _pixels(native, array, images)
-        count, height, width, _ = array.shape
-        found = [(name, np.empty((count, *native.output_shape(name, height, width)), np.float32)) for name in names]
+        number, height, width, _ = array.shape
+        found = [(name, np.empty((number, *native.output_shape(name, height, width)), np.float32)) for name in names]
         native.run(array, found)
         if not is_tensor(images):
             return dict(found)
@@ -317,8 +317,8 @@ class Model:
     @property
     def preprocessing(self) -> dict[str, Any]:
         """The preprocessing of images: ``family`` (``ms``, ``timm``, ``torchvision`` or ``hf``, whose manner it is), ``size``
-        (side of the input, or ``[height, width]``), ``resize`` (``direct``, or ``{"shorter_side": n}`` before a center crop), ``filter`` (``bicubic``
-        or ``bilinear``), ``mean`` and ``std`` of the channels."""
+        (side of the input, or ``[height, width]``), ``resize`` (``direct``, or ``{"shorter_side": n}`` before a center crop),
+        ``filter`` (``bicubic`` or ``bilinear``), ``mean`` and ``std`` of the channels."""
         return dict(self._transform)
 
     @property

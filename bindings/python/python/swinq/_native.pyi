@@ -6,7 +6,7 @@ from typing import Any
 
 __version__: str
 
-_Reading = tuple[str | None, Sequence[tuple[str, str]], str | None, str | None, str | None]
+_Reading = tuple[str | None, Sequence[tuple[str, str]], str | None, str | None, str | None, str | None]
 _Tensor = tuple[str, str, Sequence[int], Any]
 _Class = tuple[int, str | None, float]
 _Progress = Callable[[str, int, int], object]
