@@ -30,7 +30,7 @@ pub struct Engine {
 }
 
 /// The most outputs of a network.
-const MOST_OUTPUTS: usize = 16;
+pub const MOST_OUTPUTS: usize = 16;
 
 /// The name of the output of a classifier.
 pub const LOGITS: &str = "logits";
@@ -186,7 +186,8 @@ impl Engine {
     /// Rows and columns of `output` for one image of `size`.
     ///
     /// # Errors
-    /// [`RuntimeError::Model`] for an image that the network cannot process.
+    /// [`RuntimeError::Model`] if they depend on the image, and the network cannot process one of `size`
+    /// ([`Engine::check_size`]).
     pub fn output_shape(&self, output: &Output, size: Size) -> Result<[usize; 2], RuntimeError> {
         let spec = self.packed.plan.tensor(output.tensor);
         let rows = match spec.rows {
@@ -307,8 +308,7 @@ impl Engine {
         for OutputMut { name, values } in outputs {
             let known = self.outputs().iter().position(|output| output.name == *name);
             let Some(index) = known.filter(|&index| memory[index].is_none()) else {
-                let names: Vec<&str> = self.outputs().iter().map(|output| &output.name[..]).collect();
-                return Err(RuntimeError::Output { name: (*name).to_owned(), names: names.join(", ") });
+                return Err(self.no_output(name));
             };
             let [rows, columns] = self.output_shape(&self.outputs()[index], size)?;
             if values.len() != count * rows * columns {

@@ -168,6 +168,21 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
+    /// For an error of [`Engine::run`](crate::Engine::run) or [`Engine::check_size`](crate::Engine::check_size): whether the
+    /// caller's images or outputs are the cause, and not the engine.
+    pub fn is_of_arguments(&self) -> bool {
+        use RuntimeError as E;
+        matches!(
+            self,
+            E::Model(_)
+                | E::Channels { .. }
+                | E::PixelCount { .. }
+                | E::ImageTooLarge { .. }
+                | E::Output { .. }
+                | E::OutputLength { .. }
+        )
+    }
+
     pub(crate) fn on_device(launch: &str, source: CudaError) -> RuntimeError {
         RuntimeError::OnDevice { launch: launch.to_owned(), source }
     }

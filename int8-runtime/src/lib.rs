@@ -19,7 +19,7 @@ mod trace;
 pub use backend::{Backend, MAX_BATCH, MAX_THREADS, usable_gpu};
 pub use cpu::{CpuOptions, Position, Start, Variant, VariantRunner};
 pub use cuda::CudaOptions;
-pub use engine::{Engine, Images, LOGITS, OutputMut};
+pub use engine::{Engine, Images, LOGITS, MOST_OUTPUTS, OutputMut};
 pub use error::RuntimeError;
 pub use packed::PackedModel;
 pub use profile::LaunchProfile;

@@ -40,14 +40,30 @@ static int classify(swinq_model *model, swinq_engine *engine, const swinq_model_
     size_t length = 0, size = info->height * info->width * info->channels, best = 0;
     uint8_t *file = contents(path, &length), *pixels = malloc(size);
     float *logits = malloc(info->classes * sizeof *logits);
+    swinq_tensor input = {
+        .size = sizeof input,
+        .data = pixels,
+        .type = SWINQ_TYPE_U8,
+        .layout = SWINQ_LAYOUT_NHWC,
+        .rank = 4,
+        .shape = {1, info->height, info->width, info->channels},
+    };
+    swinq_tensor output = {
+        .size = sizeof output,
+        .data = logits,
+        .type = SWINQ_TYPE_F32,
+        .layout = SWINQ_LAYOUT_ROWS,
+        .rank = 2,
+        .shape = {1, info->classes},
+    };
     char name[256];
     int result = 1;
     if (file == NULL || pixels == NULL || logits == NULL)
         fprintf(stderr, "%s: cannot be read\n", path);
     else if (swinq_decode(model, file, length, pixels, size) != SWINQ_STATUS_OK)
         failed(path);
-    else if (swinq_engine_infer(engine, pixels, size, logits, info->classes) != SWINQ_STATUS_OK)
-        failed("swinq_engine_infer");
+    else if (swinq_engine_run(engine, &input, 1, &output, 1, NULL) != SWINQ_STATUS_OK)
+        failed("swinq_engine_run");
     else {
         printf("%s:", path);
         for (size_t i = 0; i < info->classes; i++) {

@@ -30,6 +30,21 @@
 // `backend`: the GPU; an error if none can be used.
 #define SWINQ_BACKEND_CUDA 2
 
+// `type`: bytes, 0 to 255. Other numbers are those of types that this version does not have.
+#define SWINQ_TYPE_U8 1
+
+// `type`: `float`.
+#define SWINQ_TYPE_F32 2
+
+// `layout`: rows of numbers, `[images, columns]` or `[images, rows, columns]`.
+#define SWINQ_LAYOUT_ROWS 1
+
+// `layout`: images whose channels lie side by side, `[images, height, width, channels]`.
+#define SWINQ_LAYOUT_NHWC 2
+
+// `device_type`: memory of the host.
+#define SWINQ_DEVICE_HOST 0
+
 // The result of a call.
 typedef enum swinq_status {
   // The call succeeded.
@@ -128,7 +143,45 @@ typedef struct swinq_engine_options {
   uint32_t residual_f32;
   // Must be 0.
   uint32_t reserved;
+  // The most pixels, height times width, of an image. 0 is as many as half of the free memory holds. Images of the model's
+  // own size, and smaller ones, are always accepted.
+  size_t max_pixels;
 } swinq_engine_options;
+
+// An array of the caller. Set every field to zero first, and `size` to `sizeof(swinq_tensor)`.
+typedef struct swinq_tensor {
+  // Size of this structure: also the distance of the elements of an array of tensors, which all have the same.
+  size_t size;
+  // Name of the input (`pixels`) or output (`swinq_engine_get_output`). NULL is the only one.
+  const char *name;
+  // The first element, aligned as its type needs it.
+  void *data;
+  // Type of the elements, such as `SWINQ_TYPE_U8`.
+  uint32_t type;
+  // Order and meaning of the dimensions, such as `SWINQ_LAYOUT_NHWC`.
+  uint32_t layout;
+  // Number of dimensions.
+  size_t rank;
+  // Elements along each dimension, slowest first. Only the first `rank` count.
+  size_t shape[4];
+  // Distance of neighbours along each dimension, in elements. All zero: the array is dense, which it must be in this
+  // version. Along a dimension of one element any distance is dense.
+  ptrdiff_t strides[4];
+  // Memory in which the array lies: `SWINQ_DEVICE_HOST`.
+  uint32_t device_type;
+  // Ordinal of the device; 0 for the host.
+  uint32_t device;
+} swinq_tensor;
+
+// How an engine runs. Set every field to zero and `size` to `sizeof(swinq_run_options)` for the defaults.
+typedef struct swinq_run_options {
+  // Size of this structure.
+  size_t size;
+  // Stream of a GPU. Must be NULL for tensors in the host's memory.
+  void *stream;
+  // Must be 0.
+  size_t reserved;
+} swinq_run_options;
 
 #ifdef __cplusplus
 extern "C" {
@@ -199,19 +252,35 @@ enum swinq_status swinq_engine_new(const struct swinq_model *model,
                                    const struct swinq_engine_options *options,
                                    struct swinq_engine **engine);
 
-// Computes the logits of images: reads `pixels`, `uint8 [images, height, width, channels]` (preprocessed) of
-// `pixel_bytes` bytes, and writes `logits`, `float [images, classes]` of `logit_count` values. The number of images is
-// any, and follows from both sizes, which must agree. After the first call for a number of images it allocates nothing
-// on a CPU. `pixels` and `logits` must not overlap.
-enum swinq_status swinq_engine_infer(const struct swinq_engine *engine,
-                                     const uint8_t *pixels,
-                                     size_t pixel_bytes,
-                                     float *logits,
-                                     size_t logit_count);
+// Writes the number of outputs of the engine to `count`.
+enum swinq_status swinq_engine_get_output_count(const struct swinq_engine *engine, size_t *count);
+
+// Describes output `index` for one image of `height` and `width`: writes its name, type, layout, rank and shape to `output`,
+// as many fields as `output->size` has room for. The name is valid until the engine is freed. `shape[0]` is the number of
+// images, 1, and `data` is NULL; set both for `swinq_engine_run`. Fails with `SWINQ_STATUS_ARGUMENT` if the engine has no
+// such output, or if the network cannot process such an image.
+enum swinq_status swinq_engine_get_output(const struct swinq_engine *engine,
+                                          size_t index,
+                                          size_t height,
+                                          size_t width,
+                                          struct swinq_tensor *output);
 
 // Frees an engine. A call that runs on another thread meanwhile completes. NULL is allowed, and a handle that was freed
 // is an error.
 enum swinq_status swinq_engine_free(struct swinq_engine *engine);
+
+// Computes outputs of images. `inputs` is one tensor, `SWINQ_TYPE_U8`, `SWINQ_LAYOUT_NHWC`, `[images, height, width,
+// channels]`: any number of images (preprocessed) of any height and width that the network can process. `outputs` has the
+// tensors to write, each output at most once, as `swinq_engine_get_output` describes them for that height and width, with the
+// number of images in `shape[0]`. They must not overlap each other or the images. `options` may be NULL. Images that the
+// network cannot process, or that need more memory than `max_pixels` allows, are `SWINQ_STATUS_ARGUMENT`. After the first call
+// for a height, a width and a number of images it allocates nothing on a CPU, as long as the size is among those used last.
+enum swinq_status swinq_engine_run(const struct swinq_engine *engine,
+                                   const struct swinq_tensor *inputs,
+                                   size_t input_count,
+                                   const struct swinq_tensor *outputs,
+                                   size_t output_count,
+                                   const struct swinq_run_options *options);
 
 #ifdef __cplusplus
 }  // extern "C"

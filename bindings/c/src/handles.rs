@@ -1,6 +1,7 @@
 //! The table of live objects.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use swinq::{Engine, Model};
@@ -12,7 +13,24 @@ pub enum Object {
     /// A model.
     Model(Model),
     /// An engine.
-    Engine(Arc<Engine>),
+    Engine(Arc<Served>),
+}
+
+/// An engine with the names of its outputs as C reads them.
+pub struct Served {
+    /// The engine.
+    pub engine: Engine,
+    /// The names, in the order of [`Engine::outputs`].
+    pub names: Vec<CString>,
+}
+
+impl Served {
+    /// `engine`, with the names.
+    pub fn new(engine: Engine) -> Served {
+        let name = |name: &str| CString::new(name).expect("the name of an output has no zero byte");
+        let names = engine.outputs().iter().map(|output| name(&output.name)).collect();
+        Served { engine, names }
+    }
 }
 
 struct Table {
@@ -50,7 +68,7 @@ pub fn model(handle: usize) -> Result<Model, Failure> {
 ///
 /// # Errors
 /// As for [`model`].
-pub fn engine(handle: usize) -> Result<Arc<Engine>, Failure> {
+pub fn engine(handle: usize) -> Result<Arc<Served>, Failure> {
     find(handle, "engine", |object| match object {
         Object::Engine(engine) => Some(Arc::clone(engine)),
         Object::Model(_) => None,

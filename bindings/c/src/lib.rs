@@ -2,7 +2,7 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | `exports` | the functions and structures of the interface |
+//! | `exports` | the functions and structures of the interface: `model`, `image`, `engine`, `tensor`, `run` |
 //! | `memory` | reads and writes through the caller's pointers |
 //! | `handles` | the table of live models and engines |
 //! | `status` | status codes, the message of the last error, and the barrier for panics |

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char};
+use std::fmt::Display;
 
 use crate::status::Failure;
 
@@ -26,7 +27,10 @@ pub unsafe trait Versioned: Copy {
 ///
 /// # Safety
 /// `pointer` is null or points to a string that ends with a zero byte and lives as long as the result.
-pub unsafe fn optional_text<'a>(pointer: *const c_char, what: &str) -> Result<Option<&'a str>, Failure> {
+pub unsafe fn optional_text<'a>(
+    pointer: *const c_char,
+    what: impl Display,
+) -> Result<Option<&'a str>, Failure> {
     if pointer.is_null() {
         return Ok(None);
     }
@@ -39,17 +43,17 @@ pub unsafe fn optional_text<'a>(pointer: *const c_char, what: &str) -> Result<Op
 ///
 /// # Safety
 /// As for [`optional_text`].
-pub unsafe fn text<'a>(pointer: *const c_char, what: &str) -> Result<&'a str, Failure> {
+pub unsafe fn text<'a>(pointer: *const c_char, what: impl Display) -> Result<&'a str, Failure> {
     // SAFETY: the caller states it.
-    unsafe { optional_text(pointer, what) }?.ok_or_else(|| Failure::null(what))
+    unsafe { optional_text(pointer, &what) }?.ok_or_else(|| Failure::null(what))
 }
 
 /// The `length` values at `pointer`.
 ///
 /// # Safety
 /// `pointer` is null or points to `length` values, to which nothing writes as long as the result lives.
-pub unsafe fn slice<'a, T>(pointer: *const T, length: usize, what: &str) -> Result<&'a [T], Failure> {
-    check(pointer, length, what)?;
+pub unsafe fn slice<'a, T>(pointer: *const T, length: usize, what: impl Display) -> Result<&'a [T], Failure> {
+    check(pointer, length, &what)?;
     // SAFETY: `check` established that the pointer is not null and aligned and that the size is not too large; the
     // caller states the rest.
     Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
@@ -59,8 +63,12 @@ pub unsafe fn slice<'a, T>(pointer: *const T, length: usize, what: &str) -> Resu
 ///
 /// # Safety
 /// `pointer` is null or points to `length` values, which nothing else reads or writes as long as the result lives.
-pub unsafe fn slice_mut<'a, T>(pointer: *mut T, length: usize, what: &str) -> Result<&'a mut [T], Failure> {
-    check(pointer, length, what)?;
+pub unsafe fn slice_mut<'a, T>(
+    pointer: *mut T,
+    length: usize,
+    what: impl Display,
+) -> Result<&'a mut [T], Failure> {
+    check(pointer, length, &what)?;
     // SAFETY: as in `slice`.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer, length) })
 }
@@ -69,8 +77,8 @@ pub unsafe fn slice_mut<'a, T>(pointer: *mut T, length: usize, what: &str) -> Re
 ///
 /// # Safety
 /// `pointer` is null or points to memory for a `T`, which nothing else reads or writes meanwhile.
-pub unsafe fn write<T>(pointer: *mut T, value: T, what: &str) -> Result<(), Failure> {
-    check(pointer, 1, what)?;
+pub unsafe fn write<T>(pointer: *mut T, value: T, what: impl Display) -> Result<(), Failure> {
+    check(pointer, 1, &what)?;
     // SAFETY: `check` established that the pointer is not null and aligned; the caller states the rest.
     unsafe { pointer.write(value) };
     Ok(())
@@ -81,12 +89,12 @@ pub unsafe fn write<T>(pointer: *mut T, value: T, what: &str) -> Result<(), Fail
 ///
 /// # Safety
 /// `pointer` is null or points to a structure of as many bytes as its first field says.
-pub unsafe fn options<T: Versioned>(pointer: *const T, what: &str) -> Result<T, Failure> {
+pub unsafe fn options<T: Versioned>(pointer: *const T, what: impl Display) -> Result<T, Failure> {
     let mut options = T::defaults();
     if pointer.is_null() {
         return Ok(options);
     }
-    check(pointer, 1, what)?;
+    check(pointer, 1, &what)?;
     // SAFETY: the pointer is not null and aligned; the structure starts with its size.
     let size = unsafe { pointer.cast::<usize>().read() };
     if size < size_of::<usize>() || size > size_of::<T>() {
@@ -105,8 +113,8 @@ pub unsafe fn options<T: Versioned>(pointer: *const T, what: &str) -> Result<T, 
 ///
 /// # Safety
 /// As for [`options`], and nothing else reads or writes the structure meanwhile.
-pub unsafe fn fill<T: Versioned>(pointer: *mut T, mut value: T, what: &str) -> Result<(), Failure> {
-    check(pointer, 1, what)?;
+pub unsafe fn fill<T: Versioned>(pointer: *mut T, mut value: T, what: impl Display) -> Result<(), Failure> {
+    check(pointer, 1, &what)?;
     // SAFETY: as in `options`.
     let size = unsafe { pointer.cast::<usize>().read() };
     if size < size_of::<usize>() || size > size_of::<T>() {
@@ -124,7 +132,7 @@ pub unsafe fn fill<T: Versioned>(pointer: *mut T, mut value: T, what: &str) -> R
     Ok(())
 }
 
-fn check<T>(pointer: *const T, length: usize, what: &str) -> Result<(), Failure> {
+fn check<T>(pointer: *const T, length: usize, what: impl Display) -> Result<(), Failure> {
     if pointer.is_null() {
         return Err(Failure::null(what));
     }

@@ -2,9 +2,11 @@
 
 use std::cell::RefCell;
 use std::ffi::{CString, c_char};
+use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use swinq::Error;
+use swinq::int8_runtime::RuntimeError;
 
 /// The result of a call.
 #[repr(C)]
@@ -48,13 +50,19 @@ impl Failure {
     }
 
     /// The failure of a null pointer.
-    pub fn null(what: &str) -> Failure {
+    pub fn null(what: impl Display) -> Failure {
         Failure::new(Status::Null, format!("{what}: is null"))
     }
 
     /// The failure of an argument.
-    pub fn argument(what: &str, problem: impl std::fmt::Display) -> Failure {
+    pub fn argument(what: impl Display, problem: impl Display) -> Failure {
         Failure::new(Status::Argument, format!("{what}: {problem}"))
+    }
+
+    /// The failure of a run of an engine.
+    pub fn of_run(error: RuntimeError) -> Failure {
+        let status = if error.is_of_arguments() { Status::Argument } else { Status::Engine };
+        Failure { status, ..Failure::from(Error::from(error)) }
     }
 }
 
@@ -84,13 +92,13 @@ impl From<Error> for Failure {
 }
 
 thread_local! {
-    /// The message of the last call of this thread; empty if it succeeded.
-    static MESSAGE: RefCell<CString> = RefCell::default();
+    /// The message of the last call of this thread; `None` if it succeeded, because an empty string would be allocated.
+    static MESSAGE: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
 /// The message of the last call of this thread. The pointer is valid until the thread's next call.
 pub fn last_message() -> *const c_char {
-    MESSAGE.with_borrow(|message| message.as_ptr())
+    MESSAGE.with_borrow(|message| message.as_deref().unwrap_or_default().as_ptr())
 }
 
 /// Runs `call`, keeps its message and returns its status. A panic becomes [`Status::Internal`] and ends here.
@@ -106,8 +114,8 @@ pub fn guard(call: impl FnOnce() -> Result<(), Failure>) -> Status {
             Some(Failure::new(Status::Internal, format!("internal error: {text}")))
         }
     };
-    let (status, text) = failure.map_or((Status::Ok, String::new()), |f| (f.status, f.message));
-    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    let status = failure.as_ref().map_or(Status::Ok, |failure| failure.status);
+    let text = failure.map(|failure| CString::new(failure.message.replace('\0', " ")).unwrap_or_default());
     MESSAGE.with_borrow_mut(|message| *message = text);
     status
 }

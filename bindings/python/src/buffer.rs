@@ -4,6 +4,8 @@
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -29,6 +31,17 @@ impl<T: Element> Array<T> {
         Ok(Array { buffer })
     }
 
+    /// The extent of each dimension.
+    pub fn shape(&self) -> &[usize] {
+        self.buffer.shape()
+    }
+
+    /// The addresses of the elements.
+    pub fn addresses(&self) -> Range<usize> {
+        let Range { start, end } = self.as_slice().as_ptr_range();
+        start.addr()..end.addr()
+    }
+
     /// The elements.
     pub fn as_slice(&self) -> &[T] {
         if self.buffer.item_count() == 0 {
@@ -48,21 +61,27 @@ pub struct Output<T: Element> {
 }
 
 impl<T: Element> Output<T> {
-    /// The array of `object`, which no other argument of the call may share; messages name it `what`.
+    /// The array of `object`; messages name it `what`. `taken` are the addresses of the other arrays of the call; those of this
+    /// one are added.
     ///
     /// # Errors
-    /// The errors of [`Array::of`], and `ValueError` for an array that is read-only or overlaps `input`.
-    pub fn of<I: Element>(object: &Bound<'_, PyAny>, what: &str, input: &Array<I>) -> PyResult<Output<T>> {
+    /// The errors of [`Array::of`], and `ValueError` for an array that is read-only or overlaps another.
+    pub fn of(object: &Bound<'_, PyAny>, what: &str, taken: &mut Vec<Range<usize>>) -> PyResult<Output<T>> {
         let array = Array::<T>::of(object, what)?;
         if array.buffer.readonly() {
             return Err(PyValueError::new_err(format!("{what} is read-only")));
         }
-        let (input, output) = (input.as_slice().as_ptr_range(), array.as_slice().as_ptr_range());
-        let apart = input.end.addr() <= output.start.addr() || output.end.addr() <= input.start.addr();
-        if !apart {
-            return Err(PyValueError::new_err(format!("{what} overlaps the input")));
+        let own = array.addresses();
+        if taken.iter().any(|other| other.start < own.end && own.start < other.end) {
+            return Err(PyValueError::new_err(format!("{what} overlaps another array of the call")));
         }
+        taken.push(own);
         Ok(Output { array })
+    }
+
+    /// The extent of each dimension.
+    pub fn shape(&self) -> &[usize] {
+        self.array.shape()
     }
 
     /// The elements.
@@ -72,8 +91,8 @@ impl<T: Element> Output<T> {
             return &mut [];
         }
         let pointer = buffer.buf_ptr().cast::<T>();
-        // SAFETY: as in `Array::as_slice`; `of` established that the array is writable and that the input of the call,
-        // the only other array in use, lies elsewhere. `&mut self` excludes a second slice.
+        // SAFETY: as in `Array::as_slice`; `of` established that the array is writable and that the other arrays of
+        // the call lie elsewhere. `&mut self` excludes a second slice.
         unsafe { std::slice::from_raw_parts_mut(pointer, buffer.item_count()) }
     }
 }

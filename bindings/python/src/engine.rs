@@ -1,19 +1,22 @@
 //! Engines: models that are ready to run.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use swinq::data::DataError;
-use swinq::int8_runtime::RuntimeError;
 use swinq::int8_runtime::cuda::StreamType;
+use swinq::int8_runtime::{Images as Pixels, OutputKind, OutputMut, RuntimeError};
+use swinq::model::Size;
 use swinq::{
     BackendChoice, EngineOptions, Error, Images, Prediction, ReadOptions, RgbImage, decode_image,
     infer_images, predict, top_k,
 };
 
 use crate::buffer::{Array, Output};
-use crate::error::{choice, raise};
+use crate::error::{choice, raise, raise_run};
 use crate::images::denormalize;
 use crate::model::Model;
 use crate::work;
@@ -34,6 +37,9 @@ pub enum Picture<'py> {
     Encoded(Bound<'py, PyAny>),
 }
 
+/// An output: its name, and the array to write.
+type Named<'py> = (String, Bound<'py, PyAny>);
+
 /// One class of a prediction: index, name, probability.
 type Class = (usize, Option<String>, f64);
 
@@ -43,13 +49,14 @@ pub fn options(
     backend: &str,
     threads: usize,
     max_batch: usize,
+    max_pixels: usize,
     device: usize,
     residual: &str,
 ) -> PyResult<EngineOptions> {
     let backends =
         [("auto", BackendChoice::Auto), ("cpu", BackendChoice::Cpu), ("cuda", BackendChoice::Cuda)];
     let backend = choice(py, "backend", backend, &backends)?;
-    let mut options = EngineOptions { backend, threads, max_batch, ..EngineOptions::default() };
+    let mut options = EngineOptions { backend, threads, max_batch, max_pixels, ..EngineOptions::default() };
     options.cuda.device = device;
     let residuals = [("f16", StreamType::F16), ("f32", StreamType::F32)];
     options.cuda.residual = choice(py, "residual", residual, &residuals)?;
@@ -60,40 +67,67 @@ pub fn options(
 impl Engine {
     /// Prepares `model`. The arguments are those of [`options`].
     #[new]
+    #[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
     fn new(
         py: Python<'_>,
         model: &Model,
         backend: &str,
         threads: usize,
         max_batch: usize,
+        max_pixels: usize,
         device: usize,
         residual: &str,
     ) -> PyResult<Engine> {
-        let options = options(py, backend, threads, max_batch, device, residual)?;
+        let options = options(py, backend, threads, max_batch, max_pixels, device, residual)?;
         let model = model.model.clone();
         let engine = work::run(py, None, move |_| model.engine(&options))?;
         Ok(Engine { engine: Arc::new(engine.map_err(|error| raise(py, &error))?) })
     }
 
-    /// Writes the logits of `pixels`, u8 `[images, size, size, 3]`, to `logits`, f32 `[images, classes]`.
-    fn infer(&self, py: Python<'_>, pixels: &Bound<'_, PyAny>, logits: &Bound<'_, PyAny>) -> PyResult<()> {
-        let pixels = Array::<u8>::of(pixels, "pixels")?;
-        let mut logits = Output::<f32>::of(logits, "logits", &pixels)?;
-        self.infer_pixels(py, pixels.as_slice(), logits.as_mut_slice())
+    /// Writes outputs of `pixels`, u8 `[images, height, width, channels]`, to `outputs`, each a name and an f32 array of the shape
+    /// `[images, ...]` ([`Engine::output_shape`]).
+    fn run(&self, py: Python<'_>, pixels: &Bound<'_, PyAny>, outputs: Vec<Named<'_>>) -> PyResult<()> {
+        let pixels = Array::<u8>::of(pixels, "images")?;
+        let [images, height, width, _] = four(pixels.shape())?;
+        let mut outputs = held(&outputs, images, pixels.addresses())?;
+        self.run_pixels(py, Size::new(height, width), (images, pixels.as_slice()), &mut outputs)
     }
 
-    /// Writes the logits of `values`, f32 `[images, 3, size, size]`, normalised with the model's mean and deviation.
-    fn infer_normalized(
+    /// Writes to `pixels`, u8 `[images, height, width, channels]`, the pixels of `values`, f32 `[images, channels, height, width]`,
+    /// which were normalised with the model's mean and deviation.
+    fn denormalize(
         &self,
         py: Python<'_>,
         values: &Bound<'_, PyAny>,
-        logits: &Bound<'_, PyAny>,
+        pixels: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
         let values = Array::<f32>::of(values, "images")?;
-        let mut logits = Output::<f32>::of(logits, "logits", &values)?;
-        let (input, output) = (values.as_slice(), logits.as_mut_slice());
-        let pixels = py.detach(|| denormalize(input, self.engine.transform()));
-        self.infer_pixels(py, &pixels.map_err(|error| raise(py, &error))?, output)
+        let mut pixels = Output::<u8>::of(pixels, "pixels", &mut vec![values.addresses()])?;
+        let [_, _, height, width] = four(values.shape())?;
+        let (input, output) = (values.as_slice(), pixels.as_mut_slice());
+        let transform = self.engine.transform();
+        let done = py.detach(|| denormalize(input, Size::new(height, width), transform, output));
+        done.map_err(|error| raise(py, &error))
+    }
+
+    /// The names of the outputs, in the order in which the network computes them.
+    #[getter]
+    fn outputs(&self) -> Vec<&str> {
+        self.engine.outputs().iter().map(|output| &output.name[..]).collect()
+    }
+
+    /// The shape of the output `name` for one image of `height` and `width`.
+    fn output_shape(&self, py: Python<'_>, name: &str, height: usize, width: usize) -> PyResult<Vec<usize>> {
+        let (engine, size) = (&self.engine, Size::new(height, width));
+        let shape = || {
+            let output = engine.output(name)?;
+            engine.check_size(size)?;
+            let [_, columns] = engine.output_shape(output, size)?;
+            Ok(match output.kind {
+                OutputKind::Logits => vec![columns],
+            })
+        };
+        shape().map_err(|error| raise_run(py, error))
     }
 
     /// The best `k` classes of each image file.
@@ -122,19 +156,6 @@ impl Engine {
         Ok(classes(found.map_err(|error| raise(py, &error))?))
     }
 
-    /// Number of classes.
-    #[getter]
-    fn classes(&self) -> usize {
-        self.engine.classes()
-    }
-
-    /// Height and width of the images in pixels.
-    #[getter]
-    fn input_size(&self) -> (usize, usize) {
-        let size = self.engine.input_size();
-        (size.height, size.width)
-    }
-
     /// Channels of the images.
     #[getter]
     fn channels(&self) -> usize {
@@ -155,24 +176,69 @@ impl Engine {
 }
 
 impl Engine {
-    /// Writes the logits of `pixels`, and looks for signals between batches.
-    fn infer_pixels(&self, py: Python<'_>, pixels: &[u8], logits: &mut [f32]) -> PyResult<()> {
-        let engine = &self.engine;
-        let classes = engine.classes();
-        // A GPU copies the next batch while it computes one.
-        let each = engine.max_batch() * if engine.device().is_some() { 32 } else { 1 };
-        if logits.len() <= each * classes {
-            let done = py.detach(|| engine.infer_into(pixels, logits));
-            return done.map_err(|error| raise(py, &error.into()));
-        }
-        let parts = pixels.chunks(each * engine.image_bytes()).zip(logits.chunks_mut(each * classes));
-        for (part, (pixels, logits)) in parts.enumerate() {
-            let done = py.detach(|| engine.infer_into(pixels, logits));
-            done.map_err(|error| raise(py, &counted_from(part * each, error).into()))?;
+    /// Writes `outputs` of so many images of `size` with these pixels, and looks for signals between batches.
+    fn run_pixels(
+        &self,
+        py: Python<'_>,
+        size: Size,
+        (images, pixels): (usize, &[u8]),
+        outputs: &mut [(String, Output<f32>)],
+    ) -> PyResult<()> {
+        let (each, bytes) = (self.images_between_signals(size), pixels.len() / images.max(1));
+        let mut rest: Vec<OutputMut<'_>> = outputs
+            .iter_mut()
+            .map(|(name, array)| OutputMut { name, values: array.as_mut_slice() })
+            .collect();
+        let mut first = 0;
+        loop {
+            let (left, count) = (images - first, each.min(images - first));
+            let mut part: Vec<OutputMut<'_>> =
+                rest.iter_mut().map(|output| take_images(output, count, left)).collect();
+            let pixels = &pixels[first * bytes..][..count * bytes];
+            let done = py.detach(|| self.engine.run(Pixels { size, pixels }, &mut part));
+            done.map_err(|error| raise_run(py, counted_from(first, error)))?;
+            first += count;
+            if first == images {
+                return Ok(());
+            }
             py.check_signals()?;
         }
-        Ok(())
     }
+
+    /// The images of `size` that run before the next look for signals: a batch, or as many on a GPU as let it copy one while it
+    /// computes another.
+    fn images_between_signals(&self, size: Size) -> usize {
+        let batches = if self.engine.device().is_some() { 32 } else { 1 };
+        let (own, area) = (self.engine.input_size().area(), size.area().max(1));
+        (self.engine.max_batch() * batches * own / area).max(1)
+    }
+}
+
+/// The four extents of an array of images.
+fn four(shape: &[usize]) -> PyResult<[usize; 4]> {
+    shape.try_into().map_err(|_| PyValueError::new_err(format!("images: {shape:?} has not four dimensions")))
+}
+
+/// The arrays of outputs of `images` images, whose own memory lies at `taken`.
+fn held(outputs: &[Named<'_>], images: usize, taken: Range<usize>) -> PyResult<Vec<(String, Output<f32>)>> {
+    let mut taken = vec![taken];
+    let array = |(name, array): &Named<'_>| {
+        let output = Output::of(array, name, &mut taken)?;
+        if output.shape().first() != Some(&images) {
+            let problem = format!("{name}: {:?} is not the shape of {images} images", output.shape());
+            return Err(PyValueError::new_err(problem));
+        }
+        Ok((name.clone(), output))
+    };
+    outputs.iter().map(array).collect()
+}
+
+/// The memory of the next `count` of the `left` images of `rest`, which keeps that of the others.
+fn take_images<'a>(rest: &mut OutputMut<'a>, count: usize, left: usize) -> OutputMut<'a> {
+    let values = std::mem::take(&mut rest.values);
+    let (values, others) = values.split_at_mut(values.len() / left.max(1) * count);
+    rest.values = others;
+    OutputMut { name: rest.name, values }
 }
 
 /// `error` of a part of a batch, whose first image is the batch's image `first`.

@@ -5,6 +5,7 @@ use std::io::ErrorKind;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use swinq::Error;
+use swinq::int8_runtime::RuntimeError;
 use swinq::onnx::OnnxError;
 
 /// The exception for `error`.
@@ -23,6 +24,13 @@ pub fn raise(py: Python<'_>, error: &Error) -> PyErr {
         _ => "Error",
     };
     raise_as(py, class, message(error))
+}
+
+/// The exception for an error of a run of an engine.
+pub fn raise_run(py: Python<'_>, error: RuntimeError) -> PyErr {
+    let of_arguments = error.is_of_arguments();
+    let error = Error::from(error);
+    if of_arguments { raise_as(py, "ArgumentError", message(&error)) } else { raise(py, &error) }
 }
 
 /// The exception for an error of the operating system among the causes of `error`, if there is one.

@@ -28,7 +28,7 @@ pub fn evaluate(
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<(String, String, Vec<String>)> {
     let largest = latency.iter().copied().max().unwrap_or(0).max(batch_size).max(1);
-    let engine = options(py, backend, threads, largest, 0, "f16")?;
+    let engine = options(py, backend, threads, largest, 0, 0, "f16")?;
     let read = ReadOptions { batch_size, threads, skip_corrupt };
     let settings = EvaluateOptions { read, threads, latency, ..EvaluateOptions::default() };
     let handle = |(name, model): (String, Py<Model>)| (name, model.get().model.clone());

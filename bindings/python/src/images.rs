@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use swinq::data::preprocess;
+use swinq::model::Size;
 use swinq::{Batch, Error, RgbImage, Split, Transform};
 
 use crate::buffer::Array;
@@ -90,7 +91,9 @@ impl Collector {
     /// Adds normalised images, f32 `[images, channels, height, width]`.
     fn add_normalized(&mut self, py: Python<'_>, values: &Bound<'_, PyAny>) -> PyResult<()> {
         let values = Array::<f32>::of(values, "images")?;
-        let pixels = denormalize(values.as_slice(), &self.transform).map_err(|error| raise(py, &error))?;
+        let mut pixels = vec![0; values.as_slice().len()];
+        denormalize(values.as_slice(), self.transform.size, &self.transform, &mut pixels)
+            .map_err(|error| raise(py, &error))?;
         self.pixels.extend(pixels);
         Ok(())
     }
@@ -115,24 +118,33 @@ fn image_bytes(transform: &Transform) -> usize {
     transform.size.area() * transform.channels()
 }
 
-/// The pixels, u8 `[images, height, width, channels]`, from which `values`, f32 `[images, channels, height, width]`, were
-/// normalised.
+/// Writes the pixels, u8 `[images, height, width, channels]`, from which `values`, f32 `[images, channels, height, width]`, were
+/// normalised. `size` is the height and width; mean and deviation are those of `transform`.
 ///
 /// # Errors
-/// [`Error::Argument`] for a number of values that is not whole images, and for a value that is not a normalised pixel.
-pub fn denormalize(values: &[f32], transform: &Transform) -> Result<Vec<u8>, Error> {
-    let Transform { mean, std, size, .. } = transform;
+/// [`Error::Argument`] for a number of values or pixels that is not that of whole images, and for a value that is not a
+/// normalised pixel.
+pub fn denormalize(
+    values: &[f32],
+    size: Size,
+    transform: &Transform,
+    pixels: &mut [u8],
+) -> Result<(), Error> {
+    let Transform { mean, std, .. } = transform;
     let (area, channels) = (size.area(), transform.channels());
-    if values.is_empty() || !values.len().is_multiple_of(channels * area) {
+    if values.is_empty() && pixels.is_empty() {
+        return Ok(());
+    }
+    if values.len() != pixels.len() || !values.len().is_multiple_of(channels * area) {
         let problem = format!(
-            "{} values are not whole images of {channels} x {} x {}",
+            "{} values for {} pixels are not whole images of {channels} x {} x {}",
             values.len(),
+            pixels.len(),
             size.height,
             size.width
         );
         return Err(Error::Argument { argument: "images", problem });
     }
-    let mut pixels = vec![0; values.len()];
     for (image, written) in values.chunks_exact(channels * area).zip(pixels.chunks_exact_mut(channels * area))
     {
         for (channel, plane) in image.chunks_exact(area).enumerate() {
@@ -151,7 +163,7 @@ pub fn denormalize(values: &[f32], transform: &Transform) -> Result<Vec<u8>, Err
             }
         }
     }
-    Ok(pixels)
+    Ok(())
 }
 
 fn not_pixels(transform: &Transform) -> Error {

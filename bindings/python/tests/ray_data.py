@@ -37,8 +37,7 @@ class Predictor:
 
 def arrays(model: swinq.Model, checkpoint: str) -> None:
     """Logits of a Parquet file of images."""
-    size = model.config["image_size"]
-    pixels = np.random.default_rng(0).integers(0, 256, (203, size, size, 3), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (203, *model.input_size, 3), np.uint8)
     with tempfile.TemporaryDirectory() as folder:
         images = [{"id": i, "image": image} for i, image in enumerate(pixels)]
         ray.data.from_items(images, override_num_blocks=4).write_parquet(folder)

@@ -11,29 +11,13 @@ import tempfile
 import threading
 import time
 import unittest
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from support import MICRO, PHOTO, SAMPLES, micro, noise, normalised
+from support import MICRO, PHOTO, SAMPLES, Quantized, noise, normalised
 
 import swinq
-
-
-@cache
-def models() -> tuple[swinq.Model, swinq.Model]:
-    """The sample in float, and calibrated."""
-    model = micro()
-    return model, swinq.quantize(model, SAMPLES / "cifar10", limit=16)
-
-
-class Quantized(unittest.TestCase):
-    """Tests of the sample, which is calibrated once."""
-
-    @classmethod
-    def setUpClass(cls):
-        cls.float, cls.int8 = models()
 
 
 class Logits(Quantized):
@@ -59,8 +43,8 @@ class Logits(Quantized):
 
     def test_wrong_arrays_are_refused(self):
         pixels = noise(self.int8, 1)
-        for wrong in [pixels[0], pixels[:, :-1], pixels.astype(np.int16), pixels.transpose(0, 3, 1, 2)]:
-            with self.assertRaisesRegex(swinq.ArgumentError, "the model takes uint8"):
+        for wrong in [pixels[0], pixels[..., :1], pixels.astype(np.int16), pixels.transpose(0, 3, 1, 2)]:
+            with self.assertRaisesRegex(swinq.ArgumentError, r"the model takes uint8 \[n, height, width, 3\]"):
                 self.int8(wrong)
         values = normalised(pixels, self.int8)
         for wrong in [values * 2, values + 0.003]:
@@ -483,6 +467,7 @@ class Arguments(Quantized):
         for name, call in {
             "top_k": lambda: self.int8.predict(PHOTO, top_k=-1),
             "threads": lambda: self.int8.engine(threads=-1),
+            "max_pixels": lambda: self.int8.engine(max_pixels=-1),
             "limit": lambda: swinq.quantize(self.float, pixels, limit=-1),
             "batch_size": lambda: swinq.quantize(self.float, pixels, batch_size=-1),
             "skip_corrupt": lambda: swinq.evaluate(self.int8, pixels, skip_corrupt=-1),

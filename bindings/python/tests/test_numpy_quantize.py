@@ -38,8 +38,7 @@ class Sources(unittest.TestCase):
         self.check((more[i : i + 4] for i in range(0, 15, 4)), limit=10)
 
     def test_decoded_images_are_preprocessed(self):
-        size = self.float.config["image_size"]
-        self.assertEqual(self.pixels.shape[1], size)
+        self.assertEqual(self.pixels.shape[1:3], self.float.input_size)
         # The preprocessing of the sample leaves images of its own size as they are.
         self.assertEqual(self.float.preprocessing["resize"], "direct")
         self.check(list(self.pixels))

@@ -45,8 +45,7 @@ def randomise(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
 
 def same_as_torch(test: unittest.TestCase, module: torch.nn.Module, model: swinq.Model, call=None) -> None:
     """The float model's logits equal those of the module, up to rounding in f32."""
-    size = model.config["image_size"]
-    pixels = np.random.default_rng(0).integers(0, 256, (2, size, size, 3), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (2, *model.input_size, 3), np.uint8)
     values = torch.from_numpy(normalised(pixels, model))
     with torch.no_grad():
         expected = (call or module)(values).numpy()

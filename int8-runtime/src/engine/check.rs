@@ -1,7 +1,7 @@
 //! Checks of images and of their scores.
 
 use swinq_model::Size;
-use swinq_plan::Grids;
+use swinq_plan::{Grids, Output};
 
 use super::{Engine, Images, Runner};
 use crate::error::RuntimeError;
@@ -9,6 +9,27 @@ use crate::memory::available_memory;
 use crate::packed::Lowered;
 
 impl Engine {
+    /// Refuses an image of `size` that the network cannot process. It does not ask for the image's memory.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Model`] with the reason.
+    pub fn check_size(&self, size: Size) -> Result<(), RuntimeError> {
+        Ok(Grids::new(self.config(), size).map(drop)?)
+    }
+
+    /// The output `name`.
+    ///
+    /// # Errors
+    /// [`RuntimeError::Output`] with the names of all outputs, if it is none of them.
+    pub fn output(&self, name: &str) -> Result<&Output, RuntimeError> {
+        self.outputs().iter().find(|output| output.name == name).ok_or_else(|| self.no_output(name))
+    }
+
+    pub(super) fn no_output(&self, name: &str) -> RuntimeError {
+        let names: Vec<&str> = self.outputs().iter().map(|output| &output.name[..]).collect();
+        RuntimeError::Output { name: name.to_owned(), names: names.join(", ") }
+    }
+
     pub(super) fn check_pixels(&self, pixels: &[u8], images: usize, size: Size) -> Result<(), RuntimeError> {
         if size.image_bytes(self.channels(), images) == Some(pixels.len()) {
             return Ok(());

@@ -8,6 +8,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use swinq::int8_runtime::{Images as Pixels, LOGITS, OutputMut};
+use swinq::model::Size;
 use swinq::{CalibrateOptions, EngineOptions, Images, Model, OpenOptions, Split, calibrate, infer_images};
 
 fn here() -> &'static Path {
@@ -120,6 +122,32 @@ fn the_example_prints_the_logits_of_the_library() {
             assert_eq!(found, row, "{line}");
             assert_eq!(name, "airplane", "{line}");
         }
+    }
+}
+
+#[test]
+fn images_of_any_size_have_the_logits_of_the_library() {
+    let Some(compiler) = compiler("runs") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (program, path) = (folder.path().join("run"), folder.path().join("model.safetensors"));
+    let model = quantized();
+    model.save(&path).unwrap();
+    let engine = model.engine(&EngineOptions::cpu(0)).unwrap();
+    let shared = installed();
+    build(&compiler, &here().join("tests/run.c"), "-lswinq", shared.path(), &program);
+    for (height, width, images) in [(56, 56, 3), (56, 112, 3), (100, 60, 1)] {
+        let size = Size::new(height, width);
+        let length = size.image_bytes(engine.channels(), images).unwrap();
+        let pixels: Vec<u8> = (0..length).map(|i| (i * 7919 % 251) as u8).collect();
+        let mut logits = vec![0.0; images * engine.classes()];
+        let output = OutputMut { name: LOGITS, values: &mut logits };
+        engine.run(Pixels { size, pixels: &pixels }, &mut [output]).unwrap();
+        let numbers = [height, width, images].map(|number| number.to_string());
+        let arguments = numbers.iter().map(Path::new);
+        let printed = run(&program, &[&*path].into_iter().chain(arguments).collect::<Vec<_>>());
+        let found: Vec<f32> = printed.split_whitespace().map(|value| value.parse().unwrap()).collect();
+        assert_eq!(found, logits, "{images} images of {size}");
+        assert!(logits[0] != logits[1], "{logits:?}");
     }
 }
 

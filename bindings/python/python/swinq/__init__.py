@@ -14,9 +14,9 @@
 :class:`Engine`        a model on threads of its own
 =====================  ==========================================================================
 
-Images are ``uint8 [images, size, size, 3]`` (NHWC, RGB, preprocessed) or ``float32 [images, 3, size, size]``
-(NCHW, normalised with the model's mean and deviation), as numpy arrays or torch tensors; logits are
-``float32 [images, classes]`` of the same kind. PyTorch is not needed, and is never imported.
+Images are ``uint8 [images, height, width, channels]`` (NHWC, RGB, preprocessed) or ``float32 [images, channels, height,
+width]`` (NCHW, normalised with the model's mean and deviation), of any height and width that the network can process, as numpy
+arrays or torch tensors; logits are ``float32 [images, classes]`` of the same kind. PyTorch is not needed, and is never imported.
 """
 
 from ._errors import (

@@ -46,21 +46,20 @@ def not_pixels(error: ArgumentError, array: np.ndarray[Any, Any], given: Any) ->
     )
 
 
-def images_of(value: Any, image: tuple[int, int, int]) -> np.ndarray[Any, Any]:
-    """``value`` as contiguous images for an engine: ``uint8 [n, height, width, channels]`` or ``float32 [n, channels, height,
-    width]``. ``image`` has the three sizes.
-
+def images_of(value: Any, channels: int, size: tuple[int, int] | None = None) -> np.ndarray[Any, Any]:
+    """``value`` as contiguous images: ``uint8 [n, height, width, channels]`` or ``float32 [n, channels, height, width]``.
+    ``size`` is the height and width that they must have; ``None`` for any.
 
     Copies only if the array is not contiguous, or has floats of another width.
     """
     array = to_numpy(value)
-    shape = array.shape
-    height, width, channels = image
-    if array.dtype == np.uint8 and shape[1:] == (height, width, channels):
-        return np.ascontiguousarray(array)
-    if array.dtype.kind == "f" and shape[1:] == (channels, height, width):
-        return np.ascontiguousarray(array, dtype=np.float32)
+    if array.ndim == 4:
+        if array.dtype == np.uint8 and array.shape[3] == channels and size in (None, array.shape[1:3]):
+            return np.ascontiguousarray(array)
+        if array.dtype.kind == "f" and array.shape[1] == channels and size in (None, array.shape[2:]):
+            return np.ascontiguousarray(array, dtype=np.float32)
+    height, width = size or ("height", "width")
     raise ArgumentError(
-        f"images: an array of {array.dtype} {list(shape)}; the model takes uint8 [n, {height}, {width}, {channels}] "
+        f"images: an array of {array.dtype} {list(array.shape)}; the model takes uint8 [n, {height}, {width}, {channels}] "
         f"(preprocessed) or float [n, {channels}, {height}, {width}] (normalised)"
     )

@@ -140,7 +140,8 @@ class _Collection:
 
     def add_batch(self, batch: Any) -> None:
         """Adds images that are preprocessed."""
-        given, batch = batch, images_of(batch, self.collector.image)
+        height, width, channels = self.collector.image
+        given, batch = batch, images_of(batch, channels, (height, width))
         if self.limit is not None:
             batch = batch[: self.limit - self.images]
         if batch.dtype == np.uint8:

@@ -66,7 +66,7 @@ class Engine:
         self._model, self._make = model, make
         native = make()
         self._native: _native.Engine | None = native
-        self._shape, self._classes = (*native.input_size, native.channels), native.classes
+        self._channels, self._outputs = native.channels, tuple(native.outputs)
         _process.remember(self)
 
     def _ready(self) -> _native.Engine:
@@ -76,34 +76,57 @@ class Engine:
         return native
 
     def __call__(self, images: Any) -> Any:
-        """Logits of a batch of any number of images.
+        """Logits of a batch of any number of images of one size, which the network can process.
+
+        What depends on the size is prepared at its first call, and kept for the sizes used last.
 
         Args:
-            images: ``uint8 [n, height, width, 3]`` (NHWC, RGB, preprocessed), or ``float [n, 3, height, width]`` (NCHW) of
-                8-bit pixels that are divided by 255 and normalised with the model's mean and deviation; a numpy array or
-                a torch tensor. A contiguous uint8 array in host memory is read in place, and must not be written to
-                during the call.
+            images: ``uint8 [n, height, width, channels]`` (NHWC, RGB, preprocessed), or ``float [n, channels, height, width]``
+                (NCHW) of 8-bit pixels that are divided by 255 and normalised with the model's mean and deviation; a numpy
+                array or a torch tensor. A contiguous uint8 array in host memory is read in place, and must not be written
+                to during the call.
 
         Returns:
             ``float32 [n, classes]``, of the kind and on the device of ``images``.
 
         Raises:
-            ArgumentError: for another shape or type, and for floats that are not normalised pixels.
+            ArgumentError: for another shape or type, for images that the network cannot process or that need more memory than
+                ``max_pixels`` allows, and for floats that are not normalised pixels.
             EngineError: if the engine fails.
         """
-        array = images_of(images, self._shape)
-        logits = np.empty((len(array), self._classes), np.float32)
-        native = self._ready()
-        if array.dtype == np.uint8:
-            native.infer(array, logits)
-        elif len(array):
-            try:
-                native.infer_normalized(array, logits)
-            except ArgumentError as error:
-                raise not_pixels(error, array, images) from None
+        return self.run(images, ["logits"])["logits"]
+
+    def run(self, images: Any, outputs: Iterable[str] | None = None) -> dict[str, Any]:
+        """Outputs of a batch, by name.
+
+        Args:
+            images: as for :meth:`__call__`.
+            outputs: names of outputs, each once; ``None`` is all of :attr:`outputs`.
+
+        Returns:
+            The outputs in the order of ``outputs``, of the kind and on the device of ``images``: ``logits`` is
+            ``float32 [n, classes]``.
+
+        Raises:
+            ArgumentError: for an output that the network does not have or that is asked for twice, and as :meth:`__call__`.
+            EngineError: if the engine fails.
+        """
+        names = _names(self._outputs if outputs is None else outputs)
+        array, native = images_of(images, self._channels), self._ready()
+        if array.dtype != np.uint8:
+            array = _pixels(native, array, images)
+        number, height, width, _ = array.shape
+        found = [(name, np.empty((number, *native.output_shape(name, height, width)), np.float32)) for name in names]
+        native.run(array, found)
         if not is_tensor(images):
-            return logits
-        return sys.modules["torch"].from_numpy(logits).to(images.device)
+            return dict(found)
+        torch = sys.modules["torch"]
+        return {name: torch.from_numpy(values).to(images.device) for name, values in found}
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs, in the order in which the network computes them: ``logits``."""
+        return self._outputs
 
     def predict(self, images: Any, top_k: int = 5) -> list[list[Class]]:
         """Classifies images: the best ``top_k`` classes of each, best first.
@@ -154,6 +177,27 @@ class Engine:
         raise TypeError("an Engine cannot be copied or pickled; make one of a model that the other process opens")
 
 
+def _pixels(native: _native.Engine, values: np.ndarray[Any, Any], given: Any) -> np.ndarray[Any, Any]:
+    """The pixels, ``uint8 [n, height, width, channels]``, of normalised images, ``float32 [n, channels, height, width]``."""
+    images, channels, height, width = values.shape
+    pixels = np.empty((images, height, width, channels), np.uint8)
+    try:
+        native.denormalize(values, pixels)
+    except ArgumentError as error:
+        raise not_pixels(error, values, given) from None
+    return pixels
+
+
+def _names(outputs: Iterable[str]) -> list[str]:
+    """The names of outputs to compute."""
+    if isinstance(outputs, str):
+        raise ArgumentError(f"outputs: `{outputs}` is one name; give a list of names")
+    names = list(outputs)
+    if not names:
+        raise ArgumentError("outputs: there is no name")
+    return names
+
+
 class Model:
     """A Swin classifier, float or quantized. Call it with images to get logits. Made by :func:`open` and
     :func:`quantize`; threads may share it."""
@@ -171,6 +215,7 @@ class Model:
         backend: str = "auto",
         threads: int = 0,
         max_batch: int = 8,
+        max_pixels: int = 0,
         device: int = 0,
         residual: str = "f16",
     ) -> Engine:
@@ -180,15 +225,21 @@ class Model:
             backend: ``auto`` (the GPU if one can be used, else the CPU), ``cpu`` or ``cuda``.
             threads: threads of the CPU engine; 0 is one per core.
             max_batch: images that run at a time; larger batches are split.
+            max_pixels: the most pixels, height times width, of an image; 0 is as many as half of the free memory holds. Images
+                of :attr:`input_size`, and smaller ones, are always accepted.
             device: ordinal of the GPU.
             residual: type of the residual stream on a GPU, ``f16`` or ``f32`` (the CPU's bits).
 
         Raises:
             EngineError: if the backend cannot be used, or cannot run the model.
         """
-        for name, value in (("threads", threads), ("max_batch", max_batch), ("device", device)):
+        numbers = {"threads": threads, "max_batch": max_batch, "max_pixels": max_pixels, "device": device}
+        for name, value in numbers.items():
             count(name, value, 0)
-        return Engine(self, lambda: _native.Engine(self._native, backend, threads, max_batch, device, residual))
+        native = self._native
+        return Engine(
+            self, lambda: _native.Engine(native, backend, threads, max_batch, max_pixels, device, residual)
+        )
 
     def _default(self) -> Engine:
         if self._engine is None:
@@ -253,14 +304,21 @@ class Model:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The architecture: ``image_size``, ``embed_dim``, ``depths``, ``num_heads``, ``window_size``, ..."""
+        """The architecture: ``image_size`` (a number, or ``[height, width]``), ``embed_dim``, ``depths``, ``num_heads``,
+        ``window_size``, ..."""
         return dict(self._config)
+
+    @property
+    def input_size(self) -> tuple[int, int]:
+        """Height and width of the images for which the network was built, in pixels."""
+        size = self._config["image_size"]
+        return (size, size) if isinstance(size, int) else (size[0], size[1])
 
     @property
     def preprocessing(self) -> dict[str, Any]:
         """The preprocessing of images: ``family`` (``ms``, ``timm``, ``torchvision`` or ``hf``, whose manner it is), ``size``
-        (side of the input), ``resize`` (``direct``, or ``{"shorter_side": n}`` before a center crop), ``filter`` (``bicubic``
-        or ``bilinear``), ``mean`` and ``std`` of the channels."""
+        (side of the input, or ``[height, width]``), ``resize`` (``direct``, or ``{"shorter_side": n}`` before a center crop),
+        ``filter`` (``bicubic`` or ``bilinear``), ``mean`` and ``std`` of the channels."""
         return dict(self._transform)
 
     @property

@@ -1,0 +1,88 @@
+"""Images of other sizes than the model's own, and outputs by name. The tests need numpy only."""
+
+import unittest
+
+import numpy as np
+from support import MICRO, Quantized, models, noise, normalised
+
+import swinq
+
+
+class Sizes(Quantized):
+    """Images of other sizes than the model's own, and outputs by name."""
+
+    def test_logits_do_not_depend_on_the_other_images_of_a_call(self):
+        self.assertEqual(self.int8.input_size, (56, 56))
+        for model in models():
+            engine = model.engine(backend="cpu", threads=2, max_batch=3)
+            for size in [(56, 112), (112, 56), (100, 60)]:
+                pixels = noise(model, 7, size=size)
+                found = engine(pixels)
+                self.assertEqual((found.shape, found.dtype), ((7, 10), np.float32))
+                self.assertGreater(np.ptp(found, axis=0).max(), 0.01)
+                np.testing.assert_array_equal(model(pixels), found)
+                np.testing.assert_array_equal(model(pixels[::-1])[::-1], found)
+                np.testing.assert_array_equal(np.concatenate([engine(image[None]) for image in pixels]), found)
+                np.testing.assert_array_equal(engine(normalised(pixels, model)), found)
+            own = noise(model, 2)
+            np.testing.assert_array_equal(engine(own), model(own))
+
+    def test_another_size_is_another_image(self):
+        # The average over the tokens of two copies side by side is not that of one: borders of windows differ.
+        pixels = noise(self.float, 1)
+        twice = self.float(np.concatenate([pixels, pixels], axis=2))
+        self.assertEqual(twice.shape, (1, 10))
+        self.assertLess(np.abs(twice - self.float(pixels)).max(), np.abs(twice).max())
+        other = np.concatenate([pixels, noise(self.float, 1, seed=1)], axis=2)
+        self.assertFalse(np.array_equal(self.float(other), twice))
+
+    def test_a_model_built_for_the_size_has_the_same_logits(self):
+        cfg = str(MICRO / "cfg.yaml")
+        model = swinq.open(MICRO / "model.safetensors", cfg=cfg, opts={"DATA.IMG_SIZE": "[56, 112]"})
+        self.assertEqual(model.input_size, (56, 112))
+        pixels = noise(model, 3)
+        self.assertEqual(pixels.shape, (3, 56, 112, 3))
+        np.testing.assert_array_equal(self.float(pixels), model(pixels))
+
+    def test_sizes_that_the_network_cannot_process_are_refused(self):
+        for size, problem in [
+            ((55, 56), "55x56 is not a multiple of PATCH_SIZE 4"),
+            ((28, 56), "stage 1 are fewer than its window of 7.*use a larger image"),
+            ((0, 56), "0 is outside 1..="),
+        ]:
+            pixels = noise(self.int8, 2, size=size)
+            for images in (pixels, normalised(pixels, self.int8), pixels[:0]):
+                with self.assertRaisesRegex(swinq.ArgumentError, problem):
+                    self.int8(images)
+
+    def test_images_beyond_the_most_pixels_are_refused(self):
+        engine = self.int8.engine(backend="cpu", threads=1, max_pixels=56 * 112)
+        self.assertEqual(engine(noise(self.int8, 1, size=(56, 112))).shape, (1, 10))
+        pixels = noise(self.int8, 1, size=(112, 112))
+        for images in (pixels, normalised(pixels, self.int8)):
+            with self.assertRaisesRegex(swinq.ArgumentError, "needs ([0-9]+) bytes of buffers, and ([0-9]+) are allowed") as caught:
+                engine(images)
+            self.assertNotIn("Resize images before", str(caught.exception))
+        self.assertEqual(self.int8(pixels).shape, (1, 10))
+
+    def test_outputs_have_names(self):
+        engine, pixels = self.int8.engine(backend="cpu"), noise(self.int8, 3, size=(56, 112))
+        self.assertEqual(engine.outputs, ("logits",))
+        expected = engine(pixels)
+        for names in (None, ["logits"], iter(["logits"])):
+            found = engine.run(pixels, names)
+            self.assertEqual(list(found), ["logits"])
+            np.testing.assert_array_equal(found["logits"], expected)
+        self.assertEqual(engine.run(pixels[:0])["logits"].shape, (0, 10))
+        for names, problem in [
+            (["stage1"], "output `stage1`: the network has the outputs logits"),
+            (["logits", "logits"], "output `logits`: .*may be asked for once"),
+            ([], "outputs: there is no name"),
+            ("logits", "outputs: `logits` is one name; give a list"),
+        ]:
+            with self.assertRaisesRegex(swinq.ArgumentError, problem):
+                engine.run(pixels, names)
+
+
+if __name__ == "__main__":
+    unittest.main()
