@@ -143,6 +143,20 @@ fn exactly_the_sites_that_are_on_are_quantized() {
 }
 
 #[test]
+fn no_weights_share_a_zero_point() {
+    for name in ["default", "all"] {
+        let file = export(&model(shifted(), name), &ExportOptions::default()).unwrap();
+        let constants: BTreeSet<&str> = graph(&file.model).initializer.iter().map(|c| c.name()).collect();
+        let weights = nodes(&file.model, "DequantizeLinear").into_iter();
+        let weights: Vec<_> = weights.filter(|node| constants.contains(&node.input[0][..])).collect();
+        let zeros: BTreeSet<&str> = weights.iter().map(|node| &node.input[2][..]).collect();
+        assert!(!weights.is_empty() && zeros.len() == weights.len(), "{zeros:?}");
+        let others = graph(&file.model).node.iter().filter(|node| !constants.contains(&node.input[0][..]));
+        assert!(others.flat_map(|node| &node.input).all(|input| !zeros.contains(&input[..])), "{zeros:?}");
+    }
+}
+
+#[test]
 fn residual_additions_of_the_default_recipe_are_float() {
     let model = model(shifted(), "default");
     let file = export(&model, &ExportOptions::default()).unwrap();
@@ -193,10 +207,10 @@ fn tensorrt_has_signed_codes_without_zero_points() {
             .chain(nodes(&file.model, "QuantizeLinear"))
             .map(|node| node.input[2].as_str())
             .collect();
-        assert!(!zeros.is_empty() && zeros.iter().all(|name| name.starts_with("zero.s8")), "{zeros:?}");
-        for zero in graph(&file.model).initializer.iter().filter(|c| zeros.contains(c.name())) {
-            assert!(zero.raw_data().iter().all(|&byte| byte == 0));
-        }
+        let constants = graph(&file.model).initializer.iter().filter(|c| zeros.contains(c.name()));
+        let constants: Vec<_> = constants.collect();
+        assert!(!zeros.is_empty() && constants.len() == zeros.len(), "{zeros:?}");
+        assert!(constants.iter().all(|zero| zero.raw_data().iter().all(|&byte| byte == 0)), "{zeros:?}");
     }
 }
 
