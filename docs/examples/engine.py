@@ -2,7 +2,7 @@
 
     python engine.py model.safetensors pixels.safetensors logits.safetensors
 
-`pixels` holds the tensor `pixels`, u8 [images, size, size, 3], RGB after resize and crop. `logits` receives the tensor
+`pixels` holds the tensor `pixels`, u8 [images, height, width, channels] after resize and crop. `logits` receives the tensor
 `logits`, f32 [images, classes]. Section numbers refer to docs/inference.md.
 """
 
@@ -271,36 +271,64 @@ class Engine:
 
     # 5. Windows
 
-    def stage(self, index, grid):
-        """Window, shift of the odd blocks, and padded grid of a stage."""
-        size, policy = self.config["window_size"], self.config["window_policy"]
-        window = size if policy == "pad" else min(size, grid)
-        return window, 0 if grid <= size else size // 2, -(-grid // window) * window
+    def geometry(self, index, grid):
+        """Window, shift of the odd blocks, and padded grid of a stage, each a height and a width."""
+        size, policy = pair(self.config["window_size"]), self.config["window_policy"]
+        image, patch = pair(self.config["image_size"]), self.config["patch_size"]
+        own = -(-image // (patch << index))
+        if policy in ("timm", "timm_any_size", "pad", "detection"):
+            deciding = own if policy == "timm_any_size" else grid
+            window = np.minimum(size, deciding) if policy.startswith("timm") else size
+            covered = (deciding <= size) & (policy != "detection")
+        elif policy == "mmpretrain":
+            window = np.minimum(size, own.min())
+            covered = grid.min() <= window
+        else:
+            side = (image[0] // patch) >> index if policy == "hugging_face_v2" else grid.min()
+            window, covered = np.minimum(size, side), side <= size
+        return window, np.where(covered, 0, size // 2), -(-grid // window) * window
 
-    def bias(self, block, heads, window, shift, padded):
+    def shift_and_pad(self, x, shift, padded):
+        """[images, height, width, c] to the padded grid, shifted cyclically."""
+        rest = [(0, 0), *((0, after) for after in padded - x.shape[1:3]), (0, 0)]
+        if self.config["window_policy"].startswith("timm"):
+            return np.pad(roll(x, -shift), rest)
+        return roll(np.pad(x, rest), -shift)
+
+    def crop_and_unshift(self, x, shift, grid):
+        """The inverse of `shift_and_pad`."""
+        if self.config["window_policy"].startswith("timm"):
+            return roll(x[:, : grid[0], : grid[1]], shift)
+        return roll(x, shift)[:, : grid[0], : grid[1]]
+
+    def bias(self, block, window, shift, padded):
         """Relative position bias plus mask: [windows, heads, n, n]."""
         table = self.parameter(f"{block}.attn.relative_position_bias_table")
-        y, x = np.divmod(np.arange(window * window), window)
-        dy, dx = (p[:, None] - p[None, :] + window - 1 for p in (y, x))
-        bias = np.moveaxis(table[dy * (2 * window - 1) + dx], -1, 0)[None]
-        if shift == 0:
+        if len(table) != np.prod(2 * window - 1):
+            raise SystemExit("the network has other windows than this image size needs")
+        y, x = np.divmod(np.arange(window.prod()), window[1])
+        dy, dx = (p[:, None] - p[None, :] + side - 1 for p, side in zip((y, x), window))
+        bias = np.moveaxis(table[dy * (2 * window[1] - 1) + dx], -1, 0)[None]
+        if not shift.any():
             return bias
-        band = np.searchsorted([padded - window, padded - shift], np.arange(padded), side="right")
-        regions = partition((band[:, None] * 3 + band[None, :])[None, :, :, None], window)[0, :, :, 0]
+        # Without a shift of an axis, both limits of its last band are its end.
+        limits = [(p - w, p - s) if s else (p, p) for p, w, s in zip(padded, window, shift)]
+        rows, columns = (np.searchsorted(l, np.arange(p), side="right") for l, p in zip(limits, padded))
+        regions = partition((3 * rows[:, None] + columns[None, :])[None, :, :, None], window)[0, :, :, 0]
         masked = np.where(regions[:, :, None] == regions[:, None, :], f32(0), f32(-100))
         return bias + masked[:, None]
 
-    def block(self, name, stream, heads, geometry, shift):
-        """One block of a stage: stream [images, grid, grid, c] to the same."""
-        window, _, padded = geometry
-        images, grid, _, c = stream.shape
-        x = np.zeros((images, padded, padded, c), f32)
-        x[:, :grid, :grid] = self.norm(f"{name}.norm1", stream)
-        x = partition(np.roll(x, (-shift, -shift), axis=(1, 2)), window)
+    def block(self, name, stream, heads, geometry, shifted):
+        """One block of a stage: stream [images, height, width, c] to the same."""
+        window, shift, padded = geometry
+        if not shifted:
+            shift = 0 * shift
+        x = partition(self.shift_and_pad(self.norm(f"{name}.norm1", stream), shift, padded), window)
         qkv = self.linear(f"{name}.attn.qkv", x)
-        x = self.attention(name, qkv, heads, self.bias(name, heads, window, shift, padded))
+        x = self.attention(name, qkv, heads, self.bias(name, window, shift, padded))
         x = reverse(self.linear(f"{name}.attn.proj", x), window, padded)
-        stream = self.add(f"{name}.attn.add", stream, np.roll(x, (shift, shift), axis=(1, 2))[:, :grid, :grid])
+        x = self.crop_and_unshift(x, shift, stream.shape[1:3])
+        stream = self.add(f"{name}.attn.add", stream, x)
         quantized = self.quantizer(f"{name}.mlp.fc2.input") is not None
         activation = gelu_quadratic if quantized and self.document.get("numbers", 1) >= 4 else gelu
         x = activation(self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.norm2", stream)))
@@ -315,18 +343,19 @@ class Engine:
         transform, patch = self.document["transform"], self.config["patch_size"]
         mean, std = np.array(transform["mean"], f32), np.array(transform["std"], f32)
         x = (pixels.astype(f32) / f32(255) - mean) / std
-        images, grid = len(x), x.shape[1] // patch
-        x = x.reshape(images, grid, patch, grid, patch, 3).transpose(0, 1, 3, 5, 2, 4)
-        x = self.linear("patch_embed.proj", x.reshape(images, grid, grid, 3 * patch * patch))
+        images, channels = len(x), x.shape[3]
+        height, width = -(-np.array(x.shape[1:3]) // patch)
+        x = np.pad(x, ((0, 0), (0, height * patch - x.shape[1]), (0, width * patch - x.shape[2]), (0, 0)))
+        x = x.reshape(images, height, patch, width, patch, channels).transpose(0, 1, 3, 5, 2, 4)
+        x = self.linear("patch_embed.proj", x.reshape(images, height, width, channels * patch * patch))
         if self.config["patch_norm"]:
             x = self.norm("patch_embed.norm", x)
         if self.config["ape"]:
-            x = x + self.parameter("absolute_pos_embed").reshape(1, grid, grid, -1)
+            x = x + self.parameter("absolute_pos_embed").reshape(1, height, width, -1)
         return x
 
     def merge(self, name, stream):
-        odd = stream.shape[1] % 2
-        x = np.pad(stream, ((0, 0), (0, odd), (0, odd), (0, 0)))
+        x = np.pad(stream, ((0, 0), (0, stream.shape[1] % 2), (0, stream.shape[2] % 2), (0, 0)))
         x = np.concatenate([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], axis=-1)
         return self.linear(f"{name}.reduction", self.norm(f"{name}.norm", x))
 
@@ -340,27 +369,36 @@ class Engine:
     def logits(self, pixels):
         stream = self.embed(pixels)
         for stage, (depth, heads) in enumerate(zip(self.config["depths"], self.config["num_heads"])):
-            geometry = self.stage(stage, stream.shape[1])
+            geometry = self.geometry(stage, np.array(stream.shape[1:3]))
             for block in range(depth):
-                shift = geometry[1] if block % 2 else 0
-                stream = self.block(f"layers.{stage}.blocks.{block}", stream, heads, geometry, shift)
+                stream = self.block(f"layers.{stage}.blocks.{block}", stream, heads, geometry, block % 2 == 1)
             if stage + 1 < len(self.config["depths"]):
                 stream = self.merge(f"layers.{stage}.downsample", stream)
         return self.head(stream)
 
 
+def pair(size):
+    """A size of the file as a height and a width."""
+    return np.array(size if isinstance(size, list) else [size, size])
+
+
+def roll(x, shift):
+    """Moves the rows and the columns of [images, height, width, c] cyclically."""
+    return np.roll(x, tuple(shift), axis=(1, 2))
+
+
 def partition(x, window):
-    """[images, side, side, c] to [images, windows, window^2, c]."""
-    images, side, _, c = x.shape
-    x = x.reshape(images, side // window, window, side // window, window, c)
-    return x.transpose(0, 1, 3, 2, 4, 5).reshape(images, -1, window * window, c)
+    """[images, height, width, c] to [images, windows, n, c]."""
+    (images, height, width, c), (wh, ww) = x.shape, window
+    x = x.reshape(images, height // wh, wh, width // ww, ww, c)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(images, -1, wh * ww, c)
 
 
-def reverse(x, window, side):
+def reverse(x, window, size):
     """The inverse of `partition`."""
-    images, per_side, c = len(x), side // window, x.shape[-1]
-    x = x.reshape(images, per_side, per_side, window, window, c)
-    return x.transpose(0, 1, 3, 2, 4, 5).reshape(images, side, side, c)
+    images, c, (height, width), (wh, ww) = len(x), x.shape[-1], size, window
+    x = x.reshape(images, height // wh, width // ww, wh, ww, c)
+    return x.transpose(0, 1, 3, 2, 4, 5).reshape(images, height, width, c)
 
 
 if __name__ == "__main__":

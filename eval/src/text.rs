@@ -143,7 +143,8 @@ pub(crate) fn cells(results: &Results, columns: Vec<Column<'_>>) -> (Vec<String>
     let mut header = vec!["model".to_owned()];
     let mut rows: Vec<Vec<String>> = models.iter().map(|model| vec![model.label()]).collect();
     for (name, show) in columns {
-        let column: Vec<Option<String>> = models.iter().map(|model| show(&models[0], model)).collect();
+        let column: Vec<Option<String>> =
+            models.iter().map(|model| show(baseline(models, model), model)).collect();
         if column.iter().all(Option::is_none) {
             continue;
         }
@@ -153,6 +154,11 @@ pub(crate) fn cells(results: &Results, columns: Vec<Column<'_>>) -> (Vec<String>
         }
     }
     (header, rows)
+}
+
+/// The first model that was timed on images of the size of `model`.
+fn baseline<'a>(models: &'a [ModelResult], model: &'a ModelResult) -> &'a ModelResult {
+    models.iter().find(|other| other.input_size == model.input_size).unwrap_or(model)
 }
 
 fn column<'a>(name: &str, show: impl Fn(&ModelResult, &ModelResult) -> Option<String> + 'a) -> Column<'a> {

@@ -95,8 +95,9 @@ pub enum RuntimeError {
     },
     /// An image that needs more memory than allowed.
     #[error(
-        "an image of {size} pixels needs {needed} bytes of buffers, and {allowed} are allowed; use smaller images, or a \
-         larger max_pixels"
+        "an image of {size} pixels needs {needed} bytes of buffers, and {allowed} are allowed; use smaller images, or allow \
+         {} pixels (max_pixels; --max-pixels on the command line)",
+        size.area()
     )]
     ImageTooLarge {
         /// Height and width of the image.

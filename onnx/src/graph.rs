@@ -121,12 +121,9 @@ impl Graph {
         self.constant(name, shape, data_type::INT8, bytes)
     }
 
-    /// The zero point 0 of signed codes, for `channels` channels or, if that is `None`, for a tensor.
-    pub fn zero_s8(&mut self, channels: Option<usize>) -> String {
-        match channels {
-            None => self.codes("zero.s8", &[], &[0]),
-            Some(count) => self.codes(&format!("zero.s8.{count}"), &[count], &vec![0; count]),
-        }
+    /// The zero point 0 of signed codes with one scale.
+    pub fn zero_s8(&mut self) -> String {
+        self.codes("zero.s8", &[], &[0])
     }
 
     /// The zero point 0 of unsigned codes.

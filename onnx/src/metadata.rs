@@ -13,17 +13,27 @@ pub(crate) fn properties(
 ) -> Vec<StringStringEntryProto> {
     let source = &model.provenance.source;
     let json = |value: serde_json::Result<String>| value.expect("texts and numbers have JSON");
+    let (channels, size) = (model.config.in_chans, model.config.image_size);
+    let sides =
+        size.side().map_or_else(|| format!("{}, {}", size.height, size.width), |_| "size, size".to_owned());
+    let colour = match channels {
+        1 => ", luminance",
+        3 => ", RGB",
+        _ => "",
+    };
     let input = match options.input {
-        InputForm::Normalized => {
-            "images: float32 [batch, 3, size, size], RGB, (pixel / 255 - mean) / std with the values of \
+        InputForm::Normalized => format!(
+            "images: float32 [batch, {channels}, {sides}]{colour}, (pixel / 255 - mean) / std with the values of \
              swinq.preprocessing"
+        ),
+        InputForm::Pixels => {
+            format!("pixels: uint8 [batch, {sides}, {channels}]{colour}; the graph normalises")
         }
-        InputForm::Pixels => "pixels: uint8 [batch, size, size, 3], RGB; the graph normalises",
     };
     let mut properties = vec![
         ("swinq.version", env!("CARGO_PKG_VERSION").to_owned()),
         ("swinq.architecture", json(serde_json::to_string(&model.config))),
-        ("swinq.input", input.to_owned()),
+        ("swinq.input", input),
         ("swinq.preprocessing", json(serde_json::to_string(&model.transform))),
         ("swinq.batch", options.batch.to_string()),
         ("swinq.opset", options.opset.to_string()),

@@ -16,7 +16,10 @@ use swinq_onnx::proto::{GraphProto, NodeProto, data_type};
 use swinq_onnx::{
     BatchSize, ExportOptions, InputForm, ModelProto, OPSETS, OnnxError, ProbsForm, Target, check, export,
 };
-use swinq_testing::model::{odd, padded, random, random_channels, second, second_padded, shifted};
+use swinq_testing::model::{
+    gray_rectangle, odd, padded, random, random_channels, rectangle, second, second_padded, second_rectangle,
+    shifted,
+};
 
 /// Every site on; probabilities of both kinds; 4-bit weights with one scale for a layer.
 const ALL: &str = "
@@ -89,7 +92,8 @@ fn nodes<'a>(model: &'a ModelProto, op: &str) -> Vec<&'a NodeProto> {
 
 #[test]
 fn every_recipe_of_every_architecture_passes_the_check() {
-    for config in [shifted(), padded(), odd(), second(), second_padded()] {
+    let rectangles = [rectangle(), second_rectangle(), gray_rectangle()];
+    for config in [shifted(), padded(), odd(), second(), second_padded()].into_iter().chain(rectangles) {
         for name in RECIPES {
             let model = model(config.clone(), name);
             for target in [Target::Ort, Target::OpenVino, Target::TensorRt] {
@@ -135,6 +139,20 @@ fn exactly_the_sites_that_are_on_are_quantized() {
             let expected: BTreeSet<String> = on.map(|(site, _)| site.to_string()).collect();
             assert_eq!(quantized_sites(&file.model), expected, "{}, {name}", config.name);
         }
+    }
+}
+
+#[test]
+fn no_weights_share_a_zero_point() {
+    for name in ["default", "all"] {
+        let file = export(&model(shifted(), name), &ExportOptions::default()).unwrap();
+        let constants: BTreeSet<&str> = graph(&file.model).initializer.iter().map(|c| c.name()).collect();
+        let weights = nodes(&file.model, "DequantizeLinear").into_iter();
+        let weights: Vec<_> = weights.filter(|node| constants.contains(&node.input[0][..])).collect();
+        let zeros: BTreeSet<&str> = weights.iter().map(|node| &node.input[2][..]).collect();
+        assert!(!weights.is_empty() && zeros.len() == weights.len(), "{zeros:?}");
+        let others = graph(&file.model).node.iter().filter(|node| !constants.contains(&node.input[0][..]));
+        assert!(others.flat_map(|node| &node.input).all(|input| !zeros.contains(&input[..])), "{zeros:?}");
     }
 }
 
@@ -189,10 +207,10 @@ fn tensorrt_has_signed_codes_without_zero_points() {
             .chain(nodes(&file.model, "QuantizeLinear"))
             .map(|node| node.input[2].as_str())
             .collect();
-        assert!(!zeros.is_empty() && zeros.iter().all(|name| name.starts_with("zero.s8")), "{zeros:?}");
-        for zero in graph(&file.model).initializer.iter().filter(|c| zeros.contains(c.name())) {
-            assert!(zero.raw_data().iter().all(|&byte| byte == 0));
-        }
+        let constants = graph(&file.model).initializer.iter().filter(|c| zeros.contains(c.name()));
+        let constants: Vec<_> = constants.collect();
+        assert!(!zeros.is_empty() && constants.len() == zeros.len(), "{zeros:?}");
+        assert!(constants.iter().all(|zero| zero.raw_data().iter().all(|&byte| byte == 0)), "{zeros:?}");
     }
 }
 
@@ -293,6 +311,22 @@ fn the_file_is_the_message_and_states_its_origin() {
     ] {
         assert!(metadata[key].contains(part), "{key}: {}", metadata[key]);
     }
+}
+
+#[test]
+fn the_metadata_state_the_input() {
+    let input = |config, input| {
+        let options = ExportOptions { input, ..ExportOptions::default() };
+        let properties = export(&model(config, "float"), &options).unwrap().model.metadata_props;
+        properties.into_iter().find(|entry| entry.key() == "swinq.input").unwrap().value().to_owned()
+    };
+    let [square, wide, gray] =
+        [shifted(), rectangle(), gray_rectangle()].map(|c| input(c, InputForm::Normalized));
+    assert!(square.starts_with("images: float32 [batch, 3, size, size], RGB, "), "{square}");
+    assert!(wide.starts_with("images: float32 [batch, 3, 24, 56], RGB, "), "{wide}");
+    assert!(gray.starts_with("images: float32 [batch, 1, 20, 44], luminance, "), "{gray}");
+    let pixels = input(gray_rectangle(), InputForm::Pixels);
+    assert!(pixels.starts_with("pixels: uint8 [batch, 20, 44, 1], luminance; "), "{pixels}");
 }
 
 /// Asserts that the check refuses a graph after `change`, with `word` in its message.

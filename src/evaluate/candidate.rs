@@ -177,6 +177,32 @@ impl Candidate {
         }
     }
 
+    /// The model on images of `size` instead of its own. [`measure_latency`](super::measure_latency) times these.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a size that the network cannot process.
+    pub fn at(mut self, size: Size) -> Result<Candidate, Error> {
+        self.config
+            .grids(size)
+            .map_err(|error| Error::argument("size", format!("{} at {size}: {error}", self.result.name)))?;
+        if size != self.config.image_size {
+            // The share is that of the network's own size.
+            self.result.int8_share = None;
+        }
+        self.result.input_size = Some([size.height, size.width]);
+        Ok(self)
+    }
+
+    /// Height and width of the images.
+    pub(super) fn size(&self) -> Size {
+        self.result.input_size.map_or(self.config.image_size, |[height, width]| Size::new(height, width))
+    }
+
+    /// Whether the images have the size for which the network was built.
+    pub(super) fn has_own_size(&self) -> bool {
+        self.size() == self.config.image_size
+    }
+
     /// Keeps a handle of the model, so that [`evaluate`](super::evaluate) can measure the quantization noise
     /// of its sites.
     pub fn with_sites_of(self, model: &Model) -> Candidate {

@@ -26,8 +26,8 @@ const STREAM_BATCHES: (usize, usize) = (4, 256);
 const STREAM_RUNS: usize = 7;
 
 /// Measures the latency of every candidate at every batch size. The candidates take turns within one run.
-/// Stores the latencies in their results. Returns the load of the
-/// machine during the measurement, by batch size.
+/// Stores the latencies in their results; times on a GPU alone and of streams only for images of a network's own size. Returns
+/// the load of the machine during the measurement, by batch size.
 ///
 /// # Errors
 /// [`Error::Argument`] for a batch size of 0, or for one whose images do not fit in memory; [`Error::Eval`]
@@ -50,6 +50,9 @@ pub fn measure_latency(
         loads.insert(batch_size, meter.finish());
         for (candidate, latency) in candidates.iter_mut().zip(&latencies) {
             candidate.result.set_latency(batch_size, latency);
+            if !candidate.has_own_size() {
+                continue;
+            }
             if let Runner::Engine(engine) = &candidate.runner
                 && let Some(compute) = compute_times(engine, batch_size)?
             {
@@ -72,7 +75,7 @@ pub fn measure_latency(
 pub(super) fn check_memory(candidates: &[Candidate], batch_sizes: &[usize]) -> Result<(), Error> {
     let Some(&images) = batch_sizes.iter().max() else { return Ok(()) };
     let Some(memory) = Environment::detect(None, 0, BTreeMap::new()).memory_bytes else { return Ok(()) };
-    let bytes = |candidate: &Candidate| candidate.runner.input_size().area() * candidate.runner.channels();
+    let bytes = |candidate: &Candidate| candidate.size().area() * candidate.runner.channels();
     check_images(images, candidates.iter().map(bytes), memory)
 }
 
@@ -104,7 +107,7 @@ fn estimate(
     }
     let mut seconds = 0.0;
     for candidate in candidates {
-        let batch = noise(&candidate.runner, PROBE)?;
+        let batch = noise_of(candidate.size(), candidate.runner.channels(), PROBE)?;
         let infer = || candidate.runner.infer(&batch).map_err(Error::batch);
         infer()?;
         let start = Instant::now();
@@ -124,9 +127,9 @@ fn measure_one(
 ) -> Result<Vec<Latency>, Error> {
     let batches: Vec<Batch> = candidates
         .iter()
-        .map(|candidate| noise(&candidate.runner, batch_size))
+        .map(|candidate| noise_of(candidate.size(), candidate.runner.channels(), batch_size))
         .collect::<Result<_, Error>>()?;
-    for candidate in candidates {
+    for candidate in candidates.iter().filter(|candidate| candidate.has_own_size()) {
         prepare(&candidate.runner, batch_size)?;
     }
     let mut steps: Vec<Step<'_>> = Vec::new();

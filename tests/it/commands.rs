@@ -189,6 +189,35 @@ fn bench_of_random_weights_needs_no_file() {
 }
 
 #[test]
+fn bench_times_other_image_sizes_that_the_network_and_the_memory_allow() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bench.json");
+    let bench = |more: &[&str]| {
+        let mut command =
+            swinq(["bench", "--random-weights", "3", "--backend", "cpu", "--seconds", "0.01", "--cfg"]);
+        command.arg(sample_cfg()).args(["--batch-size", "1,3"]).args(more).assert()
+    };
+    let text = stdout(&bench(&["--size", "56x56,112x56", "--json", path.to_str().unwrap()]).success());
+    assert!(text.contains(" at 112x56 (fp32, cpu)"), "{text}");
+    let results = swinq::eval::read_results(&path).unwrap();
+    let [own, tall] = &results.models[..] else { panic!("{text}") };
+    assert_eq!([own.input_size, tall.input_size], [Some([56, 56]), Some([112, 56])]);
+    assert!([own, tall].iter().all(|model| model.latency_ms.keys().eq([&1, &3])), "{text}");
+    // Each size has a baseline of its own.
+    assert!(!text.contains("x)"), "{text}");
+
+    refused(bench(&["--size", "60x60"]), 1, &["size: ", " at 60x60: ", "window 7 does not divide"]);
+    for words in [&["--size", "56"][..], &["--size", "56x0"], &["--size", "56x56", "--profile"]] {
+        refused(bench(words), 2, &["--size"]);
+    }
+    // The remedy that the message names works.
+    let larger = ["--size", "112x112", "--max-pixels"];
+    let words = ["112x112", "bytes of buffers", "allow 12544 pixels", "--max-pixels"];
+    refused(bench(&[&larger[..], &["12543"]].concat()), 1, &words);
+    bench(&[&larger[..], &["12544"]].concat()).success();
+}
+
+#[test]
 fn doctor_and_quickstart() {
     let text = stdout(&swinq(["doctor"]).assert().success());
     assert!(text.contains("scalar") && text.contains("JPEG  ") && text.contains("GPU"), "{text}");

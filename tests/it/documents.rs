@@ -44,21 +44,43 @@ fn python_with(test: &str, packages: &str) -> Option<PathBuf> {
     None
 }
 
-/// Smooth noise, so that a network's activations differ from place to place: u8 `[images, size, size, 3]`.
-fn pixels(size: usize, images: usize, seed: usize) -> Vec<u8> {
-    let mut rng = XorShift::new(seed as u64);
-    let mut noise = || (rng.next() >> 40) as usize % 96;
-    let mut pixels = Vec::with_capacity(images * size * size * 3);
-    for i in 0..images * size * size * 3 {
-        let (channel, x, y) = (i % 3, i / 3 % size, i / 3 / size % size);
-        let slope = (x * (channel + 1) + y * (3 - channel)) * 160 / (4 * size);
-        pixels.push((slope + noise()) as u8);
-    }
-    pixels
-}
+/// Images of a size and a number of channels, which is 1 or 3.
+#[derive(Clone, Copy)]
+struct Noise(Size, usize);
 
-/// A source of the images that [`pixels`] makes.
-struct Noise(usize);
+impl Noise {
+    /// Images for `config`.
+    fn of(config: &SwinConfig) -> Noise {
+        Noise(config.image_size, config.in_chans)
+    }
+
+    /// Smooth noise, so that a network's activations differ from place to place: u8 `[images, height, width, channels]`.
+    fn pixels(self, images: usize, seed: usize) -> Vec<u8> {
+        let Noise(Size { height, width }, channels) = self;
+        let mut rng = XorShift::new(seed as u64);
+        let mut noise = || (rng.next() >> 40) as usize % 96;
+        let pixel = |i: usize| {
+            let (channel, x, y) = (i % channels, i / channels % width, i / channels / width % height);
+            let slope = (x * (channel + 1) + y * (3 - channel)) * 160 / (4 * width.max(height));
+            (slope + noise()) as u8
+        };
+        (0..images * height * width * channels).map(pixel).collect()
+    }
+
+    /// Writes images as PNG files; returns their paths.
+    fn write(self, folder: &Path, pixels: &[u8]) -> Vec<PathBuf> {
+        let Noise(size, channels) = self;
+        let write = |(index, image): (usize, &[u8])| {
+            let path = folder.join(format!("{index}.png"));
+            let file = std::fs::File::create(&path).unwrap();
+            let mut encoder = png::Encoder::new(file, size.width as u32, size.height as u32);
+            encoder.set_color(if channels == 1 { png::ColorType::Grayscale } else { png::ColorType::Rgb });
+            encoder.write_header().unwrap().write_image_data(image).unwrap();
+            path
+        };
+        pixels.chunks_exact(size.area() * channels).enumerate().map(write).collect()
+    }
+}
 
 impl BatchSource for Noise {
     fn batches(&self) -> usize {
@@ -71,21 +93,8 @@ impl BatchSource for Noise {
 
     fn batch(&mut self, _: u64, index: usize) -> Result<Batch, BoxError> {
         let ids = vec![2 * index, 2 * index + 1];
-        let pixels = pixels(self.0, 2, index + 1);
-        Ok(Batch { pixels, ids, ..Batch::empty(Size::square(self.0), 3) })
+        Ok(Batch { pixels: self.pixels(2, index + 1), ids, ..Batch::empty(self.0, self.1) })
     }
-}
-
-/// Writes images as PNG files; returns their paths.
-fn write_images(folder: &Path, size: usize, pixels: &[u8]) -> Vec<PathBuf> {
-    let write = |(index, image): (usize, &[u8])| {
-        let path = folder.join(format!("{index}.png"));
-        let mut encoder = png::Encoder::new(std::fs::File::create(&path).unwrap(), size as u32, size as u32);
-        encoder.set_color(png::ColorType::Rgb);
-        encoder.write_header().unwrap().write_image_data(image).unwrap();
-        path
-    };
-    pixels.chunks_exact(size * size * 3).enumerate().map(write).collect()
 }
 
 /// The bits of the tensor `logits` of a file.
@@ -102,14 +111,15 @@ fn succeeded(output: Output) -> Output {
 }
 
 /// Asserts that the numpy engine and `swinq predict` give the same bits on the quantized checkpoint `model`
-/// in `folder`.
-fn compare(python: &Path, folder: &Path, model: &Path, size: usize, what: &str) {
+/// in `folder`, for images that are as `noise`.
+fn compare(python: &Path, folder: &Path, model: &Path, noise: Noise, what: &str) {
     let [own, numpy, input] = ["own", "numpy", "input"].map(|n| folder.join(format!("{n}.safetensors")));
-    let pixels = pixels(size, IMAGES, 0);
-    let images = write_images(folder, size, &pixels);
+    let pixels = noise.pixels(IMAGES, 0);
+    let images = noise.write(folder, &pixels);
     let mut predict = swinq(["predict", "--backend", "cpu", "--logits"]);
     predict.arg(&own).arg(model).args(images).assert().success();
-    let view = TensorView::new(Dtype::U8, vec![IMAGES, size, size, 3], &pixels).unwrap();
+    let view =
+        TensorView::new(Dtype::U8, vec![IMAGES, noise.0.height, noise.0.width, noise.1], &pixels).unwrap();
     std::fs::write(&input, safetensors::serialize([("pixels", view)], None).unwrap()).unwrap();
     let script = root().join("docs/examples/engine.py");
     let output = Command::new(python).arg(script).args([model, &input, &numpy]).output().unwrap();
@@ -157,16 +167,17 @@ fn the_numpy_engine_gives_the_bits_of_the_sample() {
     let Some(python) = python("the_numpy_engine_gives_the_bits_of_the_sample") else { return };
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("q.safetensors");
+    let sample = Noise::of(&float_model().config);
     for (name, rules) in [("default", ""), ("mode1", ""), ("w4", W4_ADD), ("all", ALL), ("mixed", MIXED)] {
         let file = folder.path().join(format!("{name}.yaml"));
         std::fs::write(&file, yaml(rules)).unwrap();
         let recipe = if rules.is_empty() { name } else { file.to_str().unwrap() };
         calibrate_sample(&model, &["--recipe", recipe, "--batches", "2"]).success();
-        compare(&python, folder.path(), &model, 56, name);
+        compare(&python, folder.path(), &model, sample, name);
         if name == "default" {
             let channels = QuantizedModel::load(&model).unwrap();
             with_channels(channels, &float_model(), |_| true).save(&model).unwrap();
-            compare(&python, folder.path(), &model, 56, "scales of channels");
+            compare(&python, folder.path(), &model, sample, "scales of channels");
         }
     }
 }
@@ -205,20 +216,57 @@ fn odd_shapes() -> [SwinConfig; 3] {
 fn the_numpy_engine_gives_the_bits_of_odd_shapes() {
     let Some(python) = python("the_numpy_engine_gives_the_bits_of_odd_shapes") else { return };
     for (config, rules) in odd_shapes().into_iter().zip([ALL, W4_ADD, MIXED]) {
-        let (name, size) = (config.name.clone(), config.image_size.height);
-        let mut progress = |_| ControlFlow::Continue(());
-        let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
-        let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();
-        let float = random(config, 5);
-        let model = calibrate(&float, &recipe, &mut Noise(size), options).unwrap().model;
-        let mut model = with_channels(model, &float, |_| true);
-        if rules == MIXED {
-            model.gelu = Gelu::Erf;
-        }
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("q.safetensors");
-        model.save(&file).unwrap();
-        compare(&python, folder.path(), &file, size, &name);
+        check_shape(&python, config, rules);
+    }
+}
+
+/// Compares the engines on random weights of `config`, quantized by `rules`.
+fn check_shape(python: &Path, config: SwinConfig, rules: &str) {
+    let mut noise = Noise::of(&config);
+    let mut progress = |_| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
+    let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();
+    let float = random(config, 5);
+    let model = calibrate(&float, &recipe, &mut noise, options).unwrap().model;
+    let mut model = with_channels(model, &float, |_| true);
+    if rules == MIXED {
+        model.gelu = Gelu::Erf;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("q.safetensors");
+    model.save(&file).unwrap();
+    compare(python, folder.path(), &file, noise, &float.config.name);
+}
+
+/// Every window policy on a rectangle, which some shift or pad on one axis only; one channel, and windows of two sides.
+#[test]
+fn the_numpy_engine_gives_the_bits_of_rectangles() {
+    use WindowPolicy::{
+        Detection, HuggingFace, HuggingFaceV2, Microsoft, Mmpretrain, Pad, Timm, TimmAnySize,
+    };
+    let Some(python) = python("the_numpy_engine_gives_the_bits_of_rectangles") else { return };
+    let rectangles = [
+        (Microsoft, 32, 64),
+        (HuggingFace, 30, 57),
+        (HuggingFaceV2, 57, 30),
+        (Timm, 24, 56),
+        (TimmAnySize, 56, 24),
+        (Pad, 20, 44),
+        (Mmpretrain, 35, 50),
+        (Detection, 10, 57),
+    ];
+    for (window_policy, height, width) in rectangles {
+        let (name, image_size) = (format!("{window_policy:?}"), Size::new(height, width));
+        check_shape(&python, SwinConfig { name, image_size, window_policy, ..small() }, ALL);
+    }
+    for window_policy in [Timm, Pad] {
+        let name = format!("{window_policy:?}, one channel");
+        let (image_size, window_size, in_chans) = (Size::new(20, 44), Size::new(2, 6), 1);
+        check_shape(
+            &python,
+            SwinConfig { name, image_size, window_size, in_chans, window_policy, ..small() },
+            W4_ADD,
+        );
     }
 }
 

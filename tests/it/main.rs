@@ -19,6 +19,7 @@ mod predict;
 mod qat;
 mod real_data;
 mod reconstructed;
+mod rectangles;
 mod refined;
 mod refined_block;
 mod refusals;

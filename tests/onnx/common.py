@@ -38,25 +38,38 @@ def export(swinq, model, path, options=()):
 
 
 def pixels(metadata, images):
-    """The images as the metadata's preprocessing has them, u8 [images, size, size, 3]."""
+    """The images as the metadata's preprocessing has them, u8 [images, height, width, channels]."""
     transform = json.loads(metadata["swinq.preprocessing"])
-    size, resize = transform["size"], transform["resize"]
+    height, width = both_sides(transform["size"])
     method = {"bicubic": Image.BICUBIC, "bilinear": Image.BILINEAR}[transform["filter"]]
-    result = np.empty((len(images), size, size, 3), np.uint8)
+    mode = {1: "L", 3: "RGB"}[len(transform["mean"])]
+    result = np.empty((len(images), height, width, len(transform["mean"])), np.uint8)
     for i, path in enumerate(images):
-        image = Image.open(path).convert("RGB")
-        if resize == "direct":
-            image = image.resize((size, size), method)
+        image = Image.open(path).convert("RGB").convert(mode)
+        if transform["resize"] == "direct":
+            image = image.resize((width, height), method)
         else:
-            shorter = resize["shorter_side"]
-            width, height = image.size
-            long = lambda side, other: int(shorter * side / other)
-            sizes = (shorter, long(height, width)) if width <= height else (long(width, height), shorter)
-            image = image.resize(sizes, method)
-            left, top = round((image.width - size) / 2), round((image.height - size) / 2)
-            image = image.crop((left, top, left + size, top + size))
-        result[i] = np.asarray(image)
+            image = image.resize(resized(image, **transform["resize"]), method)
+            left, top = round((image.width - width) / 2), round((image.height - height) / 2)
+            image = image.crop((left, top, left + width, top + height))
+        result[i] = np.asarray(image).reshape(result.shape[1:])
     return result
+
+
+def both_sides(size):
+    """A size of the metadata as a height and a width."""
+    return size if isinstance(size, list) else [size, size]
+
+
+def resized(image, shorter_side=None, cover=None):
+    """Width and height of an image before its centre is cropped."""
+    width, height = image.size
+    if cover:
+        covered = both_sides(cover)
+        ratio = min(height / covered[0], width / covered[1])
+        return round(width / ratio), round(height / ratio)
+    long = lambda side, other: int(shorter_side * side / other)
+    return (shorter_side, long(height, width)) if width <= height else (long(width, height), shorter_side)
 
 
 def feed(metadata, pixels):
@@ -79,8 +92,16 @@ def in_batches(run, metadata, pixels, batch):
     return np.concatenate(parts)
 
 
+def has_vnni():
+    """Whether the processor sums INT8 products in 32 bits. Without that, runtimes add pairs of products in 16 bits, which
+    saturate (docs/deploy.md, "Rounding")."""
+    return "vnni" in pathlib.Path("/proc/cpuinfo").read_text()
+
+
 def ort_session(path, threads=0, optimized=None):
     options = onnxruntime.SessionOptions()
+    if not has_vnni():
+        options.add_session_config_entry("session.x64quantprecision", "1")
     options.intra_op_num_threads = threads
     options.log_severity_level = 3
     if optimized:

@@ -6,7 +6,8 @@ MODEL is a quantized checkpoint, or a float one with --cfg behind `--`. IMAGES i
 the graph the script runs onnx.checker, counts the products that each runtime runs in INT8, and prints SQNR and agreement
 against `swinq predict --logits`. A form that swinq refuses is named
 as such. It fails if a product of codes is not INT8 in a runtime, if the exact form has less than 40
-dB in ONNX Runtime or less than 30 dB in OpenVINO, or if a float export differs by more than 1e-5 of the largest logit.
+dB in ONNX Runtime or less than 30 dB in OpenVINO, or if a float export differs by more than 1e-5 of the largest logit. On a
+processor without VNNI, where OpenVINO's sums saturate, its dB are printed and not judged.
 """
 import argparse
 import itertools
@@ -20,6 +21,7 @@ import numpy as np
 from common import (
     agreement,
     export,
+    has_vnni,
     in_batches,
     openvino_products,
     openvino_runner,
@@ -94,7 +96,8 @@ def main():
                 failures.append(f"{form}, {name}: {other} products run in float, expected {expected}")
             if args.float and not worst <= 1e-5:
                 failures.append(f"{form}, {name}: float logits differ by {worst:.1e}")
-            if not args.float and form.startswith("exact") and not db >= getattr(args, least):
+            judged = name == "ORT" or has_vnni()
+            if not args.float and judged and form.startswith("exact") and not db >= getattr(args, least):
                 failures.append(f"{form}, {name}: {db:.1f} dB")
     for failure in failures:
         print("FAILED", failure)

@@ -1,4 +1,5 @@
-"""Compares exports of random models: official sizes, odd grids, every recipe, and Swin V2 with two codes in some heads.
+"""Compares exports of random models: official sizes, odd grids, rectangles, every recipe, and Swin V2 with two codes in
+some heads.
 
     python tests/onnx/random_models.py SWINQ FOLDER [--only NAME]
 
@@ -43,13 +44,18 @@ def micro():
     return timm.models.swin_transformer.SwinTransformer(img_size=56, **SHAPE)
 
 
+def rectangle(**more):
+    """timm's windows: 7 x 7 in stage 1, 4 x 7 with padding and a shift of one axis in stage 2."""
+    return timm.models.swin_transformer.SwinTransformer(img_size=WIDE, **SHAPE, **more)
+
+
 def padded():
     """torchvision pads grids that windows do not divide."""
     return torchvision.models.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [7, 7], num_classes=10)
 
 
-def second():
-    model = SwinTransformerV2(img_size=56, **SHAPE)
+def second(size=56):
+    model = SwinTransformerV2(img_size=size, **SHAPE)
     for name, parameter in model.named_parameters():
         if name.endswith("logit_scale"):
             # Factors of 6 to 90: some heads have one code for each value, some two.
@@ -61,11 +67,17 @@ def second():
 # range, and then runs `mlp.fc1` of every block in float (docs/deploy.md, "The graph").
 FLOAT_IN_ORT = {("v2", "all"): 4}
 
-# name: (model, image side, configuration, recipes)
+WIDE = (28, 84)
+GRAY = V1.replace("EMBED_DIM", "IN_CHANS: 1, EMBED_DIM")
+
+# name: (model, side of an image or height and width, configuration, recipes)
 MODELS = {
     "micro": (micro, 56, V1, ["default", "basic", "mode1", "mode2", "all", "w4", "mixed"]),
     "odd": (padded, 100, V1, ["default", "mode1"]),
     "v2": (second, 56, V2, ["default", "basic", "all"]),
+    "wide": (rectangle, WIDE, V1, ["default", "mode1", "all", "w4", "mixed"]),
+    "wide gray": (lambda: rectangle(in_chans=1), WIDE, GRAY, ["default"]),
+    "wide v2": (lambda: second(WIDE), WIDE, V2, ["default", "basic"]),
     "tiny": (official("swin_tiny_patch4_window7_224"), 224, "swin_tiny_patch4_window7_224", ["basic"]),
     "base384": (official("swin_base_patch4_window12_384"), 384, "swin_base_patch4_window12_384_finetune", ["basic"]),
 }
@@ -79,16 +91,17 @@ def main():
     parser.add_argument("--calibrate-with", help="another build of swinq that calibrates")
     args = parser.parse_args()
     failed = []
-    for name, (make, side, cfg, recipes) in MODELS.items():
+    for name, (make, size, cfg, recipes) in MODELS.items():
         if args.only and name not in args.only.split(","):
             continue
+        height, width = size if isinstance(size, tuple) else (size, size)
         folder = args.folder / name
         images = folder / "images"
         images.mkdir(parents=True, exist_ok=True)
         random = np.random.default_rng(0)
         for i in range(16):
             coarse = Image.fromarray(random.integers(0, 256, (9, 9, 3), dtype=np.uint8))
-            coarse.resize((side, side), Image.BICUBIC).save(images / f"{i:02}.png")
+            coarse.resize((width, height), Image.BICUBIC).save(images / f"{i:02}.png")
         torch.manual_seed(0)
         model = make().eval()
         state = {k: v for k, v in model.state_dict().items() if not k.endswith(("index", "attn_mask", "coords_table"))}
@@ -97,7 +110,7 @@ def main():
                 state[key] = 0.1 * torch.randn_like(value)
         save_file({k: v.contiguous() for k, v in state.items()}, folder / "float.safetensors")
         if "\n" in cfg:
-            (folder / "cfg.yaml").write_text(cfg + f"DATA: {{IMG_SIZE: {side}}}\nTEST: {{CROP: false}}\n")
+            (folder / "cfg.yaml").write_text(cfg + f"DATA: {{IMG_SIZE: [{height}, {width}]}}\nTEST: {{CROP: false}}\n")
             cfg = str(folder / "cfg.yaml")
         described = ["--cfg", cfg, "--dialect", "torchvision" if make is padded else "timm"]
         compare = [sys.executable, str(HERE / "compare.py"), args.swinq]
@@ -111,7 +124,7 @@ def main():
             command = [args.calibrate_with or args.swinq, "calibrate", str(folder / "float.safetensors"), *described]
             command += ["--data-path", str(images), "--batches", "2", "--batch-size", "4", "-o", str(quantized), *options]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            limit = "8" if side < 384 else "2"
+            limit = "8" if height < 384 else "2"
             bars = ["--least-ort", "25", "--least-openvino", "25", "--float-in-ort", str(FLOAT_IN_ORT.get((name, recipe), 0))]
             runs.append(([str(quantized), str(images), "--limit", limit, *bars], recipe))
         for arguments, what in runs:

@@ -129,6 +129,9 @@ pub struct ModelResult {
     /// Its architecture, such as `Swin-T`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
+    /// Height and width of the images that were timed, where sizes were asked for; absent for the model's own size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input_size: Option<[usize; 2]>,
     /// The arithmetic with which it ran.
     pub precision: Precision,
     /// The backend that ran it: `cpu`, `cuda`, or another name.
@@ -209,6 +212,7 @@ impl ModelResult {
             name: name.into(),
             path: None,
             architecture: None,
+            input_size: None,
             precision,
             backend: backend.into(),
             recipe: None,
@@ -271,8 +275,10 @@ impl ModelResult {
         Some(percent(self.top5_correct?, self.images?))
     }
 
-    /// Name, precision and backend for display: `swin_t.safetensors (int8, cpu)`.
+    /// Name, size of the images, precision and backend for display: `swin_t.safetensors (int8, cpu)`, or
+    /// `swin_t.safetensors at 320x480 (int8, cpu)`.
     pub fn label(&self) -> String {
-        format!("{} ({}, {})", self.name, self.precision, self.backend)
+        let size = self.input_size.map_or(String::new(), |[height, width]| format!(" at {height}x{width}"));
+        format!("{}{size} ({}, {})", self.name, self.precision, self.backend)
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::common;
 use swinq_eval::compare::{Limits, exceeded};
-use swinq_eval::{Accuracy, Latency, acc_line, compare, performance_summary, table};
+use swinq_eval::{Accuracy, Latency, ModelResult, acc_line, compare, performance_summary, table};
 
 #[test]
 fn the_accuracy_line_has_microsofts_format() {
@@ -114,6 +114,23 @@ fn the_table_shows_differences_from_the_first_model() {
     assert!(!text.contains("agreement") && !text.contains("median ms") && text.contains("inf dB"), "{text}");
     results.models.clear();
     assert_eq!(table(&results), "");
+}
+
+/// A speed-up relates times of images of one size.
+#[test]
+fn models_at_another_size_have_their_own_baseline() {
+    let mut results = common::results();
+    results.models.truncate(2);
+    let larger = results.models.clone().into_iter();
+    results.models.extend(larger.map(|model| ModelResult { input_size: Some([320, 480]), ..model }));
+    for model in &mut results.models[2..] {
+        model.latency_ms.values_mut().for_each(|stats| stats.median *= 3.0);
+    }
+    let text = table(&results);
+    assert!(text.contains("at 320x480 (int8, cpu)"), "{text}");
+    // Both baselines have a time without a speed-up, and both others the same one.
+    assert_eq!(text.matches("(2.36x)").count() % 2, 0, "{text}");
+    assert!(text.contains("(2.36x)") && !text.contains("(0.33x)"), "{text}");
 }
 
 #[test]

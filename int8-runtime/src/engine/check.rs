@@ -58,7 +58,7 @@ impl Engine {
         };
         let allowed = match self.backend.max_pixels() {
             0 => self.free_memory(runner)?,
-            most => (needed as f64 * most as f64 / size.area() as f64) as usize,
+            most => (needed as u128 * most as u128 / size.area() as u128).try_into().unwrap_or(usize::MAX),
         };
         if needed <= allowed {
             return Ok(());

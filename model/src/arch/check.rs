@@ -179,11 +179,20 @@ impl SwinConfig {
 
     fn check_grid(&self, stage: &Stage, grid: &Grid) -> Result<(), ModelError> {
         let index = stage.index;
-        let smaller = grid.size.height < grid.window.height || grid.size.width < grid.window.width;
-        if grid.window != stage.window || (self.window_policy == WindowPolicy::Mmpretrain && smaller) {
+        let smaller = grid.size.height < stage.window.height || grid.size.width < stage.window.width;
+        let other = grid.window != stage.window;
+        if smaller && (other || self.window_policy == WindowPolicy::Mmpretrain) {
             let text = format!(
                 "the {} tokens of stage {index} are fewer than its window of {}; use a larger image",
                 grid.size, stage.window
+            );
+            return Err(ModelError::config("DATA.IMG_SIZE", text));
+        }
+        if other {
+            let text = format!(
+                "stage {index} has parameters for windows of {}, and its {} tokens would have windows of {}; use a smaller \
+                 image, or make a model for this size",
+                stage.window, grid.size, grid.window
             );
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }

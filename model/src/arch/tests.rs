@@ -105,3 +105,24 @@ fn official_second_versions_have_their_published_windows() {
         assert_eq!(SwinConfig::official(name), None, "{name}");
     }
 }
+
+/// Windows that shrank at the network's own size would grow for a larger image, and shrink for a smaller one.
+#[test]
+fn images_for_other_windows_are_refused_with_the_remedy() {
+    let config = SwinConfig {
+        image_size: Size::new(28, 84),
+        depths: vec![2, 2],
+        num_heads: vec![3, 6],
+        window_policy: WindowPolicy::Timm,
+        ..SwinConfig::default()
+    };
+    assert_eq!(config.stages()[1].window, Size::new(4, 7));
+    let refusal = |height, width| config.grids(Size::new(height, width)).unwrap_err().to_string();
+    let larger = refusal(56, 112);
+    assert!(larger.contains("windows of 4x7, and its 7x14 tokens would have windows of 7x7"), "{larger}");
+    assert!(larger.contains("use a smaller image"), "{larger}");
+    let smaller = refusal(20, 84);
+    assert!(smaller.contains("5x21 tokens of stage 0 are fewer than its window of 7x7"), "{smaller}");
+    assert!(smaller.contains("use a larger image"), "{smaller}");
+    config.grids(Size::new(28, 112)).unwrap();
+}

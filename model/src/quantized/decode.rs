@@ -12,7 +12,7 @@ use super::file::{
 };
 use super::{
     ChannelCodes, Int8Weight, LARGEST_SCALE, Param, QuantizedModel, SiteState, channel_codes_allowed_at,
-    hash, scale_of,
+    hash, scale_of, task,
 };
 use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
 use crate::checkpoint::{Dialect, check_header};
@@ -76,7 +76,7 @@ fn read_document(path: &Path, bytes: &[u8], file: &SafeTensors) -> Result<Docume
         ModelError::file(path, problem)
     })?;
     json_keys::check(text.as_bytes(), json_keys::MAX_KEYS).map_err(damaged)?;
-    let value: serde_json::Value = serde_json::from_str(text).map_err(|e| damaged(e.to_string()))?;
+    let mut value: serde_json::Value = serde_json::from_str(text).map_err(|e| damaged(e.to_string()))?;
     let version = value.get("format_version").and_then(serde_json::Value::as_u64);
     match version.ok_or_else(|| damaged("it has no format_version".to_owned()))? {
         1 if value.get("hash").is_some() => return Err(damaged("format version 1 has no hash".to_owned())),
@@ -99,6 +99,9 @@ fn read_document(path: &Path, bytes: &[u8], file: &SafeTensors) -> Result<Docume
         }
     }
     check_numbers(path, &value)?;
+    if let Some(architecture) = value.get_mut("architecture").filter(|_| version >= Some(3)) {
+        task::take(architecture).map_err(|problem| ModelError::file(path, problem))?;
+    }
     serde_json::from_value(value).map_err(|e| damaged(e.to_string()))
 }
 

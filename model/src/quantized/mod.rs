@@ -10,6 +10,7 @@ pub mod file;
 pub(crate) mod hash;
 mod param;
 mod provenance;
+mod task;
 
 use std::collections::BTreeMap;
 

@@ -254,6 +254,52 @@ fn what_version_2_cannot_state_is_version_3() {
 }
 
 #[test]
+fn other_tasks_and_outputs_are_refused_by_name() {
+    let classifier = Parts::of(&changed(|config| config.image_size = Size::new(16, 24)));
+    let logits = json!([{"name": "logits", "kind": "logits"}]);
+    let stage = json!([{"name": "stage1", "kind": "stage", "stage": 0, "norm": true}]);
+    let stated = |task: Value, outputs: Value| {
+        let mut parts = classifier.clone();
+        for (key, value) in [("task", task), ("outputs", outputs)] {
+            if !value.is_null() {
+                parts.document["architecture"][key] = value;
+            }
+        }
+        parts
+    };
+    for (task, outputs) in [("classification".into(), Value::Null), ("classification".into(), logits.clone())]
+    {
+        assert_eq!(stated(task, outputs).load(true).unwrap(), classifier.load(true).unwrap());
+    }
+    assert_eq!(stated(Value::Null, logits.clone()).load(true).unwrap(), classifier.load(true).unwrap());
+    let architecture = &classifier.document["architecture"];
+    assert!(
+        architecture["task"].is_null() && architecture["outputs"].is_null(),
+        "a classifier states neither"
+    );
+
+    let mut backbone = stated("features".into(), stage.clone());
+    backbone.document["architecture"].as_object_mut().unwrap().remove("num_classes");
+    assert_message(backbone.load(true), &["\"features\"", "backbone", "newer swinq", "\"classification\""]);
+    let long = Value::from("y\u{1b}".repeat(1000));
+    assert_message(
+        stated(long.clone(), Value::Null).load(true),
+        &["the task \"y\\u001by", "..., which needs a newer swinq"],
+    );
+    assert!(stated(long, Value::Null).load(true).unwrap_err().len() < 400);
+    assert_message(stated(json!(["features"]), Value::Null).load(true), &["newer swinq"]);
+    assert_message(stated(Value::Null, stage).load(true), &["kind \"stage\"", "newer swinq"]);
+    let named = json!([{"name": "scores", "kind": "logits"}]);
+    let twice = json!([logits[0], logits[0]]);
+    let more = json!([{"name": "logits", "kind": "logits", "norm": true}]);
+    for outputs in [named, twice, more, json!([]), json!({}), json!([3])] {
+        assert_message(stated(Value::Null, outputs).load(true), &["outputs that are not", "calibrate again"]);
+    }
+    // A file of version 2 has no such keys.
+    refused(&["unknown field `task`"], |p| p.document["architecture"]["task"] = json!("classification"));
+}
+
+#[test]
 fn a_library_s_window_policy_is_read_from_its_dialect() {
     let of = |policy: WindowPolicy, dialect: &str| {
         let mut model = changed(|config| config.window_policy = policy);

@@ -120,7 +120,7 @@ impl Lowering<'_> {
             Some(q) => {
                 let x = self.transpose(&heads, &x, order);
                 let unsigned = self.options.target == Target::Ort && *order == HEADS_FIRST;
-                let zero = if unsigned { self.graph.middle_u8() } else { self.graph.zero_s8(None) };
+                let zero = if unsigned { self.graph.middle_u8() } else { self.graph.zero_s8() };
                 let high = self.quantize_to(site, &x, q.scale(), q.scale(), &zero);
                 let low = self.low_codes(site, op, [&x, &high], q.scale());
                 Operand { high, low: Some(low) }

@@ -55,7 +55,9 @@ impl Lowering<'_> {
         let per_channel = codes.scales.len() > 1;
         let shape = if per_channel { &[op.n][..] } else { &[] };
         let scale = self.graph.scales(&format!("{name}.scale"), shape, &codes.scales);
-        let zero = self.graph.zero_s8(per_channel.then_some(op.n));
+        // ONNX Runtime makes codes of weights unsigned where INT8 sums would saturate. It changes the zero point with them, and
+        // fails where two weights share one.
+        let zero = self.graph.codes(&format!("{name}.zero"), shape, &vec![0; codes.scales.len()]);
         let axis: &[Attribute<'_>] = if per_channel { &[Attribute::Int("axis", 0)] } else { &[] };
         let weight = self.graph.node("DequantizeLinear", &name, &[&constant, &scale, &zero], axis);
         self.transpose(&format!("{name}.transposed"), &weight, &[1, 0])

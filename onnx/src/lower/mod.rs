@@ -180,7 +180,7 @@ impl Lowering<'_> {
 
     /// QuantizeLinear and DequantizeLinear at `site`: codes in steps of `scale`, which stand for multiples of `meaning`.
     fn quantize(&mut self, site: &str, x: &str, scale: f32, meaning: f32) -> String {
-        let zero = self.graph.zero_s8(None);
+        let zero = self.graph.zero_s8();
         self.quantize_to(site, x, scale, meaning, &zero)
     }
 

@@ -50,6 +50,40 @@ pub fn odd() -> SwinConfig {
     }
 }
 
+/// A rectangle with timm's windows: 4 x 4, then 3 x 4 and a shift of one axis, both padded after the shift.
+pub fn rectangle() -> SwinConfig {
+    SwinConfig {
+        name: "rectangle".to_owned(),
+        image_size: Size::new(24, 56),
+        window_policy: WindowPolicy::Timm,
+        ..shifted()
+    }
+}
+
+/// A rectangle as a Swin V2 of transformers, which pads the image, the windows, and the grids to merge.
+pub fn second_rectangle() -> SwinConfig {
+    SwinConfig {
+        name: "rectangle of the second version".to_owned(),
+        version: SwinVersion::V2,
+        image_size: Size::new(30, 70),
+        window_policy: WindowPolicy::HuggingFaceV2,
+        mask: -200.0,
+        ..shifted()
+    }
+}
+
+/// A rectangle of one channel, with windows of two sides.
+pub fn gray_rectangle() -> SwinConfig {
+    SwinConfig {
+        name: "rectangle of one channel".to_owned(),
+        image_size: Size::new(20, 44),
+        in_chans: 1,
+        window_size: Size::new(2, 6),
+        window_policy: WindowPolicy::Pad,
+        ..shifted()
+    }
+}
+
 /// [`shifted`] as a Swin V2.
 pub fn second() -> SwinConfig {
     SwinConfig { name: "second version".to_owned(), version: SwinVersion::V2, ..shifted() }

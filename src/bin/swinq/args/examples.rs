@@ -49,6 +49,7 @@ The result equals that of one run without --shard, bit for bit, but for latency 
 pub const BENCH: &str = "\
 Examples:
   swinq bench swin_t.int8.safetensors --batch-size 1,8 --profile
+  swinq bench swin_t.int8.safetensors --batch-size 1 --size 224x224,448x672
   swinq bench --random-weights 0 --cfg swin_base_patch4_window7_224 --seconds 1
   swinq bench gemm --m 3136 --n 384 --k 96";
 

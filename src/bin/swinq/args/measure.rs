@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use swinq::model::Size;
 use swinq::{FloatDevice, Shard, Split};
 use swinq_ladder::LadderCommand;
 use swinq_ladder::parse::{at_least_one, batch, seconds, threads};
@@ -93,6 +94,15 @@ pub enum Simulate {
     Exact,
 }
 
+/// Height and width: `320x480`.
+fn size(text: &str) -> Result<Size, String> {
+    let side = |text: &str| text.parse().ok().filter(|&side: &usize| side > 0);
+    let sides = text.split_once('x').and_then(|(height, width)| Some((side(height)?, side(width)?)));
+    sides
+        .map(|(height, width)| Size::new(height, width))
+        .ok_or_else(|| "must be HEIGHTxWIDTH, as in 320x480".to_owned())
+}
+
 /// Arguments of `bench`.
 #[derive(Clone, Debug, Args)]
 #[command(
@@ -115,6 +125,12 @@ pub struct BenchArgs {
     /// Batch sizes.
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8,32", value_parser = batch)]
     pub batch_size: Vec<usize>,
+    /// Sizes of the images, height and width in pixels (320x480); each is a row (default: each model's own size).
+    #[arg(long, value_name = "HxW,HxW", value_delimiter = ',', value_parser = size, conflicts_with = "profile")]
+    pub size: Vec<Size>,
+    /// The most pixels, height times width, of an image (0: what half of the free memory holds).
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_pixels: usize,
     /// Threads (0: one per core).
     #[arg(long, default_value_t = 0, value_parser = threads)]
     pub threads: usize,

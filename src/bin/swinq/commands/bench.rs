@@ -22,7 +22,8 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let json = JsonArg::new(args.json.as_deref());
     check_outputs(json.file(), args.models.iter().map(PathBuf::as_path).chain(args.float.files()))?;
     let largest = args.batch_size.iter().copied().max().unwrap_or(1);
-    let engines = backend_arg::engines(&args.backend, args.threads, largest)?;
+    let mut engines = backend_arg::engines(&args.backend, args.threads, largest)?;
+    engines.iter_mut().for_each(|options| options.max_pixels = args.max_pixels);
     info!("{}", engines[0].describe()?);
     let mut candidates = candidates(args, &engines)?;
     let latency = LatencyOptions { min_ms: 1000.0 * args.seconds, ..LatencyOptions::default() };
@@ -84,12 +85,18 @@ impl Observer for Printer {
     }
 }
 
-/// Every model on every engine. The models themselves are freed.
+/// Every model on every engine, with images of every size. The models themselves are freed.
 fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec<Candidate>> {
     let mut candidates = Vec::new();
     let mut add = |name: &str, model: &Model| -> anyhow::Result<()> {
         for options in engines {
-            candidates.push(backend_arg::candidate(name, model, options, &args.backend.devices)?);
+            let candidate = || backend_arg::candidate(name, model, options, &args.backend.devices);
+            if args.size.is_empty() {
+                candidates.push(candidate()?);
+            }
+            for &size in &args.size {
+                candidates.push(candidate()?.at(size)?);
+            }
         }
         Ok(())
     };
