@@ -8,8 +8,8 @@ use swinq_eval::{
 use swinq_kernels::Cpu;
 use swinq_model::{Batch, BoxError, Classifier, Logits, Size, SwinConfig, Transform};
 
-use super::Observer;
 use super::predictions::Predicted;
+use super::{Observer, noise_of};
 use crate::hex::sha256_of;
 use crate::{BackendChoice, Engine, EngineOptions, Error, Images, Model, ReadOptions, Replicas};
 
@@ -196,6 +196,14 @@ impl Candidate {
     /// Height and width of the images.
     pub(super) fn size(&self) -> Size {
         self.result.input_size.map_or(self.config.image_size, |[height, width]| Size::new(height, width))
+    }
+
+    /// Images of noise that the model is timed on.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for 0 images, or for more than fit in memory.
+    pub(super) fn noise(&self, images: usize) -> Result<Batch, Error> {
+        noise_of(self.size(), self.runner.channels(), images)
     }
 
     /// Whether the images have the size for which the network was built.

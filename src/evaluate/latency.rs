@@ -107,7 +107,7 @@ fn estimate(
     }
     let mut seconds = 0.0;
     for candidate in candidates {
-        let batch = noise_of(candidate.size(), candidate.runner.channels(), PROBE)?;
+        let batch = candidate.noise(PROBE)?;
         let infer = || candidate.runner.infer(&batch).map_err(Error::batch);
         infer()?;
         let start = Instant::now();
@@ -125,10 +125,8 @@ fn measure_one(
     options: &LatencyOptions,
     observer: &dyn Observer,
 ) -> Result<Vec<Latency>, Error> {
-    let batches: Vec<Batch> = candidates
-        .iter()
-        .map(|candidate| noise_of(candidate.size(), candidate.runner.channels(), batch_size))
-        .collect::<Result<_, Error>>()?;
+    let batches: Vec<Batch> =
+        candidates.iter().map(|candidate| candidate.noise(batch_size)).collect::<Result<_, Error>>()?;
     for candidate in candidates.iter().filter(|candidate| candidate.has_own_size()) {
         prepare(&candidate.runner, batch_size)?;
     }

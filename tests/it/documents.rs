@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use crate::common::{calibrate as calibrate_sample, float_model, root, swinq, with_channels};
+use crate::common::{calibrate as calibrate_sample, float_model, root, swinq, with_channels, write_png};
 use candle_core::Device;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -72,10 +72,7 @@ impl Noise {
         let Noise(size, channels) = self;
         let write = |(index, image): (usize, &[u8])| {
             let path = folder.join(format!("{index}.png"));
-            let file = std::fs::File::create(&path).unwrap();
-            let mut encoder = png::Encoder::new(file, size.width as u32, size.height as u32);
-            encoder.set_color(if channels == 1 { png::ColorType::Grayscale } else { png::ColorType::Rgb });
-            encoder.write_header().unwrap().write_image_data(image).unwrap();
+            write_png(&path, size, image);
             path
         };
         pixels.chunks_exact(size.area() * channels).enumerate().map(write).collect()

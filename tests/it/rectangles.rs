@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use crate::common::{files, stdout, swinq};
+use crate::common::{files, stdout, swinq, write_png};
 use candle_core::Device;
 use safetensors::SafeTensors;
 use swinq::eval::results::sensitivity::read_sensitivity;
@@ -90,9 +90,7 @@ fn write_image(path: &Path, (height, width): (usize, usize), seed: u64) {
         (slope + (rng.next() >> 40) as usize % 80 + seed as usize * (1 + channel) * 3) as u8
     };
     let pixels: Vec<u8> = (0..height * width * 3).map(&mut pixel).collect();
-    let mut encoder = png::Encoder::new(std::fs::File::create(path).unwrap(), width as u32, height as u32);
-    encoder.set_color(png::ColorType::Rgb);
-    encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
+    write_png(path, Size::new(height, width), &pixels);
 }
 
 #[test]

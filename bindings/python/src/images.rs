@@ -118,8 +118,8 @@ fn image_bytes(transform: &Transform) -> usize {
     transform.size.area() * transform.channels()
 }
 
-/// Writes the pixels, u8 `[images, height, width, channels]`, from which `values`, f32 `[images, channels, height, width]`, were
-/// normalised. `size` is the height and width; mean and deviation are those of `transform`.
+/// Reverses the normalisation of `values`, f32 `[images, channels, height, width]`, and writes their `pixels`, u8 `[images, height,
+/// width, channels]`. `size` is the height and width; mean and deviation are those of `transform`.
 ///
 /// # Errors
 /// [`Error::Argument`] for a number of values or pixels that is not that of whole images, and for a value that is not a

@@ -12,7 +12,7 @@ use swinq_cuda::Device;
 use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::config::load_config;
 use swinq_model::quantized::FloatModel;
-use swinq_model::{BlockId, Linear, QuantizedModel, Site};
+use swinq_model::{BlockId, Linear, QuantizedModel, Site, Size};
 use swinq_testing::model::random_channels;
 
 /// The repository's root: the folder where the tests were built or, if the test programs were copied to
@@ -141,6 +141,15 @@ pub fn files(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(name).collect();
     names.sort();
     names
+}
+
+/// Writes an image of 1 or 3 channels, u8 `[height, width, channels]`, as a PNG file.
+pub fn write_png(path: &Path, size: Size, pixels: &[u8]) {
+    let gray = pixels.len() == size.area();
+    let file = std::fs::File::create(path).unwrap();
+    let mut encoder = png::Encoder::new(file, size.width as u32, size.height as u32);
+    encoder.set_color(if gray { png::ColorType::Grayscale } else { png::ColorType::Rgb });
+    encoder.write_header().unwrap().write_image_data(pixels).unwrap();
 }
 
 /// Gives the input of `mlp.fc2` of every block for which `wanted` is true random factors and zero points. The weights are

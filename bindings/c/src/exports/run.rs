@@ -124,7 +124,8 @@ unsafe fn run(
     engine.run(Images { size, pixels }, &mut memory[..count]).map_err(Failure::of_run)
 }
 
-/// Refuses images that are not those that `engine` takes, apart from their height and width.
+/// Refuses an input of another name, type, layout, rank or number of channels than `engine` takes. The engine checks height
+/// and width.
 ///
 /// # Safety
 /// The tensor's name is null or valid.

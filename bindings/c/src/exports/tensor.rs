@@ -176,7 +176,7 @@ fn layout_name(number: u32) -> &'static str {
     if number == SWINQ_LAYOUT_NHWC { "SWINQ_LAYOUT_NHWC" } else { "SWINQ_LAYOUT_ROWS" }
 }
 
-/// The memory of the tensors of a call, none of which may overlap an output.
+/// The memory of a call's tensors, which must not overlap.
 pub(super) struct Taken<const N: usize> {
     ranges: [(Range<usize>, Place); N],
     len: usize,
