@@ -37,7 +37,7 @@ bool reversed;
 
 // The scheduler: the coroutine that resumes the threads.
 static struct {
-    ucontext_t context;
+    Context context;
     void* fake_stack;
     const void* stack;
     size_t stack_bytes;
@@ -87,7 +87,7 @@ static void yield(State state) {
     Thread& thread = threads[block.thread];
     thread.state = state;
     __sanitizer_start_switch_fiber(&thread.fake_stack, scheduler.stack, scheduler.stack_bytes);
-    swapcontext(&thread.context, &scheduler.context);
+    switch_to(thread.context, scheduler.context);
     __sanitizer_finish_switch_fiber(thread.fake_stack, nullptr, nullptr);
 }
 
@@ -97,7 +97,7 @@ static void resume(unsigned index) {
     block.thread = index;
     set_guard(!thread.waited);
     __sanitizer_start_switch_fiber(&scheduler.fake_stack, thread.stack, STACK);
-    swapcontext(&scheduler.context, &thread.context);
+    switch_to(scheduler.context, thread.context);
     __sanitizer_finish_switch_fiber(scheduler.fake_stack, nullptr, nullptr);
 }
 
@@ -114,14 +114,7 @@ void create_threads(unsigned count) {
     threads.resize(count);
     for (Thread& thread : threads) {
         thread.stack = std::malloc(STACK);
-        getcontext(&thread.context);
-        thread.context.uc_stack.ss_sp = thread.stack;
-        thread.context.uc_stack.ss_size = STACK;
-        thread.context.uc_link = nullptr;
-        makecontext(&thread.context, thread_main, 0);
-        // Hide the stack from the address sanitizer, which would unpoison all of it at every switch.
-        thread.context.uc_stack.ss_sp = nullptr;
-        thread.context.uc_stack.ss_size = 0;
+        prepare(thread.context, thread.stack, STACK, thread_main);
     }
 }
 
@@ -160,6 +153,11 @@ static const char* place(const Thread& thread) {
          argument(second));
 }
 
+// Lanes may reach one collective at several places of a kernel.
+static bool is_same(const Collective& a, const Collective& b) {
+    return &a == &b || (std::strcmp(a.name, b.name) == 0 && a.argument == b.argument);
+}
+
 // Runs the collective that lanes of the warp starting at thread `first` wait in; returns false if no lane
 // waits.
 static bool run_collective(unsigned first, unsigned lanes) {
@@ -171,8 +169,7 @@ static bool run_collective(unsigned first, unsigned lanes) {
     void* operands[LANES];
     for (unsigned i = 0; i < LANES; i++) {
         const Thread& thread = threads[first + i];
-        if (thread.state != State::Collective || std::strcmp(thread.collective->name, collective.name) != 0 ||
-            thread.collective->argument != collective.argument) {
+        if (thread.state != State::Collective || !is_same(*thread.collective, collective)) {
             deadlock(leader, first + i);
         }
         operands[i] = thread.operands;

@@ -2,10 +2,9 @@
 #pragma once
 
 #include <deque>
-#include <ucontext.h>
 #include <vector>
 
-#include "runtime.hpp"
+#include "switch.hpp"
 
 namespace host {
 
@@ -20,7 +19,7 @@ struct Copy {
 enum class State { Running, Barrier, Collective, Finished };
 
 struct Thread {
-    ucontext_t context;
+    Context context;
     void* stack = nullptr;
     // State that the address sanitizer keeps for a stack.
     void* fake_stack = nullptr;

@@ -23,7 +23,7 @@ const FLAGS: [&str; 7] = [
 ];
 
 /// The source files of the program around a kernel.
-const RUNTIME: [&str; 4] = ["block.cpp", "copy.cpp", "runner.cpp", "warp.cpp"];
+const RUNTIME: [&str; 5] = ["block.cpp", "copy.cpp", "runner.cpp", "switch.cpp", "warp.cpp"];
 
 /// Time after which an unused program is deleted.
 const KEPT: Duration = Duration::from_secs(24 * 3600);
