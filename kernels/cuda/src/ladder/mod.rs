@@ -25,39 +25,3 @@ use super::ops::{expect, int};
 fn blocks(count: usize) -> u32 {
     int(count).unsigned_abs()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::library::{Library, present};
-    use crate::{Program, compile, resources};
-
-    /// Every kernel compiles for every architecture and spills no registers. The test needs NVRTC but no GPU.
-    #[test]
-    fn kernels_compile() {
-        if !present(Library::Nvrtc) {
-            eprintln!("SKIPPED kernels_compile: there is no NVRTC");
-            return;
-        }
-        let products = FloatRung::ALL.map(FloatRung::program);
-        let softmax = [1, 49, 1024, 4095, 4096]
-            .into_iter()
-            .flat_map(|columns| SoftmaxRung::ALL.map(|rung| rung.program(columns)))
-            .map(|program| program.expect("the row fits into registers"));
-        let elementwise = ElementwiseOp::ALL.map(ElementwiseOp::program);
-        let programs: Vec<Program> = products.into_iter().chain(softmax).chain(elementwise).collect();
-        for arch in ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"] {
-            for program in &programs {
-                let compiled = compile(program, arch).unwrap_or_else(|error| panic!("{error}"));
-                let found = resources(&compiled.cubin, program.entry).unwrap();
-                assert_eq!(found.local_bytes, 0, "{program} for {arch}: {found:?}");
-                // Two blocks must share the 65536 registers of a multiprocessor; four, unless a thread holds
-                // many values.
-                let many = ["gemm_tiled", "softmax_rows", "softmax_staged", "softmax_codes"]
-                    .contains(&program.entry);
-                let most = if many { 128 } else { 64 };
-                assert!(found.registers <= most, "{program} for {arch}: {found:?}");
-            }
-        }
-    }
-}

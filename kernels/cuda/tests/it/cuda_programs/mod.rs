@@ -5,7 +5,9 @@
 //! linear layer with the epilogues that use the most registers, every epilogue with one tile, and all variants
 //! of the other ops. sm_75, the oldest architecture, and sm_89, which has the code paths of sm_80 and less shared memory,
 //! have a small set ([`Scope`]). Of each set a sample is compiled: the first program of each entry, and every third or fourth
-//! after it.
+//! after it. All kernels of the ladder, which benchmarks use, are compiled.
+//!
+//! Programs that differ only in their entry are one compilation, as in an engine ([`Unit`]).
 //!
 //! `SWINQ_COMPILE=archs` compiles the whole sets, and adds [`MORE_ARCHS`], which use the same code paths: run it after changes
 //! of kernels. `SWINQ_COMPILE=all` also compiles every tile shape with every epilogue for every architecture, which takes much
@@ -13,6 +15,7 @@
 //!
 //! NVRTC compiles one program at a time in a process, so the test starts itself once for each core.
 
+mod ladder;
 mod linears;
 mod ops;
 
@@ -20,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
-use swinq_cuda::{Library, Program, compile, library, resources};
+use swinq_cuda::{Compiled, Library, Program, compile, library, resources};
 
 /// An architecture: its name, the maximum bytes of shared memory of a block, and the set of programs to
 /// compile for it.
@@ -71,7 +74,7 @@ fn every_program_compiles_without_local_memory() {
     // All children are read at the same time: one whose pipe is full waits.
     let children: Vec<_> =
         (0..processes).map(|share| std::thread::spawn(move || run_share(share, processes))).collect();
-    let (mut compiled, mut wrong, mut times) = (0, Vec::new(), BTreeMap::<String, (usize, u64)>::new());
+    let (mut compiled, mut wrong, mut times) = (0_usize, Vec::new(), BTreeMap::<String, (usize, u64)>::new());
     for child in children {
         let output = child.join().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
@@ -80,16 +83,16 @@ fn every_program_compiles_without_local_memory() {
         for (file, ms) in
             text.lines().filter_map(|line| line.strip_prefix("took ")).filter_map(|line| line.split_once(' '))
         {
-            let (programs, sum) = times.entry(file.to_owned()).or_default();
-            (*programs, *sum) = (*programs + 1, *sum + ms.parse::<u64>().unwrap());
+            let (units, sum) = times.entry(file.to_owned()).or_default();
+            (*units, *sum) = (*units + 1, *sum + ms.parse::<u64>().unwrap());
         }
         wrong.extend(text.lines().filter_map(|line| line.strip_prefix("wrong ")).map(str::to_owned));
     }
     println!("{compiled} programs compiled in {:.0} s", start.elapsed().as_secs_f32());
-    times
-        .iter()
-        .for_each(|(file, (programs, ms))| println!("{file}: {programs} in {:.0} s", *ms as f64 / 1e3));
-    assert_eq!(compiled, work().len(), "every program is compiled once");
+    times.iter().for_each(|(file, (units, ms))| {
+        println!("{file}: {units} compilations in {:.0} s", *ms as f64 / 1e3)
+    });
+    assert_eq!(compiled, work().iter().map(|(unit, _)| unit.len()).sum(), "every program is compiled once");
     assert!(wrong.is_empty(), "{} of {compiled} programs:\n{}", wrong.len(), wrong.join("\n"));
 }
 
@@ -111,41 +114,54 @@ fn one_share() {
     // Neighbouring programs differ in one constant, so shares of every n-th program would take different times. A
     // multiplicative hash of the index distributes them at random.
     let of_share = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % processes == share;
-    for (program, arch) in (0..).zip(work()).filter(|&(i, _)| of_share(i)).map(|(_, program)| program) {
+    for (unit, arch) in (0..).zip(work()).filter(|&(i, _)| of_share(i)).map(|(_, unit)| unit) {
         // Before the compilation, so that a crash has a name. Start a new line, because the test harness may have written to
         // the current one.
-        println!("\ncompiled {program} {arch}");
+        unit.iter().for_each(|program| println!("\ncompiled {program} {arch}"));
         let start = Instant::now();
-        let fault = fault(&program, arch);
-        println!("took {} {}", program.file, start.elapsed().as_millis());
-        if let Some(what) = fault {
-            println!("wrong {} {program} for {arch}: {what}", program.file);
-        }
+        let faults = faults(&unit, arch);
+        println!("took {} {}", unit[0].file, start.elapsed().as_millis());
+        faults.iter().for_each(|fault| println!("wrong {} {fault}", unit[0].file));
     }
 }
 
-/// The reason why `program` fails on `arch`, if it does.
-fn fault(program: &Program, arch: &str) -> Option<String> {
-    let compiled = match compile(program, arch) {
+/// The programs of `unit` that fail on `arch`, with their reasons.
+fn faults(unit: &Unit, arch: &str) -> Vec<String> {
+    let compiled = match compile(&unit[0], arch) {
         Ok(compiled) => compiled,
-        Err(error) => return Some(error.to_string().replace('\n', " | ")),
+        Err(error) => {
+            return vec![format!("{} for {arch}: {}", unit[0], error.to_string().replace('\n', " | "))];
+        }
     };
     if let Some(line) = compiled.log.lines().find(|line| line.contains("serialized")) {
-        return Some(line.to_owned());
+        return vec![format!("{} for {arch}: {line}", unit[0])];
     }
-    let found = resources(&compiled.cubin, program.entry).unwrap();
+    let of_program = |program| Some(format!("{program} for {arch}: {}", fault(program, &compiled)?));
+    unit.iter().filter_map(of_program).collect()
+}
+
+/// The reason why the machine code of `program` is not good, if it is not.
+fn fault(program: &Program, compiled: &Compiled) -> Option<String> {
+    let found = match resources(&compiled.cubin, program.entry) {
+        Ok(found) => found,
+        Err(error) => return Some(error.to_string()),
+    };
     let threads = program.defines.iter().find(|(name, _)| *name == "THREADS").expect("THREADS is defined").1;
     // Registers are allocated to warps in units of 256.
     let of_block = i64::from(found.registers.next_multiple_of(8)) * threads;
-    let fits = found.local_bytes == 0 && found.registers <= 255 && of_block <= 65_536;
+    let most = ladder::most_registers(program).unwrap_or(255);
+    let fits = found.local_bytes == 0 && found.registers <= most && of_block <= 65_536;
     (!fits).then(|| {
         let spills = compiled.log.lines().find(|line| line.contains("bytes stack frame")).unwrap_or_default();
         format!("{} registers in {threads} threads, {}", found.registers, spills.trim())
     })
 }
 
-/// Every program with its architecture.
-fn work() -> Vec<(Program, &'static str)> {
+/// Programs that differ only in their entry: one compilation gives the machine code of all.
+type Unit = Vec<Program>;
+
+/// Every unit with its architecture.
+fn work() -> Vec<(Unit, &'static str)> {
     let chosen = std::env::var("SWINQ_COMPILE").unwrap_or_default();
     let (all, part) = (chosen == "all", !["", "all", "archs"].contains(&chosen.as_str()));
     let more: &[Arch] = if all || chosen == "archs" { &MORE_ARCHS } else { &[] };
@@ -157,7 +173,18 @@ fn work() -> Vec<(Program, &'static str)> {
         programs.into_iter().map(|program| (program, arch.name))
     };
     let wanted = |program: &Program| !part || program.to_string().contains(&chosen);
-    ARCHS.iter().chain(more).flat_map(of_arch).filter(|(program, _)| wanted(program)).collect()
+    let programs = ARCHS.iter().chain(more).flat_map(of_arch).chain(ladder::programs());
+    units(programs.filter(|(program, _)| wanted(program)))
+}
+
+/// Collects programs that are compiled together.
+fn units(programs: impl Iterator<Item = (Program, &'static str)>) -> Vec<(Unit, &'static str)> {
+    let mut units = BTreeMap::<_, BTreeSet<Program>>::new();
+    for (program, arch) in programs {
+        let key = (arch, program.file, program.defines.clone(), program.max_registers);
+        units.entry(key).or_default().insert(program);
+    }
+    units.into_iter().map(|(key, programs)| (programs.into_iter().collect(), key.0)).collect()
 }
 
 /// The first program of each entry, and every third or, of a small set, every fourth after it.
