@@ -47,7 +47,8 @@ fn recipes() -> Vec<(Recipe, f64)> {
         &[("**.scores", on), ("**.v", off), ("**.probs", s8), ("**.add.*", on)],
         &[("**.probs", off), ("**.weight", off), ("**.output", on)],
     ] {
-        let mut recipe = Recipe::shipped("default").unwrap();
+        // What is quantized matters here, and not how well.
+        let mut recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic);
         for &(pattern, (enable, kind)) in changes {
             recipe = recipe.with_rule(Rule { pattern: pattern.to_owned(), enable, kind, ..Rule::default() });
         }

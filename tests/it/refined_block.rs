@@ -280,7 +280,7 @@ fn reconstruction_removes_the_errors_of_4_bit_weights_of_a_real_block() {
     let file = SafeTensors::deserialize(&bytes).unwrap();
     for ratio in [8.0, 32.0] {
         let model = model(&file, ratio);
-        let of = |ptq| errors(&model, &calibrated(&model, "default", 4, ptq, 24));
+        let of = |ptq| errors(&model, &calibrated(&model, "default", 4, ptq, 10));
         let [basic, refined, reconstructed] = [Ptq::Basic, Ptq::Refined, Ptq::Reconstruct].map(of);
         for (layer, [square, mean]) in reconstructed {
             let removed = |before: f64, after: f64| 1.0 - after / before;

@@ -128,7 +128,7 @@ fn the_ranking_agrees_with_one_by_whole_runs_on_other_images() {
     let float = float_model();
     let options = swinq::CalibrateOptions::default();
     let mut go_on = |_, _| ControlFlow::Continue(());
-    let calibration = images(64, Split::Train);
+    let calibration = images(24, Split::Train);
     let images = images(96, Split::Val);
     let engine = Model::from_float(float.clone()).unwrap().engine(&EngineOptions::cpu(2)).unwrap();
     let reference = infer_images(&engine, &images, &ReadOptions::default(), &mut go_on).unwrap().scores;

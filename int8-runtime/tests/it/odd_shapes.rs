@@ -267,7 +267,7 @@ fn blocks_in_groups_of_windows_equal_their_launches_one_by_one() {
                     Backend::Cpu(CpuOptions { threads, max_batch: 5, max_pixels: 0, cpu }),
                 )
                 .unwrap();
-                for images in 1..=5 {
+                for images in [1, 2, 5] {
                     let pixels = &pixels[..images * engine.image_bytes()];
                     let trace = engine.trace(pixels).unwrap().pop().expect("a plan has launches");
                     let mut logits = vec![0.0; images * classes];
