@@ -50,6 +50,11 @@ pub enum CudaError {
         /// The function.
         call: &'static str,
     },
+    /// The system cannot start threads that copy inputs.
+    #[error(
+        "the system refuses the threads that copy inputs to the GPU ({0}); raise the limit of processes (ulimit -u)"
+    )]
+    CopyingThreads(String),
     /// The system cannot give page-locked memory.
     #[error(
         "the system cannot lock {bytes} bytes of host memory for copies to the GPU; use a smaller batch, or raise the \

@@ -3,35 +3,47 @@
 
 use std::collections::BTreeMap;
 
+use rayon::prelude::*;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+
 use super::{CudaError, Device, DeviceBuf, DeviceSlice, Event, Graph, PinnedBuf, Stream};
 
 /// Number of inputs in flight.
 const SLOTS: usize = 2;
 
-/// Minimum bytes per copying thread; for fewer bytes, starting a thread costs more than it saves.
+/// Minimum bytes per copying thread; for fewer bytes, waking a thread costs more than it saves.
 const BYTES_PER_THREAD: usize = 2 << 20;
+/// Bytes that a copying thread takes at a time. A thread that wakes late leaves its part to the others.
+const COPIED_AT_ONCE: usize = 256 << 10;
 /// Maximum number of threads that copy one input; more threads are not faster.
 const COPYING_THREADS: usize = 8;
 
-/// Copies `from` to `to`, on several threads if it is long, because one thread copies more slowly than a GPU
-/// computes.
-fn copy_on_threads(to: &mut [u8], from: &[u8]) {
+/// The threads that copy inputs of up to `bytes` bytes, because one thread copies more slowly than a GPU computes; `None` if one
+/// is enough. They are kept between inputs: to start and to end threads locks the address space of the process, on which all of
+/// its pipelines would wait.
+fn copying_threads(bytes: usize) -> Result<Option<ThreadPool>, CudaError> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
-    let threads = (from.len() / BYTES_PER_THREAD).min(cores).min(COPYING_THREADS);
+    let threads = (bytes / BYTES_PER_THREAD).min(cores).min(COPYING_THREADS);
     if threads < 2 {
-        return to.copy_from_slice(from);
+        return Ok(None);
     }
-    let each = from.len().div_ceil(threads);
-    std::thread::scope(|scope| {
-        let mut parts = to.chunks_mut(each).zip(from.chunks(each));
-        let first = parts.next();
-        for (to, from) in parts {
-            scope.spawn(move || to.copy_from_slice(from));
-        }
-        if let Some((to, from)) = first {
-            to.copy_from_slice(from);
-        }
-    });
+    let name = |index| format!("swinq-copy-{index}");
+    let threads = ThreadPoolBuilder::new().num_threads(threads).thread_name(name).build();
+    threads.map(Some).map_err(|source| CudaError::CopyingThreads(source.to_string()))
+}
+
+/// Copies `from` to `to`, which is as long, on `threads` if it is long enough for two. A caller that is itself a thread of rayon
+/// copies alone: waiting for `threads`, it would take up other work of its pool, which may wait for this very pipeline.
+fn copy_on(threads: Option<&ThreadPool>, to: &mut [u8], from: &[u8]) {
+    assert_eq!(to.len(), from.len(), "a copy between two lengths");
+    let alone = from.len() < 2 * BYTES_PER_THREAD || rayon::current_thread_index().is_some();
+    match threads.filter(|_| !alone) {
+        None => to.copy_from_slice(from),
+        Some(threads) => threads.install(|| {
+            let parts = to.par_chunks_mut(COPIED_AT_ONCE).zip(from.par_chunks(COPIED_AT_ONCE));
+            parts.for_each(|(to, from)| to.copy_from_slice(from));
+        }),
+    }
 }
 
 /// A queue of inputs for one computation, which is recorded once for each size of input.
@@ -39,6 +51,7 @@ pub struct Pipeline {
     compute: Stream,
     copies: Stream,
     slots: [Slot; SLOTS],
+    copying: Option<ThreadPool>,
     /// Bytes of flags in front of each output.
     prefix: usize,
 }
@@ -83,6 +96,7 @@ impl Pipeline {
             compute: Stream::new(device)?,
             copies: Stream::new(device)?,
             slots: [slot()?, slot()?],
+            copying: copying_threads(input_bytes)?,
             prefix,
         })
     }
@@ -180,7 +194,7 @@ impl Pipeline {
         alone: bool,
     ) -> Result<(), CudaError> {
         let slot = &mut self.slots[slot];
-        copy_on_threads(&mut slot.host_input.as_mut_slice::<u8>()[..input.len()], input);
+        copy_on(self.copying.as_ref(), &mut slot.host_input.as_mut_slice::<u8>()[..input.len()], input);
         let graph = slot.graphs.get(&key).expect("work was recorded under the key");
         let copies = if alone { &self.compute } else { &self.copies };
         slot.busy = true;
@@ -260,11 +274,15 @@ mod tests {
 
     #[test]
     fn every_byte_is_copied_whatever_the_length() {
+        assert!(copying_threads(2 * BYTES_PER_THREAD - 1).unwrap().is_none());
+        let several = ThreadPoolBuilder::new().num_threads(3).build().unwrap();
         for bytes in [0, 1, 2 * BYTES_PER_THREAD - 1, 2 * BYTES_PER_THREAD, 19_267_584, 19_267_585] {
             let from: Vec<u8> = (0..bytes).map(|i| (i % 251) as u8).collect();
-            let mut to = vec![255; bytes];
-            copy_on_threads(&mut to, &from);
-            assert!(to == from, "{bytes} bytes");
+            for threads in [None, Some(&several)] {
+                let mut to = vec![255; bytes];
+                copy_on(threads, &mut to, &from);
+                assert!(to == from, "{bytes} bytes");
+            }
         }
     }
 }
