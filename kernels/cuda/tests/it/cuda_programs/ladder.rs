@@ -3,8 +3,8 @@
 use swinq_cuda::Program;
 use swinq_cuda::ladder::{ElementwiseOp, FloatRung, SoftmaxRung};
 
-/// The architectures for which the ladder's kernels have different registers: on sm_86 they have those of sm_89.
-const ARCHS: [&str; 4] = ["sm_75", "sm_80", "sm_89", "sm_90a"];
+/// The architectures for which the ladder's kernels are compiled.
+const ARCHS: [&str; 5] = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a"];
 
 /// Every program of the ladder with each architecture. Rows of a softmax are short, ragged and long.
 pub fn programs() -> impl Iterator<Item = (Program, &'static str)> {

@@ -39,6 +39,13 @@ pub struct Compiler {
     programs: Mutex<HashMap<u64, Arc<OnceLock<PathBuf>>>>,
 }
 
+/// Writes a file that other processes may read at any time: they see the old file or all of the new one.
+fn write_whole(path: &Path, text: &str) {
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    fs::write(&temporary, text).unwrap();
+    fs::rename(temporary, path).unwrap();
+}
+
 impl Compiler {
     /// Returns the compiler. If there is none, prints that the tests are skipped and returns `None`.
     ///
@@ -83,7 +90,7 @@ impl Compiler {
         }
         let include = self.include();
         fs::create_dir_all(&include).unwrap();
-        fs::write(include.join("contract.cuh"), contract_header()).unwrap();
+        write_whole(&include.join("contract.cuh"), &contract_header());
         for name in RUNTIME {
             let source = kernels().join("host").join(name);
             let object = self.dir.join(format!("{name}-{:016x}.o", self.base));
@@ -114,7 +121,7 @@ impl Compiler {
         let defines: String = program.defines.iter().map(define).collect();
         let (file, entry) = (source(program.file), program.entry);
         let text = format!("#include \"host.cuh\"\n{defines}#include {file:?}\nSWINQ_ENTRY({entry})\n");
-        fs::write(&main, text).unwrap();
+        write_whole(&main, &text);
         let mut arguments: Vec<String> = vec!["-O0".into(), main.to_str().unwrap().into()];
         arguments.extend(self.objects.iter().map(|object| object.to_str().unwrap().into()));
         self.compile(&arguments, &executable);
