@@ -25,10 +25,15 @@ pub struct EngineOptions {
     pub backend: BackendChoice,
     /// Threads of the CPU engine; 0 is one per core.
     pub threads: usize,
+    /// Threads of the CPU engine that work on one image; 0 is as many as make it faster.
+    pub image_threads: usize,
     /// Number of images of the largest batch that is expected. Larger batches are split. Memory grows with
-    /// this number. The CPU engine runs at most [`CPU_BATCH`] images at a time, because more gain nothing
+    /// this number. A thread of the CPU engine runs at most [`CPU_BATCH`] images at a time, because more gain nothing
     /// there.
     pub max_batch: usize,
+    /// The most bytes of memory for the tensors of images of one size in the CPU engine; 0 is a quarter of the machine's memory,
+    /// or of its control group's.
+    pub max_memory: usize,
     /// The most pixels, height times width, of an image; 0 stands for as many as half of the free memory holds. Images of the
     /// network's own size, and smaller ones, are always accepted.
     pub max_pixels: usize,
@@ -39,8 +44,11 @@ pub struct EngineOptions {
     pub cuda: CudaOptions,
 }
 
-/// The largest number of images that the CPU engine runs at a time.
-pub const CPU_BATCH: usize = 8;
+/// The largest number of images that a thread of the CPU engine runs at a time.
+pub const CPU_BATCH: usize = 2;
+
+/// Images per batch where none are stated.
+pub const DEFAULT_BATCH: usize = 8;
 
 impl Default for EngineOptions {
     /// The GPU if one can be used, else the CPU with a thread per core and its fastest instruction set; batches of 8.
@@ -48,7 +56,9 @@ impl Default for EngineOptions {
         EngineOptions {
             backend: BackendChoice::Auto,
             threads: 0,
-            max_batch: CPU_BATCH,
+            image_threads: 0,
+            max_batch: DEFAULT_BATCH,
+            max_memory: 0,
             max_pixels: 0,
             cpu: None,
             cuda: CudaOptions::default(),
@@ -108,7 +118,14 @@ impl EngineOptions {
             None => Cpu::detect().map_err(RuntimeError::from)?,
         };
         let (threads, max_batch) = (self.threads, self.max_batch.min(CPU_BATCH));
-        Ok(CpuOptions { threads, max_batch, max_pixels: self.max_pixels, cpu })
+        Ok(CpuOptions {
+            threads,
+            image_threads: self.image_threads,
+            max_batch,
+            max_memory: self.max_memory,
+            max_pixels: self.max_pixels,
+            cpu,
+        })
     }
 
     /// The backend that the options select on this machine.

@@ -77,7 +77,7 @@ pub mod train;
 #[cfg(feature = "float")]
 mod tune;
 
-pub use backend::{BackendChoice, CPU_BATCH, EngineOptions};
+pub use backend::{BackendChoice, CPU_BATCH, DEFAULT_BATCH, EngineOptions};
 pub use batches::ImageBatches;
 pub use error::Error;
 pub use evaluate::{

@@ -116,12 +116,25 @@ pub fn collect_any(
         ControlFlow::Break(()) => Err(EvalError::Interrupted { done, total }),
     };
     report(0)?;
-    for index in 0..source.batches() {
-        let batch = source.batch(0, index).map_err(|source| EvalError::Data { batch: index, source })?;
+    let batches = source.batches();
+    let mut read = |index| match index < batches {
+        true => source.batch(0, index).map(Some).map_err(|source| EvalError::Data { batch: index, source }),
+        false => Ok(None),
+    };
+    let (mut index, mut next) = (0, read(0)?);
+    while let Some(batch) = next {
         check_batch(&batch, index, (classifier.input_size(), classifier.channels()))?;
-        let logits = classifier.infer(&batch).map_err(|source| EvalError::Infer { batch: index, source })?;
+        // While this batch is classified, another thread puts the next one together.
+        let (logits, following) = std::thread::scope(|scope| {
+            let following = scope.spawn(|| read(index + 1));
+            let logits = classifier.infer(&batch);
+            (logits, following.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let logits = logits.map_err(|source| EvalError::Infer { batch: index, source })?;
         append(&mut all, batch, logits, index)?;
         report(all.images())?;
+        next = following?;
+        index += 1;
     }
     Ok(all)
 }

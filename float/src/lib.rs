@@ -26,7 +26,7 @@ pub use error::FloatError;
 pub use fake_quant::FakeQuant;
 pub use segment::Segment;
 pub use swin::Swin;
-pub use threads::{map_each, on_every_core, use_threads};
+pub use threads::{default_threads, map_each, on_every_core, use_threads};
 pub use weights::LinearWeights;
 
 use ops::taped::AttentionSites;

@@ -4,9 +4,18 @@ use std::sync::{LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use swinq_kernels::Pool;
 
-static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(|| Mutex::new(Pool::new(0)));
+static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(|| Mutex::new(Pool::new(default_threads())));
 
-/// The threads, one per core unless [`use_threads`] chose another number. One pool serves the process, so that a thread
+/// The most threads of operations where no number is stated. A calibration on 64 cores is slower with more: each operation takes
+/// new memory for its result, and the system gives pages to one thread at a time.
+const MOST_DEFAULT_THREADS: usize = 16;
+
+/// Threads of operations where no number is stated: one per core, at most 16.
+pub fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(MOST_DEFAULT_THREADS)
+}
+
+/// The threads, [`default_threads`] unless [`use_threads`] chose another number. One pool serves the process, so that a thread
 /// that waits for the next operation finds it, whichever operation it is. An operation holds it while it runs, and runs no
 /// other operation.
 pub(crate) fn pool() -> MutexGuard<'static, Pool> {
@@ -14,13 +23,13 @@ pub(crate) fn pool() -> MutexGuard<'static, Pool> {
     POOL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Runs all later operations of this process on `threads` threads; 0 means one per core. Results do not depend on it.
+/// Runs all later operations of this process on `threads` threads; 0 means [`default_threads`]. Results do not depend on it.
 ///
 /// # Errors
 /// The system refuses to start a thread.
 pub fn use_threads(threads: usize) -> std::io::Result<()> {
     let threads = match threads {
-        0 => std::thread::available_parallelism().map_or(1, usize::from),
+        0 => default_threads(),
         n => n,
     };
     let mut pool = pool();
@@ -83,6 +92,6 @@ mod tests {
             assert_eq!(pool().threads(), threads);
         }
         use_threads(0).unwrap();
-        assert_eq!(pool().threads(), std::thread::available_parallelism().map_or(1, usize::from));
+        assert_eq!(pool().threads(), default_threads());
     }
 }

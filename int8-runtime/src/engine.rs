@@ -17,16 +17,15 @@ use crate::cuda;
 use crate::error::RuntimeError;
 use crate::packed::{Lowered, PackedModel};
 
-/// A model that is ready to run: shared packed weights, and an arena and threads that belong to this engine.
+/// A model that is ready to run: shared packed weights, with memory for tensors and threads that belong to this engine.
 ///
-/// An engine may be called from many threads; the calls take turns. For calls that run at the same time, make
-/// an engine for each thread on the same weights: with [`Engine::another`], or with `Model::engine` of the crate `swinq`,
-/// which also chooses the backend.
+/// An engine may be called from many threads. On a CPU the calls run at the same time and share the engine's threads: each
+/// has its part of them. A call waits while others use all threads, at most for a part of a large batch. On a GPU the calls take turns.
 pub struct Engine {
     packed: Arc<PackedModel>,
     backend: Backend,
     threads: usize,
-    runner: Mutex<Runner>,
+    runner: Runner,
 }
 
 /// The most outputs of a network.
@@ -56,7 +55,7 @@ pub struct OutputMut<'a> {
 /// The part that runs the launches.
 enum Runner {
     Cpu(Box<cpu::Runner>),
-    Cuda(Box<cuda::Runner>),
+    Cuda(Mutex<Box<cuda::Runner>>),
 }
 
 impl Runner {
@@ -64,7 +63,7 @@ impl Runner {
     fn has(&self, size: Size) -> bool {
         match self {
             Runner::Cpu(runner) => runner.has(size),
-            Runner::Cuda(runner) => runner.has(size),
+            Runner::Cuda(runner) => lock(runner).has(size),
         }
     }
 }
@@ -105,11 +104,11 @@ impl Engine {
             }
             (Lowered::Cuda(lowered), Backend::Cuda(options)) => {
                 let runner = cuda::Runner::new(lowered, packed.config(), *options)?;
-                (Runner::Cuda(Box::new(runner)), 1)
+                (Runner::Cuda(Mutex::new(Box::new(runner))), 1)
             }
             _ => unreachable!("`check_suits` compares the backends"),
         };
-        Ok(Engine { packed: Arc::clone(packed), backend, threads, runner: Mutex::new(runner) })
+        Ok(Engine { packed: Arc::clone(packed), backend, threads, runner })
     }
 
     /// A second engine on the same weights, with its own arena and threads.
@@ -198,14 +197,31 @@ impl Engine {
         Ok([rows, spec.columns])
     }
 
-    /// The most images that run at a time; larger batches are split.
+    /// The most images that run at a time; larger batches are split. On a CPU, those of all threads together.
     pub fn max_batch(&self) -> usize {
-        self.backend.max_batch()
+        self.lanes() * self.backend.max_batch()
     }
 
     /// Threads in use, the caller's included; 1 on a GPU.
     pub fn threads(&self) -> usize {
         self.threads
+    }
+
+    /// Threads that work on one image of [`Engine::input_size`], the caller's included; 1 on a GPU.
+    pub fn image_threads(&self) -> usize {
+        match &self.runner {
+            Runner::Cpu(runner) => runner.image_threads(),
+            Runner::Cuda(_) => 1,
+        }
+    }
+
+    /// Images of [`Engine::input_size`] that can run side by side, each on a thread of its own: as many as threads, unless memory
+    /// is short. 1 on a GPU.
+    pub fn lanes(&self) -> usize {
+        match &self.runner {
+            Runner::Cpu(runner) => runner.lanes(),
+            Runner::Cuda(_) => 1,
+        }
     }
 
     /// Scores of the images of `batch`, which may have any size that the network can process.
@@ -237,7 +253,8 @@ impl Engine {
         self.infer_in_batches(self.max_batch(), pixels, logits)
     }
 
-    /// As [`Engine::infer_into`], in batches of `each` images; the last may be smaller.
+    /// As [`Engine::infer_into`], in batches of `each` images; the last may be smaller. On a CPU, `each` is the most images that
+    /// one thread runs at a time.
     ///
     /// # Errors
     /// The errors of [`Engine::infer_into`], and an `each` that is not in `1..=max_batch`.
@@ -278,20 +295,21 @@ impl Engine {
         let Images { size, pixels } = images;
         let count = self.count(images)?;
         let mut memory = self.memory_of(outputs, size, count)?;
-        let memory = &mut memory[..self.outputs().len()];
         if count == 0 {
             return Ok(());
         }
-        let mut runner = self.lock();
-        if !runner.has(size) {
-            self.check_memory(&runner, size)?;
+        if !self.runner.has(size) {
+            self.check_memory(size)?;
         }
-        match &mut *runner {
-            Runner::Cpu(runner) => runner.infer((count, each), size, pixels, memory)?,
-            Runner::Cuda(runner) => runner.infer((count, each), size, pixels, memory)?,
+        match &self.runner {
+            Runner::Cpu(runner) => runner.infer((count, each), size, pixels, &mut memory)?,
+            Runner::Cuda(runner) => {
+                let memory = &mut memory[..self.outputs().len()];
+                lock(runner).infer((count, each), size, pixels, memory)?;
+            }
         }
         let logits =
-            self.outputs().iter().zip(memory).filter(|(output, _)| output.kind == OutputKind::Logits);
+            self.outputs().iter().zip(&memory).filter(|(output, _)| output.kind == OutputKind::Logits);
         logits
             .filter_map(|(_, values)| values.as_deref())
             .try_for_each(|logits| check_finite(logits, self.classes()))
@@ -331,22 +349,22 @@ impl Engine {
     /// `images` is not in `1..=max_batch`, a kernel does not compile, or the driver fails.
     pub fn prepare(&self, images: usize) -> Result<(), RuntimeError> {
         self.check_images(images)?;
-        match &mut *self.lock() {
+        match &self.runner {
             Runner::Cpu(_) => Ok(()),
-            Runner::Cuda(runner) => runner.prepare(images, self.input_size()),
+            Runner::Cuda(runner) => lock(runner).prepare(images, self.input_size()),
         }
-    }
-
-    /// Locks the runner for one call. A panic in an earlier call does no harm: every tensor is written before
-    /// it is read, so a later call reads nothing that the earlier call left.
-    fn lock(&self) -> MutexGuard<'_, Runner> {
-        self.runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
     /// Bytes of an image of `size`.
     fn bytes_of(&self, size: Size) -> usize {
         size.area() * self.channels()
     }
+}
+
+/// Locks the runner of a GPU for one call. A panic in an earlier call does no harm: every tensor is written before
+/// it is read, so a later call reads nothing that the earlier call left.
+fn lock(runner: &Mutex<Box<cuda::Runner>>) -> MutexGuard<'_, Box<cuda::Runner>> {
+    runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Classifier for Engine {

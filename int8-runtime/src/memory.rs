@@ -13,17 +13,25 @@ pub(crate) fn images_at_a_time(max_batch: usize, own: Size, size: Size) -> usize
 /// Bytes of memory that this process could take now: what the system reports as available, or less if a control group limits
 /// the process. `None` where neither is known.
 pub(crate) fn available_memory() -> Option<usize> {
-    let system = read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
-    let number =
-        |file: &str| read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse::<usize>().ok();
-    let group =
-        number("memory.max").zip(number("memory.current")).map(|(max, used)| max.saturating_sub(used));
-    system.into_iter().chain(group).min()
+    let system = read_to_string("/proc/meminfo").ok().and_then(|text| line(&text, "MemAvailable:"));
+    let left = group("memory.max").zip(group("memory.current")).map(|(max, used)| max.saturating_sub(used));
+    system.into_iter().chain(left).min()
 }
 
-/// The bytes in the line `MemAvailable` of `/proc/meminfo`, which has KiB.
-fn available(text: &str) -> Option<usize> {
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// Bytes of the machine's memory, or of what a control group permits this process. `None` where neither is known.
+pub(crate) fn machine_memory() -> Option<usize> {
+    let system = read_to_string("/proc/meminfo").ok().and_then(|text| line(&text, "MemTotal:"));
+    system.into_iter().chain(group("memory.max")).min()
+}
+
+/// The number in a file of this process's control group.
+fn group(file: &str) -> Option<usize> {
+    read_to_string(format!("/sys/fs/cgroup/{file}")).ok()?.trim().parse().ok()
+}
+
+/// The bytes in the line `name` of `/proc/meminfo`, which has KiB.
+fn line(text: &str, name: &str) -> Option<usize> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     line.trim().strip_suffix("kB")?.trim().parse::<usize>().ok()?.checked_mul(1024)
 }
 
@@ -32,8 +40,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn available_memory_is_read_in_kib() {
-        assert_eq!(available("MemTotal:       24 kB\nMemAvailable:   12 kB\n"), Some(12 << 10));
-        assert_eq!(available("MemTotal: 24 kB\n"), None);
+    fn memory_is_read_in_kib() {
+        let text = "MemTotal:       24 kB\nMemAvailable:   12 kB\n";
+        assert_eq!(line(text, "MemAvailable:"), Some(12 << 10));
+        assert_eq!(line(text, "MemTotal:"), Some(24 << 10));
+        assert_eq!(line(text, "MemFree:"), None);
     }
 }

@@ -124,6 +124,9 @@ impl Candidate {
             true => Precision::Fp16,
         };
         let mut result = ModelResult::new(name, precision, backend);
+        if let Some(engine) = runner.engines().iter().find(|engine| engine.device().is_none()) {
+            (result.image_threads, result.lanes) = (Some(engine.image_threads()), Some(engine.lanes()));
+        }
         result.size_bytes = Some(quantized.size_bytes());
         if quantized.is_quantized() {
             result.recipe = Some(quantized.recipe.name.clone());

@@ -11,10 +11,13 @@ use super::{Candidate, Observer, Runner};
 use crate::{Engine, Error};
 
 /// Number of images of the inference from which the time of larger batches is estimated.
-const PROBE: usize = crate::CPU_BATCH;
+const PROBE: usize = crate::DEFAULT_BATCH;
 
 /// Number of inferences whose time on the GPU alone is measured.
 const COMPUTE_RUNS: usize = 200;
+
+/// Seconds for which the callers of a CPU engine are timed, at most.
+const LANE_SECONDS: f64 = 3.0;
 
 /// Number of images of a stream of batches for one GPU.
 const STREAM_IMAGES: usize = 4096;
@@ -25,9 +28,10 @@ const STREAM_BATCHES: (usize, usize) = (4, 256);
 /// Number of times that a stream of batches is timed.
 const STREAM_RUNS: usize = 7;
 
-/// Measures the latency of every candidate at every batch size. The candidates take turns within one run.
-/// Stores the latencies in their results; times on a GPU alone and of streams only for images of a network's own size. Returns
-/// the load of the machine during the measurement, by batch size.
+/// Measures the latency of every candidate at every batch size, and how many images per second it computes if batches do not
+/// wait for each other: on a CPU, `lanes` callers share the engine; 0 stands for as many as keep all threads busy. The candidates
+/// take turns within one run. Stores the figures in their results; those of a GPU other than latency only for images of a
+/// network's own size. Returns the load of the machine during the measurement of latency, by batch size.
 ///
 /// # Errors
 /// [`Error::Argument`] for a batch size of 0, or for one whose images do not fit in memory; [`Error::Eval`]
@@ -36,6 +40,7 @@ pub fn measure_latency(
     candidates: &mut [Candidate],
     batch_sizes: &[usize],
     options: &LatencyOptions,
+    lanes: usize,
     observer: &mut dyn Observer,
 ) -> Result<BTreeMap<usize, Load>, Error> {
     let mut loads = BTreeMap::new();
@@ -50,6 +55,13 @@ pub fn measure_latency(
         loads.insert(batch_size, meter.finish());
         for (candidate, latency) in candidates.iter_mut().zip(&latencies) {
             candidate.result.set_latency(batch_size, latency);
+            let cpu = candidate.runner.engines().iter().find(|engine| engine.device().is_none());
+            if let Some(engine) = cpu {
+                let batch = noise_of(candidate.size(), engine.channels(), batch_size)?;
+                let time = Duration::from_secs_f64((options.min_ms / 1000.0).clamp(0.0, LANE_SECONDS));
+                let images_per_second = side_by_side(engine, &batch, lanes, time)?;
+                candidate.result.stream_ips.insert(batch_size, images_per_second);
+            }
             if !candidate.has_own_size() {
                 continue;
             }
@@ -157,8 +169,38 @@ fn prepare(runner: &Runner, batch_size: usize) -> Result<(), Error> {
     Ok(())
 }
 
+/// Images per second of `lanes` callers of a CPU engine at the same time, each of which calls it with `batch` for the
+/// duration `time`.
+fn side_by_side(engine: &Engine, batch: &Batch, lanes: usize, time: Duration) -> Result<f64, Error> {
+    let lanes = match lanes {
+        // While one batch ends, the next ones use the threads that it leaves.
+        0 => (4 * engine.threads()).div_ceil(batch.len()).clamp(4.min(engine.threads()), engine.threads()),
+        lanes => lanes,
+    };
+    let run = |time| -> Result<f64, Error> {
+        let start = Instant::now();
+        let call = || -> Result<usize, Error> {
+            let mut images = 0;
+            while images == 0 || start.elapsed() < time {
+                images += engine.infer(batch)?.values.len() / engine.classes();
+            }
+            Ok(images)
+        };
+        let images: usize = std::thread::scope(|scope| {
+            let callers: Vec<_> = (0..lanes).map(|_| scope.spawn(call)).collect();
+            let joined = callers.into_iter().map(|caller| caller.join());
+            let images = joined.map(|images| images.unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+            images.sum::<Result<_, _>>()
+        })?;
+        Ok(images as f64 / start.elapsed().as_secs_f64())
+    };
+    // The first run touches the memory for the first time.
+    run(Duration::ZERO)?;
+    run(time)
+}
+
 /// Images per second of a stream of batches that comes from the memory of the host: copies and computation
-/// overlap, and all GPUs work. `None` on the CPU, which copies nothing, and for batches that the engine splits.
+/// overlap, and all GPUs work. `None` without a GPU, and for batches that the engine splits.
 fn stream(runner: &Runner, batch_size: usize) -> Result<Option<f64>, Error> {
     let engines = runner.engines();
     if !engines.iter().all(|engine| engine.device().is_some() && batch_size <= engine.max_batch())

@@ -127,7 +127,7 @@ pub fn evaluate(
             Some(baseline) => candidate.compare(baseline, &collected, images)?,
         }
     }
-    results.load = measure_latency(candidates, &options.latency, &options.latency_options, observer)?;
+    results.load = measure_latency(candidates, &options.latency, &options.latency_options, 0, observer)?;
     if let Some(&batch_size) = options.latency.iter().min().filter(|_| options.profile) {
         candidates.iter_mut().try_for_each(|candidate| candidate.profile(batch_size))?;
     }

@@ -48,7 +48,7 @@ impl<'a> Walk<'a> {
 
     /// Runs all images through `variant` from the walk's position to `to`.
     fn run(&self, runner: &mut VariantRunner, variant: &Variant, to: usize) -> Vec<f32> {
-        let (each, images) = (runner.max_batch(), self.images.len());
+        let (each, images) = (runner.images_at_a_time(), self.images.len());
         let (from, out) = (runner.positions()[self.position].values, runner.positions()[to].values);
         let mut output = vec![0.0; images * out];
         for (part, output) in output.chunks_mut(each * out).enumerate() {

@@ -301,7 +301,7 @@ impl Bench {
         let (classes, last) = (self.reference.logits.classes, self.runner.positions().len() - 1);
         let image_bytes = self.search.image_bytes();
         let mut values = vec![0.0; self.search.len() * classes];
-        let each = self.runner.max_batch();
+        let each = self.runner.images_at_a_time();
         let parts = self.search.pixels.chunks(each * image_bytes).zip(values.chunks_mut(each * classes));
         for (pixels, logits) in parts {
             let images = logits.len() / classes;

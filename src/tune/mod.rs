@@ -22,7 +22,7 @@ use swinq_model::Recipe;
 use crate::journal::{Found, Journal};
 use crate::quantizer::Quantizer;
 use crate::sensitivity::{load, run_key, subject};
-use crate::{BackendChoice, CPU_BATCH, EngineOptions, Error, Images, Model, ReadOptions, environment};
+use crate::{DEFAULT_BATCH, EngineOptions, Error, Images, Model, ReadOptions, environment};
 use bench::{Bench, Parts};
 use changes::Space;
 use latencies::Latencies;
@@ -38,7 +38,7 @@ pub struct TuneOptions {
     /// The engine whose latency counts. Candidates are compared on the CPU; the chosen one is verified on this
     /// engine.
     pub engine: EngineOptions,
-    /// Images per inference whose latency counts; at most [`CPU_BATCH`] on the CPU.
+    /// Images per inference whose latency counts.
     pub batch_size: usize,
     /// The largest drop of top-1 accuracy, in percentage points.
     pub max_drop: f64,
@@ -110,13 +110,10 @@ pub fn tune(
     check(options, images)?;
     crate::calibration::check_recipe(&model, &options.recipe)?;
     let (images, _) = &images.numbered_for(model.config(), model.labels())?;
-    let engine =
-        EngineOptions { max_batch: options.batch_size.max(CPU_BATCH), ..options.engine.clone().resolved()? };
-    if engine.backend != BackendChoice::Cuda && options.batch_size > CPU_BATCH {
-        let problem =
-            format!("{} images, but the CPU engine runs at most {CPU_BATCH} at a time", options.batch_size);
-        return Err(Error::argument("batch_size", problem));
-    }
+    let engine = EngineOptions {
+        max_batch: options.batch_size.max(DEFAULT_BATCH),
+        ..options.engine.clone().resolved()?
+    };
     let float = model.into_float()?;
     let [search_images, verification] = images.halves();
     let search = load(&search_images, &float.transform, &options.read)?;

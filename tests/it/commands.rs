@@ -188,6 +188,49 @@ fn bench_of_random_weights_needs_no_file() {
     }
 }
 
+/// What a CPU engine does with its threads is printed and recorded. Nothing stated, it has as many as this process may use, also
+/// where that is fewer than the machine has; `taskset` belongs to util-linux.
+#[test]
+fn bench_says_how_it_divides_the_threads_that_it_may_use() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("bench.json");
+    let bench = |program: &mut assert_cmd::Command, more: &[&str]| {
+        program.args([
+            "--random-weights",
+            "3",
+            "--backend",
+            "cpu",
+            "--seconds",
+            "0.01",
+            "--batch-size",
+            "2",
+            "--json",
+        ]);
+        program.arg(&path).arg("--cfg").arg(sample_cfg()).args(more);
+        let out = program.assert();
+        let results = std::fs::read_to_string(&path).unwrap_or_default();
+        (out, serde_json::from_str::<serde_json::Value>(&results).unwrap_or_default())
+    };
+    let (out, results) = bench(&mut swinq(["bench"]), &["--threads", "=2", "--streams", "3"]);
+    let out = out.success();
+    for words in ["threads 2, for one image 2; images side by side 2", "stream images/s @ 2"] {
+        assert!(stdout(&out).contains(words), "{}", stdout(&out));
+    }
+    let model = &results["models"][0];
+    assert_eq!((&model["image_threads"], &model["lanes"]), (&2.into(), &2.into()));
+    assert!(model["stream_ips"]["2"].as_f64().unwrap() > 0.0, "{model}");
+    let program = swinq(["bench"]).get_program().to_owned();
+    let mut one = assert_cmd::Command::new("taskset");
+    one.args(["--cpu-list", "0"]).arg(program).arg("bench");
+    let (out, results) = bench(&mut one, &[]);
+    let out = out.success();
+    assert!(stdout(&out).contains("threads 1, for one image 1;"), "{}", stdout(&out));
+    assert_eq!(results["environment"]["threads"], 1);
+    for wrong in ["=0", "=", "x", "=9999"] {
+        refused(bench(&mut swinq(["bench"]), &["--threads", wrong]).0, 2, &["--threads"]);
+    }
+}
+
 #[test]
 fn bench_times_other_image_sizes_that_the_network_and_the_memory_allow() {
     let folder = tempfile::tempdir().unwrap();

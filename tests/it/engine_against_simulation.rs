@@ -44,7 +44,18 @@ fn run(classifier: &dyn Classifier, model: &FloatModel, images: usize) -> Collec
 }
 
 fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {
-    Engine::new(model, Backend::Cpu(CpuOptions { threads: 2, max_batch: 4, max_pixels: 0, cpu })).unwrap()
+    Engine::new(
+        model,
+        Backend::Cpu(CpuOptions {
+            threads: 2,
+            max_batch: 4,
+            image_threads: 0,
+            max_memory: 0,
+            max_pixels: 0,
+            cpu,
+        }),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -118,12 +129,28 @@ fn batches_of_any_size_give_the_same_logits() {
         for cpu in Cpu::available() {
             let one = Engine::new(
                 &model,
-                Backend::Cpu(CpuOptions { threads: 1, max_batch: 33, max_pixels: 0, cpu }),
+                Backend::Cpu(CpuOptions {
+                    threads: 1,
+                    max_batch: 33,
+                    image_threads: 0,
+                    max_memory: 0,
+                    max_pixels: 0,
+                    cpu,
+                }),
             )
             .unwrap();
-            let split =
-                Engine::new(&model, Backend::Cpu(CpuOptions { threads: 3, max_batch, max_pixels: 0, cpu }))
-                    .unwrap();
+            let split = Engine::new(
+                &model,
+                Backend::Cpu(CpuOptions {
+                    threads: 3,
+                    max_batch,
+                    image_threads: 0,
+                    max_memory: 0,
+                    max_pixels: 0,
+                    cpu,
+                }),
+            )
+            .unwrap();
             let (one, split) = (run(&one, &float, 33), run(&split, &float, 33));
             assert_eq!(one.logits, split.logits, "{} in parts of {max_batch}", cpu);
             assert_eq!(one.logits, whole.logits, "{} against the reference", cpu);

@@ -71,8 +71,8 @@ typedef enum swinq_status {
   SWINQ_STATUS_INTERNAL = 10,
 } swinq_status;
 
-// A model that is ready to run, with threads and buffers of its own. Threads may share it; their calls run one after
-// another. Engines of one model share its packed weights.
+// A model that is ready to run, with threads and buffers of its own. Threads may share it; on a CPU their calls run at the
+// same time on the engine's threads, on a GPU one after another. Engines of one model share its packed weights.
 typedef struct swinq_engine swinq_engine;
 
 // A model, float or quantized. Threads may share it.
@@ -146,6 +146,11 @@ typedef struct swinq_engine_options {
   // The most pixels, height times width, of an image. 0 is as many as half of the free memory holds. Images of the model's
   // own size, and smaller ones, are always accepted.
   size_t max_pixels;
+  // Threads of the CPU engine that work on one image; 0 is as many as make it faster.
+  size_t image_threads;
+  // The most bytes for the tensors of images of one size, which the CPU engine runs side by side; 0 is a quarter of the
+  // machine's memory.
+  size_t max_memory;
 } swinq_engine_options;
 
 // An array of the caller. Set every field to zero first, and `size` to `sizeof(swinq_tensor)`.

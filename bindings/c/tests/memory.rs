@@ -45,6 +45,8 @@ fn engine() -> *mut swinq_engine {
         residual_f32: 0,
         reserved: 0,
         max_pixels: 0,
+        image_threads: 0,
+        max_memory: 0,
     };
     let (mut model, mut engine) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the pointers are those of the values above.

@@ -21,7 +21,7 @@ use crate::images::denormalize;
 use crate::model::Model;
 use crate::work;
 
-/// A model that is ready to run. Threads may share it; their calls run one after another.
+/// A model that is ready to run. Threads may share it.
 #[pyclass(frozen, module = "swinq._native")]
 pub struct Engine {
     engine: Arc<swinq::Engine>,
@@ -43,20 +43,32 @@ type Named<'py> = (String, Bound<'py, PyAny>);
 /// One class of a prediction: index, name, probability.
 type Class = (usize, Option<String>, f64);
 
+/// The numbers among the options of an engine, by the names of the keyword arguments in Python.
+#[derive(Default, FromPyObject)]
+#[pyo3(from_item_all)]
+pub struct Numbers {
+    pub threads: usize,
+    pub image_threads: usize,
+    pub max_batch: usize,
+    pub max_memory: usize,
+    pub max_pixels: usize,
+    pub device: usize,
+}
+
 /// The options of an engine.
-pub fn options(
-    py: Python<'_>,
-    backend: &str,
-    threads: usize,
-    max_batch: usize,
-    max_pixels: usize,
-    device: usize,
-    residual: &str,
-) -> PyResult<EngineOptions> {
+pub fn options(py: Python<'_>, backend: &str, numbers: &Numbers, residual: &str) -> PyResult<EngineOptions> {
     let backends =
         [("auto", BackendChoice::Auto), ("cpu", BackendChoice::Cpu), ("cuda", BackendChoice::Cuda)];
-    let backend = choice(py, "backend", backend, &backends)?;
-    let mut options = EngineOptions { backend, threads, max_batch, max_pixels, ..EngineOptions::default() };
+    let &Numbers { threads, image_threads, max_batch, max_memory, max_pixels, device } = numbers;
+    let mut options = EngineOptions {
+        backend: choice(py, "backend", backend, &backends)?,
+        threads,
+        image_threads,
+        max_batch,
+        max_memory,
+        max_pixels,
+        ..EngineOptions::default()
+    };
     options.cuda.device = device;
     let residuals = [("f16", StreamType::F16), ("f32", StreamType::F32)];
     options.cuda.residual = choice(py, "residual", residual, &residuals)?;
@@ -67,18 +79,14 @@ pub fn options(
 impl Engine {
     /// Prepares `model`. The arguments are those of [`options`].
     #[new]
-    #[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
     fn new(
         py: Python<'_>,
         model: &Model,
         backend: &str,
-        threads: usize,
-        max_batch: usize,
-        max_pixels: usize,
-        device: usize,
+        numbers: Numbers,
         residual: &str,
     ) -> PyResult<Engine> {
-        let options = options(py, backend, threads, max_batch, max_pixels, device, residual)?;
+        let options = options(py, backend, &numbers, residual)?;
         let model = model.model.clone();
         let engine = work::run(py, None, move |_| model.engine(&options))?;
         Ok(Engine { engine: Arc::new(engine.map_err(|error| raise(py, &error))?) })

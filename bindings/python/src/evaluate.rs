@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use swinq::eval::{Accuracy, ModelResult, results_json, table};
 use swinq::{Candidate, EvaluateOptions, Observer, ReadOptions};
 
-use crate::engine::options;
+use crate::engine::{Numbers, options};
 use crate::error::raise;
 use crate::images::Images;
 use crate::model::Model;
@@ -28,7 +28,8 @@ pub fn evaluate(
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<(String, String, Vec<String>)> {
     let largest = latency.iter().copied().max().unwrap_or(0).max(batch_size).max(1);
-    let engine = options(py, backend, threads, largest, 0, 0, "f16")?;
+    let numbers = Numbers { threads, max_batch: largest, ..Numbers::default() };
+    let engine = options(py, backend, &numbers, "f16")?;
     let read = ReadOptions { batch_size, threads, skip_corrupt };
     let settings = EvaluateOptions { read, threads, latency, ..EvaluateOptions::default() };
     let handle = |(name, model): (String, Py<Model>)| (name, model.get().model.clone());

@@ -173,9 +173,16 @@ pub struct ModelResult {
     /// Images per second by batch size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub throughput_ips: BTreeMap<usize, f64>,
-    /// Images per second of a stream of batches from host memory, by batch size, on all GPUs of the model.
+    /// Images per second of batches from host memory that do not wait for each other, by batch size: on all GPUs of the model,
+    /// or of callers that share its CPU engine.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stream_ips: BTreeMap<usize, f64>,
+    /// Threads of its CPU engine that work on one image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_threads: Option<usize>,
+    /// Images that its CPU engine can run side by side.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lanes: Option<usize>,
     /// Bytes of its parameters and scales: 1 for an INT8 code, 4 for a float.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_bytes: Option<u64>,
@@ -228,6 +235,8 @@ impl ModelResult {
             compute_ms: BTreeMap::new(),
             throughput_ips: BTreeMap::new(),
             stream_ips: BTreeMap::new(),
+            image_threads: None,
+            lanes: None,
             size_bytes: None,
             file_bytes: None,
             int8_share: None,

@@ -218,6 +218,7 @@ fn results_conform_to_the_published_schema() {
     let mut full = common::complete(common::results());
     full.models[1].sqnr_db = Some(f64::INFINITY);
     full.models[1].stream_ips.insert(128, 52_315.0);
+    (full.models[1].image_threads, full.models[1].lanes) = (Some(16), Some(64));
     full.models[1].input_size = Some([320, 480]);
     let file = |file: &str| FileRecord { file: file.to_owned(), sha256: "ef".repeat(32) };
     let origin = full.models[1].origin.as_mut().unwrap();

@@ -51,9 +51,9 @@ impl Part {
         (busy && most * block.unit_rows() >= self.min_rows).then_some(Fused { block, rows })
     }
 
-    /// The largest batch, of at most `images`, that runs launch by launch.
-    fn most_unfused(&self, images: Images<'_>, threads: usize) -> usize {
-        let unfused = |&count: &usize| self.fused(Images { count, ..images }, threads).is_none();
+    /// The largest batch, of at most `images`, that runs launch by launch on one thread.
+    fn most_unfused(&self, images: Images<'_>) -> usize {
+        let unfused = |&count: &usize| self.fused(Images { count, ..images }, 1).is_none();
         (1..=images.count).rev().find(unfused).unwrap_or(0)
     }
 
@@ -102,8 +102,8 @@ pub(super) fn parts<'a>(segments: &'a [Segment], geometry: &'a Geometry) -> impl
     segments.iter().flat_map(|segment| segment.parts(geometry))
 }
 
-/// For each tensor the largest number of `images` for which it needs memory on `threads` threads: tensors inside a fused block
-/// need it only for batches that run launch by launch.
+/// For each tensor the largest number of `images` for which it needs memory, if one thread runs all of them, or up to `threads`
+/// threads run one of them: tensors inside a fused block need it only for images that run launch by launch.
 pub(super) fn most_images(
     segments: &[Segment],
     launches: &[Arc<Launch>],
@@ -113,7 +113,10 @@ pub(super) fn most_images(
 ) -> Vec<usize> {
     let mut most = vec![images.count; tensors];
     for part in parts(segments, images.geometry) {
-        part.inner(launches).for_each(|tensor| most[tensor.0] = part.most_unfused(images, threads));
+        let one = Images { count: 1, ..images };
+        let shared = (2..=threads).any(|threads| part.fused(one, threads).is_none());
+        let unfused = part.most_unfused(images).max(usize::from(shared));
+        part.inner(launches).for_each(|tensor| most[tensor.0] = unfused);
     }
     most
 }

@@ -12,6 +12,7 @@ use swinq_plan::{
 };
 
 use super::{CpuOptions, Packed, Runner};
+use crate::engine::MOST_OUTPUTS;
 use crate::trace::{Traced, TracedValues};
 
 /// Side of an image in pixels.
@@ -106,8 +107,15 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
             let plan = plan(&params, quantizer, Store::Residual { branch, shortcut });
             let outline: Arc<Outline> = Arc::new(plan.outline());
             let packed = Arc::new(Packed::new(&plan, &outline, cpu));
-            let options = CpuOptions { threads: 2, max_batch: images, max_pixels: 0, cpu };
-            let mut runner = Runner::new(&packed, &config(), &options).unwrap();
+            let options = CpuOptions {
+                threads: 2,
+                max_batch: images,
+                image_threads: 0,
+                max_memory: 0,
+                max_pixels: 0,
+                cpu,
+            };
+            let runner = Runner::new(&packed, &config(), &options).unwrap();
             let size = Size::square(SIDE);
             let traced = runner.trace(images, size, &pixels).unwrap();
 
@@ -131,7 +139,9 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
             assert_eq!(floats(&traced, "norm"), stream, "{cpu}");
 
             let mut fused = vec![0.0; images * tokens * C];
-            runner.infer((images, images), size, &pixels, &mut [Some(&mut fused)]).unwrap();
+            let mut outputs = [const { None }; MOST_OUTPUTS];
+            outputs[0] = Some(&mut fused[..]);
+            runner.infer((images, images), size, &pixels, &mut outputs).unwrap();
             assert_eq!(fused, stream, "{cpu}: all launches of an inference");
 
             let mut plain = vec![0.0; C];

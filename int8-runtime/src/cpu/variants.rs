@@ -2,17 +2,20 @@
 //! between two blocks.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use swinq_kernels::Pool;
 use swinq_model::{QuantizedModel, SwinConfig};
 use swinq_plan::{Element, Geometry, Grids, Outline, Plan, TensorId, TensorSpec};
 
+use super::division::{Bounds, Division, first};
 use super::fingerprint::{Fingerprint, fingerprint};
 use super::fused::{Part, parts, segments};
+use super::lanes::{Lanes, Room, lanes_in};
 use super::launch::Launch;
 use super::lower::Lowering;
-use super::place::{Images, Memory, Place, tensor_bytes};
+use super::place::{Arena, Images, Place, tensor_bytes};
 use super::{CpuOptions, Packed};
 use crate::arena::Layout;
 use crate::error::RuntimeError;
@@ -39,6 +42,24 @@ pub enum Start<'a> {
     Stream(usize, &'a [f32]),
 }
 
+impl<'a> Start<'a> {
+    /// Number of values.
+    fn len(&self) -> usize {
+        match self {
+            Start::Pixels(pixels) => pixels.len(),
+            Start::Stream(_, stream) => stream.len(),
+        }
+    }
+
+    /// The values `range`.
+    fn part(self, range: Range<usize>) -> Start<'a> {
+        match self {
+            Start::Pixels(pixels) => Start::Pixels(&pixels[range]),
+            Start::Stream(position, stream) => Start::Stream(position, &stream[range]),
+        }
+    }
+}
+
 /// A variant that is ready to run. It shares launches with other variants of its runner.
 pub struct Variant {
     packed: Packed,
@@ -59,8 +80,9 @@ impl Variant {
 pub struct VariantRunner {
     config: SwinConfig,
     options: CpuOptions,
-    pool: Pool,
-    memory: Memory,
+    lanes: Lanes,
+    /// Lanes for which there is memory.
+    side_by_side: usize,
     layout: Layout,
     /// The geometry of the network's own image size.
     geometry: Arc<Geometry>,
@@ -69,30 +91,30 @@ pub struct VariantRunner {
 }
 
 impl VariantRunner {
-    /// A runner of variants of `model`, with its threads, and memory for batches of `options.max_batch` images.
+    /// A runner of variants of `model`, with its threads, and memory for `options.max_batch` images on each.
     ///
     /// # Errors
     /// `model` does not pass [`QuantizedModel::validate`], or the system refuses threads or memory.
     pub fn new(model: &QuantizedModel, options: CpuOptions) -> Result<VariantRunner, RuntimeError> {
         crate::Backend::Cpu(options).check()?;
         let plan = Plan::new(model)?;
-        let threads = options.threads;
-        let pool = Pool::try_new(threads).map_err(|source| RuntimeError::StartThreads { threads, source })?;
+        let lanes = Lanes::new(options.threads)?;
         let geometry = Arc::clone(&plan.own);
         let bytes = |tensor: &TensorSpec| bytes_of_any_element(tensor, geometry.grids());
         let layout = Layout::of_plan(&plan.outline(), bytes, |_| options.max_batch);
-        let mut memory = Memory::default();
-        memory.reserve(&layout, options.max_batch, geometry.image())?;
-        Ok(VariantRunner {
+        let side_by_side = lanes_in(options.most_memory(), layout.total(), lanes.crew().threads());
+        let runner = VariantRunner {
             config: model.config.clone(),
             options,
-            pool,
-            memory,
+            lanes,
+            side_by_side,
             layout,
             geometry,
             positions: positions(&plan),
             launches: HashMap::new(),
-        })
+        };
+        (0..runner.room().lanes).try_for_each(|lane| runner.lanes.reserve(lane, runner.room()))?;
+        Ok(runner)
     }
 
     /// The places where a run may begin or end: the image first, the logits last.
@@ -100,14 +122,30 @@ impl VariantRunner {
         &self.positions
     }
 
-    /// The most images of a run.
-    pub fn max_batch(&self) -> usize {
-        self.options.max_batch
+    /// Images of which all threads can run some at the same time: `max_batch` for each, or fewer if memory is short. A run may
+    /// have more.
+    pub fn images_at_a_time(&self) -> usize {
+        self.options.max_batch * self.room().lanes
+    }
+
+    fn room(&self) -> Room<'_> {
+        let VariantRunner { layout, geometry, options, side_by_side, .. } = self;
+        Room { layout, images: options.max_batch, size: geometry.image(), lanes: *side_by_side }
+    }
+
+    /// How `images` images are divided among the threads.
+    fn divide(&self, variant: &Variant, images: usize) -> [Division; 2] {
+        let helpful = match self.options.image_threads {
+            0 => variant.packed.threads_of_one_image(&self.geometry, self.threads()),
+            some => some.min(self.threads()),
+        };
+        let (threads, lanes) = (self.threads(), self.room().lanes);
+        Bounds { threads, lanes, helpful, most: self.options.max_batch }.divide(images)
     }
 
     /// Threads in use, the caller's included.
     pub fn threads(&self) -> usize {
-        self.pool.threads()
+        self.lanes.crew().threads()
     }
 
     /// Number of launches that were made for all variants so far.
@@ -132,7 +170,7 @@ impl VariantRunner {
         };
         let launches: Vec<Arc<Launch>> = plan.steps.iter().enumerate().map(launch).collect();
         let segments = segments(&launches, cpu);
-        Ok(Variant { packed: Packed { plan: Arc::new(plan.outline()), launches, segments } })
+        Ok(Variant { packed: Packed { plan: Arc::new(plan.outline()), cpu, launches, segments } })
     }
 
     /// Drops launches that no variant uses any more, and with them their packed weights.
@@ -152,68 +190,95 @@ impl VariantRunner {
     /// at `to`, f32 `[images, values]`.
     ///
     /// # Panics
-    /// If `images` is not in `1..=max_batch`, the positions are not ascending, or the length of the input or of
+    /// If there is no image, the positions are not ascending, or the length of the input or of
     /// `output` is not that of `images` images.
     pub fn run(&mut self, variant: &Variant, images: usize, from: Start<'_>, to: usize, output: &mut [f32]) {
-        assert!(
-            (1..=self.max_batch()).contains(&images),
-            "{images} images in a runner of {}",
-            self.max_batch()
-        );
-        let Packed { plan, launches, segments } = &variant.packed;
-        let VariantRunner { pool, memory, layout, geometry, positions, .. } = self;
-        let (batch, arena) = (Images { count: images, geometry }, &mut memory.arena(layout));
+        assert!(images > 0, "a run of no image");
+        let first = match from {
+            Start::Pixels(_) => 0,
+            Start::Stream(position, _) => position,
+        };
+        assert!(first < to, "a run from position {first} to {to}");
+        let (read, written) = (self.positions[first].values, self.positions[to].values);
+        assert_eq!(from.len(), images * read, "the input of {images} images");
+        assert_eq!(output.len(), images * written, "the output of {images} images");
+        let mut done = 0;
+        for division in self.divide(variant, images) {
+            let some = done..done + division.images;
+            let output = &mut output[some.start * written..some.end * written];
+            let ran = self.lanes.run(
+                division,
+                self.room(),
+                &mut [Some(output)],
+                &|pool, arena, group, [output]| {
+                    let images = Images { count: group.len(), geometry: &self.geometry };
+                    let group = (some.start + group.start) * read..(some.start + group.end) * read;
+                    let output = output.as_deref_mut().expect("a run has an output");
+                    self.run_lane(variant, (pool, arena), images, from.part(group), (first, to), output);
+                },
+            );
+            ran.expect("all lanes have their memory");
+            done = some.end;
+        }
+    }
+
+    /// Runs a few images on one lane.
+    fn run_lane(
+        &self,
+        variant: &Variant,
+        (pool, arena): (&mut Pool, &mut Arena<'_>),
+        images: Images<'_>,
+        from: Start<'_>,
+        (first, to): (usize, usize),
+        output: &mut [f32],
+    ) {
+        let Packed { plan, launches, segments, .. } = &variant.packed;
         let place = |position: &Position| Place {
             tensor: position.tensor,
             spec: *plan.tensor(position.tensor),
             residual: false,
         };
-        let (first, pixels) = match from {
-            Start::Pixels(pixels) => {
-                assert_eq!(pixels.len(), images * positions[0].values, "pixels of {images} images");
-                (0, pixels)
-            }
+        let pixels = match from {
+            Start::Pixels(pixels) => pixels,
             Start::Stream(position, stream) => {
-                let place = place(&positions[position]);
-                let buffer = arena.buffer_mut(&place).as_f32_mut();
-                buffer[..place.values(batch)].copy_from_slice(stream);
-                (position, [].as_slice())
+                let buffer = arena.buffer_mut(&place(&self.positions[position])).as_f32_mut();
+                buffer[..stream.len()].copy_from_slice(stream);
+                &[]
             }
         };
-        assert!(first < to, "a run from position {first} to {to}");
-        let steps = positions[first].step..positions[to].step;
+        let steps = self.positions[first].step..self.positions[to].step;
         let reached = |part: &&Part| part.launches.end > steps.start && part.launches.start < steps.end;
-        for part in parts(segments, geometry).filter(reached) {
+        for part in parts(segments, images.geometry).filter(reached) {
             let whole = part.launches.start >= steps.start && part.launches.end <= steps.end;
-            match part.fused(batch, pool.threads()).filter(|_| whole) {
+            match part.fused(images, pool.threads()).filter(|_| whole) {
                 Some(fused) => {
-                    let stream = launches[part.launches.start].stream_mut(batch, arena);
-                    fused.block.run(pool, images, fused.rows, stream);
+                    let stream = launches[part.launches.start].stream_mut(images, arena);
+                    fused.block.run(pool, images.count, fused.rows, stream);
                 }
                 None => {
                     let some = part.launches.start.max(steps.start)..part.launches.end.min(steps.end);
-                    launches[some].iter().for_each(|launch| launch.run(pool, batch, pixels, arena));
+                    launches[some].iter().for_each(|launch| launch.run(pool, images, pixels, arena));
                 }
             }
         }
-        let place = place(&positions[to]);
-        output.copy_from_slice(place.f32(batch, arena.buffer(&place)));
+        let place = place(&self.positions[to]);
+        output.copy_from_slice(place.f32(images, arena.buffer(&place)));
     }
 
-    /// The time of each launch in one forward of `variant` over `images` images of `pixels`.
+    /// The time of each launch in one forward of `variant` over the images of one group of threads, when `images` images of
+    /// `pixels` are run.
     ///
     /// # Panics
     /// As [`VariantRunner::run`].
     pub fn profile(&mut self, variant: &Variant, images: usize, pixels: &[u8]) -> Vec<LaunchProfile> {
-        assert!(
-            (1..=self.max_batch()).contains(&images),
-            "{images} images in a runner of {}",
-            self.max_batch()
-        );
         assert_eq!(pixels.len(), images * self.positions[0].values, "pixels of {images} images");
-        let VariantRunner { pool, memory, layout, geometry, .. } = self;
-        let images = Images { count: images, geometry };
-        variant.packed.profile(pool, &mut memory.arena(layout), images, pixels, 1)
+        let Division { threads, each, .. } = first(&self.divide(variant, images));
+        let batch = Images { count: each, geometry: &self.geometry };
+        let pixels = &pixels[..each * self.positions[0].values];
+        let profile = self.lanes.with_one(threads, self.room(), |pool, arena| {
+            variant.packed.profile(pool, arena, batch, pixels, 1)
+        });
+        profile.expect("all lanes have their memory")
     }
 }
 

@@ -3,7 +3,7 @@
 use swinq_model::Size;
 use swinq_plan::{Grids, Output};
 
-use super::{Engine, Images, Runner};
+use super::{Engine, Images, Runner, lock};
 use crate::error::RuntimeError;
 use crate::memory::available_memory;
 use crate::packed::Lowered;
@@ -47,7 +47,7 @@ impl Engine {
     }
 
     /// Refuses an image that needs more memory than allowed, before any is asked for.
-    pub(super) fn check_memory(&self, runner: &Runner, size: Size) -> Result<(), RuntimeError> {
+    pub(super) fn check_memory(&self, size: Size) -> Result<(), RuntimeError> {
         if size.area() <= self.input_size().area() {
             return Ok(());
         }
@@ -57,7 +57,7 @@ impl Engine {
             Lowered::Cuda(lowered) => lowered.image_bytes(&grids),
         };
         let allowed = match self.backend.max_pixels() {
-            0 => self.free_memory(runner)?,
+            0 => self.free_memory()?,
             most => (needed as u128 * most as u128 / size.area() as u128).try_into().unwrap_or(usize::MAX),
         };
         if needed <= allowed {
@@ -67,10 +67,10 @@ impl Engine {
     }
 
     /// Half of the free memory, or what the runner holds if that is more, because an image that fits into that takes no more.
-    pub(super) fn free_memory(&self, runner: &Runner) -> Result<usize, RuntimeError> {
-        let (free, held) = match (&self.packed.lowered, runner) {
+    pub(super) fn free_memory(&self) -> Result<usize, RuntimeError> {
+        let (free, held) = match (&self.packed.lowered, &self.runner) {
             (Lowered::Cuda(lowered), Runner::Cuda(runner)) => {
-                (lowered.device().memory()?.0, runner.held_bytes())
+                (lowered.device().memory()?.0, lock(runner).held_bytes())
             }
             (_, Runner::Cpu(runner)) => (available_memory().unwrap_or(usize::MAX), runner.held_bytes()),
             _ => unreachable!("weights and runner are of one backend"),

@@ -2,13 +2,8 @@
 
 use std::time::Duration;
 
-use swinq_kernels::Simulation;
-
-use super::{Engine, Runner};
-use crate::backend::Backend;
-use crate::cpu::CpuOptions;
+use super::{Engine, Runner, lock};
 use crate::error::RuntimeError;
-use crate::packed::Lowered;
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
@@ -20,29 +15,13 @@ impl Engine {
     /// `pixels` is not one or more whole images, or the GPU fails.
     pub fn profile(&self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
         let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
-        match &mut *self.lock() {
+        match &self.runner {
             Runner::Cpu(runner) => {
                 let runs = u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
                 runner.profile(images, size, pixels, runs)
             }
-            Runner::Cuda(runner) => runner.profile(images, pixels),
+            Runner::Cuda(runner) => lock(runner).profile(images, pixels),
         }
-    }
-
-    /// How `threads` threads would divide an inference of `images` images on this kind of CPU, from the times of the tasks
-    /// on one thread. 0 threads are as many as this engine has. `None` for an engine on a GPU.
-    ///
-    /// # Errors
-    /// The numbers are out of bounds, or the system refuses memory.
-    pub fn simulate(&self, threads: usize, images: usize) -> Result<Option<Simulation>, RuntimeError> {
-        let (Lowered::Cpu(lowered), Backend::Cpu(options)) = (&self.packed.lowered, &self.backend) else {
-            return Ok(None);
-        };
-        Backend::Cpu(CpuOptions { threads, max_batch: images, ..*options }).check()?;
-        let bytes = images * self.image_bytes();
-        let pixels: Vec<u8> = (0..bytes).map(|i| (i * 151) as u8).collect();
-        let threads = if threads == 0 { self.threads } else { threads };
-        lowered.simulate(threads, images, &pixels).map(Some)
     }
 
     /// Runs the launches one by one over the first (at most `max_batch`) of `pixels`, images of [`Engine::input_size`], and
@@ -52,9 +31,9 @@ impl Engine {
     /// `pixels` is not one or more whole images, the system refuses memory, or the GPU fails.
     pub fn trace(&self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
         let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
-        match &mut *self.lock() {
+        match &self.runner {
             Runner::Cpu(runner) => runner.trace(images, size, pixels),
-            Runner::Cuda(runner) => runner.trace(images, pixels),
+            Runner::Cuda(runner) => lock(runner).trace(images, pixels),
         }
     }
 
@@ -65,9 +44,9 @@ impl Engine {
     /// The errors of [`Engine::prepare`].
     pub fn launches(&self, images: usize) -> Result<Vec<String>, RuntimeError> {
         self.check_images(images)?;
-        match &mut *self.lock() {
+        match &self.runner {
             Runner::Cpu(runner) => Ok(runner.launches(images)),
-            Runner::Cuda(runner) => runner.launches(images),
+            Runner::Cuda(runner) => lock(runner).launches(images),
         }
     }
 
@@ -78,9 +57,9 @@ impl Engine {
     /// The errors of [`Engine::prepare`].
     pub fn compute_times(&self, images: usize, runs: usize) -> Result<Option<Vec<Duration>>, RuntimeError> {
         self.check_images(images)?;
-        match &mut *self.lock() {
+        match &self.runner {
             Runner::Cpu(_) => Ok(None),
-            Runner::Cuda(runner) => runner.compute_times(images, runs).map(Some),
+            Runner::Cuda(runner) => lock(runner).compute_times(images, runs).map(Some),
         }
     }
 }

@@ -151,7 +151,18 @@ fn run(classifier: &dyn Classifier) -> Collected {
 }
 
 fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {
-    Engine::new(model, Backend::Cpu(CpuOptions { threads: 2, max_batch: 3, max_pixels: 0, cpu })).unwrap()
+    Engine::new(
+        model,
+        Backend::Cpu(CpuOptions {
+            threads: 2,
+            max_batch: 3,
+            image_threads: 0,
+            max_memory: 0,
+            max_pixels: 0,
+            cpu,
+        }),
+    )
+    .unwrap()
 }
 
 #[test]
@@ -264,7 +275,14 @@ fn blocks_in_groups_of_windows_equal_their_launches_one_by_one() {
             for (threads, cpu) in (1..=3).zip(Cpu::available().into_iter().rev().cycle()) {
                 let engine = Engine::new(
                     &model,
-                    Backend::Cpu(CpuOptions { threads, max_batch: 5, max_pixels: 0, cpu }),
+                    Backend::Cpu(CpuOptions {
+                        threads,
+                        max_batch: 5,
+                        image_threads: 0,
+                        max_memory: 0,
+                        max_pixels: 0,
+                        cpu,
+                    }),
                 )
                 .unwrap();
                 for images in [1, 2, 5] {
@@ -311,7 +329,14 @@ fn an_engine_takes_images_of_any_size() {
 fn an_image_that_needs_too_much_memory_is_refused() {
     let config = SwinConfig { window_policy: WindowPolicy::HuggingFace, ..small() };
     let model = QuantizedModel::from_float(model(config)).unwrap();
-    let options = CpuOptions { threads: 1, max_batch: 2, max_pixels: 64 * 64, cpu: Cpu::available()[0] };
+    let options = CpuOptions {
+        threads: 1,
+        max_batch: 2,
+        image_threads: 0,
+        max_memory: 0,
+        max_pixels: 64 * 64,
+        cpu: Cpu::available()[0],
+    };
     let engine = Engine::new(&model, Backend::Cpu(options)).unwrap();
     let run = |height: usize, width: usize| {
         let (size, pixels) = (Size::new(height, width), vec![0; height * width * 3]);

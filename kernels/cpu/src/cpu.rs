@@ -118,6 +118,11 @@ impl Cpu {
         self.kernel.min_rows_per_thread
     }
 
+    /// About how many multiply-accumulates of a whole network one thread does in a nanosecond.
+    pub fn macs_per_ns(self) -> u64 {
+        self.kernel.macs_per_ns
+    }
+
     pub(crate) fn kernel(self) -> &'static Int8Kernel {
         self.kernel
     }

@@ -37,6 +37,6 @@ pub use isa::Isa;
 pub use layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 pub use linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store, transposed_product};
 pub use patches::{Patches, add_table};
-pub use pool::{Pool, Simulation};
+pub use pool::{Crew, Pool, Turn};
 pub use quantize::QuantizeRows;
 pub use rows::RowOut;

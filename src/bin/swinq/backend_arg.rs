@@ -6,12 +6,12 @@ use anyhow::Context;
 use swinq::int8_runtime::cuda::StreamType;
 use swinq::{BackendChoice, Candidate, CudaOptions, EngineOptions, Model, usable_gpu};
 
-use crate::args::{Backend, BackendArgs, Residual, Usage};
+use crate::args::{Backend, BackendArgs, Residual, Threads, Usage};
 use crate::out::detail;
 
 /// The options of the engines that `args` request: one engine, or on a GPU one engine for each value of
 /// `--gemm`. Batches have up to `max_batch` images.
-pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<Vec<EngineOptions>> {
+pub fn engines(args: &BackendArgs, threads: Threads, max_batch: usize) -> anyhow::Result<Vec<EngineOptions>> {
     let device = *args.devices.first().ok_or_else(|| Usage("--devices names no GPU".to_owned()))?;
     if let Some(twice) = (1..args.devices.len()).find(|&i| args.devices[..i].contains(&args.devices[i])) {
         return Err(Usage(format!("--devices names GPU {} twice", args.devices[twice])).into());
@@ -28,7 +28,9 @@ pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::
     let (autotune, nvtx) = (args.autotune, args.nvtx);
     let options = |&gemm| {
         let cuda = CudaOptions { device, residual, gemm, autotune, nvtx, ..CudaOptions::default() };
-        EngineOptions { backend, threads, max_batch, cuda, ..EngineOptions::default() }.resolved()
+        let Threads { most: threads, of_image: image_threads } = threads;
+        EngineOptions { backend, threads, image_threads, max_batch, cuda, ..EngineOptions::default() }
+            .resolved()
     };
     let mut all = args.gemm.iter().map(options).collect::<Result<Vec<_>, _>>()?;
     if all[0].backend == BackendChoice::Cpu {
@@ -44,7 +46,7 @@ pub fn engines(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::
 }
 
 /// The first of [`engines`], for a command that runs on one GPU.
-pub fn engine(args: &BackendArgs, threads: usize, max_batch: usize) -> anyhow::Result<EngineOptions> {
+pub fn engine(args: &BackendArgs, threads: Threads, max_batch: usize) -> anyhow::Result<EngineOptions> {
     one_device(args)?;
     Ok(engines(args, threads, max_batch)?.swap_remove(0))
 }

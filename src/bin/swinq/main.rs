@@ -30,6 +30,14 @@ fn main() -> ExitCode {
     ExitCode::from(run(std::env::args_os().collect()))
 }
 
+/// Gives the loops of a calibration as many threads as its operations have, unless the environment states a number.
+fn use_default_threads() {
+    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
+        // It fails if the loops have threads already, which then serve.
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(swinq::float::default_threads()).build_global();
+    }
+}
+
 /// Runs the program with the command line `arguments`, whose first is the program's name, and returns the exit code of
 /// the process. Ends the process for a mistake in the command line, and after help.
 pub fn run(arguments: Vec<OsString>) -> u8 {
@@ -43,6 +51,9 @@ pub fn run(arguments: Vec<OsString>) -> u8 {
     interrupt::install();
     let words: Vec<String> = arguments.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let skip = skip_corrupt(&cli.command);
+    if matches!(cli.command, Command::Calibrate(_) | Command::Sensitivity(_) | Command::Tune(_)) {
+        use_default_threads();
+    }
     let outcome = match cli.command {
         Command::Calibrate(args) => commands::calibrate::run(&args, &words),
         Command::Qat(args) => commands::qat::run(&args),

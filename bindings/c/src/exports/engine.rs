@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use swinq::int8_runtime::cuda::StreamType;
 use swinq::model::Size;
-use swinq::{BackendChoice, CPU_BATCH, EngineOptions};
+use swinq::{BackendChoice, DEFAULT_BATCH, EngineOptions};
 
 use super::tensor::{describe, swinq_tensor};
 use super::{hand_out, swinq_engine, swinq_model};
@@ -40,6 +40,11 @@ pub struct swinq_engine_options {
     /// The most pixels, height times width, of an image. 0 is as many as half of the free memory holds. Images of the model's
     /// own size, and smaller ones, are always accepted.
     pub max_pixels: usize,
+    /// Threads of the CPU engine that work on one image; 0 is as many as make it faster.
+    pub image_threads: usize,
+    /// The most bytes for the tensors of images of one size, which the CPU engine runs side by side; 0 is a quarter of the
+    /// machine's memory.
+    pub max_memory: usize,
 }
 
 // SAFETY: the structure is `repr(C)`, starts with its size, and has numbers.
@@ -55,6 +60,8 @@ unsafe impl Versioned for swinq_engine_options {
             residual_f32: 0,
             reserved: 0,
             max_pixels: 0,
+            image_threads: 0,
+            max_memory: 0,
         }
     }
 }
@@ -133,9 +140,17 @@ fn engine_options(given: &swinq_engine_options) -> Result<EngineOptions, Failure
     if given.reserved != 0 {
         return Err(Failure::argument("reserved", "is not 0"));
     }
-    let max_batch = if given.max_batch == 0 { CPU_BATCH } else { given.max_batch };
-    let swinq_engine_options { threads, max_pixels, .. } = *given;
-    let mut options = EngineOptions { backend, threads, max_batch, max_pixels, ..EngineOptions::default() };
+    let max_batch = if given.max_batch == 0 { DEFAULT_BATCH } else { given.max_batch };
+    let swinq_engine_options { threads, max_pixels, image_threads, max_memory, .. } = *given;
+    let mut options = EngineOptions {
+        backend,
+        threads,
+        image_threads,
+        max_batch,
+        max_memory,
+        max_pixels,
+        ..EngineOptions::default()
+    };
     options.cuda.device = given.device as usize;
     if given.residual_f32 != 0 {
         options.cuda.residual = StreamType::F32;

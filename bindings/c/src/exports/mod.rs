@@ -40,8 +40,8 @@ pub struct swinq_model {
     _opaque: [u8; 0],
 }
 
-/// A model that is ready to run, with threads and buffers of its own. Threads may share it; their calls run one after
-/// another. Engines of one model share its packed weights.
+/// A model that is ready to run, with threads and buffers of its own. Threads may share it; on a CPU their calls run at the
+/// same time on the engine's threads, on a GPU one after another. Engines of one model share its packed weights.
 pub struct swinq_engine {
     _opaque: [u8; 0],
 }

@@ -57,9 +57,9 @@ class Site(NamedTuple):
 class Engine:
     """A model that is ready to run, on threads of its own. Engines of one model share its packed weights.
 
-    Threads may share an engine; their calls run one after another. For throughput give each thread an engine with
-    ``threads=1``: calls release the interpreter's lock, so that engines run at the same time. In a forked process, which
-    has no threads of its parent, an engine is made again at its first call.
+    Threads may share an engine. Calls release the interpreter's lock; on a CPU they run at the same time and share the engine's
+    threads, on a GPU they run one after another. In a forked process, which has no threads of its parent, an engine is made
+    again at its first call.
     """
 
     def __init__(self, model: Model, make: Callable[[], _native.Engine]) -> None:
@@ -214,7 +214,9 @@ class Model:
         *,
         backend: str = "auto",
         threads: int = 0,
+        image_threads: int = 0,
         max_batch: int = 8,
+        max_memory: int = 0,
         max_pixels: int = 0,
         device: int = 0,
         residual: str = "f16",
@@ -224,7 +226,10 @@ class Model:
         Args:
             backend: ``auto`` (the GPU if one can be used, else the CPU), ``cpu`` or ``cuda``.
             threads: threads of the CPU engine; 0 is one per core.
-            max_batch: images that run at a time; larger batches are split.
+            image_threads: threads of the CPU engine that work on one image; 0 is as many as make it faster.
+            max_batch: images that run at a time, on a CPU on each thread; larger batches are split.
+            max_memory: the most bytes for the tensors of images of one size, which the CPU engine runs side by side; 0 is a
+                quarter of the machine's memory.
             max_pixels: the most pixels, height times width, of an image; 0 is as many as half of the free memory holds. Images
                 of :attr:`input_size`, and smaller ones, are always accepted.
             device: ordinal of the GPU.
@@ -233,13 +238,18 @@ class Model:
         Raises:
             EngineError: if the backend cannot be used, or cannot run the model.
         """
-        numbers = {"threads": threads, "max_batch": max_batch, "max_pixels": max_pixels, "device": device}
+        numbers = {
+            "threads": threads,
+            "image_threads": image_threads,
+            "max_batch": max_batch,
+            "max_memory": max_memory,
+            "max_pixels": max_pixels,
+            "device": device,
+        }
         for name, value in numbers.items():
             count(name, value, 0)
         native = self._native
-        return Engine(
-            self, lambda: _native.Engine(native, backend, threads, max_batch, max_pixels, device, residual)
-        )
+        return Engine(self, lambda: _native.Engine(native, backend, numbers, residual))
 
     def _default(self) -> Engine:
         if self._engine is None:

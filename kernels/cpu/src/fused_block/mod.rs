@@ -148,7 +148,7 @@ impl FusedBlock {
     /// Takes the rows of one task through all ops. An op reads one half of the intermediate memory and writes
     /// the other.
     fn run_task(&self, task: &TaskRows<'_>, scratch: &mut Scratch, nanos: Option<&[AtomicU64]>) {
-        let Scratch { op: op_scratch, intermediate } = scratch;
+        let Scratch { op: op_scratch, intermediate, .. } = scratch;
         let max_rows = self.max_units * self.unit_rows();
         let half = self.ops.iter().flat_map(|(_, result)| result).map(|result| result.bytes(max_rows));
         let half = half.max().unwrap_or(0).next_multiple_of(64);

@@ -34,6 +34,8 @@ pub(crate) struct Int8Kernel {
     pub(crate) fused_block_rows: usize,
     /// See [`Cpu::min_rows_per_thread`](crate::Cpu::min_rows_per_thread).
     pub(crate) min_rows_per_thread: usize,
+    /// See [`Cpu::macs_per_ns`](crate::Cpu::macs_per_ns).
+    pub(crate) macs_per_ns: u64,
     /// A loop that runs at the peak rate of the kernel's multiply-add instruction, for benchmarks.
     pub(crate) peak: Option<Peak>,
 }

@@ -33,6 +33,7 @@ pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     block: block_i8,
     fused_block_rows: 196,
     min_rows_per_thread: 42,
+    macs_per_ns: 150,
     peak: Some(probe::INT8_NEON_I8MM),
 };
 

@@ -1,23 +1,20 @@
-//! One pool of threads for all ops of an engine. Running a job allocates nothing.
+//! Threads for ops. Running a job allocates nothing.
 //!
-//! Each thread starts with its own contiguous share of a job's tasks and then takes tasks from the shares of
-//! the others. Ops number their tasks by rows, so that a thread finds the rows that it wrote in the previous
-//! op in its own second-level cache.
+//! A [`Crew`] has the threads; a [`Pool`] borrows some of them and runs jobs on them. Each thread starts with its own
+//! contiguous share of a job's tasks and then takes tasks from the shares of the others. Ops number their tasks by rows, so
+//! that a thread finds the rows that it wrote in the previous op in its own second-level cache.
 
+mod crew;
 mod parts;
-mod simulation;
+mod team;
 
-use std::any::Any;
-use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
-use std::thread::JoinHandle;
+use std::sync::Arc;
 
+pub use crew::{Crew, Turn};
 pub(crate) use parts::Parts;
-pub use simulation::Simulation;
+use team::Team;
 
 use crate::buffer::AlignedBuf;
 
@@ -26,6 +23,8 @@ const SPINS: usize = 2_000;
 
 /// Memory of one thread, kept between jobs.
 pub struct Scratch {
+    /// Number of the thread: 0 for a caller, then the workers of its [`Crew`].
+    pub thread: usize,
     /// Working memory of an op.
     pub op: AlignedBuf,
     /// Results that one op of a fused block leaves for the next.
@@ -33,149 +32,29 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    fn new() -> Scratch {
-        Scratch { op: AlignedBuf::new(0), intermediate: AlignedBuf::new(0) }
+    /// No memory yet, for the thread with this number.
+    pub fn new(thread: usize) -> Scratch {
+        Scratch { thread, op: AlignedBuf::new(0), intermediate: AlignedBuf::new(0) }
     }
 }
 
 type Task<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
 
-/// The tasks that each of `threads` threads starts with.
-fn shares(tasks: usize, threads: usize) -> impl Iterator<Item = Range<usize>> {
-    let (each, more) = (tasks / threads, tasks % threads);
-    let start = move |thread: usize| thread * each + thread.min(more);
-    (0..threads).map(move |thread| start(thread)..start(thread + 1))
-}
+/// What a thread does with a group of items: their range, and their part of every output.
+type GroupTask<'a, const N: usize> = dyn Fn(Range<usize>, [Option<&mut [f32]>; N], &mut Scratch) + Sync + 'a;
 
-/// The job being run: its task function with the lifetime erased.
-#[derive(Clone, Copy)]
-struct Job {
-    task: *const Task<'static>,
-}
-
-/// The unstarted tasks of one thread, on a separate cache line.
-#[repr(align(64))]
-struct Share {
-    next: AtomicUsize,
-    end: AtomicUsize,
-}
-
-struct Shared {
-    /// Written by the caller of `run` while no worker is active, read by workers after they see a new epoch.
-    job: UnsafeCell<Option<Job>>,
-    epoch: AtomicUsize,
-    /// One for each thread, the caller of `run` first.
-    shares: Vec<Share>,
-    active: AtomicUsize,
-    sleeping: AtomicUsize,
-    stop: AtomicBool,
-    /// The most memory that any thread has needed for each part of its [`Scratch`]. Scheduling is
-    /// nondeterministic, so every thread reserves this much before it takes tasks; without this, a thread
-    /// could allocate for the first time after many jobs.
-    scratch: [AtomicUsize; 2],
-    panic: Mutex<Option<Box<dyn Any + Send>>>,
-    lock: Mutex<()>,
-    wake: Condvar,
-}
-
-// SAFETY: `job` is the only field that is not Sync by itself. It is written only in `Pool::run`, which holds
-// `&mut Pool` and has waited for `active == 0`; workers read it only after the epoch store that follows the
-// write.
-unsafe impl Sync for Shared {}
-// SAFETY: the raw pointer in `job` is dereferenced only while `Pool::run` keeps the task alive (see
-// `Shared::work`).
-unsafe impl Send for Shared {}
-
-impl Shared {
-    /// Runs tasks until none is left: first the share of `thread`, then the shares of the threads after it.
-    fn work(&self, thread: usize, job: Job, scratch: &mut Scratch) {
-        let [op, intermediate] = &self.scratch;
-        scratch.op.reserve(op.load(Ordering::Relaxed));
-        scratch.intermediate.reserve(intermediate.load(Ordering::Relaxed));
-        let (before, from) = self.shares.split_at(thread);
-        for share in from.iter().chain(before) {
-            let end = share.end.load(Ordering::Relaxed);
-            // The comparison before `fetch_add` keeps `next` from growing with every thread that looks at the
-            // share.
-            while share.next.load(Ordering::Relaxed) < end {
-                let index = share.next.fetch_add(1, Ordering::Relaxed);
-                if index < end {
-                    self.perform(job, index, scratch);
-                }
-            }
-        }
-        op.fetch_max(scratch.op.len(), Ordering::Relaxed);
-        intermediate.fetch_max(scratch.intermediate.len(), Ordering::Relaxed);
-    }
-
-    fn perform(&self, job: Job, index: usize, scratch: &mut Scratch) {
-        // SAFETY: `Pool::run` does not return before every worker has left `work`, so the task that the
-        // pointer was made from is alive.
-        let task = unsafe { &*job.task };
-        if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index, scratch))) {
-            let mut first = self.panic.lock().unwrap_or_else(|e| e.into_inner());
-            if let Some(surplus) = first.replace(payload) {
-                // Keep the first payload. A payload may panic when dropped, which must not happen before all
-                // tasks have ended.
-                std::mem::forget(first.replace(surplus));
-            }
-        }
-    }
-
-    /// Divides `tasks` tasks into one share for each thread.
-    fn divide(&self, tasks: usize) {
-        for (share, tasks) in self.shares.iter().zip(shares(tasks, self.shares.len())) {
-            share.next.store(tasks.start, Ordering::Relaxed);
-            share.end.store(tasks.end, Ordering::Relaxed);
-        }
-    }
-
-    fn worker(&self, thread: usize) {
-        let mut scratch = Scratch::new();
-        let mut seen = 0;
-        loop {
-            seen = self.next_epoch(seen);
-            if self.stop.load(Ordering::Acquire) {
-                return;
-            }
-            // SAFETY: the epoch changed, so `run` has written the job before it and will not write again
-            // before this worker has decremented `active`.
-            let job = unsafe { *self.job.get() }.expect("an epoch has a job");
-            self.work(thread, job, &mut scratch);
-            self.active.fetch_sub(1, Ordering::Release);
-        }
-    }
-
-    /// Waits for an epoch other than `seen`: spins, then sleeps.
-    fn next_epoch(&self, seen: usize) -> usize {
-        for _ in 0..SPINS {
-            let epoch = self.epoch.load(Ordering::Acquire);
-            if epoch != seen {
-                return epoch;
-            }
-            std::hint::spin_loop();
-        }
-        let mut guard = self.lock.lock().unwrap_or_else(|e| e.into_inner());
-        self.sleeping.fetch_add(1, Ordering::SeqCst);
-        while self.epoch.load(Ordering::SeqCst) == seen {
-            guard = self.wake.wait(guard).unwrap_or_else(|e| e.into_inner());
-        }
-        self.sleeping.fetch_sub(1, Ordering::SeqCst);
-        self.epoch.load(Ordering::Acquire)
-    }
-}
-
-/// A fixed set of threads; the caller of [`Pool::run`] is one of them.
+/// Runs jobs on the thread of the caller and on the threads that it borrows from a [`Crew`].
 pub struct Pool {
-    shared: Arc<Shared>,
-    workers: Vec<JoinHandle<()>>,
+    crew: Arc<Crew>,
+    team: Arc<Team>,
+    /// Workers of the crew: the first `lent` are lent to this pool.
+    members: Vec<usize>,
+    lent: usize,
     scratch: Scratch,
-    /// What a simulated pool has found; `None` for a real one.
-    simulation: Option<Simulation>,
 }
 
 impl Pool {
-    /// A pool of `threads` threads, including the caller; 0 means one per available core.
+    /// A pool of `threads` threads of its own, including the caller; 0 means one per available core.
     ///
     /// # Panics
     /// If the system refuses to start a thread.
@@ -188,55 +67,57 @@ impl Pool {
     /// # Errors
     /// The system refuses to start a thread.
     pub fn try_new(threads: usize) -> std::io::Result<Pool> {
-        let threads = match threads {
-            0 => std::thread::available_parallelism().map_or(1, |n| n.get()),
-            n => n,
-        };
-        let shared = Arc::new(Shared {
-            job: UnsafeCell::new(None),
-            epoch: AtomicUsize::new(0),
-            shares: (0..threads)
-                .map(|_| Share { next: AtomicUsize::new(0), end: AtomicUsize::new(0) })
-                .collect(),
-            active: AtomicUsize::new(0),
-            sleeping: AtomicUsize::new(0),
-            stop: AtomicBool::new(false),
-            scratch: [AtomicUsize::new(0), AtomicUsize::new(0)],
-            panic: Mutex::new(None),
-            lock: Mutex::new(()),
-            wake: Condvar::new(),
-        });
-        // If a thread cannot be started, dropping the pool stops the threads that were started.
-        let workers = Vec::with_capacity(threads - 1);
-        let mut pool = Pool { shared, workers, scratch: Scratch::new(), simulation: None };
-        for index in 1..threads {
-            let shared = Arc::clone(&pool.shared);
-            let builder = std::thread::Builder::new().name(format!("swinq-{index}"));
-            pool.workers.push(builder.spawn(move || shared.worker(index))?);
-        }
+        let crew = Crew::new(threads)?;
+        let threads = crew.threads();
+        let mut pool = Pool::of(&Arc::new(crew));
+        pool.borrow(threads);
         Ok(pool)
     }
 
-    /// A pool that divides jobs as `threads` threads would (at least one), runs all tasks on the caller's thread, and computes
-    /// how long that many threads would take.
-    ///
-    /// # Panics
-    /// If `threads` is 0.
-    pub fn simulated(threads: usize) -> Pool {
-        assert!(threads > 0, "a pool has at least one thread");
-        let mut pool = Pool::new(1);
-        pool.simulation = Some(Simulation::new(threads));
-        pool
+    /// A pool of the caller alone, which can [`borrow`](Pool::borrow) threads of `crew`.
+    pub fn of(crew: &Arc<Crew>) -> Pool {
+        let team = Arc::new(Team::new(crew.threads()));
+        let members = Vec::with_capacity(crew.threads());
+        Pool { crew: Arc::clone(crew), team, members, lent: 0, scratch: Scratch::new(0) }
     }
 
-    /// What a simulated pool has found so far.
-    pub fn simulation(&self) -> Option<Simulation> {
-        self.simulation
+    /// Borrows threads until the pool has `threads`, the caller included, or fewer if the crew has no more free ones. It keeps
+    /// them until it gives them back or is dropped.
+    pub fn borrow(&mut self, threads: usize) {
+        self.give_back();
+        if threads > 1 || !self.members.is_empty() {
+            self.lent = self.crew.shared().lend(&self.team, threads.saturating_sub(1), &mut self.members);
+        }
+    }
+
+    /// Gives all threads back.
+    pub fn give_back(&mut self) {
+        if self.lent > 0 {
+            self.crew.shared().take_back(&self.members[..self.lent]);
+            self.lent = 0;
+        }
     }
 
     /// Number of threads, including the caller of [`Pool::run`].
     pub fn threads(&self) -> usize {
-        self.simulation.map_or(self.workers.len() + 1, |simulation| simulation.threads)
+        self.lent + 1
+    }
+
+    /// The numbers of the threads, as [`Scratch::thread`] states them; the caller first.
+    pub fn numbers(&self) -> impl Iterator<Item = usize> {
+        std::iter::once(0).chain(self.members[..self.lent].iter().map(|&worker| worker + 1))
+    }
+
+    /// Calls `f` with this pool, in which the caller's thread has the memory of `scratch`.
+    pub fn with_scratch<R>(&mut self, scratch: &mut Scratch, f: impl FnOnce(&mut Pool) -> R) -> R {
+        let mut swap = |own: &mut Scratch| {
+            std::mem::swap(&mut own.op, &mut scratch.op);
+            std::mem::swap(&mut own.intermediate, &mut scratch.intermediate);
+        };
+        swap(&mut self.scratch);
+        let result = f(self);
+        swap(&mut self.scratch);
+        result
     }
 
     /// Runs `task(i, scratch)` for every `i` in `0..tasks`, on all threads, and returns when all are done. A
@@ -247,35 +128,15 @@ impl Pool {
     /// Resumes the first panic of a task after all tasks have ended; immediately if there is one thread or
     /// one task.
     pub fn run(&mut self, tasks: usize, task: &Task<'_>) {
-        if let Some(simulation) = &mut self.simulation {
-            return simulation.run(tasks, task, &mut self.scratch);
-        }
-        if self.workers.is_empty() || tasks <= 1 {
+        if self.lent == 0 || tasks <= 1 {
             (0..tasks).for_each(|index| task(index, &mut self.scratch));
             return;
         }
-        // SAFETY: only the lifetime changes. The pointer is used by workers only until `active` is 0, which
-        // is awaited below before this function returns, while `task` is borrowed.
-        let task = unsafe { std::mem::transmute::<*const Task<'_>, *const Task<'static>>(task) };
-        let job = Job { task };
-        // SAFETY: `&mut self`, and the previous `run` waited for `active == 0`: nobody reads the cell now.
-        unsafe { *self.shared.job.get() = Some(job) };
-        self.shared.divide(tasks);
-        self.shared.active.store(self.workers.len(), Ordering::Relaxed);
-        self.publish();
-        self.shared.work(0, job, &mut self.scratch);
-        let mut spins = 0;
-        while self.shared.active.load(Ordering::Acquire) != 0 {
-            spins += 1;
-            if spins % SPINS == 0 { std::thread::yield_now() } else { std::hint::spin_loop() }
-        }
-        let panic = self.shared.panic.lock().unwrap_or_else(|e| e.into_inner()).take();
-        if let Some(payload) = panic {
-            resume_unwind(payload);
-        }
+        let (shared, team, threads) = (self.crew.shared(), &self.team, self.threads().min(tasks));
+        team.lead((threads, tasks), task, &mut self.scratch, || shared.wake(team, 0));
     }
 
-    /// Divides `out` into parts of `size` values, of which the last may be shorter, and runs `task(i, part)` for every
+    /// Divides `out` into parts of `size` values, the last may be shorter, and runs `task(i, part)` for every
     /// part, as [`Pool::run`] does.
     ///
     /// # Panics
@@ -286,6 +147,37 @@ impl Pool {
             let from = i * size;
             // SAFETY: the parts of different tasks do not overlap, and every task runs once.
             task(i, unsafe { parts.get(from, size.min(len - from)) });
+        });
+    }
+
+    /// Divides `items` items into groups of `each`, the last may be smaller, and runs `task(group, outputs, scratch)` for every
+    /// group, as [`Pool::run`] does. `group` is the range of its items, and `outputs` has the group's part of each of `outs`,
+    /// the same number of values for each item.
+    ///
+    /// # Panics
+    /// If `each` is 0, or an output's values are not a multiple of `items`, and as [`Pool::run`].
+    pub fn run_groups<const N: usize>(
+        &mut self,
+        (items, each): (usize, usize),
+        outs: &mut [Option<&mut [f32]>; N],
+        task: &GroupTask<'_, N>,
+    ) {
+        let values = outs.each_ref().map(|out| out.as_ref().map_or(0, |out| out.len()));
+        assert!(
+            values.iter().all(|values| items == 0 || values.is_multiple_of(items)),
+            "{values:?} of {items}"
+        );
+        let parts = outs.each_mut().map(|out| out.as_deref_mut().map(Parts::new));
+        self.run(items.div_ceil(each), &|i, scratch| {
+            let group = i * each..items.min((i + 1) * each);
+            let of_group = std::array::from_fn(|output| {
+                let size = values[output] / items;
+                // SAFETY: the parts of different tasks do not overlap, and every task runs once.
+                parts[output]
+                    .as_ref()
+                    .map(|parts| unsafe { parts.get(group.start * size, group.len() * size) })
+            });
+            task(group, of_group, scratch);
         });
     }
 
@@ -306,25 +198,11 @@ impl Pool {
         unsafe { values.set_len(len) };
         values
     }
-
-    /// Starts a new epoch and wakes the sleepers.
-    fn publish(&self) {
-        self.shared.epoch.fetch_add(1, Ordering::SeqCst);
-        if self.shared.sleeping.load(Ordering::SeqCst) > 0 {
-            let _guard = self.shared.lock.lock().unwrap_or_else(|e| e.into_inner());
-            self.shared.wake.notify_all();
-        }
-    }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Release);
-        self.publish();
-        for worker in self.workers.drain(..) {
-            // A worker catches the panics of its tasks, so joining cannot fail.
-            let _ = worker.join();
-        }
+        self.borrow(1);
     }
 }
 

@@ -1,4 +1,8 @@
-use std::sync::atomic::AtomicU32;
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use super::*;
 
@@ -79,4 +83,131 @@ fn a_panic_reaches_the_caller_and_the_pool_survives() {
         done.fetch_add(1, Ordering::Relaxed);
     });
     assert_eq!(done.into_inner(), 8);
+}
+
+#[test]
+fn groups_have_their_items_and_their_part_of_every_output() {
+    let mut pool = Pool::new(3);
+    for (items, each) in [(0, 2), (1, 4), (7, 2), (64, 1)] {
+        let (mut pairs, mut single) = (vec![0.0; 2 * items], vec![0.0; items]);
+        let mut outs = [Some(&mut pairs[..]), None, Some(&mut single[..])];
+        pool.run_groups((items, each), &mut outs, &|group, [pairs, none, single], _| {
+            assert!(none.is_none() && group.len() <= each);
+            let (pairs, single) = (pairs.unwrap(), single.unwrap());
+            for (at, item) in group.enumerate() {
+                pairs[2 * at] += item as f32;
+                pairs[2 * at + 1] -= item as f32;
+                single[at] += 1.0 + item as f32;
+            }
+        });
+        assert!(
+            single.iter().enumerate().all(|(item, value)| *value == 1.0 + item as f32),
+            "{items} / {each}"
+        );
+        assert!(
+            pairs.iter().enumerate().all(|(at, value)| value.abs() == (at / 2) as f32),
+            "{items} / {each}"
+        );
+    }
+}
+
+#[test]
+fn pools_borrow_threads_and_give_them_back() {
+    let crew = Arc::new(Crew::new(4).unwrap());
+    let (mut first, mut second) = (Pool::of(&crew), Pool::of(&crew));
+    first.borrow(3);
+    second.borrow(3);
+    assert_eq!((first.threads(), second.threads()), (3, 2));
+    let both = |first: &mut Pool, second: &mut Pool| {
+        for pool in [first, second] {
+            let threads = Mutex::new(BTreeSet::new());
+            let done = AtomicU32::new(0);
+            pool.run(50, &|_, scratch| {
+                threads.lock().unwrap().insert(scratch.thread);
+                std::thread::sleep(Duration::from_micros(50));
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(done.into_inner(), 50);
+            let threads = threads.into_inner().unwrap();
+            assert!(threads.contains(&0) && threads.len() <= pool.threads(), "{threads:?}");
+        }
+    };
+    for _ in 0..20 {
+        both(&mut first, &mut second);
+        first.borrow(1);
+        second.borrow(4);
+        assert_eq!((first.threads(), second.threads()), (1, 4));
+        both(&mut first, &mut second);
+        second.give_back();
+        first.borrow(3);
+        second.borrow(2);
+        assert_eq!((first.threads(), second.threads()), (3, 2));
+    }
+    drop(first);
+    second.borrow(9);
+    assert_eq!(second.threads(), 4);
+}
+
+#[test]
+fn a_group_inside_of_a_job_borrows_threads_of_the_same_crew() {
+    let crew = Arc::new(Crew::new(6).unwrap());
+    let mut outer = Pool::of(&crew);
+    let inner: Vec<Mutex<Pool>> = (0..3).map(|_| Mutex::new(Pool::of(&crew))).collect();
+    for _ in 0..50 {
+        outer.borrow(3);
+        let done = AtomicU32::new(0);
+        outer.run(3, &|i, _| {
+            let mut pool = inner[i].lock().unwrap();
+            pool.borrow(2);
+            pool.run(8, &|_, _| {
+                done.fetch_add(1, Ordering::Relaxed);
+            });
+            pool.give_back();
+        });
+        outer.give_back();
+        assert_eq!(done.into_inner(), 24);
+    }
+}
+
+/// More threads than cores: threads are late by a job or by many.
+#[test]
+fn a_late_thread_takes_no_task_of_another_job() {
+    let mut pool = Pool::new(8);
+    for job in 0..20_000_usize {
+        let (tasks, sum) = (2 + job % 11, AtomicUsize::new(0));
+        pool.run(tasks, &|i, _| {
+            sum.fetch_add((1 << 32) + i + job, Ordering::Relaxed);
+        });
+        assert_eq!(sum.into_inner(), (tasks << 32) + tasks * (tasks - 1) / 2 + tasks * job);
+    }
+}
+
+#[test]
+fn callers_share_the_threads_of_a_crew() {
+    let crew = Crew::new(4).unwrap();
+    let alone = crew.turn(9);
+    assert_eq!(alone.threads(), 4);
+    drop(alone);
+    let some = crew.turn(1);
+    let half = crew.turn(9);
+    assert_eq!((some.threads(), half.threads()), (1, 2));
+    drop((some, half));
+    // More callers than threads: all get their turn, and never more threads than there are.
+    let (used, most) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..9 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    let turn = crew.turn(3);
+                    most.fetch_max(
+                        used.fetch_add(turn.threads(), Ordering::SeqCst) + turn.threads(),
+                        Ordering::SeqCst,
+                    );
+                    used.fetch_sub(turn.threads(), Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    assert!((1..=4).contains(&most.into_inner()));
+    assert_eq!(crew.turn(9).threads(), 4);
 }

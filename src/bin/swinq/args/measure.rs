@@ -9,7 +9,7 @@ use swinq_ladder::LadderCommand;
 use swinq_ladder::parse::{at_least_one, batch, seconds, threads};
 
 use super::search::points;
-use super::{BackendArgs, DataArgs, FloatArgs};
+use super::{BackendArgs, DataArgs, FloatArgs, Threads};
 
 /// Arguments of `eval`.
 #[derive(Clone, Debug, Args)]
@@ -38,12 +38,12 @@ pub struct EvalArgs {
     /// Seed of that sample.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Images per batch.
-    #[arg(long, default_value_t = 32, value_parser = batch)]
-    pub batch_size: usize,
-    /// Threads (0: one per core).
-    #[arg(long, default_value_t = 0, value_parser = threads)]
-    pub threads: usize,
+    /// Images per batch (default: 32, or 4 for each thread of the CPU engine if these are more).
+    #[arg(long, value_parser = batch)]
+    pub batch_size: Option<usize>,
+    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
+    #[arg(long, value_name = "N|=N", default_value = "0")]
+    pub threads: Threads,
     /// Batch sizes whose latency is measured after the accuracy.
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8", value_parser = batch)]
     pub latency: Vec<usize>,
@@ -131,9 +131,12 @@ pub struct BenchArgs {
     /// The most pixels, height times width, of an image (0: what half of the free memory holds).
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_pixels: usize,
-    /// Threads (0: one per core).
-    #[arg(long, default_value_t = 0, value_parser = threads)]
-    pub threads: usize,
+    /// Callers that share a CPU engine when images per second of a stream are measured (0: as many as keep all threads busy).
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = threads)]
+    pub streams: usize,
+    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
+    #[arg(long, value_name = "N|=N", default_value = "0")]
+    pub threads: Threads,
     #[command(flatten)]
     pub backend: BackendArgs,
     /// Seconds of measurement for each model and batch size, at most 3600.

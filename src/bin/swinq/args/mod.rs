@@ -19,7 +19,9 @@ pub use messages::{MessageArgs, color_of};
 pub use model::{CompletionsArgs, DoctorArgs, InspectArgs, ManArgs, PredictArgs, QuickstartArgs};
 pub use quantize::{CalibrateArgs, Device, QatArgs};
 pub use search::{SensitivityArgs, TuneArgs};
-pub use shared::{Backend, BackendArgs, CalibrationArgs, DataArgs, Family, FloatArgs, Residual, pairs};
+pub use shared::{
+    Backend, BackendArgs, CalibrationArgs, DataArgs, Family, FloatArgs, Residual, Threads, pairs,
+};
 
 /// INT8 quantization toolkit and engine for Swin Transformer classifiers.
 #[derive(Debug, Parser)]

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap_complete::Shell;
-use swinq_ladder::parse::{at_least_one, batch, threads};
+use swinq_ladder::parse::{at_least_one, batch};
 
-use super::{BackendArgs, FloatArgs};
+use super::{BackendArgs, FloatArgs, Threads};
 
 /// Arguments of `predict`.
 #[derive(Clone, Debug, Args)]
@@ -30,9 +30,9 @@ pub struct PredictArgs {
     pub logits: Option<PathBuf>,
     #[command(flatten)]
     pub backend: BackendArgs,
-    /// Threads (0: one per core).
-    #[arg(long, default_value_t = 0, value_parser = threads)]
-    pub threads: usize,
+    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
+    #[arg(long, value_name = "N|=N", default_value = "0")]
+    pub threads: Threads,
 }
 
 /// Arguments of `inspect`.

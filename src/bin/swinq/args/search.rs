@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use swinq::Split;
-use swinq_ladder::parse::{at_least_one, batch, positive, threads};
+use swinq_ladder::parse::{at_least_one, batch, positive};
 
-use super::{BackendArgs, CalibrationArgs, DataArgs, FloatArgs};
+use super::{BackendArgs, CalibrationArgs, DataArgs, FloatArgs, Threads};
 
 /// The model and the images of `sensitivity` and `tune`.
 #[derive(Clone, Debug, Args)]
@@ -20,9 +20,9 @@ pub struct SubjectArgs {
     /// Part of the data set on which models are measured.
     #[arg(long, default_value = "val")]
     pub split: Split,
-    /// Threads (0: one per core).
-    #[arg(long, default_value_t = 0, value_parser = threads)]
-    pub threads: usize,
+    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
+    #[arg(long, value_name = "N|=N", default_value = "0")]
+    pub threads: Threads,
     #[command(flatten)]
     pub calibration: CalibrationArgs,
 }
@@ -63,7 +63,7 @@ pub struct TuneArgs {
     pub budget: Option<f64>,
     #[command(flatten)]
     pub backend: BackendArgs,
-    /// Images per inference whose latency counts; at most 8 on the CPU.
+    /// Images per inference whose latency counts.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = batch)]
     pub batch_size: usize,
     /// Table of measured latencies: read if it exists, and extended (default: OUTPUT.latencies.json).

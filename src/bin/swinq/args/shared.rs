@@ -1,13 +1,14 @@
 //! Arguments that several commands share.
 
 use std::path::{Path, PathBuf};
+use std::str::FromStr;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use swinq::int8_runtime::cuda::{Autotune, Gemm};
 use swinq::model::Ptq;
 use swinq::{Dialect, Images, Recipe, Split};
-use swinq_ladder::parse::at_least_one;
+use swinq_ladder::parse::{at_least_one, threads};
 
 use super::Usage;
 use crate::images_arg;
@@ -202,4 +203,27 @@ pub fn pairs(words: &[String]) -> Result<Vec<(String, String)>, Usage> {
         return Err(Usage(format!("--opts: {key} has no value; {HINT}")));
     }
     Ok(pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect())
+}
+
+/// The threads of a CPU engine: `N`, at most so many, or `=N`, so many also for a single image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Threads {
+    /// Threads of the engine; 0 is one per core.
+    pub most: usize,
+    /// Threads that work on one image; 0 is as many as make it faster.
+    pub of_image: usize,
+}
+
+impl FromStr for Threads {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Threads, String> {
+        match text.strip_prefix('=') {
+            None => Ok(Threads { most: threads(text)?, of_image: 0 }),
+            Some(number) => match threads(number)? {
+                0 => Err("after `=` must be a number of threads of at least 1".to_owned()),
+                n => Ok(Threads { most: n, of_image: n }),
+            },
+        }
+    }
 }

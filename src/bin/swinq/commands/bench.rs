@@ -7,10 +7,10 @@ use std::time::Duration;
 use anyhow::bail;
 use clap::Subcommand;
 use swinq::eval::{self, Latency, LatencyOptions, ModelResult, Results};
-use swinq::{Candidate, EngineOptions, Model, Observer};
+use swinq::{BackendChoice, Candidate, EngineOptions, Model, Observer};
 use swinq_ladder::LadderCommand;
 
-use crate::args::BenchArgs;
+use crate::args::{BenchArgs, Usage};
 use crate::json_arg::JsonArg;
 use crate::out::{info, note, say};
 use crate::paths::check_outputs;
@@ -25,9 +25,17 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
     let mut engines = backend_arg::engines(&args.backend, args.threads, largest)?;
     engines.iter_mut().for_each(|options| options.max_pixels = args.max_pixels);
     info!("{}", engines[0].describe()?);
+    if args.streams > 0 && engines[0].backend == BackendChoice::Cuda {
+        return Err(Usage(
+            "--streams needs the CPU; on a GPU the copies of a batch overlap with the one before".to_owned(),
+        )
+        .into());
+    }
     let mut candidates = candidates(args, &engines)?;
+    candidates.iter().for_each(print_threads);
     let latency = LatencyOptions { min_ms: 1000.0 * args.seconds, ..LatencyOptions::default() };
-    let load = swinq::measure_latency(&mut candidates, &args.batch_size, &latency, &mut Printer)?;
+    let load =
+        swinq::measure_latency(&mut candidates, &args.batch_size, &latency, args.streams, &mut Printer)?;
     if args.profile {
         for candidate in &candidates {
             for &batch_size in &args.batch_size {
@@ -35,7 +43,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
             }
         }
     }
-    let mut results = Results::new(swinq::environment(args.threads)?);
+    let mut results = Results::new(swinq::environment(args.threads.most)?);
     results.load = load;
     results.peak_memory_bytes = eval::peak_memory_bytes();
     results.models = candidates.into_iter().map(|candidate| candidate.result).collect();
@@ -46,6 +54,20 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
         info!("wrote {}", path.display());
     }
     Ok(())
+}
+
+/// Prints how the CPU engine of `candidate` divides its threads.
+fn print_threads(candidate: &Candidate) {
+    let engines = candidate.runner.engines().iter().filter(|engine| engine.device().is_none());
+    for engine in engines {
+        info!(
+            "{}: threads {}, for one image {}; images side by side {}",
+            candidate.result.label(),
+            engine.threads(),
+            engine.image_threads(),
+            engine.lanes()
+        );
+    }
 }
 
 /// Explains the name of an op that follows options: the command line takes it for the first model.

@@ -73,8 +73,8 @@ fn one_shard(args: &EvalArgs, shard: Shard, output: &Path, command: String) -> a
     let (mut candidates, notes) = candidates(args, true)?;
     info!("shard {shard} of {} of {}", count(images.len()), images.describe());
     let options = EvaluateOptions {
-        read: read_options(args),
-        threads: args.threads,
+        read: read_options(args, &candidates),
+        threads: args.threads.most,
         site_noise: !args.no_sites,
         ..EvaluateOptions::default()
     };
@@ -93,8 +93,15 @@ fn one_shard(args: &EvalArgs, shard: Shard, output: &Path, command: String) -> a
     Ok(())
 }
 
-fn read_options(args: &EvalArgs) -> ReadOptions {
-    ReadOptions { batch_size: args.batch_size, threads: args.threads, skip_corrupt: args.data.skip_corrupt }
+/// Images per batch where none are stated.
+const BATCH: usize = 32;
+
+/// How the images are read. A CPU engine divides a batch among its threads, so that these need some images each.
+fn read_options(args: &EvalArgs, candidates: &[Candidate]) -> ReadOptions {
+    let engines = candidates.iter().flat_map(|candidate| candidate.runner.engines());
+    let busy = engines.filter(|engine| engine.device().is_none()).map(|engine| 4 * engine.threads());
+    let batch_size = args.batch_size.unwrap_or_else(|| busy.chain([BATCH]).max().unwrap_or(BATCH));
+    ReadOptions { batch_size, threads: args.threads.most, skip_corrupt: args.data.skip_corrupt }
 }
 
 /// The results; with `detailed`, also what only files show.
@@ -102,8 +109,8 @@ pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Res
     let (mut candidates, notes) = candidates(args, detailed)?;
     info!("{} of {}", count(images.len()), images.describe());
     let options = EvaluateOptions {
-        read: read_options(args),
-        threads: args.threads,
+        read: read_options(args, &candidates),
+        threads: args.threads.most,
         latency: if args.no_latency { Vec::new() } else { args.latency.clone() },
         latency_options: LatencyOptions { min_ms: 1000.0 * LATENCY_SECONDS, ..LatencyOptions::default() },
         site_noise: detailed && !args.no_sites,
@@ -229,7 +236,13 @@ impl Observer for Printer {
 /// The candidates: each model on an engine and, if simulation was requested, each quantized model simulated
 /// as well; and remarks for the reader. With `detailed`, the candidates record their files and keep their models.
 fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>, Vec<String>)> {
-    let largest = args.latency.iter().copied().filter(|_| !args.no_latency).chain([args.batch_size]).max();
+    let largest = args
+        .latency
+        .iter()
+        .copied()
+        .filter(|_| !args.no_latency)
+        .chain([args.batch_size.unwrap_or(BATCH)])
+        .max();
     let engines = backend_arg::engines(&args.backend, args.threads, largest.unwrap_or(1))?;
     if args.simulate == Some(Simulate::Exact) && args.simulate_device.is_some() {
         let text = "--simulate-device applies to fake quantization only; --simulate=exact runs on the CPU";
@@ -252,7 +265,7 @@ fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>
             candidates.push(if detailed { candidate.with_sites_of(&model) } else { candidate });
         }
         if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {
-            candidates.push(simulated(&name, &model, simulate, device, args.threads)?);
+            candidates.push(simulated(&name, &model, simulate, device, args.threads.most)?);
         }
         if args.shard.is_some() {
             let own = candidates.split_off(first).into_iter().map(|own| own.with_hash_of(&model));

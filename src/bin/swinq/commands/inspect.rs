@@ -7,7 +7,7 @@ use swinq::int8_runtime::Plan;
 use swinq::model::{QuantizedModel, params};
 use swinq::{BackendChoice, EngineOptions, Model};
 
-use crate::args::InspectArgs;
+use crate::args::{InspectArgs, Threads};
 use crate::out::{raw, say};
 use crate::{backend_arg, model_arg, site_table};
 
@@ -39,7 +39,7 @@ pub fn run(args: &InspectArgs) -> anyhow::Result<()> {
         writeln!(out, "\n{}", site_table::sites(model))?;
     }
     if args.plan {
-        let options = backend_arg::engine(&args.backend, 0, args.batch_size)?;
+        let options = backend_arg::engine(&args.backend, Threads::default(), args.batch_size)?;
         if options.backend == BackendChoice::Cpu {
             writeln!(out, "\nlaunches of the CPU engine, per image:\n{}", Plan::new(model)?)?;
         } else {
@@ -56,7 +56,7 @@ fn json(args: &InspectArgs, model: &Model) -> anyhow::Result<()> {
     let info = model.file_info();
     let mut inspection = Inspection::of(model.as_quantized(), &file, model.describes_itself(), info);
     if args.plan {
-        let options = backend_arg::engine(&args.backend, 0, args.batch_size)?;
+        let options = backend_arg::engine(&args.backend, Threads::default(), args.batch_size)?;
         inspection.launches = Some(match options.backend {
             BackendChoice::Cpu => {
                 Plan::new(model.as_quantized())?.to_string().lines().map(str::to_owned).collect()

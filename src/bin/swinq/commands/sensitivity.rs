@@ -37,10 +37,10 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
         recipe,
         read: ReadOptions {
             batch_size: 8,
-            threads: args.subject.threads,
+            threads: args.subject.threads.most,
             skip_corrupt: args.subject.data.skip_corrupt,
         },
-        threads: args.subject.threads,
+        threads: args.subject.threads.most,
         cache: Some(cache.clone()),
     };
     let mut steps = Steps::new(&cache);

@@ -58,7 +58,7 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
         recipe: calibration.recipe()?,
         read: ReadOptions {
             batch_size: 8,
-            threads: args.subject.threads,
+            threads: args.subject.threads.most,
             skip_corrupt: args.subject.data.skip_corrupt,
         },
         engine: engine.clone(),

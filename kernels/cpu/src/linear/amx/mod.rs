@@ -36,16 +36,17 @@ use rows::AlignedRows;
 use tile::{Configured, ROW_BYTES, TILE_ROWS, Tiles};
 
 /// The kernel `amx_int8`.
-pub(super) static KERNEL: Int8Kernel = kernel("amx_int8", block_real, probe::refusal, Some(INT8_AMX));
+pub(super) static KERNEL: Int8Kernel = kernel("amx_int8", block_real, probe::refusal, Some(INT8_AMX), 350);
 
 /// The kernel `amx_emulated`.
-pub(super) static EMULATED: Int8Kernel = kernel("amx_emulated", block_emulated, || None, None);
+pub(super) static EMULATED: Int8Kernel = kernel("amx_emulated", block_emulated, || None, None, 20);
 
 const fn kernel(
     name: &'static str,
     block: BlockI8,
     refusal: fn() -> Option<String>,
     peak: Option<Peak>,
+    macs_per_ns: u64,
 ) -> Int8Kernel {
     Int8Kernel {
         name,
@@ -57,6 +58,7 @@ const fn kernel(
         block,
         fused_block_rows: 8 * ROWS,
         min_rows_per_thread: 3 * TILE_ROWS,
+        macs_per_ns,
         peak,
     }
 }

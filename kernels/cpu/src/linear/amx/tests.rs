@@ -303,7 +303,7 @@ fn refused_permission() -> Option<String> {
     refused(ALL, Err(io::Error::from_raw_os_error(1)), Ok(()))
 }
 
-static REFUSED: Int8Kernel = kernel("amx_int8", block_real, refused_permission, None);
+static REFUSED: Int8Kernel = kernel("amx_int8", block_real, refused_permission, None, 1);
 
 /// The kernels with `REFUSED` for the real one.
 fn with_refused() -> Vec<&'static Int8Kernel> {

@@ -42,6 +42,7 @@ pub(super) static KERNEL: Int8Kernel = Int8Kernel {
     block: block_i8,
     fused_block_rows: 14 * ROWS,
     min_rows_per_thread: 3 * ROWS,
+    macs_per_ns: 280,
     peak: Some(probe::INT8_AVX512),
 };
 
