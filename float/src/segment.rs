@@ -30,8 +30,17 @@ impl Segment {
                 segments.push(Segment::Merge(stage));
             }
         }
-        segments.push(Segment::Head);
+        if !config.is_backbone() {
+            segments.push(Segment::Head);
+        }
         segments
+    }
+
+    /// The index of the output of a backbone that the result of the segment is, before its norm.
+    pub fn output(self, config: &SwinConfig) -> Option<usize> {
+        let Segment::Half(BlockId { stage, block }, Half::Mlp) = self else { return None };
+        let last = block + 1 == config.depths[stage];
+        config.outputs.iter().position(|output| last && output.stage == stage)
     }
 
     /// The linear layers of the segment, in forward order.
@@ -49,12 +58,16 @@ impl Segment {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use swinq_model::StageOutput;
     use swinq_model::site::all_linears;
 
     #[test]
     fn the_segments_contain_every_layer_in_forward_order() {
-        let config = SwinConfig::default();
-        let linears: Vec<Linear> = Segment::all(&config).into_iter().flat_map(Segment::linears).collect();
-        assert_eq!(linears, all_linears(&config));
+        let classifier = SwinConfig::default();
+        let backbone = classifier.clone().into_backbone(vec![StageOutput::of_stage(3, true)]);
+        for config in [classifier, backbone] {
+            let linears: Vec<Linear> = Segment::all(&config).into_iter().flat_map(Segment::linears).collect();
+            assert_eq!(linears, all_linears(&config));
+        }
     }
 }

@@ -1,7 +1,7 @@
-//! The whole network, from normalised images to logits.
+//! The whole network, from normalised images to logits or feature maps.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use candle_core::{Device, Tensor};
 
@@ -21,6 +21,9 @@ use swinq_model::params::check_parameters;
 use swinq_model::site::{BlockId, Half, Linear, Site};
 use swinq_model::tensor::StateDict;
 
+/// Number of image sizes whose maps are kept, beside the size for which the network was built.
+const SIZES: usize = 16;
+
 /// A Swin in float, which runs with any [`Sites`].
 pub struct Swin {
     config: SwinConfig,
@@ -33,8 +36,12 @@ pub struct Swin {
     stages: Vec<StageWeights>,
     /// For the image size for which the network was built.
     maps: Arc<Maps>,
-    norm: Norm,
-    head: LinearWeights,
+    /// For other image sizes, those used last.
+    other_maps: Mutex<Vec<Arc<Maps>>>,
+    /// The norm of each output of a backbone, in their order.
+    output_norms: Vec<Option<Norm>>,
+    /// The last norm and the layer of a classifier.
+    head: Option<(Norm, LinearWeights)>,
 }
 
 impl Swin {
@@ -98,9 +105,15 @@ impl Swin {
             patch_norm: config.patch_norm.then(|| source.norm("patch_embed.norm")).transpose()?,
             position: position.map(|p| if taped { Ok(p) } else { p.squeeze(0) }).transpose()?,
             maps: Arc::new(Maps::new(config, config.image_size, device)?),
+            other_maps: Mutex::default(),
             stages: config.stages().into_iter().map(|stage| source.stage(stage)).collect::<Result<_, _>>()?,
-            norm: source.norm("norm")?,
-            head: source.linear(Linear::Head)?,
+            output_norms: (config.outputs.iter())
+                .map(|output| output.norm_name().map(|name| source.norm(&name)).transpose())
+                .collect::<Result<_, _>>()?,
+            head: match config.is_backbone() {
+                true => None,
+                false => Some((source.norm("norm")?, source.linear(Linear::Head)?)),
+            },
             config: config.clone(),
             device: device.clone(),
             ops,
@@ -142,7 +155,21 @@ impl Swin {
     ///
     /// # Errors
     /// [`ModelError::Config`] for images that the network cannot process, and errors of `sites`.
+    ///
+    /// # Panics
+    /// If the network is a backbone.
     pub fn forward(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
+        assert!(!self.config.is_backbone(), "a backbone has no logits");
+        let mut outputs = self.outputs(images, sites)?;
+        Ok(outputs.pop().expect("a classifier has an output"))
+    }
+
+    /// Every output of the network for images as those of [`Swin::forward`]: the logits of a classifier, or the feature maps
+    /// of a backbone, `[n * tokens, c]` of each stage that has one.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for images that the network cannot process, and errors of `sites`.
+    pub fn outputs(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Vec<Tensor>, FloatError> {
         let (channels, patch) = (self.config.in_chans, self.config.patch_size);
         let maps = match *images.dims() {
             [rows, columns]
@@ -156,8 +183,20 @@ impl Swin {
                 return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
             }
         };
-        let mut segments = Segment::all(&self.config).into_iter();
-        segments.try_fold(images.clone(), |x, segment| self.run_on(&maps, segment, x, sites))
+        let (mut x, mut outputs) = (images.clone(), Vec::new());
+        for segment in Segment::all(&self.config) {
+            x = self.run_on(&maps, segment, x, sites)?;
+            if let Some(index) = segment.output(&self.config) {
+                outputs.push(match &self.output_norms[index] {
+                    Some(norm) => self.ops.norm(&x, norm)?,
+                    None => x.clone(),
+                });
+            }
+        }
+        if !self.config.is_backbone() {
+            outputs.push(x);
+        }
+        Ok(outputs)
     }
 
     /// The maps for images of `image` pixels.
@@ -165,19 +204,32 @@ impl Swin {
         if image == self.maps.image {
             return Ok(Arc::clone(&self.maps));
         }
-        Ok(Arc::new(Maps::new(&self.config, image, &self.device)?))
+        let mut others = self.other_maps.lock().unwrap_or_else(PoisonError::into_inner);
+        let maps = match others.iter().position(|maps| maps.image == image) {
+            Some(at) => others.remove(at),
+            None => Arc::new(Maps::new(&self.config, image, &self.device)?),
+        };
+        others.insert(0, Arc::clone(&maps));
+        others.truncate(SIZES);
+        Ok(maps)
     }
 
-    /// The output of one segment for its input `x`, of images of the size for which the network was built. A forward pass runs
-    /// every segment of [`Segment::all`] on the output of the one before.
+    /// The output of one segment for its input `x`, of images of `image` pixels. A forward pass runs every segment of
+    /// [`Segment::all`] on the output of the one before.
     ///
     /// # Errors
-    /// An input of another shape than [`Segment`] states, and errors of `sites`.
+    /// Images that the network cannot process, an input of another shape than [`Segment`] states, and errors of `sites`.
     ///
     /// # Panics
     /// If the network does not have the segment.
-    pub fn run(&self, segment: Segment, x: Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
-        self.run_on(&self.maps, segment, x, sites)
+    pub fn run(
+        &self,
+        segment: Segment,
+        image: Size,
+        x: Tensor,
+        sites: &mut dyn Sites,
+    ) -> Result<Tensor, FloatError> {
+        self.run_on(&*self.maps_of(image)?, segment, x, sites)
     }
 
     /// [`Swin::run`] for images of the size of `maps`.
@@ -203,9 +255,10 @@ impl Swin {
             }
             Segment::Head => {
                 let tokens = maps.stages.last().expect("there is a stage").grid.tokens();
-                let x = self.ops.norm(&x, &self.norm)?;
+                let (norm, head) = self.head.as_ref().expect("a classifier has a head");
+                let x = self.ops.norm(&x, norm)?;
                 let features = self.ops.mean_rows(&x, x.dim(0)? / tokens)?;
-                linear(features, &self.head, sites)
+                linear(features, head, sites)
             }
         }
     }
@@ -284,7 +337,7 @@ impl Swin {
             Linear::Reduction(stage) => {
                 &mut stages[stage].merge.as_mut().expect("the stage ends with merging").1
             }
-            Linear::Head => &mut self.head,
+            Linear::Head => &mut self.head.as_mut().expect("a classifier has a head").1,
         }
     }
 }

@@ -13,10 +13,12 @@ mod grid;
 mod official;
 pub(crate) mod size;
 mod stage;
+mod task;
 mod window;
 
 pub use grid::Grid;
 pub use stage::Stage;
+pub use task::{StageOutput, Task};
 pub use window::WindowPolicy;
 
 /// Version of the Swin Transformer.
@@ -65,6 +67,10 @@ fn rgb() -> usize {
     RGB
 }
 
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
 fn is_common_mask(mask: &f64) -> bool {
     *mask == MASK
 }
@@ -73,7 +79,7 @@ fn common_mask() -> f64 {
     MASK
 }
 
-/// A Swin classifier's architecture, with every field resolved.
+/// A Swin's architecture, with every field resolved.
 ///
 /// It comes from Microsoft's YAML, from a directory's `config.json`, or from [`SwinConfig::official`]. Call
 /// [`SwinConfig::validate`] before use.
@@ -93,7 +99,14 @@ pub struct SwinConfig {
     pub in_chans: usize,
     /// Side of a patch in pixels.
     pub patch_size: usize,
-    /// Number of classes.
+    /// What the network computes. Files state it only where it is not a classifier.
+    #[serde(default, skip_serializing_if = "Task::is_classification")]
+    pub task: Task,
+    /// The feature maps of a backbone, in ascending order of their stages. The last is that of the last stage.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<StageOutput>,
+    /// Number of classes; 0 for a backbone.
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub num_classes: usize,
     /// Channels of the first stage; each later stage doubles them.
     pub embed_dim: usize,
@@ -172,6 +185,11 @@ impl SwinConfig {
     /// Tokens of an image of `image` pixels after the patch embedding.
     fn patches(&self, image: Size) -> Size {
         image.map(|side| side.div_ceil(self.patch_size))
+    }
+
+    /// The grid of the tokens of stage `stage` for an image of `image` pixels that the network can process.
+    pub fn grid_size(&self, stage: usize, image: Size) -> Size {
+        (0..stage).fold(self.patches(image), |size, _| size.map(|side| side.div_ceil(2)))
     }
 
     /// The token grid of every stage for an image of `image` pixels.
@@ -264,7 +282,8 @@ impl SwinConfig {
     /// Whether a file needs version 3 of the format, because version 2 cannot state this architecture.
     pub(crate) fn needs_version_3(&self) -> bool {
         use WindowPolicy::{Microsoft, Pad, ShrinkAndPad};
-        !(self.is_square_rgb() && matches!(self.stored_policy(), Microsoft | Pad | ShrinkAndPad))
+        self.is_backbone()
+            || !(self.is_square_rgb() && matches!(self.stored_policy(), Microsoft | Pad | ShrinkAndPad))
     }
 
     /// Whether files state both architectures alike, whatever their names. A file need not name the library whose window policy
@@ -305,6 +324,8 @@ impl Default for SwinConfig {
             image_size: Size::square(224),
             in_chans: RGB,
             patch_size: 4,
+            task: Task::Classification,
+            outputs: Vec::new(),
             num_classes: 1000,
             embed_dim: 96,
             depths: vec![2, 2, 6, 2],

@@ -18,12 +18,13 @@ pub mod quantized;
 pub mod recipe;
 pub mod site;
 pub mod tensor;
+pub mod tensor_file;
 pub mod text_file;
 pub mod yaml;
 
 pub use swinq_numerics::Size;
 
-pub use arch::{Grid, Stage, SwinConfig, SwinVersion, WindowPolicy};
+pub use arch::{Grid, Stage, StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
 pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, Resize, Transform};
 pub use checkpoint::{
     Dialect, Documents, ElementType, InMemory, LoadOptions, Loaded, TensorView, ft_key, ft_site,

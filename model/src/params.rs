@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::arch::{Stage, SwinConfig, SwinVersion};
+use crate::arch::{Stage, StageOutput, SwinConfig, SwinVersion};
 use crate::error::ModelError;
 use crate::position::HIDDEN;
 use crate::site::{BlockId, Linear};
@@ -31,6 +31,9 @@ pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
         for block in 0..stage.depth {
             list.block(config, &stage, BlockId { stage: stage.index, block });
         }
+        if let Some(norm) = config.output_of(stage.index).and_then(StageOutput::norm_name) {
+            list.norm(&norm, stage.dim);
+        }
         if stage.merge {
             let name = format!("layers.{}.downsample.norm", stage.index);
             let weight = (Linear::Reduction(stage.index).weight_name(), [2 * stage.dim, 4 * stage.dim]);
@@ -43,9 +46,11 @@ pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
             }
         }
     }
-    list.norm("norm", config.features());
-    list.add(Linear::Head.weight_name(), &[config.num_classes, config.features()]);
-    list.add(Linear::Head.bias_name(), &[config.num_classes]);
+    if !config.is_backbone() {
+        list.norm("norm", config.features());
+        list.add(Linear::Head.weight_name(), &[config.num_classes, config.features()]);
+        list.add(Linear::Head.bias_name(), &[config.num_classes]);
+    }
     list.0
 }
 
@@ -99,7 +104,8 @@ impl List {
 
 /// The problem of a checkpoint that has every parameter but those of the classifier.
 pub(crate) const HEADLESS: &str = "the classifier is missing: the checkpoint is a backbone without a head (timm's \
-    num_classes=0, or a pretraining); swinq runs classifiers, so give the checkpoint of the whole model";
+    num_classes=0, or a pretraining); give the checkpoint of the whole model, or pass --task features to read it as a \
+    backbone";
 
 /// A parameter that [`check_parameters`] can check.
 pub trait Parameter {

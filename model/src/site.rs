@@ -213,7 +213,9 @@ pub fn all_linears(config: &SwinConfig) -> Vec<Linear> {
             linears.push(Linear::Reduction(stage));
         }
     }
-    linears.push(Linear::Head);
+    if !config.is_backbone() {
+        linears.push(Linear::Head);
+    }
     linears
 }
 

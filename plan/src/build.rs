@@ -6,7 +6,7 @@ use swinq_model::quantized::Param;
 use swinq_model::recipe::Kind;
 use swinq_model::{
     AttentionParameters, BlockId, Half, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage,
-    position,
+    StageOutput, position,
 };
 use swinq_numerics::{AttentionQuant, Probs, Quantizer};
 
@@ -61,11 +61,14 @@ impl<'m> Builder<'m> {
                 self.attention(&shared, id, stream)?;
                 self.mlp(stage, id, stream)?;
             }
+            if let Some(output) = self.model.config.output_of(stage.index) {
+                self.feature_map(output, stream);
+            }
             if stage.merge {
                 stream = self.merge(stage, stream)?;
             }
         }
-        self.head(stream)
+        if self.model.config.is_backbone() { Ok(()) } else { self.head(stream) }
     }
 
     fn patch_embed(&mut self, image: TensorId) -> Result<TensorId, ModelError> {
@@ -218,6 +221,19 @@ impl<'m> Builder<'m> {
         let merged = self.linear(layer, x, Store::F32, Order::Tokens(next))?;
         self.in_place(&name, Op::NormInPlace(self.norm(&name)), Store::F32, merged, merged, 0);
         Ok(merged)
+    }
+
+    /// The feature map of a stage whose tokens are `stream`: the tokens themselves, which no later step changes, or a norm of
+    /// them.
+    fn feature_map(&mut self, output: &StageOutput, stream: TensorId) {
+        let &StageOutput { ref name, stage, .. } = output;
+        let (rows, order) = (Rows::Tokens(stage), Order::Tokens(stage));
+        let tensor = output.norm_name().map_or(stream, |norm| {
+            let columns = self.plan.tensor(stream).columns;
+            let op = Op::Norm(self.norm(&norm), order);
+            self.stored(&norm, op, Store::F32, stream, (rows, columns), 0)
+        });
+        self.plan.outputs.push(Output { name: name.clone(), kind: OutputKind::Stage(stage), tensor });
     }
 
     fn head(&mut self, stream: TensorId) -> Result<(), ModelError> {

@@ -82,6 +82,8 @@ pub struct Step<'m> {
 pub enum OutputKind {
     /// Class scores before softmax: one row.
     Logits,
+    /// The feature map of a stage, counted from 0: its tokens, row by row of the grid.
+    Stage(usize),
 }
 
 /// An output of a plan: a tensor that the caller gets.

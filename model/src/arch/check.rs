@@ -26,6 +26,7 @@ impl SwinConfig {
         self.check_sizes()?;
         self.check_numbers()?;
         self.check_stages()?;
+        self.check_outputs()?;
         self.check_positions()?;
         self.check_windows()
     }
@@ -34,7 +35,9 @@ impl SwinConfig {
         bound_both("DATA.IMG_SIZE", self.image_size, MAX_IMAGE)?;
         bound(&self.key("IN_CHANS"), self.in_chans, MAX_CHANNELS)?;
         bound(&self.key("PATCH_SIZE"), self.patch_size, MAX_PATCH)?;
-        bound("MODEL.NUM_CLASSES", self.num_classes, MAX_CLASSES)?;
+        if !self.is_backbone() {
+            bound("MODEL.NUM_CLASSES", self.num_classes, MAX_CLASSES)?;
+        }
         bound(&self.key("EMBED_DIM"), self.embed_dim, MAX_DIM)?;
         bound_both(&self.key("WINDOW_SIZE"), self.window_size, MAX_WINDOW)?;
         bound(&self.key("DEPTHS (its length)"), self.depths.len(), MAX_STAGES)?;

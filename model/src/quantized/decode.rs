@@ -99,8 +99,12 @@ fn read_document(path: &Path, bytes: &[u8], file: &SafeTensors) -> Result<Docume
         }
     }
     check_numbers(path, &value)?;
-    if let Some(architecture) = value.get_mut("architecture").filter(|_| version >= Some(3)) {
-        task::take(architecture).map_err(|problem| ModelError::file(path, problem))?;
+    if let Some(architecture) = value.get_mut("architecture") {
+        let newer = ["task", "outputs"].into_iter().find(|key| architecture.get(key).is_some());
+        match newer.filter(|_| version < Some(3)) {
+            None => task::take(architecture).map_err(|problem| ModelError::file(path, problem))?,
+            Some(key) => return Err(damaged(format!("unknown field `{key}`"))),
+        }
     }
     serde_json::from_value(value).map_err(|e| damaged(e.to_string()))
 }

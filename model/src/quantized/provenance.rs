@@ -27,8 +27,11 @@ pub struct CalibrationRecord {
     pub sha256: String,
     /// Seed of the random sample of images.
     pub seed: u64,
-    /// Images per batch.
+    /// Images per batch; 1 for a backbone.
     pub batch_size: usize,
+    /// How the images of a backbone were resized: `keep`, `800x1344` or `short:800,long:1333`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sizing: Option<String>,
 }
 
 /// A file by its name and content.

@@ -1,0 +1,122 @@
+//! What a network computes: the scores of classes, or feature maps of its stages.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::SwinConfig;
+use crate::error::ModelError;
+
+/// What a network is made for. The names are those in files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// One vector of scores for each image: a classifier.
+    #[default]
+    Classification,
+    /// Feature maps of stages ([`StageOutput`]): the backbone of a larger model.
+    Features,
+}
+
+impl Task {
+    pub(super) fn is_classification(&self) -> bool {
+        *self == Task::Classification
+    }
+}
+
+/// A feature map of a backbone: the tokens behind the last block of a stage, before merging.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Stored", into = "Stored")]
+pub struct StageOutput {
+    /// The name by which callers ask for it: 1 to 64 letters, digits and `_`.
+    pub name: String,
+    /// The stage, from 0.
+    pub stage: usize,
+    /// Whether a LayerNorm follows, with the parameters `norm{stage}.weight` and `norm{stage}.bias`. The next stage reads the
+    /// tokens without it.
+    pub norm: bool,
+}
+
+/// An output in files, which state its kind.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+enum Stored {
+    Stage { name: String, stage: usize, norm: bool },
+}
+
+impl From<Stored> for StageOutput {
+    fn from(Stored::Stage { name, stage, norm }: Stored) -> StageOutput {
+        StageOutput { name, stage, norm }
+    }
+}
+
+impl From<StageOutput> for Stored {
+    fn from(StageOutput { name, stage, norm }: StageOutput) -> Stored {
+        Stored::Stage { name, stage, norm }
+    }
+}
+
+impl StageOutput {
+    /// The output of stage `stage`, counted from 0, under its usual name: `stage1` for the first stage.
+    pub fn of_stage(stage: usize, norm: bool) -> StageOutput {
+        StageOutput { name: format!("stage{}", stage + 1), stage, norm }
+    }
+
+    /// Name of the module of the LayerNorm, if there is one.
+    pub fn norm_name(&self) -> Option<String> {
+        self.norm.then(|| format!("norm{}", self.stage))
+    }
+}
+
+impl SwinConfig {
+    /// Whether the network is a backbone, which computes feature maps.
+    pub fn is_backbone(&self) -> bool {
+        self.task == Task::Features
+    }
+
+    /// The output of stage `stage`, if the network is a backbone that has one.
+    pub fn output_of(&self, stage: usize) -> Option<&StageOutput> {
+        self.outputs.iter().find(|output| output.stage == stage)
+    }
+
+    /// This architecture as a backbone with these `outputs`. Stages behind the last output do not exist.
+    pub fn into_backbone(mut self, outputs: Vec<StageOutput>) -> SwinConfig {
+        let stages = outputs.last().map_or(0, |output| output.stage + 1);
+        self.depths.truncate(stages);
+        self.num_heads.truncate(stages);
+        self.pretrained_window_sizes.truncate(stages);
+        SwinConfig { task: Task::Features, outputs, num_classes: 0, ..self }
+    }
+
+    /// Checks that classes and outputs are those of the task.
+    pub(super) fn check_outputs(&self) -> Result<(), ModelError> {
+        let wrong = |problem: String| Err(ModelError::config("outputs", problem));
+        match self.task {
+            Task::Classification if self.outputs.is_empty() => return Ok(()),
+            Task::Classification => return wrong("a classifier has no feature maps".to_owned()),
+            Task::Features if self.num_classes != 0 => {
+                let problem = format!("{}, but a backbone has no classes", self.num_classes);
+                return Err(ModelError::config("MODEL.NUM_CLASSES", problem));
+            }
+            Task::Features => {}
+        }
+        let last = self.depths.len() - 1;
+        if !self.outputs.is_sorted_by(|a, b| a.stage < b.stage) {
+            return wrong("the stages of the outputs do not ascend".to_owned());
+        }
+        if self.outputs.last().is_none_or(|output| output.stage != last) {
+            return wrong(format!("the last output is not that of the last stage, {last}"));
+        }
+        let well_formed = |name: &str| {
+            (1..=64).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_')
+        };
+        if let Some(output) = self.outputs.iter().find(|output| !well_formed(&output.name)) {
+            return wrong(format!("{:?} is not a name of 1 to 64 letters, digits and _", output.name));
+        }
+        let names: BTreeSet<&str> = self.outputs.iter().map(|output| &output.name[..]).collect();
+        if names.len() != self.outputs.len() {
+            return wrong("two outputs have one name".to_owned());
+        }
+        Ok(())
+    }
+}
