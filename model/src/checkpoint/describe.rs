@@ -7,70 +7,178 @@ use swinq_numerics::Size;
 
 use super::dialect::Naming;
 use super::safetensors::stated_document;
+use super::shapes::Shapes;
 use super::{Description, Labels, LoadOptions, is_quantized_file};
-use crate::arch::{SwinConfig, SwinVersion};
+use crate::arch::{SwinConfig, SwinVersion, Task, WindowPolicy};
+use crate::batch::Transform;
 use crate::config::{LoadedConfig, load_config, override_config, shipped_configs};
 use crate::error::ModelError;
-use crate::params::{HEADLESS, depths, parameters};
+use crate::params::{HEADLESS, parameters};
 use crate::quantized::QuantizedModel;
 use crate::tensor::StateDict;
 
 /// The most files in the folder of the weights that are looked at.
 const MAX_BESIDE: usize = 256;
 
-/// A bare file of weights.
-pub(super) struct Bare<'a> {
+/// A bare file of weights, whose tensors are not looked at.
+pub(super) struct Bytes<'a> {
     pub path: &'a Path,
     /// The folder whose quantized checkpoints may describe the file.
     pub folder: Option<&'a Path>,
-    pub naming: &'a Naming,
     /// SHA-256 of its bytes, hexadecimal.
     pub sha256: &'a str,
+}
+
+/// The tensors of a bare file of weights.
+pub(super) struct Bare<'a> {
+    pub path: &'a Path,
+    pub folder: Option<&'a Path>,
+    pub naming: &'a Naming,
     /// Its parameters under Microsoft's names.
     pub tensors: &'a StateDict,
     /// The windows that its buffers tell, by stage.
     pub windows: &'a [Option<Size>],
+    /// The places of its absolute position embedding, if it has one.
+    pub places: Option<Size>,
 }
 
 impl Bare<'_> {
-    /// The description, and a remark on where it comes from if `options` do not give it.
+    /// The description that the shapes of the tensors give for `task`, with the overrides `opts`, and a remark on it.
     ///
     /// # Errors
     /// [`ModelError::File`] that says what the file does not tell.
     pub(super) fn describe(
         &self,
-        options: &LoadOptions,
-    ) -> Result<(Description, Option<String>), ModelError> {
-        if let Some(cfg) = &options.cfg {
-            return Ok((described(cfg), None));
+        task: Task,
+        opts: &[(String, String)],
+    ) -> Result<(Description, String), ModelError> {
+        match task {
+            Task::Classification => self.classifier(opts),
+            Task::Features => self.backbone(opts),
         }
-        let path = self.path.display();
-        if let Some((made, file, remark)) = self.quantized(options)? {
-            let (config, transform) = override_config(&made.config, &made.transform, &options.opts)?;
-            let what = if options.any_transform {
-                "the architecture is that"
-            } else {
-                "the architecture and the preprocessing are those"
-            };
-            let note = format!("{path}: {what} of {}, which was made from it{remark}", file.display());
-            return Ok((Description { config, transform, labels: made.labels }, Some(note)));
+    }
+
+    fn backbone(&self, opts: &[(String, String)]) -> Result<(Description, String), ModelError> {
+        if let Some(problem) = super::several_windows(self.tensors) {
+            return Err(ModelError::file(self.path, problem));
         }
+        let stem = self.path.file_stem().unwrap_or_default().to_string_lossy();
+        let shapes = Shapes::of(self.tensors, self.naming.version);
+        let policy = self.naming.window_policy(WindowPolicy::Microsoft);
+        let config = shapes.backbone(&stem, policy, self.places).ok_or_else(|| self.unknown(&[]))?;
+        let transform = Transform::microsoft(config.image_size, config.in_chans, false);
+        let (config, transform) = override_config(&config, &transform, opts)?;
+        let note = format!(
+            "{}: no --cfg; the architecture follows from the shapes of its tensors, and mean and deviation are those of \
+             ImageNet",
+            self.path.display()
+        );
+        Ok((Description { config, transform, labels: None, stages: None }, note))
+    }
+
+    fn classifier(&self, opts: &[(String, String)]) -> Result<(Description, String), ModelError> {
         if !self.tensors.contains_key("head.weight") && self.tensors.contains_key("patch_embed.proj.weight") {
             return Err(ModelError::tensor("head.weight", HEADLESS));
         }
         if let Some(problem) = super::several_windows(self.tensors) {
             return Err(ModelError::file(self.path, problem));
         }
-        let fitting = self.shipped(&options.opts);
+        let fitting = self.shipped(opts);
         let [cfg] = fitting.as_slice() else { return Err(self.unknown(&fitting)) };
         let note = format!(
-            "{path}: no --cfg; its tensors are those of {} with {} classes, which is used; the input size, {} pixels, \
+            "{}: no --cfg; its tensors are those of {} with {} classes, which is used; the input size, {} pixels, \
              and the preprocessing are not in the file",
+            self.path.display(),
             cfg.origin,
             cfg.config.num_classes,
             cfg.config.image_size.short()
         );
-        Ok((described(cfg), Some(note)))
+        Ok((described(cfg), note))
+    }
+
+    /// The shipped configurations with the overrides `opts` that have exactly these parameters, with any number of
+    /// classes. Those that differ in their names only count once.
+    fn shipped(&self, opts: &[(String, String)]) -> Vec<LoadedConfig> {
+        let classes = self.tensors.get("head.weight").map_or(0, |head| head.shape[0]);
+        let opts = [&[("MODEL.NUM_CLASSES".to_owned(), classes.to_string())], opts].concat();
+        let fits = |config: &SwinConfig| {
+            let expected = parameters(config);
+            let same = |(name, shape): &(String, Vec<usize>)| {
+                self.tensors.get(name).is_some_and(|tensor| tensor.shape == *shape)
+            };
+            let stages = config.stages();
+            let windows = stages.iter().zip(self.windows).all(|(s, w)| w.is_none_or(|w| w == s.window));
+            expected.len() == self.tensors.len() && expected.iter().all(same) && windows
+        };
+        let unnamed = |cfg: &LoadedConfig| {
+            let config = SwinConfig { name: String::new(), ..cfg.config.clone() };
+            (config, cfg.transform.clone())
+        };
+        let mut found: Vec<LoadedConfig> = Vec::new();
+        for name in shipped_configs() {
+            let Ok(mut cfg) = load_config(name, &opts) else { continue };
+            if cfg.config.version != self.naming.version {
+                continue;
+            }
+            cfg.config.window_policy = self.naming.dialect.window_policy(cfg.config.version);
+            if cfg.config.validate().is_ok()
+                && fits(&cfg.config)
+                && found.iter().all(|known| unnamed(known) != unnamed(&cfg))
+            {
+                found.push(cfg);
+            }
+        }
+        found
+    }
+
+    fn unknown(&self, fitting: &[LoadedConfig]) -> ModelError {
+        let mut problem = if fitting.is_empty() {
+            format!(
+                "holds weights in {} names, but no architecture, and no shipped configuration has their shapes. {}; pass \
+                 --cfg FILE.yaml with all of these, or --cfg NAME (names: {}, …)",
+                self.naming.dialect,
+                Shapes::of(self.tensors, self.naming.version).facts(self.windows),
+                shipped_configs().next().unwrap_or_default()
+            )
+        } else {
+            let names: Vec<&str> = fitting.iter().map(|cfg| cfg.origin.as_str()).collect();
+            format!(
+                "holds weights in {} names, but no architecture; its tensors fit {}, which differ in {} or the \
+                 preprocessing: pass one of them as --cfg",
+                self.naming.dialect,
+                names.join(" and "),
+                if self.naming.version == SwinVersion::V1 {
+                    "the input size"
+                } else {
+                    "the input size, the window"
+                }
+            )
+        };
+        if self.folder.is_some_and(|folder| folder.join("config.json").is_file()) {
+            problem += "; or pass its folder, which has a config.json, instead of the file";
+        }
+        ModelError::file(self.path, problem)
+    }
+}
+
+impl Bytes<'_> {
+    /// The description in the quantized checkpoints that were made from this file, and a remark on where it comes from.
+    ///
+    /// # Errors
+    /// [`ModelError::File`] if they describe it differently.
+    pub(super) fn describe(
+        &self,
+        options: &LoadOptions,
+    ) -> Result<Option<(Description, String)>, ModelError> {
+        let Some((made, file, remark)) = self.quantized(options)? else { return Ok(None) };
+        let (config, transform) = override_config(&made.config, &made.transform, &options.opts)?;
+        let what = match options.any_transform {
+            true => "the architecture is that",
+            false => "the architecture and the preprocessing are those",
+        };
+        let path = self.path.display();
+        let note = format!("{path}: {what} of {}, which was made from it{remark}", file.display());
+        Ok(Some((Description { config, transform, ..made }, note)))
     }
 
     /// The description in the quantized checkpoints that were made from this file, the first of these checkpoints, and a
@@ -86,7 +194,11 @@ impl Bare<'_> {
         if made.is_empty() {
             made = self.made_from_this(&self.beside());
         }
-        let mut made = made.into_iter();
+        // A file may be read as both a classifier and a backbone.
+        let has = |task| made.iter().any(|(made, _)| made.config.task == task);
+        let either = if has(Task::Classification) { Task::Classification } else { Task::Features };
+        let task = options.task.unwrap_or(either);
+        let mut made = made.into_iter().filter(|(made, _)| made.config.task == task);
         let Some((mut first, file)) = made.next() else { return Ok(None) };
         let mut remark = "";
         for (other, other_file) in made {
@@ -137,118 +249,13 @@ impl Bare<'_> {
                 QuantizedModel::load(path)
             {
                 let labels = labels.map(|names| Labels { names, from: provenance.labels_from });
-                found.push((Description { config, transform, labels }, path.clone()));
+                let stages = config.outputs.iter().map(|output| output.stage).collect();
+                let stages = config.is_backbone().then_some(stages);
+                found.push((Description { config, transform, labels, stages }, path.clone()));
                 known.push(stated);
             }
         }
         found
-    }
-
-    /// The shipped configurations with the overrides `opts` that have exactly these parameters, with any number of
-    /// classes. Those that differ in their names only count once.
-    fn shipped(&self, opts: &[(String, String)]) -> Vec<LoadedConfig> {
-        let classes = self.tensors.get("head.weight").map_or(0, |head| head.shape[0]);
-        let opts = [&[("MODEL.NUM_CLASSES".to_owned(), classes.to_string())], opts].concat();
-        let fits = |config: &SwinConfig| {
-            let expected = parameters(config);
-            let same = |(name, shape): &(String, Vec<usize>)| {
-                self.tensors.get(name).is_some_and(|tensor| tensor.shape == *shape)
-            };
-            let stages = config.stages();
-            let windows = stages.iter().zip(self.windows).all(|(s, w)| w.is_none_or(|w| w == s.window));
-            expected.len() == self.tensors.len() && expected.iter().all(same) && windows
-        };
-        let unnamed = |cfg: &LoadedConfig| {
-            let config = SwinConfig { name: String::new(), ..cfg.config.clone() };
-            (config, cfg.transform.clone())
-        };
-        let mut found: Vec<LoadedConfig> = Vec::new();
-        for name in shipped_configs() {
-            let Ok(mut cfg) = load_config(name, &opts) else { continue };
-            if cfg.config.version != self.naming.version {
-                continue;
-            }
-            cfg.config.window_policy = self.naming.dialect.window_policy(cfg.config.version);
-            if cfg.config.validate().is_ok()
-                && fits(&cfg.config)
-                && found.iter().all(|known| unnamed(known) != unnamed(&cfg))
-            {
-                found.push(cfg);
-            }
-        }
-        found
-    }
-
-    fn unknown(&self, fitting: &[LoadedConfig]) -> ModelError {
-        let mut problem = if fitting.is_empty() {
-            format!(
-                "holds weights in {} names, but no architecture, and no shipped configuration has their shapes. {}; pass \
-                 --cfg FILE.yaml with all of these, or --cfg NAME (names: {}, …)",
-                self.naming.dialect,
-                self.facts(),
-                shipped_configs().next().unwrap_or_default()
-            )
-        } else {
-            let names: Vec<&str> = fitting.iter().map(|cfg| cfg.origin.as_str()).collect();
-            format!(
-                "holds weights in {} names, but no architecture; its tensors fit {}, which differ in {} or the \
-                 preprocessing: pass one of them as --cfg",
-                self.naming.dialect,
-                names.join(" and "),
-                if self.naming.version == SwinVersion::V1 {
-                    "the input size"
-                } else {
-                    "the input size, the window"
-                }
-            )
-        };
-        if self.folder.is_some_and(|folder| folder.join("config.json").is_file()) {
-            problem += "; or pass its folder, which has a config.json, instead of the file";
-        }
-        ModelError::file(self.path, problem)
-    }
-
-    /// What the shapes tell about the architecture, in the keys of a configuration, and what they do not tell.
-    fn facts(&self) -> String {
-        let shape =
-            |name: &str| self.tensors.get(name).map(|tensor| tensor.shape.clone()).unwrap_or_default();
-        let depths = depths(self.tensors.keys());
-        let of_block = |stage: usize, last: &str| shape(&format!("layers.{stage}.blocks.0.attn.{last}"));
-        let table = |stage: usize| of_block(stage, "relative_position_bias_table");
-        let heads = |stage: usize| match self.naming.version {
-            SwinVersion::V1 => table(stage).get(1).copied(),
-            SwinVersion::V2 => of_block(stage, "logit_scale").first().copied(),
-        };
-        let heads: Vec<usize> = (0..depths.len()).filter_map(heads).collect();
-        let window = match self.naming.version {
-            SwinVersion::V1 => super::windows(self.tensors).first().copied().map(Size::square),
-            SwinVersion::V2 => self.windows.first().copied().flatten(),
-        };
-        let section = self.naming.version.section();
-        let mut facts = Vec::new();
-        let mut add =
-            |key: &str, value: Option<String>| facts.extend(value.map(|value| format!("{key} {value}")));
-        let key = |key: &str| format!("{section}.{key}");
-        let patch = shape("patch_embed.proj.weight");
-        if self.naming.version == SwinVersion::V2 {
-            add("MODEL.TYPE", Some("swinv2".to_owned()));
-        }
-        add(&key("EMBED_DIM"), patch.first().map(usize::to_string));
-        add(&key("PATCH_SIZE"), patch.last().map(usize::to_string));
-        add(&key("DEPTHS"), (!depths.is_empty()).then(|| format!("{depths:?}")));
-        add(&key("NUM_HEADS"), (!heads.is_empty()).then(|| format!("{heads:?}")));
-        add(&key("WINDOW_SIZE"), window.map(Size::short));
-        let fc1 = shape("layers.0.blocks.0.mlp.fc1.weight");
-        add(
-            &key("MLP_RATIO"),
-            fc1.first().zip(fc1.get(1)).map(|(h, c)| format!("{}", *h as f64 / *c as f64)),
-        );
-        add("MODEL.NUM_CLASSES", shape("head.weight").first().map(usize::to_string));
-        let missing = match (self.naming.version, window) {
-            (SwinVersion::V2, None) => "DATA.IMG_SIZE, MODEL.SWINV2.WINDOW_SIZE",
-            _ => "DATA.IMG_SIZE",
-        };
-        format!("The shapes give {}; they do not give {missing} and the preprocessing", facts.join(", "))
     }
 }
 
@@ -269,6 +276,7 @@ impl Description {
     }
 }
 
-fn described(cfg: &LoadedConfig) -> Description {
-    Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels: None }
+/// The description that the user gives.
+pub(super) fn described(cfg: &LoadedConfig) -> Description {
+    Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels: None, stages: None }
 }

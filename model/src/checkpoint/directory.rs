@@ -4,7 +4,14 @@ use std::path::Path;
 
 use super::json::Json;
 use super::{Description, LoadOptions, hf, timm};
+use crate::arch::Task;
 use crate::error::ModelError;
+
+/// The library that wrote a `config.json`.
+enum Library {
+    Transformers,
+    Timm,
+}
 
 /// Architecture, transform and labels. The `cfg` of `options`, if given, replaces the architecture and the transform that `config.json`
 /// of transformers or timm describes.
@@ -12,56 +19,95 @@ use crate::error::ModelError;
 /// # Errors
 /// [`ModelError::File`] naming the file and the field that is missing or not supported.
 pub(super) fn describe(folder: &Path, options: &LoadOptions) -> Result<Description, ModelError> {
-    let cfg = options.cfg.as_ref();
     let path = folder.join("config.json");
     if !path.is_file() {
-        let Some(cfg) = cfg else {
+        let Some(cfg) = &options.cfg else {
             return Err(ModelError::file(folder, "has no config.json; pass --cfg NAME or --cfg FILE.yaml"));
         };
-        return Ok(Description {
-            config: cfg.config.clone(),
-            transform: cfg.transform.clone(),
-            labels: None,
-        });
+        return Ok(super::describe::described(cfg));
     }
     let json = Json::read(&path)?;
-    let preprocessor = || {
-        let path = folder.join(hf::PREPROCESSOR);
+    let processor = |name: &str| {
+        let path = folder.join(name);
         path.is_file().then(|| Json::read(&path)).transpose()
     };
-    read(folder, &json, preprocessor, options)
+    read(folder, &json, processor, options)
 }
 
-/// The description in `json`, a `config.json`. `preprocessor` reads the `preprocessor_config.json` of transformers, if
-/// there is one. `folder` names both in messages.
+/// The description in `json`, a `config.json`. `processor` reads the file of transformers with this name that states the
+/// preprocessing, if there is one. `folder` names both in messages.
 ///
 /// # Errors
 /// [`ModelError::File`] naming the field that is missing or not supported.
 pub(super) fn read(
     folder: &Path,
     json: &Json,
-    preprocessor: impl FnOnce() -> Result<Option<Json>, ModelError>,
+    processor: impl Fn(&str) -> Result<Option<Json>, ModelError>,
     options: &LoadOptions,
 ) -> Result<Description, ModelError> {
-    let is_hf = match (json.text("model_type")?.as_deref(), json.get("architecture")) {
-        (Some("swin" | "swinv2"), _) => true,
-        (None, Some(_)) => false,
-        (Some(other), _) => {
-            return Err(json.error("model_type", format!("`{other}` is neither `swin` nor `swinv2`")));
-        }
-        (None, None) => {
-            let problem = "is missing, and so is timm's `architecture`; pass --cfg NAME or --cfg FILE.yaml";
-            return Err(json.error("model_type", problem));
-        }
-    };
+    let backbone = hf::backbone(json)?;
+    let is_backbone = backbone.as_ref().is_some_and(|backbone| backbone.alone);
+    let stated = if is_backbone { Task::Features } else { Task::Classification };
+    let task = options.task.unwrap_or(stated);
     if let Some(cfg) = &options.cfg {
-        let classes = cfg.config.num_classes;
-        let labels = if is_hf { hf::labels(json)? } else { timm::labels(json, classes)? };
-        let labels = labels.filter(|labels| labels.names.len() == classes);
-        return Ok(Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels });
+        return with_cfg(json, cfg, task, backbone);
     }
-    match is_hf {
-        true => hf::describe(folder, json, preprocessor()?.as_ref(), options.any_transform),
-        false => timm::describe(json),
+    match (task, library(json, task, backbone.is_some())?) {
+        (Task::Classification, Library::Transformers) => {
+            let preprocessor = processor(hf::PREPROCESSOR)?;
+            hf::describe(folder, json, preprocessor.as_ref(), options.any_transform)
+        }
+        (Task::Features, Library::Transformers) => {
+            let backbone = backbone.expect("the library was found by it");
+            hf::describe_backbone(folder, &backbone.config, &processor)
+        }
+        (Task::Classification, Library::Timm) => timm::describe(json),
+        (Task::Features, Library::Timm) => timm::describe_backbone(json),
     }
+}
+
+/// The library of `json`, which has what `task` needs. `has_backbone` says that transformers finds a Swin for a backbone in it.
+fn library(json: &Json, task: Task, has_backbone: bool) -> Result<Library, ModelError> {
+    match (json.text("model_type")?.as_deref(), json.get("architecture"), task) {
+        (Some("swin" | "swinv2"), ..) => Ok(Library::Transformers),
+        (Some(_), _, Task::Features) if has_backbone => Ok(Library::Transformers),
+        (None, Some(_), _) => Ok(Library::Timm),
+        (Some(other), _, Task::Features) => {
+            let problem =
+                format!("a `{other}` has no Swin that this program runs; pass --cfg NAME or --cfg FILE.yaml");
+            Err(json.error("model_type", problem))
+        }
+        (Some(other), ..) => {
+            let problem = match has_backbone {
+                true => "is no classifier, but has a backbone; use it with --task features",
+                false => "is neither `swin` nor `swinv2`",
+            };
+            Err(json.error("model_type", format!("`{other}` {problem}")))
+        }
+        (None, None, _) => {
+            let problem = "is missing, and so is timm's `architecture`; pass --cfg NAME or --cfg FILE.yaml";
+            Err(json.error("model_type", problem))
+        }
+    }
+}
+
+/// The description `cfg`, with what it does not say: the labels of a classifier, the outputs of a backbone.
+fn with_cfg(
+    json: &Json,
+    cfg: &crate::config::LoadedConfig,
+    task: Task,
+    backbone: Option<hf::Backbone>,
+) -> Result<Description, ModelError> {
+    let described = super::describe::described(cfg);
+    if task == Task::Features {
+        let stages = backbone.map_or(Ok(None), |backbone| hf::stages(&backbone.config))?;
+        return Ok(Description { stages, ..described });
+    }
+    let classes = cfg.config.num_classes;
+    let labels = match library(json, task, backbone.is_some())? {
+        Library::Transformers => hf::labels(json)?,
+        Library::Timm => timm::labels(json, classes)?,
+    };
+    let labels = labels.filter(|labels| labels.names.len() == classes);
+    Ok(Description { labels, ..described })
 }

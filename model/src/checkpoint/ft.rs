@@ -19,7 +19,7 @@ use super::dialect::Dialect;
 use super::file::{CheckpointFile, names_of};
 use super::network::Network;
 use super::raw::RawTensor;
-use crate::arch::{SwinConfig, SwinVersion};
+use crate::arch::{SwinConfig, SwinVersion, Task};
 use crate::error::ModelError;
 use crate::quantized::check_range;
 use crate::site::{BlockId, Half, Operand, Site, all_sites};
@@ -105,7 +105,7 @@ pub fn import_ft_amax(path: &Path, config: &SwinConfig) -> Result<BTreeMap<Site,
         );
         return Err(ModelError::file(path, problem));
     }
-    let network = Network::find(path, raw, Some(Dialect::FasterTransformer), None)?;
+    let network = Network::find(path, raw, Task::Classification, Some(Dialect::FasterTransformer), None)?;
     let known = all_sites(config);
     let mut ranges = BTreeMap::new();
     for (key, tensor) in network.tensors.iter().filter(|(key, _)| is_range(key)) {

@@ -1,4 +1,4 @@
-//! Directories of Hugging Face transformers: `config.json` and `preprocessor_config.json`.
+//! Directories of Hugging Face transformers: `config.json`, and `preprocessor_config.json` or `processor_config.json`.
 
 use std::path::Path;
 
@@ -8,13 +8,100 @@ use swinq_numerics::Size;
 use super::dialect::Dialect;
 use super::json::Json;
 use super::{Description, Labels};
-use crate::arch::{SwinConfig, SwinVersion};
+use crate::arch::{SwinConfig, SwinVersion, Task};
 use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
 
 /// The file that states the preprocessing.
 pub(super) const PREPROCESSOR: &str = "preprocessor_config.json";
+/// The file that states it in the field `image_processor`, beside other processors.
+const PROCESSOR: &str = "processor_config.json";
+
+/// The Swin in a model of transformers that may be a backbone.
+pub(super) struct Backbone {
+    /// Its part of `config.json`.
+    pub config: Json,
+    /// Whether the whole model is no classifier, so that it can only be read as a backbone.
+    pub alone: bool,
+}
+
+/// The Swin in the model that `json` describes: the model itself, or the backbone or the encoder of a larger one.
+///
+/// # Errors
+/// [`ModelError::File`] naming a field of another type.
+pub(super) fn backbone(json: &Json) -> Result<Option<Backbone>, ModelError> {
+    let is_swin =
+        |json: &Json| {
+            let kind = json.text("model_type")?;
+            Ok::<bool, ModelError>(kind.is_some_and(|kind| {
+                ["swin", "swinv2", "maskformer-swin", "donut-swin"].contains(&kind.as_str())
+            }))
+        };
+    if is_swin(json)? {
+        let classifier = matches!(json.text("model_type")?.as_deref(), Some("swin" | "swinv2"));
+        let classes = json.texts("architectures")?.unwrap_or_default();
+        let named = classes.iter().any(|class| class.ends_with("Backbone"));
+        return Ok(Some(Backbone { config: json.clone(), alone: named || !classifier }));
+    }
+    if json.get("model_type").is_none() {
+        return Ok(None);
+    }
+    for field in ["backbone_config", "encoder"] {
+        if let Some(config) = json.object(field)?
+            && is_swin(&config)?
+        {
+            return Ok(Some(Backbone { config, alone: true }));
+        }
+    }
+    Ok(None)
+}
+
+/// The backbone that `json`, its part of `config.json`, describes. `processor` reads the files that state the preprocessing, of
+/// which mean and deviation count.
+pub(super) fn describe_backbone(
+    folder: &Path,
+    json: &Json,
+    processor: &dyn Fn(&str) -> Result<Option<Json>, ModelError>,
+) -> Result<Description, ModelError> {
+    let config = SwinConfig { task: Task::Features, num_classes: 0, ..config(folder, json)? };
+    let nested = processor(PROCESSOR)?.map_or(Ok(None), |json| json.object("image_processor"))?;
+    let preprocessor = match nested {
+        Some(nested) => Some(nested),
+        None => processor(PREPROCESSOR)?,
+    };
+    let default = default_transform(&config);
+    let (mean, std) = match preprocessor {
+        Some(preprocessor) => statistics(&preprocessor, config.in_chans)?,
+        None => (default.mean, default.std),
+    };
+    let transform = Transform { mean, std, ..default };
+    Ok(Description { config, transform, labels: None, stages: stages(json)? })
+}
+
+/// The stages in `out_features`, else in `out_indices`, from 0.
+///
+/// # Errors
+/// [`ModelError::File`] naming a stage that the network does not have.
+pub(super) fn stages(json: &Json) -> Result<Option<Vec<usize>>, ModelError> {
+    let depths = json.sizes("depths")?.unwrap_or(SwinConfig::default().depths).len();
+    let no_stage = |field: &str, found: &str| {
+        json.error(field, format!("`{found}` is none of the stages stage1 to stage{depths}"))
+    };
+    // Counted from the stem, which is no stage.
+    let stage = |number: Option<usize>| number?.checked_sub(1).filter(|&stage| stage < depths);
+    if let Some(names) = json.texts("out_features")? {
+        let number = |name: &str| name.strip_prefix("stage")?.parse().ok();
+        let stages =
+            names.iter().map(|name| stage(number(name)).ok_or_else(|| no_stage("out_features", name)));
+        return stages.collect::<Result<_, _>>().map(Some);
+    }
+    let Some(numbers) = json.sizes("out_indices")? else { return Ok(None) };
+    let stages = numbers
+        .iter()
+        .map(|&number| stage(Some(number)).ok_or_else(|| no_stage("out_indices", &number.to_string())));
+    stages.collect::<Result<_, _>>().map(Some)
+}
 
 /// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`
 /// and `Swinv2Config`, which are equal. With `any_transform`, the caller replaces the transform, so that the `preprocessor`
@@ -31,7 +118,7 @@ pub(super) fn describe(
         None if any_transform => default_transform(&config),
         None => return Err(missing_preprocessor(folder)),
     };
-    Ok(Description { config, transform, labels: labels(json)? })
+    Ok(Description { config, transform, labels: labels(json)?, stages: None })
 }
 
 fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
@@ -52,6 +139,8 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         image_size: json.size("image_size")?.unwrap_or(default.image_size),
         in_chans: json.side("num_channels")?.unwrap_or(default.in_chans),
         patch_size: json.side("patch_size")?.unwrap_or(default.patch_size),
+        task: Task::Classification,
+        outputs: Vec::new(),
         num_classes: classes(json)?,
         embed_dim: json.side("embed_dim")?.unwrap_or(default.embed_dim),
         depths: json.sizes("depths")?.unwrap_or(default.depths),
@@ -71,6 +160,10 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
 }
 
 fn refuse_unsupported(json: &Json) -> Result<(), ModelError> {
+    if json.get("num_kv_heads").is_some() {
+        let problem = "is a setting of Surya's encoder, whose heads share keys and values; swinq runs Swins";
+        return Err(json.error("num_kv_heads", problem));
+    }
     if let Some(act) = json.text("hidden_act")?.filter(|act| act != "gelu") {
         return Err(json.error("hidden_act", format!("`{act}` is not supported; only gelu is")));
     }
@@ -129,18 +222,7 @@ fn transform(json: &Json, config: &SwinConfig) -> Result<Transform, ModelError> 
             json.error("do_resize", "false is not supported, because images would keep their own sizes")
         );
     }
-    let rescaled = json.bool("do_rescale")?.unwrap_or(true);
-    let factor = json.float("rescale_factor")?.unwrap_or(1.0 / 255.0);
-    if !rescaled || (factor * 255.0 - 1.0).abs() > 1e-6 {
-        return Err(json.error("rescale_factor", "only pixels rescaled by 1/255 are supported"));
-    }
-    let (mean, std) = if json.bool("do_normalize")?.unwrap_or(true) {
-        let (mean, std) = common_statistics(channels);
-        let mean = json.means("image_mean", channels)?.unwrap_or(mean);
-        (mean, json.deviations("image_std", channels)?.unwrap_or(std))
-    } else {
-        (vec![0.0; channels], vec![1.0; channels])
-    };
+    let (mean, std) = statistics(json, channels)?;
     Ok(Transform {
         family: "hf".to_owned(),
         size,
@@ -149,6 +231,21 @@ fn transform(json: &Json, config: &SwinConfig) -> Result<Transform, ModelError> 
         mean,
         std,
     })
+}
+
+/// Mean and deviation of each of `channels` channels, of pixels in 0..1.
+fn statistics(json: &Json, channels: usize) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
+    let rescaled = json.bool("do_rescale")?.unwrap_or(true);
+    let factor = json.float("rescale_factor")?.unwrap_or(1.0 / 255.0);
+    if !rescaled || (factor * 255.0 - 1.0).abs() > 1e-6 {
+        return Err(json.error("rescale_factor", "only pixels rescaled by 1/255 are supported"));
+    }
+    if !json.bool("do_normalize")?.unwrap_or(true) {
+        return Ok((vec![0.0; channels], vec![1.0; channels]));
+    }
+    let (mean, std) = common_statistics(channels);
+    let mean = json.means("image_mean", channels)?.unwrap_or(mean);
+    Ok((mean, json.deviations("image_std", channels)?.unwrap_or(std)))
 }
 
 /// The resize that `size` describes: a side or `{height, width}` resizes both sides; `{shortest_edge}` resizes in

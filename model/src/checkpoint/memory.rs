@@ -119,11 +119,11 @@ pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Re
     let options = &LoadOptions { any_transform, ..options.clone() };
     let described = model.documents.as_ref().map(|documents| {
         let config = Json::parse(&name.join("config.json"), documents.config.as_bytes())?;
-        let preprocessor = || {
-            let text = documents.preprocessor.as_ref();
-            text.map(|text| Json::parse(&name.join(hf::PREPROCESSOR), text.as_bytes())).transpose()
+        let processor = |file: &str| {
+            let text = documents.preprocessor.as_ref().filter(|_| file == hf::PREPROCESSOR);
+            text.map(|text| Json::parse(&name.join(file), text.as_bytes())).transpose()
         };
-        directory::read(name, &config, preprocessor, options)
+        directory::read(name, &config, processor, options)
     });
     let described = described.transpose()?;
     let stored = Stored { path: name, tensors: model.raw()?, sha256: model.sha256(), folder: None };

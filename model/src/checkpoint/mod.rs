@@ -2,10 +2,12 @@
 //!
 //! Pickles are read as plain data; nothing in a checkpoint is executed.
 
+mod backbone;
 mod describe;
 mod dialect;
 mod directory;
 mod file;
+mod foreign;
 mod ft;
 mod hf;
 mod json;
@@ -16,6 +18,7 @@ mod pickle;
 mod random;
 mod raw;
 mod safetensors;
+mod shapes;
 mod timm;
 mod torch;
 mod weights;
@@ -31,7 +34,7 @@ pub use random::random_model;
 pub use safetensors::is_quantized_file;
 pub(crate) use safetensors::{MAX_HEADER, check_header};
 
-use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
+use crate::arch::{SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::Transform;
 use crate::config::{LoadedConfig, check_sizes};
 use crate::error::ModelError;
@@ -39,7 +42,8 @@ use crate::params::{self, check_parameters};
 use crate::part::is_part_file;
 use crate::quantized::{FloatModel, QuantizedModel, Source};
 use crate::tensor::StateDict;
-use describe::Bare;
+use describe::{Bare, Bytes};
+use dialect::Naming;
 use file::CheckpointFile;
 use network::Network;
 use raw::RawDict;
@@ -57,10 +61,16 @@ pub struct LoadOptions {
     pub cfg: Option<LoadedConfig>,
     /// Overrides of the configuration that is found for a bare file if `cfg` is `None`.
     pub opts: Vec<(String, String)>,
+    /// What the network is read as; if `None`, what its description says, else a classifier. The checkpoint of a classifier
+    /// may be read as a backbone: its final norm and its head are left out.
+    pub task: Option<Task>,
+    /// For a backbone, the stages whose outputs it has, from 0. If `None`, those that its description names, else those for
+    /// which the file has norms, else all.
+    pub outputs: Option<Vec<usize>>,
     /// Naming convention; detected from the tensor names if `None`.
     pub dialect: Option<Dialect>,
     /// What the names of the network's tensors begin with, if the file has other tensors too. If `None`, a beginning that all
-    /// names have is left out.
+    /// names have is left out, and a backbone is found among other tensors.
     pub prefix: Option<String>,
     /// Quantized checkpoints that may have been made from the file. One that was describes it if `cfg` is `None`.
     pub described_by: Vec<PathBuf>,
@@ -74,6 +84,8 @@ struct Description {
     config: SwinConfig,
     transform: Transform,
     labels: Option<Labels>,
+    /// The stages whose outputs a backbone has, from 0, if it is said.
+    stages: Option<Vec<usize>>,
 }
 
 /// The class names of a model.
@@ -122,6 +134,10 @@ pub struct Loaded {
 /// The dialect decides the window policy and the mask, even if `options.cfg` gives the architecture. The transform comes from
 /// `options.cfg` if given, else from the directory.
 ///
+/// A backbone ([`Task::Features`]) is found in the file of a larger model. It has the norms of outputs that the file has, and
+/// the window policy of the library that reads such files as backbones. If nothing describes a Swin V1, the shapes do, with
+/// ImageNet's mean and deviation.
+///
 /// # Errors
 /// A file that is damaged, of another kind, or tries to execute code; a bare file without `options.cfg`; tensors that
 /// are missing, unexpected, of another shape, or not finite; another version of Swin than the configuration's; an
@@ -150,7 +166,7 @@ pub fn load_float_with_remarks(path: &Path, options: &LoadOptions) -> Result<Loa
             let problem = "contains its configuration, which overrides do not change; leave --opts out";
             return Err(ModelError::file(&path, problem));
         }
-        return load_own(&path);
+        return load_own(&path, options);
     }
     if is_part_file(&path) {
         let problem = "is a part of a calibration or an evaluation, not a model; `swinq merge` makes a model of the \
@@ -177,30 +193,52 @@ impl Stored<'_> {
     /// The model with these tensors.
     fn model(self, described: Option<Description>, options: &LoadOptions) -> Result<Loaded, ModelError> {
         let Stored { path, tensors, sha256, folder } = self;
-        let network = Network::find(path, tensors, options.dialect, options.prefix.as_deref())?;
+        let made = Bytes { path, folder, sha256: &sha256 };
+        let (described, note) = match (described, &options.cfg) {
+            (Some(known), _) => (Some(known), None),
+            (None, Some(cfg)) => (Some(describe::described(cfg)), None),
+            (None, None) => {
+                made.describe(options)?.map_or((None, None), |(made, note)| (Some(made), Some(note)))
+            }
+        };
+        let stated = described.as_ref().map(|description| description.config.task);
+        let task = options.task.or(stated).unwrap_or_default();
+        let network = Network::find(path, tensors, task, options.dialect, options.prefix.as_deref())?;
         let naming = &network.naming;
-        let tensors = parameters::read(&network)?;
-        let windows = parameters::stored_windows(&network);
-        let bare = Bare { path, folder, naming, sha256: &sha256, tensors: &tensors, windows: &windows };
-        let (description, note) =
-            described.map_or_else(|| bare.describe(options), |known| Ok((known, None)))?;
-        check_version(&description.config, naming.version)?;
-        let config = apply_dialect(description.config, naming.dialect)?;
+        let mut tensors = parameters::read(&network)?;
+        let (windows, places) = (parameters::stored_windows(&network), parameters::stored_places(&network));
+        let bare = Bare { path, folder, naming, tensors: &tensors, windows: &windows, places };
+        let (description, note) = match described {
+            Some(known) => (known, note),
+            None => bare.describe(task, &options.opts).map(|(found, note)| (found, Some(note)))?,
+        };
+        let Description { config, transform, labels, stages } = description;
+        check_version(&config, naming.version)?;
+        let (config, left_out) = match task {
+            Task::Classification => (config, Vec::new()),
+            Task::Features => {
+                backbone::of(config, options.outputs.as_deref(), stages.as_deref(), &mut tensors)?
+            }
+        };
+        let config = apply_dialect(config, naming)?;
         let check = check_tables(&config, &tensors)
             .and_then(|()| check_stored_windows(&config, &windows))
+            .and_then(|()| check_places(&config, places))
             .and_then(|()| check_parameters(&config, &tensors));
         check.map_err(|error| network.with_stored_name(error))?;
         let source = Source { file: shown(path), sha256, dialect: naming.dialect.to_string() };
-        let Description { transform, labels, .. } = description;
+        let labels = labels.filter(|_| task == Task::Classification);
         let (labels, labels_from) = labels.map_or((None, None), |labels| (Some(labels.names), labels.from));
         let model = FloatModel { config, transform, labels, labels_from, tensors, source };
         let description_found = note.is_some();
-        Ok(Loaded { model, description_found, remarks: note.into_iter().chain(network.remarks).collect() })
+        let left_out = left_out.into_iter().map(|remark| format!("{}: {remark}", path.display()));
+        let remarks = note.into_iter().chain(network.remarks).chain(left_out).collect();
+        Ok(Loaded { model, description_found, remarks })
     }
 }
 
 /// Loads a float model in this program's own format, which holds its own description.
-fn load_own(path: &Path) -> Result<Loaded, ModelError> {
+fn load_own(path: &Path, options: &LoadOptions) -> Result<Loaded, ModelError> {
     let file = CheckpointFile::open(path)?;
     let (model, info) = QuantizedModel::from_bytes(path, file.bytes())?;
     let model = model.into_float().ok_or_else(|| {
@@ -210,13 +248,38 @@ fn load_own(path: &Path) -> Result<Loaded, ModelError> {
     })?;
     // A model derived from this file names this file as its source, not the checkpoint its training started from.
     let source = Source { file: shown(path), sha256: file.sha256(), dialect: OWN.to_owned() };
-    let model = FloatModel { source, ..model };
-    Ok(Loaded { model, description_found: false, remarks: info.warning(path).into_iter().collect() })
+    let (model, left_out) = own_for_task(path, FloatModel { source, ..model }, options)?;
+    let remarks = info.warning(path).into_iter().chain(left_out).collect();
+    Ok(Loaded { model, description_found: false, remarks })
+}
+
+/// The float model of this program's own file at `path` as `options` ask for it, and remarks.
+fn own_for_task(
+    path: &Path,
+    mut model: FloatModel,
+    options: &LoadOptions,
+) -> Result<(FloatModel, Vec<String>), ModelError> {
+    let (stated, outputs) = (model.config.task, options.outputs.as_deref());
+    match options.task.unwrap_or(stated) {
+        Task::Classification if stated == Task::Features => {
+            let problem = "is a backbone, not a classifier; use it as one (--task features)";
+            return Err(ModelError::file(path, problem));
+        }
+        Task::Classification => return Ok((model, Vec::new())),
+        Task::Features => {}
+    }
+    let stages: Vec<usize> = model.config.outputs.iter().map(|output| output.stage).collect();
+    model.tensors.retain(|name, _| !["norm.", "head."].iter().any(|module| name.starts_with(module)));
+    let stages = model.config.is_backbone().then_some(&stages[..]);
+    let (config, left_out) = backbone::of(model.config, outputs, stages, &mut model.tensors)?;
+    let left_out = left_out.into_iter().map(|remark| format!("{}: {remark}", path.display())).collect();
+    Ok((FloatModel { config, labels: None, labels_from: None, ..model }, left_out))
 }
 
 /// Sets the dialect's window policy and mask, and checks the configuration.
-fn apply_dialect(mut config: SwinConfig, dialect: Dialect) -> Result<SwinConfig, ModelError> {
-    config.window_policy = dialect.window_policy_of(config.version, config.window_policy);
+fn apply_dialect(mut config: SwinConfig, naming: &Naming) -> Result<SwinConfig, ModelError> {
+    let dialect = naming.dialect;
+    config.window_policy = naming.window_policy(config.window_policy);
     config.mask = dialect.mask(config.version);
     check_sizes(&config)?;
     config.validate()?;
@@ -264,6 +327,19 @@ fn check_stored_windows(config: &SwinConfig, windows: &[Option<Size>]) -> Result
         }
     }
     Ok(())
+}
+
+/// Refuses an absolute position embedding of other places than those of the tokens.
+fn check_places(config: &SwinConfig, places: Option<Size>) -> Result<(), ModelError> {
+    let grid = config.own_grids()[0].size;
+    let Some(places) = places.filter(|&places| config.ape && places != grid) else { return Ok(()) };
+    let problem = format!(
+        "has {places} places, but {} at input size {} has {grid} tokens; use the IMG_SIZE that the checkpoint was trained \
+         with",
+        config.name,
+        config.image_size.short()
+    );
+    Err(ModelError::tensor("absolute_pos_embed", problem))
 }
 
 /// Refuses bias tables of another window size than the configuration's, because tables are not resized.

@@ -2,8 +2,10 @@
 
 use std::path::Path;
 
-use super::dialect::{Dialect, Naming, networks, placed};
+use super::dialect::{Dialect, Found, Naming, networks, placed};
+use super::foreign;
 use super::raw::RawDict;
+use crate::arch::Task;
 use crate::error::ModelError;
 use crate::params::name_list;
 
@@ -18,30 +20,81 @@ pub(super) struct Network<'a> {
 }
 
 impl<'a> Network<'a> {
-    /// Finds the network in `tensors`, those of the file at `path`: under `prefix` if it is given, else under what all names
-    /// begin with. `dialect` is what the user states.
+    /// Finds the network for `task` in `tensors`, those of the file at `path`. `dialect` is what the user states.
+    ///
+    /// A classifier stands under `prefix` if it is given, else under what all names begin with. A backbone is found among
+    /// other tensors too; `prefix` chooses one of several.
     ///
     /// # Errors
-    /// No name begins with `prefix`; names of no dialect or of another than `dialect`; other tensors beside the network,
-    /// without a `prefix`; a ViT.
+    /// No network under `prefix`; names of no dialect or of another than `dialect`; other tensors beside a classifier, without
+    /// a `prefix`; several backbones; another network than a Swin.
     pub(super) fn find(
         path: &Path,
         tensors: RawDict<'a>,
+        task: Task,
         dialect: Option<Dialect>,
         prefix: Option<&str>,
     ) -> Result<Network<'a>, ModelError> {
-        let mut remarks = Vec::new();
         let prefix = prefix.map(|prefix| format!("{}.", prefix.trim_end_matches('.'))).unwrap_or_default();
-        let tensors = under(path, tensors, &prefix, &mut remarks)?;
+        match task {
+            Task::Classification => Network::classifier(path, tensors, dialect, &prefix),
+            Task::Features => Network::backbone(path, tensors, dialect, &prefix),
+        }
+    }
+
+    fn classifier(
+        path: &Path,
+        tensors: RawDict<'a>,
+        dialect: Option<Dialect>,
+        prefix: &str,
+    ) -> Result<Network<'a>, ModelError> {
+        let mut remarks = Vec::new();
+        let tensors = under(path, tensors, prefix, &mut remarks)?;
+        foreign::refuse(&tensors)?;
         let keys: Vec<&str> = tensors.keys().map(String::as_str).collect();
-        refuse_vit(&keys)?;
         let mut naming = naming(path, &keys, dialect)?;
         if !naming.root.is_empty() {
             let remark = format!("the names of its tensors begin with `{}`, which is left out", naming.root);
             remarks.push(format!("{}: {remark}", path.display()));
         }
         let tensors = without(&naming.root, tensors);
-        naming.root.insert_str(0, &prefix);
+        naming.root.insert_str(0, prefix);
+        Ok(Network { naming, tensors, remarks })
+    }
+
+    fn backbone(
+        path: &Path,
+        mut tensors: RawDict<'a>,
+        dialect: Option<Dialect>,
+        prefix: &str,
+    ) -> Result<Network<'a>, ModelError> {
+        let keys: Vec<&str> = tensors.keys().map(String::as_str).collect();
+        let mut found = networks(Task::Features, &keys).map_err(|problem| ModelError::file(path, problem))?;
+        found.retain(|found| found.naming.has_blocks(&keys) && found.naming.prefix().starts_with(prefix));
+        let naming = match found.as_slice() {
+            [only] => stated(path, only, Task::Features, dialect, &keys)?,
+            [] => {
+                foreign::refuse(&tensors)?;
+                return Err(no_backbone(path, prefix, &keys));
+            }
+            several => return Err(ModelError::file(path, several_backbones(several))),
+        };
+        let inside = |name: &str| name.strip_prefix(&naming.root).is_some_and(|name| naming.is_inside(name));
+        let others =
+            tensors.extract_if(.., |name, _| !inside(name)).map(|(name, _)| name).collect::<Vec<_>>();
+        let mut remarks = Vec::new();
+        let mut remark = |names: &[String], text: &str| {
+            let names: Vec<&str> = names.iter().map(String::as_str).collect();
+            if !names.is_empty() {
+                let (count, names) = (names.len(), name_list(&names));
+                remarks.push(format!("{}: {count} tensors {text}: {names}", path.display()));
+            }
+        };
+        remark(&others, &format!("outside of the backbone under `{}` are left out", naming.prefix()));
+        let mut tensors = without(&naming.root, tensors);
+        foreign::refuse(&tensors)?;
+        let of_head = tensors.extract_if(.., |name, _| naming.is_of_head(name)).map(|(name, _)| name);
+        remark(&of_head.collect::<Vec<_>>(), "of a classifier's final norm and head are left out");
         Ok(Network { naming, tensors, remarks })
     }
 
@@ -96,31 +149,69 @@ fn without<'a>(prefix: &str, tensors: RawDict<'a>) -> RawDict<'a> {
     }
 }
 
-/// The names of the network that all `keys` belong to.
-fn naming(path: &Path, keys: &[&str], stated: Option<Dialect>) -> Result<Naming, ModelError> {
-    let found = networks(keys).map_err(|problem| ModelError::file(path, problem))?;
+/// The names of the classifier that all `keys` belong to.
+fn naming(path: &Path, keys: &[&str], dialect: Option<Dialect>) -> Result<Naming, ModelError> {
+    let task = Task::Classification;
+    let found = networks(task, keys).map_err(|problem| ModelError::file(path, problem))?;
     let of_all = |root: &str| keys.iter().all(|key| key.starts_with(root));
     let whole = found.iter().filter(|f| of_all(&f.naming.root)).min_by_key(|f| f.naming.root.len());
-    match (whole, stated) {
-        (Some(found), None) => Ok(found.naming.clone()),
-        (Some(found), Some(stated)) => match &found.mark {
-            Some(key) if found.naming.dialect != stated => {
-                let other = found.naming.dialect;
-                let problem = format!(
-                    "its tensors are named as by {other} (`{key}`), not as by {stated}; pass --dialect {other}, or leave \
-                     --dialect out"
-                );
-                Err(ModelError::file(path, problem))
-            }
-            _ => Ok(placed(stated, &format!("{}{}", found.naming.root, found.naming.trunk), keys)),
-        },
+    match (whole, dialect) {
+        (Some(found), dialect) => stated(path, found, task, dialect, keys),
         (None, _) if !found.is_empty() => {
             let roots: Vec<&str> = found.iter().map(|found| found.naming.root.as_str()).collect();
             Err(ModelError::file(path, among_others(keys, &roots)))
         }
-        (None, Some(stated)) => Ok(Naming::of(stated, keys)),
+        (None, Some(dialect)) => Ok(Naming::of(dialect, keys)),
         (None, None) => Err(unknown_dialect(path, keys)),
     }
+}
+
+/// The names of the network `found`, which the user states to be of `dialect`.
+///
+/// # Errors
+/// A name that no file of `dialect` has.
+fn stated(
+    path: &Path,
+    found: &Found,
+    task: Task,
+    dialect: Option<Dialect>,
+    keys: &[&str],
+) -> Result<Naming, ModelError> {
+    match (dialect, &found.mark) {
+        (None, _) => Ok(found.naming.clone()),
+        (Some(stated), Some(key)) if found.naming.dialect != stated => {
+            let other = found.naming.dialect;
+            let problem = format!(
+                "its tensors are named as by {other} (`{key}`), not as by {stated}; pass --dialect {other}, or leave \
+                 --dialect out"
+            );
+            Err(ModelError::file(path, problem))
+        }
+        (Some(stated), _) => Ok(placed(stated, task, &found.naming.prefix(), keys)),
+    }
+}
+
+/// The problem of several backbones in a file.
+fn several_backbones(found: &[Found]) -> String {
+    let prefixes: Vec<String> = found.iter().map(|found| found.naming.prefix()).collect();
+    let quoted: Vec<String> = prefixes.iter().map(|prefix| format!("`{prefix}`")).collect();
+    let named = prefixes.iter().find(|prefix| !prefix.is_empty());
+    format!(
+        "has {} backbones, under {}; pass --prefix {} or another of them",
+        found.len(),
+        quoted.join(" and "),
+        named.map_or("", |prefix| prefix)
+    )
+}
+
+/// The error for a file without a backbone under `prefix`.
+fn no_backbone(path: &Path, prefix: &str, keys: &[&str]) -> ModelError {
+    let place = if prefix.is_empty() { String::new() } else { format!(" under `{prefix}`") };
+    let problem = format!(
+        "has no backbone{place} whose tensors follow a known naming convention of a Swin; its tensors: {}",
+        name_list(keys)
+    );
+    ModelError::file(path, problem)
 }
 
 /// The problem of a network among other tensors.
@@ -138,19 +229,6 @@ fn among_others(keys: &[&str], roots: &[&str]) -> String {
         roots.first().unwrap_or(&""),
         if roots.len() > 1 { "that one" } else { "it" }
     )
-}
-
-/// Refuses tensors of a ViT or DeiT, whose names resemble those of a Swin.
-fn refuse_vit(keys: &[&str]) -> Result<(), ModelError> {
-    let token = |key: &str| {
-        let last = key.rsplit('.').next().unwrap_or(key);
-        ["cls_token", "dist_token", "distillation_token"].contains(&last)
-    };
-    let tokens: Vec<&str> = keys.iter().copied().filter(|key| token(key)).collect();
-    let Some(first) = tokens.first() else { return Ok(()) };
-    let network = if tokens.len() > 1 { "a distilled DeiT" } else { "a ViT or DeiT" };
-    let problem = format!("the checkpoint is {network}, not a Swin: Swins have no class token; use a Swin");
-    Err(ModelError::tensor(*first, problem))
 }
 
 /// The error for tensor names that fit no dialect.

@@ -25,6 +25,7 @@ pub(super) fn read(network: &Network<'_>) -> Result<StateDict, ModelError> {
         let known = match values {
             Values::Third(index) => thirds.entry(ours).or_default()[index].replace(tensor).is_some(),
             Values::Unfolded => whole.insert(ours, token_by_token(tensor)).is_some(),
+            Values::Map => whole.insert(ours, by_place(tensor)).is_some(),
             Values::Whole => {
                 if is_bias(&ours) && tensor.shape.len() == 1 {
                     let third = tensor.data.len() / 3;
@@ -67,6 +68,24 @@ fn token_by_token(tensor: HostTensor) -> HostTensor {
     };
     let data = tensor.data.chunks_exact(columns).flat_map(row).collect();
     HostTensor::new(tensor.shape, data)
+}
+
+/// The values of [`Values::Map`] in our order, `[1, places, channels]`.
+fn by_place(tensor: HostTensor) -> HostTensor {
+    let &[1, channels, height, width] = tensor.shape.as_slice() else { return tensor };
+    let places = height * width;
+    let place = |place: usize| tensor.data.iter().skip(place).step_by(places.max(1)).copied();
+    HostTensor::new([1, places, channels], (0..places).flat_map(place).collect())
+}
+
+/// The places of the absolute position embedding, if there is one with places in rows and columns.
+pub(super) fn stored_places(network: &Network<'_>) -> Option<Size> {
+    let is = |name: &String| network.naming.renamed(name).0 == "absolute_pos_embed";
+    let (_, tensor) = network.tensors.iter().find(|(name, _)| is(name))?;
+    match *tensor.shape() {
+        [1, _, height, width] => Some(Size::new(height, width)),
+        _ => None,
+    }
 }
 
 /// The window of each stage of a Swin V2, where the file has the buffer `relative_coords_table`

@@ -5,7 +5,7 @@ use swinq_numerics::Size;
 
 use super::json::Json;
 use super::{Description, Labels};
-use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
+use crate::arch::{SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
@@ -13,6 +13,8 @@ use crate::error::ModelError;
 /// Arguments of timm's `SwinTransformer` and `SwinTransformerV2` that have no effect on inference.
 const TRAINING_ONLY: [&str; 5] =
     ["drop_rate", "proj_drop_rate", "attn_drop_rate", "drop_path_rate", "weight_init"];
+/// [`Transform::family`] of timm's transforms.
+const FAMILY: &str = "timm";
 /// Number of classes of ImageNet-1k.
 const IMAGENET_CLASSES: usize = 1000;
 /// Arguments that [`config`] reads.
@@ -44,7 +46,21 @@ pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
         let problem = format!("{} names for {} classes", labels.names.len(), config.num_classes);
         return Err(json.error("label_names", problem));
     }
-    Ok(Description { config, transform, labels })
+    Ok(Description { config, transform, labels, stages: None })
+}
+
+/// The backbone of that model, with the mean and the deviation of `pretrained_cfg`.
+pub(super) fn describe_backbone(json: &Json) -> Result<Description, ModelError> {
+    let cfg = json.object("pretrained_cfg")?.unwrap_or_else(|| json.clone());
+    let config = SwinConfig { task: Task::Features, num_classes: 0, ..config(json, &cfg)? };
+    let (mean, std) = statistics(&cfg, config.in_chans)?;
+    let transform = Transform {
+        family: FAMILY.to_owned(),
+        mean,
+        std,
+        ..Transform::microsoft(config.image_size, config.in_chans, false)
+    };
+    Ok(Description { config, transform, labels: None, stages: None })
 }
 
 fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
@@ -164,13 +180,20 @@ fn transform(cfg: &Json, config: &SwinConfig) -> Result<Transform, ModelError> {
         Some("squash") if Resize::timm(size, crop) == Resize::timm(size, 1.0) => Resize::Direct,
         Some(other) => return Err(cfg.error("crop_mode", format!("`{other}` is not supported; use center"))),
     };
-    let (mean, std) = common_statistics(channels);
+    let (mean, std) = statistics(cfg, channels)?;
     Ok(Transform {
-        family: "timm".to_owned(),
+        family: FAMILY.to_owned(),
         size,
         resize,
         filter: cfg.filter("interpolation")?.unwrap_or(Filter::Bicubic),
-        mean: cfg.means("mean", channels)?.unwrap_or(mean),
-        std: cfg.deviations("std", channels)?.unwrap_or(std),
+        mean,
+        std,
     })
+}
+
+/// Mean and deviation of each of `channels` channels, of pixels in 0..1.
+fn statistics(cfg: &Json, channels: usize) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
+    let (mean, std) = common_statistics(channels);
+    let mean = cfg.means("mean", channels)?.unwrap_or(mean);
+    Ok((mean, cfg.deviations("std", channels)?.unwrap_or(std)))
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use swinq_numerics::Size;
 
-use crate::arch::{SwinConfig, SwinVersion, WindowPolicy};
+use crate::arch::{SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::{Filter, Resize, Transform};
 use crate::error::ModelError;
 use crate::params::parameters;
@@ -127,7 +127,11 @@ pub(crate) fn override_config(
     let mut settings = Settings::default();
     settings.apply(&stated(config, transform))?;
     settings.apply(opts)?;
-    let changed = resolve(config.name.clone(), &settings)?;
+    let mut changed = resolve(config.name.clone(), &settings)?;
+    if config.is_backbone() {
+        let outputs = config.outputs.clone();
+        changed = SwinConfig { task: Task::Features, outputs, num_classes: 0, ..changed };
+    }
     match opts.iter().find(|(key, _)| TRANSFORM_KEYS.contains(&key.as_str())) {
         None => Ok((changed, transform.clone())),
         Some(_) if transform.family == "ms" => {
@@ -154,7 +158,8 @@ fn stated(config: &SwinConfig, transform: &Transform) -> Vec<(String, String)> {
         ("DATA.IMG_SIZE".to_owned(), stated_size(config.image_size)),
         ("DATA.INTERPOLATION".to_owned(), filter.to_owned()),
         ("TEST.CROP".to_owned(), crop.to_owned()),
-        ("MODEL.NUM_CLASSES".to_owned(), config.num_classes.to_string()),
+        // A backbone has none, but every setting states at least one.
+        ("MODEL.NUM_CLASSES".to_owned(), config.num_classes.max(1).to_string()),
         (key("PATCH_SIZE"), config.patch_size.to_string()),
         (key("EMBED_DIM"), config.embed_dim.to_string()),
         (key("DEPTHS"), format!("{:?}", config.depths)),
@@ -215,6 +220,8 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
         image_size: extent("DATA.IMG_SIZE", default.image_size)?,
         in_chans: size(key("IN_CHANS"), default.in_chans)?,
         patch_size: size(key("PATCH_SIZE"), default.patch_size)?,
+        task: Task::Classification,
+        outputs: Vec::new(),
         num_classes: size("MODEL.NUM_CLASSES", classes)?,
         embed_dim: size(key("EMBED_DIM"), default.embed_dim)?,
         depths: sizes(key("DEPTHS"), default.depths)?,

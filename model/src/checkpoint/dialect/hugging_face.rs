@@ -1,16 +1,18 @@
 //! Hugging Face transformers: query, key and value stand apart. Saved files and the modules of transformers 5 have
-//! different names; both are read.
+//! different names; both are read. Backbones have the norms of their outputs in `hidden_states_norms`, by the names of the
+//! stages or, in MaskFormer's, by their numbers.
 
 use super::Dialect;
-use super::table::{Group, Place, Row, Table, row, same, third};
+use super::table::{Group, Place, Reader, Row, Table, reader, row, same, third};
 use crate::arch::{SwinVersion, WindowPolicy};
 
 pub(super) const HUGGING_FACE: Table = Table {
     dialect: Dialect::HuggingFace,
     names: &["hf", "huggingface", "transformers"],
+    within: &[],
     anchor: "embeddings.patch_embeddings.projection",
     marks: &[],
-    trunks: &[(SwinVersion::V1, "swin."), (SwinVersion::V2, "swinv2.")],
+    trunks: &[(SwinVersion::V1, "swin."), (SwinVersion::V2, "swinv2."), (SwinVersion::V1, "model.")],
     groups: &[
         Group {
             place: Place::Trunk,
@@ -40,12 +42,38 @@ pub(super) const HUGGING_FACE: Table = Table {
             rows: BLOCK,
         },
     ],
+    backbone: &[
+        Group { place: Place::Root, version: None, ours: "", theirs: "", rows: OUTPUTS },
+        Group { place: Place::Trunk, version: None, ours: "", theirs: "", rows: OUTPUTS },
+    ],
     dropped: &[],
     window_policies: [WindowPolicy::HuggingFace, WindowPolicy::HuggingFaceV2],
     other_policies: &[],
+    readers: &[
+        // Donut's networks end without a norm.
+        Reader {
+            marks: &[
+                "hidden_states_norms.{*}",
+                "layernorm.{*}",
+                "swin.layernorm.{*}",
+                "model.hidden_states_norms.{*}",
+                "model.layernorm.{*}",
+            ],
+            window_policies: [WindowPolicy::Detection, WindowPolicy::HuggingFaceV2],
+        },
+        reader([WindowPolicy::HuggingFace, WindowPolicy::HuggingFaceV2]),
+    ],
     // The code for Swin V2 adds its mask twice.
     mask: [-100.0, -200.0],
 };
+
+/// Norms of outputs. Backbones of transformers 5 save a final norm, which they do not use, under the name that it has in
+/// classifiers.
+const OUTPUTS: &[Row] = &[
+    row("norm{s}.{*}", "hidden_states_norms.stage{s+1}.{*}"),
+    row("norm{s}.{*}", "hidden_states_norms.{s}.{*}").alias(),
+    row("norm.{*}", "swin.layernorm.{*}").alias(),
+];
 
 const BLOCK: &[Row] = &[
     row("norm1.{*}", "layernorm_before.{*}"),

@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use crate::arch::{SwinVersion, WindowPolicy};
 use crate::error::ModelError;
-pub(super) use naming::{Naming, Target, networks, placed};
+pub(super) use naming::{Found, Naming, Target, networks, placed};
 use table::Table;
 pub(super) use table::Values;
 
@@ -34,17 +34,24 @@ pub enum Dialect {
     OpenMmLab,
     /// FasterTransformer's calibrated checkpoints: Microsoft's names, and ranges in `*_quantizer._amax`.
     FasterTransformer,
+    /// timm before 0.9 inside of MiDaS and Donut: Microsoft's names under `pretrained.model.` or `encoder.model.`. As
+    /// backbones, these networks take images of the sizes that Microsoft's classifiers take.
+    OldTimm,
 }
 
 /// The tables. Of those with the same anchor, the first with a mark among the names is detected, else Microsoft's.
-static TABLES: [Table; 6] = [
+static TABLES: [Table; 7] = [
     hugging_face::HUGGING_FACE,
     torchvision::TORCHVISION,
     openmmlab::OPENMMLAB,
     microsoft::FASTER_TRANSFORMER,
+    microsoft::OLD_TIMM,
     microsoft::MICROSOFT,
     timm::TIMM,
 ];
+
+/// The norm of the output of a stage, in our names.
+const OUTPUT_NORM: &str = "norm{s}.{*}";
 
 /// Last components of names that are buffers in every dialect. They are rebuilt.
 const BUFFERS: [&str; 3] = ["relative_position_index", "relative_coords_table", "attn_mask"];
@@ -59,20 +66,25 @@ impl Dialect {
         TABLES.iter().map(|table| table.names[0])
     }
 
-    /// The rule of the dialect's original code for windows.
+    /// The rule of the dialect's original code for windows of classifiers.
     pub fn window_policy(self, version: SwinVersion) -> WindowPolicy {
         self.table().window_policies[(version == SwinVersion::V2) as usize]
-    }
-
-    /// The rule for windows of a model whose description has the rule `stated`, which counts if it is one of the dialect's.
-    pub(super) fn window_policy_of(self, version: SwinVersion, stated: WindowPolicy) -> WindowPolicy {
-        if self.table().other_policies.contains(&stated) { stated } else { self.window_policy(version) }
     }
 
     /// Added to the logits of masked tokens by the dialect's original code.
     pub(super) fn mask(self, version: SwinVersion) -> f64 {
         self.table().mask[(version == SwinVersion::V2) as usize]
     }
+}
+
+/// The stage whose output the parameter `ours` norms.
+pub(super) fn output_norm(ours: &str) -> Option<usize> {
+    pattern::matches(OUTPUT_NORM, ours, 0).map(|found| found.stage)
+}
+
+/// Whether the whole `name` follows `pattern` ([`pattern`]).
+pub(super) fn follows(pattern: &str, name: &str) -> bool {
+    pattern::matches(pattern, name, 0).is_some()
 }
 
 impl fmt::Display for Dialect {

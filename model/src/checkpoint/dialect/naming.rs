@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use super::table::{Group, Place, Row, Table, Values};
-use super::{BUFFERS, Dialect, TABLES, pattern};
-use crate::arch::SwinVersion;
+use super::{BUFFERS, Dialect, TABLES, output_norm, pattern};
+use crate::arch::{SwinVersion, Task, WindowPolicy};
 use crate::params::{MAX_STAGES, name_list};
 
 /// The most networks that are looked at; a file has one, or a few copies of it.
@@ -21,6 +21,12 @@ pub(crate) struct Naming {
     pub root: String,
     /// The attribute of the layers in a classifier, with its point, where the dialect has one.
     pub trunk: &'static str,
+    /// What the network is read as.
+    task: Task,
+    /// The rule for windows of the library that reads the file for this task.
+    policy: WindowPolicy,
+    /// Whether the norm of the last stage is that of a classifier, also if the file is read as a backbone.
+    final_norm: bool,
     /// The last stage.
     last: usize,
 }
@@ -44,14 +50,14 @@ pub(crate) enum Target {
 }
 
 impl Naming {
-    /// The names of a network of `dialect` without a root, as far as `keys` tell more.
+    /// The names of a classifier of `dialect` without a root, as far as `keys` tell more.
     pub(crate) fn of(dialect: Dialect, keys: &[&str]) -> Naming {
         let mut trunks = dialect.table().trunks.iter().map(|&(_, trunk)| trunk);
         let trunk = trunks.find(|trunk| keys.iter().any(|key| key.starts_with(trunk)));
-        Naming::at(dialect, "", trunk.unwrap_or_default(), keys)
+        Naming::at(dialect, Task::Classification, "", trunk.unwrap_or_default(), keys)
     }
 
-    fn at(dialect: Dialect, root: &str, trunk: &'static str, keys: &[&str]) -> Naming {
+    fn at(dialect: Dialect, task: Task, root: &str, trunk: &'static str, keys: &[&str]) -> Naming {
         let prefix = format!("{root}{trunk}");
         let inner = || keys.iter().filter_map(|key| key.strip_prefix(prefix.as_str()));
         let groups = || dialect.table().groups.iter().filter(|group| group.ours.contains(".blocks."));
@@ -60,7 +66,58 @@ impl Naming {
             inner().filter_map(move |name| pattern::matches(&pattern, name, 0)).map(|found| found.stage)
         });
         let last = stages.filter(|&stage| stage < MAX_STAGES).max().unwrap_or(0);
-        Naming { dialect, version: version(inner()), root: root.to_owned(), trunk, last }
+        let version = version(inner());
+        let names: Vec<&str> = keys.iter().filter_map(|key| key.strip_prefix(root)).collect();
+        let policy = match task {
+            Task::Classification => dialect.window_policy(version),
+            Task::Features => {
+                dialect.table().reader(&names).window_policies[(version == SwinVersion::V2) as usize]
+            }
+        };
+        let root = root.to_owned();
+        let naming = Naming { dialect, version, root, trunk, task, policy, final_norm: false, last };
+        Naming { final_norm: naming.is_of_classifier(&names), ..naming }
+    }
+
+    /// Whether the only norm of an output among `names`, which lack the root, is the final norm of a classifier: that of the
+    /// last stage, in a file with a head.
+    fn is_of_classifier(&self, names: &[&str]) -> bool {
+        let classifier = Naming { final_norm: true, ..self.clone() };
+        let head = |name: &&str| classifier.renamed(name).0.starts_with("head.");
+        let norms: Vec<&str> =
+            names.iter().copied().filter(|name| output_norm(&self.renamed(name).0).is_some()).collect();
+        !norms.is_empty()
+            && names.iter().any(head)
+            && norms.iter().all(|name| classifier.renamed(name).0.starts_with("norm."))
+    }
+
+    /// The rule for windows of a network whose description has the rule `stated`, which counts if it is one of the
+    /// dialect's.
+    pub(crate) fn window_policy(&self, stated: WindowPolicy) -> WindowPolicy {
+        if self.table().other_policies.contains(&stated) { stated } else { self.policy }
+    }
+
+    /// Whether one of `keys` is of a block of the network.
+    pub(crate) fn has_blocks(&self, keys: &[&str]) -> bool {
+        let block =
+            |name: &str| pattern::matches("layers.{s}.blocks.{b}.{*}", &self.renamed(name).0, 0).is_some();
+        keys.iter().filter_map(|key| key.strip_prefix(self.root.as_str())).any(block)
+    }
+
+    /// Whether the tensor `name`, which lacks the root, is of a classifier's final norm or head.
+    pub(crate) fn is_of_head(&self, name: &str) -> bool {
+        let (ours, _) = self.renamed(name);
+        ["norm.", "head."].iter().any(|module| ours.starts_with(module))
+    }
+
+    /// What the names of all layers begin with.
+    pub(crate) fn prefix(&self) -> String {
+        format!("{}{}", self.root, self.trunk)
+    }
+
+    /// Whether the tensor `name`, which lacks the root, is of the layers, the head, or the norm of an output.
+    pub(crate) fn is_inside(&self, name: &str) -> bool {
+        name.starts_with(self.trunk) || self.renamed(name).0 != name
     }
 
     /// The parameter to which the tensor `name` belongs; `name` is without the root. A name that the dialect does not have
@@ -96,7 +153,7 @@ impl Naming {
         let mut names = self.rows().filter(|(_, row)| !row.alias).filter_map(stored).peekable();
         let name = match names.peek() {
             None => format!("{}{ours}", self.root),
-            Some((first, Values::Whole | Values::Unfolded)) => first.clone(),
+            Some((first, Values::Whole | Values::Unfolded | Values::Map)) => first.clone(),
             Some((_, Values::Third(_))) => {
                 let thirds = names.take_while(|(_, values)| matches!(values, Values::Third(_)));
                 joined(&thirds.map(|(name, _)| name).collect::<Vec<_>>())
@@ -112,16 +169,21 @@ impl Naming {
     /// The rows of this version, with their groups.
     fn rows(&self) -> impl Iterator<Item = (&'static Group, &'static Row)> + use<> {
         let version = self.version;
-        let groups = self.table().groups.iter().filter(move |g| g.version.is_none_or(|v| v == version));
+        let backbone = match self.task {
+            Task::Features if !self.final_norm => self.table().backbone,
+            _ => &[],
+        };
+        let groups = backbone.iter().chain(self.table().groups);
+        let groups = groups.filter(move |group| group.version.is_none_or(|v| v == version));
         groups.flat_map(|group| group.rows.iter().map(move |row| (group, row)))
     }
 }
 
-/// The networks that the names `keys` suggest: those with a projection of patches.
+/// The networks that the names `keys` suggest, which are read for `task`: those with a projection of patches.
 ///
 /// # Errors
 /// More than [`MOST_NETWORKS`] of them.
-pub(crate) fn networks(keys: &[&str]) -> Result<Vec<Found>, String> {
+pub(crate) fn networks(task: Task, keys: &[&str]) -> Result<Vec<Found>, String> {
     let mut places: BTreeSet<(&str, &str)> = BTreeSet::new();
     for key in keys {
         let module = key.strip_suffix(".weight").or_else(|| key.strip_suffix(".bias")).unwrap_or_default();
@@ -133,29 +195,37 @@ pub(crate) fn networks(keys: &[&str]) -> Result<Vec<Found>, String> {
         let prefixes: Vec<&str> = places.iter().map(|&(prefix, _)| prefix).collect();
         return Err(format!("has {} networks: {}", places.len(), name_list(&prefixes)));
     }
-    Ok(places.into_iter().map(|(prefix, anchor)| network(prefix, anchor, keys)).collect())
+    Ok(places.into_iter().map(|(prefix, anchor)| network(task, prefix, anchor, keys)).collect())
 }
 
 /// The network whose projection of patches is `{prefix}{anchor}`.
-fn network(prefix: &str, anchor: &str, keys: &[&str]) -> Found {
+fn network(task: Task, prefix: &str, anchor: &str, keys: &[&str]) -> Found {
     let inner = || keys.iter().filter_map(|key| Some((*key, key.strip_prefix(prefix)?)));
-    let marked = TABLES.iter().filter(|table| table.anchor == anchor).find_map(|table| {
+    let within = |table: &&Table| {
+        table.within.is_empty() || table.within.iter().any(|within| attributes(prefix, within).is_some())
+    };
+    let mut tables = TABLES.iter().filter(|table| table.anchor == anchor).filter(within);
+    let marked = tables.find_map(|table| {
         let anchor = [table.anchor, ".{*}"].concat();
         let marks = if table.marks.is_empty() { &[anchor.as_str()][..] } else { table.marks };
         let is_mark = |name: &str| marks.iter().any(|mark| pattern::matches(mark, name, 0).is_some());
         Some((table.dialect, inner().find(|(_, name)| is_mark(name))?.0))
     });
     let dialect = marked.map_or(Dialect::Microsoft, |(dialect, _)| dialect);
-    Found { naming: placed(dialect, prefix, keys), mark: marked.map(|(_, key)| key.to_owned()) }
+    Found { naming: placed(dialect, task, prefix, keys), mark: marked.map(|(_, key)| key.to_owned()) }
 }
 
-/// The names of a network of `dialect` whose layers begin with `prefix`, which may end with an attribute of the dialect.
-pub(crate) fn placed(dialect: Dialect, prefix: &str, keys: &[&str]) -> Naming {
-    let root_of = |trunk: &str| prefix.strip_suffix(trunk).filter(|r| r.is_empty() || r.ends_with('.'));
+/// The names of a network of `dialect`, read for `task`, whose layers begin with `prefix`, which may end with an attribute of
+/// the dialect.
+pub(crate) fn placed(dialect: Dialect, task: Task, prefix: &str, keys: &[&str]) -> Naming {
     let mut trunks = dialect.table().trunks.iter().filter(|(_, trunk)| !trunk.is_empty());
-    let found = trunks.find_map(|&(_, trunk)| Some((root_of(trunk)?, trunk)));
-    let (root, trunk) = found.unwrap_or((prefix, ""));
-    Naming::at(dialect, root, trunk, keys)
+    let trunk = trunks.find_map(|&(_, trunk)| attributes(prefix, trunk)).unwrap_or_default();
+    Naming::at(dialect, task, &prefix[..prefix.len() - trunk.len()], trunk, keys)
+}
+
+/// `end`, if `prefix` ends with it and no attribute is cut in two.
+fn attributes<'a>(prefix: &str, end: &'a str) -> Option<&'a str> {
+    prefix.strip_suffix(end).is_some_and(|root| root.is_empty() || root.ends_with('.')).then_some(end)
 }
 
 /// The version of the Swin whose tensors have these names: V2 if one of them is of cosine attention.

@@ -1,14 +1,15 @@
-//! OpenMMLab (mmpretrain): attention in `attn.w_msa`, the MLP in `ffn.layers`, the last norm numbered by its stage.
-//! Patches are merged by `torch.nn.Unfold`, so that the columns of merging have another order than in all other dialects.
-//! Nothing but the names tells these files apart.
+//! OpenMMLab (mmpretrain, and the detectors of mmdetection, mmsegmentation and BEVFusion): attention in `attn.w_msa`, the
+//! MLP in `ffn.layers`, norms numbered by their stages. Patches are merged by `torch.nn.Unfold`, so that the columns of
+//! merging have another order than in all other dialects. Nothing but the names tells these files apart.
 
 use super::Dialect;
-use super::table::{Group, Place, Table, row, same, third};
+use super::table::{Group, Place, Reader, Table, reader, row, same, third};
 use crate::arch::{SwinVersion, WindowPolicy};
 
 pub(super) const OPENMMLAB: Table = Table {
     dialect: Dialect::OpenMmLab,
     names: &["openmmlab", "mmpretrain", "mmlab"],
+    within: &[],
     anchor: "patch_embed.projection",
     marks: &[],
     trunks: &[(SwinVersion::V1, "backbone."), (SwinVersion::V2, "backbone.")],
@@ -68,8 +69,23 @@ pub(super) const OPENMMLAB: Table = Table {
             ],
         },
     ],
+    backbone: &[Group {
+        place: Place::Trunk,
+        version: None,
+        ours: "",
+        theirs: "",
+        rows: &[same("norm{s}.{*}")],
+    }],
     dropped: &[],
     window_policies: [WindowPolicy::Mmpretrain, WindowPolicy::Mmpretrain],
     other_policies: &[WindowPolicy::Detection],
+    readers: &[
+        Reader { marks: &["head.fc.{*}"], window_policies: [WindowPolicy::Mmpretrain; 2] },
+        Reader {
+            marks: &["norm{s}.{*}", "backbone.norm{s}.{*}"],
+            window_policies: [WindowPolicy::Detection, WindowPolicy::Mmpretrain],
+        },
+        reader([WindowPolicy::Mmpretrain; 2]),
+    ],
     mask: [-100.0, -100.0],
 };

@@ -1,6 +1,6 @@
 //! What a table of a dialect consists of.
 
-use super::Dialect;
+use super::{Dialect, pattern};
 use crate::arch::{SwinVersion, WindowPolicy};
 
 /// A naming convention. Its rows are read both ways: a stored name to the parameter, and the parameter to the stored name.
@@ -11,6 +11,8 @@ pub(crate) struct Table {
     pub dialect: Dialect,
     /// What users call it; the first is what the program prints and writes into files.
     pub names: &'static [&'static str],
+    /// What stands before all names of the files that are detected as this dialect; empty if nothing tells.
+    pub within: &'static [&'static str],
     /// The module whose parameters every file has and no other network has: the projection of patches, without the trunk.
     pub anchor: &'static str,
     /// Patterns of names, without the trunk, that tell this dialect from others with the same anchor. Without any, the anchor
@@ -22,14 +24,41 @@ pub(crate) struct Table {
     pub trunks: &'static [(SwinVersion, &'static str)],
     /// Renamed parameters.
     pub groups: &'static [Group],
+    /// Parameters that only backbones have, beside those of `groups`: the norms `norm{s}` of their outputs.
+    pub backbone: &'static [Group],
     /// Patterns of tensors that are no parameters, beside the buffers of all dialects: names with the trunk, if there is one.
     pub dropped: &'static [&'static str],
     /// The rule of the original code for windows, for Swin V1 and V2.
     pub window_policies: [WindowPolicy; 2],
     /// Rules that a description of the model may state instead.
     pub other_policies: &'static [WindowPolicy],
+    /// The rules of the libraries that read files as backbones, for the first reader of which the file has a mark.
+    pub readers: &'static [Reader],
     /// What the original code adds to the logits of masked tokens, for Swin V1 and V2.
     pub mask: [f64; 2],
+}
+
+/// A library that reads files of a dialect as backbones.
+pub(crate) struct Reader {
+    /// Patterns of names, with the trunk if there is one, of which the files have at least one. Empty for all other files.
+    pub marks: &'static [&'static str],
+    /// Its rule for windows, for Swin V1 and V2.
+    pub window_policies: [WindowPolicy; 2],
+}
+
+impl Table {
+    /// The library that reads a file with the tensors `names`, which lack the root, as a backbone.
+    pub(crate) fn reader(&self, names: &[&str]) -> &'static Reader {
+        let marked = |mark: &&str| names.iter().any(|name| pattern::matches(mark, name, 0).is_some());
+        let mut readers = self.readers.iter();
+        let found = readers.find(|reader| reader.marks.is_empty() || reader.marks.iter().any(marked));
+        found.expect("the last reader takes all files")
+    }
+}
+
+/// The only reader of a dialect, with the rules `window_policies`.
+pub(crate) const fn reader(window_policies: [WindowPolicy; 2]) -> Reader {
+    Reader { marks: &[], window_policies }
 }
 
 /// Rows with the same beginning.
@@ -79,6 +108,8 @@ pub(crate) enum Values {
     /// The columns are those of a merge by `torch.nn.Unfold`: channel by channel the tokens (0, 0), (0, 1), (1, 0), (1, 1).
     /// Ours are token by token, (0, 0), (1, 0), (0, 1), (1, 1).
     Unfolded,
+    /// A value of each channel at each place, `[1, channels, height, width]` or, as ours, `[1, height * width, channels]`.
+    Map,
 }
 
 /// A renamed parameter.
@@ -100,6 +131,11 @@ impl Row {
     /// The row as a name that only some files have.
     pub(crate) const fn alias(self) -> Row {
         Row { alias: true, ..self }
+    }
+
+    /// The row with a value at each place.
+    pub(crate) const fn map(self) -> Row {
+        Row { values: Values::Map, ..self }
     }
 
     /// The row with columns in the order of `torch.nn.Unfold`.

@@ -1,14 +1,16 @@
-//! timm 0.9 and later: the merging of patches stands at the start of the next stage.
+//! timm 0.9 and later: the merging of patches stands at the start of the next stage. Lists of features
+//! (`features_only=True`) have the stages as attributes of their own, `layers_0`.
 
 use super::Dialect;
-use super::table::{Group, NO_TRUNK, Place, SPLIT_BIAS, Table, row};
-use crate::arch::WindowPolicy;
+use super::table::{Group, NO_TRUNK, Place, SPLIT_BIAS, Table, reader, row, third};
+use crate::arch::{SwinVersion, WindowPolicy};
 
 pub(super) const TIMM: Table = Table {
     dialect: Dialect::Timm,
     names: &["timm"],
+    within: &[],
     anchor: "patch_embed.proj",
-    marks: &["layers.1.downsample.{*}", "head.fc.{*}"],
+    marks: &["layers.1.downsample.{*}", "head.fc.{*}", "layers_{s}.blocks.{b}.{*}"],
     trunks: NO_TRUNK,
     groups: &[
         SPLIT_BIAS,
@@ -20,11 +22,28 @@ pub(super) const TIMM: Table = Table {
             rows: &[
                 row("layers.{s}.downsample.{*}", "layers.{s+1}.downsample.{*}"),
                 row("head.{*}", "head.fc.{*}"),
+                row("layers.{s}.downsample.{*}", "layers_{s+1}.downsample.{*}").alias(),
             ],
         },
+        Group {
+            place: Place::Trunk,
+            version: Some(SwinVersion::V2),
+            ours: "layers.{s}.blocks.{b}.attn.",
+            theirs: "layers_{s}.blocks.{b}.attn.",
+            rows: &[third(0, "qkv.bias", "q_bias").alias(), third(2, "qkv.bias", "v_bias").alias()],
+        },
+        Group {
+            place: Place::Trunk,
+            version: None,
+            ours: "layers.{s}.blocks.{b}.",
+            theirs: "layers_{s}.blocks.{b}.",
+            rows: &[row("{*}", "{*}").alias()],
+        },
     ],
+    backbone: &[],
     dropped: &[],
     window_policies: [WindowPolicy::Timm, WindowPolicy::Timm],
     other_policies: &[WindowPolicy::TimmAnySize],
+    readers: &[reader([WindowPolicy::Timm, WindowPolicy::Timm])],
     mask: [-100.0, -100.0],
 };

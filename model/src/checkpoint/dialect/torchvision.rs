@@ -1,12 +1,13 @@
 //! torchvision: modules of one sequence, where blocks and merging of patches alternate.
 
 use super::Dialect;
-use super::table::{Group, NO_TRUNK, Place, Table, row, same};
+use super::table::{Group, NO_TRUNK, Place, Table, reader, row, same};
 use crate::arch::WindowPolicy;
 
 pub(super) const TORCHVISION: Table = Table {
     dialect: Dialect::TorchVision,
     names: &["torchvision"],
+    within: &[],
     anchor: "features.0.0",
     marks: &[],
     trunks: NO_TRUNK,
@@ -36,8 +37,10 @@ pub(super) const TORCHVISION: Table = Table {
             ],
         },
     ],
+    backbone: &[],
     dropped: &[],
     window_policies: [WindowPolicy::Pad, WindowPolicy::Pad],
     other_policies: &[],
+    readers: &[reader([WindowPolicy::Pad, WindowPolicy::Pad])],
     mask: [-100.0, -100.0],
 };

@@ -6,7 +6,8 @@ fn dict(names: &[&str]) -> RawDict<'static> {
 }
 
 fn find(names: &[&str], prefix: Option<&str>) -> Result<Network<'static>, String> {
-    Network::find(Path::new("x.pth"), dict(names), None, prefix).map_err(|error| error.to_string())
+    Network::find(Path::new("x.pth"), dict(names), Task::Classification, None, prefix)
+        .map_err(|error| error.to_string())
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! One small Swin in every dialect and format loads to the same parameters, and errors name their reason. The files come
 //! from `make_checkpoints.py`.
 
+mod backbones;
 mod class_names;
 mod describe;
 mod memory;

@@ -5,7 +5,9 @@ use crate::params::parameters;
 /// The names of a network with stages 0 to 3.
 fn naming(dialect: Dialect, version: SwinVersion) -> Naming {
     let trunk = dialect.table().trunks.iter().find(|(v, _)| *v == version).unwrap().1;
-    Naming { dialect, version, root: String::new(), trunk, last: 3 }
+    let policy = dialect.window_policy(version);
+    let task = Task::Classification;
+    Naming { dialect, version, root: String::new(), trunk, task, policy, final_norm: false, last: 3 }
 }
 
 fn renamed(naming: &Naming, name: &str) -> String {
@@ -13,6 +15,7 @@ fn renamed(naming: &Naming, name: &str) -> String {
         Target::Parameter(name, Values::Whole) => name,
         Target::Parameter(name, Values::Third(index)) => format!("{name}[{index}]"),
         Target::Parameter(name, Values::Unfolded) => format!("{name}, unfolded"),
+        Target::Parameter(name, Values::Map) => format!("{name}, a map"),
         Target::Dropped => "dropped".to_owned(),
     }
 }
@@ -116,7 +119,7 @@ fn stored_names_are_those_of_files() {
 
 /// The networks among `keys`, each as `dialect root trunk`.
 fn found(keys: &[&str]) -> Vec<String> {
-    let found = networks(keys).unwrap().into_iter().map(|found| found.naming);
+    let found = networks(Task::Classification, keys).unwrap().into_iter().map(|found| found.naming);
     found.map(|n| format!("{} [{}][{}]", n.dialect, n.root, n.trunk)).collect()
 }
 
@@ -139,5 +142,5 @@ fn networks_are_found_by_their_projection_of_patches() {
     assert_eq!(found(&["my_patch_embed.proj.weight", "patch_embed.weight", "x"]), [""; 0]);
     let many: Vec<String> = (0..17).map(|i| format!("{i}.patch_embed.proj.weight")).collect();
     let many: Vec<&str> = many.iter().map(String::as_str).collect();
-    assert!(networks(&many).unwrap_err().contains("17 networks"));
+    assert!(networks(Task::Classification, &many).unwrap_err().contains("17 networks"));
 }
