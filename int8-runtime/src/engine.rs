@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use swinq_cuda::Device;
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Size, SwinConfig, Transform};
-use swinq_plan::{Grids, Outline, Output, OutputKind, Rows};
+use swinq_plan::{Outline, Output, OutputKind};
 
 use self::check::check_finite;
 use crate::backend::Backend;
@@ -48,8 +48,51 @@ pub struct Images<'a> {
 pub struct OutputMut<'a> {
     /// The name of the output ([`Engine::outputs`]).
     pub name: &'a str,
-    /// f32 `[images, rows, columns]` ([`Engine::output_shape`]).
+    /// f32 `[images, rows, columns]` ([`Engine::output_shape`]), or in the order of `layout`.
     pub values: &'a mut [f32],
+    /// The order of the values of one image.
+    pub layout: OutputLayout,
+}
+
+impl<'a> OutputMut<'a> {
+    /// Memory for the output `name`, in the order of rows.
+    pub fn new(name: &'a str, values: &'a mut [f32]) -> OutputMut<'a> {
+        OutputMut { name, values, layout: OutputLayout::Rows }
+    }
+}
+
+/// The shape of an output for one image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OutputShape {
+    /// Height and width of a feature map; `None` for logits.
+    pub grid: Option<Size>,
+    /// The channels of a feature map, or the classes of logits.
+    pub columns: usize,
+}
+
+impl OutputShape {
+    /// The number of rows: those of the tokens of a feature map, row by row of the grid, or one.
+    pub fn rows(self) -> usize {
+        self.grid.map_or(1, Size::area)
+    }
+
+    /// The number of values.
+    pub fn values(self) -> usize {
+        self.rows() * self.columns
+    }
+}
+
+/// The memory of each output of a network that is asked for, and its layout.
+type Memory<'a> = ([Option<&'a mut [f32]>; MOST_OUTPUTS], [OutputLayout; MOST_OUTPUTS]);
+
+/// The order of the values of an output of one image. It makes no difference for logits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OutputLayout {
+    /// `[rows, columns]`. For a feature map that is `[height, width, channels]`.
+    #[default]
+    Rows,
+    /// `[columns, rows]`. For a feature map that is `[channels, height, width]`.
+    ChannelsFirst,
 }
 
 /// The part that runs the launches.
@@ -182,19 +225,13 @@ impl Engine {
         &self.packed.plan.outputs
     }
 
-    /// Rows and columns of `output` for one image of `size`.
-    ///
-    /// # Errors
-    /// [`RuntimeError::Model`] if they depend on the image, and the network cannot process one of `size`
-    /// ([`Engine::check_size`]).
-    pub fn output_shape(&self, output: &Output, size: Size) -> Result<[usize; 2], RuntimeError> {
-        let spec = self.packed.plan.tensor(output.tensor);
-        let rows = match spec.rows {
-            Rows::One => 1,
-            rows if size == self.input_size() => self.packed.plan.own.rows(rows),
-            rows => Grids::new(self.config(), size)?.rows(rows),
+    /// The shape of `output` for one image of `size`, which [`Engine::check_size`] accepts.
+    pub fn output_shape(&self, output: &Output, size: Size) -> OutputShape {
+        let grid = match output.kind {
+            OutputKind::Logits => None,
+            OutputKind::Stage(stage) => Some(self.config().grid_size(stage, size)),
         };
-        Ok([rows, spec.columns])
+        OutputShape { grid, columns: self.packed.plan.tensor(output.tensor).columns }
     }
 
     /// The most images that run at a time; larger batches are split. On a CPU, those of all threads together.
@@ -235,7 +272,7 @@ impl Engine {
         }
         self.check_pixels(&batch.pixels, batch.len(), batch.size)?;
         let mut values = vec![0.0; batch.len() * classes];
-        let mut outputs = [OutputMut { name: LOGITS, values: &mut values }];
+        let mut outputs = [OutputMut::new(LOGITS, &mut values)];
         self.run(Images { size: batch.size, pixels: &batch.pixels }, &mut outputs)?;
         Ok(Logits { values, classes })
     }
@@ -270,7 +307,7 @@ impl Engine {
         }
         let images = Images { size: self.input_size(), pixels };
         self.check_pixels(pixels, logits.len() / classes, images.size)?;
-        self.run_in_batches(each, images, &mut [OutputMut { name: LOGITS, values: logits }])
+        self.run_in_batches(each, images, &mut [OutputMut::new(LOGITS, logits)])
     }
 
     /// Computes `outputs` of `images`, which may have any size that the network can process. What depends on the size is
@@ -294,51 +331,56 @@ impl Engine {
         self.check_images(each)?;
         let Images { size, pixels } = images;
         let count = self.count(images)?;
-        let mut memory = self.memory_of(outputs, size, count)?;
+        let (mut memory, layouts) = self.memory_of(outputs, size, count)?;
         if count == 0 {
             return Ok(());
         }
         if !self.runner.has(size) {
             self.check_memory(size)?;
         }
-        match &self.runner {
-            Runner::Cpu(runner) => runner.infer((count, each), size, pixels, &mut memory)?,
+        let finite = match &self.runner {
+            Runner::Cpu(runner) => runner.infer((count, each), size, pixels, &mut memory, &layouts)?,
             Runner::Cuda(runner) => {
                 let memory = &mut memory[..self.outputs().len()];
                 lock(runner).infer((count, each), size, pixels, memory)?;
+                false
             }
+        };
+        if finite {
+            return Ok(());
         }
-        let logits =
-            self.outputs().iter().zip(&memory).filter(|(output, _)| output.kind == OutputKind::Logits);
-        logits
-            .filter_map(|(_, values)| values.as_deref())
-            .try_for_each(|logits| check_finite(logits, self.classes()))
+        let computed = self.outputs().iter().zip(&memory);
+        computed
+            .filter_map(|(output, values)| Some((output, values.as_deref()?)))
+            .try_for_each(|(output, values)| check_finite(output, values, count))
     }
 
-    /// The memory of each output of the network for `count` images of `size`, or `None` for an output that is not asked for.
+    /// The memory of each output of the network for `count` images of `size`, or `None` for an output that is not asked for, and
+    /// the layout.
     fn memory_of<'o>(
         &self,
         outputs: &'o mut [OutputMut<'_>],
         size: Size,
         count: usize,
-    ) -> Result<[Option<&'o mut [f32]>; MOST_OUTPUTS], RuntimeError> {
+    ) -> Result<Memory<'o>, RuntimeError> {
         let mut memory = [const { None }; MOST_OUTPUTS];
-        for OutputMut { name, values } in outputs {
+        let mut layouts = [OutputLayout::Rows; MOST_OUTPUTS];
+        for OutputMut { name, values, layout } in outputs {
             let known = self.outputs().iter().position(|output| output.name == *name);
             let Some(index) = known.filter(|&index| memory[index].is_none()) else {
                 return Err(self.no_output(name));
             };
-            let [rows, columns] = self.output_shape(&self.outputs()[index], size)?;
-            if values.len() != count * rows * columns {
+            let shape = self.output_shape(&self.outputs()[index], size);
+            if values.len() != count * shape.values() {
                 return Err(RuntimeError::OutputLength {
                     name: (*name).to_owned(),
                     values: values.len(),
-                    shape: [count, rows, columns],
+                    shape: [count, shape.rows(), shape.columns],
                 });
             }
-            memory[index] = Some(&mut **values);
+            (memory[index], layouts[index]) = (Some(&mut **values), *layout);
         }
-        Ok(memory)
+        Ok((memory, layouts))
     }
 
     /// Prepares for batches of `images` images of [`Engine::input_size`]. On a GPU this chooses kernels and records the graph of

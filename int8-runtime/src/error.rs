@@ -146,6 +146,19 @@ pub enum RuntimeError {
         /// The score.
         value: f32,
     },
+    /// A value of a feature map that is not finite.
+    #[error(
+        "image {image} of the batch: a value of the output `{name}` is {value}; a weight or a scale of this model is damaged \
+         (`swinq inspect` lists the scales)"
+    )]
+    MapNotFinite {
+        /// The name of the output.
+        name: String,
+        /// Position in the batch.
+        image: usize,
+        /// The value.
+        value: f32,
+    },
     /// The f16 residual stream holds a value that is not finite.
     #[error(
         "launch {launch}: a value of the f16 residual stream is not finite (f16 ends at 65504); run with --residual f32, \

@@ -1,4 +1,4 @@
-//! The swinq engine: runs a quantized (or float) Swin classifier on a CPU or on an NVIDIA GPU.
+//! The swinq engine: runs a quantized (or float) Swin on a CPU or on an NVIDIA GPU.
 //!
 //! Loading resolves the model and its recipe to a device-independent [`Plan`]. A backend lowers the plan to
 //! its own launches and packs the weights once ([`PackedModel`]); an [`Engine`] adds threads and an arena, in
@@ -19,7 +19,7 @@ mod trace;
 pub use backend::{Backend, MAX_BATCH, MAX_THREADS, usable_gpu};
 pub use cpu::{CpuOptions, Position, Start, Variant, VariantRunner};
 pub use cuda::CudaOptions;
-pub use engine::{Engine, Images, LOGITS, MOST_OUTPUTS, OutputMut};
+pub use engine::{Engine, Images, LOGITS, MOST_OUTPUTS, OutputLayout, OutputMut, OutputShape};
 pub use error::RuntimeError;
 pub use packed::PackedModel;
 pub use profile::LaunchProfile;

@@ -53,7 +53,7 @@ fn blocks_of_four_sizes(engine: &Engine) -> u64 {
     blocks_of_100(|call| {
         let size = sizes[call % sizes.len()];
         let images = Images { size, pixels: &pixels[..size.area() * 3] };
-        engine.run(images, &mut [OutputMut { name: LOGITS, values: &mut logits }]).unwrap();
+        engine.run(images, &mut [OutputMut::new(LOGITS, &mut logits)]).unwrap();
     })
 }
 

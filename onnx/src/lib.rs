@@ -20,8 +20,8 @@ pub mod proto;
 use std::path::Path;
 
 use prost::Message;
-use swinq_model::QuantizedModel;
 use swinq_model::atomic::write_atomic;
+use swinq_model::{ModelError, QuantizedModel};
 use swinq_numerics::Probs;
 use swinq_plan::{Op, Plan};
 
@@ -50,6 +50,10 @@ pub struct OnnxFile {
 /// [`Plan::new`].
 pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFile, OnnxError> {
     options.check()?;
+    if model.config.is_backbone() {
+        let problem = "the network is a backbone, and only classifiers can be exported";
+        return Err(ModelError::config("task", problem).into());
+    }
     let plan = Plan::new(model)?;
     let transform = &model.transform;
     let graph = lower::lower(&plan, &model.config.name, (&transform.mean, &transform.std), options)?;

@@ -42,6 +42,9 @@
 // `layout`: images whose channels lie side by side, `[images, height, width, channels]`.
 #define SWINQ_LAYOUT_NHWC 2
 
+// `layout`: images or feature maps, channel by channel, `[images, channels, height, width]`.
+#define SWINQ_LAYOUT_NCHW 3
+
 // `device_type`: memory of the host.
 #define SWINQ_DEVICE_HOST 0
 
@@ -261,7 +264,8 @@ enum swinq_status swinq_engine_new(const struct swinq_model *model,
 enum swinq_status swinq_engine_get_output_count(const struct swinq_engine *engine, size_t *count);
 
 // Describes output `index` for one image of `height` and `width`: writes its name, type, layout, rank and shape to `output`,
-// as many fields as `output->size` has room for. The name is valid until the engine is freed. `shape[0]` is the number of
+// as many fields as `output->size` has room for. The layout of a feature map is `SWINQ_LAYOUT_NCHW`; it may be asked for in
+// `SWINQ_LAYOUT_NHWC` or, `[images, tokens, channels]`, in `SWINQ_LAYOUT_ROWS`. The name is valid until the engine is freed. `shape[0]` is the number of
 // images, 1, and `data` is NULL; set both for `swinq_engine_run`. Fails with `SWINQ_STATUS_ARGUMENT` if the engine has no
 // such output, or if the network cannot process such an image.
 enum swinq_status swinq_engine_get_output(const struct swinq_engine *engine,

@@ -8,7 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use swinq::data::DataError;
 use swinq::int8_runtime::cuda::StreamType;
-use swinq::int8_runtime::{Images as Pixels, OutputKind, OutputMut, RuntimeError};
+use swinq::int8_runtime::{Images as Pixels, OutputLayout, OutputMut, RuntimeError};
 use swinq::model::Size;
 use swinq::{
     BackendChoice, EngineOptions, Error, Images, Prediction, ReadOptions, RgbImage, decode_image,
@@ -124,15 +124,16 @@ impl Engine {
         self.engine.outputs().iter().map(|output| &output.name[..]).collect()
     }
 
-    /// The shape of the output `name` for one image of `height` and `width`.
+    /// The shape of the output `name` for one image of `height` and `width`: that of a feature map has the channels first.
     fn output_shape(&self, py: Python<'_>, name: &str, height: usize, width: usize) -> PyResult<Vec<usize>> {
         let (engine, size) = (&self.engine, Size::new(height, width));
         let shape = || {
             let output = engine.output(name)?;
             engine.check_size(size)?;
-            let [_, columns] = engine.output_shape(output, size)?;
-            Ok(match output.kind {
-                OutputKind::Logits => vec![columns],
+            let shape = engine.output_shape(output, size);
+            Ok(match shape.grid {
+                None => vec![shape.columns],
+                Some(grid) => vec![shape.columns, grid.height, grid.width],
             })
         };
         shape().map_err(|error| raise_run(py, error))
@@ -195,7 +196,11 @@ impl Engine {
         let (each, bytes) = (self.images_between_signals(size), pixels.len() / images.max(1));
         let mut rest: Vec<OutputMut<'_>> = outputs
             .iter_mut()
-            .map(|(name, array)| OutputMut { name, values: array.as_mut_slice() })
+            .map(|(name, array)| OutputMut {
+                name,
+                values: array.as_mut_slice(),
+                layout: OutputLayout::ChannelsFirst,
+            })
             .collect();
         let mut first = 0;
         loop {
@@ -246,7 +251,7 @@ fn take_images<'a>(rest: &mut OutputMut<'a>, count: usize, left: usize) -> Outpu
     let values = std::mem::take(&mut rest.values);
     let (values, others) = values.split_at_mut(values.len() / left.max(1) * count);
     rest.values = others;
-    OutputMut { name: rest.name, values }
+    OutputMut { name: rest.name, values, layout: rest.layout }
 }
 
 /// `error` of a part of a batch, whose first image is the batch's image `first`.
@@ -254,6 +259,9 @@ fn counted_from(first: usize, error: RuntimeError) -> RuntimeError {
     match error {
         RuntimeError::NotFinite { image, class, value } => {
             RuntimeError::NotFinite { image: first + image, class, value }
+        }
+        RuntimeError::MapNotFinite { name, image, value } => {
+            RuntimeError::MapNotFinite { name, image: first + image, value }
         }
         other => other,
     }

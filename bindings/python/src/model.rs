@@ -41,7 +41,7 @@ impl Reading {
         let dialect = dialect.map(|name| name.parse::<Dialect>()).transpose();
         let dialect = dialect.map_err(|error| raise(py, &error.into()))?;
         let transform = transform.map(|name| choice(py, "preprocessing", &name, &FAMILIES)).transpose()?;
-        Ok(OpenOptions { cfg, opts, dialect, prefix, transform, labels, described_by: Vec::new() })
+        Ok(OpenOptions { cfg, opts, dialect, prefix, transform, labels, ..OpenOptions::default() })
     }
 }
 

@@ -2,9 +2,7 @@
 
 use pyo3::prelude::*;
 use swinq::model::Ptq;
-use swinq::{
-    CalibrateOptions, Error, FloatDevice, Phase, ReadOptions, Recipe, Rule, change_recipe, load_recipe,
-};
+use swinq::{CalibrateOptions, Error, Phase, ReadOptions, Recipe, Rule, change_recipe, load_recipe};
 
 use crate::error::{raise, raise_as};
 use crate::images::Images;
@@ -40,7 +38,7 @@ pub fn quantize(
     let changed = found.and_then(|recipe| change_recipe(recipe, rules, model.model.config()));
     let recipe = changed.map_err(|error| raise(py, &error))?;
     let read = ReadOptions { batch_size, threads, skip_corrupt };
-    let options = CalibrateOptions { recipe, read, device: FloatDevice::Cpu };
+    let options = CalibrateOptions { recipe, read, ..CalibrateOptions::default() };
     let (model, images) = (model.model.clone(), images.images.clone());
     let calibrated = work::run(py, progress.as_ref(), move |reporter| {
         let mut step = |step: swinq::Progress| {

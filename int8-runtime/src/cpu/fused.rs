@@ -154,11 +154,12 @@ pub(super) fn segments(launches: &[Arc<Launch>], cpu: Cpu) -> Vec<Segment> {
 }
 
 /// The halves of blocks. Each half begins with a launch that gathers rows of the stream, and ends with the
-/// next launch that adds to the stream.
+/// next launch that adds to the stream. The norm of a feature map gathers rows, too, but nothing is added before the next gather.
 fn halves(launches: &[Arc<Launch>]) -> impl Iterator<Item = Range<usize>> {
     let gathers = |i: &usize| matches!(launches[*i].kernel, Kernel::Norm(..) | Kernel::Quantize(..));
-    (0..launches.len()).filter(gathers).map(|first| {
-        let last = (first..launches.len()).find(|&i| launches[i].output.residual);
-        first..last.expect("a gather of rows begins a half of a block") + 1
+    (0..launches.len()).filter(gathers).filter_map(move |first| {
+        let mut rest = first + 1..launches.len();
+        let last = rest.find(|i| launches[*i].output.residual || gathers(i))?;
+        launches[last].output.residual.then_some(first..last + 1)
     })
 }

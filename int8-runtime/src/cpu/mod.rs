@@ -8,6 +8,7 @@ mod lanes;
 mod launch;
 mod lower;
 mod options;
+mod outputs;
 mod place;
 mod runner;
 #[cfg(test)]

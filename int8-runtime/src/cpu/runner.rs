@@ -1,5 +1,6 @@
 //! Runs a packed model for many callers: memory for each group of threads, and what is prepared for each image size.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use swinq_kernels::Pool;
@@ -10,9 +11,9 @@ use super::division::{Bounds, Division, first};
 use super::fused::Part;
 use super::lanes::{Lanes, Room, lanes_in, lock};
 use super::place::{Images, Memory, tensor_bytes};
-use super::{CpuOptions, FUSED, Packed, parts};
+use super::{CpuOptions, FUSED, Packed, outputs, parts};
 use crate::arena::Layout;
-use crate::engine::MOST_OUTPUTS;
+use crate::engine::{MOST_OUTPUTS, OutputLayout};
 use crate::error::RuntimeError;
 use crate::memory::images_at_a_time;
 use crate::profile::LaunchProfile;
@@ -138,16 +139,18 @@ impl Runner {
 
     /// Computes the outputs of the `images` images of `size` in `pixels`; there must be at least one. A thread runs at most
     /// `each` images at a time, and `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for
-    /// each output of the plan, or `None` for one that is not asked for. Calls from several threads share the threads of the
-    /// runner.
+    /// each output of the plan, in these `layouts`, or `None` for one that is not asked for. Returns whether all values are
+    /// finite. Calls from several threads share the threads of the runner.
     pub(crate) fn infer(
         &self,
         (images, each): (usize, usize),
         size: Size,
         pixels: &[u8],
         outputs: &mut [Option<&mut [f32]>; MOST_OUTPUTS],
-    ) -> Result<(), RuntimeError> {
+        layouts: &[OutputLayout; MOST_OUTPUTS],
+    ) -> Result<bool, RuntimeError> {
         let prepared = self.prepared_for(size)?;
+        let finite = AtomicBool::new(true);
         let (mut first, some) = (0, ROUNDS.saturating_mul(prepared.lanes * prepared.most));
         while first < images {
             // Other callers have their turns between the parts of a large batch.
@@ -160,28 +163,31 @@ impl Runner {
                     let values = output.as_ref().map_or(0, |output| output.len() / images);
                     output.as_deref_mut().map(|output| &mut output[first * values..end * values])
                 });
-                self.run(division, &prepared, pixels, &mut outputs)?;
+                self.run(division, &prepared, pixels, (&mut outputs, layouts), &finite)?;
                 first = end;
             }
         }
-        Ok(())
+        Ok(finite.into_inner())
     }
 
-    /// Computes the outputs of the images in `pixels`, divided by `division`.
+    /// Computes the outputs of the images in `pixels`, divided by `division`. `finite` becomes false if a value is not.
     fn run(
         &self,
         division: Division,
         prepared: &Prepared,
         pixels: &[u8],
-        outputs: &mut [Option<&mut [f32]>; MOST_OUTPUTS],
+        (outputs, layouts): (&mut [Option<&mut [f32]>; MOST_OUTPUTS], &[OutputLayout; MOST_OUTPUTS]),
+        finite: &AtomicBool,
     ) -> Result<(), RuntimeError> {
         let image = pixels.len() / division.images.max(1);
         self.lanes.run(division, Runner::room(prepared), outputs, &|pool, arena, group, outputs| {
             let batch = Images { count: group.len(), geometry: &prepared.geometry };
             self.packed.run(pool, arena, batch, &pixels[group.start * image..group.end * image]);
-            for (place, output) in self.packed.outputs().zip(outputs) {
-                if let Some(output) = output {
-                    output.copy_from_slice(place.f32(batch, arena.buffer(&place)));
+            for ((place, output), layout) in self.packed.outputs().zip(outputs).zip(layouts) {
+                let Some(output) = output else { continue };
+                let shape = (batch.geometry.rows(place.spec.rows), place.spec.columns);
+                if !outputs::copy(pool, place.f32(batch, arena.buffer(&place)), shape, output, *layout) {
+                    finite.store(false, Ordering::Relaxed);
                 }
             }
         })

@@ -12,7 +12,7 @@ use swinq_plan::{
 };
 
 use super::{CpuOptions, Packed, Runner};
-use crate::engine::MOST_OUTPUTS;
+use crate::engine::{MOST_OUTPUTS, OutputLayout};
 use crate::trace::{Traced, TracedValues};
 
 /// Side of an image in pixels.
@@ -141,7 +141,9 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
             let mut fused = vec![0.0; images * tokens * C];
             let mut outputs = [const { None }; MOST_OUTPUTS];
             outputs[0] = Some(&mut fused[..]);
-            runner.infer((images, images), size, &pixels, &mut outputs).unwrap();
+            runner
+                .infer((images, images), size, &pixels, &mut outputs, &[OutputLayout::Rows; MOST_OUTPUTS])
+                .unwrap();
             assert_eq!(fused, stream, "{cpu}: all launches of an inference");
 
             let mut plain = vec![0.0; C];

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use swinq_cuda::Device;
+use swinq_model::ModelError;
 use swinq_plan::{Geometry, Grids, OutputKind, Plan, TensorId};
 
 use super::lower::lower;
@@ -28,7 +29,8 @@ impl Packed {
     pub(crate) fn new(plan: &Plan<'_>, options: &CudaOptions) -> Result<Packed, RuntimeError> {
         let device = Device::open(options.device)?;
         let output = plan.outputs.iter().position(|output| output.kind == OutputKind::Logits);
-        let output = output.expect("a classifier has logits");
+        let unable = "the network is a backbone, which the CUDA backend does not run yet; use the CPU";
+        let output = output.ok_or_else(|| ModelError::config("outputs", unable))?;
         let scores = plan.outputs[output].tensor;
         // With cuBLASLt, the library computes the products.
         let lowered = lower(&device, (plan, scores), options.residual, options.gemm != Gemm::CublasLt)?;

@@ -1,7 +1,7 @@
 //! Checks of images and of their scores.
 
 use swinq_model::Size;
-use swinq_plan::{Grids, Output};
+use swinq_plan::{Grids, Output, OutputKind};
 
 use super::{Engine, Images, Runner, lock};
 use crate::error::RuntimeError;
@@ -96,12 +96,13 @@ impl Engine {
     }
 }
 
-/// Refuses scores, `[images, classes]`, that are not finite.
-pub(super) fn check_finite(logits: &[f32], classes: usize) -> Result<(), RuntimeError> {
-    match logits.iter().position(|v| !v.is_finite()) {
-        None => Ok(()),
-        Some(at) => {
-            Err(RuntimeError::NotFinite { image: at / classes, class: at % classes, value: logits[at] })
-        }
-    }
+/// Refuses the values of `output` for `images` images that are not finite.
+pub(super) fn check_finite(output: &Output, values: &[f32], images: usize) -> Result<(), RuntimeError> {
+    let Some(at) = values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
+    let each = values.len() / images;
+    let (image, value) = (at / each, values[at]);
+    Err(match output.kind {
+        OutputKind::Logits => RuntimeError::NotFinite { image, class: at % each, value },
+        OutputKind::Stage(_) => RuntimeError::MapNotFinite { name: output.name.clone(), image, value },
+    })
 }

@@ -1,5 +1,6 @@
 //! Tests of the engine. One program, because each would link everything again.
 
+mod backbones;
 mod callers;
 mod common;
 mod engine;

@@ -341,7 +341,7 @@ fn an_image_that_needs_too_much_memory_is_refused() {
     let run = |height: usize, width: usize| {
         let (size, pixels) = (Size::new(height, width), vec![0; height * width * 3]);
         let mut logits = vec![0.0; engine.classes()];
-        engine.run(Images { size, pixels: &pixels }, &mut [OutputMut { name: LOGITS, values: &mut logits }])
+        engine.run(Images { size, pixels: &pixels }, &mut [OutputMut::new(LOGITS, &mut logits)])
     };
     run(64, 64).unwrap();
     let error = run(64, 68).unwrap_err();
@@ -359,16 +359,16 @@ fn outputs_are_asked_for_by_name() {
     let pixels = vec![3; 2 * engine.image_bytes()];
     let images = Images { size: engine.input_size(), pixels: &pixels };
     let [logits] = engine.outputs() else { panic!("{:?}", engine.outputs()) };
-    assert_eq!(engine.output_shape(logits, images.size).unwrap(), [1, engine.classes()]);
+    let shape = engine.output_shape(logits, images.size);
+    assert_eq!((shape.grid, shape.rows(), shape.values()), (None, 1, engine.classes()));
     engine.run(images, &mut []).unwrap();
     let (mut values, mut others) = (vec![0.0; 2 * engine.classes()], vec![0.0; 2 * engine.classes()]);
-    let mut twice =
-        [OutputMut { name: LOGITS, values: &mut values }, OutputMut { name: LOGITS, values: &mut others }];
+    let mut twice = [OutputMut::new(LOGITS, &mut values), OutputMut::new(LOGITS, &mut others)];
     let message = engine.run(images, &mut twice).unwrap_err().to_string();
     assert!(message.contains("outputs logits, each of which may be asked for once"), "{message}");
-    let message = engine.run(images, &mut [OutputMut { name: "stage1", values: &mut values }]);
+    let message = engine.run(images, &mut [OutputMut::new("stage1", &mut values)]);
     assert!(matches!(message, Err(RuntimeError::Output { .. })), "{message:?}");
-    let short = engine.run(images, &mut [OutputMut { name: LOGITS, values: &mut values[1..] }]);
+    let short = engine.run(images, &mut [OutputMut::new(LOGITS, &mut values[1..])]);
     assert!(matches!(short, Err(RuntimeError::OutputLength { shape: [2, 1, _], .. })), "{short:?}");
     let part = Images { pixels: &pixels[1..], ..images };
     assert!(matches!(engine.run(part, &mut []), Err(RuntimeError::PixelCount { .. })));

@@ -10,7 +10,7 @@ mod rows;
 use std::collections::{HashMap, HashSet};
 
 use swinq_model::Size;
-use swinq_plan::{Element, Op, Order, Output, OutputKind, Patches, Plan, Step, Store, TensorId};
+use swinq_plan::{Element, Op, Order, Output, Patches, Plan, Step, Store, TensorId};
 
 use crate::error::OnnxError;
 use crate::graph::{Attribute, Graph};
@@ -197,7 +197,7 @@ impl Lowering<'_> {
 
     /// The outputs, in f32.
     fn outputs(&mut self) {
-        for Output { name, kind: OutputKind::Logits, tensor } in &self.plan.outputs {
+        for Output { name, tensor, .. } in &self.plan.outputs {
             let (x, columns) = (self.value(*tensor), self.plan.tensor(*tensor).columns);
             let shape = self.graph.list(&[0, columns as i64]);
             if self.options.fp16 {

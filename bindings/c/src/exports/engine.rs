@@ -6,7 +6,7 @@ use swinq::int8_runtime::cuda::StreamType;
 use swinq::model::Size;
 use swinq::{BackendChoice, DEFAULT_BATCH, EngineOptions};
 
-use super::tensor::{describe, swinq_tensor};
+use super::tensor::{SWINQ_LAYOUT_NCHW, describe, swinq_tensor};
 use super::{hand_out, swinq_engine, swinq_model};
 use crate::handles::{self, Object, Served};
 use crate::memory::{self, Versioned};
@@ -98,7 +98,8 @@ pub unsafe extern "C" fn swinq_engine_get_output_count(
 }
 
 /// Describes output `index` for one image of `height` and `width`: writes its name, type, layout, rank and shape to `output`,
-/// as many fields as `output->size` has room for. The name is valid until the engine is freed. `shape[0]` is the number of
+/// as many fields as `output->size` has room for. The layout of a feature map is `SWINQ_LAYOUT_NCHW`; it may be asked for in
+/// `SWINQ_LAYOUT_NHWC` or, `[images, tokens, channels]`, in `SWINQ_LAYOUT_ROWS`. The name is valid until the engine is freed. `shape[0]` is the number of
 /// images, 1, and `data` is NULL; set both for `swinq_engine_run`. Fails with `SWINQ_STATUS_ARGUMENT` if the engine has no
 /// such output, or if the network cannot process such an image.
 #[unsafe(no_mangle)]
@@ -117,7 +118,8 @@ pub unsafe extern "C" fn swinq_engine_get_output(
         })?;
         let size = Size::new(height, width);
         engine.check_size(size).map_err(Failure::of_run)?;
-        let tensor = swinq_tensor { name: name.as_ptr(), ..describe(engine, known, size, 1)? };
+        let tensor =
+            swinq_tensor { name: name.as_ptr(), ..describe(engine, known, (size, 1), SWINQ_LAYOUT_NCHW) };
         // SAFETY: the caller of this function states that its pointers are valid.
         unsafe { memory::fill(output, tensor, "output") }
     })

@@ -3,11 +3,13 @@
 use std::ffi::c_void;
 
 use swinq::Engine;
-use swinq::int8_runtime::{Images, MOST_OUTPUTS, Output, OutputMut};
+use swinq::int8_runtime::{Images, MOST_OUTPUTS, Output, OutputLayout, OutputMut};
 use swinq::model::Size;
 
 use super::swinq_engine;
-use super::tensor::{Place, SWINQ_LAYOUT_NHWC, SWINQ_TYPE_U8, Taken, describe, read, swinq_tensor};
+use super::tensor::{
+    Place, SWINQ_LAYOUT_NCHW, SWINQ_LAYOUT_NHWC, SWINQ_TYPE_U8, Taken, describe, read, swinq_tensor,
+};
 use crate::handles;
 use crate::memory::{self, Versioned};
 use crate::status::{Failure, Status, guard};
@@ -104,22 +106,25 @@ unsafe fn run(
     taken.add(pixels, bytes, place)?;
     // SAFETY: as above.
     let pixels = unsafe { memory::slice(pixels, bytes, place)? };
-    let mut memory: [OutputMut<'_>; MOST_OUTPUTS] =
-        std::array::from_fn(|_| OutputMut { name: "", values: &mut [] });
+    let mut memory: [OutputMut<'_>; MOST_OUTPUTS] = std::array::from_fn(|_| OutputMut::new("", &mut []));
     for (index, memory) in memory[..count].iter_mut().enumerate() {
         let place = Place { array: "outputs", index };
         // SAFETY: as above.
         let tensor = unsafe { read(outputs, place)? };
         // SAFETY: as above.
         let output = unsafe { output_of(engine, &tensor, place)? };
-        let expected = describe(engine, output, size, images)?;
+        let expected = describe(engine, output, (size, images), tensor.layout);
         tensor.check_kind(&expected, place)?;
         tensor.check_shape(&expected, place)?;
         let (data, elements) = (tensor.data.cast::<f32>(), tensor.elements(place)?);
         taken.add(data, elements, place)?;
         // SAFETY: as above; `taken` established that the memory does not overlap that of another tensor.
         let values = unsafe { memory::slice_mut(data, elements, place)? };
-        *memory = OutputMut { name: &output.name, values };
+        let layout = match tensor.layout {
+            SWINQ_LAYOUT_NCHW => OutputLayout::ChannelsFirst,
+            _ => OutputLayout::Rows,
+        };
+        *memory = OutputMut { name: &output.name, values, layout };
     }
     engine.run(Images { size, pixels }, &mut memory[..count]).map_err(Failure::of_run)
 }

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use swinq::Engine;
-use swinq::int8_runtime::{Output, OutputKind};
+use swinq::int8_runtime::Output;
 use swinq::model::Size;
 
 use crate::memory::{self, Versioned};
@@ -20,6 +20,8 @@ pub const SWINQ_TYPE_F32: u32 = 2;
 pub const SWINQ_LAYOUT_ROWS: u32 = 1;
 /// `layout`: images whose channels lie side by side, `[images, height, width, channels]`.
 pub const SWINQ_LAYOUT_NHWC: u32 = 2;
+/// `layout`: images or feature maps, channel by channel, `[images, channels, height, width]`.
+pub const SWINQ_LAYOUT_NCHW: u32 = 3;
 
 /// `device_type`: memory of the host.
 pub const SWINQ_DEVICE_HOST: u32 = 0;
@@ -69,21 +71,23 @@ unsafe impl Versioned for swinq_tensor {
     }
 }
 
-/// The tensor of `output` for `images` images of `size`, without memory and name.
-///
-/// # Errors
-/// Those of [`Engine::output_shape`].
+/// The tensor of `output` for `images` images of `size`, which the network can process, without memory and name. A feature map
+/// has the `layout` that is asked for, if it can have it, else `SWINQ_LAYOUT_NCHW`.
 pub(super) fn describe(
     engine: &Engine,
     output: &Output,
-    size: Size,
-    images: usize,
-) -> Result<swinq_tensor, Failure> {
-    let [_, columns] = engine.output_shape(output, size).map_err(Failure::of_run)?;
-    let (layout, rank, shape) = match output.kind {
-        OutputKind::Logits => (SWINQ_LAYOUT_ROWS, 2, [images, columns, 0, 0]),
+    (size, images): (Size, usize),
+    layout: u32,
+) -> swinq_tensor {
+    let found = engine.output_shape(output, size);
+    let columns = found.columns;
+    let (layout, rank, shape) = match (found.grid, layout) {
+        (None, _) => (SWINQ_LAYOUT_ROWS, 2, [images, columns, 0, 0]),
+        (Some(grid), SWINQ_LAYOUT_ROWS) => (layout, 3, [images, grid.area(), columns, 0]),
+        (Some(Size { height, width }), SWINQ_LAYOUT_NHWC) => (layout, 4, [images, height, width, columns]),
+        (Some(Size { height, width }), _) => (SWINQ_LAYOUT_NCHW, 4, [images, columns, height, width]),
     };
-    Ok(swinq_tensor { r#type: SWINQ_TYPE_F32, layout, rank, shape, ..Versioned::defaults() })
+    swinq_tensor { r#type: SWINQ_TYPE_F32, layout, rank, shape, ..Versioned::defaults() }
 }
 
 /// A tensor's place among the arguments, for messages.
@@ -173,7 +177,11 @@ fn type_name(number: u32) -> &'static str {
 }
 
 fn layout_name(number: u32) -> &'static str {
-    if number == SWINQ_LAYOUT_NHWC { "SWINQ_LAYOUT_NHWC" } else { "SWINQ_LAYOUT_ROWS" }
+    match number {
+        SWINQ_LAYOUT_NHWC => "SWINQ_LAYOUT_NHWC",
+        SWINQ_LAYOUT_NCHW => "SWINQ_LAYOUT_NCHW",
+        _ => "SWINQ_LAYOUT_ROWS",
+    }
 }
 
 /// The memory of a call's tensors, which must not overlap.

@@ -1,0 +1,178 @@
+//! Feature maps: the engine's equal those of the simulation bit for bit at every image size, in every layout.
+
+use std::collections::BTreeMap;
+
+use candle_core::Device;
+use swinq_calib::quantize;
+use swinq_float::{FakeQuant, Float, Sites, Swin};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine, Images, OutputLayout, OutputMut, RuntimeError};
+use swinq_kernels::Cpu;
+use swinq_model::quantized::FloatModel;
+use swinq_model::site::all_sites;
+use swinq_model::{
+    Batch, Ptq, QuantizedModel, Recipe, Site, Size, StageOutput, SwinConfig, SwinVersion, WindowPolicy,
+};
+use swinq_testing::XorShift;
+use swinq_testing::model::{random, small};
+
+use crate::common::RECIPES;
+
+/// Sizes whose grids are whole windows, padded in every way, or smaller than a window.
+const SIZES: [(usize, usize); 5] = [(32, 32), (65, 97), (30, 61), (12, 9), (64, 176)];
+
+/// Three stages under the rule of detectors, with outputs that have a norm and outputs that have none.
+fn backbone() -> SwinConfig {
+    let config = SwinConfig {
+        depths: vec![2, 2, 1],
+        num_heads: vec![2, 3, 4],
+        window_policy: WindowPolicy::Detection,
+        ..small()
+    };
+    config.into_backbone(vec![
+        StageOutput::of_stage(0, true),
+        StageOutput::of_stage(1, false),
+        StageOutput::of_stage(2, true),
+    ])
+}
+
+/// Two stages of a Swin V2 of transformers without norms.
+fn second() -> SwinConfig {
+    let config = SwinConfig {
+        version: SwinVersion::V2,
+        window_policy: WindowPolicy::HuggingFaceV2,
+        mask: -200.0,
+        ..small()
+    };
+    config.into_backbone(vec![StageOutput::of_stage(1, false)])
+}
+
+fn quantized(float: &FloatModel, recipe: &str) -> QuantizedModel {
+    if recipe == "float" {
+        return QuantizedModel::from_float(float.clone()).unwrap();
+    }
+    let ranges: BTreeMap<Site, f32> = all_sites(&float.config).into_iter().map(|site| (site, 3.0)).collect();
+    quantize(float, &Recipe::shipped(recipe).unwrap().with_ptq(Ptq::Basic), &ranges).unwrap()
+}
+
+fn engine(model: &QuantizedModel, cpu: Cpu, threads: usize) -> Engine {
+    let options = CpuOptions { threads, max_batch: 2, image_threads: 0, max_memory: 0, max_pixels: 0, cpu };
+    Engine::new(model, Backend::Cpu(options)).unwrap()
+}
+
+fn pixels(size: Size, images: usize) -> Vec<u8> {
+    XorShift::new(size.area() as u64).bytes(images * size.area() * 3)
+}
+
+/// Every output of the float forward with `sites`, `[images * rows, columns]`.
+fn reference(model: &QuantizedModel, size: Size, pixels: &[u8], sites: &mut dyn Sites) -> Vec<Vec<f32>> {
+    let swin = Swin::new(&model.config, &model.float_tensors(), &Device::Cpu).unwrap();
+    let images = pixels.len() / size.image_bytes(3, 1).unwrap();
+    let batch = Batch { pixels: pixels.to_vec(), ids: (0..images).collect(), ..Batch::empty(size, 3) };
+    let images = swin.images(&batch, &model.transform).unwrap();
+    let outputs = swin.outputs(&images, sites).unwrap();
+    outputs.iter().map(|output| output.flatten_all().unwrap().to_vec1().unwrap()).collect()
+}
+
+/// Every output of `engine`, in `layout`.
+fn run(engine: &Engine, size: Size, pixels: &[u8], layout: OutputLayout) -> Vec<Vec<f32>> {
+    let images = pixels.len() / size.image_bytes(3, 1).unwrap();
+    let outputs = engine.outputs().iter();
+    let mut values: Vec<Vec<f32>> =
+        outputs.map(|output| vec![f32::NAN; images * engine.output_shape(output, size).values()]).collect();
+    let mut memory: Vec<OutputMut<'_>> = (engine.outputs().iter().zip(&mut values))
+        .map(|(output, values)| OutputMut { name: &output.name, values, layout })
+        .collect();
+    engine.run(Images { size, pixels }, &mut memory).unwrap();
+    values
+}
+
+#[test]
+fn feature_maps_equal_the_simulation() {
+    for config in [backbone(), second()] {
+        let float = random(config, 3);
+        for recipe in RECIPES {
+            let model = quantized(&float, recipe);
+            for (height, width) in SIZES {
+                let size = Size::new(height, width);
+                if float.config.grids(size).is_err() {
+                    continue;
+                }
+                let pixels = pixels(size, 3);
+                let expected = match recipe {
+                    "float" => reference(&model, size, &pixels, &mut Float),
+                    _ => reference(&model, size, &pixels, &mut FakeQuant::new(&model, &Device::Cpu).unwrap()),
+                };
+                for cpu in Cpu::available() {
+                    let found = run(&engine(&model, cpu, 2), size, &pixels, OutputLayout::Rows);
+                    let place = format!("{}, {recipe}, {size}, {cpu}", model.config.version as u8);
+                    match recipe {
+                        "float" => close(&found, &expected, &place),
+                        _ => assert!(found == expected, "{place}"),
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Whether each output has a relative distance below 1e-5 from the expected one.
+fn close(found: &[Vec<f32>], expected: &[Vec<f32>], place: &str) {
+    for (found, expected) in found.iter().zip(expected) {
+        let square =
+            |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
+        let distance = square(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+        let length = square(&mut expected.iter().copied());
+        assert!(distance.sqrt() <= 1e-5 * length.sqrt(), "{place}: {distance} of {length}");
+    }
+}
+
+#[test]
+fn sizes_at_which_the_rule_of_detectors_runs_are_not_skipped() {
+    let config = backbone();
+    assert!(SIZES.iter().all(|&(height, width)| config.grids(Size::new(height, width)).is_ok()));
+    assert!(second().grids(Size::new(65, 97)).is_ok());
+}
+
+#[test]
+fn outputs_have_the_shape_of_the_stage_in_every_layout() {
+    let model = quantized(&random(backbone(), 3), "default");
+    let engine = engine(&model, Cpu::available()[0], 3);
+    let size = Size::new(65, 97);
+    let shapes: Vec<_> = engine.outputs().iter().map(|output| engine.output_shape(output, size)).collect();
+    let grids: Vec<Size> = shapes.iter().map(|shape| shape.grid.unwrap()).collect();
+    assert_eq!(grids, [Size::new(17, 25), Size::new(9, 13), Size::new(5, 7)]);
+    assert_eq!(shapes.iter().map(|shape| shape.columns).collect::<Vec<_>>(), [24, 48, 96]);
+    let names: Vec<&str> = engine.outputs().iter().map(|output| &output.name[..]).collect();
+    assert_eq!(names, ["stage1", "stage2", "stage3"]);
+
+    let pixels = pixels(size, 5);
+    let rows = run(&engine, size, &pixels, OutputLayout::Rows);
+    let channels = run(&engine, size, &pixels, OutputLayout::ChannelsFirst);
+    for ((rows, channels), shape) in rows.iter().zip(&channels).zip(&shapes) {
+        for (at, value) in rows.iter().enumerate() {
+            let (image, row, column) =
+                (at / shape.values(), at / shape.columns % shape.rows(), at % shape.columns);
+            assert_eq!(channels[(image * shape.columns + column) * shape.rows() + row], *value);
+        }
+    }
+    // An image does not see the others.
+    let one = run(&engine, size, &pixels[3 * size.area() * 3..][..size.area() * 3], OutputLayout::Rows);
+    for ((one, all), shape) in one.iter().zip(&rows).zip(&shapes) {
+        assert!(one[..] == all[3 * shape.values()..][..shape.values()]);
+    }
+}
+
+#[test]
+fn a_damaged_backbone_is_named() {
+    let mut float = random(backbone(), 3);
+    float.tensors.get_mut("norm2.weight").unwrap().data.fill(f32::MAX);
+    let engine = engine(&quantized(&float, "default"), Cpu::available()[0], 1);
+    let size = engine.input_size();
+    let pixels = pixels(size, 2);
+    let mut values = vec![0.0; 2 * engine.output_shape(&engine.outputs()[2], size).values()];
+    let error = engine.run(Images { size, pixels: &pixels }, &mut [OutputMut::new("stage3", &mut values)]);
+    match error {
+        Err(RuntimeError::MapNotFinite { name, image: 0, .. }) => assert_eq!(name, "stage3"),
+        other => panic!("{other:?}"),
+    }
+}
