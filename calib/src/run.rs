@@ -77,7 +77,7 @@ impl Run {
             let last = batch.len().min(first + per_forward);
             let images = images.narrow(0, first, last - first).map_err(FloatError::from)?;
             self.sampler.next_images(&batch.ids[first..last]);
-            swin.forward(&images, &mut self.sampler)?;
+            swin.outputs(&images, &mut self.sampler)?;
         }
         self.hash.update(&batch.pixels);
         self.ids.extend(&batch.ids);

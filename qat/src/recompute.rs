@@ -30,7 +30,7 @@ fn forward_unrecorded(on: &mut Segments<'_>, images: Tensor) -> Result<(Tensor, 
     let (mut x, mut inputs) = (images, Vec::new());
     for segment in Segment::all(on.swin.config()) {
         inputs.push(x.clone());
-        x = on.swin.run(segment, x, on.sites)?;
+        x = on.swin.run(segment, on.swin.config().image_size, x, on.sites)?;
     }
     Ok((x, inputs))
 }
@@ -72,7 +72,7 @@ fn differentiate(
     (gradient, seed): (Tensor, Option<Tensor>),
     complete: &mut dyn FnMut(TensorId, &Tensor) -> candle_core::Result<()>,
 ) -> Result<Gradients, QatError> {
-    let output = on.swin.run(segment, input.clone(), on.sites)?;
+    let output = on.swin.run(segment, on.swin.config().image_size, input.clone(), on.sites)?;
     let seeds = seed.map(|seed| (input.id(), seed)).into_iter().chain([(output.id(), gradient)]);
     let of_parameters =
         |id, gradient: &Tensor| if id == input.id() { Ok(()) } else { complete(id, gradient) };

@@ -32,7 +32,7 @@ pub(crate) fn reconstructed_layers(specs: &BTreeMap<Site, SiteSpec>) -> BTreeSet
     specs.iter().filter_map(layer).collect()
 }
 
-/// `batches` as batches of `size` images, in the order of their positions in the data set.
+/// `batches` as batches of up to `size` images of one size, in the order of their positions in the data set.
 pub(crate) fn in_order(batches: &[Batch], size: usize) -> Vec<Batch> {
     let images = batches.iter().flat_map(|batch| {
         let pixels = batch.pixels.chunks_exact(batch.image_bytes());
@@ -45,7 +45,8 @@ pub(crate) fn in_order(batches: &[Batch], size: usize) -> Vec<Batch> {
         ids: images.iter().map(|(id, ..)| *id).collect(),
         ..Batch::empty(images[0].2.size, images[0].2.channels)
     };
-    images.chunks(size).map(batch).collect()
+    let of_one_size = images.chunk_by(|(_, _, a), (_, _, b)| a.size == b.size);
+    of_one_size.flat_map(|images| images.chunks(size)).map(batch).collect()
 }
 
 /// What reconstruction works on.

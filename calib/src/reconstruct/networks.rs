@@ -6,7 +6,7 @@ use candle_core::{Device, Tensor};
 use swinq_float::{FakeQuant, Float, Segment, Swin};
 use swinq_model::quantized::FloatModel;
 use swinq_model::site::Half;
-use swinq_model::{Batch, Linear, QuantizedModel, SwinConfig};
+use swinq_model::{Batch, Linear, QuantizedModel, Size, SwinConfig};
 
 use super::capture::Capture;
 use crate::error::CalibError;
@@ -23,6 +23,7 @@ pub struct Networks<'a> {
 /// The images of one forward, before one segment.
 struct Chunk {
     images: usize,
+    size: Size,
     streams: Streams,
 }
 
@@ -51,7 +52,8 @@ impl<'a> Networks<'a> {
         let swin = Swin::new(&float.config, &float.tensors, device)?;
         let chunk = |batch: &Batch| {
             let images = swin.images(batch, &float.transform)?.to_device(&Device::Cpu)?;
-            Ok(Chunk { images: batch.len(), streams: Streams { float: images.clone(), quantized: images } })
+            let streams = Streams { float: images.clone(), quantized: images };
+            Ok(Chunk { images: batch.len(), size: batch.size, streams })
         };
         let chunks = batches.iter().map(chunk).collect::<Result<_, CalibError>>()?;
         Ok(Networks {
@@ -75,15 +77,15 @@ impl<'a> Networks<'a> {
         layer: Linear,
         visit: &mut dyn FnMut(ImageRows) -> Result<(), CalibError>,
     ) -> Result<(), CalibError> {
-        let places = stream_places(self.float.config(), layer);
         for chunk in &self.chunks {
+            let places = stream_places(self.float.config(), chunk.size, layer)?;
             let input = |stream: &Tensor| stream.to_device(self.device);
             let mut sites = Float;
             let mut float = Capture::new(&mut sites, layer, |layer, x| layer.before_bias(x, &layer.weight));
-            self.float.run(segment, input(&chunk.streams.float)?, &mut float)?;
+            self.float.run(segment, chunk.size, input(&chunk.streams.float)?, &mut float)?;
             let (mut t, shortcut) = float.into_values()?;
             let mut quantized = Capture::new(&mut self.sites, layer, |_, x| Ok(x.clone()));
-            self.quantized.run(segment, input(&chunk.streams.quantized)?, &mut quantized)?;
+            self.quantized.run(segment, chunk.size, input(&chunk.streams.quantized)?, &mut quantized)?;
             let (mut x, quantized_shortcut) = quantized.into_values()?;
             if let (Some(places), Some(float), Some(quantized)) = (&places, shortcut, quantized_shortcut) {
                 let error: Vec<f32> = float.iter().zip(&quantized).map(|(f, q)| f - q).collect();
@@ -103,10 +105,11 @@ impl<'a> Networks<'a> {
     /// Runs `segment`: its outputs become the inputs of the next one.
     pub fn advance(&mut self, segment: Segment) -> Result<(), CalibError> {
         for chunk in &mut self.chunks {
-            let Streams { float, quantized } = &mut chunk.streams;
-            let output = self.float.run(segment, float.to_device(self.device)?, &mut Float)?;
+            let (size, Streams { float, quantized }) = (chunk.size, &mut chunk.streams);
+            let output = self.float.run(segment, size, float.to_device(self.device)?, &mut Float)?;
             *float = output.to_device(&Device::Cpu)?;
-            let output = self.quantized.run(segment, quantized.to_device(self.device)?, &mut self.sites)?;
+            let output =
+                self.quantized.run(segment, size, quantized.to_device(self.device)?, &mut self.sites)?;
             *quantized = output.to_device(&Device::Cpu)?;
         }
         Ok(())
@@ -128,14 +131,18 @@ impl<'a> Networks<'a> {
 }
 
 /// For a layer whose output is added to a shortcut: the row of the residual stream that each row of its output is added
-/// to, in one image; `None` for padding.
-fn stream_places(config: &SwinConfig, layer: Linear) -> Option<Vec<Option<usize>>> {
-    let grid = |stage: usize| config.own_grids().swap_remove(stage);
-    match layer {
-        Linear::Proj(block) => Some(grid(block.stage).partition(block.block % 2 == 1)),
-        Linear::Fc2(block) => Some((0..grid(block.stage).tokens()).map(Some).collect()),
+/// to, in one image of `size`; `None` for padding.
+fn stream_places(
+    config: &SwinConfig,
+    size: Size,
+    layer: Linear,
+) -> Result<Option<Vec<Option<usize>>>, CalibError> {
+    let grid = |stage: usize| Ok::<_, CalibError>(config.grids(size)?.swap_remove(stage));
+    Ok(match layer {
+        Linear::Proj(block) => Some(grid(block.stage)?.partition(block.block % 2 == 1)),
+        Linear::Fc2(block) => Some((0..grid(block.stage)?.tokens()).map(Some).collect()),
         _ => None,
-    }
+    })
 }
 
 /// The half whose addition takes the output of `layer`.

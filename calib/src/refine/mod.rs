@@ -279,10 +279,11 @@ impl Refiner<'_> {
     }
 
     /// Whether a shift of the layer's input can move into its bias: it has one, `.output` is off, and no input is
-    /// padding, whose zeros do not pass the norm.
+    /// padding, whose zeros do not pass the norm. Windows of a backbone may have padding, because its images have any size.
     fn may_shift_input(&self, layer: Linear) -> bool {
         let grids = self.float.config.own_grids();
-        let padded = |block: BlockId| grids[block.stage].is_padded();
+        let backbone = self.float.config.is_backbone();
+        let padded = |block: BlockId| backbone || grids[block.stage].is_padded();
         let has_bias = self.tensor(&layer.bias_name()).is_some();
         has_bias && !self.is_on(Site::Output(layer)) && !matches!(layer, Linear::Qkv(block) if padded(block))
     }
