@@ -1,6 +1,6 @@
 //! Batches of images from any source.
 
-use swinq_data::Loader;
+use swinq_data::{Loader, SizedLoader};
 use swinq_model::{Batch, BatchSource, BoxError, LoaderWork};
 
 use crate::prepared::PreparedBatches;
@@ -13,6 +13,7 @@ pub struct ImageBatches {
 /// The source of the batches.
 pub(crate) enum Reader {
     Loader(Loader),
+    Sized(SizedLoader),
     Prepared(PreparedBatches),
 }
 
@@ -21,6 +22,7 @@ impl ImageBatches {
     pub fn skipped(&self) -> &[String] {
         match &self.reader {
             Reader::Loader(loader) => loader.skipped(),
+            Reader::Sized(loader) => loader.skipped(),
             Reader::Prepared(_) => &[],
         }
     }
@@ -30,6 +32,7 @@ impl BatchSource for ImageBatches {
     fn batches(&self) -> usize {
         match &self.reader {
             Reader::Loader(loader) => loader.batches(),
+            Reader::Sized(loader) => BatchSource::batches(loader),
             Reader::Prepared(prepared) => prepared.batches(),
         }
     }
@@ -37,6 +40,7 @@ impl BatchSource for ImageBatches {
     fn images(&self) -> usize {
         match &self.reader {
             Reader::Loader(loader) => loader.images(),
+            Reader::Sized(loader) => loader.images(),
             Reader::Prepared(prepared) => prepared.images(),
         }
     }
@@ -44,6 +48,7 @@ impl BatchSource for ImageBatches {
     fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError> {
         match &mut self.reader {
             Reader::Loader(loader) => loader.batch(epoch, index),
+            Reader::Sized(loader) => BatchSource::batch(loader, epoch, index),
             Reader::Prepared(prepared) => prepared.batch(epoch, index),
         }
     }
@@ -51,6 +56,7 @@ impl BatchSource for ImageBatches {
     fn work(&self) -> Option<LoaderWork> {
         match &self.reader {
             Reader::Loader(loader) => loader.work(),
+            Reader::Sized(loader) => loader.work(),
             Reader::Prepared(prepared) => prepared.work(),
         }
     }

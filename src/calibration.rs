@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use swinq_calib::{Histogram, Progress, Refinement, Trial, fold_factors};
+use swinq_data::Sizing;
 use swinq_eval::{Distortion, RangeFile, RangeHistogram};
 use swinq_model::checkpoint::import_ft_amax;
 use swinq_model::quantized::{CalibrationRecord, FileRecord, FloatModel, Param};
@@ -25,13 +26,20 @@ pub struct CalibrateOptions {
     pub read: ReadOptions,
     /// The device that runs the float forward.
     pub device: FloatDevice,
+    /// The size that images get before a backbone. Images of a classifier have the size of its transform.
+    pub sizing: Sizing,
 }
 
 impl Default for CalibrateOptions {
-    /// The recipe `default`, batches of 8, on the processor.
+    /// The recipe `default`, batches of 8, on the processor; before a backbone images keep their sizes.
     fn default() -> CalibrateOptions {
         let recipe = Recipe::shipped("default").expect("the recipe `default` is shipped");
-        CalibrateOptions { recipe, read: ReadOptions::default(), device: FloatDevice::Cpu }
+        CalibrateOptions {
+            recipe,
+            read: ReadOptions::default(),
+            device: FloatDevice::Cpu,
+            sizing: Sizing::Keep,
+        }
     }
 }
 
@@ -101,10 +109,18 @@ pub fn calibrate(
     check_recipe(&model, &options.recipe)?;
     let device = options.device.open()?;
     let model = model.into_float()?;
-    let mut batches = images.batches(&model.transform, &options.read)?;
+    let mut batches = match model.config.is_backbone() {
+        false => images.batches(&model.transform, &options.read)?,
+        true => images.batches_by_size(&model.config, &model.transform, &options.read, options.sizing)?,
+    };
     let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
     let found = swinq_calib::calibrate(&model, &options.recipe, &mut batches, settings)?;
-    let record = record(images, &options.read, &found.ids, found.pixels_sha256.clone());
+    let mut record = record(images, &options.read, &found.ids, found.pixels_sha256.clone());
+    if model.config.is_backbone() {
+        // The batches of a backbone are an implementation's choice, on which no byte of the result depends.
+        record.batch_size = 1;
+        record.sizing = Some(options.sizing.to_string());
+    }
     finished(&model, found, record, Named::by(images), batches.skipped().to_vec())
 }
 
@@ -188,6 +204,7 @@ pub(crate) fn record(
         sha256: pixels_sha256,
         seed: images.seed(),
         batch_size: read.batch_size,
+        sizing: None,
     }
 }
 

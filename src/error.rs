@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use swinq_data::DataError;
 use swinq_eval::EvalError;
 use swinq_int8_runtime::RuntimeError;
-use swinq_model::{BoxError, ModelError};
+use swinq_model::{BoxError, ModelError, SwinConfig};
 
 /// An error of this crate. Every message names the file, model, site or argument at fault, and the next step.
 /// [`std::error::Error::source`] gives the cause, if there is one.
@@ -74,6 +74,14 @@ pub enum Error {
     /// Results cannot be computed, compared, read or written.
     #[error(transparent)]
     Eval(#[from] EvalError),
+    /// A backbone, for work on the scores of classes.
+    #[error(
+        "{name} is a backbone: it has feature maps, which `swinq features` writes, and no classes, which this needs"
+    )]
+    Backbone {
+        /// Name of the model's configuration.
+        name: String,
+    },
     /// Models cannot be compared.
     #[error("{problem}")]
     Comparison {
@@ -148,6 +156,14 @@ pub enum Error {
 impl Error {
     pub(crate) fn argument(argument: &'static str, problem: impl Into<String>) -> Error {
         Error::Argument { argument, problem: problem.into() }
+    }
+
+    /// Refuses a backbone, for work on the scores of classes.
+    pub(crate) fn check_classifier(config: &SwinConfig) -> Result<(), Error> {
+        if config.is_backbone() {
+            return Err(Error::Backbone { name: config.name.clone() });
+        }
+        Ok(())
     }
 
     pub(crate) fn open(path: &Path) -> impl FnOnce(ModelError) -> Error {

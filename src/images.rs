@@ -4,10 +4,12 @@ use std::borrow::Borrow;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use swinq_data::{Dataset, Ids, Loader, LoaderOptions, RgbImage, Split, preprocess};
+use swinq_data::{
+    Dataset, Ids, Loader, LoaderOptions, OfOneSize, RgbImage, SizedLoader, Sizing, Split, preprocess,
+};
 use swinq_eval::DataInfo;
 use swinq_model::part::Shard;
-use swinq_model::{Batch, Resize, SwinConfig, Transform};
+use swinq_model::{Batch, Resize, Size, SwinConfig, Transform};
 
 use crate::Error;
 use crate::batches::{ImageBatches, Reader};
@@ -359,6 +361,47 @@ impl Images {
             Source::Prepared(prepared) => Reader::Prepared(prepared.batches(batch_size, transform)?),
         };
         Ok(ImageBatches { reader })
+    }
+
+    /// Batches of the images for a backbone of the architecture `config`, with the channels, the filter, the mean and the deviation
+    /// of `transform`: files get the size that `sizing` says, and the images of a batch have one size. Pixels in memory keep theirs.
+    ///
+    /// # Errors
+    /// Those of [`Images::batches`]; an image that cannot be read, unless it may be left out; [`Error::Argument`] naming an image
+    /// that the network cannot process.
+    pub fn batches_by_size(
+        &self,
+        config: &SwinConfig,
+        transform: &Transform,
+        options: &ReadOptions,
+        sizing: Sizing,
+    ) -> Result<ImageBatches, Error> {
+        let Source::Sample(Sample { dataset, ids, .. }) = &self.source else {
+            return self.batches(transform, options);
+        };
+        if options.batch_size == 0 {
+            return Err(Error::argument("batch_size", "is 0; it must be at least 1"));
+        }
+        let mut sizes = Vec::with_capacity(ids.len());
+        for id in ids.slice(0..ids.len()) {
+            // The loader finds out why a header cannot be read, and whether the image may be left out.
+            let Ok(size) = dataset.image_size(id).map(|own| sizing.apply(own)) else {
+                sizes.push((id, Size::square(1)));
+                continue;
+            };
+            let refused = |e| Error::argument("images", format!("{}: {e}", self.name_of(id)));
+            config.grids(size).map_err(refused)?;
+            sizes.push((id, size));
+        }
+        let batches = OfOneSize::batches(sizes, |_| options.batch_size);
+        let loading = LoaderOptions {
+            batch_size: options.batch_size,
+            threads: check_threads(options.threads)?,
+            prefetch: PREFETCH,
+            skip_corrupt: options.skip_corrupt,
+        };
+        let loader = SizedLoader::new(dataset.clone(), sizing, batches, transform, &loading)?;
+        Ok(ImageBatches { reader: Reader::Sized(loader) })
     }
 }
 

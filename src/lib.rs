@@ -1,5 +1,5 @@
-//! INT8 for Swin Transformer classifiers: opens a model, runs it on a CPU or a GPU, calibrates and evaluates
-//! it.
+//! INT8 for Swin Transformers, classifiers and backbones: opens a model, runs it on a CPU or a GPU, calibrates and
+//! evaluates it.
 //!
 //! ```no_run
 //! use swinq::{EngineOptions, Images, Model, predict};
@@ -18,6 +18,7 @@
 //! | [`Engine`] | runs a model on preprocessed pixels, from any number of threads; [`Model::engine`] makes it |
 //! | [`Images`] | a sample of a data set, image files, or pixels in memory |
 //! | [`predict`], [`infer_images`], [`top_k`] | classify images: the best classes, the logits with progress, the best classes of logits |
+//! | [`Features`] | the feature maps of image files of any size, by a backbone |
 //! | `calibrate` | quantizes a float model (feature `float`) |
 //! | `export_onnx` | writes a model as an ONNX file (feature `onnx`) |
 //! | [`evaluate()`] | measures accuracy, agreement with a baseline, and latency |
@@ -53,6 +54,7 @@ mod error;
 mod evaluate;
 #[cfg(feature = "onnx")]
 mod export;
+mod features;
 #[cfg(feature = "float")]
 mod float_device;
 mod hex;
@@ -86,6 +88,7 @@ pub use evaluate::{
 };
 #[cfg(feature = "onnx")]
 pub use export::export_onnx;
+pub use features::{FeatureBatch, FeatureMap, FeatureOptions, Features, LeftOut};
 pub use images::{Images, ReadOptions};
 pub use open::{Model, OpenOptions};
 pub use prediction::{ClassScore, Inferred, Prediction, infer_images, predict, top_k};
@@ -116,12 +119,12 @@ pub use train::Training;
 #[cfg(feature = "float")]
 pub use tune::{TuneOptions, TuneProgress, Tuned, tune};
 
-pub use swinq_data::{RgbImage, Split, decode_image};
+pub use swinq_data::{RgbImage, Sizing, Split, decode_image};
 pub use swinq_int8_runtime::{CudaOptions, Engine, usable_gpu};
 pub use swinq_model::part::{PartKind, PartSet, Shard};
 pub use swinq_model::{
     Batch, BatchSource, Classifier, Dialect, Documents, ElementType, InMemory, LoadedConfig, Logits, Recipe,
-    Rule, Site, SwinConfig, TensorView, Transform, load_config, shipped_configs,
+    Rule, Site, SwinConfig, Task, TensorView, Transform, load_config, shipped_configs,
 };
 
 pub use swinq_cuda as cuda;
@@ -140,3 +143,8 @@ pub use {swinq_calib as calib, swinq_float as float, swinq_qat as qat};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 mod readme {}
+
+/// The code of the page on backbones, compiled.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/backbones.md")]
+mod backbones {}

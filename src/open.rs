@@ -8,7 +8,7 @@ use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{
-    Dialect, InMemory, LoadedConfig, QuantizedModel, Site, SwinConfig, Transform, is_quantized_file,
+    Dialect, InMemory, LoadedConfig, QuantizedModel, Site, SwinConfig, Task, Transform, is_quantized_file,
     load_config, load_float_from_memory, load_float_with_remarks, shipped_configs,
 };
 
@@ -32,8 +32,14 @@ pub struct OpenOptions {
     /// Naming convention of the tensors; `None` detects it.
     pub dialect: Option<Dialect>,
     /// What the names of the network's tensors begin with (`model.`), if the checkpoint has other tensors too. `None` leaves
-    /// out a beginning that all names have.
+    /// out a beginning that all names have, and finds a backbone among other tensors.
     pub prefix: Option<String>,
+    /// What the network is read as; `None` is what the model's files say, else a classifier. The checkpoint of a classifier may
+    /// be read as a backbone. A quantized checkpoint must be what is asked for.
+    pub task: Option<Task>,
+    /// For a backbone, the stages whose outputs it has, from 0. `None` is those that the model's files name, else those for
+    /// which the checkpoint has norms, else all.
+    pub outputs: Option<Vec<usize>>,
     /// Preprocessing; `None` selects the preprocessing of the configuration or of the directory.
     pub transform: Option<Family>,
     /// Quantized checkpoints, one of which describes a bare float checkpoint without `cfg` if it was made from it. Those
@@ -71,6 +77,8 @@ impl OpenOptions {
             opts: self.opts.clone(),
             dialect: self.dialect,
             prefix: self.prefix.clone(),
+            task: self.task,
+            outputs: self.outputs.clone(),
             described_by: self.described_by.clone(),
             any_transform: self.transform.is_some(),
         })
@@ -89,6 +97,37 @@ impl OpenOptions {
             None => {}
         }
         Ok((model, warnings))
+    }
+
+    /// Whether `model`, which states its task and its outputs, would have to be changed to be what is asked for.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if it is quantized, so that it cannot be changed.
+    fn changes(&self, path: &Path, model: &QuantizedModel) -> Result<bool, Error> {
+        let stated = model.config.task;
+        let other_task = self.task.is_some_and(|task| task != stated);
+        if !model.is_quantized() || !(other_task || self.outputs.is_some()) {
+            return Ok(other_task || self.outputs.is_some());
+        }
+        let path = path.display();
+        match stated {
+            Task::Classification => {
+                let problem = format!(
+                    "{path} is a quantized classifier, which has no feature maps; make a backbone of its float checkpoint \
+                     with `swinq calibrate MODEL --task features`, or give the float checkpoint itself"
+                );
+                Err(Error::argument("task", problem))
+            }
+            Task::Features if other_task => {
+                let problem = format!("{path} is a quantized backbone, which has no classes");
+                Err(Error::argument("task", problem))
+            }
+            Task::Features => {
+                let names: Vec<&str> = model.config.outputs.iter().map(|output| &output.name[..]).collect();
+                let problem = format!("{path} is quantized and has the outputs {}", names.join(", "));
+                Err(Error::argument("outputs", problem))
+            }
+        }
     }
 
     /// Gives `model` the class names of `labels`, if set.
@@ -118,7 +157,7 @@ impl OpenOptions {
     }
 }
 
-/// A Swin classifier, float or quantized. A clone is another handle of the same model.
+/// A Swin, classifier or backbone, float or quantized. A clone is another handle of the same model.
 ///
 /// All engines of one model ([`Model::engine`]) share its packed weights.
 ///
@@ -170,7 +209,9 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
         Dialect::Timm => Family::Timm,
         Dialect::TorchVision => Family::Torchvision,
         Dialect::HuggingFace => Family::HuggingFace,
-        Dialect::Microsoft | Dialect::OpenMmLab | Dialect::FasterTransformer => return None,
+        Dialect::Microsoft | Dialect::OldTimm | Dialect::OpenMmLab | Dialect::FasterTransformer => {
+            return None;
+        }
     };
     // A model that the family does not have has no preprocessing of its own.
     if !is_official(&model.config) {
@@ -178,7 +219,11 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
     }
     let own = family.transform(&model.config, &model.transform).ok()?;
     let used = &model.transform;
-    let same = Transform { family: used.family.clone(), ..own.clone() } == *used;
+    let same = match model.config.task {
+        Task::Classification => Transform { family: used.family.clone(), ..own.clone() } == *used,
+        // Its images have any size.
+        Task::Features => (&own.mean, &own.std) == (&used.mean, &used.std),
+    };
     let option = family.option();
     (!same).then(|| {
         format!(
@@ -215,7 +260,8 @@ impl Model {
     /// or a Hugging Face or timm directory.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Open`] for a file that is damaged, of another kind, or does not fit its
+    /// [`Error::NotFound`]; [`Error::Argument`] for a task or outputs that a quantized checkpoint does not have;
+    /// [`Error::Open`] for a file that is damaged, of another kind, or does not fit its
     /// configuration; the errors of [`OpenOptions::configuration`]; an error if the family has no transform
     /// for the model.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model, Error> {
@@ -225,6 +271,9 @@ impl Model {
         }
         if is_quantized_file(path) {
             let (mut model, file) = QuantizedModel::load_with_info(path).map_err(Error::open(path))?;
+            if options.changes(path, &model)? {
+                return Model::open_float(path, options);
+            }
             options.name_classes(&mut model)?;
             let warnings = file.warning(path).into_iter().collect();
             return Ok(Model::of(Inner { file: Some(file), warnings, ..Inner::new(model, true) }));
@@ -264,12 +313,15 @@ impl Model {
     /// dialect decides the rule for grids that windows do not divide, as it does for a checkpoint.
     ///
     /// # Errors
-    /// [`Error::Argument`] without a `cfg`; the errors of [`OpenOptions::configuration`]; an architecture that is not
+    /// [`Error::Argument`] without a `cfg`, and for a backbone; the errors of [`OpenOptions::configuration`]; an architecture that is not
     /// valid, or for which the family has no transform.
     pub fn random_with(options: &OpenOptions, seed: u64) -> Result<Model, Error> {
         let missing =
             || Error::argument("cfg", "random weights need a configuration, which gives their shapes");
         let mut config = options.configuration()?.ok_or_else(missing)?;
+        if options.task == Some(Task::Features) || options.outputs.is_some() {
+            return Err(Error::argument("task", "random weights are those of a classifier"));
+        }
         if let Some(dialect) = options.dialect {
             config.config.window_policy = dialect.window_policy(config.config.version);
         }
@@ -341,6 +393,14 @@ impl Model {
     /// The preprocessing of images.
     pub fn transform(&self) -> &Transform {
         &self.inner.model.transform
+    }
+
+    /// Refuses a backbone, which has no classes.
+    ///
+    /// # Errors
+    /// [`Error::Backbone`].
+    pub fn check_classifier(&self) -> Result<(), Error> {
+        Error::check_classifier(self.config())
     }
 
     /// Every site of the model: the tensors that may be quantized.

@@ -48,7 +48,7 @@ pub fn predict(engine: &Engine, images: &Images, k: usize) -> Result<Vec<Predict
 /// done and the number of all images; `Break` stops the run.
 ///
 /// # Errors
-/// [`Error::Interrupted`] if `progress` stops the run; [`Error::Data`] for an image that cannot be read; the errors of
+/// [`Error::Backbone`]; [`Error::Interrupted`] if `progress` stops the run; [`Error::Data`] for an image that cannot be read; the errors of
 /// [`Images::batches`]; [`Error::Runtime`].
 pub fn infer_images(
     engine: &Engine,
@@ -56,6 +56,7 @@ pub fn infer_images(
     read: &ReadOptions,
     progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Inferred, Error> {
+    Error::check_classifier(engine.config())?;
     let mut batches = images.batches(engine.transform(), read)?;
     let scores = collect_any(engine, &mut batches, progress).map_err(cause)?;
     Ok(Inferred { scores, skipped: batches.skipped().to_vec() })

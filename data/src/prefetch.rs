@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use swinq_model::{Batch, LoaderWork, Transform};
+use swinq_model::{Batch, LoaderWork, Size};
 
 use crate::error::DataError;
 use crate::loader::LoaderOptions;
@@ -23,8 +23,8 @@ pub(crate) struct BatchId {
 
 /// Defines the batches and loads their images. Results depend on the arguments only; many threads call the methods.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// The preprocessing, which decides the size and the channels of the loaded images.
-    fn transform(&self) -> &Transform;
+    /// The size and the channels of the images of a batch.
+    fn shape(&self, batch: BatchId) -> (Size, usize);
 
     /// The images of a batch in order, as positions in the data set.
     fn image_ids(&self, batch: BatchId) -> Vec<usize>;
@@ -38,6 +38,9 @@ pub(crate) trait Source: Send + Sync + 'static {
     /// Loads image `id`, which is at position `slot` of its batch: `u8` `[height, width, channels]`.
     fn load(&self, batch: BatchId, slot: usize, id: usize) -> Result<Vec<u8>, DataError>;
 }
+
+/// An image of a batch: its id, and its pixels or the reason why it cannot be read.
+pub(crate) type Loaded = (usize, Result<Vec<u8>, DataError>);
 
 /// Loads the batches of a source before they are requested. Dropping it stops and joins its threads.
 pub(crate) struct Prefetcher<S: Source> {
@@ -142,14 +145,21 @@ impl<S: Source> Prefetcher<S> {
         &self.skipped.messages
     }
 
+    /// The images of `batch` in order, each with its id, or with the reason why it cannot be read. The batches after `batch`
+    /// are then prefetched.
+    pub(crate) fn images(&self, batch: BatchId) -> Result<Vec<Loaded>, DataError> {
+        let Pending { ids, images, .. } = self.shared.take(batch)?;
+        Ok(ids.into_iter().zip(images.into_iter().flatten()).collect())
+    }
+
     /// Returns `batch` with its images in order. Corrupt images are left out up to the limit; the next one is the
     /// error. The batches after `batch` are then prefetched.
     pub(crate) fn batch(&mut self, batch: BatchId) -> Result<Batch, DataError> {
-        let Pending { ids, images, .. } = self.shared.take(batch)?;
-        let transform = self.shared.source.transform();
-        let mut batch = Batch::empty(transform.size, transform.channels());
-        batch.pixels.reserve_exact(ids.len() * batch.image_bytes());
-        for (id, image) in ids.into_iter().zip(images.into_iter().flatten()) {
+        let (size, channels) = self.shared.source.shape(batch);
+        let images = self.images(batch)?;
+        let mut batch = Batch::empty(size, channels);
+        batch.pixels.reserve_exact(images.len() * batch.image_bytes());
+        for (id, image) in images {
             match image {
                 Ok(pixels) => {
                     batch.pixels.extend_from_slice(&pixels);

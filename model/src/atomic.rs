@@ -17,40 +17,75 @@ const SUFFIX: &str = ".part";
 /// The most symbolic links that a path may lead through, as Linux has it.
 const MOST_LINKS: usize = 40;
 
-/// Writes `path` through a temporary file in the same folder: flush, fsync, rename, fsync of the folder. A failure at
-/// any point leaves an existing file unchanged and leaves no other file behind.
-///
-/// Symbolic links are followed. A file that exists keeps its permissions; a new one has those of the umask.
+/// Writes `path` through an [`AtomicFile`].
 ///
 /// # Errors
-/// [`ModelError::Io`] naming `path`; [`ModelError::File`] if `path` is a folder, a device, a pipe, a socket, or a file that
-/// this process has open (`/dev/stdout`, `/dev/fd/N`).
+/// Those of [`AtomicFile::create`] and [`AtomicFile::commit`].
 pub fn write_atomic(
     path: &Path,
     write: impl FnOnce(&mut dyn Write) -> std::io::Result<()>,
 ) -> Result<(), ModelError> {
-    let target = target_of(path)?;
-    let mut file = temporary_beside(path, &target)?;
-    let attempt = |file: &mut File| {
-        let mut buffered = std::io::BufWriter::new(&mut *file);
+    let mut file = AtomicFile::create(path)?;
+    file.write(|file| {
+        let mut buffered = std::io::BufWriter::new(file);
         write(&mut buffered)?;
-        buffered.flush()?;
-        drop(buffered);
-        if let Ok(existing) = target.metadata() {
-            file.set_permissions(existing.permissions())?;
-        }
-        file.sync_all()
-    };
-    attempt(file.as_file_mut()).map_err(|e| ModelError::io(path, e))?;
-    file.persist(&target).map_err(|e| ModelError::io(path, e.error))?;
-    let folder = File::open(folder_of(&target)).and_then(|folder| folder.sync_all());
-    folder.map_err(|e| ModelError::io(path, e))
+        buffered.flush()
+    })?;
+    file.commit()
+}
+
+/// A file that is written under another name in the folder of its path, and gets its path when it is complete. Until then,
+/// and if it is dropped before, an existing file is unchanged; it leaves no other file behind.
+///
+/// Symbolic links are followed. A file that exists keeps its permissions; a new one has those of the umask.
+#[derive(Debug)]
+pub struct AtomicFile {
+    path: PathBuf,
+    target: PathBuf,
+    temporary: NamedTempFile,
+}
+
+impl AtomicFile {
+    /// An empty file that will be `path`.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`] naming `path`; [`ModelError::File`] if `path` is a folder, a device, a pipe, a socket, or a file
+    /// that this process has open (`/dev/stdout`, `/dev/fd/N`).
+    pub fn create(path: &Path) -> Result<AtomicFile, ModelError> {
+        let target = target_of(path)?;
+        let temporary = temporary_beside(path, &target)?;
+        Ok(AtomicFile { path: path.to_owned(), target, temporary })
+    }
+
+    /// Writes to the file, at any of its places.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`] naming the path, with the error of `write`.
+    pub fn write(&mut self, write: impl FnOnce(&mut File) -> std::io::Result<()>) -> Result<(), ModelError> {
+        write(self.temporary.as_file_mut()).map_err(|e| ModelError::io(&self.path, e))
+    }
+
+    /// Gives the file its path: fsync, rename, fsync of the folder.
+    ///
+    /// # Errors
+    /// [`ModelError::Io`] naming the path.
+    pub fn commit(mut self) -> Result<(), ModelError> {
+        let existing = self.target.metadata().ok();
+        self.write(|file| {
+            existing.map_or(Ok(()), |existing| file.set_permissions(existing.permissions()))?;
+            file.sync_all()
+        })?;
+        let AtomicFile { path, target, temporary } = self;
+        temporary.persist(&target).map_err(|e| ModelError::io(&path, e.error))?;
+        let folder = File::open(folder_of(&target)).and_then(|folder| folder.sync_all());
+        folder.map_err(|e| ModelError::io(&path, e))
+    }
 }
 
 /// Checks that a file can be created at `path`, so that long work does not fail when it saves its result.
 ///
 /// # Errors
-/// Those of [`write_atomic`].
+/// Those of [`AtomicFile::create`].
 pub fn check_writable(path: &Path) -> Result<(), ModelError> {
     let target = target_of(path)?;
     temporary_beside(path, &target).map(|_| ())

@@ -192,6 +192,7 @@ pub(crate) fn check_classes(candidates: &[Candidate]) -> Result<(), Error> {
     let Some(first) = candidates.first() else {
         return Err(Error::argument("candidates", "there is no model to evaluate"));
     };
+    candidates.iter().try_for_each(|candidate| Error::check_classifier(candidate.config()))?;
     let classes = first.runner.classes();
     let Some(other) = candidates.iter().find(|candidate| candidate.runner.classes() != classes) else {
         return Ok(());

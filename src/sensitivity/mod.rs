@@ -58,7 +58,7 @@ pub enum SensitivityProgress {
 /// measured is in the cache.
 ///
 /// # Errors
-/// [`Error::Argument`] for a model that is quantized; [`Error::NothingQuantized`]; [`Error::Labels`] for labels that are
+/// [`Error::Backbone`]; [`Error::Argument`] for a model that is quantized; [`Error::NothingQuantized`]; [`Error::Labels`] for labels that are
 /// not the model's classes; the errors of [`calibrate`](crate::calibrate()); [`Error::Interrupted`]; an error if the cache cannot be written.
 pub fn sensitivity(
     model: Model,
@@ -67,6 +67,7 @@ pub fn sensitivity(
     images: &Images,
     progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
 ) -> Result<Sensitivity, Error> {
+    model.check_classifier()?;
     crate::calibration::check_recipe(&model, &options.recipe)?;
     let images = &if images.dataset().is_some_and(Dataset::has_labels) {
         images.numbered_for(model.config(), model.labels())?.0

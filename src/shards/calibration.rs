@@ -86,6 +86,11 @@ pub fn calibrate_shard(
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<Part, Error> {
     check_recipe(&model, &options.recipe)?;
+    if model.config().is_backbone() {
+        let problem =
+            "a backbone is calibrated as a whole, because shards divide batches of images of one size";
+        return Err(Error::argument("shard", problem));
+    }
     let own_images = images.shard(shard, options.read.batch_size)?;
     let device = options.device.open()?;
     let run = Run {
@@ -158,6 +163,7 @@ pub fn merge_calibration(
     run.images.check_skipped(&skipped)?;
     let found = merge.finish(progress)?;
     let record = CalibrationRecord {
+        sizing: None,
         images: names,
         sha256: found.pixels_sha256.clone(),
         seed: run.images.seed,

@@ -139,6 +139,7 @@ fn start(job: &Job, loaded: Option<&LoadedConfig>, train: &Images) -> Result<Flo
         return Ok(init::untrained(loaded, job.seed));
     };
     let mut model = load(job, "float", path)?;
+    Error::check_classifier(&model.config).map_err(of_key("float"))?;
     if job.new_head {
         let Some((data, classes)) = train.dataset().and_then(|data| Some((data, data.num_classes()?))) else {
             let problem = format!("new_head: {}; a head needs labels to learn", train.describe());

@@ -99,7 +99,7 @@ pub enum TuneProgress<'a> {
 ///
 /// # Errors
 /// [`Error::Argument`] for options outside their limits, fewer than two images, or a model that is quantized;
-/// [`Error::Labels`]; the errors of [`calibrate`](crate::calibrate()) and of the engine; [`Error::Interrupted`].
+/// [`Error::Labels`]; [`Error::Backbone`]; the errors of [`calibrate`](crate::calibrate()) and of the engine; [`Error::Interrupted`].
 pub fn tune(
     model: Model,
     options: &TuneOptions,
@@ -108,6 +108,7 @@ pub fn tune(
     progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Tuned, Error> {
     check(options, images)?;
+    model.check_classifier()?;
     crate::calibration::check_recipe(&model, &options.recipe)?;
     let (images, _) = &images.numbered_for(model.config(), model.labels())?;
     let engine = EngineOptions {

@@ -1,5 +1,6 @@
 //! Tests of the library, the program and the documents. One program, because each would link everything again.
 
+mod backbones;
 mod command_line;
 mod commands;
 mod common;
@@ -10,6 +11,7 @@ mod documents;
 mod engine_against_simulation;
 mod examples;
 mod export;
+mod features;
 mod float_devices;
 mod fuzz_corpora;
 mod ladder;

@@ -72,7 +72,7 @@ fn a_report_without_latency_has_no_columns_of_times() {
 /// Every command with `-q`: nothing on standard error, and on standard output neither what the command works on nor what
 /// it wrote. (`tests/it/tune.rs` has `tune`, which takes longer.) Each row has the words after the command; `F/` is a folder, and `SAMPLE` and `DATA` are the bundled model and
 /// images.
-const QUIET: [(&str, &str); 16] = [
+const QUIET: [(&str, &str); 17] = [
     ("calibrate", "SAMPLE DATA --batches 1 --ptq basic -o F/q"),
     ("eval", "F/q DATA --limit 10 --batch-size 5 --no-latency --shard 1/2 -o F/1.part"),
     ("eval", "F/q DATA --limit 10 --batch-size 5 --no-latency --shard 2/2 -o F/2.part"),
@@ -83,6 +83,7 @@ const QUIET: [(&str, &str); 16] = [
     ("bench", "elementwise --elements 1024 --seconds 0.01 --threads 2 --backend cpu --json F/e.json"),
     ("sensitivity", "SAMPLE DATA --images 8 --calibration-images 8 --ptq basic -o F/s.json"),
     ("predict", "F/q IMAGE"),
+    ("features", "F/backbone IMAGE --features F/maps"),
     ("export", "F/q --onnx F/q.onnx"),
     ("inspect", "F/q"),
     ("compare", "F/r.json F/r.json"),
@@ -103,6 +104,7 @@ fn every_command_is_quiet() {
         sample_data().display()
     );
     std::fs::write(folder.path().join("job.yaml"), job).unwrap();
+    common::write_backbone(&folder.path().join("backbone"));
     let word = |word: &str| match word {
         "SAMPLE" => {
             vec![sample_model().display().to_string(), "--cfg".into(), sample_cfg().display().to_string()]

@@ -12,12 +12,16 @@ mod open;
 mod sample;
 
 use std::fmt;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::decode::{Held, RgbImage, decode_held};
-use crate::error::DataError;
+use rayon::prelude::*;
+use swinq_model::Size;
+
+use crate::decode::{Held, RgbImage, decode_held, image_size};
+use crate::error::{DataError, DecodeError};
 use archive::Archive;
 use labels::Labels;
 use names::Names;
@@ -280,6 +284,40 @@ impl Dataset {
         }
     }
 
+    /// Height and width of image `i`, from the header in its file.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::read`] and [`image_size`](crate::image_size), with the name of the file, or with the name and
+    /// offset of the archive member.
+    pub fn image_size(&self, i: usize) -> Result<Size, DataError> {
+        let found = match self.read_start(i)?.map(|start| image_size(&start)) {
+            Some(Ok(size)) => return Ok(size),
+            // The header may be longer, or lie behind the pixels.
+            _ => image_size(&self.read(i)?),
+        };
+        found.map_err(|source| self.image_error(i, source))
+    }
+
+    /// [`Dataset::image_size`] of every image, in order.
+    pub fn image_sizes(&self) -> Vec<Result<Size, DataError>> {
+        (0..self.len()).into_par_iter().map(|i| self.image_size(i)).collect()
+    }
+
+    /// The first bytes of the file of image `i`; `None` for a member of an archive.
+    fn read_start(&self, i: usize) -> Result<Option<Vec<u8>>, DataError> {
+        /// Enough for the header of a photograph with a preview and a colour profile.
+        const START: u64 = 1 << 17;
+        let path = match &self.inner.source {
+            Source::Folder(root) => root.join(self.inner.names.get(i)),
+            Source::Paths(paths) => paths[i].clone(),
+            Source::Archive { .. } => return Ok(None),
+        };
+        let mut start = Vec::new();
+        let read = std::fs::File::open(&path).and_then(|file| file.take(START).read_to_end(&mut start));
+        read.map_err(|error| DataError::io(path, error))?;
+        Ok(Some(start))
+    }
+
     /// Reads and decodes image `i`.
     ///
     /// # Errors
@@ -291,10 +329,13 @@ impl Dataset {
 
     /// [`Dataset::decode`], with the share of memory kept until the image has been used.
     pub(crate) fn decode_held(&self, i: usize) -> Result<Held, DataError> {
-        decode_held(&self.read(i)?).map_err(|source| {
-            let (name, offset) = self.location(i);
-            DataError::Image { name, offset, source }
-        })
+        decode_held(&self.read(i)?).map_err(|source| self.image_error(i, source))
+    }
+
+    /// The error for image `i`, which cannot be decoded.
+    pub(crate) fn image_error(&self, i: usize, source: DecodeError) -> DataError {
+        let (name, offset) = self.location(i);
+        DataError::Image { name, offset, source }
     }
 
     /// Full name of image `i` for error messages and, in an archive, the offset of its local header.

@@ -1,6 +1,6 @@
 //! Decoding of Windows bitmaps (BMP), with Pillow's conversions to RGB. Bitmaps with run-length coding are refused.
 
-use super::{Held, admit};
+use super::{Dimensions, Held, admit};
 use crate::error::DecodeError;
 
 /// Length of the file header, which precedes the bitmap header.
@@ -32,6 +32,12 @@ enum Layout {
     Packed([(u32, u32); 3]),
     /// Bytes: red, green and blue are at these positions in a pixel.
     Bytes([usize; 3]),
+}
+
+/// Width and height in the header of a BMP file.
+pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
+    let header = read_header(bytes)?;
+    Ok((header.width as u64, header.height as u64))
 }
 
 /// Decodes a BMP file.

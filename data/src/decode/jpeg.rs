@@ -2,8 +2,14 @@
 
 use swinq_jpeg::JpegError;
 
-use super::{Held, budget, check_size};
+use super::{Dimensions, Held, budget, check_size};
 use crate::error::DecodeError;
+
+/// Width and height in the header of a JPEG file.
+pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
+    let header = swinq_jpeg::read_header(bytes).map_err(|error| decode_error(error, bytes))?;
+    Ok((header.width as u64, header.height as u64))
+}
 
 /// Decodes a JPEG file. Damage that loses samples is an error.
 pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {

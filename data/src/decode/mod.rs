@@ -11,6 +11,8 @@ mod png;
 mod tiff;
 mod webp;
 
+use swinq_model::Size;
+
 use crate::error::DecodeError;
 pub(crate) use budget::Permit;
 
@@ -120,16 +122,41 @@ impl Held {
 
 /// [`decode_image`], with the share of memory kept until the image has been used.
 pub(crate) fn decode_held(bytes: &[u8]) -> Result<Held, DecodeError> {
-    match sniff(bytes) {
-        Some(Format::Jpeg) => jpeg::decode(bytes),
-        Some(Format::Png) => png::decode(bytes),
-        Some(Format::WebP) => webp::decode(bytes),
-        Some(Format::Bmp) => bmp::decode(bytes),
-        Some(Format::Tiff) => tiff::decode(bytes),
-        Some(Format::Netpbm) => netpbm::decode(bytes),
-        Some(Format::Other(name)) => Err(DecodeError::Unsupported(name.to_owned())),
-        None => Err(unknown(bytes)),
-    }
+    (codec(bytes)?.decode)(bytes)
+}
+
+/// The size of the image in a file, from its header: that of [`decode_image`]'s result, if the rest of the file is not
+/// damaged. The first bytes of a file are enough for most formats; where they end too early, the result is an error.
+///
+/// # Errors
+/// Those of [`decode_image`] that follow from the header.
+pub fn image_size(bytes: &[u8]) -> Result<Size, DecodeError> {
+    let (width, height) = (codec(bytes)?.dimensions)(bytes)?;
+    check_size(width, height)?;
+    Ok(Size::new(height as usize, width as usize))
+}
+
+/// Width and height of an image, as its header claims them.
+type Dimensions = (u64, u64);
+
+/// The functions of a format.
+struct Codec {
+    dimensions: fn(&[u8]) -> Result<Dimensions, DecodeError>,
+    decode: fn(&[u8]) -> Result<Held, DecodeError>,
+}
+
+/// The functions for the format of a file.
+fn codec(bytes: &[u8]) -> Result<Codec, DecodeError> {
+    Ok(match sniff(bytes) {
+        Some(Format::Jpeg) => Codec { dimensions: jpeg::dimensions, decode: jpeg::decode },
+        Some(Format::Png) => Codec { dimensions: png::dimensions, decode: png::decode },
+        Some(Format::WebP) => Codec { dimensions: webp::dimensions, decode: webp::decode },
+        Some(Format::Bmp) => Codec { dimensions: bmp::dimensions, decode: bmp::decode },
+        Some(Format::Tiff) => Codec { dimensions: tiff::dimensions, decode: tiff::decode },
+        Some(Format::Netpbm) => Codec { dimensions: netpbm::dimensions, decode: netpbm::decode },
+        Some(Format::Other(name)) => return Err(DecodeError::Unsupported(name.to_owned())),
+        None => return Err(unknown(bytes)),
+    })
 }
 
 /// The error for bytes of no known format.

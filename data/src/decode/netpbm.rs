@@ -1,18 +1,40 @@
 //! Decoding of binary PGM and PPM files with samples of 8 bits.
 
-use super::{Held, admit};
+use super::{Dimensions, Held, admit};
 use crate::error::DecodeError;
 
-/// Decodes a Netpbm file.
-pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+/// The header of a binary PGM or PPM file.
+struct Header {
+    channels: usize,
+    width: u64,
+    height: u64,
+    /// The largest sample.
+    largest: u64,
+    /// Offset of the byte behind the header's last number.
+    end: usize,
+}
+
+fn read_header(bytes: &[u8]) -> Result<Header, DecodeError> {
     let channels = match bytes.get(1) {
         Some(b'5') => 1,
         Some(b'6') => 3,
         _ => return Err(DecodeError::Unsupported("PBM, PAM or text PGM/PPM".to_owned())),
     };
-    let mut at = 2;
-    let mut number = || next_number(bytes, &mut at);
+    let mut end = 2;
+    let mut number = || next_number(bytes, &mut end);
     let (width, height, largest) = (number()?, number()?, number()?);
+    Ok(Header { channels, width, height, largest, end })
+}
+
+/// Width and height in the header of a Netpbm file.
+pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
+    let header = read_header(bytes)?;
+    Ok((header.width, header.height))
+}
+
+/// Decodes a Netpbm file.
+pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+    let Header { channels, width, height, largest, end: at } = read_header(bytes)?;
     let permit = admit(width, height, 3)?;
     if largest != 255 {
         return Err(DecodeError::Unsupported(format!("PGM/PPM with samples up to {largest}")));

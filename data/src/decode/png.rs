@@ -4,20 +4,36 @@ use std::io::Cursor;
 
 use ::png::{BitDepth, ColorType, Decoder, DecodingError, Limits};
 
-use super::{Held, budget, check_size};
+use super::{Dimensions, Held, budget, check_size};
 use crate::error::DecodeError;
 
 /// Bytes that the decoder may allocate in addition to the image: more than a row of the widest image allowed.
 const MAX_DECODER_BYTES: usize = 256 << 20;
 
-/// Decodes a PNG file.
-pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+/// A decoder of a PNG file.
+fn decoder(bytes: &[u8]) -> Decoder<Cursor<&[u8]>> {
     let mut decoder = Decoder::new_with_limits(Cursor::new(bytes), Limits { bytes: MAX_DECODER_BYTES });
     decoder.set_transformations(::png::Transformations::IDENTITY);
     decoder.set_ignore_text_chunk(true);
     decoder.set_ignore_iccp_chunk(true);
+    decoder
+}
+
+/// Width and height in the header of a PNG file.
+pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
+    header_of(&mut decoder(bytes))
+}
+
+fn header_of(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Dimensions, DecodeError> {
     let header = decoder.read_header_info().map_err(decode_error)?;
-    check_size(u64::from(header.width), u64::from(header.height))?;
+    Ok((u64::from(header.width), u64::from(header.height)))
+}
+
+/// Decodes a PNG file.
+pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+    let mut decoder = decoder(bytes);
+    let (width, height) = header_of(&mut decoder)?;
+    check_size(width, height)?;
     let mut reader = decoder.read_info().map_err(decode_error)?;
     let size = reader
         .output_buffer_size()

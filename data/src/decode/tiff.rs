@@ -6,18 +6,29 @@ use ::tiff::decoder::{Decoder, DecodingResult, Limits};
 use ::tiff::tags::Tag;
 use ::tiff::{ColorType, TiffError};
 
-use super::{Held, MAX_PIXELS, admit, drop_every_fourth};
+use super::{Dimensions, Held, MAX_PIXELS, admit, drop_every_fourth};
 use crate::error::DecodeError;
 
 /// Bytes of the largest image: four samples of 16 bits per pixel.
 const MAX_BYTES: usize = MAX_PIXELS as usize * 8;
 
-/// Decodes the first image of a TIFF file.
-pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+/// A decoder of the first image of a TIFF file.
+fn decoder(bytes: &[u8]) -> Result<Decoder<Cursor<&[u8]>>, DecodeError> {
     let mut limits = Limits::default();
     limits.decoding_buffer_size = MAX_BYTES;
     limits.intermediate_buffer_size = MAX_BYTES;
-    let mut decoder = Decoder::new(Cursor::new(bytes)).map_err(decode_error)?.with_limits(limits);
+    Ok(Decoder::new(Cursor::new(bytes)).map_err(decode_error)?.with_limits(limits))
+}
+
+/// Width and height of the first image of a TIFF file, from its tags.
+pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
+    let (width, height) = decoder(bytes)?.dimensions().map_err(decode_error)?;
+    Ok((u64::from(width), u64::from(height)))
+}
+
+/// Decodes the first image of a TIFF file.
+pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+    let mut decoder = decoder(bytes)?;
     let (width, height) = decoder.dimensions().map_err(decode_error)?;
     let color = decoder.colortype().map_err(decode_error)?;
     let stored = (u64::from(color.bit_depth()) * u64::from(color.num_samples())).div_ceil(8);

@@ -4,11 +4,18 @@ use std::io::{Cursor, ErrorKind};
 
 use image_webp::{DecodingError, WebPDecoder};
 
-use super::{Held, admit};
+use super::{Dimensions, Held, admit};
 use crate::error::DecodeError;
 
 /// Memory of the decoder for a pixel: RGBA twice, or RGBA beside the planes of a lossy image.
 const BYTES_PER_PIXEL: u64 = 8;
+
+/// Width and height in the header of a WebP file.
+pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
+    check_length(bytes)?;
+    let (width, height) = WebPDecoder::new(Cursor::new(bytes)).map_err(decode_error)?.dimensions();
+    Ok((u64::from(width), u64::from(height)))
+}
 
 /// Decodes a still WebP file and drops its alpha.
 pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use swinq_data::{DecodeError, decode_image};
+use swinq_data::{DecodeError, decode_image, image_size};
+use swinq_model::Size;
 
 fn fixtures() -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
@@ -54,10 +55,23 @@ fn every_truncation_is_an_error() {
 }
 
 #[test]
+fn the_header_has_the_size_of_the_decoded_image() {
+    for (name, bytes) in fixtures() {
+        let image = decode_image(&bytes).unwrap();
+        assert_eq!(image_size(&bytes), Ok(Size::new(image.height, image.width)), "{name}");
+        for length in 0..bytes.len() {
+            let size = image_size(&bytes[..length]);
+            assert!(size.is_err() || size == image_size(&bytes), "{name} cut to {length}: {size:?}");
+        }
+    }
+}
+
+#[test]
 fn headers_beyond_the_pixel_limit_are_refused() {
     let png = fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/rgb.png")).unwrap();
     for (width, height) in [(100_000, 100_000), (0x7fff_ffff, 0x7fff_ffff), (178_956_971, 1)] {
         let error = decode_image(&claim_png(&png, width, height)).unwrap_err();
+        assert_eq!(image_size(&claim_png(&png, width, height)).unwrap_err(), error);
         assert!(matches!(error, DecodeError::TooLarge { .. }), "{width} x {height}: {error}");
     }
     assert!(matches!(decode_image(&claim_png(&png, 0, 5)), Err(DecodeError::Corrupt(_))));

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::common;
-use swinq_data::{Dataset, Layout, Loader, LoaderOptions, Split};
+use swinq_data::{Dataset, Layout, Loader, LoaderOptions, OfOneSize, SizedLoader, Sizing, Split, preprocess};
 use swinq_model::{Batch, BatchSource, Resize, Size, Transform};
 use tempfile::TempDir;
 
@@ -67,6 +67,44 @@ fn corrupt_images_beyond_the_limit_are_errors() {
     );
     assert_eq!(one.batch(0, 3).unwrap().len(), 4);
     assert!(one.batch(0, 6).unwrap_err().to_string().contains("beyond the epoch"));
+}
+
+/// Even images have other sizes than odd ones.
+#[test]
+fn batches_have_sizes_of_their_own() {
+    let root = damaged_folder();
+    let dataset = Dataset::open(root.path(), Split::Val).unwrap();
+    let own = [0, 1].map(|i| dataset.image_size(i).unwrap());
+    assert_eq!(dataset.image_size(22).unwrap(), own[0]);
+    // The header lies before the damage.
+    assert_eq!(dataset.image_size(5).unwrap(), own[1]);
+    let of = |size, ids: &[usize]| OfOneSize { size, ids: ids.to_vec() };
+    let loader =
+        |sizing, batches| SizedLoader::new(dataset.clone(), sizing, batches, &small(), &options(0)).unwrap();
+    let keep = loader(Sizing::Keep, vec![of(own[1], &[1, 5, 3]), of(own[0], &[2]), of(own[0], &[1])]);
+    let (batch, unread) = keep.batch(0).unwrap();
+    assert_eq!((batch.size, &batch.ids[..]), (own[1], &[1, 3][..]));
+    let pixels = [1, 3].map(|i| dataset.decode(i).unwrap().pixels);
+    assert_eq!(batch.pixels, pixels.concat());
+    assert!(
+        unread.len() == 1 && unread[0].0 == 5 && unread[0].1.to_string().contains("05.png"),
+        "{unread:?}"
+    );
+    assert_eq!(keep.batch(1).unwrap().0.pixels, dataset.decode(2).unwrap().pixels);
+    let (batch, unread) = keep.batch(2).unwrap();
+    assert!(batch.is_empty() && unread[0].1.to_string().contains("had another size"), "{unread:?}");
+
+    let size = Size::new(9, 30);
+    let resized = loader(Sizing::Exact(size), vec![of(size, &[4, 7])]).batch(0).unwrap().0;
+    let transform = Transform { size, ..small() };
+    let expected = [4, 7].map(|i| preprocess(&dataset.decode(i).unwrap(), &transform));
+    assert_eq!(resized.pixels, expected.concat());
+    fs::remove_file(root.path().join("val/b/22.png")).unwrap();
+    let (batch, unread) = loader(Sizing::Keep, vec![of(own[0], &[22, 20])]).batch(0).unwrap();
+    assert!(batch.ids == [20] && unread[0].1.to_string().contains("22.png"), "{unread:?}");
+    let empty =
+        SizedLoader::new(dataset, Sizing::Keep, vec![of(Size::new(0, 4), &[0])], &small(), &options(0));
+    assert!(empty.err().unwrap().to_string().contains("size"));
 }
 
 #[test]

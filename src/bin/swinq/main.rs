@@ -4,6 +4,7 @@ mod args;
 mod backend_arg;
 mod commands;
 mod float_device;
+mod image_paths;
 mod images_arg;
 mod interrupt;
 mod json_arg;
@@ -65,6 +66,7 @@ pub fn run(arguments: Vec<OsString>) -> u8 {
         },
         Command::Sensitivity(args) => commands::sensitivity::run(&args),
         Command::Tune(args) => commands::tune::run(&args, &words),
+        Command::Features(args) => commands::features::run(&args),
         Command::Predict(args) => commands::predict::run(&args),
         Command::Export(args) => commands::export::run(&args),
         Command::Inspect(args) => commands::inspect::run(&args),

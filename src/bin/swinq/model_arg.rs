@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use anyhow::Context;
 use swinq::{Error, Family, Model, OpenOptions};
 
 use crate::args::{self, FloatArgs, Usage};
@@ -28,6 +29,8 @@ pub fn open_options(args: &FloatArgs) -> anyhow::Result<OpenOptions> {
         opts: args::pairs(&args.opts)?,
         dialect: args.dialect,
         prefix: args.prefix.clone(),
+        task: args.task.map(args::NetworkTask::task),
+        outputs: args.outputs.clone().map(|outputs| outputs.into_iter().map(|output| output.0).collect()),
         transform,
         described_by: args.described_by.clone(),
         labels: args.labels.clone(),
@@ -42,11 +45,27 @@ pub fn open(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
     Ok(model)
 }
 
+/// [`open`] for a command that needs classes: refuses a backbone.
+pub fn open_classifier(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
+    classifier(path, open(path, args)?)
+}
+
 /// Opens a float checkpoint or directory.
 pub fn open_float(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
     let start = Instant::now();
     let model = Model::open_float(path, &open_options(args)?).map_err(usage)?;
     describe(path, &model, start);
+    Ok(model)
+}
+
+/// [`open_float`] for a command that needs classes: refuses a backbone.
+pub fn open_float_classifier(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
+    classifier(path, open_float(path, args)?)
+}
+
+/// `model`, which was read from `path`, if it is a classifier.
+fn classifier(path: &Path, model: Model) -> anyhow::Result<Model> {
+    model.check_classifier().with_context(|| path.display().to_string())?;
     Ok(model)
 }
 

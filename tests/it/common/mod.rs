@@ -12,7 +12,10 @@ use swinq_cuda::Device;
 use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::config::load_config;
 use swinq_model::quantized::FloatModel;
-use swinq_model::{BlockId, Linear, QuantizedModel, Site, Size};
+use swinq_model::{
+    BlockId, HostTensor, Linear, QuantizedModel, Site, Size, StageOutput, SwinConfig, WindowPolicy,
+};
+use swinq_testing::XorShift;
 use swinq_testing::model::random_channels;
 
 /// The repository's root: the folder where the tests were built or, if the test programs were copied to
@@ -36,6 +39,26 @@ pub fn sample_cfg() -> PathBuf {
 pub fn float_model() -> FloatModel {
     let cfg = load_config(sample_cfg().to_str().unwrap(), &[]).unwrap();
     load_float(&sample_model(), &LoadOptions { cfg: Some(cfg), ..LoadOptions::default() }).unwrap()
+}
+
+/// The bundled model as a backbone under the rule of detectors: both stages are outputs, the first with a norm of random
+/// parameters.
+pub fn backbone() -> FloatModel {
+    let FloatModel { config, mut tensors, .. } = float_model();
+    let outputs = vec![StageOutput::of_stage(0, true), StageOutput::of_stage(1, false)];
+    let config = SwinConfig { window_policy: WindowPolicy::Detection, ..config }.into_backbone(outputs);
+    tensors.retain(|name, _| !name.starts_with("norm.") && !name.starts_with("head."));
+    for (seed, name) in ["norm0.weight", "norm0.bias"].into_iter().enumerate() {
+        let values = XorShift::new(seed as u64 + 1).bytes(config.embed_dim).into_iter();
+        let data = values.map(|byte| f32::from(byte) / 128.0 - 0.5).collect();
+        tensors.insert(name.to_owned(), HostTensor { shape: vec![config.embed_dim], data });
+    }
+    FloatModel { config, tensors, labels: None, ..float_model() }
+}
+
+/// Writes [`backbone`] in swinq's format to `path`.
+pub fn write_backbone(path: &Path) {
+    QuantizedModel::from_float(backbone()).unwrap().save(path).unwrap();
 }
 
 /// The bundled images.

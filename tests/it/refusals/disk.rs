@@ -56,6 +56,12 @@ fn a_full_disk_leaves_results_as_they_were() {
     command.arg(sample_model()).arg(common::root().join("tests/data/airplane.jpg"));
     command.arg("--cfg").arg(sample_cfg()).arg("--logits").arg(&output);
     leaves_the_old_file(&mut command, &output);
+    let (folder, model) = (Folder::new(), Folder::new());
+    let (output, model) = (folder.path("maps.safetensors"), model.path("backbone"));
+    common::write_backbone(&model);
+    let mut command = full(&["features"]);
+    command.arg(model).arg(common::root().join("tests/data/airplane.jpg")).arg("--features").arg(&output);
+    leaves_the_old_file(&mut command, &output);
 }
 
 /// The signal for a file that is too large ends the process in the middle of its write, as `kill -9` would.

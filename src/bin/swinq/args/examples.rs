@@ -82,6 +82,17 @@ Examples:
   swinq predict swin_t.int8.safetensors - --json < paths.txt
   swinq predict swin_t.pth cat.jpg --cfg swin_tiny_patch4_window7_224 --topk 1 --json";
 
+pub const FEATURES: &str = "\
+Examples:
+  swinq features backbone.int8.safetensors street.jpg photos/ --features maps.safetensors
+  swinq features backbone.int8.safetensors - --features maps.safetensors \\
+      --size short:800,long:1333 < paths.txt
+  swinq features swin_t.pth cat.jpg --cfg swin_tiny_patch4_window7_224 --size 800x1344 \\
+      --features maps.safetensors
+
+Images are numbered in the order given, those of a folder in the order of their names. An image
+that cannot be read, or that is too large, keeps its number and has no tensors.";
+
 pub const EXPORT: &str = "\
 Examples:
   swinq export swin_t.int8.safetensors --onnx swin_t.onnx

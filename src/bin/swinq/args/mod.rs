@@ -16,14 +16,16 @@ pub use explain::exit;
 pub use export::ExportArgs;
 pub use measure::{BenchArgs, CompareArgs, EvalArgs, MergeArgs, Simulate};
 pub use messages::{MessageArgs, color_of};
-pub use model::{CompletionsArgs, DoctorArgs, InspectArgs, ManArgs, PredictArgs, QuickstartArgs};
+pub use model::{
+    CompletionsArgs, DoctorArgs, FeaturesArgs, InspectArgs, ManArgs, PredictArgs, QuickstartArgs,
+};
 pub use quantize::{CalibrateArgs, Device, QatArgs};
 pub use search::{SensitivityArgs, TuneArgs};
 pub use shared::{
-    Backend, BackendArgs, CalibrationArgs, DataArgs, Family, FloatArgs, Residual, Threads, pairs,
+    Backend, BackendArgs, CalibrationArgs, DataArgs, Family, FloatArgs, NetworkTask, Residual, Threads, pairs,
 };
 
-/// INT8 quantization toolkit and engine for Swin Transformer classifiers.
+/// INT8 quantization toolkit and engine for Swin Transformers: classifiers and backbones.
 #[derive(Debug, Parser)]
 #[command(name = "swinq", version, about, arg_required_else_help = true, max_term_width = 100, after_help = examples::SWINQ)]
 pub struct Cli {
@@ -61,6 +63,9 @@ pub enum Command {
     /// Classify images.
     #[command(after_help = examples::PREDICT)]
     Predict(PredictArgs),
+    /// Write the feature maps of images, of any size, by the backbone of a larger model.
+    #[command(after_help = examples::FEATURES)]
+    Features(FeaturesArgs),
     /// Write a model as an ONNX file for ONNX Runtime, OpenVINO or TensorRT.
     #[command(after_help = examples::EXPORT)]
     Export(ExportArgs),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap_complete::Shell;
+use swinq::{DEFAULT_BATCH, Sizing};
 use swinq_ladder::parse::{at_least_one, batch};
 
 use super::{BackendArgs, FloatArgs, Threads};
@@ -28,6 +29,37 @@ pub struct PredictArgs {
     /// Write the logits, f32 `[images, classes]`, under the key `logits`.
     #[arg(long, value_name = "FILE.safetensors")]
     pub logits: Option<PathBuf>,
+    #[command(flatten)]
+    pub backend: BackendArgs,
+    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
+    #[arg(long, value_name = "N|=N", default_value = "0")]
+    pub threads: Threads,
+}
+
+/// Arguments of `features`.
+#[derive(Clone, Debug, Args)]
+pub struct FeaturesArgs {
+    /// Backbone: quantized checkpoint, float checkpoint or directory.
+    pub model: PathBuf,
+    /// Image files, folders for the images directly in them, or `-` for a list of paths on standard input. The command
+    /// goes on after an image that cannot be read, and fails at the end.
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<PathBuf>,
+    /// File to write: the tensors `I.stageK` of image I, counted from 0, and stage K, f32 `[channels, height, width]`.
+    #[arg(long, value_name = "FILE.safetensors")]
+    pub features: PathBuf,
+    #[command(flatten)]
+    pub float: FloatArgs,
+    /// Size of the images: their own, this height and width, or in proportion so that the shorter side has 800 pixels and
+    /// the longer one at most 1333.
+    #[arg(long, value_name = "keep|HxW|short:800,long:1333", default_value = "keep")]
+    pub size: Sizing,
+    /// The most images of one size that run together; it changes no value.
+    #[arg(long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = batch)]
+    pub batch_size: usize,
+    /// The most pixels, height times width, of an image (0: what half of the free memory holds).
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub max_pixels: usize,
     #[command(flatten)]
     pub backend: BackendArgs,
     /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use swinq::model::{Calibrator, Ptq};
-use swinq::{FloatDevice, Shard, Split};
+use swinq::{FloatDevice, Shard, Sizing, Split};
 use swinq_ladder::parse::{at_least_one, batch, threads};
 
 use super::FloatArgs;
@@ -26,6 +26,10 @@ pub struct CalibrateArgs {
     /// Part of the data set to draw from.
     #[arg(long, default_value = "train")]
     pub split: Split,
+    /// Size of the images of a backbone: their own (the default), this height and width, or in proportion so that the shorter
+    /// side has 800 pixels and the longer one at most 1333. Images of a classifier have the size that it was trained with.
+    #[arg(long, value_name = "keep|HxW|short:800,long:1333")]
+    pub size: Option<Sizing>,
     /// Recipe: default, mode1, mode2, or a YAML file.
     #[arg(long, value_name = "NAME|FILE", default_value = "default")]
     pub recipe: String,

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use swinq::int8_runtime::cuda::{Autotune, Gemm};
 use swinq::model::Ptq;
-use swinq::{Dialect, Images, Recipe, Split};
+use swinq::{Dialect, Images, Recipe, Split, Task};
 use swinq_ladder::parse::{at_least_one, threads};
 
 use super::Usage;
@@ -31,6 +31,14 @@ pub struct FloatArgs {
     /// what all names begin with is left out).
     #[arg(long, value_name = "PREFIX", help_heading = "Model options")]
     pub prefix: Option<String>,
+    /// What the network is: a classifier, or the backbone of a larger model, whose outputs are feature maps (default:
+    /// what its files say; `features` takes a backbone).
+    #[arg(long, value_enum, help_heading = "Model options")]
+    pub task: Option<NetworkTask>,
+    /// Outputs of a backbone, as in stage2,stage3,stage4 (default: those that its files name, else those with a norm, else
+    /// all).
+    #[arg(long, value_name = "stageK,stageK", value_delimiter = ',', help_heading = "Model options")]
+    pub outputs: Option<Vec<StageName>>,
     /// Preprocessing (default: from the configuration or directory).
     #[arg(long, value_enum, help_heading = "Model options")]
     pub transform: Option<Family>,
@@ -40,6 +48,40 @@ pub struct FloatArgs {
     /// The other models of the command line, which may describe a float checkpoint.
     #[arg(skip)]
     pub described_by: Vec<PathBuf>,
+}
+
+/// What a network is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NetworkTask {
+    /// A classifier.
+    Classification,
+    /// A backbone.
+    Features,
+}
+
+impl NetworkTask {
+    pub fn task(self) -> Task {
+        match self {
+            NetworkTask::Classification => Task::Classification,
+            NetworkTask::Features => Task::Features,
+        }
+    }
+}
+
+/// The output of a stage by its name, `stage1` for the first; the number is from 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StageName(pub usize);
+
+impl FromStr for StageName {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<StageName, String> {
+        let number = text.strip_prefix("stage").and_then(|number| number.parse::<u8>().ok());
+        let stage = number.and_then(|number| number.checked_sub(1));
+        stage
+            .map(|stage| StageName(stage.into()))
+            .ok_or_else(|| "must be stage1, stage2 and so on".to_owned())
+    }
 }
 
 /// The family whose evaluation preprocessing is used.
@@ -73,10 +115,11 @@ impl FloatArgs {
             || !self.opts.is_empty()
             || self.dialect.is_some()
             || self.prefix.is_some()
+            || self.outputs.is_some()
             || self.transform.is_some();
         if given && !any_float {
-            let text = "--cfg, --opts, --dialect, --prefix and --transform apply to float checkpoints only, and every model \
-                        given is quantized; leave these options out";
+            let text = "--cfg, --opts, --dialect, --prefix, --outputs and --transform apply to float checkpoints only, and \
+                        every model given is quantized; leave these options out";
             return Err(Usage(text.to_owned()));
         }
         Ok(())

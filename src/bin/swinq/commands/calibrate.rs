@@ -11,7 +11,7 @@ use swinq::{
     SwinConfig, Trial,
 };
 
-use crate::args::CalibrateArgs;
+use crate::args::{CalibrateArgs, Usage};
 use crate::out::{caution, counted, info, say};
 use crate::paths::{check_checkpoint, check_inputs, check_outputs, check_part};
 use crate::progress::Stages;
@@ -32,6 +32,7 @@ pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
     }
     float_device::check(args.device, "--device")?;
     let model = float_model(args)?;
+    check_size(args, &model)?;
     let recipe = recipe(args, model.config())?;
     if let Some(shard) = args.shard {
         return one_shard(model, recipe, args, shard, shell::join(words));
@@ -97,6 +98,16 @@ fn float_model(args: &CalibrateArgs) -> anyhow::Result<Model> {
     model_arg::open_float(path, &args.float)
 }
 
+/// Refuses a size for images of a classifier.
+fn check_size(args: &CalibrateArgs, model: &Model) -> anyhow::Result<()> {
+    if args.size.is_none() || model.config().is_backbone() {
+        return Ok(());
+    }
+    let problem = "--size is for backbones; a classifier's images have the size of its preprocessing (for a backbone, add \
+                   --task features)";
+    Err(Usage(problem.to_owned()).into())
+}
+
 /// The recipe named on the command line, followed by the rules that other options add.
 fn recipe(args: &CalibrateArgs, config: &SwinConfig) -> anyhow::Result<Recipe> {
     let name = args.int8_mode.map_or(args.recipe.clone(), |mode| format!("mode{mode}"));
@@ -148,7 +159,8 @@ fn settings(
     describe(model, &recipe, args, &images, wanted);
     let read =
         ReadOptions { batch_size: args.batch_size, threads: args.threads, skip_corrupt: args.skip_corrupt };
-    Ok((images, CalibrateOptions { recipe, read, device: args.device }))
+    let sizing = args.size.unwrap_or_default();
+    Ok((images, CalibrateOptions { recipe, read, device: args.device, sizing }))
 }
 
 /// One line for each transform: in how many layers it was kept, and by how much it lowered their error.
@@ -177,8 +189,14 @@ fn first_name<'a>(model: &Model, images: &'a Images) -> Option<&'a str> {
 fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Images, wanted: usize) {
     let config = model.config();
     let dialect = &model.as_quantized().provenance.source.dialect;
-    info!("model      {} ({dialect}, {} classes)", config.name, config.num_classes);
-    info!("transform  {}", model.transform());
+    if config.is_backbone() {
+        let outputs: Vec<&str> = config.outputs.iter().map(|output| &output.name[..]).collect();
+        info!("model      {} ({dialect}, a backbone with {})", config.name, outputs.join(", "));
+        info!("sizes      {}", args.size.unwrap_or_default());
+    } else {
+        info!("model      {} ({dialect}, {} classes)", config.name, config.num_classes);
+        info!("transform  {}", model.transform());
+    }
     info!("recipe     {}, {}", recipe.name, counted(recipe.rules.len(), "rule"));
     if let Ok(sites) = recipe.resolve(config) {
         let of = |ptq| sites.iter().filter(|(site, s)| site.is_weight() && s.enabled && s.ptq == ptq).count();

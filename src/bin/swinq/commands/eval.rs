@@ -257,7 +257,7 @@ fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>
     let float = args.float.described_by(&args.models);
     for (path, name) in args.models.iter().zip(&names) {
         let name = names::shown(path, name.as_ref());
-        let model = model_arg::open(path, &float)?;
+        let model = model_arg::open_classifier(path, &float)?;
         any_float |= !model.describes_itself();
         let first = candidates.len();
         for options in &engines {

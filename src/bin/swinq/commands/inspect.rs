@@ -4,7 +4,7 @@ use std::io::Write;
 
 use swinq::eval::Inspection;
 use swinq::int8_runtime::Plan;
-use swinq::model::{QuantizedModel, params};
+use swinq::model::{QuantizedModel, StageOutput, SwinConfig, params};
 use swinq::{BackendChoice, EngineOptions, Model};
 
 use crate::args::{InspectArgs, Threads};
@@ -95,42 +95,65 @@ fn labels(model: &QuantizedModel) -> String {
     format!("{shown}{more} (from {from})")
 }
 
-fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> {
-    let config = &model.config;
-    let parameters: usize =
-        params::parameters(config).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+/// The outputs of a backbone, with their norms.
+fn outputs(config: &SwinConfig) -> String {
+    let text = |output: &StageOutput| {
+        let norm = output.norm_name().map_or(String::new(), |norm| format!(" ({norm})"));
+        output.name.clone() + &norm
+    };
+    config.outputs.iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// Prints the architecture, its preprocessing, and what its outputs mean.
+fn describe_network(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> {
+    let (config, transform) = (&model.config, &model.transform);
+    let backbone = config.is_backbone();
     let input = match config.in_chans {
         3 => config.image_size.to_string(),
         channels => format!("{}x{channels}", config.image_size),
     };
     writeln!(
         out,
-        "  architecture  {}: {:?} blocks, {:?} heads, {} channels, window {}, {} input, {} classes",
+        "  architecture  {}: {:?} blocks, {:?} heads, {} channels, window {}, {}",
         config.name,
         config.depths,
         config.num_heads,
         config.embed_dim,
         config.window_size.short(),
-        input,
-        config.num_classes
+        match backbone {
+            true => "a backbone".to_owned(),
+            false => format!("{input} input, {} classes", config.num_classes),
+        }
     )?;
-    writeln!(
-        out,
-        "  size          {:.2} M parameters, {:.3} GMAC",
-        parameters as f64 / 1e6,
-        config.macs() as f64 / 1e9
-    )?;
-    writeln!(out, "  transform     {}", model.transform)?;
-    writeln!(out, "  labels        {}", labels(model))?;
+    let parameters: usize =
+        params::parameters(config).iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
+    let at = if backbone { format!(" at {input}") } else { String::new() };
+    let (parameters, macs) = (parameters as f64 / 1e6, config.macs() as f64 / 1e9);
+    writeln!(out, "  size          {parameters:.2} M parameters, {macs:.3} GMAC{at}")?;
+    if backbone {
+        writeln!(out, "  outputs       {}", outputs(config))?;
+        writeln!(out, "  pixels        mean {:?}, std {:?}", transform.mean, transform.std)?;
+    } else {
+        writeln!(out, "  transform     {transform}")?;
+        writeln!(out, "  labels        {}", labels(model))?;
+    }
+    Ok(())
+}
+
+fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> {
+    describe_network(model, out)?;
     let source = &model.provenance.source;
     writeln!(out, "  made from     {} ({}), SHA-256 {}", source.file, source.dialect, source.sha256)?;
     if let Some(record) = &model.provenance.calibration {
         writeln!(
             out,
-            "  calibrated on {} images, seed {}, batches of {}, SHA-256 of the pixels {}",
+            "  calibrated on {} images, seed {}, {}, SHA-256 of the pixels {}",
             record.images.len(),
             record.seed,
-            record.batch_size,
+            match &record.sizing {
+                Some(sizing) => format!("sizes {sizing}"),
+                None => format!("batches of {}", record.batch_size),
+            },
             record.sha256
         )?;
         let first = record.images.iter().take(2).cloned().collect::<Vec<_>>().join(", ");

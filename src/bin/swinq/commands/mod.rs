@@ -6,6 +6,7 @@ pub mod compare;
 pub mod doctor;
 pub mod eval;
 pub mod export;
+pub mod features;
 pub mod inspect;
 pub mod ladder;
 pub mod manual;

@@ -3,28 +3,28 @@
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde_json::json;
 use swinq::model::atomic::write_atomic;
 use swinq::{ClassScore, Images, Inferred, Logits, Prediction, ReadOptions, infer_images, top_k};
 
-use crate::args::{PredictArgs, Usage};
+use crate::args::PredictArgs;
 use crate::out::{caution, say};
 use crate::paths::check_outputs;
-use crate::{backend_arg, interrupt, model_arg};
+use crate::{backend_arg, image_paths, interrupt, model_arg};
 
 /// Number of images that are decoded and run at a time.
 const BATCH: usize = 8;
 
 /// Runs the command. Images that cannot be read do not stop it; they are named, and the command fails at the end.
 pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
-    let paths = paths(&args.images)?;
+    let paths = image_paths::read(&args.images)?;
     let inputs = paths.iter().chain([&args.model]).map(PathBuf::as_path);
     check_outputs(&args.logits, inputs.chain(args.float.files()))?;
-    let model = model_arg::open(&args.model, &args.float)?;
+    let model = model_arg::open_classifier(&args.model, &args.float)?;
     args.float.check_used(!model.describes_itself())?;
-    check_commas(&paths)?;
+    image_paths::check_commas(&paths)?;
     let (images, errors) = Images::find(&paths)?;
     let mut failed: Vec<Failed> = errors
         .into_iter()
@@ -69,42 +69,6 @@ fn left_out(images: &Images, found: Inferred) -> Vec<Failed> {
     let readable: HashSet<usize> = found.scores.ids.iter().copied().collect();
     let ids = (0..images.len()).filter(|id| !readable.contains(id));
     ids.zip(found.skipped).map(|(id, error)| Failed { image: images.name_of(id), error }).collect()
-}
-
-/// The paths on the command line. `-` stands for the lines of standard input.
-fn paths(arguments: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
-    let mut paths = Vec::new();
-    for argument in arguments {
-        if argument != Path::new("-") {
-            paths.push(argument.clone());
-            continue;
-        }
-        for line in std::io::stdin().lines() {
-            let line = line.context("standard input")?;
-            let path = line.trim_end_matches('\r');
-            paths.extend(Some(path).filter(|path| !path.trim().is_empty()).map(PathBuf::from));
-        }
-    }
-    if paths.is_empty() {
-        bail!("standard input names no image; give one path per line");
-    }
-    Ok(paths)
-}
-
-/// Refuses a path that does not exist but begins with an existing one and a comma: a list of paths, or a line of a CSV
-/// file.
-fn check_commas(paths: &[PathBuf]) -> Result<(), Usage> {
-    for path in paths.iter().filter(|path| !path.exists()) {
-        let text = path.to_string_lossy();
-        let Some((first, rest)) = text.split_once(',').filter(|(first, _)| Path::new(first).is_file()) else {
-            continue;
-        };
-        return Err(Usage(format!(
-            "{text}: no such file, but there is {first}; give paths apart from each other and without classes \
-             (`{first}`, not `,{rest}`)"
-        )));
-    }
-    Ok(())
 }
 
 /// The name of a class, or its index if it has no name.

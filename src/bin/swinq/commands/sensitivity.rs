@@ -20,7 +20,7 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     let cache = beside(&args.output, ".cache");
     let outputs: [&PathBuf; 2] = [&args.output, &cache];
     check_outputs(outputs, inputs.chain([Path::new(&args.subject.calibration.recipe)]))?;
-    let model = model_arg::open_float(&args.subject.model, &args.subject.float)?;
+    let model = model_arg::open_float_classifier(&args.subject.model, &args.subject.float)?;
     let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
     let images = images_arg::open(data, args.subject.split, "--split", Some(args.images), calibration.seed)?;
     let train = calibration.images(data)?;

@@ -43,7 +43,7 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
         inputs.chain([Path::new(&args.subject.calibration.recipe)]),
     )?;
     check_checkpoint(&args.output)?;
-    let model = model_arg::open_float(&args.subject.model, &args.subject.float)?;
+    let model = model_arg::open_float_classifier(&args.subject.model, &args.subject.float)?;
     let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
     let images = images_arg::open(data, args.subject.split, "--split", args.images, calibration.seed)?;
     let train = calibration.images(data)?;
