@@ -364,7 +364,7 @@ impl Images {
     }
 
     /// Batches of the images for a backbone of the architecture `config`, with the channels, the filter, the mean and the deviation
-    /// of `transform`: files get the size that `sizing` says, and the images of a batch have one size. Pixels in memory keep theirs.
+    /// of `transform`: files get the size that `sizing` says, and the images of a batch have one size. Pixels in memory must have the transform's size.
     ///
     /// # Errors
     /// Those of [`Images::batches`]; an image that cannot be read, unless it may be left out; [`Error::Argument`] naming an image

@@ -302,6 +302,9 @@ impl Engine {
         logits: &mut [f32],
     ) -> Result<(), RuntimeError> {
         let classes = self.classes();
+        if classes == 0 {
+            return Err(self.no_output(LOGITS));
+        }
         if !logits.len().is_multiple_of(classes) {
             return Err(RuntimeError::LogitCount { values: logits.len(), classes });
         }

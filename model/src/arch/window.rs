@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use swinq_numerics::Size;
 
+use super::SwinVersion;
+
 /// The rule of a library for windows, shift and padding. The names are those in files.
 ///
 /// Libraries differ in four ways: which side of a grid decides whether one window covers it, whether such a window shrinks,
@@ -83,6 +85,18 @@ impl WindowPolicy {
                 WindowRule { window, shift: shift.map(|shift| unless(covered, shift)) }
             }
             WindowPolicy::Detection => WindowRule { window, shift },
+        }
+    }
+
+    /// The rule by which the library of a classifier with this rule reads it as a backbone; `None` if this rule does not tell
+    /// the library.
+    pub(crate) fn of_backbone(self, version: SwinVersion) -> Option<WindowPolicy> {
+        match (self, version) {
+            (WindowPolicy::ShrinkAndPad, _) => None,
+            (WindowPolicy::Microsoft | WindowPolicy::HuggingFace, SwinVersion::V1) => {
+                Some(WindowPolicy::Detection)
+            }
+            (policy, _) => Some(policy),
         }
     }
 

@@ -195,9 +195,7 @@ impl Bytes<'_> {
             made = self.made_from_this(&self.beside());
         }
         // A file may be read as both a classifier and a backbone.
-        let has = |task| made.iter().any(|(made, _)| made.config.task == task);
-        let either = if has(Task::Classification) { Task::Classification } else { Task::Features };
-        let task = options.task.unwrap_or(either);
+        let task = options.task.unwrap_or_default();
         let mut made = made.into_iter().filter(|(made, _)| made.config.task == task);
         let Some((mut first, file)) = made.next() else { return Ok(None) };
         let mut remark = "";
@@ -249,9 +247,8 @@ impl Bytes<'_> {
                 QuantizedModel::load(path)
             {
                 let labels = labels.map(|names| Labels { names, from: provenance.labels_from });
-                let stages = config.outputs.iter().map(|output| output.stage).collect();
-                let stages = config.is_backbone().then_some(stages);
-                found.push((Description { config, transform, labels, stages }, path.clone()));
+                // The outputs of the checkpoint are not the only ones that the file can have.
+                found.push((Description { config, transform, labels, stages: None }, path.clone()));
                 known.push(stated);
             }
         }

@@ -29,7 +29,8 @@ const FOREIGN: [Foreign; 4] = [
         marks: &[
             "audio_encoder.batch_norm.{*}",
             "{*}.audio_encoder.batch_norm.{*}",
-            "{*}spectrogram_extractor.{*}",
+            "spectrogram_extractor.{*}",
+            "{*}.spectrogram_extractor.{*}",
         ],
         what: "the audio part of a CLAP, which reads spectrograms; swinq reads images",
     },

@@ -71,11 +71,14 @@ pub(super) fn describe_backbone(
         None => processor(PREPROCESSOR)?,
     };
     let default = default_transform(&config);
-    let (mean, std) = match preprocessor {
-        Some(preprocessor) => statistics(&preprocessor, config.in_chans)?,
-        None => (default.mean, default.std),
+    let transform = match preprocessor {
+        Some(preprocessor) => {
+            let (mean, std) = statistics(&preprocessor, config.in_chans)?;
+            let filter = preprocessor.filter("resample")?.unwrap_or(default.filter);
+            Transform { mean, std, filter, ..default }
+        }
+        None => default,
     };
-    let transform = Transform { mean, std, ..default };
     Ok(Description { config, transform, labels: None, stages: stages(json)? })
 }
 

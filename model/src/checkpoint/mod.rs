@@ -78,6 +78,18 @@ pub struct LoadOptions {
     pub any_transform: bool,
 }
 
+impl LoadOptions {
+    /// Refuses outputs of a network that is read as a classifier.
+    fn check_outputs(&self, task: Task) -> Result<(), ModelError> {
+        if self.outputs.is_none() || task == Task::Features {
+            return Ok(());
+        }
+        let problem =
+            "a classifier has one output, its logits; for the feature maps of stages add --task features";
+        Err(ModelError::config("--outputs", problem))
+    }
+}
+
 /// The description of a model in the files of its directory.
 #[derive(Clone, Debug, PartialEq)]
 struct Description {
@@ -197,12 +209,15 @@ impl Stored<'_> {
         let (described, note) = match (described, &options.cfg) {
             (Some(known), _) => (Some(known), None),
             (None, Some(cfg)) => (Some(describe::described(cfg)), None),
+            // Most backbones are described by their shapes.
+            (None, None) if options.task == Some(Task::Features) => (None, None),
             (None, None) => {
                 made.describe(options)?.map_or((None, None), |(made, note)| (Some(made), Some(note)))
             }
         };
         let stated = described.as_ref().map(|description| description.config.task);
         let task = options.task.or(stated).unwrap_or_default();
+        options.check_outputs(task)?;
         let network = Network::find(path, tensors, task, options.dialect, options.prefix.as_deref())?;
         let naming = &network.naming;
         let mut tensors = parameters::read(&network)?;
@@ -210,7 +225,14 @@ impl Stored<'_> {
         let bare = Bare { path, folder, naming, tensors: &tensors, windows: &windows, places };
         let (description, note) = match described {
             Some(known) => (known, note),
-            None => bare.describe(task, &options.opts).map(|(found, note)| (found, Some(note)))?,
+            None => match (bare.describe(task, &options.opts), task) {
+                (Ok((found, note)), _) => (found, Some(note)),
+                (Err(error), Task::Classification) => return Err(error),
+                (Err(error), Task::Features) => {
+                    let (made, note) = made.describe(options)?.ok_or(error)?;
+                    (made, Some(note))
+                }
+            },
         };
         let Description { config, transform, labels, stages } = description;
         check_version(&config, naming.version)?;
@@ -260,6 +282,7 @@ fn own_for_task(
     options: &LoadOptions,
 ) -> Result<(FloatModel, Vec<String>), ModelError> {
     let (stated, outputs) = (model.config.task, options.outputs.as_deref());
+    options.check_outputs(options.task.unwrap_or(stated))?;
     match options.task.unwrap_or(stated) {
         Task::Classification if stated == Task::Features => {
             let problem = "is a backbone, not a classifier; use it as one (--task features)";
@@ -267,6 +290,14 @@ fn own_for_task(
         }
         Task::Classification => return Ok((model, Vec::new())),
         Task::Features => {}
+    }
+    if stated == Task::Classification {
+        let policy = model.config.window_policy;
+        model.config.window_policy = policy.of_backbone(model.config.version).ok_or_else(|| {
+            let problem =
+                "does not say which library's rule for windows it follows; use the library's checkpoint";
+            ModelError::file(path, problem)
+        })?;
     }
     let stages: Vec<usize> = model.config.outputs.iter().map(|output| output.stage).collect();
     model.tensors.retain(|name, _| !["norm.", "head."].iter().any(|module| name.starts_with(module)));

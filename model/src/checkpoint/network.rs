@@ -35,10 +35,15 @@ impl<'a> Network<'a> {
         dialect: Option<Dialect>,
         prefix: Option<&str>,
     ) -> Result<Network<'a>, ModelError> {
-        let prefix = prefix.map(|prefix| format!("{}.", prefix.trim_end_matches('.'))).unwrap_or_default();
+        let prefix = prefix.map(|prefix| match prefix.trim_end_matches('.') {
+            "" => String::new(),
+            attributes => format!("{attributes}."),
+        });
         match task {
-            Task::Classification => Network::classifier(path, tensors, dialect, &prefix),
-            Task::Features => Network::backbone(path, tensors, dialect, &prefix),
+            Task::Classification => {
+                Network::classifier(path, tensors, dialect, prefix.as_deref().unwrap_or_default())
+            }
+            Task::Features => Network::backbone(path, tensors, dialect, prefix.as_deref()),
         }
     }
 
@@ -66,20 +71,35 @@ impl<'a> Network<'a> {
         path: &Path,
         mut tensors: RawDict<'a>,
         dialect: Option<Dialect>,
-        prefix: &str,
+        prefix: Option<&str>,
     ) -> Result<Network<'a>, ModelError> {
         let keys: Vec<&str> = tensors.keys().map(String::as_str).collect();
         let mut found = networks(Task::Features, &keys).map_err(|problem| ModelError::file(path, problem))?;
-        found.retain(|found| found.naming.has_blocks(&keys) && found.naming.prefix().starts_with(prefix));
+        found.retain(|found| found.naming.has_blocks(&keys));
+        let prefixes: Vec<String> = found.iter().map(|found| found.naming.prefix()).collect();
+        if let Some(prefix) = prefix {
+            // The prefix of one backbone may be the beginning of another's.
+            let exact = found.iter().any(|found| found.naming.prefix() == prefix);
+            found.retain(|found| match exact {
+                true => found.naming.prefix() == prefix,
+                false => found.naming.prefix().starts_with(prefix),
+            });
+        }
         let naming = match found.as_slice() {
             [only] => stated(path, only, Task::Features, dialect, &keys)?,
             [] => {
                 foreign::refuse(&tensors)?;
-                return Err(no_backbone(path, prefix, &keys));
+                return Err(no_backbone(path, prefix.unwrap_or_default(), &keys));
             }
             several => return Err(ModelError::file(path, several_backbones(several))),
         };
-        let inside = |name: &str| name.strip_prefix(&naming.root).is_some_and(|name| naming.is_inside(name));
+        let own = naming.prefix();
+        let nested: Vec<&String> =
+            prefixes.iter().filter(|prefix| **prefix != own && prefix.starts_with(&own)).collect();
+        let inside = |name: &str| {
+            let own = name.strip_prefix(&naming.root).is_some_and(|name| naming.is_inside(name));
+            own && !nested.iter().any(|prefix| name.starts_with(prefix.as_str()))
+        };
         let others =
             tensors.extract_if(.., |name, _| !inside(name)).map(|(name, _)| name).collect::<Vec<_>>();
         let mut remarks = Vec::new();
@@ -91,8 +111,8 @@ impl<'a> Network<'a> {
             }
         };
         remark(&others, &format!("outside of the backbone under `{}` are left out", naming.prefix()));
-        let mut tensors = without(&naming.root, tensors);
         foreign::refuse(&tensors)?;
+        let mut tensors = without(&naming.root, tensors);
         let of_head = tensors.extract_if(.., |name, _| naming.is_of_head(name)).map(|(name, _)| name);
         remark(&of_head.collect::<Vec<_>>(), "of a classifier's final norm and head are left out");
         Ok(Network { naming, tensors, remarks })
@@ -197,10 +217,10 @@ fn several_backbones(found: &[Found]) -> String {
     let quoted: Vec<String> = prefixes.iter().map(|prefix| format!("`{prefix}`")).collect();
     let named = prefixes.iter().find(|prefix| !prefix.is_empty());
     format!(
-        "has {} backbones, under {}; pass --prefix {} or another of them",
+        "has {} backbones, under {}; pass --prefix {} or another of them (--prefix '' for the one without a prefix)",
         found.len(),
         quoted.join(" and "),
-        named.map_or("", |prefix| prefix)
+        named.map_or("''", |prefix| prefix)
     )
 }
 
@@ -224,7 +244,7 @@ fn among_others(keys: &[&str], roots: &[&str]) -> String {
         others => format!(" among {} other tensors ({})", others.len(), name_list(others)),
     };
     format!(
-        "has a network under {}{beside}; pass --prefix {} to read {} alone",
+        "has a network under {}{beside}; pass --prefix {} to read {} alone, or --task features for its feature maps",
         quoted.join(", "),
         roots.first().unwrap_or(&""),
         if roots.len() > 1 { "that one" } else { "it" }

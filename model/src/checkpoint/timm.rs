@@ -56,6 +56,7 @@ pub(super) fn describe_backbone(json: &Json) -> Result<Description, ModelError> 
     let (mean, std) = statistics(&cfg, config.in_chans)?;
     let transform = Transform {
         family: FAMILY.to_owned(),
+        filter: cfg.filter("interpolation")?.unwrap_or(Filter::Bicubic),
         mean,
         std,
         ..Transform::microsoft(config.image_size, config.in_chans, false)

@@ -83,7 +83,7 @@ impl Naming {
     /// last stage, in a file with a head.
     fn is_of_classifier(&self, names: &[&str]) -> bool {
         let classifier = Naming { final_norm: true, ..self.clone() };
-        let head = |name: &&str| classifier.renamed(name).0.starts_with("head.");
+        let head = |name: &&str| matches!(&classifier.renamed(name).0[..], "head.weight" | "head.bias");
         let norms: Vec<&str> =
             names.iter().copied().filter(|name| output_norm(&self.renamed(name).0).is_some()).collect();
         !norms.is_empty()

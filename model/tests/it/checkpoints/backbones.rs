@@ -324,9 +324,50 @@ fn hostile_files_are_refused_by_name() {
     assert!(foreign("swinViT.layers1.0.blocks.0.norm1.weight").contains("SwinUNETR"));
     assert!(foreign("audio_model.audio_encoder.batch_norm.weight").contains("CLAP"));
     assert!(foreign("backbone.conv1.weight").contains("no backbone"));
+    // A whole network beside the marks of a CLAP.
+    for (prefix, mark) in
+        [("audio_model.audio_encoder.", "batch_norm.weight"), ("", "spectrogram_extractor.stft.w")]
+    {
+        let mut clap = prefixed(prefix, ours());
+        clap.insert(format!("{prefix}{mark}"), one());
+        assert!(refusal(&clap, &options()).contains("CLAP"), "{prefix}");
+    }
     // A classifier needs its file for itself, and its head.
     let classifier = LoadOptions::default();
     assert!(refusal(&ours(), &classifier).contains("--task features"));
+}
+
+/// The prefix of one backbone may be the beginning of another's, or nothing.
+#[test]
+fn one_of_nested_backbones_is_chosen_by_its_prefix() {
+    for (outer, message) in [("model.", "--prefix model."), ("", "--prefix ''")] {
+        let inner = format!("{outer}ema.");
+        let mut both = prefixed(outer, ours());
+        both.extend(prefixed(&inner, ours()));
+        let text = refusal(&both, &options());
+        assert!(text.contains(message), "{text}");
+        for prefix in [outer, &inner] {
+            let chosen = LoadOptions { prefix: Some(prefix.to_owned()), ..options() };
+            assert_eq!(load(&both, &chosen).unwrap().model.tensors, ours(), "`{prefix}`");
+        }
+    }
+}
+
+/// A detector may have a module with the name of a classifier's head.
+#[test]
+fn another_head_leaves_the_norm_of_the_last_stage() {
+    let mut pose = openmmlab(unfolded);
+    pose.retain(|name, _| !name.contains("norm0.") && !name.contains("backbone.norm1."));
+    pose.insert("head.final_layer.weight".to_owned(), one());
+    let found = load(&pose, &options()).unwrap().model.config;
+    assert_eq!(outputs(&found), [("stage3", true)]);
+    assert_eq!(found.window_policy, WindowPolicy::Detection);
+}
+
+#[test]
+fn outputs_of_a_classifier_are_refused() {
+    let classifier = LoadOptions { outputs: Some(vec![1]), ..LoadOptions::default() };
+    assert!(refusal(&ours(), &classifier).contains("add --task features"));
 }
 
 /// A folder of transformers with this `config.json`.
@@ -410,7 +451,7 @@ fn an_embedding_of_places_is_stored_as_a_map() {
 }
 
 #[test]
-fn own_files_and_what_was_made_from_a_file_describe_backbones() {
+fn own_files_describe_backbones_and_what_was_made_from_a_file_does_not() {
     let folder = tempfile::tempdir().unwrap();
     let (stored, own) = (folder.path().join("stored.safetensors"), folder.path().join("own.safetensors"));
     write(&ours(), &stored);
@@ -418,10 +459,11 @@ fn own_files_and_what_was_made_from_a_file_describe_backbones() {
     QuantizedModel::from_float(float.clone()).unwrap().save(&own).unwrap();
     let again = load_float(&own, &LoadOptions::default()).unwrap();
     assert_eq!((&again.config, &again.tensors), (&float.config, &float.tensors));
-    // The file beside it says which outputs the backbone has, and that it is one.
-    let (described, note) = noted(&stored, &LoadOptions::default());
-    assert_eq!(described.config, float.config);
-    assert!(note.unwrap().contains("own.safetensors, which was made from it"));
+    // The file beside it neither makes the file a backbone nor chooses its outputs.
+    let refused = load_float(&stored, &LoadOptions::default()).unwrap_err().to_string();
+    assert!(refused.contains("--task features"), "{refused}");
+    let all = load_float(&stored, &options()).unwrap().config;
+    assert_eq!(outputs(&all), [("stage1", true), ("stage2", true), ("stage3", true)]);
     let fewer = LoadOptions { outputs: Some(vec![0]), ..LoadOptions::default() };
     assert_eq!(outputs(&load_float(&own, &fewer).unwrap().config), [("stage1", true)]);
     let classifier = LoadOptions { task: Some(Task::Classification), ..LoadOptions::default() };

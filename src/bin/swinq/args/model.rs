@@ -57,7 +57,8 @@ pub struct FeaturesArgs {
     /// The most images of one size that run together; it changes no value.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = batch)]
     pub batch_size: usize,
-    /// The most pixels, height times width, of an image (0: what half of the free memory holds).
+    /// The most pixels, height times width, of an image (0: what half of the free memory holds). Images up to the size for
+    /// which the network was built are always taken.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_pixels: usize,
     #[command(flatten)]

@@ -129,7 +129,7 @@ fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec
     let mut any_float = args.random_weights.is_some();
     let float = args.float.described_by(&args.models);
     for path in &args.models {
-        let model = model_arg::open(path, &float)?;
+        let model = model_arg::open_classifier(path, &float)?;
         any_float |= !model.describes_itself();
         add(&path.display().to_string(), &model)?;
     }
