@@ -8,7 +8,7 @@ use swinq_int8_runtime::{Engine, Images, OutputLayout, OutputMut, RuntimeError};
 use swinq_model::Size;
 use swinq_model::tensor_file::{Planned, TensorFile};
 
-use crate::limits::check_threads;
+use crate::limits::{check_batch_size, check_threads};
 use crate::{DEFAULT_BATCH, Error};
 
 /// Number of batches that are decoded before the network needs them.
@@ -125,9 +125,7 @@ impl<'e> Features<'e> {
             let problem = format!("{} is a classifier; feature maps need a backbone", engine.config().name);
             return Err(Error::argument("engine", problem));
         }
-        if options.batch_size == 0 {
-            return Err(Error::argument("batch_size", "is 0; it must be at least 1"));
-        }
+        check_batch_size(options.batch_size)?;
         let (files, count, mut left_out) = Files::find(paths);
         let source = ImageSource::new(engine, files, &options, &mut left_out)?;
         Ok(Features { engine, source, count, left_out, next: 0, values: Vec::new() })

@@ -15,7 +15,7 @@ use crate::Error;
 use crate::batches::{ImageBatches, Reader};
 use crate::class_numbers;
 use crate::hex::hex;
-use crate::limits::check_threads;
+use crate::limits::{check_batch_size, check_threads};
 use crate::prepared::Prepared;
 
 /// Paths that are neither images nor folders of images, with the reasons.
@@ -342,9 +342,7 @@ impl Images {
     /// [`Error::Argument`] for a batch size of 0, too many threads, a transform whose size is 0, or images in
     /// memory whose size is not the transform's.
     pub fn batches(&self, transform: &Transform, options: &ReadOptions) -> Result<ImageBatches, Error> {
-        if options.batch_size == 0 {
-            return Err(Error::argument("batch_size", "is 0; it must be at least 1"));
-        }
+        check_batch_size(options.batch_size)?;
         check_transform(transform)?;
         let batch_size = options.batch_size.min(self.len().max(1));
         let reader = match &self.source {
@@ -379,9 +377,7 @@ impl Images {
         let Source::Sample(Sample { dataset, ids, .. }) = &self.source else {
             return self.batches(transform, options);
         };
-        if options.batch_size == 0 {
-            return Err(Error::argument("batch_size", "is 0; it must be at least 1"));
-        }
+        check_batch_size(options.batch_size)?;
         let mut sizes = Vec::with_capacity(ids.len());
         for id in ids.slice(0..ids.len()) {
             // The loader finds out why a header cannot be read, and whether the image may be left out.

@@ -4,6 +4,14 @@ use swinq_int8_runtime::MAX_THREADS;
 
 use crate::Error;
 
+/// Refuses batches of no image.
+pub(crate) fn check_batch_size(images: usize) -> Result<(), Error> {
+    match images {
+        0 => Err(Error::argument("batch_size", "is 0; it must be at least 1")),
+        _ => Ok(()),
+    }
+}
+
 /// Returns `threads` if it is within the limit.
 pub(crate) fn check_threads(threads: usize) -> Result<usize, Error> {
     if threads > MAX_THREADS {

@@ -39,9 +39,6 @@ pub(crate) trait Source: Send + Sync + 'static {
     fn load(&self, batch: BatchId, slot: usize, id: usize) -> Result<Vec<u8>, DataError>;
 }
 
-/// An image of a batch: its id, and its pixels or the reason why it cannot be read.
-pub(crate) type Loaded = (usize, Result<Vec<u8>, DataError>);
-
 /// Loads the batches of a source before they are requested. Dropping it stops and joins its threads.
 pub(crate) struct Prefetcher<S: Source> {
     shared: Arc<Shared<S>>,
@@ -145,30 +142,31 @@ impl<S: Source> Prefetcher<S> {
         &self.skipped.messages
     }
 
-    /// The images of `batch` in order, each with its id, or with the reason why it cannot be read. The batches after `batch`
+    /// `batch` with the images that can be read, in order, and the ids of the others with the reasons. The batches after it
     /// are then prefetched.
-    pub(crate) fn images(&self, batch: BatchId) -> Result<Vec<Loaded>, DataError> {
-        let Pending { ids, images, .. } = self.shared.take(batch)?;
-        Ok(ids.into_iter().zip(images.into_iter().flatten()).collect())
-    }
-
-    /// Returns `batch` with its images in order. Corrupt images are left out up to the limit; the next one is the
-    /// error. The batches after `batch` are then prefetched.
-    pub(crate) fn batch(&mut self, batch: BatchId) -> Result<Batch, DataError> {
+    pub(crate) fn readable(&self, batch: BatchId) -> Result<(Batch, Vec<(usize, DataError)>), DataError> {
         let (size, channels) = self.shared.source.shape(batch);
-        let images = self.images(batch)?;
-        let mut batch = Batch::empty(size, channels);
-        batch.pixels.reserve_exact(images.len() * batch.image_bytes());
-        for (id, image) in images {
+        let Pending { ids, images, .. } = self.shared.take(batch)?;
+        let (mut batch, mut unread) = (Batch::empty(size, channels), Vec::new());
+        batch.pixels.reserve_exact(ids.len() * batch.image_bytes());
+        for (id, image) in ids.into_iter().zip(images.into_iter().flatten()) {
             match image {
                 Ok(pixels) => {
                     batch.pixels.extend_from_slice(&pixels);
                     batch.labels.extend(self.shared.source.label(id));
                     batch.ids.push(id);
                 }
-                Err(error) => self.skipped.add(id, error)?,
+                Err(error) => unread.push((id, error)),
             }
         }
+        Ok((batch, unread))
+    }
+
+    /// Returns `batch` with its images in order. Corrupt images are left out up to the limit; the next one is the
+    /// error. The batches after `batch` are then prefetched.
+    pub(crate) fn batch(&mut self, batch: BatchId) -> Result<Batch, DataError> {
+        let (batch, unread) = self.readable(batch)?;
+        unread.into_iter().try_for_each(|(id, error)| self.skipped.add(id, error))?;
         Ok(batch)
     }
 }

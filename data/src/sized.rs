@@ -7,7 +7,7 @@ use swinq_model::{Batch, BatchSource, BoxError, LoaderWork, Resize, Size, Transf
 use crate::dataset::Dataset;
 use crate::error::{DataError, DecodeError};
 use crate::loader::{LoaderOptions, check_transform};
-use crate::prefetch::{BatchId, Loaded, Prefetcher, Source};
+use crate::prefetch::{BatchId, Prefetcher, Source};
 use crate::preprocess::preprocess;
 use crate::sizing::Sizing;
 
@@ -100,21 +100,7 @@ impl SizedLoader {
     /// # Panics
     /// If `index` is beyond the batches.
     pub fn batch(&self, index: usize) -> Result<(Batch, Vec<(usize, DataError)>), DataError> {
-        let id = BatchId { epoch: 0, index };
-        let (size, channels) = self.prefetcher.source().shape(id);
-        let (mut batch, mut unread) = (Batch::empty(size, channels), Vec::new());
-        let images: Vec<Loaded> = self.prefetcher.images(id)?;
-        batch.pixels.reserve_exact(images.len() * batch.image_bytes());
-        for (id, image) in images {
-            match image {
-                Ok(pixels) => {
-                    batch.pixels.extend_from_slice(&pixels);
-                    batch.ids.push(id);
-                }
-                Err(error) => unread.push((id, error)),
-            }
-        }
-        Ok((batch, unread))
+        self.prefetcher.readable(BatchId { epoch: 0, index })
     }
 }
 

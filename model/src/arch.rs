@@ -189,7 +189,7 @@ impl SwinConfig {
 
     /// The grid of the tokens of stage `stage` for an image of `image` pixels that the network can process.
     pub fn grid_size(&self, stage: usize, image: Size) -> Size {
-        (0..stage).fold(self.patches(image), |size, _| size.map(|side| side.div_ceil(2)))
+        self.patches(image).map(|side| side.div_ceil(1 << stage))
     }
 
     /// The token grid of every stage for an image of `image` pixels.
@@ -216,11 +216,11 @@ impl SwinConfig {
 
     /// For every stage the grid of an image of `image` pixels by which the policy decides.
     fn deciding_grids(&self, image: Size) -> Vec<Size> {
-        let halved = |side: usize, stage: usize| match self.window_policy.rounds_down() {
-            true => (side / self.patch_size) >> stage,
-            false => side.div_ceil(self.patch_size).div_ceil(1 << stage),
+        let of_stage = |stage| match self.window_policy.rounds_down() {
+            true => image.map(|side| (side / self.patch_size) >> stage),
+            false => self.grid_size(stage, image),
         };
-        (0..self.depths.len()).map(|stage| image.map(|side| halved(side, stage))).collect()
+        (0..self.depths.len()).map(of_stage).collect()
     }
 
     /// Whether the norms of a block follow its branches, and the norm of patch merging its reduction: true for Swin V2.

@@ -32,6 +32,11 @@ impl Runner {
             Runner::Other(_) => &[],
         }
     }
+
+    /// The engine that runs on a CPU, if one does.
+    pub fn cpu_engine(&self) -> Option<&Engine> {
+        self.engines().iter().find(|engine| engine.device().is_none())
+    }
 }
 
 impl Classifier for Runner {
@@ -124,7 +129,7 @@ impl Candidate {
             true => Precision::Fp16,
         };
         let mut result = ModelResult::new(name, precision, backend);
-        if let Some(engine) = runner.engines().iter().find(|engine| engine.device().is_none()) {
+        if let Some(engine) = runner.cpu_engine() {
             (result.image_threads, result.lanes) = (Some(engine.image_threads()), Some(engine.lanes()));
         }
         result.size_bytes = Some(quantized.size_bytes());

@@ -55,9 +55,8 @@ pub fn measure_latency(
         loads.insert(batch_size, meter.finish());
         for (candidate, latency) in candidates.iter_mut().zip(&latencies) {
             candidate.result.set_latency(batch_size, latency);
-            let cpu = candidate.runner.engines().iter().find(|engine| engine.device().is_none());
-            if let Some(engine) = cpu {
-                let batch = noise_of(candidate.size(), engine.channels(), batch_size)?;
+            if let Some(engine) = candidate.runner.cpu_engine() {
+                let batch = candidate.noise(batch_size)?;
                 let time = Duration::from_secs_f64((options.min_ms / 1000.0).clamp(0.0, LANE_SECONDS));
                 let images_per_second = side_by_side(engine, &batch, lanes, time)?;
                 candidate.result.stream_ips.insert(batch_size, images_per_second);

@@ -20,6 +20,7 @@ use swinq_eval::results::tune::{CostModel, Goal, TUNE_SCHEMA, TuneImages, Tuning
 use swinq_model::Recipe;
 
 use crate::journal::{Found, Journal};
+use crate::limits::check_batch_size;
 use crate::quantizer::Quantizer;
 use crate::sensitivity::{load, run_key, subject};
 use crate::{DEFAULT_BATCH, EngineOptions, Error, Images, Model, ReadOptions, environment};
@@ -243,9 +244,7 @@ fn check(options: &TuneOptions, images: &Images) -> Result<(), Error> {
     if let Some(speedup) = options.min_speedup.filter(|s| !(s.is_finite() && *s > 0.0)) {
         return Err(Error::argument("min_speedup", format!("{speedup} is not a positive number")));
     }
-    if options.batch_size == 0 {
-        return Err(Error::argument("batch_size", "is 0; it must be at least 1"));
-    }
+    check_batch_size(options.batch_size)?;
     if images.len() < 2 {
         let problem = "a search needs at least two images: one half is searched on, the other verifies";
         return Err(Error::argument("images", problem));

@@ -6,6 +6,7 @@ use crate::common::{refused, sample_cfg, sample_model, stderr, stdout, swinq, wr
 use assert_cmd::assert::Assert;
 use safetensors::SafeTensors;
 use swinq_model::{QuantizedModel, Size};
+use swinq_testing::relative_distance;
 
 /// Height and width of the pictures, in turn.
 const SIZES: [(usize, usize); 3] = [(64, 96), (44, 72), (60, 32)];
@@ -81,10 +82,7 @@ fn a_backbone_is_calibrated_on_images_of_several_sizes() {
     assert_eq!(float.len(), 18);
     for ((name, float), (other, int8)) in float.iter().zip(&int8) {
         assert_eq!(name, other);
-        let square =
-            |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
-        let noise = square(&mut float.iter().zip(int8).map(|(a, b)| a - b));
-        let db = 10.0 * (square(&mut float.iter().copied()) / noise).log10();
+        let db = -20.0 * relative_distance(int8, float).log10();
         assert!((20.0..80.0).contains(&db), "{name}: {db} dB");
     }
 }

@@ -16,7 +16,7 @@ use swinq_data::{decode_image, preprocess};
 use swinq_float::{Float, Swin};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, QuantizedModel, Resize, Size, SwinConfig, Transform, WindowPolicy};
-use swinq_testing::XorShift;
+use swinq_testing::{XorShift, relative_distance};
 
 /// Height and width of the images: rectangles, some of one size, one below the window, one that is the network's own size.
 const SIZES: [(usize, usize); 7] = [(65, 97), (40, 100), (65, 97), (56, 56), (9, 14), (40, 100), (65, 97)];
@@ -99,13 +99,6 @@ fn expected(model: &FloatModel, path: &Path, index: usize, sizing: Sizing) -> Ma
     model.config.outputs.iter().zip(outputs).map(of_output).collect()
 }
 
-/// The relative L2 distance of two maps.
-fn distance(found: &[f32], expected: &[f32]) -> f64 {
-    let square = |value: f32| f64::from(value).powi(2);
-    let error: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
-    (error / expected.iter().map(|&value| square(value)).sum::<f64>()).sqrt()
-}
-
 /// Asserts that a file has exactly the maps that the float forward of [`backbone`] gives for `images`, each with its number.
 #[track_caller]
 fn check(bytes: &[u8], images: &[(usize, PathBuf)], sizing: Sizing) {
@@ -123,7 +116,8 @@ fn check_model(model: &FloatModel, bytes: &[u8], images: &[(usize, PathBuf)], si
     for (name, (shape, values)) in &expected {
         let (found_shape, found) = &found[name];
         assert_eq!(found_shape, shape, "{name}");
-        assert!(distance(found, values) <= 1e-5, "{name}: {}", distance(found, values));
+        let distance = relative_distance(found, values);
+        assert!(distance <= 1e-5, "{name}: {distance}");
     }
 }
 

@@ -12,8 +12,8 @@ use swinq_model::site::all_sites;
 use swinq_model::{
     Batch, Ptq, QuantizedModel, Recipe, Site, Size, StageOutput, SwinConfig, SwinVersion, WindowPolicy,
 };
-use swinq_testing::XorShift;
 use swinq_testing::model::{random, small};
+use swinq_testing::{XorShift, relative_distance};
 
 use crate::common::RECIPES;
 
@@ -118,11 +118,8 @@ fn feature_maps_equal_the_simulation() {
 /// Whether each output has a relative distance below 1e-5 from the expected one.
 fn close(found: &[Vec<f32>], expected: &[Vec<f32>], place: &str) {
     for (found, expected) in found.iter().zip(expected) {
-        let square =
-            |values: &mut dyn Iterator<Item = f32>| values.map(|v| f64::from(v).powi(2)).sum::<f64>();
-        let distance = square(&mut found.iter().zip(expected).map(|(a, b)| a - b));
-        let length = square(&mut expected.iter().copied());
-        assert!(distance.sqrt() <= 1e-5 * length.sqrt(), "{place}: {distance} of {length}");
+        let distance = relative_distance(found, expected);
+        assert!(distance <= 1e-5, "{place}: {distance}");
     }
 }
 

@@ -62,6 +62,11 @@ impl StageOutput {
         StageOutput { name: format!("stage{}", stage + 1), stage, norm }
     }
 
+    /// The stage whose output has the usual name `name`.
+    pub fn stage_of(name: &str) -> Option<usize> {
+        name.strip_prefix("stage")?.parse::<usize>().ok()?.checked_sub(1)
+    }
+
     /// Name of the module of the LayerNorm, if there is one.
     pub fn norm_name(&self) -> Option<String> {
         self.norm.then(|| format!("norm{}", self.stage))

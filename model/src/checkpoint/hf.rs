@@ -8,7 +8,7 @@ use swinq_numerics::Size;
 use super::dialect::Dialect;
 use super::json::Json;
 use super::{Description, Labels};
-use crate::arch::{SwinConfig, SwinVersion, Task};
+use crate::arch::{StageOutput, SwinConfig, SwinVersion, Task};
 use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
@@ -57,8 +57,8 @@ pub(super) fn backbone(json: &Json) -> Result<Option<Backbone>, ModelError> {
     Ok(None)
 }
 
-/// The backbone that `json`, its part of `config.json`, describes. `processor` reads the files that state the preprocessing, of
-/// which mean and deviation count.
+/// The backbone that `json`, its part of `config.json`, describes. `processor` reads the files that state the preprocessing.
+/// Mean, deviation and filter are taken from it, the size is not.
 pub(super) fn describe_backbone(
     folder: &Path,
     json: &Json,
@@ -91,19 +91,21 @@ pub(super) fn stages(json: &Json) -> Result<Option<Vec<usize>>, ModelError> {
     let no_stage = |field: &str, found: &str| {
         json.error(field, format!("`{found}` is none of the stages stage1 to stage{depths}"))
     };
-    // Counted from the stem, which is no stage.
-    let stage = |number: Option<usize>| number?.checked_sub(1).filter(|&stage| stage < depths);
+    let known = |stage: &usize| *stage < depths;
     if let Some(names) = json.texts("out_features")? {
-        let number = |name: &str| name.strip_prefix("stage")?.parse().ok();
-        let stages =
-            names.iter().map(|name| stage(number(name)).ok_or_else(|| no_stage("out_features", name)));
+        let stage = |name: &String| {
+            StageOutput::stage_of(name).filter(known).ok_or_else(|| no_stage("out_features", name))
+        };
+        let stages = names.iter().map(stage);
         return stages.collect::<Result<_, _>>().map(Some);
     }
     let Some(numbers) = json.sizes("out_indices")? else { return Ok(None) };
-    let stages = numbers
-        .iter()
-        .map(|&number| stage(Some(number)).ok_or_else(|| no_stage("out_indices", &number.to_string())));
-    stages.collect::<Result<_, _>>().map(Some)
+    // Counted from the stem, which is no stage.
+    let stage = |number: &usize| {
+        let stage = number.checked_sub(1).filter(known);
+        stage.ok_or_else(|| no_stage("out_indices", &number.to_string()))
+    };
+    numbers.iter().map(stage).collect::<Result<_, _>>().map(Some)
 }
 
 /// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`

@@ -9,6 +9,17 @@ pub fn max_error(a: &[f32], b: &[f64]) -> f64 {
     a.iter().zip(b).map(|(&a, &b)| (f64::from(a) - b).abs()).fold(0.0, f64::max)
 }
 
+/// The relative L2 distance of `found` from `expected`.
+///
+/// # Panics
+/// If their lengths differ.
+pub fn relative_distance(found: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let square = |value: f32| f64::from(value).powi(2);
+    let error: f64 = found.iter().zip(expected).map(|(a, b)| square(a - b)).sum();
+    (error / expected.iter().map(|&value| square(value)).sum::<f64>()).sqrt()
+}
+
 /// Compares two slices bit for bit. All NaNs count as equal.
 ///
 /// # Panics

@@ -12,7 +12,7 @@ mod rng;
 #[cfg(feature = "schema")]
 mod schema;
 
-pub use compare::{assert_same, assert_varied, max_error};
+pub use compare::{assert_same, assert_varied, max_error, relative_distance};
 #[cfg(feature = "numerics")]
 pub use numerics::{step, window_map};
 pub use rng::{Rng, XorShift};

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use swinq::int8_runtime::cuda::{Autotune, Gemm};
-use swinq::model::Ptq;
+use swinq::model::{Ptq, StageOutput};
 use swinq::{Dialect, Images, Recipe, Split, Task};
 use swinq_ladder::parse::{at_least_one, threads};
 
@@ -76,11 +76,8 @@ impl FromStr for StageName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<StageName, String> {
-        let number = text.strip_prefix("stage").and_then(|number| number.parse::<u8>().ok());
-        let stage = number.and_then(|number| number.checked_sub(1));
-        stage
-            .map(|stage| StageName(stage.into()))
-            .ok_or_else(|| "must be stage1, stage2 and so on".to_owned())
+        let stage = StageOutput::stage_of(text).filter(|&stage| stage < usize::from(u8::MAX));
+        stage.map(StageName).ok_or_else(|| "must be stage1, stage2 and so on".to_owned())
     }
 }
 

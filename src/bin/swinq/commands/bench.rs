@@ -58,8 +58,7 @@ pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
 
 /// Prints how the CPU engine of `candidate` divides its threads.
 fn print_threads(candidate: &Candidate) {
-    let engines = candidate.runner.engines().iter().filter(|engine| engine.device().is_none());
-    for engine in engines {
+    if let Some(engine) = candidate.runner.cpu_engine() {
         info!(
             "{}: threads {}, for one image {}; images side by side {}",
             candidate.result.label(),

@@ -98,8 +98,8 @@ const BATCH: usize = 32;
 
 /// How the images are read. A CPU engine divides a batch among its threads, so that these need some images each.
 fn read_options(args: &EvalArgs, candidates: &[Candidate]) -> ReadOptions {
-    let engines = candidates.iter().flat_map(|candidate| candidate.runner.engines());
-    let busy = engines.filter(|engine| engine.device().is_none()).map(|engine| 4 * engine.threads());
+    let engines = candidates.iter().filter_map(|candidate| candidate.runner.cpu_engine());
+    let busy = engines.map(|engine| 4 * engine.threads());
     let batch_size = args.batch_size.unwrap_or_else(|| busy.chain([BATCH]).max().unwrap_or(BATCH));
     ReadOptions { batch_size, threads: args.threads.most, skip_corrupt: args.data.skip_corrupt }
 }
