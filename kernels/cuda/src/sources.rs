@@ -34,6 +34,7 @@ pub const SOURCES: &[(&str, &str)] = table![
     "mlp_sm90.cu",
     "moments.cuh",
     "norm.cu",
+    "output.cu",
     "patch.cu",
     "patch.cuh",
     "patch_half.cu",

@@ -13,6 +13,7 @@ pub mod linear;
 mod maps;
 pub mod mlp;
 pub mod norm;
+pub mod output;
 pub mod patch;
 pub mod rows;
 pub mod window_block;

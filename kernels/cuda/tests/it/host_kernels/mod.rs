@@ -18,6 +18,7 @@ mod launch;
 mod layouts;
 mod linear;
 mod norm;
+mod output;
 mod patch;
 mod primitives;
 mod rows;

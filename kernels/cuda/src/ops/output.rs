@@ -1,0 +1,259 @@
+//! Outputs of the network in the memory of their reader: feature maps, with their norm if they have one, and scores.
+
+use swinq_numerics::sizes::elements;
+
+use super::{StreamType, expect_word, int};
+use crate::{
+    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
+};
+
+/// Threads of a block.
+const THREADS: u32 = 256;
+/// Tokens of a block: four lanes share one.
+const TOKENS: usize = THREADS as usize / 4;
+/// Columns of a tile in shared memory.
+const TILE: usize = 32;
+/// The most columns that a block writes. Each block computes the norms of its tokens, so that small maps of many columns keep
+/// the GPU busy.
+const COLUMNS: usize = 192;
+
+/// Element type of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum OutputType {
+    /// f32.
+    F32,
+    /// f16.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl OutputType {
+    /// Bytes per element.
+    pub fn bytes(self) -> usize {
+        match self {
+            OutputType::F32 => 4,
+            OutputType::F16 | OutputType::Bf16 => 2,
+        }
+    }
+
+    fn define(self) -> i64 {
+        match self {
+            OutputType::F32 => 0,
+            OutputType::F16 => 1,
+            OutputType::Bf16 => 2,
+        }
+    }
+}
+
+/// Element type and order of the values of an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct OutputForm {
+    /// Element type.
+    pub element: OutputType,
+    /// Whether the order of an image is `[columns, tokens]`, not `[tokens, columns]`.
+    pub channels_first: bool,
+}
+
+/// Constants for which the kernel of a feature map is compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapConfig {
+    /// Element type of the stream.
+    pub stream: StreamType,
+    /// Whether the map has a norm.
+    pub norm: bool,
+}
+
+impl MapConfig {
+    /// The program that writes `form`.
+    pub fn program(&self, form: OutputForm) -> Program {
+        let program = program("feature_map", form.element)
+            .define("MAP", 1)
+            .define("NORM", self.norm.into())
+            .define("CHANNELS_FIRST", form.channels_first.into());
+        if self.stream == StreamType::F32 { program.define("EXACT", 1) } else { program }
+    }
+
+    /// Launch configuration for `tokens` tokens of `columns` columns.
+    pub fn launch(tokens: usize, columns: usize) -> LaunchConfig {
+        let grid = [tokens.div_ceil(TOKENS) as u32, columns.div_ceil(COLUMNS) as u32, 1];
+        // The tile, and a word for the flags.
+        let shared = 4 * (TILE * (TOKENS + 1) + 1) as u32;
+        LaunchConfig { grid, threads: THREADS, shared, pdl: true }
+    }
+
+    /// The columns that a block writes.
+    pub fn columns_each() -> usize {
+        COLUMNS
+    }
+}
+
+/// The program that writes f32 values as `element`, in their order.
+pub fn values_program(element: OutputType) -> Program {
+    program("values", element)
+}
+
+/// Launch configuration for the program of [`values_program`], for `values` values.
+pub fn values_launch(values: usize) -> LaunchConfig {
+    let blocks = values.div_ceil(THREADS as usize) as u32;
+    LaunchConfig { shared: 4, pdl: true, ..LaunchConfig::linear(blocks, THREADS) }
+}
+
+fn program(entry: &'static str, element: OutputType) -> Program {
+    Program::new("output.cu", entry).define("THREADS", THREADS.into()).define("TYPE", element.define())
+}
+
+/// Parameters of the kernels in `output.cu`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct OutputParams {
+    input: u64,
+    gamma: u64,
+    beta: u64,
+    out: u64,
+    flags: u64,
+    raised: u64,
+    flag_count: i32,
+    tokens: i32,
+    total: i32,
+    columns: i32,
+    columns_each: i32,
+    epsilon: f32,
+}
+
+// SAFETY: `repr(C)`, with the fields of `Params` in output.cu in the same order.
+unsafe impl Params for OutputParams {}
+
+/// The flags that a launch reads and raises.
+#[derive(Clone, Copy)]
+pub struct OutputFlags<'a> {
+    /// u32 flags of the steps. If one is set, all values of the output are NaN.
+    pub steps: &'a DeviceSlice,
+    /// A u32, which becomes 1 if a value of the output is not finite; nothing resets it.
+    pub raised: &'a DeviceSlice,
+}
+
+/// The rows of an output of the network.
+enum Source {
+    /// Tokens of the stream, with gamma, beta and epsilon of a norm.
+    Map { config: MapConfig, columns: usize, norm: Option<(DeviceSlice, DeviceSlice, f32)> },
+    /// f32 scores.
+    Values { columns: usize },
+}
+
+/// An output of the network, prepared for a device. The kernel of each form is compiled at its first use.
+pub struct DeviceOutput {
+    device: Device,
+    source: Source,
+}
+
+/// Gamma, beta and epsilon of a LayerNorm.
+pub type NormParameters<'a> = (&'a [f32], &'a [f32], f32);
+
+impl DeviceOutput {
+    /// A feature map of tokens of the stream, which have `columns` columns, with its norm.
+    ///
+    /// # Errors
+    /// The device has too little memory.
+    ///
+    /// # Panics
+    /// If the number of columns is not a multiple of 4, or is not that of the norm.
+    pub fn map(
+        device: &Device,
+        columns: usize,
+        norm: Option<NormParameters<'_>>,
+        stream: StreamType,
+    ) -> Result<DeviceOutput, CudaError> {
+        assert!(columns.is_multiple_of(4), "output: {columns} columns");
+        let copy = |(gamma, beta, epsilon): NormParameters<'_>| {
+            assert!(gamma.len() == columns && beta.len() == columns, "output: a norm of {columns} columns");
+            let [gamma, beta] = [gamma, beta].map(|values| DeviceBuf::from_slice(device, values));
+            Ok::<_, CudaError>((gamma?.all(), beta?.all(), epsilon))
+        };
+        let norm = norm.map(copy).transpose()?;
+        let config = MapConfig { stream, norm: norm.is_some() };
+        Ok(DeviceOutput { device: device.clone(), source: Source::Map { config, columns, norm } })
+    }
+
+    /// f32 scores, `columns` for each image.
+    pub fn values(device: &Device, columns: usize) -> DeviceOutput {
+        DeviceOutput { device: device.clone(), source: Source::Values { columns } }
+    }
+
+    /// Compiles the kernel that writes `form`, unless it is.
+    ///
+    /// # Errors
+    /// The kernel does not compile.
+    pub fn compile(&self, form: OutputForm) -> Result<(), CudaError> {
+        self.kernel(form).map(drop)
+    }
+
+    fn kernel(&self, form: OutputForm) -> Result<Kernel, CudaError> {
+        match &self.source {
+            Source::Map { config, .. } => self.device.kernel(&config.program(form)),
+            Source::Values { .. } => self.device.kernel(&values_program(form.element)),
+        }
+    }
+
+    /// Writes the output of `images` images, each of `tokens` rows, which are in `input`, to `out` in `form`.
+    ///
+    /// # Errors
+    /// The kernel does not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// If a slice is too short or not aligned to its elements.
+    pub fn run(
+        &self,
+        on: &Stream,
+        (images, tokens): (usize, usize),
+        input: &DeviceSlice,
+        (out, form): (&DeviceSlice, OutputForm),
+        flags: OutputFlags<'_>,
+    ) -> Result<(), CudaError> {
+        let (columns, bytes) = match self.source {
+            Source::Map { config, columns, .. } => (columns, config.stream.bytes()),
+            Source::Values { columns } => (columns, 4),
+        };
+        super::expect("output: the input", input, &[images, tokens, columns, bytes]);
+        expect_elements(out, &[images, tokens, columns], form.element.bytes());
+        expect_word("output: the flags", flags.steps);
+        expect_word("output: the output's flag", flags.raised);
+        let (gamma, beta, epsilon) = match &self.source {
+            Source::Map { norm: Some((gamma, beta, epsilon)), .. } => (Some(gamma), Some(beta), *epsilon),
+            _ => (None, None, 0.0),
+        };
+        let total = images * tokens;
+        let (total, config) = match self.source {
+            Source::Map { .. } => (total, MapConfig::launch(total, columns)),
+            Source::Values { .. } => (total * columns, values_launch(total * columns)),
+        };
+        let slices = [input, out, flags.steps, flags.raised].into_iter().chain(gamma).chain(beta);
+        slices.for_each(|slice| on.hold(slice));
+        let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
+        let params = OutputParams {
+            input: input.ptr(),
+            gamma: ptr(gamma),
+            beta: ptr(beta),
+            out: out.ptr(),
+            flags: flags.steps.ptr(),
+            raised: flags.raised.ptr(),
+            flag_count: int(flags.steps.bytes() / 4),
+            tokens: int(tokens),
+            total: int(total),
+            columns: int(columns),
+            columns_each: int(COLUMNS),
+            epsilon,
+        };
+        // SAFETY: `OutputParams` is the kernel's parameter. Input and output have the lengths checked above, gamma and beta
+        // that of a row; the slices are held.
+        unsafe { launch(&self.kernel(form)?, config, on, &params) }
+    }
+}
+
+/// Checks that `out` holds the product of `sizes` elements of `bytes` bytes, and is aligned to them: the caller of the engine
+/// may own it.
+fn expect_elements(out: &DeviceSlice, sizes: &[usize], bytes: usize) {
+    let needed = bytes * elements("output", "the memory", sizes);
+    assert!(out.bytes() >= needed, "the output has {} bytes on the device, {needed} are needed", out.bytes());
+    assert!(out.ptr().is_multiple_of(bytes as u64), "the output is not aligned to its elements");
+}

@@ -1,0 +1,160 @@
+//! `output.cu`: feature maps and scores in each type and order.
+
+use half::{bf16, f16};
+use swinq_cuda::ops::StreamType;
+use swinq_cuda::ops::output::{MapConfig, OutputForm, OutputType, values_launch, values_program};
+use swinq_numerics::reference;
+use swinq_testing::Rng;
+
+use super::compiler::Compiler;
+use super::launch::{Launch, bytes, floats, halves, words};
+use super::rows::{half_floats, to_halves};
+
+const EPSILON: f32 = 1e-5;
+/// Flags of steps, none of which is set.
+const CLEAR: [u32; 300] = [0; 300];
+
+/// Tokens of the stream, whose values are exact in f16, and the parameters of a norm.
+struct Case {
+    images: usize,
+    tokens: usize,
+    columns: usize,
+    stream: Vec<f32>,
+    norm: Option<(Vec<f32>, Vec<f32>)>,
+}
+
+impl Case {
+    fn new(images: usize, tokens: usize, columns: usize, norm: bool) -> Case {
+        let mut rng = Rng((tokens + columns) as u64);
+        let values: Vec<f32> = (0..images * tokens * columns).map(|_| rng.float() * 4.0 + 30.0).collect();
+        let norm = norm.then(|| (rng.floats(columns, 2.0), rng.floats(columns, 1.0)));
+        Case { images, tokens, columns, stream: half_floats(&bytes(&to_halves(&values))), norm }
+    }
+
+    fn launch(&self, stream: StreamType, form: OutputForm, flags: &[u32]) -> Launch {
+        let config = MapConfig { stream, norm: self.norm.is_some() };
+        let total = self.images * self.tokens;
+        let launch = Launch::new(&config.program(form), MapConfig::launch(total, self.columns));
+        let launch = match stream {
+            StreamType::F32 => launch.activation(&self.stream),
+            StreamType::F16 => launch.activation(&to_halves(&self.stream)),
+        };
+        let (gamma, beta) = self.norm.as_ref().map(|(g, b)| (&g[..], &b[..])).unzip();
+        let launch = launch.optional(gamma).optional(beta);
+        let launch = launch.activation(&vec![77_u8; total * self.columns * form.element.bytes()]);
+        let launch = launch.activation(flags).activation(&[0_u32]);
+        let launch = launch.int(flags.len()).int(self.tokens).int(total).int(self.columns);
+        launch.int(MapConfig::columns_each()).float(EPSILON)
+    }
+
+    /// The map of the reference, in the order `[images, columns, tokens]` or `[images, tokens, columns]`.
+    fn expected(&self, channels_first: bool) -> Vec<f32> {
+        let mut rows = self.stream.clone();
+        if let Some((gamma, beta)) = &self.norm {
+            for (row, out) in self.stream.chunks(self.columns).zip(rows.chunks_mut(self.columns)) {
+                reference::layer_norm_row(row, gamma, beta, EPSILON, out);
+            }
+        }
+        if !channels_first {
+            return rows;
+        }
+        let of_image = |image: &[f32]| -> Vec<f32> {
+            (0..self.columns)
+                .flat_map(|column| image.iter().skip(column).step_by(self.columns).copied())
+                .collect()
+        };
+        rows.chunks(self.tokens * self.columns).flat_map(of_image).collect()
+    }
+}
+
+/// The bits of `values` in the type `element`.
+fn in_type(values: &[f32], element: OutputType) -> Vec<u8> {
+    match element {
+        OutputType::F32 => bytes(values),
+        OutputType::F16 => bytes(&values.iter().map(|&x| f16::from_f32(x).to_bits()).collect::<Vec<u16>>()),
+        OutputType::Bf16 => bytes(&values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect::<Vec<u16>>()),
+    }
+}
+
+/// Output bytes and the output's flag after `launch`.
+fn outcome(launch: &Launch, compiler: &Compiler) -> (Vec<u8>, u32) {
+    let mut buffers = launch.run(compiler);
+    let (flag, _, out) = (words(&buffers.pop().unwrap())[0], buffers.pop(), buffers.pop().unwrap());
+    (out, flag)
+}
+
+fn forms() -> impl Iterator<Item = OutputForm> {
+    [OutputType::F32, OutputType::F16, OutputType::Bf16]
+        .into_iter()
+        .flat_map(|element| [false, true].map(|channels_first| OutputForm { element, channels_first }))
+}
+
+#[test]
+fn maps_are_those_of_the_reference_in_every_type_and_order() {
+    let Some(compiler) = Compiler::get() else { return };
+    // Tokens around those of a block and of two images in one block, and columns that a tile or a block does not divide.
+    let sizes = [(1, 1, 96), (2, 49, 40), (3, 65, 96), (1, 130, 200), (2, 7, 384)];
+    for (images, tokens, columns) in sizes {
+        for norm in [false, true] {
+            let case = Case::new(images, tokens, columns, norm);
+            for form in forms() {
+                let (got, flag) = outcome(&case.launch(StreamType::F32, form, &CLEAR), compiler);
+                let what = format!("{images} x {tokens} x {columns}, norm {norm}, {form:?}");
+                assert_eq!(flag, 0, "{what}");
+                assert!(got == in_type(&case.expected(form.channels_first), form.element), "{what}");
+                // The values of the stream are exact in f16.
+                let half = outcome(&case.launch(StreamType::F16, form, &CLEAR), compiler);
+                assert!(half == (got, 0), "{what}, f16");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flag_of_a_step_makes_every_value_nan() {
+    let Some(compiler) = Compiler::get() else { return };
+    let case = Case::new(2, 40, 96, true);
+    for (at, form) in [0, 255, 256, 299].into_iter().flat_map(|at| forms().map(move |form| (at, form))) {
+        let mut flags = CLEAR;
+        flags[at] = 1;
+        let (out, raised) = outcome(&case.launch(StreamType::F16, form, &flags), compiler);
+        let nan = match form.element {
+            OutputType::F32 => floats(&out).iter().all(|x| x.is_nan()),
+            OutputType::F16 => halves(&out).iter().all(|&x| f16::from_bits(x).is_nan()),
+            OutputType::Bf16 => halves(&out).iter().all(|&x| bf16::from_bits(x).is_nan()),
+        };
+        assert!(nan && raised == 1, "flag {at}, {form:?}");
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_in_the_type_of_the_output_raises_its_flag() {
+    let Some(compiler) = Compiler::get() else { return };
+    let mut case = Case::new(1, 65, 96, false);
+    for (value, flags) in
+        [(f32::NAN, [1, 1, 1]), (f32::INFINITY, [1, 1, 1]), (65520.0, [0, 1, 0]), (3.4e38, [0, 1, 1])]
+    {
+        case.stream[64 * 96 + 95] = value;
+        for (form, expected) in forms().zip(flags.iter().flat_map(|&flag| [flag; 2])) {
+            let (_, flag) = outcome(&case.launch(StreamType::F32, form, &CLEAR), compiler);
+            assert_eq!(flag, expected, "{value}, {form:?}");
+        }
+    }
+}
+
+#[test]
+fn scores_are_copied_in_each_type() {
+    let Some(compiler) = Compiler::get() else { return };
+    let mut rng = Rng(5);
+    for count in [1, 10, 256, 1000] {
+        let values = rng.floats(count, 9.0);
+        for element in [OutputType::F32, OutputType::F16, OutputType::Bf16] {
+            let launch = Launch::new(&values_program(element), values_launch(count));
+            let launch = launch.activation(&values).null().null();
+            let launch = launch.activation(&vec![77_u8; count * element.bytes()]).activation(&CLEAR);
+            let launch = launch.activation(&[0_u32]).int(CLEAR.len()).int(1).int(count).int(count);
+            let (out, flag) = outcome(&launch.int(MapConfig::columns_each()).float(0.0), compiler);
+            assert!(flag == 0 && out == in_type(&values, element), "{count} values, {element:?}");
+        }
+    }
+}
