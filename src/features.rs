@@ -158,7 +158,7 @@ impl<'e> Features<'e> {
             if batch.is_empty() {
                 continue;
             }
-            let images = Images { size: batch.size, pixels: &batch.pixels };
+            let images = Images::new(batch.size, &batch.pixels[..]);
             match compute(self.engine, images, batch.len(), &mut self.values) {
                 Ok(()) => {
                     let numbers = batch.ids.iter().map(|&id| source.files.numbers[id]).collect();

@@ -8,9 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use swinq_cuda::Device;
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Size, SwinConfig, Transform};
+use swinq_numerics::Images;
 use swinq_plan::{Outline, Output, OutputKind};
 
-use self::check::check_finite;
+use self::check::{bytes_only, check_finite};
 use crate::backend::Backend;
 use crate::cpu;
 use crate::cuda;
@@ -33,15 +34,6 @@ pub const MOST_OUTPUTS: usize = 16;
 
 /// The name of the output of a classifier.
 pub const LOGITS: &str = "logits";
-
-/// Images of one size, before normalisation.
-#[derive(Clone, Copy, Debug)]
-pub struct Images<'a> {
-    /// Height and width in pixels.
-    pub size: Size,
-    /// u8 `[images, height, width, channels]`.
-    pub pixels: &'a [u8],
-}
 
 /// Memory for an output of a network.
 #[derive(Debug)]
@@ -273,7 +265,7 @@ impl Engine {
         self.check_pixels(&batch.pixels, batch.len(), batch.size)?;
         let mut values = vec![0.0; batch.len() * classes];
         let mut outputs = [OutputMut::new(LOGITS, &mut values)];
-        self.run(Images { size: batch.size, pixels: &batch.pixels }, &mut outputs)?;
+        self.run(Images::new(batch.size, &batch.pixels[..]), &mut outputs)?;
         Ok(Logits { values, classes })
     }
 
@@ -308,18 +300,19 @@ impl Engine {
         if !logits.len().is_multiple_of(classes) {
             return Err(RuntimeError::LogitCount { values: logits.len(), classes });
         }
-        let images = Images { size: self.input_size(), pixels };
+        let images = Images::new(self.input_size(), pixels);
         self.check_pixels(pixels, logits.len() / classes, images.size)?;
         self.run_in_batches(each, images, &mut [OutputMut::new(LOGITS, logits)])
     }
 
-    /// Computes `outputs` of `images`, which may have any size that the network can process. What depends on the size is
+    /// Computes `outputs` of `images`, which may have any size that the network can process. Pixels of 8 bits are normalised by
+    /// [`Engine::transform`], others are normalised already. What depends on the size is
     /// prepared at its first use and kept for the sizes used last, beside the network's own size. Images larger than the
     /// network's own run fewer at a time, so that a batch takes no more memory.
     ///
     /// # Errors
-    /// An image that the network cannot process, or that needs more memory than allowed; pixels that are not whole images; an
-    /// output that the network does not have, is asked for twice, or has other values than its memory; a score that is not
+    /// An image that the network cannot process, or that needs more memory than allowed; pixels that are not whole images, or not
+    /// finite; other images than those of bytes whose channels come last, on a GPU; an output that the network does not have, is asked for twice, or has other values than its memory; a score that is not
     /// finite; a GPU that fails.
     pub fn run(&self, images: Images<'_>, outputs: &mut [OutputMut<'_>]) -> Result<(), RuntimeError> {
         self.run_in_batches(self.max_batch(), images, outputs)
@@ -332,7 +325,7 @@ impl Engine {
         outputs: &mut [OutputMut<'_>],
     ) -> Result<(), RuntimeError> {
         self.check_images(each)?;
-        let Images { size, pixels } = images;
+        let size = images.size;
         let count = self.count(images)?;
         let (mut memory, layouts) = self.memory_of(outputs, size, count)?;
         if count == 0 {
@@ -342,16 +335,17 @@ impl Engine {
             self.check_memory(size)?;
         }
         let finite = match &self.runner {
-            Runner::Cpu(runner) => runner.infer((count, each), size, pixels, &mut memory, &layouts)?,
+            Runner::Cpu(runner) => runner.infer((count, each), images, &mut memory, &layouts)?,
             Runner::Cuda(runner) => {
                 let memory = &mut memory[..self.outputs().len()];
-                lock(runner).infer((count, each), size, pixels, memory)?;
+                lock(runner).infer((count, each), size, bytes_only(images)?, memory)?;
                 false
             }
         };
         if finite {
             return Ok(());
         }
+        self.check_input(images, count)?;
         let computed = self.outputs().iter().zip(&memory);
         computed
             .filter_map(|(output, values)| Some((output, values.as_deref()?)))

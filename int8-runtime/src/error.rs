@@ -82,16 +82,39 @@ pub enum RuntimeError {
         expected: usize,
     },
     /// The number of pixels does not match the number of images.
-    #[error("{bytes} bytes of pixels for {images} images of {} x {} x {channels}", size.height, size.width)]
+    #[error("{values} values for {images} images of {} x {} x {channels}", size.height, size.width)]
     PixelCount {
-        /// Bytes given.
-        bytes: usize,
+        /// Values given.
+        values: usize,
         /// Number of images that the caller stated.
         images: usize,
         /// Height and width of an image.
         size: Size,
         /// Channels of an image.
         channels: usize,
+    },
+    /// Images that the kernels for GPUs do not read.
+    #[error(
+        "on a GPU, images are bytes [images, height, width, channels], which the network normalises; run images of f32 or f16, or \
+         with the channels first, on the CPU backend"
+    )]
+    BytesOnly,
+    /// A value of an image that is not finite.
+    #[error(
+        "image {image} of the batch: the pixel at row {row}, column {column} is {value} in channel {channel}; the values of images \
+         are finite numbers"
+    )]
+    InputNotFinite {
+        /// Position in the batch.
+        image: usize,
+        /// Row of the pixel.
+        row: usize,
+        /// Column of the pixel.
+        column: usize,
+        /// Channel of the value.
+        channel: usize,
+        /// The value.
+        value: f32,
     },
     /// An image that needs more memory than allowed.
     #[error(
@@ -191,6 +214,8 @@ impl RuntimeError {
             E::Model(_)
                 | E::Channels { .. }
                 | E::PixelCount { .. }
+                | E::BytesOnly
+                | E::InputNotFinite { .. }
                 | E::ImageTooLarge { .. }
                 | E::Output { .. }
                 | E::OutputLength { .. }

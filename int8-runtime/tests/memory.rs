@@ -52,7 +52,7 @@ fn blocks_of_four_sizes(engine: &Engine) -> u64 {
     let mut logits = vec![0.0; engine.classes()];
     blocks_of_100(|call| {
         let size = sizes[call % sizes.len()];
-        let images = Images { size, pixels: &pixels[..size.area() * 3] };
+        let images = Images::new(size, &pixels[..size.area() * 3]);
         engine.run(images, &mut [OutputMut::new(LOGITS, &mut logits)]).unwrap();
     })
 }

@@ -125,7 +125,7 @@ fn images_of(model: &QuantizedModel, size: Size, count: usize) -> Vec<u8> {
 fn scores(engine: &Engine, size: Size, pixels: &[u8]) -> Vec<f32> {
     let images = pixels.len() / (size.area() * engine.channels());
     let mut values = vec![0.0; images * engine.classes()];
-    engine.run(Images { size, pixels }, &mut [OutputMut::new(LOGITS, &mut values)]).unwrap();
+    engine.run(Images::new(size, pixels), &mut [OutputMut::new(LOGITS, &mut values)]).unwrap();
     values
 }
 
@@ -271,7 +271,7 @@ fn an_image_that_needs_more_memory_than_allowed_is_refused() {
     let engine = Engine::new(&model, Backend::Cuda(limited)).unwrap();
     let run = |size: Size| {
         let (pixels, mut values) = (images_of(&model, size, 1), vec![0.0; 10]);
-        engine.run(Images { size, pixels: &pixels }, &mut [OutputMut::new(LOGITS, &mut values)])
+        engine.run(Images::new(size, &pixels[..]), &mut [OutputMut::new(LOGITS, &mut values)])
     };
     for size in [Size::new(56, 112), Size::new(80, 112), Size::square(28)] {
         run(size).unwrap();

@@ -152,7 +152,7 @@ fn odd_images_are_errors() {
         refused(decoded(&[image]), "claims");
     }
     for bytes in [0, 1, 56 * 56 * 3 - 1, 56 * 56 * 3 + 1] {
-        refused(engine.infer_into(&vec![0; bytes], &mut [0.0; 10]), "bytes of pixels for 1 images");
+        refused(engine.infer_into(&vec![0; bytes], &mut [0.0; 10]), "values for 1 images");
         assert!(engine.profile(&vec![0; bytes], 0).is_err() && engine.trace(&vec![0; bytes]).is_err());
     }
     let batch = batch();

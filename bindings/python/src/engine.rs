@@ -208,7 +208,7 @@ impl Engine {
             let mut part: Vec<OutputMut<'_>> =
                 rest.iter_mut().map(|output| take_images(output, count, left)).collect();
             let pixels = &pixels[first * bytes..][..count * bytes];
-            let done = py.detach(|| self.engine.run(Pixels { size, pixels }, &mut part));
+            let done = py.detach(|| self.engine.run(Pixels::new(size, pixels), &mut part));
             done.map_err(|error| raise_run(py, counted_from(first, error)))?;
             first += count;
             if first == images {

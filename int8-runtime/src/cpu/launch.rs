@@ -7,6 +7,7 @@ use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8};
 use swinq_kernels::patches::{Patches, add_table};
 use swinq_kernels::{AlignedBuf, BlockOp, NormalizeHeads, Pool, QuantizeRows};
+use swinq_numerics::Images as Input;
 use swinq_plan::{Element, Order};
 
 use super::place::{Arena, Images, Place};
@@ -36,33 +37,42 @@ pub(super) struct Launch {
     pub(super) macs_per_row: u64,
     /// Bytes of weights and tables, read once.
     pub(super) weight_bytes: usize,
-    /// `None`: the launch reads the caller's pixels.
+    /// `None`: the launch reads the caller's images.
     pub(super) input: Option<Place>,
     pub(super) output: Place,
     pub(super) kernel: Kernel,
 }
 
 impl Launch {
-    /// Runs the launch over `images`. `pixels` is read by the first launch only.
-    pub(super) fn run(&self, pool: &mut Pool, images: Images<'_>, pixels: &[u8], arena: &mut Arena<'_>) {
+    /// Runs the launch over `images`. The first launch alone reads `caller`, the caller's images, and returns whether all of
+    /// their values are finite; the others return true.
+    pub(super) fn run(
+        &self,
+        pool: &mut Pool,
+        images: Images<'_>,
+        caller: Input<'_>,
+        arena: &mut Arena<'_>,
+    ) -> bool {
         let Some(input) = &self.input else {
             let Kernel::Patches(op) = &self.kernel else {
-                unreachable!("only the patch gather reads pixels")
+                unreachable!("only the patch gather reads the images")
             };
             let out = self.output.row_out(images, arena.buffer_mut(&self.output));
-            return op.run(pool, images.count, images.geometry.image(), pixels, out);
+            return op.run(pool, images.count, caller, out);
         };
         if input.tensor == self.output.tensor {
-            return self.run_in_place(pool, images, arena.buffer_mut(input));
+            self.run_in_place(pool, images, arena.buffer_mut(input));
+            return true;
         }
         let (read, write) = arena.pair(input, &self.output);
         self.run_between(pool, images, input, read, write);
+        true
     }
 
     /// The f32 values of the tensor that the launch reads.
     ///
     /// # Panics
-    /// If it reads the caller's pixels.
+    /// If it reads the caller's images.
     pub(super) fn stream_mut<'a>(&self, images: Images<'_>, arena: &'a mut Arena<'_>) -> &'a mut [f32] {
         let input = self.input.as_ref().expect("the launch reads a tensor");
         &mut arena.buffer_mut(input).as_f32_mut()[..input.values(images)]

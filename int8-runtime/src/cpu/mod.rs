@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use swinq_kernels::memory::give_back_freed_memory;
 use swinq_kernels::{Cpu, Pool};
+use swinq_numerics::Images as Input;
 use swinq_plan::{Geometry, Grids, Outline, Plan};
 
 use crate::arena::Layout;
@@ -81,17 +82,23 @@ impl Packed {
         Layout::of_plan(&self.plan, |tensor| tensor_bytes(tensor, grids), |_| 1).total()
     }
 
-    /// Runs all launches over `images`.
-    fn run(&self, pool: &mut Pool, arena: &mut Arena<'_>, images: Images<'_>, pixels: &[u8]) {
+    /// Runs all launches over `images`. Returns whether all values of `input` are finite.
+    fn run(&self, pool: &mut Pool, arena: &mut Arena<'_>, images: Images<'_>, input: Input<'_>) -> bool {
+        let mut finite = true;
         for part in parts(&self.segments, images.geometry) {
             let launches = &self.launches[part.launches.clone()];
             match part.fused(images, pool.threads()) {
                 Some(fused) => {
                     fused.block.run(pool, images.count, fused.rows, launches[0].stream_mut(images, arena));
                 }
-                None => launches.iter().for_each(|launch| launch.run(pool, images, pixels, arena)),
+                None => {
+                    for launch in launches {
+                        finite &= launch.run(pool, images, input, arena);
+                    }
+                }
             }
         }
+        finite
     }
 
     /// The median time of each launch in `runs` forwards (at least one) of `images`.
@@ -100,13 +107,13 @@ impl Packed {
         pool: &mut Pool,
         arena: &mut Arena<'_>,
         images: Images<'_>,
-        pixels: &[u8],
+        input: Input<'_>,
         runs: u32,
     ) -> Vec<LaunchProfile> {
         let mut all = vec![Vec::with_capacity(runs as usize); self.launches.len()];
         for _ in 0..runs {
             let mut times = vec![Duration::ZERO; self.launches.len()];
-            self.run_timed(pool, arena, images, pixels, &mut times);
+            self.run_timed(pool, arena, images, input, &mut times);
             all.iter_mut().zip(times).for_each(|(all, time)| all.push(time));
         }
         let mut profiles = Vec::with_capacity(all.len());
@@ -119,7 +126,7 @@ impl Packed {
                     detail: if fused { FUSED.to_owned() } else { String::new() },
                     time: median(&mut all[index]),
                     macs: launch.macs(images),
-                    bytes: launch.bytes(images, pixels.len()),
+                    bytes: launch.bytes(images, input.pixels.len()),
                 });
             }
         }
@@ -132,7 +139,7 @@ impl Packed {
         pool: &mut Pool,
         arena: &mut Arena<'_>,
         images: Images<'_>,
-        pixels: &[u8],
+        input: Input<'_>,
         times: &mut [Duration],
     ) {
         for part in parts(&self.segments, images.geometry) {
@@ -146,7 +153,7 @@ impl Packed {
             }
             for (launch, time) in launches.iter().zip(times) {
                 let start = Instant::now();
-                launch.run(pool, images, pixels, arena);
+                launch.run(pool, images, input, arena);
                 *time += start.elapsed();
             }
         }

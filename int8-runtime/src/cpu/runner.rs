@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use swinq_kernels::Pool;
 use swinq_model::{Size, SwinConfig};
+use swinq_numerics::Images as Input;
 use swinq_plan::Geometry;
 
 use super::division::{Bounds, Division, first};
@@ -137,19 +138,19 @@ impl Runner {
         lock(&self.prepared)[0].threads
     }
 
-    /// Computes the outputs of the `images` images of `size` in `pixels`; there must be at least one. A thread runs at most
+    /// Computes the outputs of `images` images, `input`; there must be at least one. A thread runs at most
     /// `each` images at a time, and `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for
-    /// each output of the plan, in these `layouts`, or `None` for one that is not asked for. Returns whether all values are
-    /// finite. Calls from several threads share the threads of the runner.
+    /// each output of the plan, in these `layouts`, or `None` for one that is not asked for. Returns whether all values that are
+    /// read and written are finite. Calls from several threads share the threads of the runner.
     pub(crate) fn infer(
         &self,
         (images, each): (usize, usize),
-        size: Size,
-        pixels: &[u8],
+        input: Input<'_>,
         outputs: &mut [Option<&mut [f32]>; MOST_OUTPUTS],
         layouts: &[OutputLayout; MOST_OUTPUTS],
     ) -> Result<bool, RuntimeError> {
-        let prepared = self.prepared_for(size)?;
+        let prepared = self.prepared_for(input.size)?;
+        let values = input.pixels.len() / images;
         let finite = AtomicBool::new(true);
         let (mut first, some) = (0, ROUNDS.saturating_mul(prepared.lanes * prepared.most));
         while first < images {
@@ -158,31 +159,34 @@ impl Runner {
             let turn = self.lanes.crew().turn(part.min(prepared.lanes).saturating_mul(prepared.threads));
             for division in self.divide(part, each, turn.threads(), &prepared) {
                 let end = first + division.images;
-                let pixels = &pixels[first * (pixels.len() / images)..end * (pixels.len() / images)];
+                let input = input.of_values(first * values..end * values);
                 let mut outputs = outputs.each_mut().map(|output| {
                     let values = output.as_ref().map_or(0, |output| output.len() / images);
                     output.as_deref_mut().map(|output| &mut output[first * values..end * values])
                 });
-                self.run(division, &prepared, pixels, (&mut outputs, layouts), &finite)?;
+                self.run(division, &prepared, input, (&mut outputs, layouts), &finite)?;
                 first = end;
             }
         }
         Ok(finite.into_inner())
     }
 
-    /// Computes the outputs of the images in `pixels`, divided by `division`. `finite` becomes false if a value is not.
+    /// Computes the outputs of the images `input`, divided by `division`. `finite` becomes false if a value is not.
     fn run(
         &self,
         division: Division,
         prepared: &Prepared,
-        pixels: &[u8],
+        input: Input<'_>,
         (outputs, layouts): (&mut [Option<&mut [f32]>; MOST_OUTPUTS], &[OutputLayout; MOST_OUTPUTS]),
         finite: &AtomicBool,
     ) -> Result<(), RuntimeError> {
-        let image = pixels.len() / division.images.max(1);
+        let values = input.pixels.len() / division.images.max(1);
         self.lanes.run(division, Runner::room(prepared), outputs, &|pool, arena, group, outputs| {
             let batch = Images { count: group.len(), geometry: &prepared.geometry };
-            self.packed.run(pool, arena, batch, &pixels[group.start * image..group.end * image]);
+            let input = input.of_values(group.start * values..group.end * values);
+            if !self.packed.run(pool, arena, batch, input) {
+                finite.store(false, Ordering::Relaxed);
+            }
             for ((place, output), layout) in self.packed.outputs().zip(outputs).zip(layouts) {
                 let Some(output) = output else { continue };
                 let shape = (batch.geometry.rows(place.spec.rows), place.spec.columns);
@@ -199,39 +203,38 @@ impl Runner {
     }
 
     /// The median time of each launch in `runs` forwards (at least one) of the images of one group of threads, when `count`
-    /// images of `size` are inferred.
+    /// images, `input`, are inferred.
     pub(crate) fn profile(
         &self,
         count: usize,
-        size: Size,
-        pixels: &[u8],
+        input: Input<'_>,
         runs: u32,
     ) -> Result<Vec<LaunchProfile>, RuntimeError> {
-        let prepared = self.prepared_for(size)?;
+        let prepared = self.prepared_for(input.size)?;
         let turn = self.lanes.crew().turn(self.threads());
         let Division { threads, each, .. } = self.first_division(count, &prepared);
         let batch = Images { count: each, geometry: &prepared.geometry };
-        let pixels = &pixels[..each * (pixels.len() / count)];
+        let input = input.of_values(0..each * (input.pixels.len() / count));
         self.lanes.with_one(threads.min(turn.threads()), Runner::room(&prepared), |pool, arena| {
-            self.packed.profile(pool, arena, batch, pixels, runs)
+            self.packed.profile(pool, arena, batch, input, runs)
         })
     }
 
     /// Runs launch by launch, in memory of its own, and collects the result of each launch.
-    pub(crate) fn trace(&self, count: usize, size: Size, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
-        let prepared = self.prepared_for(size)?;
+    pub(crate) fn trace(&self, count: usize, input: Input<'_>) -> Result<Vec<Traced>, RuntimeError> {
+        let prepared = self.prepared_for(input.size)?;
         let geometry = &prepared.geometry;
         let (plan, images) = (&self.packed.plan, Images { count, geometry });
         let layout = Layout::of_plan(plan, |tensor| tensor_bytes(tensor, geometry.grids()), |_| count);
         let mut memory = Memory::default();
-        memory.reserve(&layout, count, size)?;
+        memory.reserve(&layout, count, input.size)?;
         let mut arena = memory.arena(&layout);
         let turn = self.lanes.crew().turn(prepared.threads);
         let mut pool = Pool::of(self.lanes.crew());
         pool.borrow(turn.threads());
         let mut traced = Vec::with_capacity(plan.steps.len());
         for (launch, step) in self.packed.launches.iter().zip(&plan.steps) {
-            launch.run(&mut pool, images, pixels, &mut arena);
+            launch.run(&mut pool, images, input, &mut arena);
             let values = launch.output.traced(images, &arena);
             traced.push(Traced { name: launch.name.clone(), tensor: step.output, values });
         }

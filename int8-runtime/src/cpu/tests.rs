@@ -5,7 +5,7 @@ use std::sync::Arc;
 use swinq_kernels::Cpu;
 use swinq_model::{Size, SwinConfig, WindowPolicy};
 use swinq_numerics::reference::{add_layer_norm_row, layer_norm_row};
-use swinq_numerics::{PAD, Quantizer};
+use swinq_numerics::{Images, PAD, Quantizer};
 use swinq_plan::{
     Element, Geometry, Linear, Norm, Op, Order, Outline, Output, OutputKind, Patches, Plan, Rows, Step,
     Store, TensorId, TensorSpec, Values, Weight,
@@ -116,8 +116,8 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
                 cpu,
             };
             let runner = Runner::new(&packed, &config(), &options).unwrap();
-            let size = Size::square(SIDE);
-            let traced = runner.trace(images, size, &pixels).unwrap();
+            let input = Images::new(Size::square(SIDE), &pixels[..]);
+            let traced = runner.trace(images, input).unwrap();
 
             let (map, tokens) = (plan.own.map(WINDOWS), plan.own.rows(Rows::Tokens(0)));
             let (mut stream, x) = (floats(&traced, "patches").to_vec(), floats(&traced, "linear"));
@@ -141,9 +141,7 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
             let mut fused = vec![0.0; images * tokens * C];
             let mut outputs = [const { None }; MOST_OUTPUTS];
             outputs[0] = Some(&mut fused[..]);
-            runner
-                .infer((images, images), size, &pixels, &mut outputs, &[OutputLayout::Rows; MOST_OUTPUTS])
-                .unwrap();
+            runner.infer((images, images), input, &mut outputs, &[OutputLayout::Rows; MOST_OUTPUTS]).unwrap();
             assert_eq!(fused, stream, "{cpu}: all launches of an inference");
 
             let mut plain = vec![0.0; C];

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use swinq_kernels::Pool;
 use swinq_model::{QuantizedModel, SwinConfig};
+use swinq_numerics::Images as Input;
 use swinq_plan::{Element, Geometry, Grids, Outline, Plan, TensorId, TensorSpec};
 
 use super::division::{Bounds, Division, first};
@@ -246,6 +247,7 @@ impl VariantRunner {
                 &[]
             }
         };
+        let input = Input::new(images.geometry.image(), pixels);
         let steps = self.positions[first].step..self.positions[to].step;
         let reached = |part: &&Part| part.launches.end > steps.start && part.launches.start < steps.end;
         for part in parts(segments, images.geometry).filter(reached) {
@@ -257,7 +259,9 @@ impl VariantRunner {
                 }
                 None => {
                     let some = part.launches.start.max(steps.start)..part.launches.end.min(steps.end);
-                    launches[some].iter().for_each(|launch| launch.run(pool, images, pixels, arena));
+                    for launch in &launches[some] {
+                        launch.run(pool, images, input, arena);
+                    }
                 }
             }
         }
@@ -274,9 +278,9 @@ impl VariantRunner {
         assert_eq!(pixels.len(), images * self.positions[0].values, "pixels of {images} images");
         let Division { threads, each, .. } = first(&self.divide(variant, images));
         let batch = Images { count: each, geometry: &self.geometry };
-        let pixels = &pixels[..each * self.positions[0].values];
+        let input = Input::new(self.geometry.image(), &pixels[..each * self.positions[0].values]);
         let profile = self.lanes.with_one(threads, self.room(), |pool, arena| {
-            variant.packed.profile(pool, arena, batch, pixels, 1)
+            variant.packed.profile(pool, arena, batch, input, 1)
         });
         profile.expect("all lanes have their memory")
     }

@@ -1,9 +1,10 @@
 //! Checks of images and of their scores.
 
 use swinq_model::Size;
+use swinq_numerics::{ImageLayout, Images, Pixels};
 use swinq_plan::{Grids, Output, OutputKind};
 
-use super::{Engine, Images, Runner, lock};
+use super::{Engine, Runner, lock};
 use crate::error::RuntimeError;
 use crate::memory::available_memory;
 use crate::packed::Lowered;
@@ -34,16 +35,24 @@ impl Engine {
         if size.image_bytes(self.channels(), images) == Some(pixels.len()) {
             return Ok(());
         }
-        Err(RuntimeError::PixelCount { bytes: pixels.len(), images, size, channels: self.channels() })
+        Err(RuntimeError::PixelCount { values: pixels.len(), images, size, channels: self.channels() })
     }
 
     /// The number of `images`.
-    pub(super) fn count(&self, Images { size, pixels }: Images<'_>) -> Result<usize, RuntimeError> {
-        let (bytes, channels) = (pixels.len(), self.channels());
-        match size.image_bytes(channels, 1).filter(|&image| image > 0 && bytes.is_multiple_of(image)) {
-            Some(image) => Ok(bytes / image),
-            None => Err(RuntimeError::PixelCount { bytes, images: 1, size, channels }),
+    pub(super) fn count(&self, Images { size, pixels, .. }: Images<'_>) -> Result<usize, RuntimeError> {
+        let (values, channels) = (pixels.len(), self.channels());
+        match size.image_bytes(channels, 1).filter(|&image| image > 0 && values.is_multiple_of(image)) {
+            Some(image) => Ok(values / image),
+            None => Err(RuntimeError::PixelCount { values, images: 1, size, channels }),
         }
+    }
+
+    /// Refuses `images`, `count` of them, if a value is not finite.
+    pub(super) fn check_input(&self, images: Images<'_>, count: usize) -> Result<(), RuntimeError> {
+        let Some((index, value)) = images.pixels.first_not_finite() else { return Ok(()) };
+        let each = images.pixels.len() / count;
+        let (row, column, channel) = images.layout.place(index % each, images.size, self.channels());
+        Err(RuntimeError::InputNotFinite { image: index / each, row, column, channel, value })
     }
 
     /// Refuses an image that needs more memory than allowed, before any is asked for.
@@ -93,6 +102,14 @@ impl Engine {
         self.check_pixels(pixels, images.max(1), self.input_size())?;
         let images = images.min(self.max_batch());
         Ok((images, &pixels[..images * image_bytes]))
+    }
+}
+
+/// The bytes of `images`, whose channels come last: the kernels for GPUs read no others.
+pub(super) fn bytes_only(images: Images<'_>) -> Result<&[u8], RuntimeError> {
+    match (images.pixels, images.layout) {
+        (Pixels::U8(bytes), ImageLayout::ChannelsLast) => Ok(bytes),
+        _ => Err(RuntimeError::BytesOnly),
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use swinq_numerics::Images;
+
 use super::{Engine, Runner, lock};
 use crate::error::RuntimeError;
 use crate::profile::LaunchProfile;
@@ -18,7 +20,7 @@ impl Engine {
         match &self.runner {
             Runner::Cpu(runner) => {
                 let runs = u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
-                runner.profile(images, size, pixels, runs)
+                runner.profile(images, Images::new(size, pixels), runs)
             }
             Runner::Cuda(runner) => lock(runner).profile(images, pixels),
         }
@@ -32,7 +34,7 @@ impl Engine {
     pub fn trace(&self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
         let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
         match &self.runner {
-            Runner::Cpu(runner) => runner.trace(images, size, pixels),
+            Runner::Cpu(runner) => runner.trace(images, Images::new(size, pixels)),
             Runner::Cuda(runner) => lock(runner).trace(images, pixels),
         }
     }

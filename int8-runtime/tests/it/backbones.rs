@@ -82,7 +82,7 @@ fn run(engine: &Engine, size: Size, pixels: &[u8], layout: OutputLayout) -> Vec<
     let mut memory: Vec<OutputMut<'_>> = (engine.outputs().iter().zip(&mut values))
         .map(|(output, values)| OutputMut { name: &output.name, values, layout })
         .collect();
-    engine.run(Images { size, pixels }, &mut memory).unwrap();
+    engine.run(Images::new(size, pixels), &mut memory).unwrap();
     values
 }
 
@@ -167,7 +167,7 @@ fn a_damaged_backbone_is_named() {
     let size = engine.input_size();
     let pixels = pixels(size, 2);
     let mut values = vec![0.0; 2 * engine.output_shape(&engine.outputs()[2], size).values()];
-    let error = engine.run(Images { size, pixels: &pixels }, &mut [OutputMut::new("stage3", &mut values)]);
+    let error = engine.run(Images::new(size, &pixels[..]), &mut [OutputMut::new("stage3", &mut values)]);
     match error {
         Err(RuntimeError::MapNotFinite { name, image: 0, .. }) => assert_eq!(name, "stage3"),
         other => panic!("{other:?}"),

@@ -9,7 +9,7 @@ use swinq_calib::{CalibrateOptions, calibrate, set_channel_codes};
 use swinq_eval::{Collected, collect, fidelity};
 use swinq_float::FloatClassifier;
 use swinq_int8_runtime::{
-    Backend, CpuOptions, Engine, Images, LOGITS, OutputMut, RuntimeError, TracedValues,
+    Backend, CpuOptions, Engine, Images, LOGITS, OutputMut, Pixels, RuntimeError, TracedValues,
 };
 use swinq_kernels::Cpu;
 use swinq_model::quantized::FloatModel;
@@ -341,7 +341,7 @@ fn an_image_that_needs_too_much_memory_is_refused() {
     let run = |height: usize, width: usize| {
         let (size, pixels) = (Size::new(height, width), vec![0; height * width * 3]);
         let mut logits = vec![0.0; engine.classes()];
-        engine.run(Images { size, pixels: &pixels }, &mut [OutputMut::new(LOGITS, &mut logits)])
+        engine.run(Images::new(size, &pixels[..]), &mut [OutputMut::new(LOGITS, &mut logits)])
     };
     run(64, 64).unwrap();
     let error = run(64, 68).unwrap_err();
@@ -357,7 +357,7 @@ fn outputs_are_asked_for_by_name() {
     let model = QuantizedModel::from_float(model(small())).unwrap();
     let engine = engine(&model, Cpu::available()[0]);
     let pixels = vec![3; 2 * engine.image_bytes()];
-    let images = Images { size: engine.input_size(), pixels: &pixels };
+    let images = Images::new(engine.input_size(), &pixels[..]);
     let [logits] = engine.outputs() else { panic!("{:?}", engine.outputs()) };
     let shape = engine.output_shape(logits, images.size);
     assert_eq!((shape.grid, shape.rows(), shape.values()), (None, 1, engine.classes()));
@@ -370,6 +370,6 @@ fn outputs_are_asked_for_by_name() {
     assert!(matches!(message, Err(RuntimeError::Output { .. })), "{message:?}");
     let short = engine.run(images, &mut [OutputMut::new(LOGITS, &mut values[1..])]);
     assert!(matches!(short, Err(RuntimeError::OutputLength { shape: [2, 1, _], .. })), "{short:?}");
-    let part = Images { pixels: &pixels[1..], ..images };
+    let part = Images { pixels: Pixels::U8(&pixels[1..]), ..images };
     assert!(matches!(engine.run(part, &mut []), Err(RuntimeError::PixelCount { .. })));
 }

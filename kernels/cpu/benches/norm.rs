@@ -10,7 +10,7 @@ mod support;
 use criterion::{Criterion, Throughput};
 use support::{STAGES, Stage, aligned, for_each, step};
 use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowOut};
-use swinq_numerics::{RowMap, RowStore, Size, code_stride};
+use swinq_numerics::{Images, RowMap, RowStore, Size, code_stride};
 
 /// A map whose order differs from the order in memory, as that of a window partition does.
 fn map(tokens: usize) -> RowMap {
@@ -57,7 +57,7 @@ fn patches(c: &mut Criterion) {
         let op = Patches::new(4, &lookup, RowStore::F32);
         let mut out = AlignedBuf::new(4 * 3136 * 48);
         measure(c, &format!("patches/f32/{which}"), 5 * pixels.len(), || {
-            op.run(pool, 1, Size::square(224), &pixels, RowOut::F32(out.as_f32_mut()));
+            op.run(pool, 1, Images::new(Size::square(224), &pixels[..]), RowOut::F32(out.as_f32_mut()));
         });
     });
 }

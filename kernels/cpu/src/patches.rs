@@ -1,7 +1,10 @@
 //! Cuts images into patches: the input rows of the patch embedding's linear.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use half::f16;
 use swinq_numerics::sizes::{check_len, elements};
-use swinq_numerics::{RowStore, Size, code_stride};
+use swinq_numerics::{ImageLayout, Images, Pixels, Quantizer, RowStore, Size, code_stride};
 
 use crate::pool::{Parts, Pool};
 use crate::rows::{RowOut, units_per_task};
@@ -9,30 +12,37 @@ use crate::rows::{RowOut, units_per_task};
 /// The most channels of an image.
 const MAX_CHANNELS: usize = 16;
 
-/// Converts u8 NHWC images to rows `[images * grid height * grid width, channels * patch * patch]`, where the grid has
+/// Converts images to rows `[images * grid height * grid width, channels * patch * patch]`, where the grid has
 /// `ceil(height / patch)` by `ceil(width / patch)` patches. Columns are in (channel, y, x) order, as in a convolution's
-/// weight. A table per channel maps each pixel to its normalised value, converted for the store. What lies below or to the
-/// right of an image has the normalised value 0.
+/// weight. A table per channel maps each 8-bit pixel to its normalised value, converted for the store; values that are
+/// normalised already are converted for the store one by one. What lies below or to the right of an image has the normalised
+/// value 0.
 ///
-/// Values come from tables, so every instruction set gives the same bits.
+/// Values come from tables or from the scalar [`Quantizer`], so every instruction set gives the same bits.
 pub struct Patches {
     patch: usize,
     tables: Tables,
 }
 
-/// The stored value of each byte of each channel.
+/// The stored value of each byte of each channel, and how other values are stored.
 enum Tables {
     F32(Box<[[f32; 256]]>),
-    Codes(Box<[[u8; 256]]>),
+    Fake(Box<[[f32; 256]]>, Quantizer),
+    Codes(Box<[[u8; 256]]>, Quantizer),
 }
 
 impl Tables {
     fn channels(&self) -> usize {
         match self {
-            Tables::F32(tables) => tables.len(),
-            Tables::Codes(tables) => tables.len(),
+            Tables::F32(tables) | Tables::Fake(tables, _) => tables.len(),
+            Tables::Codes(tables, _) => tables.len(),
         }
     }
+}
+
+/// The stored code of the value `x`.
+fn stored_code(quantizer: Quantizer, x: f32) -> u8 {
+    quantizer.code(x).cast_unsigned() ^ 0x80
 }
 
 impl Patches {
@@ -50,109 +60,248 @@ impl Patches {
         elements("Patches", "patch", &[patch, patch, channels]);
         let tables = match store {
             RowStore::F32 => Tables::F32(lookup.into()),
-            RowStore::Fake(q) => Tables::F32(lookup.iter().map(|table| table.map(|x| q.fake(x))).collect()),
+            RowStore::Fake(q) => {
+                Tables::Fake(lookup.iter().map(|table| table.map(|x| q.fake(x))).collect(), q)
+            }
             RowStore::Codes(q) => {
-                let code = |x| q.code(x).cast_unsigned() ^ 0x80;
-                Tables::Codes(lookup.iter().map(|table| table.map(code)).collect())
+                Tables::Codes(lookup.iter().map(|table| table.map(|x| stored_code(q, x))).collect(), q)
             }
         };
         Patches { patch, tables }
     }
 
-    /// Reads `pixels`, u8 `[images, image.height, image.width, channels]`; writes
-    /// `[images * grid height * grid width, channels * patch * patch]`.
+    /// Reads `count` images and writes `[count * grid height * grid width, channels * patch * patch]`. Returns whether all
+    /// values of the images are finite; otherwise the output is arbitrary.
     ///
     /// # Panics
     /// If a length or the variant of `out` does not match.
-    pub fn run(&self, pool: &mut Pool, images: usize, image: Size, pixels: &[u8], out: RowOut<'_>) {
+    pub fn run(&self, pool: &mut Pool, count: usize, images: Images<'_>, out: RowOut<'_>) -> bool {
+        let Images { size: image, pixels, layout } = images;
         let (patch, channels) = (self.patch, self.tables.channels());
-        check_len("Patches", "pixels", pixels.len(), &[images, image.height, image.width, channels]);
+        check_len("Patches", "pixels", pixels.len(), &[count, image.height, image.width, channels]);
         let columns = channels * patch * patch;
+        let cut = |stride| Cut { patch, count, image, channels, layout, stride };
         match (&self.tables, out) {
-            (Tables::F32(tables), RowOut::F32(out)) => {
-                Cut { patch, image, tables, outside: 0.0, stride: columns }.run(pool, images, pixels, out);
+            (Tables::F32(tables), RowOut::F32(out)) => cut(columns).run(pool, pixels, tables, |x| x, out),
+            (Tables::Fake(tables, q), RowOut::F32(out)) => {
+                cut(columns).run(pool, pixels, tables, |x| q.fake(x), out)
             }
-            (Tables::Codes(tables), RowOut::Codes(out)) => {
-                let stride = code_stride(columns);
-                Cut { patch, image, tables, outside: 128, stride }.run(pool, images, pixels, out);
+            (Tables::Codes(tables, q), RowOut::Codes(out)) => {
+                cut(code_stride(columns)).run(pool, pixels, tables, |x| stored_code(*q, x), out)
             }
-            (Tables::F32(_), RowOut::Codes(_)) => {
+            (Tables::F32(_) | Tables::Fake(..), RowOut::Codes(_)) => {
                 panic!("Patches: stores f32 and is given an output of codes")
             }
-            (Tables::Codes(_), RowOut::F32(_)) => {
+            (Tables::Codes(..), RowOut::F32(_)) => {
                 panic!("Patches: stores codes and is given an output of f32")
             }
         }
     }
 }
 
-/// How images of one size are cut into rows of one type.
-struct Cut<'a, T> {
+/// How values of the type `V` are stored.
+trait Read<V>: Sync {
+    /// The stored type.
+    type To: Copy + Send + Sync;
+    /// The conversion of the values of `channel`.
+    fn of_channel(&self, channel: usize) -> impl Fn(V) -> Self::To;
+    /// Whether all `values` are finite.
+    fn finite(&self, values: &[V]) -> bool;
+}
+
+/// Reads bytes, by the table of their channel.
+struct Lookup<'a, T>(&'a [[T; 256]]);
+
+impl<T: Copy + Send + Sync> Read<u8> for Lookup<'_, T> {
+    type To = T;
+
+    #[inline(always)]
+    fn of_channel(&self, channel: usize) -> impl Fn(u8) -> T {
+        let table = &self.0[channel];
+        |byte| table[usize::from(byte)]
+    }
+
+    fn finite(&self, _: &[u8]) -> bool {
+        true
+    }
+}
+
+/// Reads normalised values, which the function stores.
+struct Normalised<F>(F);
+
+impl<T: Copy + Send + Sync, F: Fn(f32) -> T + Sync> Read<f32> for Normalised<F> {
+    type To = T;
+
+    #[inline(always)]
+    fn of_channel(&self, _: usize) -> impl Fn(f32) -> T {
+        &self.0
+    }
+
+    fn finite(&self, values: &[f32]) -> bool {
+        values.iter().fold(true, |finite, value| finite & value.is_finite())
+    }
+}
+
+impl<T: Copy + Send + Sync, F: Fn(f32) -> T + Sync> Read<f16> for Normalised<F> {
+    type To = T;
+
+    #[inline(always)]
+    fn of_channel(&self, _: usize) -> impl Fn(f16) -> T {
+        |value| (self.0)(value.to_f32())
+    }
+
+    fn finite(&self, values: &[f16]) -> bool {
+        values.iter().fold(true, |finite, value| finite & value.is_finite())
+    }
+}
+
+/// How images of one size are cut into rows.
+struct Cut {
     patch: usize,
+    count: usize,
     image: Size,
-    tables: &'a [[T; 256]],
-    /// The value of what lies outside of the image.
-    outside: T,
+    channels: usize,
+    layout: ImageLayout,
     /// Values from one row of the output to the next.
     stride: usize,
 }
 
-impl<T: Copy + Send + Sync> Cut<'_, T> {
-    /// Cuts all images, with one task for some bands: a band is a row of patches of an image.
-    fn run(&self, pool: &mut Pool, images: usize, pixels: &[u8], out: &mut [T]) {
-        let Cut { patch, image, tables, stride, .. } = *self;
+impl Cut {
+    /// Cuts all images: bytes are read from `tables`, normalised values are converted by `store`. Returns whether all are finite.
+    fn run<T: Copy + Send + Sync>(
+        &self,
+        pool: &mut Pool,
+        pixels: Pixels<'_>,
+        tables: &[[T; 256]],
+        store: impl Fn(f32) -> T + Sync,
+        out: &mut [T],
+    ) -> bool {
+        let outside = store(0.0);
+        match pixels {
+            Pixels::U8(pixels) => self.bands(pool, pixels, &Lookup(tables), outside, out),
+            Pixels::F32(pixels) => self.bands(pool, pixels, &Normalised(store), outside, out),
+            Pixels::F16(pixels) => self.bands(pool, pixels, &Normalised(store), outside, out),
+        }
+    }
+
+    /// Cuts all images, with one task for some bands: a band is a row of patches of an image. `outside` is stored for what lies
+    /// outside of an image. Returns whether all values are finite.
+    fn bands<V: Copy + Sync, R: Read<V>>(
+        &self,
+        pool: &mut Pool,
+        pixels: &[V],
+        read: &R,
+        outside: R::To,
+        out: &mut [R::To],
+    ) -> bool {
+        let Cut { patch, count, image, channels, stride, .. } = *self;
         let grid = image.map(|pixels| pixels.div_ceil(patch));
-        check_len("Patches", "output", out.len(), &[images, grid.height, grid.width, stride]);
-        let (bands, line) = (images * grid.height, image.width * tables.len());
+        check_len("Patches", "output", out.len(), &[count, grid.height, grid.width, stride]);
+        let (bands, values) = (count * grid.height, image.area() * channels);
         let each = units_per_task(bands, pool.threads(), 1);
-        let out = Parts::new(out);
+        let (out, finite) = (Parts::new(out), AtomicBool::new(true));
         pool.run(bands.div_ceil(each), &|task, _| {
             for band in task * each..bands.min((task + 1) * each) {
                 // SAFETY: bands are distinct, and each is written by the one task that holds it.
                 let out = unsafe { out.get(band * grid.width * stride, grid.width * stride) };
-                let (number, y) = (band / grid.height, band % grid.height * patch);
-                let lines = patch.min(image.height - y);
-                let pixels = &pixels[(number * image.height + y) * line..][..lines * line];
-                self.band(lines, pixels, out);
+                let (number, top) = (band / grid.height, band % grid.height * patch);
+                let pixels = &pixels[number * values..][..values];
+                if !self.band(top, pixels, read, outside, out) {
+                    finite.store(false, Ordering::Relaxed);
+                }
             }
         });
+        finite.into_inner()
     }
 
-    /// Cuts a band with `lines` lines of pixels in the image: first the patches that lie inside of it, then the others.
-    fn band(&self, lines: usize, pixels: &[u8], out: &mut [T]) {
-        let Cut { patch, image, tables, outside, stride } = *self;
+    /// Cuts the band of the image `pixels` whose first line is `top`: first the patches that lie inside of the image, then the
+    /// others. Returns whether all values of the band are finite.
+    fn band<V: Copy, R: Read<V>>(
+        &self,
+        top: usize,
+        pixels: &[V],
+        read: &R,
+        outside: R::To,
+        out: &mut [R::To],
+    ) -> bool {
+        let Cut { patch, image, channels, layout, stride, .. } = *self;
+        let lines = patch.min(image.height - top);
         let inside = if lines == patch { image.width / patch } else { 0 };
         let (whole, parts) = out.split_at_mut(inside * stride);
-        // With a constant side of a patch and number of channels, the loops are unrolled. All published models have these.
-        match (patch, tables) {
-            (4, [_, _, _]) => self.whole(4, &tables[..3], pixels, whole),
-            _ => self.whole(patch, tables, pixels, whole),
+        // With constants for the side of a patch and the number of channels, the loops are unrolled. All published models have
+        // these.
+        match (patch, channels, layout) {
+            (4, 3, ImageLayout::ChannelsLast) => {
+                self.whole((4, 3, ImageLayout::ChannelsLast), top, pixels, read, whole)
+            }
+            (4, 3, ImageLayout::ChannelsFirst) => {
+                self.whole((4, 3, ImageLayout::ChannelsFirst), top, pixels, read, whole)
+            }
+            form => self.whole(form, top, pixels, read, whole),
         }
         for (x, out) in (inside..).zip(parts.chunks_exact_mut(stride)) {
             out.fill(outside);
             let part = Size::new(lines, patch.min(image.width - x * patch));
-            self.part(patch, tables, x, part, pixels, out);
+            self.part((patch, channels, layout), (top, x * patch), part, pixels, read, out);
         }
+        self.runs(top, lines).all(|(start, len)| read.finite(&pixels[start..][..len]))
+    }
+
+    /// Start and length of each run of values of `lines` lines from `top` on.
+    fn runs(&self, top: usize, lines: usize) -> impl Iterator<Item = (usize, usize)> {
+        let Cut { image: Size { height, width }, channels, layout, .. } = *self;
+        let (planes, line) = match layout {
+            ImageLayout::ChannelsLast => (1, width * channels),
+            ImageLayout::ChannelsFirst => (channels, width),
+        };
+        (0..planes).map(move |plane| ((plane * height + top) * line, lines * line))
     }
 
     /// Cuts patches that lie side by side inside of the image, from its left edge on.
     #[inline(always)]
-    fn whole(&self, patch: usize, tables: &[[T; 256]], pixels: &[u8], out: &mut [T]) {
+    fn whole<V: Copy, R: Read<V>>(
+        &self,
+        form: (usize, usize, ImageLayout),
+        top: usize,
+        pixels: &[V],
+        read: &R,
+        out: &mut [R::To],
+    ) {
         for (x, out) in out.chunks_exact_mut(self.stride).enumerate() {
-            self.part(patch, tables, x, Size::square(patch), pixels, out);
+            self.part(form, (top, x * form.0), Size::square(form.0), pixels, read, out);
         }
     }
 
-    /// Writes the part of patch `x` of a band that lies inside of the image.
+    /// Writes the part of a patch that lies inside of the image, from the pixel at `top`, `left` on. `form` is the side of a
+    /// patch, the number of channels and the layout.
     #[inline(always)]
-    fn part(&self, patch: usize, tables: &[[T; 256]], x: usize, part: Size, pixels: &[u8], out: &mut [T]) {
-        let channels = tables.len();
+    fn part<V: Copy, R: Read<V>>(
+        &self,
+        (patch, channels, layout): (usize, usize, ImageLayout),
+        (top, left): (usize, usize),
+        part: Size,
+        pixels: &[V],
+        read: &R,
+        out: &mut [R::To],
+    ) {
+        let Size { height, width } = self.image;
         for y in 0..part.height {
-            let line = &pixels[(y * self.image.width + x * patch) * channels..][..part.width * channels];
-            for (channel, table) in tables.iter().enumerate() {
+            for channel in 0..channels {
                 let out = &mut out[(channel * patch + y) * patch..][..part.width];
-                for (out, pixel) in out.iter_mut().zip(line.chunks_exact(channels)) {
-                    *out = table[usize::from(pixel[channel])];
+                let stored = read.of_channel(channel);
+                match layout {
+                    ImageLayout::ChannelsLast => {
+                        let line = &pixels[((top + y) * width + left) * channels..][..part.width * channels];
+                        for (out, pixel) in out.iter_mut().zip(line.chunks_exact(channels)) {
+                            *out = stored(pixel[channel]);
+                        }
+                    }
+                    ImageLayout::ChannelsFirst => {
+                        let line = &pixels[(channel * height + top + y) * width + left..][..part.width];
+                        for (out, value) in out.iter_mut().zip(line) {
+                            *out = stored(*value);
+                        }
+                    }
                 }
             }
         }

@@ -5,6 +5,7 @@
 //!
 //! This crate has no loop over vector registers, no thread and no `unsafe`.
 
+mod images;
 mod quantizer;
 pub mod reference;
 mod rows;
@@ -12,6 +13,7 @@ pub mod sizes;
 mod spec;
 mod windows;
 
+pub use images::{ImageLayout, Images, Pixels};
 pub use quantizer::{ColumnQuantizers, Quantizer};
 pub use reference::{AttentionQuant, Gelu, HeadScores, Probs};
 pub use rows::{LINE, PAD, RowMap, RowMapError, RowStore, code_stride, odd_lines};

@@ -126,7 +126,7 @@ unsafe fn run(
         };
         *memory = OutputMut { name: &output.name, values, layout };
     }
-    engine.run(Images { size, pixels }, &mut memory[..count]).map_err(Failure::of_run)
+    engine.run(Images::new(size, pixels), &mut memory[..count]).map_err(Failure::of_run)
 }
 
 /// Refuses an input of another name, type, layout, rank or number of channels than `engine` takes. The engine checks height

@@ -141,7 +141,7 @@ fn images_of_any_size_have_the_logits_of_the_library() {
         let pixels: Vec<u8> = (0..length).map(|i| (i * 7919 % 251) as u8).collect();
         let mut logits = vec![0.0; images * engine.classes()];
         let output = OutputMut::new(LOGITS, &mut logits);
-        engine.run(Pixels { size, pixels: &pixels }, &mut [output]).unwrap();
+        engine.run(Pixels::new(size, &pixels[..]), &mut [output]).unwrap();
         let numbers = [height, width, images].map(|number| number.to_string());
         let arguments = numbers.iter().map(Path::new);
         let printed = run(&program, &[&*path].into_iter().chain(arguments).collect::<Vec<_>>());

@@ -2,7 +2,7 @@
 
 use crate::support::{Rng, assert_sizes_leave_no_trace, assert_varied, step};
 use swinq_kernels::{Patches, Pool, RowOut, add_table};
-use swinq_numerics::{RowStore, Size, code_stride};
+use swinq_numerics::{Images, RowStore, Size, code_stride};
 
 /// The normalised value of each byte of each channel.
 fn lookup(channels: usize) -> Vec<[f32; 256]> {
@@ -11,6 +11,10 @@ fn lookup(channels: usize) -> Vec<[f32; 256]> {
         std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / std)
     };
     (0..channels).map(table).collect()
+}
+
+fn of_bytes(size: Size, pixels: &[u8]) -> Images<'_> {
+    Images::new(size, pixels)
 }
 
 /// Images of one size, and how they are cut.
@@ -64,14 +68,19 @@ impl Case {
         let want = self.cut(&pixels);
         let op = |store| Patches::new(patch, &lookup(channels), store);
         let mut out = vec![f32::NAN; want.len()];
-        op(RowStore::F32).run(&mut pool, images, image, &pixels, RowOut::F32(&mut out));
+        op(RowStore::F32).run(&mut pool, images, of_bytes(image, &pixels), RowOut::F32(&mut out));
         assert_eq!(out, want, "{self:?}");
         assert_varied(&out, "patches");
-        op(RowStore::Fake(quantizer)).run(&mut pool, images, image, &pixels, RowOut::F32(&mut out));
+        op(RowStore::Fake(quantizer)).run(&mut pool, images, of_bytes(image, &pixels), RowOut::F32(&mut out));
         assert_eq!(out, want.iter().map(|&x| quantizer.fake(x)).collect::<Vec<_>>(), "{self:?}");
         let (columns, stride) = (self.columns(), code_stride(self.columns()));
         let mut codes = vec![7; want.len() / columns * stride];
-        op(RowStore::Codes(quantizer)).run(&mut pool, images, image, &pixels, RowOut::Codes(&mut codes));
+        op(RowStore::Codes(quantizer)).run(
+            &mut pool,
+            images,
+            of_bytes(image, &pixels),
+            RowOut::Codes(&mut codes),
+        );
         for (got, want) in codes.chunks_exact(stride).zip(want.chunks_exact(columns)) {
             let want: Vec<u8> = want.iter().map(|&x| quantizer.code(x).cast_unsigned() ^ 0x80).collect();
             assert_eq!(got[..columns], want, "{self:?}");
@@ -122,7 +131,7 @@ fn one_op_runs_over_images_of_several_sizes() {
     assert_sizes_leave_no_trace([(10, 7), (8, 16)], new, |op, pool, size| {
         let case = Case::new(2, size, 4, 3);
         let mut out = vec![f32::NAN; case.cut(&case.pixels()).len()];
-        op.run(pool, 2, case.image, &case.pixels(), RowOut::F32(&mut out));
+        op.run(pool, 2, of_bytes(case.image, &case.pixels()), RowOut::F32(&mut out));
         out
     });
 }
@@ -141,7 +150,7 @@ fn numbers_of_channels_outside_of_1_to_16_are_refused() {
 #[should_panic(expected = "Patches: output of 12 elements is not [1, 2, 1, 12]")]
 fn an_output_without_the_patches_of_the_edge_is_refused() {
     let op = Patches::new(2, &lookup(3), RowStore::F32);
-    op.run(&mut Pool::new(1), 1, Size::new(3, 2), &[0; 18], RowOut::F32(&mut [0.0; 12]));
+    op.run(&mut Pool::new(1), 1, of_bytes(Size::new(3, 2), &[0; 18]), RowOut::F32(&mut [0.0; 12]));
 }
 
 #[test]

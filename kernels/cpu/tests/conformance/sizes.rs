@@ -9,7 +9,9 @@ use swinq_kernels::{
     LinearSpec, MergeNorm, NormalizeHeads, Patches, Pool, PooledNorm, QuantizeRows, ResidualNorm, RowOut,
     Store, WindowAttention, rows_f32,
 };
-use swinq_numerics::{AttentionQuant, AttentionSpec, HeadsSpec, Probs, Quantizer, RowMap, RowStore, Size};
+use swinq_numerics::{
+    AttentionQuant, AttentionSpec, HeadsSpec, Images, Probs, Quantizer, RowMap, RowStore, Size,
+};
 
 /// Numbers that are too large. Four times the last one, or 16 times the one before it, is 2^64, which wraps to 0.
 const LARGE: [usize; 3] = [usize::MAX / 2, 1 << 60, 1 << 62];
@@ -87,7 +89,9 @@ fn every_run_refuses_sizes_whose_product_overflows() {
         refused("NormalizeHeads: ", images, || heads.run(pool, images, &[], RowOut::F32(&mut [])));
         let patches = Patches::new(2, &[[0.0; 256]; 3], RowStore::F32);
         for (images, image) in [(images, Size::square(4)), (0, Size::square(images))] {
-            refused("Patches: ", images, || patches.run(pool, images, image, &[], RowOut::F32(&mut [])));
+            refused("Patches: ", images, || {
+                patches.run(pool, images, Images::new(image, &[0_u8; 0][..]), RowOut::F32(&mut []))
+            });
         }
         for (codes, input) in [(false, AttentionIn::F32(&[])), (true, AttentionIn::Codes(&[]))] {
             let op = WindowAttention::new(cpu, attention(&[0.0; TOKENS * TOKENS], codes));
