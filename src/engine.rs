@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use swinq_int8_runtime::{Backend, Engine, PackedModel, RuntimeError};
 use swinq_model::QuantizedModel;
 
-use crate::{BackendChoice, EngineOptions, Error, Model};
+use crate::{EngineOptions, Error, Model};
 
 impl Model {
     /// Prepares the model to run with `options`. The engine has its own buffers and threads; all engines of one model on
@@ -18,11 +18,6 @@ impl Model {
     /// [`Error::Runtime`] for options outside their limits, or if the backend cannot be used or cannot run
     /// the model.
     pub fn engine(&self, options: &EngineOptions) -> Result<Engine, Error> {
-        let mut options = options.clone();
-        if options.backend == BackendChoice::Auto && self.config().is_backbone() {
-            // The CUDA backend does not run backbones.
-            options.backend = BackendChoice::Cpu;
-        }
         let backend = options.backend()?;
         let packed = self.packed().get(self.as_quantized(), backend)?;
         Ok(Engine::from_packed(&packed, backend)?)

@@ -303,7 +303,7 @@ fn compute(
     let layout = OutputLayout::ChannelsFirst;
     let memory = engine.outputs().iter().zip(values);
     let mut outputs: Vec<OutputMut<'_>> =
-        memory.map(|(output, values)| OutputMut { name: &output.name, values, layout }).collect();
+        memory.map(|(output, values)| OutputMut::new(&output.name, values).in_layout(layout)).collect();
     engine.run(images, &mut outputs)
 }
 

@@ -2,6 +2,7 @@
 
 mod check;
 mod measure;
+mod output;
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,7 +12,9 @@ use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Size, Swi
 use swinq_numerics::Images;
 use swinq_plan::{Outline, Output, OutputKind};
 
-use self::check::{bytes_only, check_finite};
+use self::check::bytes_only;
+pub(crate) use self::output::{OutputBytes, OutputElement, OutputForm};
+pub use self::output::{OutputLayout, OutputMut, OutputShape, OutputValues};
 use crate::backend::Backend;
 use crate::cpu;
 use crate::cuda;
@@ -34,58 +37,6 @@ pub const MOST_OUTPUTS: usize = 16;
 
 /// The name of the output of a classifier.
 pub const LOGITS: &str = "logits";
-
-/// Memory for an output of a network.
-#[derive(Debug)]
-pub struct OutputMut<'a> {
-    /// The name of the output ([`Engine::outputs`]).
-    pub name: &'a str,
-    /// f32 `[images, rows, columns]` ([`Engine::output_shape`]), or in the order of `layout`.
-    pub values: &'a mut [f32],
-    /// The order of the values of one image.
-    pub layout: OutputLayout,
-}
-
-impl<'a> OutputMut<'a> {
-    /// Memory for the output `name`, in the order of rows.
-    pub fn new(name: &'a str, values: &'a mut [f32]) -> OutputMut<'a> {
-        OutputMut { name, values, layout: OutputLayout::Rows }
-    }
-}
-
-/// The shape of an output for one image.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OutputShape {
-    /// Height and width of a feature map; `None` for logits.
-    pub grid: Option<Size>,
-    /// The channels of a feature map, or the classes of logits.
-    pub columns: usize,
-}
-
-impl OutputShape {
-    /// The number of rows: those of the tokens of a feature map, row by row of the grid, or one.
-    pub fn rows(self) -> usize {
-        self.grid.map_or(1, Size::area)
-    }
-
-    /// The number of values.
-    pub fn values(self) -> usize {
-        self.rows() * self.columns
-    }
-}
-
-/// The memory of each output of a network that is asked for, and its layout.
-type Memory<'a> = ([Option<&'a mut [f32]>; MOST_OUTPUTS], [OutputLayout; MOST_OUTPUTS]);
-
-/// The order of the values of an output of one image. It makes no difference for logits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OutputLayout {
-    /// `[rows, columns]`. For a feature map that is `[height, width, channels]`.
-    #[default]
-    Rows,
-    /// `[columns, rows]`. For a feature map that is `[channels, height, width]`.
-    ChannelsFirst,
-}
 
 /// The part that runs the launches.
 enum Runner {
@@ -327,57 +278,25 @@ impl Engine {
         self.check_images(each)?;
         let size = images.size;
         let count = self.count(images)?;
-        let (mut memory, layouts) = self.memory_of(outputs, size, count)?;
+        let mut memory = self.memory_of(outputs, size, count)?;
         if count == 0 {
             return Ok(());
         }
         if !self.runner.has(size) {
             self.check_memory(size)?;
         }
+        let (bytes, forms) = (&mut memory.bytes, &memory.forms);
         let finite = match &self.runner {
-            Runner::Cpu(runner) => runner.infer((count, each), images, &mut memory, &layouts)?,
+            Runner::Cpu(runner) => runner.infer((count, each), images, bytes, forms)?,
             Runner::Cuda(runner) => {
-                let memory = &mut memory[..self.outputs().len()];
-                lock(runner).infer((count, each), size, bytes_only(images)?, memory)?;
-                false
+                lock(runner).infer((count, each), size, bytes_only(images)?, bytes, forms)?
             }
         };
         if finite {
             return Ok(());
         }
         self.check_input(images, count)?;
-        let computed = self.outputs().iter().zip(&memory);
-        computed
-            .filter_map(|(output, values)| Some((output, values.as_deref()?)))
-            .try_for_each(|(output, values)| check_finite(output, values, count))
-    }
-
-    /// The memory of each output of the network for `count` images of `size`, or `None` for an output that is not asked for, and
-    /// the layout.
-    fn memory_of<'o>(
-        &self,
-        outputs: &'o mut [OutputMut<'_>],
-        size: Size,
-        count: usize,
-    ) -> Result<Memory<'o>, RuntimeError> {
-        let mut memory = [const { None }; MOST_OUTPUTS];
-        let mut layouts = [OutputLayout::Rows; MOST_OUTPUTS];
-        for OutputMut { name, values, layout } in outputs {
-            let known = self.outputs().iter().position(|output| output.name == *name);
-            let Some(index) = known.filter(|&index| memory[index].is_none()) else {
-                return Err(self.no_output(name));
-            };
-            let shape = self.output_shape(&self.outputs()[index], size);
-            if values.len() != count * shape.values() {
-                return Err(RuntimeError::OutputLength {
-                    name: (*name).to_owned(),
-                    values: values.len(),
-                    shape: [count, shape.rows(), shape.columns],
-                });
-            }
-            (memory[index], layouts[index]) = (Some(&mut **values), *layout);
-        }
-        Ok((memory, layouts))
+        memory.check_finite(self.outputs(), count)
     }
 
     /// Prepares for batches of `images` images of [`Engine::input_size`]. On a GPU this chooses kernels and records the graph of
@@ -390,7 +309,7 @@ impl Engine {
         self.check_images(images)?;
         match &self.runner {
             Runner::Cpu(_) => Ok(()),
-            Runner::Cuda(runner) => lock(runner).prepare(images, self.input_size()),
+            Runner::Cuda(runner) => lock(runner).prepare(images, self.input_size()).map(drop),
         }
     }
 

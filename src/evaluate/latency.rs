@@ -235,8 +235,10 @@ fn compute_times(engine: &Engine, batch_size: usize) -> Result<Option<Latency>, 
     if batch_size > engine.max_batch() {
         return Ok(None);
     }
-    engine.compute_times(batch_size, COMPUTE_RUNS / 4)?;
-    let Some(times) = engine.compute_times(batch_size, COMPUTE_RUNS)? else { return Ok(None) };
+    engine.compute_times(engine.input_size(), batch_size, COMPUTE_RUNS / 4)?;
+    let Some(times) = engine.compute_times(engine.input_size(), batch_size, COMPUTE_RUNS)? else {
+        return Ok(None);
+    };
     let samples = times.iter().map(|time| 1e3 * time.as_secs_f64()).collect();
     Ok(Some(Latency::from_samples(samples)?))
 }

@@ -96,7 +96,7 @@ impl Stopwatch {
         let (mut wholes, mut references) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             for (engine, times) in [(&engine, &mut wholes), (&reference, &mut references)] {
-                let compute = engine.compute_times(images, 10)?.unwrap_or_default();
+                let compute = engine.compute_times(engine.input_size(), images, 10)?.unwrap_or_default();
                 times.extend(compute.into_iter().map(milliseconds));
             }
         }

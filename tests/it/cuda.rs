@@ -18,7 +18,7 @@ use swinq_testing::XorShift;
 use swinq_testing::model::NoiseImages;
 
 /// A small Swin with heads of 32 channels.
-fn small() -> SwinConfig {
+pub fn small() -> SwinConfig {
     SwinConfig {
         name: "small".to_owned(),
         image_size: Size::square(56),
@@ -86,14 +86,14 @@ fn configs() -> Vec<SwinConfig> {
     ]
 }
 
-fn float(config: SwinConfig) -> FloatModel {
+pub fn float(config: SwinConfig) -> FloatModel {
     let transform = Transform::microsoft(config.image_size, config.in_chans, true);
     random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, 3)
 }
 
 /// `model` with a shipped recipe; `float` quantizes nothing, and `channels` is the default recipe with scales and
 /// zero points for the channels of every `mlp.fc2.input`.
-fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
+pub fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
     match recipe {
         "float" => return QuantizedModel::from_float(model.clone()).unwrap(),
         "channels" => return with_channels(quantized(model, "default"), model, |_| true),
@@ -105,11 +105,11 @@ fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
     calibrate(model, &Recipe::shipped(recipe).unwrap(), &mut source, options).unwrap().model
 }
 
-fn cpu(model: &QuantizedModel) -> Engine {
+pub fn cpu(model: &QuantizedModel) -> Engine {
     Engine::new(model, Backend::Cpu(CpuOptions { max_batch: 8, ..CpuOptions::detect().unwrap() })).unwrap()
 }
 
-fn options(residual: StreamType, gemm: Gemm) -> CudaOptions {
+pub fn options(residual: StreamType, gemm: Gemm) -> CudaOptions {
     CudaOptions { max_batch: 4, residual, gemm, autotune: Autotune::Off, ..CudaOptions::default() }
 }
 
@@ -117,7 +117,7 @@ fn images(model: &QuantizedModel, count: usize) -> Vec<u8> {
     images_of(model, model.config.image_size, count)
 }
 
-fn images_of(model: &QuantizedModel, size: Size, count: usize) -> Vec<u8> {
+pub fn images_of(model: &QuantizedModel, size: Size, count: usize) -> Vec<u8> {
     XorShift::new(99).bytes(count * size.area() * model.config.in_chans)
 }
 
@@ -174,7 +174,7 @@ fn assert_same(cpu: &[Traced], gpu: &[Traced], what: &str) {
     }
 }
 
-fn sqnr_db(exact: &[f32], got: &[f32]) -> f64 {
+pub fn sqnr_db(exact: &[f32], got: &[f32]) -> f64 {
     let square = |x: f32| f64::from(x) * f64::from(x);
     let signal: f64 = exact.iter().map(|&x| square(x)).sum();
     let noise: f64 = exact.iter().zip(got).map(|(&a, &b)| square(a - b)).sum();

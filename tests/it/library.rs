@@ -186,7 +186,9 @@ fn odd_numbers_are_errors() {
         .engine(&EngineOptions { max_batch: usize::MAX, ..EngineOptions::cpu(1) })
         .expect("the CPU engine runs at most eight images at a time");
     for images in [0, usize::MAX] {
-        assert!(engine.launches(images).is_err() && engine.compute_times(images, 1).is_err());
+        assert!(
+            engine.launches(images).is_err() && engine.compute_times(engine.input_size(), images, 1).is_err()
+        );
     }
     refused(Images::open(common::sample_data(), Split::Val, Some(0), 0), "limit");
     let read = |batch_size| ReadOptions { batch_size, ..ReadOptions::default() };

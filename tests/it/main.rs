@@ -5,6 +5,7 @@ mod command_line;
 mod commands;
 mod common;
 mod cuda;
+mod cuda_backbones;
 mod cuda_cli;
 mod cuda_images;
 mod documents;

@@ -196,10 +196,8 @@ impl Engine {
         let (each, bytes) = (self.images_between_signals(size), pixels.len() / images.max(1));
         let mut rest: Vec<OutputMut<'_>> = outputs
             .iter_mut()
-            .map(|(name, array)| OutputMut {
-                name,
-                values: array.as_mut_slice(),
-                layout: OutputLayout::ChannelsFirst,
+            .map(|(name, array)| {
+                OutputMut::new(name, array.as_mut_slice()).in_layout(OutputLayout::ChannelsFirst)
             })
             .collect();
         let mut first = 0;
@@ -249,7 +247,8 @@ fn held(outputs: &[Named<'_>], images: usize, taken: Range<usize>) -> PyResult<V
 /// The memory of the next `count` of the `left` images of `rest`, which keeps that of the others.
 fn take_images<'a>(rest: &mut OutputMut<'a>, count: usize, left: usize) -> OutputMut<'a> {
     let values = std::mem::take(&mut rest.values);
-    let (values, others) = values.split_at_mut(values.len() / left.max(1) * count);
+    let each = values.len() / left.max(1);
+    let (values, others) = values.split_at(each * count);
     rest.values = others;
     OutputMut { name: rest.name, values, layout: rest.layout }
 }

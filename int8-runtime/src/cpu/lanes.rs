@@ -43,8 +43,8 @@ pub(super) struct Room<'a> {
 }
 
 /// What a lane does with some of the images: their range, and memory for their outputs.
-pub(super) type Task<'a, const N: usize> =
-    dyn Fn(&mut Pool, &mut Arena<'_>, Range<usize>, &mut [Option<&mut [f32]>; N]) + Sync + 'a;
+pub(super) type Task<'a, T, const N: usize> =
+    dyn Fn(&mut Pool, &mut Arena<'_>, Range<usize>, &mut [Option<&mut [T]>; N]) + Sync + 'a;
 
 /// Threads, and memory for as many groups of them as there can be.
 pub(super) struct Lanes {
@@ -94,12 +94,12 @@ impl Lanes {
     ///
     /// # Errors
     /// [`RuntimeError::OutOfMemory`].
-    pub(super) fn run<const N: usize>(
+    pub(super) fn run<T: Send + Sync, const N: usize>(
         &self,
         division: Division,
         room: Room<'_>,
-        outputs: &mut [Option<&mut [f32]>; N],
-        task: &Task<'_, N>,
+        outputs: &mut [Option<&mut [T]>; N],
+        task: &Task<'_, T, N>,
     ) -> Result<(), RuntimeError> {
         let Division { images, lanes, threads, each } = division;
         if images == 0 {

@@ -14,7 +14,7 @@ use super::lanes::{Lanes, Room, lanes_in, lock};
 use super::place::{Images, Memory, tensor_bytes};
 use super::{CpuOptions, FUSED, Packed, outputs, parts};
 use crate::arena::Layout;
-use crate::engine::{MOST_OUTPUTS, OutputLayout};
+use crate::engine::{MOST_OUTPUTS, OutputBytes, OutputForm};
 use crate::error::RuntimeError;
 use crate::memory::images_at_a_time;
 use crate::profile::LaunchProfile;
@@ -140,14 +140,14 @@ impl Runner {
 
     /// Computes the outputs of `images` images, `input`; there must be at least one. A thread runs at most
     /// `each` images at a time, and `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for
-    /// each output of the plan, in these `layouts`, or `None` for one that is not asked for. Returns whether all values that are
+    /// each output of the plan, in these `forms`, or `None` for one that is not asked for. Returns whether all values that are
     /// read and written are finite. Calls from several threads share the threads of the runner.
     pub(crate) fn infer(
         &self,
         (images, each): (usize, usize),
         input: Input<'_>,
-        outputs: &mut [Option<&mut [f32]>; MOST_OUTPUTS],
-        layouts: &[OutputLayout; MOST_OUTPUTS],
+        outputs: &mut OutputBytes<'_>,
+        forms: &[OutputForm; MOST_OUTPUTS],
     ) -> Result<bool, RuntimeError> {
         let prepared = self.prepared_for(input.size)?;
         let values = input.pixels.len() / images;
@@ -161,10 +161,10 @@ impl Runner {
                 let end = first + division.images;
                 let input = input.of_values(first * values..end * values);
                 let mut outputs = outputs.each_mut().map(|output| {
-                    let values = output.as_ref().map_or(0, |output| output.len() / images);
-                    output.as_deref_mut().map(|output| &mut output[first * values..end * values])
+                    let bytes = output.as_ref().map_or(0, |output| output.len() / images);
+                    output.as_deref_mut().map(|output| &mut output[first * bytes..end * bytes])
                 });
-                self.run(division, &prepared, input, (&mut outputs, layouts), &finite)?;
+                self.run(division, &prepared, input, (&mut outputs, forms), &finite)?;
                 first = end;
             }
         }
@@ -177,7 +177,7 @@ impl Runner {
         division: Division,
         prepared: &Prepared,
         input: Input<'_>,
-        (outputs, layouts): (&mut [Option<&mut [f32]>; MOST_OUTPUTS], &[OutputLayout; MOST_OUTPUTS]),
+        (outputs, forms): (&mut OutputBytes<'_>, &[OutputForm; MOST_OUTPUTS]),
         finite: &AtomicBool,
     ) -> Result<(), RuntimeError> {
         let values = input.pixels.len() / division.images.max(1);
@@ -187,10 +187,10 @@ impl Runner {
             if !self.packed.run(pool, arena, batch, input) {
                 finite.store(false, Ordering::Relaxed);
             }
-            for ((place, output), layout) in self.packed.outputs().zip(outputs).zip(layouts) {
+            for ((place, output), form) in self.packed.outputs().zip(outputs).zip(forms) {
                 let Some(output) = output else { continue };
                 let shape = (batch.geometry.rows(place.spec.rows), place.spec.columns);
-                if !outputs::copy(pool, place.f32(batch, arena.buffer(&place)), shape, output, *layout) {
+                if !outputs::copy(pool, place.f32(batch, arena.buffer(&place)), shape, output, *form) {
                     finite.store(false, Ordering::Relaxed);
                 }
             }

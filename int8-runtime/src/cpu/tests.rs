@@ -12,7 +12,7 @@ use swinq_plan::{
 };
 
 use super::{CpuOptions, Packed, Runner};
-use crate::engine::{MOST_OUTPUTS, OutputLayout};
+use crate::engine::{MOST_OUTPUTS, OutputForm};
 use crate::trace::{Traced, TracedValues};
 
 /// Side of an image in pixels.
@@ -138,10 +138,12 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
             }
             assert_eq!(floats(&traced, "norm"), stream, "{cpu}");
 
-            let mut fused = vec![0.0; images * tokens * C];
+            let mut fused = vec![0.0_f32; images * tokens * C];
             let mut outputs = [const { None }; MOST_OUTPUTS];
-            outputs[0] = Some(&mut fused[..]);
-            runner.infer((images, images), input, &mut outputs, &[OutputLayout::Rows; MOST_OUTPUTS]).unwrap();
+            outputs[0] = Some(bytemuck::cast_slice_mut(&mut fused));
+            runner
+                .infer((images, images), input, &mut outputs, &[OutputForm::default(); MOST_OUTPUTS])
+                .unwrap();
             assert_eq!(fused, stream, "{cpu}: all launches of an inference");
 
             let mut plain = vec![0.0; C];

@@ -6,6 +6,7 @@ use std::time::Duration;
 use swinq_cuda::{CudaError, Nvtx, Pipeline, Stream};
 use swinq_model::{Size, SwinConfig};
 
+use super::host::write;
 use super::memory::{Images, Memory, Places};
 use super::options::CudaOptions;
 use super::packed::Packed;
@@ -31,17 +32,12 @@ pub(crate) struct Runner {
     pub(super) first: bool,
     pub(super) options: CudaOptions,
     /// Present if launches are marked for a profiler.
-    nvtx: Option<Nvtx>,
+    pub(super) nvtx: Option<Nvtx>,
 }
 
-/// A pipeline for inputs of `input` bytes, and the scores of `max_batch` images.
-pub(super) fn pipeline(
-    packed: &Packed,
-    memory: &Memory,
-    max_batch: usize,
-    input: usize,
-) -> Result<Pipeline, CudaError> {
-    Pipeline::new(packed.device(), input, 4 * max_batch * memory.classes(), memory.flag_bytes())
+/// A pipeline for inputs of `input` bytes and outputs of `output` bytes.
+pub(super) fn pipeline(packed: &Packed, input: usize, output: usize) -> Result<Pipeline, CudaError> {
+    Pipeline::new(packed.device(), input, output, packed.steps.len() + packed.outputs.len())
 }
 
 impl Runner {
@@ -53,11 +49,11 @@ impl Runner {
     ) -> Result<Runner, RuntimeError> {
         let nvtx = options.nvtx.then(Nvtx::new).transpose()?;
         let tuner = Tuner::new(packed.device(), options.gemm, options.autotune)?;
-        let arena = Places::new(packed, packed.own.grids(), options.max_batch).bytes;
-        let memory = Memory::new(packed, options.max_batch, arena)?;
+        let places = Places::new(packed, packed.own.grids(), options.max_batch);
+        let memory = Memory::new(packed, options.max_batch, &places)?;
         let input = options.max_batch * config.image_size.area() * config.in_chans;
         Ok(Runner {
-            pipeline: pipeline(packed, &memory, options.max_batch, input)?,
+            pipeline: pipeline(packed, input, memory.result_bytes(&places))?,
             packed: Arc::clone(packed),
             config: config.clone(),
             memory,
@@ -87,50 +83,7 @@ impl Runner {
 
     /// Bytes of the arena and of the images, which are allocated.
     pub(crate) fn held_bytes(&self) -> usize {
-        self.memory.arena_bytes() + self.pipeline.input().bytes()
-    }
-
-    /// Computes the outputs of the `images` images of `size` in `pixels`; there must be at least one. They run in batches of
-    /// `each` images, at most `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for each
-    /// output of the plan, or `None` for one that is not asked for. Copies overlap with computation, except with
-    /// [`CudaOptions::nvtx`].
-    pub(crate) fn infer(
-        &mut self,
-        (images, each): (usize, usize),
-        size: Size,
-        pixels: &[u8],
-        outputs: &mut [Option<&mut [f32]>],
-    ) -> Result<(), RuntimeError> {
-        let Some(logits) = outputs[self.packed.output].as_deref_mut() else { return Ok(()) };
-        let (each, numbers) = self.prepare_parts((images, each), size)?;
-        let parts = pixels.chunks(each * self.image_bytes(size));
-        let parts = parts.zip(logits.chunks_mut(each * self.memory.classes())).zip(numbers);
-        match self.nvtx {
-            None => {
-                let graph = |number| self.sizes.get((size, number)).expect("the batch is prepared").graph;
-                let parts = parts.map(|((pixels, logits), number)| (graph(number), pixels, logits));
-                let results = self.memory.results(self.options.max_batch);
-                if self.pipeline.run(&results, parts)?.is_none() {
-                    return Ok(());
-                }
-            }
-            Some(nvtx) => {
-                let mut parts = parts;
-                parts.try_for_each(|((pixels, logits), number)| {
-                    self.infer_marked(nvtx, (size, number), pixels, logits)
-                })?;
-            }
-        }
-        self.check_stream()
-    }
-
-    /// Fails if a step has found a value in the f16 stream that is not finite.
-    fn check_stream(&self) -> Result<(), RuntimeError> {
-        let Some(reader) = self.memory.take_flag(self.pipeline.stream())? else { return Ok(()) };
-        let steps = &self.packed.steps;
-        let writer = steps[..reader].iter().rev().find(|step| step.output == steps[reader].input);
-        let launch = writer.unwrap_or(&steps[reader]).name.clone();
-        Err(RuntimeError::StreamOverflow { launch })
+        self.memory.bytes() + self.pipeline.input().bytes()
     }
 
     /// Resets the flags after runs that are not inferences. Repeated launches add to the stream again and
@@ -144,7 +97,7 @@ impl Runner {
     ///
     /// # Panics
     /// If nothing is.
-    fn prepared(&self, batch: Batch) -> (&[Launch], Images<'_>) {
+    pub(super) fn prepared(&self, batch: Batch) -> (&[Launch], Images<'_>) {
         let prepared = self.sizes.get(batch).expect("the batch is prepared");
         let images = Images { count: batch.1, of: &prepared.of, pixels: self.pipeline.input() };
         (&prepared.launches, images)
@@ -156,34 +109,22 @@ impl Runner {
         Ok(self.prepared((self.own_size(), count)))
     }
 
-    /// Computes the scores of a prepared batch, launch by launch, with a profiler range around each launch and one around all.
-    fn infer_marked(
-        &self,
-        nvtx: Nvtx,
-        batch: Batch,
-        pixels: &[u8],
-        logits: &mut [f32],
-    ) -> Result<(), RuntimeError> {
-        let _inference = nvtx.range(&format!("inference of {} images", batch.1));
-        let (on, (launches, images)) = (self.pipeline.stream(), self.prepared(batch));
-        images.pixels.slice(0, pixels.len()).copy_from(on, pixels)?;
-        run_all(&self.packed.steps, launches, &self.memory, on, images, Some(nvtx))?;
-        self.memory.scores(logits.len() / self.memory.classes()).copy_to(on, logits)?;
-        Ok(())
-    }
-
-    /// Times each of `runs` forward passes of `images` images of the network's own size that are already on the GPU, without
-    /// copies.
+    /// Times each of `runs` forward passes of `images` images of `size`, or as many as run at a time, that are already on the
+    /// GPU, without copies. Feature maps are written in f16, with the channels first.
     pub(crate) fn compute_times(
         &mut self,
         images: usize,
+        size: Size,
         runs: usize,
     ) -> Result<Vec<Duration>, RuntimeError> {
-        let size = self.own_size();
-        self.prepare(images, size)?;
+        let images = self.prepare(images, size)?;
         let _range = self.nvtx.map(|nvtx| nvtx.range(&format!("graphs of {images} images")));
         let graph = self.sizes.get((size, images)).expect("the batch is prepared").graph;
-        let times = self.pipeline.time(self.packed.device(), graph, runs)?;
+        let (_, images) = self.prepared((size, images));
+        let regions = self.maps_in_f16(images.count, images.of);
+        let times = self.pipeline.time(self.packed.device(), graph, runs, |on| {
+            write(&self.packed, &self.memory, on, images, &regions)
+        })?;
         self.lower_flags()?;
         Ok(times.into_iter().map(|ms| Duration::from_secs_f64(f64::from(ms) / 1e3)).collect())
     }
@@ -211,6 +152,13 @@ impl Runner {
                 macs: step.macs_per_row * rows as u64,
                 bytes: self.memory.moved(step, images),
             });
+        }
+        for region in self.maps_in_f16(count, images.of) {
+            let images = Images { count, ..images };
+            let ms = time_together(self.packed.device(), on, || {
+                write(&self.packed, &self.memory, on, images, std::slice::from_ref(&region))
+            })?;
+            profiles.push(region.profile(&self.packed, &self.memory, images, ms));
         }
         self.lower_flags()?;
         Ok(profiles)

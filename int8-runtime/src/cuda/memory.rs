@@ -1,16 +1,17 @@
 //! The buffers of an engine: one arena, in which tensors that are never alive at the same time share memory.
 
+use swinq_cuda::ops::output::{OutputFlags, OutputForm};
 use swinq_cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
 use swinq_plan::{Grids, TensorId};
 
 use super::geometry::DeviceGeometry;
-use super::packed::Packed;
+use super::packed::{Packed, PackedOutput};
 use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor, Operands};
 use super::when::When;
 use crate::arena::Layout;
 
 /// Alignment of the tensors in the arena.
-const ALIGN: usize = 256;
+pub(super) const ALIGN: usize = 256;
 
 /// The places of tensors in the arena, for images of one size.
 pub(crate) struct Places {
@@ -18,6 +19,8 @@ pub(crate) struct Places {
     offsets: Vec<Option<usize>>,
     /// Bytes of the arena.
     pub(crate) bytes: usize,
+    /// Bytes of all outputs in f32.
+    pub(crate) results: usize,
 }
 
 impl Places {
@@ -36,15 +39,26 @@ impl Places {
             .map(|(tensor, images)| tensor.bytes(grids).saturating_mul(images))
             .collect();
         // The scores have their own memory, outside the arena.
-        bytes[packed.scores.0] = 0;
-        let layout = Layout::new(&uses, &bytes, &[]);
+        if let Some(scores) = packed.scores {
+            bytes[scores.0] = 0;
+        }
+        let kept: Vec<TensorId> = packed.outputs.iter().map(|output| output.source).collect();
+        let layout = Layout::new(&uses, &bytes, &kept);
         let mut begins = Vec::with_capacity(layout.bytes.len());
         let mut end: usize = 0;
         for bytes in &layout.bytes {
             begins.push(end);
             end = end.saturating_add(bytes.saturating_add(ALIGN - 1) / ALIGN * ALIGN);
         }
-        Places { offsets: layout.slot.iter().map(|slot| slot.map(|slot| begins[slot])).collect(), bytes: end }
+        let results = packed.outputs.iter().map(|output| {
+            let (rows, columns) = packed.shape(output, grids);
+            most.saturating_mul(4 * rows * columns).saturating_add(ALIGN)
+        });
+        Places {
+            offsets: layout.slot.iter().map(|slot| slot.map(|slot| begins[slot])).collect(),
+            bytes: end,
+            results: results.fold(0, usize::saturating_add),
+        }
     }
 }
 
@@ -68,69 +82,107 @@ pub(crate) struct Images<'a> {
 pub(crate) struct Memory {
     pub(crate) tensors: Vec<DeviceTensor>,
     arena: DeviceSlice,
-    /// One u32 flag per step, which a step sets if its f16 stream holds a value that is not finite; then the
-    /// scores.
+    /// One u32 flag for each step, which it sets if its f16 stream holds a value that is not finite, and one for each output;
+    /// then the scores of a classifier, and outputs on their way to the host.
     results: DeviceSlice,
+    /// The number of steps.
+    steps: usize,
     flag_bytes: usize,
-    scores: TensorId,
+    scores: Option<TensorId>,
+    /// Bytes of the scores of a full batch.
+    score_bytes: usize,
 }
 
 impl Memory {
-    /// Allocates an arena of `bytes`, and room for the scores of `max_batch` images.
-    pub(crate) fn new(packed: &Packed, max_batch: usize, bytes: usize) -> Result<Memory, CudaError> {
+    /// Allocates memory for up to `max_batch` images with these places.
+    pub(crate) fn new(packed: &Packed, max_batch: usize, places: &Places) -> Result<Memory, CudaError> {
         let (device, tensors, scores) = (packed.device(), packed.tensors.clone(), packed.scores);
-        let flag_bytes = (4 * packed.steps.len()).next_multiple_of(ALIGN);
-        let results = flag_bytes + max_batch * tensors[scores.0].row_bytes();
-        Ok(Memory {
+        let flags = packed.steps.len() + packed.outputs.len();
+        let score_bytes = scores.map_or(0, |scores| max_batch * tensors[scores.0].row_bytes());
+        let mut memory = Memory {
             tensors,
-            arena: DeviceBuf::zeroed(device, bytes)?.all(),
-            results: DeviceBuf::zeroed(device, results)?.all(),
-            flag_bytes,
+            arena: DeviceBuf::zeroed(device, places.bytes)?.all(),
+            results: DeviceBuf::zeroed(device, 0)?.all(),
+            steps: packed.steps.len(),
+            flag_bytes: (4 * flags).next_multiple_of(ALIGN),
             scores,
-        })
+            score_bytes: score_bytes.next_multiple_of(ALIGN),
+        };
+        memory.results = DeviceBuf::zeroed(device, memory.result_bytes(places))?.all();
+        Ok(memory)
     }
 
-    /// Bytes of the arena.
-    pub(crate) fn arena_bytes(&self) -> usize {
-        self.arena.bytes()
+    /// Bytes of all buffers.
+    pub(crate) fn bytes(&self) -> usize {
+        self.arena.bytes() + self.results.bytes()
     }
 
-    /// Makes room for an arena of `bytes`. If it grows, it moves, and its contents are lost.
+    /// Bytes of flags, scores and outputs for these places.
+    pub(crate) fn result_bytes(&self, places: &Places) -> usize {
+        self.flag_bytes + self.score_bytes + places.results
+    }
+
+    /// Whether there is room for these places.
+    pub(crate) fn has_room(&self, places: &Places) -> bool {
+        places.bytes <= self.arena.bytes() && self.result_bytes(places) <= self.results.bytes()
+    }
+
+    /// Makes room for these places. What grows moves, and its contents are lost.
     ///
     /// # Errors
-    /// The device has too little free memory; the arena is as before then.
-    pub(crate) fn reserve(&mut self, device: &Device, bytes: usize) -> Result<(), CudaError> {
-        if bytes > self.arena.bytes() {
-            self.arena = DeviceBuf::zeroed(device, bytes)?.all();
-        }
+    /// The device has too little free memory; the memory is as before then.
+    pub(crate) fn reserve(&mut self, device: &Device, places: &Places) -> Result<(), CudaError> {
+        let grown = |slice: &DeviceSlice, bytes: usize| match bytes > slice.bytes() {
+            true => Ok(DeviceBuf::zeroed(device, bytes)?.all()),
+            false => Ok::<_, CudaError>(slice.clone()),
+        };
+        let results = grown(&self.results, self.result_bytes(places))?;
+        (self.arena, self.results) = (grown(&self.arena, places.bytes)?, results);
         Ok(())
     }
 
-    /// Bytes of the flags, which precede the scores.
+    /// Bytes of the flags.
     pub(crate) fn flag_bytes(&self) -> usize {
         self.flag_bytes
     }
 
-    /// Columns of the scores.
-    pub(crate) fn classes(&self) -> usize {
-        self.tensors[self.scores.0].columns
+    /// Flags, scores, and outputs on their way to the host.
+    pub(crate) fn results(&self) -> &DeviceSlice {
+        &self.results
     }
 
-    /// The flags, then the scores of `images` images.
-    pub(crate) fn results(&self, images: usize) -> DeviceSlice {
-        self.results.slice(0, self.flag_bytes + self.score_bytes(images))
+    /// Where outputs on their way to the host begin in the results.
+    pub(crate) fn first_output(&self) -> usize {
+        self.flag_bytes + self.score_bytes
     }
 
     /// The scores of `images` images.
-    pub(crate) fn scores(&self, images: usize) -> DeviceSlice {
-        self.results.slice(self.flag_bytes, self.score_bytes(images))
+    fn scores(&self, images: usize) -> DeviceSlice {
+        let row = self.scores.map_or(0, |scores| self.tensors[scores.0].row_bytes());
+        self.results.slice(self.flag_bytes, images * row)
     }
 
-    fn score_bytes(&self, images: usize) -> usize {
-        images * self.tensors[self.scores.0].row_bytes()
+    /// The flags that output `index` reads, and the one that it raises.
+    fn output_flags(&self, index: usize) -> [DeviceSlice; 2] {
+        [self.results.slice(0, 4 * self.steps), self.results.slice(4 * (self.steps + index), 4)]
     }
 
-    /// Returns the first step whose flag is set, if there is one, and resets all flags.
+    /// Puts the op of output `index` of `images` on `on`, which writes to `out` in `form`.
+    pub(crate) fn write_output(
+        &self,
+        (index, output): (usize, &PackedOutput),
+        on: &Stream,
+        images: Images<'_>,
+        (out, form): (&DeviceSlice, OutputForm),
+    ) -> Result<(), CudaError> {
+        let rows = images.of.geometry.rows(self.tensors[output.source.0].rows);
+        let (source, [steps, raised]) = (self.slice(output.source, images), self.output_flags(index));
+        let flags = OutputFlags { steps: &steps, raised: &raised };
+        output.op.run(on, (images.count, rows), &source, (out, form), flags)
+    }
+
+    /// Returns the index of the first flag that is set, if there is one, and resets all flags: those of the steps come before
+    /// those of the outputs.
     pub(crate) fn take_flag(&self, on: &Stream) -> Result<Option<usize>, CudaError> {
         let flags = self.results.slice(0, self.flag_bytes);
         let mut words = vec![0_u32; self.flag_bytes / 4];
@@ -141,10 +193,10 @@ impl Memory {
 
     /// The tensor `id` of `images`.
     pub(crate) fn slice(&self, id: TensorId, images: Images<'_>) -> DeviceSlice {
-        if id == self.scores {
+        if Some(id) == self.scores {
             return self.scores(images.count);
         }
-        let bytes = self.bytes(id, images);
+        let bytes = self.bytes_of(id, images);
         match images.of.places.offsets[id.0] {
             Some(offset) => self.arena.slice(offset, bytes),
             None => images.pixels.slice(0, bytes),
@@ -152,7 +204,7 @@ impl Memory {
     }
 
     /// Bytes of the tensor `id` of `images`.
-    fn bytes(&self, id: TensorId, images: Images<'_>) -> usize {
+    fn bytes_of(&self, id: TensorId, images: Images<'_>) -> usize {
         images.count * self.tensors[id.0].bytes(images.of.geometry.grids())
     }
 
@@ -175,7 +227,7 @@ impl Memory {
     /// Minimum number of bytes that a step must read and write: its input, its output and its weights, once
     /// each.
     pub(crate) fn moved(&self, step: &DeviceStep, images: Images<'_>) -> u64 {
-        let bytes = |id: TensorId| self.bytes(id, images) as u64;
+        let bytes = |id: TensorId| self.bytes_of(id, images) as u64;
         let residual = match &step.op {
             DeviceOp::Linear(linear, _) => linear.kind().is_residual(),
             DeviceOp::Norm(norm, _) => norm.adds(),

@@ -3,6 +3,7 @@
 
 mod engine;
 mod geometry;
+mod host;
 mod int8;
 mod lower;
 mod memory;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use swinq_cuda::Device;
-use swinq_model::ModelError;
+use swinq_cuda::ops::output::DeviceOutput;
 use swinq_plan::{Geometry, Grids, OutputKind, Plan, TensorId};
 
-use super::lower::lower;
+use super::lower::{Lowered, lower};
 use super::memory::Places;
 use super::options::{CudaOptions, Gemm};
 use super::step::{DeviceStep, DeviceTensor};
@@ -17,35 +17,48 @@ pub(crate) struct Packed {
     device: Device,
     pub(super) steps: Vec<DeviceStep>,
     pub(super) tensors: Vec<DeviceTensor>,
-    /// The tensor of the scores, and its place among the outputs of the plan.
-    pub(super) scores: TensorId,
-    pub(super) output: usize,
+    /// The outputs, in the order of the plan.
+    pub(super) outputs: Vec<PackedOutput>,
+    /// The tensor of the scores of a classifier, which has memory of its own.
+    pub(super) scores: Option<TensorId>,
     /// The geometry for the network's own image size.
     pub(super) own: Arc<Geometry>,
+}
+
+/// An output of the network: a tensor that is alive to the end, and the op that writes it to the memory of its reader.
+pub(crate) struct PackedOutput {
+    pub(super) name: String,
+    pub(super) source: TensorId,
+    pub(super) op: DeviceOutput,
 }
 
 impl Packed {
     /// Lowers `plan` for the GPU and the residual stream of `options`: packs and uploads its weights.
     pub(crate) fn new(plan: &Plan<'_>, options: &CudaOptions) -> Result<Packed, RuntimeError> {
         let device = Device::open(options.device)?;
-        let output = plan.outputs.iter().position(|output| output.kind == OutputKind::Logits);
-        let unable = "the network is a backbone, which the CUDA backend does not run yet; use the CPU";
-        let output = output.ok_or_else(|| ModelError::config("outputs", unable))?;
-        let scores = plan.outputs[output].tensor;
+        let scores = plan.outputs.iter().find(|output| output.kind == OutputKind::Logits);
+        let scores = scores.map(|output| output.tensor);
         // With cuBLASLt, the library computes the products.
         let lowered = lower(&device, (plan, scores), options.residual, options.gemm != Gemm::CublasLt)?;
-        let own = Arc::clone(&plan.own);
-        Ok(Packed { device, steps: lowered.steps, tensors: lowered.tensors, scores, output, own })
+        let (own, Lowered { steps, tensors, outputs }) = (Arc::clone(&plan.own), lowered);
+        Ok(Packed { device, steps, tensors, outputs, scores, own })
     }
 
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Bytes on the device of one image with these grids and of its tensors.
+    /// Bytes on the device of one image with these grids, of its tensors and of its outputs.
     pub(crate) fn image_bytes(&self, grids: &Grids) -> usize {
         let image = self.tensors[self.steps[0].input.0].bytes(grids);
-        Places::new(self, grids, 1).bytes.saturating_add(image)
+        let places = Places::new(self, grids, 1);
+        places.bytes.saturating_add(places.results).saturating_add(image)
+    }
+
+    /// The rows and the columns of `output` for one image with these grids.
+    pub(super) fn shape(&self, output: &PackedOutput, grids: &Grids) -> (usize, usize) {
+        let tensor = &self.tensors[output.source.0];
+        (grids.rows(tensor.rows), tensor.columns)
     }
 
     /// Whether a launch that adds to the stream stores its codes in the order of windows.

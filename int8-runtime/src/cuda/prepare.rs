@@ -28,11 +28,13 @@ pub(super) struct Prepared {
 
 impl Runner {
     /// Chooses kernels for batches of `images` images of `size`, or as many as run at a time, and records their graph. No-op
-    /// if already prepared.
-    pub(crate) fn prepare(&mut self, images: usize, size: Size) -> Result<(), RuntimeError> {
+    /// if already prepared. Returns the number of images.
+    pub(crate) fn prepare(&mut self, images: usize, size: Size) -> Result<usize, RuntimeError> {
         let of = self.of_size(size)?;
         let effort = if size == self.own_size() { Effort::Measure } else { self.effort(size) };
-        self.prepare_batch(images.min(of.most), &of, effort)
+        let images = images.min(of.most);
+        self.prepare_batch(images, &of, effort)?;
+        Ok(images)
     }
 
     /// Prepares for `images` images of `size`, of which at most `each` run at a time. Returns the most images of that size at a
@@ -77,21 +79,22 @@ impl Runner {
         };
         let most = images_at_a_time(self.options.max_batch, own, size);
         let places = Places::new(&packed, geometry.grids(), most);
-        self.reserve(places.bytes, most * self.image_bytes(size))?;
+        self.reserve(&places, most * self.image_bytes(size))?;
         let geometry = DeviceGeometry::new(packed.device(), &geometry, packed.codes_in_windows())?;
         Ok(Arc::new(OfSize { geometry, places, most }))
     }
 
-    /// Makes room for an arena of `arena` bytes and images of `input` bytes. If memory grows, all graphs are dropped, because
-    /// they hold its addresses.
-    fn reserve(&mut self, arena: usize, input: usize) -> Result<(), RuntimeError> {
+    /// Makes room for `places` and images of `input` bytes. If memory grows, all graphs are dropped, because they hold its
+    /// addresses.
+    fn reserve(&mut self, places: &Places, input: usize) -> Result<(), RuntimeError> {
         let held = self.pipeline.input().bytes();
-        if arena <= self.memory.arena_bytes() && input <= held {
+        if self.memory.has_room(places) && input <= held {
             return Ok(());
         }
         let packed = Arc::clone(&self.packed);
-        let pipeline = pipeline(&packed, &self.memory, self.options.max_batch, input.max(held))?;
-        self.memory.reserve(packed.device(), arena)?;
+        let output = self.memory.result_bytes(places).max(self.memory.results().bytes());
+        let pipeline = pipeline(&packed, input.max(held), output)?;
+        self.memory.reserve(packed.device(), places)?;
         self.pipeline = pipeline;
         self.sizes.clear();
         Ok(())

@@ -2,7 +2,7 @@
 
 use swinq_model::Size;
 use swinq_numerics::{ImageLayout, Images, Pixels};
-use swinq_plan::{Grids, Output, OutputKind};
+use swinq_plan::{Grids, Output};
 
 use super::{Engine, Runner, lock};
 use crate::error::RuntimeError;
@@ -111,15 +111,4 @@ pub(super) fn bytes_only(images: Images<'_>) -> Result<&[u8], RuntimeError> {
         (Pixels::U8(bytes), ImageLayout::ChannelsLast) => Ok(bytes),
         _ => Err(RuntimeError::BytesOnly),
     }
-}
-
-/// Refuses the values of `output` for `images` images that are not finite.
-pub(super) fn check_finite(output: &Output, values: &[f32], images: usize) -> Result<(), RuntimeError> {
-    let Some(at) = values.iter().position(|v| !v.is_finite()) else { return Ok(()) };
-    let each = values.len() / images;
-    let (image, value) = (at / each, values[at]);
-    Err(match output.kind {
-        OutputKind::Logits => RuntimeError::NotFinite { image, class: at % each, value },
-        OutputKind::Stage(_) => RuntimeError::MapNotFinite { name: output.name.clone(), image, value },
-    })
 }

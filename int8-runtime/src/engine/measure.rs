@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use swinq_model::Size;
 use swinq_numerics::Images;
 
 use super::{Engine, Runner, lock};
@@ -52,16 +53,25 @@ impl Engine {
         }
     }
 
-    /// On a GPU, the time of each of `runs` forwards of `images` images, without copies: the images are
-    /// already on the GPU. `None` on the CPU, which makes no copies.
+    /// On a GPU, the time of each of `runs` forwards of `images` images of `size`, or as many of that size as run at a time,
+    /// without copies: the images are already on the GPU. Feature maps are written in f16, with the channels first. `None` on
+    /// the CPU, which makes no copies.
     ///
     /// # Errors
-    /// The errors of [`Engine::prepare`].
-    pub fn compute_times(&self, images: usize, runs: usize) -> Result<Option<Vec<Duration>>, RuntimeError> {
+    /// The errors of [`Engine::prepare`], and an image that the network cannot process, or that needs more memory than allowed.
+    pub fn compute_times(
+        &self,
+        size: Size,
+        images: usize,
+        runs: usize,
+    ) -> Result<Option<Vec<Duration>>, RuntimeError> {
         self.check_images(images)?;
+        if !self.runner.has(size) {
+            self.check_memory(size)?;
+        }
         match &self.runner {
             Runner::Cpu(_) => Ok(None),
-            Runner::Cuda(runner) => lock(runner).compute_times(images, runs).map(Some),
+            Runner::Cuda(runner) => lock(runner).compute_times(images, size, runs).map(Some),
         }
     }
 }

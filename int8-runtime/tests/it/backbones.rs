@@ -80,7 +80,7 @@ fn run(engine: &Engine, size: Size, pixels: &[u8], layout: OutputLayout) -> Vec<
     let mut values: Vec<Vec<f32>> =
         outputs.map(|output| vec![f32::NAN; images * engine.output_shape(output, size).values()]).collect();
     let mut memory: Vec<OutputMut<'_>> = (engine.outputs().iter().zip(&mut values))
-        .map(|(output, values)| OutputMut { name: &output.name, values, layout })
+        .map(|(output, values)| OutputMut::new(&output.name, values).in_layout(layout))
         .collect();
     engine.run(Images::new(size, pixels), &mut memory).unwrap();
     values

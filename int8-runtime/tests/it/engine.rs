@@ -124,7 +124,10 @@ fn pixels_and_scores_that_do_not_fit_are_refused() {
     for images in [0, 3, usize::MAX] {
         assert!(matches!(engine.prepare(images), Err(RuntimeError::Images { .. })), "{images}");
         assert!(matches!(engine.launches(images), Err(RuntimeError::Images { .. })), "{images}");
-        assert!(matches!(engine.compute_times(images, 1), Err(RuntimeError::Images { .. })), "{images}");
+        assert!(
+            matches!(engine.compute_times(engine.input_size(), images, 1), Err(RuntimeError::Images { .. })),
+            "{images}"
+        );
     }
 }
 
@@ -166,5 +169,5 @@ fn profiles_and_listings_have_a_line_for_each_step_of_the_plan() {
         let fused = profile.iter().filter(|launch| launch.detail == "fused").count();
         assert!(fused > 0 && fused < names.len(), "{fused} launches are fused");
     }
-    assert!(engine.compute_times(1, 3).unwrap().is_none() && engine.device().is_none());
+    assert!(engine.compute_times(engine.input_size(), 1, 3).unwrap().is_none() && engine.device().is_none());
 }

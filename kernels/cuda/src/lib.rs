@@ -44,7 +44,7 @@ pub use memory::{DeviceBuf, DeviceSlice};
 pub use nvrtc::{Compiled, compile, compile_text};
 pub use nvtx::{Nvtx, Range};
 pub use pinned::PinnedBuf;
-pub use pipeline::Pipeline;
+pub use pipeline::{Part, Pipeline};
 pub use plain::Plain;
 pub use program::Program;
 pub use resources::{Resources, resources};

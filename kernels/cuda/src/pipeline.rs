@@ -46,14 +46,31 @@ fn copy_on(threads: Option<&ThreadPool>, to: &mut [u8], from: &[u8]) {
     }
 }
 
+/// An input of a pipeline, and its outputs.
+pub struct Part<'a> {
+    /// The key of the recorded work.
+    pub key: usize,
+    /// It may be shorter than the recorded work expects; the rest of the buffer keeps bytes of earlier inputs.
+    pub input: &'a [u8],
+    /// Where bytes of the output begin, and the memory to which they go.
+    pub outputs: Vec<(usize, &'a mut [u8])>,
+}
+
+impl Part<'_> {
+    /// Where the last of the outputs ends.
+    fn end(&self) -> usize {
+        self.outputs.iter().map(|(begin, to)| begin + to.len()).max().unwrap_or(0)
+    }
+}
+
 /// A queue of inputs for one computation, which is recorded once for each size of input.
 pub struct Pipeline {
     compute: Stream,
     copies: Stream,
     slots: [Slot; SLOTS],
     copying: Option<ThreadPool>,
-    /// Bytes of flags in front of each output.
-    prefix: usize,
+    /// The number of flags at the beginning of the output.
+    flags: usize,
 }
 
 /// Buffers for one input and its output.
@@ -70,8 +87,8 @@ struct Slot {
 }
 
 impl Pipeline {
-    /// Allocates buffers for inputs and outputs of up to `input_bytes` and `output_bytes`. In front of each
-    /// output are `prefix` bytes of flags, which the work sets and nothing resets.
+    /// Allocates buffers for inputs and outputs of up to `input_bytes` and `output_bytes`. Each output begins with `flags` u32
+    /// flags, which the work sets and nothing resets.
     ///
     /// # Errors
     /// The device or the host has too little memory, or the driver fails.
@@ -79,13 +96,13 @@ impl Pipeline {
         device: &Device,
         input_bytes: usize,
         output_bytes: usize,
-        prefix: usize,
+        flags: usize,
     ) -> Result<Pipeline, CudaError> {
         let slot = || -> Result<Slot, CudaError> {
             Ok(Slot {
                 input: DeviceBuf::zeroed(device, input_bytes)?.all(),
                 host_input: PinnedBuf::new(device, input_bytes)?,
-                host_output: PinnedBuf::new(device, prefix + output_bytes)?,
+                host_output: PinnedBuf::new(device, output_bytes.max(4 * flags))?,
                 copied: Event::new(device)?,
                 done: Event::new(device)?,
                 graphs: BTreeMap::new(),
@@ -96,8 +113,8 @@ impl Pipeline {
             compute: Stream::new(device)?,
             copies: Stream::new(device)?,
             slots: [slot()?, slot()?],
-            copying: copying_threads(input_bytes)?,
-            prefix,
+            copying: copying_threads(input_bytes.max(output_bytes))?,
+            flags,
         })
     }
 
@@ -148,10 +165,9 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Runs `parts` one after the other. Each part has the key of its work, its input and the destination of
-    /// its output. The input may be shorter than the recorded work expects; the rest of the buffer keeps
-    /// bytes of earlier inputs. The work writes its flags to `output` on the device, followed by its output.
-    /// Returns the index of the first flag (a u32) that is set after any of the parts.
+    /// Runs `parts` one after the other, from host memory to host memory. After the recorded work of a part, `after` puts more
+    /// work on the stream for the part with this index. Flags and outputs are in `output` on the device then. Returns the index
+    /// of the first flag that is set after any of the parts.
     ///
     /// # Errors
     /// The driver or the work fails.
@@ -161,44 +177,44 @@ impl Pipeline {
     pub fn run<'a>(
         &mut self,
         output: &DeviceSlice,
-        parts: impl ExactSizeIterator<Item = (usize, &'a [u8], &'a mut [f32])>,
+        parts: impl ExactSizeIterator<Item = Part<'a>>,
+        mut after: impl FnMut(usize, &Stream) -> Result<(), CudaError>,
     ) -> Result<Option<usize>, CudaError> {
         let (alone, mut raised) = (parts.len() == 1, None);
-        let mut waiting: [Option<&'a mut [f32]>; SLOTS] = [const { None }; SLOTS];
+        let mut waiting: [Option<Part<'a>>; SLOTS] = [const { None }; SLOTS];
         let mut outcome = Ok(());
-        for (index, (key, input, values)) in parts.enumerate() {
+        for (index, part) in parts.enumerate() {
             let slot = index % SLOTS;
             outcome = self
                 .finish(slot, waiting[slot].take(), &mut raised)
-                .and_then(|()| self.start(slot, key, input, output, values.len(), alone));
+                .and_then(|()| self.start(slot, &part, output, alone, |on| after(index, on)));
             if outcome.is_err() {
                 break;
             }
-            waiting[slot] = Some(values);
+            waiting[slot] = Some(part);
         }
-        for (slot, values) in waiting.into_iter().enumerate() {
-            let finished = self.finish(slot, values, &mut raised);
+        for (slot, part) in waiting.into_iter().enumerate() {
+            let finished = self.finish(slot, part, &mut raised);
             outcome = outcome.and(finished);
         }
         outcome.map(|()| raised)
     }
 
-    /// Starts the work of `key` on `input` in a free slot.
+    /// Starts the work of `part` in a free slot.
     fn start(
         &mut self,
         slot: usize,
-        key: usize,
-        input: &[u8],
+        part: &Part<'_>,
         output: &DeviceSlice,
-        values: usize,
         alone: bool,
+        after: impl FnOnce(&Stream) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         let slot = &mut self.slots[slot];
-        copy_on(self.copying.as_ref(), &mut slot.host_input.as_mut_slice::<u8>()[..input.len()], input);
-        let graph = slot.graphs.get(&key).expect("work was recorded under the key");
+        let bytes = part.input.len();
+        copy_on(self.copying.as_ref(), &mut slot.host_input.as_mut_slice::<u8>()[..bytes], part.input);
+        let graph = slot.graphs.get(&part.key).expect("work was recorded under the key");
         let copies = if alone { &self.compute } else { &self.copies };
         slot.busy = true;
-        let bytes = input.len();
         // SAFETY: the slot is busy until `finish` has waited for `done`, which is recorded after this copy.
         // Until then nothing accesses its pinned memory, which the slot owns. `drop` waits too.
         unsafe { slot.input.slice(0, bytes).copy_from_pinned(copies, &slot.host_input, 0..bytes)? };
@@ -207,53 +223,62 @@ impl Pipeline {
             self.compute.wait(&slot.copied)?;
         }
         graph.launch(&self.compute)?;
-        let bytes = self.prefix + 4 * values;
+        after(&self.compute)?;
+        let bytes = part.end().max(4 * self.flags);
         // SAFETY: as above.
         unsafe { output.slice(0, bytes).copy_to_pinned(&self.compute, &slot.host_output, 0..bytes)? };
         slot.done.record(&self.compute)
     }
 
-    /// Waits for a slot's work and reads its output; sets `raised` to the first flag that is set.
+    /// Waits for a slot's work and reads its outputs; sets `raised` to the first flag that is set.
     fn finish(
         &mut self,
         slot: usize,
-        values: Option<&mut [f32]>,
+        part: Option<Part<'_>>,
         raised: &mut Option<usize>,
     ) -> Result<(), CudaError> {
-        let prefix = self.prefix;
         let slot = &mut self.slots[slot];
         if !slot.busy {
             return Ok(());
         }
         // After an error the event may not have been recorded, so everything is waited for.
-        let waited = match &values {
+        let waited = match &part {
             Some(_) => slot.done.synchronize(),
             None => self.copies.synchronize().and(self.compute.synchronize()),
         };
         slot.busy = false;
         waited?;
-        if let Some(values) = values {
-            values.copy_from_slice(&slot.host_output.as_slice::<f32>()[prefix / 4..][..values.len()]);
-            let flags = &slot.host_output.as_slice::<u32>()[..prefix / 4];
-            *raised = raised.or_else(|| flags.iter().position(|&flag| flag != 0));
+        for (begin, to) in part.map(|part| part.outputs).unwrap_or_default() {
+            let from = &slot.host_output.as_slice::<u8>()[begin..begin + to.len()];
+            copy_on(self.copying.as_ref(), to, from);
         }
+        let flags = &slot.host_output.as_slice::<u32>()[..self.flags];
+        let first = flags.iter().position(|&flag| flag != 0);
+        *raised = (*raised).into_iter().chain(first).min();
         Ok(())
     }
 
-    /// Returns the milliseconds of each of `runs` replays of the work of `key`, without copies, on the
-    /// current content of the input.
+    /// Returns the milliseconds of each of `runs` replays of the work of `key`, each followed by the work that `after` puts on
+    /// the stream, without copies, on the current content of the input.
     ///
     /// # Errors
     /// The driver or the work fails.
     ///
     /// # Panics
     /// If the key was not recorded.
-    pub fn time(&self, device: &Device, key: usize, runs: usize) -> Result<Vec<f32>, CudaError> {
+    pub fn time(
+        &self,
+        device: &Device,
+        key: usize,
+        runs: usize,
+        after: impl Fn(&Stream) -> Result<(), CudaError>,
+    ) -> Result<Vec<f32>, CudaError> {
         let graph = self.slots[0].graphs.get(&key).expect("work was recorded under the key");
         let marks: Vec<Event> = (0..=runs).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
         marks[0].record(&self.compute)?;
         for mark in &marks[1..] {
             graph.launch(&self.compute)?;
+            after(&self.compute)?;
             mark.record(&self.compute)?;
         }
         self.compute.synchronize()?;

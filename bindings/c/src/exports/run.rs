@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use swinq::Engine;
-use swinq::int8_runtime::{Images, MOST_OUTPUTS, Output, OutputLayout, OutputMut};
+use swinq::int8_runtime::{Images, MOST_OUTPUTS, Output, OutputLayout, OutputMut, OutputValues};
 use swinq::model::Size;
 
 use super::swinq_engine;
@@ -106,7 +106,8 @@ unsafe fn run(
     taken.add(pixels, bytes, place)?;
     // SAFETY: as above.
     let pixels = unsafe { memory::slice(pixels, bytes, place)? };
-    let mut memory: [OutputMut<'_>; MOST_OUTPUTS] = std::array::from_fn(|_| OutputMut::new("", &mut []));
+    let mut memory: [OutputMut<'_>; MOST_OUTPUTS] =
+        std::array::from_fn(|_| OutputMut::new("", OutputValues::default()));
     for (index, memory) in memory[..count].iter_mut().enumerate() {
         let place = Place { array: "outputs", index };
         // SAFETY: as above.
@@ -124,7 +125,7 @@ unsafe fn run(
             SWINQ_LAYOUT_NCHW => OutputLayout::ChannelsFirst,
             _ => OutputLayout::Rows,
         };
-        *memory = OutputMut { name: &output.name, values, layout };
+        *memory = OutputMut::new(&output.name, values).in_layout(layout);
     }
     engine.run(Images::new(size, pixels), &mut memory[..count]).map_err(Failure::of_run)
 }

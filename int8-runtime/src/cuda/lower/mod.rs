@@ -9,18 +9,20 @@ use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::heads::DeviceHeads;
 use swinq_cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore};
 use swinq_cuda::ops::norm::DeviceNorm;
+use swinq_cuda::ops::output::DeviceOutput;
 use swinq_cuda::ops::rows::DeviceRows;
 use swinq_cuda::ops::{DeviceStore, StreamType};
 use swinq_cuda::{CudaError, Device};
 use swinq_numerics::{HeadsSpec, RowStore};
 use swinq_plan::{
-    Attention, Element, Linear, Merge, Norm, NormalizeHeads, Op, Order, Plan, Rows, Step, Store, TensorId,
-    TensorSpec, Values, Weight,
+    Attention, Element, Linear, Merge, Norm, NormalizeHeads, Op, Order, Output, OutputKind, Plan, Rows, Step,
+    Store, TensorId, TensorSpec, Values, Weight,
 };
 
 use self::embedding::Embedding;
 pub(super) use self::sequence::stored_codes;
 use super::geometry::Gather;
+use super::packed::PackedOutput;
 use super::step::{DeviceElement, DeviceOp, DeviceStep, DeviceTensor};
 use super::when::When;
 use crate::error::RuntimeError;
@@ -29,13 +31,14 @@ use crate::error::RuntimeError;
 pub(crate) struct Lowered {
     pub(crate) steps: Vec<DeviceStep>,
     pub(crate) tensors: Vec<DeviceTensor>,
+    pub(crate) outputs: Vec<PackedOutput>,
 }
 
-/// Lowers `plan`, whose scores are `scores`, for `device`. With `fuse`, one launch computes half of a block (attention or MLP)
+/// Lowers `plan`, whose scores are `scores` if it has any, for `device`. With `fuse`, one launch computes half of a block (attention or MLP)
 /// where there is a kernel for it.
 pub(crate) fn lower(
     device: &Device,
-    (plan, scores): (&Plan<'_>, TensorId),
+    (plan, scores): (&Plan<'_>, Option<TensorId>),
     stream: StreamType,
     fuse: bool,
 ) -> Result<Lowered, RuntimeError> {
@@ -47,11 +50,15 @@ pub(crate) fn lower(
     let (embedding, mut rest) = Embedding::split(&plan.steps);
     let mut steps = vec![lowering.patch_embed(&embedding)?];
     while let [first, ..] = rest {
-        let count =
-            lowering.next(rest, &mut steps).map_err(|error| RuntimeError::on_device(&first.name, error))?;
-        rest = &rest[count..];
+        let count = match lowering.is_map(first) {
+            true => Ok(1),
+            false => lowering.next(rest, &mut steps),
+        };
+        rest = &rest[count.map_err(|error| RuntimeError::on_device(&first.name, error))?..];
     }
-    Ok(Lowered { steps, tensors })
+    let outputs = plan.outputs.iter().map(|output| lowering.output(output)).collect::<Result<_, _>>();
+    let outputs = outputs.map_err(|error| RuntimeError::on_device("outputs", error))?;
+    Ok(Lowered { steps, tensors, outputs })
 }
 
 /// Whether `step` reads a linear layer's result that has the type of the stream.
@@ -66,8 +73,8 @@ fn reads_branch(step: &Step<'_>) -> bool {
 struct Lowering<'a> {
     device: &'a Device,
     plan: &'a Plan<'a>,
-    /// The scores, which are f32.
-    scores: TensorId,
+    /// The scores of a classifier, which are f32.
+    scores: Option<TensorId>,
     stream: StreamType,
     /// Whether one launch may compute half of a block.
     fuse: bool,
@@ -80,7 +87,8 @@ struct Lowering<'a> {
 impl Lowering<'_> {
     /// The device layout of the plan's tensors.
     fn tensors(&self) -> Vec<DeviceTensor> {
-        let pooled = self.plan.steps.last().expect("a plan has steps").input;
+        // The scores are those of a tensor that the last step reads.
+        let pooled = self.scores.and(self.plan.steps.last()).map(|step| step.input);
         let element = |id: TensorId, element: Element| match element {
             Element::Pixel => DeviceElement::Pixel,
             Element::Code => DeviceElement::Code,
@@ -88,9 +96,9 @@ impl Lowering<'_> {
                 StreamType::F16 => DeviceElement::HalfStream,
                 StreamType::F32 => DeviceElement::Float,
             },
-            Element::F32 if id == self.scores => DeviceElement::Float,
+            Element::F32 if Some(id) == self.scores => DeviceElement::Float,
             Element::F32
-                if self.stream == StreamType::F32 && (id == pooled || self.branches.contains(&id)) =>
+                if self.stream == StreamType::F32 && (Some(id) == pooled || self.branches.contains(&id)) =>
             {
                 DeviceElement::Float
             }
@@ -102,6 +110,39 @@ impl Lowering<'_> {
             element: element(TensorId(index), spec.element),
         };
         self.plan.tensors.iter().enumerate().map(tensor).collect()
+    }
+
+    /// Whether `step` computes a feature map from the stream, which its output does.
+    fn is_map(&self, step: &Step<'_>) -> bool {
+        self.plan
+            .outputs
+            .iter()
+            .any(|output| self.map_norm(output).is_some_and(|(norm, _)| std::ptr::eq(norm, step)))
+    }
+
+    /// The step of the norm of `output` and its parameters, if it is a feature map with a norm.
+    fn map_norm(&self, output: &Output) -> Option<(&Step<'_>, &Norm<'_>)> {
+        let step = self.plan.steps.iter().find(|step| step.output == output.tensor)?;
+        match (output.kind, &step.op, &step.store) {
+            (OutputKind::Stage(_), Op::Norm(norm, _), Store::F32) => Some((step, norm)),
+            _ => None,
+        }
+    }
+
+    fn output(&self, output: &Output) -> Result<PackedOutput, CudaError> {
+        let (name, columns) = (output.name.clone(), self.plan.tensor(output.tensor).columns);
+        let (source, op) = match (output.kind, self.map_norm(output)) {
+            (OutputKind::Logits, _) => (output.tensor, DeviceOutput::values(self.device, columns)),
+            (OutputKind::Stage(_), None) => {
+                (output.tensor, DeviceOutput::map(self.device, columns, None, self.stream)?)
+            }
+            (OutputKind::Stage(_), Some((step, norm))) => {
+                let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
+                let norm = Some((&gamma[..], &beta[..], norm.eps));
+                (step.input, DeviceOutput::map(self.device, columns, norm, self.stream)?)
+            }
+        };
+        Ok(PackedOutput { name, source, op })
     }
 
     /// The launch for `step`.
@@ -125,7 +166,9 @@ impl Lowering<'_> {
         let (store, rows) = (half_store(&step.store), self.plan.tensor(step.input).rows);
         match &step.op {
             Op::Linear(linear) => match &linear.weight {
-                Weight::Float(weight) if step.output == self.scores && self.stream == StreamType::F32 => {
+                Weight::Float(weight)
+                    if Some(step.output) == self.scores && self.stream == StreamType::F32 =>
+                {
                     self.float_head(linear, weight)
                 }
                 _ => self.linear(step, linear),
@@ -255,7 +298,7 @@ impl Lowering<'_> {
             {
                 LinearStore::Plain(DeviceStore::Float)
             }
-            Store::F32 if step.output == self.scores => LinearStore::Plain(DeviceStore::Float),
+            Store::F32 if Some(step.output) == self.scores => LinearStore::Plain(DeviceStore::Float),
             Store::F32 => LinearStore::Plain(DeviceStore::Half),
             Store::Fake(q) => LinearStore::Plain(DeviceStore::FakeHalf(*q)),
         })

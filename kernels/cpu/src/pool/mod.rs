@@ -41,7 +41,7 @@ impl Scratch {
 type Task<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
 
 /// What a thread does with a group of items: their range, and their part of every output.
-type GroupTask<'a, const N: usize> = dyn Fn(Range<usize>, [Option<&mut [f32]>; N], &mut Scratch) + Sync + 'a;
+type GroupTask<'a, T, const N: usize> = dyn Fn(Range<usize>, [Option<&mut [T]>; N], &mut Scratch) + Sync + 'a;
 
 /// Runs jobs on the thread of the caller and on the threads that it borrows from a [`Crew`].
 pub struct Pool {
@@ -141,7 +141,12 @@ impl Pool {
     ///
     /// # Panics
     /// If `size` is 0, and as [`Pool::run`].
-    pub fn run_parts(&mut self, out: &mut [f32], size: usize, task: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+    pub fn run_parts<T: Send + Sync>(
+        &mut self,
+        out: &mut [T],
+        size: usize,
+        task: &(dyn Fn(usize, &mut [T]) + Sync),
+    ) {
         let (len, parts) = (out.len(), Parts::new(out));
         self.run(len.div_ceil(size), &|i, _| {
             let from = i * size;
@@ -156,11 +161,11 @@ impl Pool {
     ///
     /// # Panics
     /// If `each` is 0, or an output's values are not a multiple of `items`, and as [`Pool::run`].
-    pub fn run_groups<const N: usize>(
+    pub fn run_groups<T: Send + Sync, const N: usize>(
         &mut self,
         (items, each): (usize, usize),
-        outs: &mut [Option<&mut [f32]>; N],
-        task: &GroupTask<'_, N>,
+        outs: &mut [Option<&mut [T]>; N],
+        task: &GroupTask<'_, T, N>,
     ) {
         let values = outs.each_ref().map(|out| out.as_ref().map_or(0, |out| out.len()));
         assert!(

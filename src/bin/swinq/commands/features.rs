@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::bail;
 use swinq::{FeatureOptions, Features, Model};
 
-use crate::args::{Backend, FeaturesArgs, FloatArgs, NetworkTask, Usage};
+use crate::args::{FeaturesArgs, FloatArgs, NetworkTask, Usage};
 use crate::out::{caution, counted, info};
 use crate::paths::check_outputs;
 use crate::progress::Progress;
@@ -18,12 +18,7 @@ pub fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     check_outputs([&args.features], inputs.chain(args.float.files()))?;
     let model = open(args)?;
     image_paths::check_commas(&paths)?;
-    let mut backend = args.backend.clone();
-    if backend.backend == Backend::Auto {
-        // The CUDA backend does not run backbones.
-        backend.backend = Backend::Cpu;
-    }
-    let mut options = backend_arg::engine(&backend, args.threads, args.batch_size)?;
+    let mut options = backend_arg::engine(&args.backend, args.threads, args.batch_size)?;
     options.max_pixels = args.max_pixels;
     let engine = backend_arg::with_remedy(model.engine(&options), &options)?;
     let how = FeatureOptions { sizing: args.size, batch_size: args.batch_size, threads: args.threads.most };

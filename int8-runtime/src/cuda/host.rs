@@ -1,0 +1,200 @@
+//! Inference from host memory to host memory: batches in parts, whose outputs travel through the results.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use swinq_cuda::ops::output::{OutputForm as DeviceForm, OutputType};
+use swinq_cuda::{CudaError, DeviceSlice, Nvtx, Part, Stream};
+use swinq_model::Size;
+
+use super::engine::{Runner, run_all};
+use super::memory::{ALIGN, Images, Memory, OfSize};
+use super::packed::Packed;
+use crate::engine::{MOST_OUTPUTS, OutputBytes, OutputElement, OutputForm, OutputLayout};
+use crate::error::RuntimeError;
+use crate::profile::LaunchProfile;
+
+/// An output that is asked for.
+pub(super) struct Asked {
+    /// Its index among the outputs of the network.
+    index: usize,
+    form: DeviceForm,
+    /// Bytes of an image.
+    bytes: usize,
+}
+
+/// The place of an output in the results.
+pub(super) struct Region {
+    index: usize,
+    form: DeviceForm,
+    begin: usize,
+    bytes: usize,
+    /// Whether an op writes it; f32 scores are there without one.
+    written: bool,
+}
+
+impl Region {
+    /// The profile of the launch that writes the output of `images` in `ms` milliseconds.
+    pub(super) fn profile(
+        &self,
+        packed: &Packed,
+        memory: &Memory,
+        images: Images<'_>,
+        ms: f32,
+    ) -> LaunchProfile {
+        let output = &packed.outputs[self.index];
+        LaunchProfile {
+            name: output.name.clone(),
+            detail: "f16, channels first".to_owned(),
+            time: Duration::from_secs_f64(f64::from(ms) / 1e3),
+            macs: 0,
+            bytes: (memory.slice(output.source, images).bytes() + self.bytes) as u64,
+        }
+    }
+}
+
+/// A part of a batch.
+struct HostPart {
+    /// Number of its images, and that of the prepared batch in which they run.
+    count: usize,
+    number: usize,
+    of: Arc<OfSize>,
+    regions: Vec<Region>,
+}
+
+impl From<OutputForm> for DeviceForm {
+    fn from(form: OutputForm) -> DeviceForm {
+        let element = match form.element {
+            OutputElement::F32 => OutputType::F32,
+            OutputElement::F16 => OutputType::F16,
+        };
+        DeviceForm { element, channels_first: form.layout == OutputLayout::ChannelsFirst }
+    }
+}
+
+impl Runner {
+    /// Computes the outputs of the `images` images of `size` in `pixels`; there must be at least one. They run in batches of
+    /// `each` images, at most `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for each
+    /// output of the plan in these `forms`, or `None` for one that is not asked for. Returns whether all outputs are known to be
+    /// finite. Copies overlap with computation, except with [`CudaOptions::nvtx`](super::CudaOptions::nvtx).
+    pub(crate) fn infer(
+        &mut self,
+        (images, each): (usize, usize),
+        size: Size,
+        pixels: &[u8],
+        outputs: &mut OutputBytes<'_>,
+        forms: &[OutputForm; MOST_OUTPUTS],
+    ) -> Result<bool, RuntimeError> {
+        let (each, numbers) = self.prepare_parts((images, each), size)?;
+        let (mut asked, mut memory) = (Vec::new(), Vec::new());
+        for (index, (bytes, form)) in outputs.iter_mut().zip(forms).enumerate() {
+            let Some(bytes) = bytes.as_deref_mut() else { continue };
+            asked.push(Asked { index, form: (*form).into(), bytes: bytes.len() / images });
+            memory.push(bytes);
+        }
+        let (mut parts, mut transfers) = (Vec::new(), Vec::new());
+        let inputs = pixels.chunks(each * self.image_bytes(size));
+        for ((part, number), input) in numbers.into_iter().enumerate().zip(inputs) {
+            let count = each.min(images - part * each);
+            let prepared = self.sizes.get((size, number)).expect("the batch is prepared");
+            let regions = regions(&self.packed, &self.memory, &asked, count);
+            let outputs = regions.iter().zip(&mut memory).map(|(region, memory)| {
+                let (now, later) = std::mem::take(memory).split_at_mut(region.bytes);
+                *memory = later;
+                (region.begin, now)
+            });
+            transfers.push(Part { key: prepared.graph, input, outputs: outputs.collect() });
+            parts.push(HostPart { count, number, of: Arc::clone(&prepared.of), regions });
+        }
+        let known = parts.iter().all(|part| part.regions.iter().all(|region| region.written));
+        if let Some(nvtx) = self.nvtx {
+            let all = parts.iter().zip(transfers);
+            all.into_iter().try_for_each(|(part, transfer)| self.infer_marked(nvtx, part, transfer))?;
+            return Ok(self.check_flags()? && known);
+        }
+        let (packed, memory, pixels) = (&self.packed, &self.memory, self.pipeline.input().clone());
+        let raised = self.pipeline.run(memory.results(), transfers.into_iter(), |index, on| {
+            let HostPart { count, of, regions, .. } = &parts[index];
+            write(packed, memory, on, Images { count: *count, of, pixels: &pixels }, regions)
+        })?;
+        Ok(if raised.is_none() { known } else { self.check_flags()? && known })
+    }
+
+    /// Resets all flags. Returns whether none was set; an output's flag says that one of its values is not finite.
+    ///
+    /// # Errors
+    /// [`RuntimeError::StreamOverflow`] if a step has found a value in the f16 stream that is not finite.
+    fn check_flags(&self) -> Result<bool, RuntimeError> {
+        let Some(reader) = self.memory.take_flag(self.pipeline.stream())? else { return Ok(true) };
+        let steps = &self.packed.steps;
+        if reader >= steps.len() {
+            return Ok(false);
+        }
+        let writer = steps[..reader].iter().rev().find(|step| step.output == steps[reader].input);
+        let launch = writer.unwrap_or(&steps[reader]).name.clone();
+        Err(RuntimeError::StreamOverflow { launch })
+    }
+
+    /// Computes the outputs of a part, launch by launch, with a profiler range around each launch and one around all.
+    fn infer_marked(&self, nvtx: Nvtx, part: &HostPart, transfer: Part<'_>) -> Result<(), RuntimeError> {
+        let HostPart { count, number, of, regions } = part;
+        let _inference = nvtx.range(&format!("inference of {number} images"));
+        let on = self.pipeline.stream();
+        let (launches, images) = self.prepared((of.geometry.grids().image(), *number));
+        images.pixels.slice(0, transfer.input.len()).copy_from(on, transfer.input)?;
+        run_all(&self.packed.steps, launches, &self.memory, on, images, Some(nvtx))?;
+        write(&self.packed, &self.memory, on, Images { count: *count, ..images }, regions)?;
+        for (begin, to) in transfer.outputs {
+            self.memory.results().slice(begin, to.len()).copy_to(on, to)?;
+        }
+        Ok(())
+    }
+
+    /// The places of the feature maps of `count` images of the geometry `of`, in f16 with the channels first, as most programs
+    /// read them; none for a classifier.
+    pub(super) fn maps_in_f16(&self, count: usize, of: &OfSize) -> Vec<Region> {
+        let form = DeviceForm { element: OutputType::F16, channels_first: true };
+        let asked = |(index, output)| {
+            let (rows, columns) = self.packed.shape(output, of.geometry.grids());
+            Asked { index, form, bytes: rows * columns * form.element.bytes() }
+        };
+        match self.packed.scores {
+            Some(_) => Vec::new(),
+            None => {
+                let asked: Vec<Asked> = self.packed.outputs.iter().enumerate().map(asked).collect();
+                regions(&self.packed, &self.memory, &asked, count)
+            }
+        }
+    }
+}
+
+/// The places in the results of the outputs that are asked for, of `count` images.
+fn regions(packed: &Packed, memory: &Memory, asked: &[Asked], count: usize) -> Vec<Region> {
+    let mut end = memory.first_output();
+    let place = |&Asked { index, form, bytes }: &Asked| {
+        let bytes = count * bytes;
+        let scores = packed.scores == Some(packed.outputs[index].source) && form.element == OutputType::F32;
+        if scores {
+            return Region { index, form, begin: memory.flag_bytes(), bytes, written: false };
+        }
+        let begin = end;
+        end += bytes.next_multiple_of(ALIGN);
+        Region { index, form, begin, bytes, written: true }
+    };
+    asked.iter().map(place).collect()
+}
+
+/// Puts the ops that write outputs of `images` to `regions` on `on`.
+pub(super) fn write(
+    packed: &Packed,
+    memory: &Memory,
+    on: &Stream,
+    images: Images<'_>,
+    regions: &[Region],
+) -> Result<(), CudaError> {
+    regions.iter().filter(|region| region.written).try_for_each(|region| {
+        let &Region { index, form, begin, bytes, .. } = region;
+        let out: DeviceSlice = memory.results().slice(begin, bytes);
+        memory.write_output((index, &packed.outputs[index]), on, images, (&out, form))
+    })
+}

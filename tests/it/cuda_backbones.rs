@@ -1,0 +1,195 @@
+//! Backbones on a GPU, against the CPU engine. Without a GPU the tests print that they are skipped, or fail if `REQUIRE_IMPL`
+//! names `cuda`.
+
+use half::f16;
+use swinq_int8_runtime::cuda::{CudaOptions, Gemm, StreamType};
+use swinq_int8_runtime::{Backend, Engine, Images, OutputLayout, OutputMut, RuntimeError};
+use swinq_model::quantized::Param;
+use swinq_model::{QuantizedModel, Size, StageOutput, SwinConfig, SwinVersion, WindowPolicy};
+
+use crate::common::gpu;
+use crate::cuda::{cpu, float, images_of, options, quantized, small, sqnr_db};
+
+/// Sizes whose grids are whole windows, padded in every way, smaller than a window, and larger than a batch of the own size.
+const SIZES: [(usize, usize); 6] = [(56, 56), (65, 97), (130, 61), (20, 24), (256, 704), (800, 1333)];
+
+/// Three stages under the rule of detectors, with outputs that have a norm and outputs that have none.
+fn first() -> SwinConfig {
+    let config = SwinConfig {
+        depths: vec![2, 2, 1],
+        num_heads: vec![2, 4, 8],
+        window_policy: WindowPolicy::Detection,
+        ..small()
+    };
+    let outputs = [(0, true), (1, false), (2, true)].map(|(stage, norm)| StageOutput::of_stage(stage, norm));
+    SwinConfig { name: "V1".to_owned(), ..config.into_backbone(outputs.to_vec()) }
+}
+
+/// Stages of a Swin V2 of transformers, which end at the second, with and without norms.
+fn second() -> SwinConfig {
+    let config = SwinConfig {
+        version: SwinVersion::V2,
+        window_policy: WindowPolicy::HuggingFaceV2,
+        mask: -200.0,
+        ..small()
+    };
+    let outputs = vec![StageOutput::of_stage(0, false), StageOutput::of_stage(1, true)];
+    SwinConfig { name: "V2".to_owned(), ..config.into_backbone(outputs) }
+}
+
+fn gpu_engine(model: &QuantizedModel, residual: StreamType, gemm: Gemm) -> Engine {
+    Engine::new(model, Backend::Cuda(options(residual, gemm))).unwrap()
+}
+
+/// Every output, in `layout`.
+fn maps(engine: &Engine, size: Size, pixels: &[u8], layout: OutputLayout) -> Vec<Vec<f32>> {
+    let mut values: Vec<Vec<f32>> =
+        lengths(engine, size, pixels).map(|length| vec![f32::NAN; length]).collect();
+    let named = engine.outputs().iter().zip(&mut values);
+    let mut memory: Vec<OutputMut<'_>> =
+        named.map(|(output, values)| OutputMut::new(&output.name, values).in_layout(layout)).collect();
+    engine.run(Images::new(size, pixels), &mut memory).unwrap();
+    values
+}
+
+/// Every output in f16, in `layout`.
+fn half_maps(engine: &Engine, size: Size, pixels: &[u8], layout: OutputLayout) -> Vec<Vec<f16>> {
+    let mut values: Vec<Vec<f16>> =
+        lengths(engine, size, pixels).map(|length| vec![f16::NAN; length]).collect();
+    let named = engine.outputs().iter().zip(&mut values);
+    let mut memory: Vec<OutputMut<'_>> =
+        named.map(|(output, values)| OutputMut::new(&output.name, values).in_layout(layout)).collect();
+    engine.run(Images::new(size, pixels), &mut memory).unwrap();
+    values
+}
+
+/// The number of values of each output.
+fn lengths(engine: &Engine, size: Size, pixels: &[u8]) -> impl Iterator<Item = usize> {
+    let images = pixels.len() / (size.area() * engine.channels());
+    engine.outputs().iter().map(move |output| images * engine.output_shape(output, size).values())
+}
+
+#[test]
+fn feature_maps_of_an_f32_stream_have_the_bits_of_the_cpu() {
+    if !gpu("feature_maps_of_an_f32_stream_have_the_bits_of_the_cpu") {
+        return;
+    }
+    for config in [first(), second()] {
+        let (float, name) = (float(config.clone()), config.name.clone());
+        for (recipe, gemm) in ["default", "mode1", "mode2", "channels"]
+            .into_iter()
+            .flat_map(|recipe| [Gemm::Own, Gemm::CublasLt].map(|gemm| (recipe, gemm)))
+        {
+            let model = quantized(&float, recipe);
+            let (cpu, engine) = (cpu(&model), gpu_engine(&model, StreamType::F32, gemm));
+            for (height, width) in SIZES {
+                let size = Size::new(height, width);
+                if config.grids(size).is_err() {
+                    continue;
+                }
+                // More images than run at a time.
+                let pixels = images_of(&model, size, if size.area() > 1 << 18 { 1 } else { 5 });
+                let place = format!("{name}, {recipe}, {gemm}, {size}");
+                for layout in [OutputLayout::Rows, OutputLayout::ChannelsFirst] {
+                    let expected = maps(&cpu, size, &pixels, layout);
+                    assert!(maps(&engine, size, &pixels, layout) == expected, "{place}, {layout:?}");
+                    let halves: Vec<Vec<f16>> = half_maps(&engine, size, &pixels, layout);
+                    assert!(halves == half_maps(&cpu, size, &pixels, layout), "{place}, {layout:?}, f16");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_f16_stream_is_as_far_from_the_float_network_as_an_f32_stream() {
+    if !gpu("an_f16_stream_is_as_far_from_the_float_network_as_an_f32_stream") {
+        return;
+    }
+    for config in [first(), second()] {
+        let float = float(config.clone());
+        let exact = cpu(&quantized(&float, "float"));
+        let model = quantized(&float, "default");
+        let [half, full] =
+            [StreamType::F16, StreamType::F32].map(|stream| gpu_engine(&model, stream, Gemm::Own));
+        for (height, width) in SIZES {
+            let size = Size::new(height, width);
+            if config.grids(size).is_err() {
+                continue;
+            }
+            let pixels = images_of(&model, size, 1);
+            let of = |engine: &Engine| maps(engine, size, &pixels, OutputLayout::ChannelsFirst);
+            let (exact, half, full) = (of(&exact), of(&half), of(&full));
+            for ((exact, half), full) in exact.iter().zip(&half).zip(&full) {
+                let [half, full] = [half, full].map(|map| sqnr_db(exact, map));
+                println!("{}, {size}: f16 {half:.2} dB, f32 {full:.2} dB", config.name);
+                assert!(half > full - 1.0, "{}, {size}: f16 {half} dB, f32 {full} dB", config.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn some_outputs_alone_and_a_profiled_run_give_the_same_values() {
+    if !gpu("some_outputs_alone_and_a_profiled_run_give_the_same_values") {
+        return;
+    }
+    let model = quantized(&float(first()), "default");
+    let size = Size::new(65, 97);
+    let pixels = images_of(&model, size, 3);
+    let engine = gpu_engine(&model, StreamType::F16, Gemm::Own);
+    let all = maps(&engine, size, &pixels, OutputLayout::ChannelsFirst);
+    for (output, expected) in engine.outputs().iter().zip(&all).rev() {
+        let mut values = vec![0.0; expected.len()];
+        let memory = OutputMut::new(&output.name, &mut values).in_layout(OutputLayout::ChannelsFirst);
+        engine.run(Images::new(size, &pixels[..]), &mut [memory]).unwrap();
+        assert!(values == *expected, "{} alone", output.name);
+    }
+    let marked = CudaOptions { nvtx: true, ..options(StreamType::F16, Gemm::Own) };
+    match Engine::new(&model, Backend::Cuda(marked)) {
+        Ok(marked) => {
+            assert!(maps(&marked, size, &pixels, OutputLayout::ChannelsFirst) == all, "with ranges");
+        }
+        Err(error) => eprintln!("SKIPPED the marks: {error}"),
+    }
+    let times = engine.compute_times(size, 2, 5).unwrap().unwrap();
+    assert!(times.len() == 5 && times.iter().all(|time| !time.is_zero()));
+    let profile = engine.profile(&images_of(&model, model.config.image_size, 2), 1).unwrap();
+    assert!(engine.outputs().iter().all(|output| profile.iter().any(|launch| launch.name == output.name)));
+}
+
+#[test]
+fn a_stream_that_overflows_names_its_launch_and_the_engine_goes_on() {
+    if !gpu("a_stream_that_overflows_names_its_launch_and_the_engine_goes_on") {
+        return;
+    }
+    let mut model = quantized(&float(first()), "float");
+    let size = Size::new(65, 97);
+    let pixels = images_of(&model, size, 2);
+    let sound = gpu_engine(&model, StreamType::F16, Gemm::Own);
+    let expected = maps(&sound, size, &pixels, OutputLayout::Rows);
+    for (bias, launch) in [
+        ("layers.0.blocks.0.mlp.fc2.bias", Some("layers.0.blocks.0.mlp")),
+        ("layers.2.blocks.0.mlp.fc2.bias", None),
+    ] {
+        let kept = model.params[bias].clone();
+        let mut huge = kept.to_float();
+        huge.data.fill(1e5);
+        model.params.insert(bias.to_owned(), Param::Float(huge));
+        let engine = gpu_engine(&model, StreamType::F16, Gemm::Own);
+        let mut values = vec![0.0; expected[2].len()];
+        let run = |values: &mut Vec<f32>| {
+            engine.run(Images::new(size, &pixels[..]), &mut [OutputMut::new("stage3", values)])
+        };
+        for _ in 0..2 {
+            match (run(&mut values).unwrap_err(), launch) {
+                (RuntimeError::StreamOverflow { launch: found }, Some(launch)) => {
+                    assert!(found.starts_with(launch), "{found}");
+                }
+                (RuntimeError::MapNotFinite { name, .. }, None) => assert_eq!(name, "stage3"),
+                (error, _) => panic!("{bias}: {error}"),
+            }
+        }
+        model.params.insert(bias.to_owned(), kept);
+    }
+}
