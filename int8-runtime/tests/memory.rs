@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use common::{RECIPES, SIZE, model, pixels};
 use dhat::HeapStats;
-use swinq_int8_runtime::{Backend, CpuOptions, Engine, Images, LOGITS, OutputMut, PackedModel};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine, ImageLayout, Images, LOGITS, OutputMut, PackedModel};
 use swinq_model::{QuantizedModel, Size, SwinConfig, WindowPolicy};
 
 #[global_allocator]
@@ -45,14 +45,16 @@ fn blocks_of_100(mut infer: impl FnMut(usize)) -> u64 {
     least
 }
 
-/// Allocations of 100 inferences of images of four sizes in turn.
+/// Allocations of 100 inferences of images of four sizes in turn, of bytes and of f32 in turn.
 fn blocks_of_four_sizes(engine: &Engine) -> u64 {
     let sizes = [(SIZE, SIZE), (48, 32), (40, 72), (64, 64)].map(|(height, width)| Size::new(height, width));
-    let pixels = vec![7; 64 * 64 * 3];
+    let (pixels, values) = (vec![7_u8; 64 * 64 * 3], vec![0.5_f32; 64 * 64 * 3]);
     let mut logits = vec![0.0; engine.classes()];
     blocks_of_100(|call| {
         let size = sizes[call % sizes.len()];
-        let images = Images::new(size, &pixels[..size.area() * 3]);
+        let (pixels, values) = (&pixels[..size.area() * 3], &values[..size.area() * 3]);
+        let first = Images { layout: ImageLayout::ChannelsFirst, ..Images::new(size, values) };
+        let images = [Images::new(size, pixels), Images::new(size, values), first][call % 3];
         engine.run(images, &mut [OutputMut::new(LOGITS, &mut logits)]).unwrap();
     })
 }

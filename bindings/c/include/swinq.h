@@ -36,6 +36,9 @@
 // `type`: `float`.
 #define SWINQ_TYPE_F32 2
 
+// `type`: half precision, IEEE 754 binary16, as `_Float16`.
+#define SWINQ_TYPE_F16 3
+
 // `layout`: rows of numbers, `[images, columns]` or `[images, rows, columns]`.
 #define SWINQ_LAYOUT_ROWS 1
 
@@ -278,8 +281,10 @@ enum swinq_status swinq_engine_get_output(const struct swinq_engine *engine,
 // is an error.
 enum swinq_status swinq_engine_free(struct swinq_engine *engine);
 
-// Computes outputs of images. `inputs` is one tensor, `SWINQ_TYPE_U8`, `SWINQ_LAYOUT_NHWC`, `[images, height, width,
-// channels]`: any number of images (preprocessed) of any height and width that the network can process. `outputs` has the
+// Computes outputs of images. `inputs` is one tensor, `SWINQ_LAYOUT_NHWC`, `[images, height, width, channels]`, or
+// `SWINQ_LAYOUT_NCHW`, `[images, channels, height, width]`: any number of images of any height and width that the network can
+// process. `SWINQ_TYPE_U8` are 8-bit pixels, resized but not normalised; `SWINQ_TYPE_F32` and `SWINQ_TYPE_F16` are values that
+// the caller has normalised, which must be finite. An engine on a GPU takes 8-bit pixels in `SWINQ_LAYOUT_NHWC` only. `outputs` has the
 // tensors to write, each output at most once, as `swinq_engine_get_output` describes them for that height and width, with the
 // number of images in `shape[0]`. They must not overlap each other or the images. `options` may be NULL. Images that the
 // network cannot process, or that need more memory than `max_pixels` allows, are `SWINQ_STATUS_ARGUMENT`. After the first call

@@ -1,5 +1,6 @@
 /* Misuse of every function: each call gives its error code, and the message names the argument. */
 
+#include <math.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
@@ -87,9 +88,10 @@ static void inputs(const swinq_engine *engine, float *logits)
     WITH(input.name = "image", ARGUMENT, "`image`; the only input is `pixels`");
     WITH(input.name = "\xff\xfe", ARGUMENT, "UTF-8");
     WITH(input.data = NULL, NULL, "inputs[0]");
-    WITH(input.type = 0, ARGUMENT, "`type` is 0; it must be 1 (SWINQ_TYPE_U8)");
-    WITH(input.type = SWINQ_TYPE_F32, ARGUMENT, "`type` is 2; it must be 1 (SWINQ_TYPE_U8)");
-    WITH(input.layout = SWINQ_LAYOUT_ROWS, ARGUMENT, "`layout` is 1; it must be 2 (SWINQ_LAYOUT_NHWC)");
+    WITH(input.type = 0, ARGUMENT, "`type` is 0; it must be 1 (SWINQ_TYPE_U8), 2 (SWINQ_TYPE_F32) or 3 (SWINQ_TYPE_F16)");
+    WITH(input.type = 4, ARGUMENT, "`type` is 4");
+    WITH(input.layout = SWINQ_LAYOUT_ROWS, ARGUMENT, "`layout` is 1; it must be 2 (SWINQ_LAYOUT_NHWC) or 3 (SWINQ_LAYOUT_NCHW)");
+    WITH(input.layout = SWINQ_LAYOUT_NCHW, ARGUMENT, "images of 3 channels");
     WITH(input.rank = 3, ARGUMENT, "`rank` is 3; it must be 4");
     WITH(input.rank = SIZE_MAX, ARGUMENT, "`rank`");
     for (int i = 0; i < 4; i++) {
@@ -106,6 +108,24 @@ static void inputs(const swinq_engine *engine, float *logits)
     /* Heights that the network cannot process. */
     WITH(input.shape[1] -= 1, ARGUMENT, "is not a multiple of PATCH_SIZE 4");
     WITH(input.shape[1] /= 2, ARGUMENT, "fewer than its window of 7");
+}
+
+/* Images of `float`, which are no 8-bit pixels. */
+static void floats(const swinq_engine *engine, float *logits)
+{
+    float *values = calloc(bytes + 1, sizeof *values);
+    WITH((input.type = SWINQ_TYPE_F32, input.data = values), OK, "");
+    WITH((input.type = SWINQ_TYPE_F16, input.data = values), OK, "");
+    WITH((input.type = SWINQ_TYPE_F32, input.data = (char *)values + 2), ARGUMENT, "inputs[0]: is not aligned to 4 bytes");
+    WITH((input.type = SWINQ_TYPE_F16, input.data = (char *)values + 1), ARGUMENT, "inputs[0]: is not aligned to 2 bytes");
+    WITH((input.type = SWINQ_TYPE_F32, input.data = NULL), NULL, "inputs[0]");
+    WITH((input.type = SWINQ_TYPE_F32, input.data = values, output.data = values + bytes - 1), ARGUMENT, "overlaps that of inputs[0]");
+    values[info.width * 3 + 5] = (float)NAN;
+    WITH((input.type = SWINQ_TYPE_F32, input.data = values), ARGUMENT, "image 0 of the batch: the pixel at row 1, column 1 is NaN in channel 2");
+    WITH((input.type = SWINQ_TYPE_F32, input.data = values, input.layout = SWINQ_LAYOUT_NCHW, input.shape[1] = info.channels,
+          input.shape[2] = info.height, input.shape[3] = info.width),
+         ARGUMENT, "the pixel at row 3, column 5 is NaN in channel 0");
+    free(values);
 }
 
 static void outputs(const swinq_engine *engine, float *logits)
@@ -218,6 +238,7 @@ static void engines(float *logits)
     descriptions(engine);
     calls(engine, logits);
     inputs(engine, logits);
+    floats(engine, logits);
     outputs(engine, logits);
     limits();
     WITH((void)0, OK, "");

@@ -1,8 +1,8 @@
 /* Prints the logits of images of a size: one line for each, with all digits.
  *
- *   run MODEL HEIGHT WIDTH IMAGES
+ *   run MODEL HEIGHT WIDTH IMAGES u8|f32|f16 nhwc|nchw
  *
- * Byte `i` of the images is `i * 7919 % 251`. */
+ * Byte `i` of the images is `i * 7919 % 251`; the value of a float is `byte / 64 - 2`. */
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,18 +18,45 @@ static void check(swinq_status status)
     exit(1);
 }
 
+/* The bits of `(byte - 128) / 64` as half precision. */
+static uint16_t half(int byte)
+{
+    int sixtyfourths = abs(byte - 128), exponent = 15 - 6 + 10;
+    uint16_t sign = byte < 128 ? 0x8000 : 0;
+    if (sixtyfourths == 0)
+        return 0;
+    while (sixtyfourths < 1024) {
+        sixtyfourths *= 2;
+        exponent--;
+    }
+    return (uint16_t)(sign | exponent << 10 | (sixtyfourths - 1024));
+}
+
+/* Element `i` of the images of `type`. */
+static void set(void *values, uint32_t type, size_t i)
+{
+    int byte = (int)(i * 7919 % 251);
+    if (type == SWINQ_TYPE_U8)
+        ((uint8_t *)values)[i] = (uint8_t)byte;
+    else if (type == SWINQ_TYPE_F32)
+        ((float *)values)[i] = (float)byte / 64 - 2;
+    else
+        ((uint16_t *)values)[i] = half(byte);
+}
+
 int main(int argc, char **argv)
 {
     swinq_model *model;
     swinq_engine *engine;
     swinq_model_info info = {.size = sizeof info};
     swinq_engine_options options = {.size = sizeof options, .backend = SWINQ_BACKEND_CPU, .max_batch = 2};
-    swinq_tensor input = {.size = sizeof input, .type = SWINQ_TYPE_U8, .layout = SWINQ_LAYOUT_NHWC, .rank = 4};
+    swinq_tensor input = {.size = sizeof input, .rank = 4};
     swinq_tensor output = {.size = sizeof output};
     size_t count, length = 1, values = 1;
-    uint8_t *pixels;
+    void *pixels;
+    int first;
     float *logits, *again;
-    if (argc != 5)
+    if (argc != 7)
         return 2;
     check(swinq_model_open(argv[1], NULL, &model));
     check(swinq_model_get_info(model, &info));
@@ -37,16 +64,19 @@ int main(int argc, char **argv)
     check(swinq_model_free(model));
     check(swinq_engine_get_output_count(engine, &count));
     input.shape[0] = strtoul(argv[4], NULL, 10);
-    input.shape[1] = strtoul(argv[2], NULL, 10);
-    input.shape[2] = strtoul(argv[3], NULL, 10);
-    input.shape[3] = info.channels;
+    input.type = strcmp(argv[5], "u8") == 0 ? SWINQ_TYPE_U8 : strcmp(argv[5], "f32") == 0 ? SWINQ_TYPE_F32 : SWINQ_TYPE_F16;
+    first = strcmp(argv[6], "nchw") == 0;
+    input.layout = first ? SWINQ_LAYOUT_NCHW : SWINQ_LAYOUT_NHWC;
+    input.shape[1 + first] = strtoul(argv[2], NULL, 10);
+    input.shape[2 + first] = strtoul(argv[3], NULL, 10);
+    input.shape[first ? 1 : 3] = info.channels;
     for (size_t i = 0; i < input.rank; i++)
         length *= input.shape[i];
-    input.data = pixels = malloc(length);
+    input.data = pixels = malloc(length * (input.type == SWINQ_TYPE_U8 ? 1 : input.type == SWINQ_TYPE_F32 ? 4 : 2));
     for (size_t i = 0; i < length; i++)
-        pixels[i] = (uint8_t)(i * 7919 % 251);
+        set(pixels, input.type, i);
 
-    check(swinq_engine_get_output(engine, count - 1, input.shape[1], input.shape[2], &output));
+    check(swinq_engine_get_output(engine, count - 1, input.shape[1 + first], input.shape[2 + first], &output));
     output.shape[0] = input.shape[0];
     for (size_t i = 0; i < output.rank; i++)
         values *= output.shape[i];

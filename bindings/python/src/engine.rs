@@ -4,11 +4,12 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use half::slice::HalfBitsSliceExt;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use swinq::data::DataError;
 use swinq::int8_runtime::cuda::StreamType;
-use swinq::int8_runtime::{Images as Pixels, OutputLayout, OutputMut, RuntimeError};
+use swinq::int8_runtime::{ImageLayout, Images as Input, OutputLayout, OutputMut, Pixels, RuntimeError};
 use swinq::model::Size;
 use swinq::{
     BackendChoice, EngineOptions, Error, Images, Prediction, ReadOptions, RgbImage, decode_image,
@@ -17,7 +18,6 @@ use swinq::{
 
 use crate::buffer::{Array, Output};
 use crate::error::{choice, raise, raise_run};
-use crate::images::denormalize;
 use crate::model::Model;
 use crate::work;
 
@@ -92,30 +92,27 @@ impl Engine {
         Ok(Engine { engine: Arc::new(engine.map_err(|error| raise(py, &error))?) })
     }
 
-    /// Writes outputs of `pixels`, u8 `[images, height, width, channels]`, to `outputs`, each a name and an f32 array of the shape
-    /// `[images, ...]` ([`Engine::output_shape`]).
-    fn run(&self, py: Python<'_>, pixels: &Bound<'_, PyAny>, outputs: Vec<Named<'_>>) -> PyResult<()> {
-        let pixels = Array::<u8>::of(pixels, "images")?;
-        let [images, height, width, _] = four(pixels.shape())?;
-        let mut outputs = held(&outputs, images, pixels.addresses())?;
-        self.run_pixels(py, Size::new(height, width), (images, pixels.as_slice()), &mut outputs)
-    }
-
-    /// Writes to `pixels`, u8 `[images, height, width, channels]`, the pixels of `values`, f32 `[images, channels, height, width]`,
-    /// which were normalised with the model's mean and deviation.
-    fn denormalize(
+    /// Writes outputs of `images` to `outputs`, each a name and an f32 array of the shape `[images, ...]`
+    /// ([`Engine::output_shape`]). `images` are `uint8`, `float32`, or the bits of `float16` as `uint16`; `layout` is `NHWC` or
+    /// `NCHW`.
+    fn run(
         &self,
         py: Python<'_>,
-        values: &Bound<'_, PyAny>,
-        pixels: &Bound<'_, PyAny>,
+        images: &Bound<'_, PyAny>,
+        layout: &str,
+        outputs: Vec<Named<'_>>,
     ) -> PyResult<()> {
-        let values = Array::<f32>::of(values, "images")?;
-        let mut pixels = Output::<u8>::of(pixels, "pixels", &mut vec![values.addresses()])?;
-        let [_, _, height, width] = four(values.shape())?;
-        let (input, output) = (values.as_slice(), pixels.as_mut_slice());
-        let transform = self.engine.transform();
-        let done = py.detach(|| denormalize(input, Size::new(height, width), transform, output));
-        done.map_err(|error| raise(py, &error))
+        let layouts = [("NHWC", ImageLayout::ChannelsLast), ("NCHW", ImageLayout::ChannelsFirst)];
+        let layout = choice(py, "layout", layout, &layouts)?;
+        let images = Given::of(images)?;
+        let (shape, addresses) = images.place();
+        let [count, a, b, c] = four(shape)?;
+        let size = match layout {
+            ImageLayout::ChannelsLast => Size::new(a, b),
+            ImageLayout::ChannelsFirst => Size::new(b, c),
+        };
+        let mut outputs = held(&outputs, count, addresses)?;
+        self.run_images(py, count, Input { size, pixels: images.pixels(), layout }, &mut outputs)
     }
 
     /// The names of the outputs, in the order in which the network computes them.
@@ -185,15 +182,15 @@ impl Engine {
 }
 
 impl Engine {
-    /// Writes `outputs` of so many images of `size` with these pixels, and looks for signals between batches.
-    fn run_pixels(
+    /// Writes `outputs` of the `images` images of `input`, and looks for signals between batches.
+    fn run_images(
         &self,
         py: Python<'_>,
-        size: Size,
-        (images, pixels): (usize, &[u8]),
+        images: usize,
+        input: Input<'_>,
         outputs: &mut [(String, Output<f32>)],
     ) -> PyResult<()> {
-        let (each, bytes) = (self.images_between_signals(size), pixels.len() / images.max(1));
+        let (each, values) = (self.images_between_signals(input.size), input.pixels.len() / images.max(1));
         let mut rest: Vec<OutputMut<'_>> = outputs
             .iter_mut()
             .map(|(name, array)| {
@@ -205,8 +202,8 @@ impl Engine {
             let (left, count) = (images - first, each.min(images - first));
             let mut part: Vec<OutputMut<'_>> =
                 rest.iter_mut().map(|output| take_images(output, count, left)).collect();
-            let pixels = &pixels[first * bytes..][..count * bytes];
-            let done = py.detach(|| self.engine.run(Pixels::new(size, pixels), &mut part));
+            let some = input.of_values(first * values..(first + count) * values);
+            let done = py.detach(|| self.engine.run(some, &mut part));
             done.map_err(|error| raise_run(py, counted_from(first, error)))?;
             first += count;
             if first == images {
@@ -222,6 +219,45 @@ impl Engine {
         let batches = if self.engine.device().is_some() { 32 } else { 1 };
         let (own, area) = (self.engine.input_size().area(), size.area().max(1));
         (self.engine.max_batch() * batches * own / area).max(1)
+    }
+}
+
+/// The images of a call, in the caller's memory.
+enum Given {
+    U8(Array<u8>),
+    F32(Array<f32>),
+    /// The bits of f16.
+    F16(Array<u16>),
+}
+
+impl Given {
+    /// The images of `object`, whose type is that of its elements.
+    ///
+    /// # Errors
+    /// The errors of [`Array::of`].
+    fn of(object: &Bound<'_, PyAny>) -> PyResult<Given> {
+        let what = "images";
+        Array::of(object, what)
+            .map(Given::U8)
+            .or_else(|_| Array::of(object, what).map(Given::F32))
+            .or_else(|_| Array::of(object, what).map(Given::F16))
+    }
+
+    /// The extents and the addresses.
+    fn place(&self) -> (&[usize], Range<usize>) {
+        match self {
+            Given::U8(array) => (array.shape(), array.addresses()),
+            Given::F32(array) => (array.shape(), array.addresses()),
+            Given::F16(array) => (array.shape(), array.addresses()),
+        }
+    }
+
+    fn pixels(&self) -> Pixels<'_> {
+        match self {
+            Given::U8(array) => Pixels::U8(array.as_slice()),
+            Given::F32(array) => Pixels::F32(array.as_slice()),
+            Given::F16(array) => Pixels::F16(array.as_slice().reinterpret_cast()),
+        }
     }
 }
 
@@ -261,6 +297,9 @@ fn counted_from(first: usize, error: RuntimeError) -> RuntimeError {
         }
         RuntimeError::MapNotFinite { name, image, value } => {
             RuntimeError::MapNotFinite { name, image: first + image, value }
+        }
+        RuntimeError::InputNotFinite { image, row, column, channel, value } => {
+            RuntimeError::InputNotFinite { image: first + image, row, column, channel, value }
         }
         other => other,
     }

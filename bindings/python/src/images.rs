@@ -124,12 +124,7 @@ fn image_bytes(transform: &Transform) -> usize {
 /// # Errors
 /// [`Error::Argument`] for a number of values or pixels that is not that of whole images, and for a value that is not a
 /// normalised pixel.
-pub fn denormalize(
-    values: &[f32],
-    size: Size,
-    transform: &Transform,
-    pixels: &mut [u8],
-) -> Result<(), Error> {
+fn denormalize(values: &[f32], size: Size, transform: &Transform, pixels: &mut [u8]) -> Result<(), Error> {
     let Transform { mean, std, .. } = transform;
     let (area, channels) = (size.area(), transform.channels());
     if values.is_empty() && pixels.is_empty() {

@@ -26,8 +26,26 @@ class Logits(Quantized):
         expected = self.int8(pixels)
         self.assertEqual((expected.shape, expected.dtype), ((5, 10), np.float32))
         self.assertGreater(np.ptp(expected), 0.1)
-        np.testing.assert_array_equal(self.int8(normalised(pixels, self.int8)), expected)
-        np.testing.assert_array_equal(self.int8(normalised(pixels, self.int8).astype(np.float64)), expected)
+        values = normalised(pixels, self.int8)
+        np.testing.assert_array_equal(self.int8(values), expected)
+        np.testing.assert_array_equal(self.int8(values, layout="NCHW"), expected)
+        np.testing.assert_array_equal(self.int8(values.transpose(0, 2, 3, 1), layout="NHWC"), expected)
+        np.testing.assert_array_equal(self.int8(pixels.transpose(0, 3, 1, 2), layout="NCHW"), expected)
+        np.testing.assert_array_equal(self.int8(pixels, layout="NHWC"), expected)
+
+    def test_floats_need_not_be_pixels(self):
+        # Neither in the range nor at the steps of 8-bit pixels, and halves have the logits of the floats that they are.
+        rng = np.random.default_rng(3)
+        halves = rng.normal(0, 2, (5, 3, 56, 112)).astype(np.float16)
+        for model in (self.float, self.int8):
+            found = model(halves)
+            self.assertEqual((found.shape, found.dtype), ((5, 10), np.float32))
+            self.assertGreater(np.ptp(found, axis=0).max(), 0.01)
+            np.testing.assert_array_equal(model(halves.astype(np.float32)), found)
+            np.testing.assert_array_equal(model(halves.transpose(0, 2, 3, 1), layout="NHWC"), found)
+            np.testing.assert_array_equal(model.engine(threads=2, max_batch=1).run(halves)["logits"], found)
+            other = model(halves.astype(np.float32) * 1.25)
+            self.assertGreater(np.abs(other - found).max(), 0.01)
 
     def test_arrays_that_are_not_contiguous_are_read_right(self):
         pixels = noise(self.int8, 6)
@@ -43,17 +61,25 @@ class Logits(Quantized):
 
     def test_wrong_arrays_are_refused(self):
         pixels = noise(self.int8, 1)
-        for wrong in [pixels[0], pixels[..., :1], pixels.astype(np.int16), pixels.transpose(0, 3, 1, 2)]:
-            with self.assertRaisesRegex(swinq.ArgumentError, r"the model takes uint8 \[n, height, width, 3\]"):
+        for wrong in [pixels[0], pixels[..., :1], pixels.transpose(0, 3, 1, 2)]:
+            with self.assertRaisesRegex(swinq.ArgumentError, r"the model takes uint8 \[n, height, width, 3\], or with layout=\"NCHW\""):
                 self.int8(wrong)
-        values = normalised(pixels, self.int8)
-        for wrong in [values * 2, values + 0.003]:
-            with self.assertRaisesRegex(swinq.ArgumentError, "not those of 8-bit pixels.*Resize images before"):
-                self.int8(wrong)
-        for number in (np.nan, np.inf):
-            values[0, 1, 2, 3] = number
-            with self.assertRaisesRegex(swinq.ArgumentError, f"image 0 holds {number} .channel 1, row 2, column 3"):
-                self.int8(values)
+        values = normalised(noise(self.int8, 40), self.int8)
+        with self.assertRaisesRegex(swinq.ArgumentError, r"the model takes float32 \[n, 3, height, width\], or with layout=\"NHWC\""):
+            self.int8(values.transpose(0, 2, 3, 1))
+        for dtype in (np.float64, np.int16, np.dtype(np.float32).newbyteorder(">"), bool):
+            with self.assertRaisesRegex(swinq.ArgumentError, "the model takes uint8, float16 and float32"):
+                self.int8(values.astype(dtype))
+        with self.assertRaisesRegex(swinq.ArgumentError, "layout: `CHWN` is unknown; give NHWC or NCHW"):
+            self.int8(values, layout="CHWN")
+        # The last image is in another batch than the first.
+        for number, text in [(np.nan, "NaN"), (np.inf, "inf"), (-np.inf, "-inf")]:
+            values[38, 1, 2, 3] = number
+            for given in (values, values.astype(np.float16)):
+                with self.assertRaisesRegex(
+                    swinq.ArgumentError, f"image 38 of the batch: the pixel at row 2, column 3 is {text} in channel 1"
+                ):
+                    self.int8(given)
 
     def test_float_and_quantized_models_agree(self):
         pixels = noise(self.int8, 8)

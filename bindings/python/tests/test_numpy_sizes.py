@@ -60,9 +60,8 @@ class Sizes(Quantized):
         self.assertEqual(engine(noise(self.int8, 1, size=(56, 112))).shape, (1, 10))
         pixels = noise(self.int8, 1, size=(112, 112))
         for images in (pixels, normalised(pixels, self.int8)):
-            with self.assertRaisesRegex(swinq.ArgumentError, "needs ([0-9]+) bytes of buffers, and ([0-9]+) are allowed") as caught:
+            with self.assertRaisesRegex(swinq.ArgumentError, "needs ([0-9]+) bytes of buffers, and ([0-9]+) are allowed"):
                 engine(images)
-            self.assertNotIn("Resize images before", str(caught.exception))
         self.assertEqual(self.int8(pixels).shape, (1, 10))
 
     def test_outputs_have_names(self):

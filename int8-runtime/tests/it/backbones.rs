@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::Device;
+use candle_core::{Device, Tensor};
 use swinq_calib::quantize;
 use swinq_float::{FakeQuant, Float, Sites, Swin};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, Images, OutputLayout, OutputMut, RuntimeError};
@@ -21,7 +21,7 @@ use crate::common::RECIPES;
 const SIZES: [(usize, usize); 5] = [(32, 32), (65, 97), (30, 61), (12, 9), (64, 176)];
 
 /// Three stages under the rule of detectors, with outputs that have a norm and outputs that have none.
-fn backbone() -> SwinConfig {
+pub fn backbone() -> SwinConfig {
     let config = SwinConfig {
         depths: vec![2, 2, 1],
         num_heads: vec![2, 3, 4],
@@ -54,36 +54,50 @@ fn quantized(float: &FloatModel, recipe: &str) -> QuantizedModel {
     quantize(float, &Recipe::shipped(recipe).unwrap().with_ptq(Ptq::Basic), &ranges).unwrap()
 }
 
-fn engine(model: &QuantizedModel, cpu: Cpu, threads: usize) -> Engine {
+pub fn engine(model: &QuantizedModel, cpu: Cpu, threads: usize) -> Engine {
     let options = CpuOptions { threads, max_batch: 2, image_threads: 0, max_memory: 0, max_pixels: 0, cpu };
     Engine::new(model, Backend::Cpu(options)).unwrap()
 }
 
-fn pixels(size: Size, images: usize) -> Vec<u8> {
+pub fn pixels(size: Size, images: usize) -> Vec<u8> {
     XorShift::new(size.area() as u64).bytes(images * size.area() * 3)
 }
 
-/// Every output of the float forward with `sites`, `[images * rows, columns]`.
+/// Every output of the float forward of images of bytes, `[images * rows, columns]`, with `sites`.
 fn reference(model: &QuantizedModel, size: Size, pixels: &[u8], sites: &mut dyn Sites) -> Vec<Vec<f32>> {
     let swin = Swin::new(&model.config, &model.float_tensors(), &Device::Cpu).unwrap();
     let images = pixels.len() / size.image_bytes(3, 1).unwrap();
     let batch = Batch { pixels: pixels.to_vec(), ids: (0..images).collect(), ..Batch::empty(size, 3) };
-    let images = swin.images(&batch, &model.transform).unwrap();
-    let outputs = swin.outputs(&images, sites).unwrap();
+    outputs_of(&swin, &swin.images(&batch, &model.transform).unwrap(), sites)
+}
+
+/// Every output of `swin` for normalised `images`, `[images * rows, columns]`, with `sites`.
+pub fn outputs_of(swin: &Swin, images: &Tensor, sites: &mut dyn Sites) -> Vec<Vec<f32>> {
+    let outputs = swin.outputs(images, sites).unwrap();
     outputs.iter().map(|output| output.flatten_all().unwrap().to_vec1().unwrap()).collect()
 }
 
-/// Every output of `engine`, in `layout`.
+/// Every output of `engine` for images of bytes, in `layout`.
 fn run(engine: &Engine, size: Size, pixels: &[u8], layout: OutputLayout) -> Vec<Vec<f32>> {
-    let images = pixels.len() / size.image_bytes(3, 1).unwrap();
+    run_images(engine, Images::new(size, pixels), layout).unwrap()
+}
+
+/// Every output of `engine`, in `layout`.
+pub fn run_images(
+    engine: &Engine,
+    input: Images<'_>,
+    layout: OutputLayout,
+) -> Result<Vec<Vec<f32>>, RuntimeError> {
+    let size = input.size;
+    let images = input.pixels.len() / size.image_bytes(3, 1).unwrap();
     let outputs = engine.outputs().iter();
     let mut values: Vec<Vec<f32>> =
         outputs.map(|output| vec![f32::NAN; images * engine.output_shape(output, size).values()]).collect();
     let mut memory: Vec<OutputMut<'_>> = (engine.outputs().iter().zip(&mut values))
         .map(|(output, values)| OutputMut::new(&output.name, values).in_layout(layout))
         .collect();
-    engine.run(Images::new(size, pixels), &mut memory).unwrap();
-    values
+    engine.run(input, &mut memory)?;
+    Ok(values)
 }
 
 #[test]

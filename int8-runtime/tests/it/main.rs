@@ -4,5 +4,6 @@ mod backbones;
 mod callers;
 mod common;
 mod engine;
+mod float_images;
 mod odd_shapes;
 mod variants;

@@ -8,9 +8,10 @@
 mod support;
 
 use criterion::{Criterion, Throughput};
+use half::f16;
 use support::{STAGES, Stage, aligned, for_each, step};
 use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowOut};
-use swinq_numerics::{Images, RowMap, RowStore, Size, code_stride};
+use swinq_numerics::{ImageLayout, Images, Pixels, RowMap, RowStore, Size, code_stride};
 
 /// A map whose order differs from the order in memory, as that of a window partition does.
 fn map(tokens: usize) -> RowMap {
@@ -53,12 +54,21 @@ fn merge(c: &mut Criterion, name: &str, stage: Stage) {
 fn patches(c: &mut Criterion) {
     let lookup = [[0.5; 256]; 3];
     let pixels: Vec<u8> = (0..224 * 224 * 3).map(|i| (i * 7919 % 251) as u8).collect();
+    let values: Vec<f32> = pixels.iter().map(|&byte| f32::from(byte) / 255.0).collect();
+    let halves: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
     for_each(|_, pool, which| {
         let op = Patches::new(4, &lookup, RowStore::F32);
         let mut out = AlignedBuf::new(4 * 3136 * 48);
-        measure(c, &format!("patches/f32/{which}"), 5 * pixels.len(), || {
-            op.run(pool, 1, Images::new(Size::square(224), &pixels[..]), RowOut::F32(out.as_f32_mut()));
-        });
+        let given = [Pixels::U8(&pixels), Pixels::F32(&values), Pixels::F16(&halves)];
+        for (name, bytes, pixels) in [("u8", 1, given[0]), ("f32", 4, given[1]), ("f16", 2, given[2])] {
+            for layout in [ImageLayout::ChannelsLast, ImageLayout::ChannelsFirst] {
+                let images = Images { size: Size::square(224), pixels, layout };
+                let name = format!("patches/f32 from {name}, {layout:?}/{which}");
+                measure(c, &name, (4 + bytes) * pixels.len(), || {
+                    op.run(pool, 1, images, RowOut::F32(out.as_f32_mut()));
+                });
+            }
+        }
     });
 }
 

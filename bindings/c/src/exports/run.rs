@@ -2,13 +2,16 @@
 
 use std::ffi::c_void;
 
+use half::f16;
 use swinq::Engine;
-use swinq::int8_runtime::{Images, MOST_OUTPUTS, Output, OutputLayout, OutputMut, OutputValues};
+use swinq::int8_runtime::{
+    ImageLayout, Images, MOST_OUTPUTS, Output, OutputLayout, OutputMut, OutputValues, Pixels,
+};
 use swinq::model::Size;
 
 use super::swinq_engine;
 use super::tensor::{
-    Place, SWINQ_LAYOUT_NCHW, SWINQ_LAYOUT_NHWC, SWINQ_TYPE_U8, Taken, describe, read, swinq_tensor,
+    Place, SWINQ_LAYOUT_NCHW, SWINQ_TYPE_F16, SWINQ_TYPE_F32, Taken, describe, read, swinq_tensor,
 };
 use crate::handles;
 use crate::memory::{self, Versioned};
@@ -36,8 +39,10 @@ unsafe impl Versioned for swinq_run_options {
     }
 }
 
-/// Computes outputs of images. `inputs` is one tensor, `SWINQ_TYPE_U8`, `SWINQ_LAYOUT_NHWC`, `[images, height, width,
-/// channels]`: any number of images (preprocessed) of any height and width that the network can process. `outputs` has the
+/// Computes outputs of images. `inputs` is one tensor, `SWINQ_LAYOUT_NHWC`, `[images, height, width, channels]`, or
+/// `SWINQ_LAYOUT_NCHW`, `[images, channels, height, width]`: any number of images of any height and width that the network can
+/// process. `SWINQ_TYPE_U8` are 8-bit pixels, resized but not normalised; `SWINQ_TYPE_F32` and `SWINQ_TYPE_F16` are values that
+/// the caller has normalised, which must be finite. An engine on a GPU takes 8-bit pixels in `SWINQ_LAYOUT_NHWC` only. `outputs` has the
 /// tensors to write, each output at most once, as `swinq_engine_get_output` describes them for that height and width, with the
 /// number of images in `shape[0]`. They must not overlap each other or the images. `options` may be NULL. Images that the
 /// network cannot process, or that need more memory than `max_pixels` allows, are `SWINQ_STATUS_ARGUMENT`. After the first call
@@ -99,13 +104,11 @@ unsafe fn run(
     let input = unsafe { read(inputs, place)? };
     // SAFETY: as above.
     unsafe { check_input(engine, &input, place)? };
-    let (pixels, bytes) = (input.data.cast::<u8>().cast_const(), input.elements(place)?);
-    let [images, height, width, _] = input.shape;
+    let (layout, [images, height, width, _]) = arranged(&input);
     let size = Size::new(height, width);
     let mut taken = Taken::<{ 1 + MOST_OUTPUTS }>::new();
-    taken.add(pixels, bytes, place)?;
     // SAFETY: as above.
-    let pixels = unsafe { memory::slice(pixels, bytes, place)? };
+    let pixels = unsafe { pixels_of(&input, &mut taken, place)? };
     let mut memory: [OutputMut<'_>; MOST_OUTPUTS] =
         std::array::from_fn(|_| OutputMut::new("", OutputValues::default()));
     for (index, memory) in memory[..count].iter_mut().enumerate() {
@@ -127,11 +130,11 @@ unsafe fn run(
         };
         *memory = OutputMut::new(&output.name, values).in_layout(layout);
     }
-    engine.run(Images::new(size, pixels), &mut memory[..count]).map_err(Failure::of_run)
+    engine.run(Images { size, pixels, layout }, &mut memory[..count]).map_err(Failure::of_run)
 }
 
-/// Refuses an input of another name, type, layout, rank or number of channels than `engine` takes. The engine checks height
-/// and width.
+/// Refuses an input of another name, type, layout, rank or number of channels than engines take. The engine checks height and
+/// width.
 ///
 /// # Safety
 /// The tensor's name is null or valid.
@@ -142,18 +145,58 @@ unsafe fn check_input(engine: &Engine, input: &swinq_tensor, place: Place) -> Re
     {
         return Err(Failure::argument(place, format!("its name is `{name}`; the only input is `{INPUT}`")));
     }
-    let kind =
-        swinq_tensor { r#type: SWINQ_TYPE_U8, layout: SWINQ_LAYOUT_NHWC, rank: 4, ..Versioned::defaults() };
+    input.check_image(place)?;
+    let kind = swinq_tensor { r#type: input.r#type, layout: input.layout, rank: 4, ..Versioned::defaults() };
     input.check_kind(&kind, place)?;
-    let [images, height, width, given] = input.shape;
-    let channels = engine.channels();
+    let (channels, (_, [.., given])) = (engine.channels(), arranged(input));
     if given == channels {
         return Ok(());
     }
-    let problem = format!(
-        "its `shape` is [{images}, {height}, {width}, {given}]; the model takes images of {channels} channels"
-    );
+    let problem = format!("its `shape` is {:?}; the model takes images of {channels} channels", input.shape);
     Err(Failure::argument(place, problem))
+}
+
+/// The layout of the images `input`, which [`swinq_tensor::check_image`] accepts: their number, height, width and channels.
+fn arranged(input: &swinq_tensor) -> (ImageLayout, [usize; 4]) {
+    let [images, a, b, c] = input.shape;
+    match input.layout {
+        SWINQ_LAYOUT_NCHW => (ImageLayout::ChannelsFirst, [images, b, c, a]),
+        _ => (ImageLayout::ChannelsLast, [images, a, b, c]),
+    }
+}
+
+/// The values of the images `input`, whose memory is added to `taken`.
+///
+/// # Safety
+/// The tensor's memory is null or valid.
+unsafe fn pixels_of<'a, const N: usize>(
+    input: &swinq_tensor,
+    taken: &mut Taken<N>,
+    place: Place,
+) -> Result<Pixels<'a>, Failure> {
+    // SAFETY: the caller states it; every pattern of bits is a value of each of the types.
+    unsafe {
+        Ok(match input.r#type {
+            SWINQ_TYPE_F32 => Pixels::F32(values_of(input, taken, place)?),
+            SWINQ_TYPE_F16 => Pixels::F16(values_of::<f16, N>(input, taken, place)?),
+            _ => Pixels::U8(values_of(input, taken, place)?),
+        })
+    }
+}
+
+/// The elements of `tensor`, whose memory is added to `taken`.
+///
+/// # Safety
+/// The tensor's memory is null or holds its elements, of type `T`.
+unsafe fn values_of<'a, T, const N: usize>(
+    tensor: &swinq_tensor,
+    taken: &mut Taken<N>,
+    place: Place,
+) -> Result<&'a [T], Failure> {
+    let (data, elements) = (tensor.data.cast::<T>().cast_const(), tensor.elements(place)?);
+    taken.add(data, elements, place)?;
+    // SAFETY: the caller states it.
+    unsafe { memory::slice(data, elements, place) }
 }
 
 /// The output of `engine` that `tensor` names.

@@ -15,6 +15,8 @@ use crate::status::Failure;
 pub const SWINQ_TYPE_U8: u32 = 1;
 /// `type`: `float`.
 pub const SWINQ_TYPE_F32: u32 = 2;
+/// `type`: half precision, IEEE 754 binary16, as `_Float16`.
+pub const SWINQ_TYPE_F16: u32 = 3;
 
 /// `layout`: rows of numbers, `[images, columns]` or `[images, rows, columns]`.
 pub const SWINQ_LAYOUT_ROWS: u32 = 1;
@@ -109,6 +111,21 @@ impl swinq_tensor {
         &self.shape[..self.rank]
     }
 
+    /// Refuses a `type` or a `layout` that images do not have.
+    pub(super) fn check_image(&self, place: Place) -> Result<(), Failure> {
+        let types = [SWINQ_TYPE_U8, SWINQ_TYPE_F32, SWINQ_TYPE_F16];
+        let problem = if !types.contains(&self.r#type) {
+            let [u8, f32, f16] = types.map(type_name);
+            format!("its `type` is {}; it must be 1 ({u8}), 2 ({f32}) or 3 ({f16})", self.r#type)
+        } else if ![SWINQ_LAYOUT_NHWC, SWINQ_LAYOUT_NCHW].contains(&self.layout) {
+            let [last, first] = [SWINQ_LAYOUT_NHWC, SWINQ_LAYOUT_NCHW].map(layout_name);
+            format!("its `layout` is {}; it must be 2 ({last}) or 3 ({first})", self.layout)
+        } else {
+            return Ok(());
+        };
+        Err(Failure::argument(place, problem))
+    }
+
     /// Refuses a tensor of another type, layout or rank than `expected`, without elements, that is not dense, or that is not in
     /// the host's memory.
     pub(super) fn check_kind(&self, expected: &swinq_tensor, place: Place) -> Result<(), Failure> {
@@ -173,7 +190,11 @@ impl swinq_tensor {
 }
 
 fn type_name(number: u32) -> &'static str {
-    if number == SWINQ_TYPE_U8 { "SWINQ_TYPE_U8" } else { "SWINQ_TYPE_F32" }
+    match number {
+        SWINQ_TYPE_U8 => "SWINQ_TYPE_U8",
+        SWINQ_TYPE_F16 => "SWINQ_TYPE_F16",
+        _ => "SWINQ_TYPE_F32",
+    }
 }
 
 fn layout_name(number: u32) -> &'static str {

@@ -8,7 +8,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use swinq::int8_runtime::{Images as Pixels, LOGITS, OutputMut};
+use half::f16;
+use swinq::int8_runtime::{ImageLayout, Images as InputImages, LOGITS, OutputMut, Pixels};
 use swinq::model::Size;
 use swinq::{CalibrateOptions, EngineOptions, Images, Model, OpenOptions, Split, calibrate, infer_images};
 
@@ -135,18 +136,34 @@ fn images_of_any_size_have_the_logits_of_the_library() {
     let engine = model.engine(&EngineOptions::cpu(0)).unwrap();
     let shared = installed();
     build(&compiler, &here().join("tests/run.c"), "-lswinq", shared.path(), &program);
-    for (height, width, images) in [(56, 56, 3), (56, 112, 3), (100, 60, 1)] {
+    for (height, width, images, kind, order) in [
+        (56, 56, 3, "u8", "nhwc"),
+        (56, 112, 3, "u8", "nhwc"),
+        (100, 60, 1, "u8", "nchw"),
+        (56, 112, 3, "f32", "nhwc"),
+        (100, 60, 3, "f32", "nchw"),
+        (100, 60, 1, "f16", "nhwc"),
+        (56, 112, 3, "f16", "nchw"),
+    ] {
         let size = Size::new(height, width);
         let length = size.image_bytes(engine.channels(), images).unwrap();
-        let pixels: Vec<u8> = (0..length).map(|i| (i * 7919 % 251) as u8).collect();
+        let bytes: Vec<u8> = (0..length).map(|i| (i * 7919 % 251) as u8).collect();
+        let values: Vec<f32> = bytes.iter().map(|&byte| f32::from(byte) / 64.0 - 2.0).collect();
+        let halves: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
+        let pixels = match kind {
+            "u8" => Pixels::U8(&bytes),
+            "f32" => Pixels::F32(&values),
+            _ => Pixels::F16(&halves),
+        };
+        let layout = if order == "nchw" { ImageLayout::ChannelsFirst } else { ImageLayout::ChannelsLast };
         let mut logits = vec![0.0; images * engine.classes()];
         let output = OutputMut::new(LOGITS, &mut logits);
-        engine.run(Pixels::new(size, &pixels[..]), &mut [output]).unwrap();
-        let numbers = [height, width, images].map(|number| number.to_string());
-        let arguments = numbers.iter().map(Path::new);
+        engine.run(InputImages { size, pixels, layout }, &mut [output]).unwrap();
+        let words = [&height.to_string(), &width.to_string(), &images.to_string(), kind, order];
+        let arguments = words.into_iter().map(Path::new);
         let printed = run(&program, &[&*path].into_iter().chain(arguments).collect::<Vec<_>>());
         let found: Vec<f32> = printed.split_whitespace().map(|value| value.parse().unwrap()).collect();
-        assert_eq!(found, logits, "{images} images of {size}");
+        assert_eq!(found, logits, "{images} images of {size}, {kind}, {order}");
         assert!(logits[0] != logits[1], "{logits:?}");
     }
 }

@@ -46,19 +46,41 @@ def not_pixels(error: ArgumentError, array: np.ndarray[Any, Any], given: Any) ->
     )
 
 
-def images_of(value: Any, channels: int, size: tuple[int, int] | None = None) -> np.ndarray[Any, Any]:
-    """``value`` as contiguous images: ``uint8 [n, height, width, channels]`` or ``float32 [n, channels, height, width]``.
-    ``size`` is the height and width that they must have; ``None`` for any.
+#: The types of images that an engine reads, and the layout that they have unless the caller states another.
+LAYOUTS = {np.dtype(np.uint8): "NHWC", np.dtype(np.float16): "NCHW", np.dtype(np.float32): "NCHW"}
+
+
+def input_of(value: Any, channels: int, layout: str | None) -> tuple[np.ndarray[Any, Any], str]:
+    """``value`` as contiguous images that an engine reads, and their layout. Copies only if the array is not contiguous."""
+    array = to_numpy(value)
+    if array.dtype not in LAYOUTS:
+        raise ArgumentError(
+            f"images: an array of {array.dtype}; the model takes uint8, float16 and float32, such as images.astype(numpy.float32)"
+        )
+    layout = layout or LAYOUTS[array.dtype]
+    shapes = {"NHWC": f"[n, height, width, {channels}]", "NCHW": f"[n, {channels}, height, width]"}
+    if layout not in shapes:
+        raise ArgumentError(f"layout: `{layout}` is unknown; give NHWC or NCHW")
+    if array.ndim != 4 or array.shape[layout.index("C")] != channels:
+        problem = f"images: an array of {array.dtype} {list(array.shape)}; the model takes {array.dtype} {shapes[layout]}"
+        (other,) = shapes.keys() - {layout}
+        raise ArgumentError(f'{problem}, or with layout="{other}" {shapes[other]}')
+    return np.ascontiguousarray(array), layout
+
+
+def pixels_of(value: Any, channels: int, size: tuple[int, int]) -> np.ndarray[Any, Any]:
+    """``value`` as contiguous images for a calibration: ``uint8 [n, height, width, channels]`` or
+    ``float32 [n, channels, height, width]``. ``size`` is the height and width that they must have.
 
     Copies only if the array is not contiguous, or has floats of another width.
     """
     array = to_numpy(value)
     if array.ndim == 4:
-        if array.dtype == np.uint8 and array.shape[3] == channels and size in (None, array.shape[1:3]):
+        if array.dtype == np.uint8 and array.shape[1:] == (*size, channels):
             return np.ascontiguousarray(array)
-        if array.dtype.kind == "f" and array.shape[1] == channels and size in (None, array.shape[2:]):
+        if array.dtype.kind == "f" and array.shape[1:] == (channels, *size):
             return np.ascontiguousarray(array, dtype=np.float32)
-    height, width = size or ("height", "width")
+    height, width = size
     raise ArgumentError(
         f"images: an array of {array.dtype} {list(array.shape)}; the model takes uint8 [n, {height}, {width}, {channels}] "
         f"(preprocessed) or float [n, {channels}, {height}, {width}] (normalised)"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._arrays import images_of, is_array, not_pixels, to_numpy
+from ._arrays import is_array, not_pixels, pixels_of, to_numpy
 from ._errors import ArgumentError, count
 
 PathLike = str | os.PathLike[str]
@@ -141,7 +141,7 @@ class _Collection:
     def add_batch(self, batch: Any) -> None:
         """Adds images that are preprocessed."""
         height, width, channels = self.collector.image
-        given, batch = batch, images_of(batch, channels, (height, width))
+        given, batch = batch, pixels_of(batch, channels, (height, width))
         if self.limit is not None:
             batch = batch[: self.limit - self.images]
         if batch.dtype == np.uint8:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _modules, _native, _process
-from ._arrays import images_of, is_array, is_tensor, not_pixels
+from ._arrays import input_of, is_array, is_tensor
 from ._errors import ArgumentError, count
 from ._images import PathLike, is_encoded, is_path, is_pil, picture
 
@@ -75,33 +75,38 @@ class Engine:
             native = self._native = self._make()
         return native
 
-    def __call__(self, images: Any) -> Any:
+    def __call__(self, images: Any, *, layout: str | None = None) -> Any:
         """Logits of a batch of any number of images of one size, which the network can process.
 
         What depends on the size is prepared at its first call, and kept for the sizes used last.
 
         Args:
-            images: ``uint8 [n, height, width, channels]`` (NHWC, RGB, preprocessed), or ``float [n, channels, height, width]``
-                (NCHW) of 8-bit pixels that are divided by 255 and normalised with the model's mean and deviation; a numpy
-                array or a torch tensor. A contiguous uint8 array in host memory is read in place, and must not be written
-                to during the call.
+            images: a numpy array or a torch tensor. ``uint8`` are 8-bit pixels (RGB, preprocessed), which the engine
+                normalises; ``float32`` and ``float16`` are values that are normalised already, and finite. A contiguous
+                array in host memory is read in place, and must not be written to during the call; others are copied. A
+                tensor of bfloat16 is converted to ``float32``. Engines on a GPU take ``uint8`` in ``NHWC`` only.
+            layout: ``NHWC`` for ``[n, height, width, channels]``, or ``NCHW`` for ``[n, channels, height, width]``; ``None``
+                is ``NHWC`` for ``uint8`` and ``NCHW`` for floats.
 
         Returns:
             ``float32 [n, classes]``, of the kind and on the device of ``images``.
 
         Raises:
             ArgumentError: for another shape or type, for images that the network cannot process or that need more memory than
-                ``max_pixels`` allows, and for floats that are not normalised pixels.
+                ``max_pixels`` allows, and for values that are not finite.
             EngineError: if the engine fails.
         """
-        return self.run(images, ["logits"])["logits"]
+        return self.run(images, ["logits"], layout=layout)["logits"]
 
-    def run(self, images: Any, outputs: Iterable[str] | None = None) -> dict[str, Any]:
+    def run(
+        self, images: Any, outputs: Iterable[str] | None = None, *, layout: str | None = None
+    ) -> dict[str, Any]:
         """Outputs of a batch, by name.
 
         Args:
             images: as for :meth:`__call__`.
             outputs: names of outputs, each once; ``None`` is all of :attr:`outputs`.
+            layout: as for :meth:`__call__`.
 
         Returns:
             The outputs in the order of ``outputs``, of the kind and on the device of ``images``: ``logits`` is
@@ -112,12 +117,12 @@ class Engine:
             EngineError: if the engine fails.
         """
         names = _names(self._outputs if outputs is None else outputs)
-        array, native = images_of(images, self._channels), self._ready()
-        if array.dtype != np.uint8:
-            array = _pixels(native, array, images)
-        number, height, width, _ = array.shape
+        (array, layout), native = input_of(images, self._channels, layout), self._ready()
+        number = array.shape[0]
+        height, width = array.shape[1:3] if layout == "NHWC" else array.shape[2:]
         found = [(name, np.empty((number, *native.output_shape(name, height, width)), np.float32)) for name in names]
-        native.run(array, found)
+        # The buffer protocol of the extension module has no half precision: its bits are passed.
+        native.run(array.view(np.uint16) if array.dtype == np.float16 else array, layout, found)
         if not is_tensor(images):
             return dict(found)
         torch = sys.modules["torch"]
@@ -175,17 +180,6 @@ class Engine:
 
     def __reduce__(self) -> Any:
         raise TypeError("an Engine cannot be copied or pickled; make one of a model that the other process opens")
-
-
-def _pixels(native: _native.Engine, values: np.ndarray[Any, Any], given: Any) -> np.ndarray[Any, Any]:
-    """The pixels, ``uint8 [n, height, width, channels]``, of normalised images, ``float32 [n, channels, height, width]``."""
-    images, channels, height, width = values.shape
-    pixels = np.empty((images, height, width, channels), np.uint8)
-    try:
-        native.denormalize(values, pixels)
-    except ArgumentError as error:
-        raise not_pixels(error, values, given) from None
-    return pixels
 
 
 def _names(outputs: Iterable[str]) -> list[str]:
@@ -258,12 +252,12 @@ class Model:
                     self._engine = self.engine()
         return self._engine
 
-    def __call__(self, images: Any) -> Any:
+    def __call__(self, images: Any, *, layout: str | None = None) -> Any:
         """Logits of ``images``, by an engine with a thread per core that is made at the first call.
 
         The arguments, results and errors are those of :meth:`Engine.__call__`.
         """
-        return (self._engine or self._default())(images)
+        return (self._engine or self._default())(images, layout=layout)
 
     def predict(self, images: Any, top_k: int = 5) -> list[list[Class]]:
         """Classifies images; see :meth:`Engine.predict`."""

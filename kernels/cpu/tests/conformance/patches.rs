@@ -1,8 +1,10 @@
 //! Conformance of patch cutting and of the position table.
 
+use half::f16;
+
 use crate::support::{Rng, assert_sizes_leave_no_trace, assert_varied, step};
 use swinq_kernels::{Patches, Pool, RowOut, add_table};
-use swinq_numerics::{Images, RowStore, Size, code_stride};
+use swinq_numerics::{ImageLayout, Images, Pixels, RowStore, Size, code_stride};
 
 /// The normalised value of each byte of each channel.
 fn lookup(channels: usize) -> Vec<[f32; 256]> {
@@ -39,16 +41,31 @@ impl Case {
         Rng(self.image.area() as u64).bytes(self.images * self.image.area() * self.channels)
     }
 
-    /// Patches, computed element by element from the definition.
-    fn cut(&self, pixels: &[u8]) -> Vec<f32> {
+    /// The values of `pixels`, normalised.
+    fn normalised(&self, pixels: &[u8]) -> Vec<f32> {
+        let lookup = lookup(self.channels);
+        (pixels.iter().enumerate()).map(|(i, &byte)| lookup[i % self.channels][usize::from(byte)]).collect()
+    }
+
+    /// `values`, `[images, height, width, channels]`, with the channels first.
+    fn channels_first<T: Copy>(&self, values: &[T]) -> Vec<T> {
+        let (area, channels) = (self.image.area(), self.channels);
+        let order = |i: usize| {
+            let (image, channel, pixel) = (i / (area * channels), i / area % channels, i % area);
+            (image * area + pixel) * channels + channel
+        };
+        (0..values.len()).map(|i| values[order(i)]).collect()
+    }
+
+    /// Patches of `values`, f32 `[images, height, width, channels]`, computed element by element from the definition.
+    fn cut(&self, values: &[f32]) -> Vec<f32> {
         let Case { images, image, patch, channels } = *self;
-        let (grid, lookup) = (image.map(|pixels| pixels.div_ceil(patch)), lookup(channels));
+        let grid = image.map(|pixels| pixels.div_ceil(patch));
         let value = |index: usize, y: usize, x: usize, channel: usize| {
             if y >= image.height || x >= image.width {
                 return 0.0;
             }
-            let byte = pixels[((index * image.height + y) * image.width + x) * channels + channel];
-            lookup[channel][usize::from(byte)]
+            values[((index * image.height + y) * image.width + x) * channels + channel]
         };
         let mut out = Vec::new();
         for (index, i) in (0..images).flat_map(|index| (0..grid.area()).map(move |i| (index, i))) {
@@ -61,26 +78,43 @@ impl Case {
         out
     }
 
-    /// Panics unless the patches, in each form and cut by `threads` threads, are those of the definition.
+    /// Panics unless the patches of images of every type and layout, in each form and cut by `threads` threads, are those of the
+    /// definition.
     fn check(&self, threads: usize) {
-        let Case { images, image, patch, channels } = *self;
-        let (pixels, quantizer, mut pool) = (self.pixels(), step(2.0 / 127.0), Pool::new(threads));
-        let want = self.cut(&pixels);
-        let op = |store| Patches::new(patch, &lookup(channels), store);
+        let pixels = self.pixels();
+        let values = self.normalised(&pixels);
+        let halves: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
+        let of_halves: Vec<f32> = halves.iter().map(|half| half.to_f32()).collect();
+        let first =
+            (self.channels_first(&pixels), self.channels_first(&values), self.channels_first(&halves));
+        for (pixels, layout, values) in [
+            (Pixels::U8(&pixels), ImageLayout::ChannelsLast, &values),
+            (Pixels::F32(&values), ImageLayout::ChannelsLast, &values),
+            (Pixels::F16(&halves), ImageLayout::ChannelsLast, &of_halves),
+            (Pixels::U8(&first.0), ImageLayout::ChannelsFirst, &values),
+            (Pixels::F32(&first.1), ImageLayout::ChannelsFirst, &values),
+            (Pixels::F16(&first.2), ImageLayout::ChannelsFirst, &of_halves),
+        ] {
+            self.check_stores(Images { size: self.image, pixels, layout }, &self.cut(values), threads);
+        }
+    }
+
+    /// Panics unless the patches of `images`, in each form, are `want`.
+    fn check_stores(&self, images: Images<'_>, want: &[f32], threads: usize) {
+        let (quantizer, mut pool) = (step(2.0 / 127.0), Pool::new(threads));
+        let mut run = |store, out: RowOut<'_>| {
+            let op = Patches::new(self.patch, &lookup(self.channels), store);
+            assert!(op.run(&mut pool, self.images, images, out), "{self:?}: all values are finite");
+        };
         let mut out = vec![f32::NAN; want.len()];
-        op(RowStore::F32).run(&mut pool, images, of_bytes(image, &pixels), RowOut::F32(&mut out));
+        run(RowStore::F32, RowOut::F32(&mut out));
         assert_eq!(out, want, "{self:?}");
         assert_varied(&out, "patches");
-        op(RowStore::Fake(quantizer)).run(&mut pool, images, of_bytes(image, &pixels), RowOut::F32(&mut out));
+        run(RowStore::Fake(quantizer), RowOut::F32(&mut out));
         assert_eq!(out, want.iter().map(|&x| quantizer.fake(x)).collect::<Vec<_>>(), "{self:?}");
         let (columns, stride) = (self.columns(), code_stride(self.columns()));
         let mut codes = vec![7; want.len() / columns * stride];
-        op(RowStore::Codes(quantizer)).run(
-            &mut pool,
-            images,
-            of_bytes(image, &pixels),
-            RowOut::Codes(&mut codes),
-        );
+        run(RowStore::Codes(quantizer), RowOut::Codes(&mut codes));
         for (got, want) in codes.chunks_exact(stride).zip(want.chunks_exact(columns)) {
             let want: Vec<u8> = want.iter().map(|&x| quantizer.code(x).cast_unsigned() ^ 0x80).collect();
             assert_eq!(got[..columns], want, "{self:?}");
@@ -130,10 +164,34 @@ fn one_op_runs_over_images_of_several_sizes() {
     let new = || Patches::new(4, &lookup(3), RowStore::F32);
     assert_sizes_leave_no_trace([(10, 7), (8, 16)], new, |op, pool, size| {
         let case = Case::new(2, size, 4, 3);
-        let mut out = vec![f32::NAN; case.cut(&case.pixels()).len()];
+        let mut out = vec![f32::NAN; case.cut(&case.normalised(&case.pixels())).len()];
         op.run(pool, 2, of_bytes(case.image, &case.pixels()), RowOut::F32(&mut out));
         out
     });
+}
+
+/// Quantizers give a code to every value, so the op looks at the values that it reads.
+#[test]
+fn values_that_are_not_finite_are_found_in_every_part_of_an_image() {
+    let case = Case::new(2, (10, 9), 4, 3);
+    let op = Patches::new(4, &lookup(3), RowStore::Codes(step(2.0 / 127.0)));
+    let (mut pool, mut codes) = (Pool::new(2), vec![0; 2 * 9 * code_stride(48)]);
+    let mut finite = |pixels: Pixels<'_>, layout| {
+        let images = Images { size: case.image, pixels, layout };
+        op.run(&mut pool, 2, images, RowOut::Codes(&mut codes))
+    };
+    for layout in [ImageLayout::ChannelsLast, ImageLayout::ChannelsFirst] {
+        let (mut values, mut halves) = (vec![0.5_f32; 2 * 10 * 9 * 3], vec![f16::ONE; 2 * 10 * 9 * 3]);
+        assert!(finite(Pixels::F32(&values), layout) && finite(Pixels::F16(&halves), layout));
+        for at in 0..values.len() {
+            values[at] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY][at % 3];
+            halves[at] = [f16::NAN, f16::INFINITY, f16::NEG_INFINITY][at % 3];
+            assert!(!finite(Pixels::F32(&values), layout), "{layout:?}: value {at}");
+            assert!(!finite(Pixels::F16(&halves), layout), "{layout:?}: value {at}");
+            (values[at], halves[at]) = (f32::MAX, f16::MAX);
+        }
+        assert!(finite(Pixels::F32(&values), layout) && finite(Pixels::F16(&halves), layout));
+    }
 }
 
 #[test]
