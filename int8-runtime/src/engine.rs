@@ -12,7 +12,6 @@ use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Size, Swi
 use swinq_numerics::Images;
 use swinq_plan::{Outline, Output, OutputKind};
 
-use self::check::bytes_only;
 pub(crate) use self::output::{OutputBytes, OutputElement, OutputForm};
 pub use self::output::{OutputLayout, OutputMut, OutputShape, OutputValues};
 use crate::backend::Backend;
@@ -263,8 +262,8 @@ impl Engine {
     ///
     /// # Errors
     /// An image that the network cannot process, or that needs more memory than allowed; pixels that are not whole images, or not
-    /// finite; other images than those of bytes whose channels come last, on a GPU; an output that the network does not have, is asked for twice, or has other values than its memory; a score that is not
-    /// finite; a GPU that fails.
+    /// finite; an output that the network does not have, is asked for twice, or has other values than its memory; an output that
+    /// is not finite; a GPU that fails.
     pub fn run(&self, images: Images<'_>, outputs: &mut [OutputMut<'_>]) -> Result<(), RuntimeError> {
         self.run_in_batches(self.max_batch(), images, outputs)
     }
@@ -289,7 +288,7 @@ impl Engine {
         let finite = match &self.runner {
             Runner::Cpu(runner) => runner.infer((count, each), images, bytes, forms)?,
             Runner::Cuda(runner) => {
-                lock(runner).infer((count, each), size, bytes_only(images)?, bytes, forms)?
+                lock(runner).infer((count, each), images, bytes, forms)?
             }
         };
         if finite {

@@ -93,12 +93,6 @@ pub enum RuntimeError {
         /// Channels of an image.
         channels: usize,
     },
-    /// Images that the kernels for GPUs do not read.
-    #[error(
-        "on a GPU, images are bytes [images, height, width, channels], which the network normalises; run images of f32 or f16, or \
-         with the channels first, on the CPU backend"
-    )]
-    BytesOnly,
     /// A value of an image that is not finite.
     #[error(
         "image {image} of the batch: the pixel at row {row}, column {column} is {value} in channel {channel}; the values of images \

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use swinq_cuda::ops::patch::InputForm;
 use swinq_cuda::{CudaError, Nvtx, Pipeline, Stream};
 use swinq_model::{Size, SwinConfig};
 
@@ -35,11 +36,6 @@ pub(crate) struct Runner {
     pub(super) nvtx: Option<Nvtx>,
 }
 
-/// A pipeline for inputs of `input` bytes and outputs of `output` bytes.
-pub(super) fn pipeline(packed: &Packed, input: usize, output: usize) -> Result<Pipeline, CudaError> {
-    Pipeline::new(packed.device(), input, output, packed.steps.len() + packed.outputs.len())
-}
-
 impl Runner {
     /// Allocates the buffers of `packed`, a network of the architecture `config`, for images of its own size.
     pub(crate) fn new(
@@ -52,8 +48,9 @@ impl Runner {
         let places = Places::new(packed, packed.own.grids(), options.max_batch);
         let memory = Memory::new(packed, options.max_batch, &places)?;
         let input = options.max_batch * config.image_size.area() * config.in_chans;
+        let flags = packed.steps.len() + packed.outputs.len();
         Ok(Runner {
-            pipeline: pipeline(packed, input, memory.result_bytes(&places))?,
+            pipeline: Pipeline::new(packed.device(), input, memory.result_bytes(&places), flags)?,
             packed: Arc::clone(packed),
             config: config.clone(),
             memory,
@@ -71,8 +68,8 @@ impl Runner {
         self.packed.own.image()
     }
 
-    /// Bytes of an image of `size`.
-    pub(super) fn image_bytes(&self, size: Size) -> usize {
+    /// Values of an image of `size`.
+    pub(super) fn image_values(&self, size: Size) -> usize {
         size.area() * self.config.in_chans
     }
 
@@ -99,7 +96,8 @@ impl Runner {
     /// If nothing is.
     pub(super) fn prepared(&self, batch: Batch) -> (&[Launch], Images<'_>) {
         let prepared = self.sizes.get(batch).expect("the batch is prepared");
-        let images = Images { count: batch.1, of: &prepared.of, pixels: self.pipeline.input() };
+        let (of, pixels) = (&prepared.of, self.pipeline.input());
+        let images = Images { count: batch.1, of, pixels, form: InputForm::PIXELS };
         (&prepared.launches, images)
     }
 
@@ -118,13 +116,18 @@ impl Runner {
         runs: usize,
     ) -> Result<Vec<Duration>, RuntimeError> {
         let images = self.prepare(images, size)?;
+        self.reserve_input(images, size, InputForm::PIXELS)?;
         let _range = self.nvtx.map(|nvtx| nvtx.range(&format!("graphs of {images} images")));
         let graph = self.sizes.get((size, images)).expect("the batch is prepared").graph;
-        let (_, images) = self.prepared((size, images));
-        let regions = self.maps_in_f16(images.count, images.of);
-        let times = self.pipeline.time(self.packed.device(), graph, runs, |on| {
-            write(&self.packed, &self.memory, on, images, &regions)
-        })?;
+        let (launches, images) = self.prepared((size, images));
+        let (regions, memory) = (self.maps_in_f16(images.count, images.of), &self.memory);
+        let times = self.pipeline.time(
+            self.packed.device(),
+            graph,
+            runs,
+            |on, _| embed(&self.packed.steps, launches, memory, on, images),
+            |on| write(&self.packed, memory, on, images, &regions),
+        )?;
         self.lower_flags()?;
         Ok(times.into_iter().map(|ms| Duration::from_secs_f64(f64::from(ms) / 1e3)).collect())
     }
@@ -200,6 +203,18 @@ impl Runner {
         self.lower_flags()?;
         Ok(all)
     }
+}
+
+/// Puts the first of the `launches` of `steps` on `on`, which reads the images.
+pub(super) fn embed(
+    steps: &[DeviceStep],
+    launches: &[Launch],
+    memory: &Memory,
+    on: &Stream,
+    images: Images<'_>,
+) -> Result<(), CudaError> {
+    let (index, choice) = &launches[0];
+    memory.run((*index, &steps[*index]), choice.as_ref(), on, images)
 }
 
 /// Puts the `launches` of `steps` on `on`, each in a range with its name if `nvtx` is given.

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use swinq_cuda::ops::output::{OutputForm as DeviceForm, OutputType};
+use swinq_cuda::ops::patch::{InputForm, InputType};
 use swinq_cuda::{CudaError, DeviceSlice, Nvtx, Part, Stream};
-use swinq_model::Size;
+use swinq_numerics::{ImageLayout, Images as Input, Pixels};
 
-use super::engine::{Runner, run_all};
+use super::engine::{Runner, embed, run_all};
 use super::memory::{ALIGN, Images, Memory, OfSize};
 use super::packed::Packed;
 use crate::engine::{MOST_OUTPUTS, OutputBytes, OutputElement, OutputForm, OutputLayout};
@@ -73,19 +74,20 @@ impl From<OutputForm> for DeviceForm {
 }
 
 impl Runner {
-    /// Computes the outputs of the `images` images of `size` in `pixels`; there must be at least one. They run in batches of
+    /// Computes the outputs of the `images` images of `input`; there must be at least one. They run in batches of
     /// `each` images, at most `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for each
-    /// output of the plan in these `forms`, or `None` for one that is not asked for. Returns whether all outputs are known to be
-    /// finite. Copies overlap with computation, except with [`CudaOptions::nvtx`](super::CudaOptions::nvtx).
+    /// output of the plan in these `forms`, or `None` for one that is not asked for. Returns whether all values that are read and
+    /// written are known to be finite. Copies overlap with computation, except with [`CudaOptions::nvtx`](super::CudaOptions::nvtx).
     pub(crate) fn infer(
         &mut self,
         (images, each): (usize, usize),
-        size: Size,
-        pixels: &[u8],
+        input: Input<'_>,
         outputs: &mut OutputBytes<'_>,
         forms: &[OutputForm; MOST_OUTPUTS],
     ) -> Result<bool, RuntimeError> {
+        let (size, (bytes, form)) = (input.size, bytes_and_form(input));
         let (each, numbers) = self.prepare_parts((images, each), size)?;
+        self.reserve_input(numbers.iter().copied().max().unwrap_or(0), size, form)?;
         let (mut asked, mut memory) = (Vec::new(), Vec::new());
         for (index, (bytes, form)) in outputs.iter_mut().zip(forms).enumerate() {
             let Some(bytes) = bytes.as_deref_mut() else { continue };
@@ -93,7 +95,7 @@ impl Runner {
             memory.push(bytes);
         }
         let (mut parts, mut transfers) = (Vec::new(), Vec::new());
-        let inputs = pixels.chunks(each * self.image_bytes(size));
+        let inputs = bytes.chunks(each * (bytes.len() / images));
         for ((part, number), input) in numbers.into_iter().enumerate().zip(inputs) {
             let count = each.min(images - part * each);
             let prepared = self.sizes.get((size, number)).expect("the batch is prepared");
@@ -109,25 +111,33 @@ impl Runner {
         let known = parts.iter().all(|part| part.regions.iter().all(|region| region.written));
         if let Some(nvtx) = self.nvtx {
             let all = parts.iter().zip(transfers);
-            all.into_iter().try_for_each(|(part, transfer)| self.infer_marked(nvtx, part, transfer))?;
+            all.into_iter().try_for_each(|(part, transfer)| self.infer_marked(nvtx, part, form, transfer))?;
             return Ok(self.check_flags()? && known);
         }
-        let (packed, memory, pixels) = (&self.packed, &self.memory, self.pipeline.input().clone());
-        let raised = self.pipeline.run(memory.results(), transfers.into_iter(), |index, on| {
+        let (packed, memory, sizes) = (&self.packed, &self.memory, &self.sizes);
+        let before = |index: usize, on: &Stream, pixels: &DeviceSlice| {
+            let HostPart { number, of, .. } = &parts[index];
+            let prepared = sizes.get((size, *number)).expect("the batch is prepared");
+            embed(&packed.steps, &prepared.launches, memory, on, Images { count: *number, of, pixels, form })
+        };
+        let pixels = self.pipeline.input().clone();
+        let after = |index: usize, on: &Stream| {
             let HostPart { count, of, regions, .. } = &parts[index];
-            write(packed, memory, on, Images { count: *count, of, pixels: &pixels }, regions)
-        })?;
+            write(packed, memory, on, Images { count: *count, of, pixels: &pixels, form }, regions)
+        };
+        let raised = self.pipeline.run(memory.results(), transfers.into_iter(), before, after)?;
         Ok(if raised.is_none() { known } else { self.check_flags()? && known })
     }
 
-    /// Resets all flags. Returns whether none was set; an output's flag says that one of its values is not finite.
+    /// Resets all flags. Returns whether none was set; the flags of the first step and of an output say that the images, or that
+    /// output, hold a value that is not finite.
     ///
     /// # Errors
     /// [`RuntimeError::StreamOverflow`] if a step has found a value in the f16 stream that is not finite.
     fn check_flags(&self) -> Result<bool, RuntimeError> {
         let Some(reader) = self.memory.take_flag(self.pipeline.stream())? else { return Ok(true) };
         let steps = &self.packed.steps;
-        if reader >= steps.len() {
+        if reader == 0 || reader >= steps.len() {
             return Ok(false);
         }
         let writer = steps[..reader].iter().rev().find(|step| step.output == steps[reader].input);
@@ -136,11 +146,18 @@ impl Runner {
     }
 
     /// Computes the outputs of a part, launch by launch, with a profiler range around each launch and one around all.
-    fn infer_marked(&self, nvtx: Nvtx, part: &HostPart, transfer: Part<'_>) -> Result<(), RuntimeError> {
+    fn infer_marked(
+        &self,
+        nvtx: Nvtx,
+        part: &HostPart,
+        form: InputForm,
+        transfer: Part<'_>,
+    ) -> Result<(), RuntimeError> {
         let HostPart { count, number, of, regions } = part;
         let _inference = nvtx.range(&format!("inference of {number} images"));
         let on = self.pipeline.stream();
         let (launches, images) = self.prepared((of.geometry.grids().image(), *number));
+        let images = Images { form, ..images };
         images.pixels.slice(0, transfer.input.len()).copy_from(on, transfer.input)?;
         run_all(&self.packed.steps, launches, &self.memory, on, images, Some(nvtx))?;
         write(&self.packed, &self.memory, on, Images { count: *count, ..images }, regions)?;
@@ -166,6 +183,16 @@ impl Runner {
             }
         }
     }
+}
+
+/// The bytes of `images`, and their form.
+fn bytes_and_form(images: Input<'_>) -> (&[u8], InputForm) {
+    let (bytes, element) = match images.pixels {
+        Pixels::U8(values) => (values, InputType::U8),
+        Pixels::F32(values) => (bytemuck::cast_slice(values), InputType::F32),
+        Pixels::F16(values) => (bytemuck::cast_slice(values), InputType::F16),
+    };
+    (bytes, InputForm { element, channels_first: images.layout == ImageLayout::ChannelsFirst })
 }
 
 /// The places in the results of the outputs that are asked for, of `count` images.

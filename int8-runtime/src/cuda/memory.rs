@@ -1,6 +1,7 @@
 //! The buffers of an engine: one arena, in which tensors that are never alive at the same time share memory.
 
 use swinq_cuda::ops::output::{OutputFlags, OutputForm};
+use swinq_cuda::ops::patch::InputForm;
 use swinq_cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
 use swinq_plan::{Grids, TensorId};
 
@@ -75,7 +76,9 @@ pub(crate) struct OfSize {
 pub(crate) struct Images<'a> {
     pub(crate) count: usize,
     pub(crate) of: &'a OfSize,
+    /// Their values, which the first step reads.
     pub(crate) pixels: &'a DeviceSlice,
+    pub(crate) form: InputForm,
 }
 
 /// All buffers of an engine.
@@ -199,7 +202,7 @@ impl Memory {
         let bytes = self.bytes_of(id, images);
         match images.of.places.offsets[id.0] {
             Some(offset) => self.arena.slice(offset, bytes),
-            None => images.pixels.slice(0, bytes),
+            None => images.pixels.slice(0, bytes * images.form.element.bytes()),
         }
     }
 
@@ -220,7 +223,8 @@ impl Memory {
         let output = self.slice(step.output, images);
         let flag = self.results.slice(4 * index, 4);
         let codes = step.codes.map(|codes| self.slice(codes.tensor, images));
-        let operands = Operands { input: &input, output: &output, codes: codes.as_ref(), flag: &flag };
+        let form = images.form;
+        let operands = Operands { input: &input, form, output: &output, codes: codes.as_ref(), flag: &flag };
         step.run(on, (images.count, &images.of.geometry), &operands, choice)
     }
 

@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use swinq_cuda::ops::linear::Target;
+use swinq_cuda::ops::patch::InputForm;
 use swinq_model::Size;
 use swinq_plan::Geometry;
 
-use super::engine::{Runner, pipeline, run_all};
+use super::engine::{Runner, run_all};
 use super::geometry::DeviceGeometry;
 use super::memory::{Images, OfSize, Places};
 use super::sizes::Batch;
@@ -79,25 +80,33 @@ impl Runner {
         };
         let most = images_at_a_time(self.options.max_batch, own, size);
         let places = Places::new(&packed, geometry.grids(), most);
-        self.reserve(&places, most * self.image_bytes(size))?;
+        self.reserve(&places)?;
         let geometry = DeviceGeometry::new(packed.device(), &geometry, packed.codes_in_windows())?;
         Ok(Arc::new(OfSize { geometry, places, most }))
     }
 
-    /// Makes room for `places` and images of `input` bytes. If memory grows, all graphs are dropped, because they hold its
-    /// addresses.
-    fn reserve(&mut self, places: &Places, input: usize) -> Result<(), RuntimeError> {
-        let held = self.pipeline.input().bytes();
-        if self.memory.has_room(places) && input <= held {
+    /// Makes room for `places`. If memory grows, all graphs are dropped, because they hold its addresses.
+    fn reserve(&mut self, places: &Places) -> Result<(), RuntimeError> {
+        let packed = Arc::clone(&self.packed);
+        self.pipeline.reserve(packed.device(), 0, self.memory.result_bytes(places))?;
+        if self.memory.has_room(places) {
             return Ok(());
         }
-        let packed = Arc::clone(&self.packed);
-        let output = self.memory.result_bytes(places).max(self.memory.results().bytes());
-        let pipeline = pipeline(&packed, input.max(held), output)?;
         self.memory.reserve(packed.device(), places)?;
-        self.pipeline = pipeline;
+        self.pipeline.clear();
         self.sizes.clear();
         Ok(())
+    }
+
+    /// Makes room for `images` images of `size` in `form`.
+    pub(super) fn reserve_input(
+        &mut self,
+        images: usize,
+        size: Size,
+        form: InputForm,
+    ) -> Result<(), RuntimeError> {
+        let bytes = images * self.image_values(size) * form.element.bytes();
+        Ok(self.pipeline.reserve(self.packed.device(), bytes, 0)?)
     }
 
     /// Prepares a batch, unless it is, and marks it as the most recently used one.
@@ -112,9 +121,9 @@ impl Runner {
         let launches = self.launches_of(count, of, effort)?;
         let graph = self.next_graph;
         let (steps, memory) = (&self.packed.steps, &self.memory);
-        self.pipeline.record(graph, |on, pixels| {
-            run_all(steps, &launches, memory, on, Images { count, of, pixels }, None)
-        })?;
+        // The first launch, which reads the images, is not recorded.
+        let images = Images { count, of, pixels: &self.pipeline.input().clone(), form: InputForm::PIXELS };
+        self.pipeline.record(graph, |on| run_all(steps, &launches[1..], memory, on, images, None))?;
         (self.next_graph, self.first) = (graph + 1, false);
         self.sizes.insert(batch, Prepared { graph, of: Arc::clone(of), launches });
         Ok(())
@@ -161,7 +170,7 @@ impl Runner {
     ) -> Result<Option<Choice>, RuntimeError> {
         let DeviceOp::Linear(linear, order) = &step.op else { return Ok(None) };
         let (geometry, pipeline) = (&of.geometry, &self.pipeline);
-        let images = Images { count, of, pixels: pipeline.input() };
+        let images = Images { count, of, pixels: pipeline.input(), form: InputForm::PIXELS };
         let input = self.memory.slice(step.input, images);
         let output = self.memory.slice(step.output, images);
         let target = Target { slice: &output, map: order.and_then(|order| geometry.map(order)) };

@@ -9,7 +9,7 @@ use swinq_cuda::ops::heads::DeviceHeads;
 use swinq_cuda::ops::linear::{DeviceLinear, LibraryLinear, OwnLinear, Target};
 use swinq_cuda::ops::mlp::DeviceMlp;
 use swinq_cuda::ops::norm::DeviceNorm;
-use swinq_cuda::ops::patch::DevicePatchEmbed;
+use swinq_cuda::ops::patch::{DevicePatchEmbed, InputForm};
 use swinq_cuda::ops::rows::DeviceRows;
 use swinq_cuda::ops::window_block::DeviceWindowBlock;
 use swinq_cuda::ops::{StreamCodes, row_stride};
@@ -189,9 +189,11 @@ pub(crate) struct DeviceStep {
 /// Buffers of a step's operands.
 pub(crate) struct Operands<'a> {
     pub(crate) input: &'a DeviceSlice,
+    /// The form of the input, if it is images.
+    pub(crate) form: InputForm,
     pub(crate) output: &'a DeviceSlice,
     pub(crate) codes: Option<&'a DeviceSlice>,
-    /// The step's flag: a u32 that the step sets if its f16 stream holds a value that is not finite.
+    /// The step's flag: a u32 that the step sets if its f16 stream, or an image, holds a value that is not finite.
     pub(crate) flag: &'a DeviceSlice,
 }
 
@@ -206,7 +208,10 @@ impl DeviceStep {
     ) -> Result<(), CudaError> {
         let rows = geometry.rows(self.rows);
         match &self.op {
-            DeviceOp::PatchEmbed(op) => op.run(on, (images, geometry.grids().image()), at.input, at.output),
+            DeviceOp::PatchEmbed(op) => {
+                let size = geometry.grids().image();
+                op.run(on, (images, size), (at.input, at.form), at.output, at.flag)
+            }
             DeviceOp::Norm(op, gather) if op.adds() => {
                 let (order, codes) = ((images, geometry.tokens(*gather)), self.stream_codes(geometry, at));
                 op.run_residual(on, order, at.input, at.output, codes, at.flag)

@@ -1,7 +1,7 @@
 //! Checks of images and of their scores.
 
 use swinq_model::Size;
-use swinq_numerics::{ImageLayout, Images, Pixels};
+use swinq_numerics::Images;
 use swinq_plan::{Grids, Output};
 
 use super::{Engine, Runner, lock};
@@ -102,13 +102,5 @@ impl Engine {
         self.check_pixels(pixels, images.max(1), self.input_size())?;
         let images = images.min(self.max_batch());
         Ok((images, &pixels[..images * image_bytes]))
-    }
-}
-
-/// The bytes of `images`, whose channels come last: the kernels for GPUs read no others.
-pub(super) fn bytes_only(images: Images<'_>) -> Result<&[u8], RuntimeError> {
-    match (images.pixels, images.layout) {
-        (Pixels::U8(bytes), ImageLayout::ChannelsLast) => Ok(bytes),
-        _ => Err(RuntimeError::BytesOnly),
     }
 }

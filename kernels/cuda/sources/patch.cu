@@ -1,10 +1,10 @@
-// Patch embedding from u8 pixels to the residual stream: normalisation by a table, matrix product, bias,
+// Patch embedding from pixels to the residual stream: normalisation of bytes by a table, matrix product, bias,
 // LayerNorm and position embedding. The product is summed in f32 in the order of k. For INT8 operands the f32
 // sums are exact too, because they stay below 2^24.
 //
 // A block processes TOKENS consecutive tokens; a thread computes every THREADS-th column of them.
 //
-// Defines: THREADS, TOKENS (a multiple of 4), CHANNELS (of a pixel), PATCH (side of a patch); INTEGER, OUTPUT and
+// Defines: those of `patch.cuh`; THREADS, TOKENS (a multiple of 4), CHANNELS (of a pixel), PATCH (side of a patch); INTEGER, OUTPUT and
 // STREAM_F32 as in `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup
 // table and the weights (`[K, columns]`, k in (channel, y, x) order) are f32.
 #define OPERAND f32
@@ -21,12 +21,11 @@ INLINE void gather(const Params& p, const f32* lookup, f32* x, s32 first) {
         s32 column = i % PATCH, token = i / PATCH % TOKENS, row = i / PATCH / TOKENS;
         if (first + token >= p.total_tokens) continue;
         Pixel pixel(p, first + token, row, column);
-        const u8* bytes = pixel.bytes(p);
         bool inside = pixel.inside<WHOLE>(p) > 0;
 #pragma unroll
         for (int channel = 0; channel < CHANNELS; channel++) {
             x[token * X_ROW + (channel * PATCH + row) * PATCH + column] =
-                inside ? lookup[256 * channel + bytes[channel]] : 0.0f;
+                inside ? operand(p, lookup, channel, *pixel.at(p, channel, 0)) : 0.0f;
         }
     }
 }
@@ -121,10 +120,10 @@ INLINE void finish(const Params& p, const f32* y, s32 first) {
 
 KERNEL(patch_embed)(const Params p) {
     f32* lookup = reinterpret_cast<f32*>(shared_memory());
-    f32* x = lookup + 256 * CHANNELS;
+    f32* x = lookup + LOOKUP;
     f32* y = x + TOKENS * X_ROW;
     s32 first = static_cast<s32>(block_x()) * TOKENS;
-    for (u32 i = thread_index(); i < 256 * CHANNELS; i += THREADS) lookup[i] = p.lookup[i];
+    for (u32 i = thread_index(); i < LOOKUP; i += THREADS) lookup[i] = p.lookup[i];
     wait_for_previous();
     launch_dependents();
     block_sync();

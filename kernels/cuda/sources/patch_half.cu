@@ -4,7 +4,7 @@
 //
 // A warp computes every column of 16 tokens. Weights are packed as in `gemm.cu`.
 //
-// Defines: THREADS, CHANNELS (of a pixel), PATCH (side of a patch), COLUMNS (a multiple of 32); INTEGER and OUTPUT as
+// Defines: those of `patch.cuh`; THREADS, CHANNELS (of a pixel), PATCH (side of a patch), COLUMNS (a multiple of 32); INTEGER and OUTPUT as
 // in `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup table and the
 // weights (`[COLUMNS, ROW]`, packed) are halves.
 #define OPERAND u16
@@ -17,7 +17,10 @@ constexpr int TOKENS = THREADS / 2;
 constexpr int GROUPS = COLUMNS / 32;
 static_assert(COLUMNS % 32 == 0 && THREADS % 32 == 0, "whole groups of columns, whole warps");
 
-#if PATCH == 4
+// Whether whole words are read: rows of four bytes of an image, which begin at a multiple of four bytes.
+#define WORDS (PATCH == 4 && INPUT == INPUT_U8 && !CHANNELS_FIRST)
+
+#if WORDS
 
 // Writes a row of four pixels of the image, which begins at a multiple of four bytes, to its place in the token's row of
 // `x`.
@@ -40,13 +43,14 @@ INLINE void gather_words(const u16* lookup, const u8* bytes, u16* x, s32 row) {
 
 #endif
 
-// Writes one row of a patch's pixels to its place in the token's row of `x`. The first `inside` pixels lie in the image.
-INLINE void gather_row(const u16* lookup, const u8* bytes, s32 inside, u16* x, s32 row) {
+// Writes one row of a patch's pixels, which begins at `pixel`, to its place in the token's row of `x`. The first `inside`
+// pixels lie in the image.
+INLINE void gather_row(const Params& p, const u16* lookup, const Pixel& pixel, s32 inside, u16* x, s32 row) {
     for (int i = 0; i < PATCH; i++) {
 #pragma unroll
         for (int channel = 0; channel < CHANNELS; channel++) {
             x[(channel * PATCH + row) * PATCH + i] =
-                i < inside ? lookup[256 * channel + bytes[CHANNELS * i + channel]] : static_cast<u16>(0);
+                i < inside ? operand(p, lookup, channel, *pixel.at(p, channel, i)) : static_cast<u16>(0);
         }
     }
 }
@@ -58,13 +62,13 @@ INLINE void gather(const Params& p, const u16* lookup, u16* x, s32 first) {
         s32 token = i % TOKENS, row = i / TOKENS;
         if (first + token >= p.total_tokens) continue;
         Pixel pixel(p, first + token, row, 0);
-#if PATCH == 4
+#if WORDS
         if constexpr (WHOLE) {
-            gather_words(lookup, pixel.bytes(p), x + token * ROW, row);
+            gather_words(lookup, pixel.at(p, 0, 0), x + token * ROW, row);
             continue;
         }
 #endif
-        gather_row(lookup, pixel.bytes(p), pixel.inside<WHOLE>(p), x + token * ROW, row);
+        gather_row(p, lookup, pixel, pixel.inside<WHOLE>(p), x + token * ROW, row);
     }
 }
 
@@ -138,9 +142,9 @@ INLINE void store_row(const Params& p, f32 (&y)[8 * GROUPS], s32 token, s32 colu
 
 KERNEL(patch_half)(const Params p) {
     u16* lookup = reinterpret_cast<u16*>(shared_memory());
-    u16* weight = lookup + 256 * CHANNELS;
+    u16* weight = lookup + LOOKUP;
     u16* x = weight + COLUMNS * ROW;
-    for (u32 i = thread_index(); i < 256 * CHANNELS / 8; i += THREADS) copy_async_16(lookup + 8 * i, p.lookup + 8 * i, 16);
+    for (u32 i = thread_index(); i < LOOKUP / 8; i += THREADS) copy_async_16(lookup + 8 * i, p.lookup + 8 * i, 16);
     for (u32 i = thread_index(); i < COLUMNS * ROW / 8; i += THREADS) copy_async_16(weight + 8 * i, p.weight + 8 * i, 16);
     copy_commit();
     // The padding of the rows must not contain NaNs, so `x` is filled with zeros first.

@@ -1,5 +1,6 @@
 //! Replays recorded work on new inputs. Copies from and to pinned memory surround a graph, and the copy of
-//! the next input overlaps the computation of the current one.
+//! the next input overlaps the computation of the current one. What reads an input and writes outputs is not recorded, because
+//! their memory differs from call to call.
 
 use std::collections::BTreeMap;
 
@@ -68,6 +69,8 @@ pub struct Pipeline {
     compute: Stream,
     copies: Stream,
     slots: [Slot; SLOTS],
+    /// The recorded work, by key.
+    graphs: BTreeMap<usize, Graph>,
     copying: Option<ThreadPool>,
     /// The number of flags at the beginning of the output.
     flags: usize,
@@ -75,14 +78,11 @@ pub struct Pipeline {
 
 /// Buffers for one input and its output.
 struct Slot {
-    /// Input of the recorded work.
     input: DeviceSlice,
     host_input: PinnedBuf,
     host_output: PinnedBuf,
     copied: Event,
     done: Event,
-    /// The recorded work, by key.
-    graphs: BTreeMap<usize, Graph>,
     busy: bool,
 }
 
@@ -105,7 +105,6 @@ impl Pipeline {
                 host_output: PinnedBuf::new(device, output_bytes.max(4 * flags))?,
                 copied: Event::new(device)?,
                 done: Event::new(device)?,
-                graphs: BTreeMap::new(),
                 busy: false,
             })
         };
@@ -113,6 +112,7 @@ impl Pipeline {
             compute: Stream::new(device)?,
             copies: Stream::new(device)?,
             slots: [slot()?, slot()?],
+            graphs: BTreeMap::new(),
             copying: copying_threads(input_bytes.max(output_bytes))?,
             flags,
         })
@@ -123,51 +123,76 @@ impl Pipeline {
         &self.compute
     }
 
-    /// Input of the work of slot 0.
+    /// The input of slot 0.
     pub fn input(&self) -> &DeviceSlice {
         &self.slots[0].input
     }
 
+    /// Makes room for inputs and outputs of so many bytes.
+    ///
+    /// # Errors
+    /// The device or the host has too little memory; the buffers are as before then.
+    pub fn reserve(
+        &mut self,
+        device: &Device,
+        input_bytes: usize,
+        output_bytes: usize,
+    ) -> Result<(), CudaError> {
+        let (input, output) = (self.input().bytes(), self.slots[0].host_output.len_bytes());
+        if input_bytes <= input && output_bytes <= output {
+            return Ok(());
+        }
+        let larger = Pipeline::new(device, input_bytes.max(input), output_bytes.max(output), self.flags)?;
+        let old = std::mem::replace(self, larger);
+        // Fields cannot be moved out of a type with `drop`.
+        let mut old = old;
+        std::mem::swap(&mut self.graphs, &mut old.graphs);
+        Ok(())
+    }
+
     /// Removes the work recorded under `key`.
     pub fn forget(&mut self, key: usize) {
-        self.slots.iter_mut().for_each(|slot| drop(slot.graphs.remove(&key)));
+        self.graphs.remove(&key);
+    }
+
+    /// Removes all recorded work.
+    pub fn clear(&mut self) {
+        self.graphs.clear();
     }
 
     /// Whether work was recorded under `key`.
     pub fn has(&self, key: usize) -> bool {
-        self.slots.iter().all(|slot| slot.graphs.contains_key(&key))
+        self.graphs.contains_key(&key)
     }
 
-    /// Records work under `key`: calls `work` for each slot with the stream and the slot's input.
+    /// Records the work that `work` puts on the stream under `key`.
     ///
     /// # Errors
     /// `work` or the driver fails.
     pub fn record<E: From<CudaError>>(
         &mut self,
         key: usize,
-        work: impl Fn(&Stream, &DeviceSlice) -> Result<(), E>,
+        work: impl FnOnce(&Stream) -> Result<(), E>,
     ) -> Result<(), E> {
-        for slot in &mut self.slots {
-            let mut failed = None;
-            let graph = self.compute.capture(|| {
-                work(&self.compute, &slot.input).map_err(|error| {
-                    failed = Some(error);
-                    CudaError::Unsupported("the work was not recorded".to_owned())
-                })
-            });
-            if let Some(error) = failed {
-                return Err(error);
-            }
-            let graph = graph?;
-            graph.upload(&self.compute)?;
-            slot.graphs.insert(key, graph);
+        let mut failed = None;
+        let graph = self.compute.capture(|| {
+            work(&self.compute).map_err(|error| {
+                failed = Some(error);
+                CudaError::Unsupported("the work was not recorded".to_owned())
+            })
+        });
+        if let Some(error) = failed {
+            return Err(error);
         }
+        let graph = graph?;
+        graph.upload(&self.compute)?;
+        self.graphs.insert(key, graph);
         Ok(())
     }
 
-    /// Runs `parts` one after the other, from host memory to host memory. After the recorded work of a part, `after` puts more
-    /// work on the stream for the part with this index. Flags and outputs are in `output` on the device then. Returns the index
-    /// of the first flag that is set after any of the parts.
+    /// Runs `parts` one after the other, from host memory to host memory. `before` and `after` put work on the stream before and
+    /// after the recorded work of the part with this index; `before` reads the input, which is on the device then. Flags and
+    /// outputs are in `output` on the device at the end. Returns the index of the first flag that is set after any of the parts.
     ///
     /// # Errors
     /// The driver or the work fails.
@@ -178,7 +203,8 @@ impl Pipeline {
         &mut self,
         output: &DeviceSlice,
         parts: impl ExactSizeIterator<Item = Part<'a>>,
-        mut after: impl FnMut(usize, &Stream) -> Result<(), CudaError>,
+        before: impl Fn(usize, &Stream, &DeviceSlice) -> Result<(), CudaError>,
+        after: impl Fn(usize, &Stream) -> Result<(), CudaError>,
     ) -> Result<Option<usize>, CudaError> {
         let (alone, mut raised) = (parts.len() == 1, None);
         let mut waiting: [Option<Part<'a>>; SLOTS] = [const { None }; SLOTS];
@@ -187,7 +213,9 @@ impl Pipeline {
             let slot = index % SLOTS;
             outcome = self
                 .finish(slot, waiting[slot].take(), &mut raised)
-                .and_then(|()| self.start(slot, &part, output, alone, |on| after(index, on)));
+                .and_then(|()| self.start(slot, &part, alone, |on, input| before(index, on, input)))
+                .and_then(|()| after(index, &self.compute))
+                .and_then(|()| self.read_back(slot, &part, output));
             if outcome.is_err() {
                 break;
             }
@@ -200,19 +228,18 @@ impl Pipeline {
         outcome.map(|()| raised)
     }
 
-    /// Starts the work of `part` in a free slot.
+    /// Starts `before` and the work of `part` in a free slot.
     fn start(
         &mut self,
         slot: usize,
         part: &Part<'_>,
-        output: &DeviceSlice,
         alone: bool,
-        after: impl FnOnce(&Stream) -> Result<(), CudaError>,
+        before: impl FnOnce(&Stream, &DeviceSlice) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         let slot = &mut self.slots[slot];
         let bytes = part.input.len();
         copy_on(self.copying.as_ref(), &mut slot.host_input.as_mut_slice::<u8>()[..bytes], part.input);
-        let graph = slot.graphs.get(&part.key).expect("work was recorded under the key");
+        let graph = self.graphs.get(&part.key).expect("work was recorded under the key");
         let copies = if alone { &self.compute } else { &self.copies };
         slot.busy = true;
         // SAFETY: the slot is busy until `finish` has waited for `done`, which is recorded after this copy.
@@ -222,10 +249,15 @@ impl Pipeline {
             slot.copied.record(copies)?;
             self.compute.wait(&slot.copied)?;
         }
-        graph.launch(&self.compute)?;
-        after(&self.compute)?;
+        before(&self.compute, &slot.input)?;
+        graph.launch(&self.compute)
+    }
+
+    /// Starts the copy of the outputs of `part`, whose work is on the stream.
+    fn read_back(&mut self, slot: usize, part: &Part<'_>, output: &DeviceSlice) -> Result<(), CudaError> {
+        let slot = &mut self.slots[slot];
         let bytes = part.end().max(4 * self.flags);
-        // SAFETY: as above.
+        // SAFETY: as in `start`.
         unsafe { output.slice(0, bytes).copy_to_pinned(&self.compute, &slot.host_output, 0..bytes)? };
         slot.done.record(&self.compute)
     }
@@ -258,8 +290,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Returns the milliseconds of each of `runs` replays of the work of `key`, each followed by the work that `after` puts on
-    /// the stream, without copies, on the current content of the input.
+    /// Returns the milliseconds of each of `runs` replays of the work of `key`, between the work that `before` and `after` put on
+    /// the stream, without copies, on the current content of the input of slot 0.
     ///
     /// # Errors
     /// The driver or the work fails.
@@ -271,12 +303,14 @@ impl Pipeline {
         device: &Device,
         key: usize,
         runs: usize,
+        before: impl Fn(&Stream, &DeviceSlice) -> Result<(), CudaError>,
         after: impl Fn(&Stream) -> Result<(), CudaError>,
     ) -> Result<Vec<f32>, CudaError> {
-        let graph = self.slots[0].graphs.get(&key).expect("work was recorded under the key");
+        let graph = self.graphs.get(&key).expect("work was recorded under the key");
         let marks: Vec<Event> = (0..=runs).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
         marks[0].record(&self.compute)?;
         for mark in &marks[1..] {
+            before(&self.compute, self.input())?;
             graph.launch(&self.compute)?;
             after(&self.compute)?;
             mark.record(&self.compute)?;

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use swinq_cuda::CudaError;
-use swinq_cuda::ops::patch::{DevicePatchEmbed, PatchSpec};
+use swinq_cuda::ops::patch::{DevicePatchEmbed, InputSite, PatchSpec};
 use swinq_plan::{Linear, Norm, Op, Patches, Step, Store, Values, Weight};
 
 use super::Lowering;
@@ -44,6 +44,15 @@ impl<'a> Embedding<'a> {
         (embedding, &rest[count..])
     }
 
+    /// The site of the input.
+    fn input(&self) -> InputSite {
+        match self.store {
+            Store::Codes(q) => InputSite::Codes(q[0]),
+            Store::Fake(q) => InputSite::Fake(*q),
+            _ => InputSite::Float,
+        }
+    }
+
     /// The value for each byte of each channel.
     fn lookup(&self) -> Vec<[f32; 256]> {
         let tables = self.patches.lookup.iter();
@@ -73,6 +82,7 @@ impl Lowering<'_> {
         let spec = PatchSpec {
             patch: patches.patch,
             lookup: &embedding.lookup(),
+            input: embedding.input(),
             weight: &weight,
             bias: &bias,
             multiplier,

@@ -1,8 +1,6 @@
 //! Outputs of the network in the memory of their reader: feature maps, with their norm if they have one, and scores.
 
-use swinq_numerics::sizes::elements;
-
-use super::{StreamType, expect_word, int};
+use super::{StreamType, expect, expect_elements, expect_word, int};
 use crate::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
@@ -214,8 +212,8 @@ impl DeviceOutput {
             Source::Map { config, columns, .. } => (columns, config.stream.bytes()),
             Source::Values { columns } => (columns, 4),
         };
-        super::expect("output: the input", input, &[images, tokens, columns, bytes]);
-        expect_elements(out, &[images, tokens, columns], form.element.bytes());
+        expect("output: the input", input, &[images, tokens, columns, bytes]);
+        expect_elements("output: the output", out, &[images, tokens, columns], form.element.bytes());
         expect_word("output: the flags", flags.steps);
         expect_word("output: the output's flag", flags.raised);
         let (gamma, beta, epsilon) = match &self.source {
@@ -248,12 +246,4 @@ impl DeviceOutput {
         // that of a row; the slices are held.
         unsafe { launch(&self.kernel(form)?, config, on, &params) }
     }
-}
-
-/// Checks that `out` holds the product of `sizes` elements of `bytes` bytes, and is aligned to them: the caller of the engine
-/// may own it.
-fn expect_elements(out: &DeviceSlice, sizes: &[usize], bytes: usize) {
-    let needed = bytes * elements("output", "the memory", sizes);
-    assert!(out.bytes() >= needed, "the output has {} bytes on the device, {needed} are needed", out.bytes());
-    assert!(out.ptr().is_multiple_of(bytes as u64), "the output is not aligned to its elements");
 }

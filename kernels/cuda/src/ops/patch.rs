@@ -4,7 +4,7 @@ use half::f16;
 use swinq_numerics::{Quantizer, Size};
 
 use super::linear::pack::pack_half;
-use super::{StreamType, expect, int};
+use super::{StreamType, expect, expect_elements, expect_word, int};
 use crate::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
@@ -32,6 +32,7 @@ struct PatchParams {
     beta: u64,
     position: u64,
     out: u64,
+    raised: u64,
     height: i32,
     width: i32,
     grid_width: i32,
@@ -40,10 +41,87 @@ struct PatchParams {
     columns: i32,
     output_scale: f32,
     epsilon: f32,
+    input_recip: f32,
+    input_scale: f32,
 }
 
 // SAFETY: `repr(C)`, with the fields of `Params` in patch.cuh in the same order.
 unsafe impl Params for PatchParams {}
+
+/// Element type of images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum InputType {
+    /// 8-bit pixels, which the table of [`PatchSpec::lookup`] normalises.
+    U8,
+    /// Normalised values in f32.
+    F32,
+    /// Normalised values in f16.
+    F16,
+    /// Normalised values in bfloat16.
+    Bf16,
+}
+
+impl InputType {
+    /// Bytes per element.
+    pub fn bytes(self) -> usize {
+        match self {
+            InputType::U8 => 1,
+            InputType::F32 => 4,
+            InputType::F16 | InputType::Bf16 => 2,
+        }
+    }
+
+    fn define(self) -> i64 {
+        match self {
+            InputType::U8 => 0,
+            InputType::F32 => 1,
+            InputType::F16 => 2,
+            InputType::Bf16 => 3,
+        }
+    }
+}
+
+/// Element type and order of the values of images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct InputForm {
+    /// Element type.
+    pub element: InputType,
+    /// Whether the order of an image is `[channels, height, width]`, not `[height, width, channels]`.
+    pub channels_first: bool,
+}
+
+impl InputForm {
+    /// 8-bit pixels whose channels come last.
+    pub const PIXELS: InputForm = InputForm { element: InputType::U8, channels_first: false };
+}
+
+/// What becomes of normalised values that are read as such; [`PatchSpec::lookup`] does the same with bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum InputSite {
+    /// They are the operands.
+    Float,
+    /// Their codes are the operands.
+    Codes(Quantizer),
+    /// The values that their codes represent are the operands.
+    Fake(Quantizer),
+}
+
+impl InputSite {
+    fn define(self) -> i64 {
+        match self {
+            InputSite::Float => 0,
+            InputSite::Codes(_) => 1,
+            InputSite::Fake(_) => 2,
+        }
+    }
+
+    fn recip_and_scale(self) -> (f32, f32) {
+        match self {
+            InputSite::Float => (1.0, 1.0),
+            InputSite::Codes(q) | InputSite::Fake(q) => (q.recip(), q.scale()),
+        }
+    }
+}
 
 /// Description of a patch embedding: matrix product over normalised pixels, LayerNorm, position embedding.
 pub struct PatchSpec<'a> {
@@ -52,6 +130,8 @@ pub struct PatchSpec<'a> {
     /// Value of each byte of each channel: normalised, and quantized by the input's site (as codes for an
     /// INT8 product). A pixel has 1 to 16 channels.
     pub lookup: &'a [[f32; BYTES]],
+    /// The site of the input.
+    pub input: InputSite,
     /// `[columns, channels * patch * patch]`; codes for an INT8 product.
     pub weight: &'a [f32],
     /// Per column; zeros if there is no bias.
@@ -122,8 +202,8 @@ impl PatchConfig {
         size.map(|side| side.div_ceil(self.patch))
     }
 
-    /// The program to compile.
-    pub fn program(&self) -> Program {
+    /// The program for images of `form`, whose values go through `site`.
+    pub fn program(&self, form: InputForm, site: InputSite) -> Program {
         let program = if self.half() {
             Program::new("patch_half.cu", "patch_half").define("COLUMNS", self.columns as i64)
         } else {
@@ -138,9 +218,12 @@ impl PatchConfig {
             .define("NORM", self.norm.into())
             .define("POSITION", self.position.into())
             .define("STREAM_F32", self.stream.define())
+            .define("INPUT", form.element.define())
+            .define("CHANNELS_FIRST", form.channels_first.into())
+            .define("QUANTIZE", if form.element == InputType::U8 { 0 } else { site.define() })
     }
 
-    /// Launch configuration for `tokens` tokens.
+    /// Launch configuration for `tokens` tokens of images of any form.
     pub fn launch(&self, tokens: usize) -> LaunchConfig {
         if self.half() {
             let each = HALF_THREADS as usize / 2;
@@ -163,10 +246,13 @@ impl PatchConfig {
     }
 }
 
-/// A patch embedding prepared for a device.
+/// A patch embedding prepared for a device. The kernel for images of other forms than [`InputForm::PIXELS`] is compiled at its
+/// first use.
 pub struct DevicePatchEmbed {
+    device: Device,
     kernel: Kernel,
     config: PatchConfig,
+    input: InputSite,
     lookup: DeviceSlice,
     weight: DeviceSlice,
     bias: DeviceSlice,
@@ -210,8 +296,10 @@ impl DevicePatchEmbed {
         let scale = scales(spec, columns).map(|scale| copy(&scale)).transpose()?;
         let norm = spec.norm.map(|(g, b)| Ok::<_, CudaError>((copy(g)?, copy(b)?))).transpose()?;
         Ok(DevicePatchEmbed {
-            kernel: device.kernel(&config.program())?,
+            device: device.clone(),
+            kernel: device.kernel(&config.program(InputForm::PIXELS, spec.input))?,
             config,
+            input: spec.input,
             lookup,
             weight,
             bias: copy(spec.bias)?,
@@ -223,12 +311,23 @@ impl DevicePatchEmbed {
         })
     }
 
-    /// Reads images of `size` pixels, u8 `[images, height, width, channels]`, and writes the stream
-    /// `[images * tokens, columns]`: a token for each patch of [`PatchConfig::grid`]. The normalised values beyond an image
-    /// are zeros.
+    /// The kernel for images of `form`.
     ///
     /// # Errors
-    /// The driver fails.
+    /// The kernel does not compile.
+    pub fn kernel(&self, form: InputForm) -> Result<Kernel, CudaError> {
+        match form {
+            InputForm::PIXELS => Ok(self.kernel.clone()),
+            _ => self.device.kernel(&self.config.program(form, self.input)),
+        }
+    }
+
+    /// Reads images of `size` pixels in `form`, and writes the stream `[images * tokens, columns]`: a token for each patch of
+    /// [`PatchConfig::grid`]. The normalised values beyond an image are zeros. Sets the u32 at `raised` to 1 if a value is not
+    /// finite; nothing resets it.
+    ///
+    /// # Errors
+    /// The kernel for `form` does not compile, or the driver fails.
     ///
     /// # Panics
     /// If a slice is too short, or the position embedding is that of another number of tokens.
@@ -236,12 +335,15 @@ impl DevicePatchEmbed {
         &self,
         on: &Stream,
         (images, size): (usize, Size),
-        pixels: &DeviceSlice,
+        (pixels, form): (&DeviceSlice, InputForm),
         out: &DeviceSlice,
+        raised: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let PatchConfig { channels, columns, stream, .. } = self.config;
         let grid = self.config.grid(size);
-        expect("patch embedding: the images", pixels, &[images, size.height, size.width, channels]);
+        let values = [images, size.height, size.width, channels];
+        expect_elements("patch embedding: the images", pixels, &values, form.element.bytes());
+        expect_word("patch embedding: the flag", raised);
         expect(
             "patch embedding: the stream",
             out,
@@ -252,11 +354,12 @@ impl DevicePatchEmbed {
         let total = images * grid.area();
         let (gamma, beta) = self.norm.as_ref().map(|(g, b)| (g, b)).unzip();
         let optional = [self.scale.as_ref(), gamma, beta, position];
-        [pixels, out, &self.lookup, &self.weight, &self.bias]
+        [pixels, out, raised, &self.lookup, &self.weight, &self.bias]
             .into_iter()
             .chain(optional.into_iter().flatten())
             .for_each(|s| on.hold(s));
         let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
+        let (input_recip, input_scale) = self.input.recip_and_scale();
         let params = PatchParams {
             pixels: pixels.ptr(),
             lookup: self.lookup.ptr(),
@@ -267,6 +370,7 @@ impl DevicePatchEmbed {
             beta: ptr(beta),
             position: ptr(position),
             out: out.ptr(),
+            raised: raised.ptr(),
             height: int(size.height),
             width: int(size.width),
             grid_width: int(grid.width),
@@ -275,10 +379,12 @@ impl DevicePatchEmbed {
             columns: int(columns),
             output_scale: self.output_scale,
             epsilon: self.epsilon,
+            input_recip,
+            input_scale,
         };
         // SAFETY: `PatchParams` is the kernel's parameter. Images and stream have the lengths checked above,
         // and the other arrays those of `new`; the slices are held.
-        unsafe { launch(&self.kernel, self.config.launch(total), on, &params) }
+        unsafe { launch(&self.kernel(form)?, self.config.launch(total), on, &params) }
     }
 }
 

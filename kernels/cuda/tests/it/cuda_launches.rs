@@ -5,7 +5,8 @@ use swinq_cuda::ops::StreamType;
 use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::norm::NormConfig;
-use swinq_cuda::ops::patch::PatchConfig;
+use swinq_cuda::ops::output::{MapConfig, values_launch};
+use swinq_cuda::ops::patch::{InputForm, InputSite, PatchConfig};
 use swinq_cuda::ops::rows::RowsConfig;
 use swinq_cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_cuda::{Arch, LaunchConfig};
@@ -105,7 +106,8 @@ fn patch_embeddings_of_several_channels() {
         // On the tensor cores, the weights of many channels do not fit every GPU.
         check(launch, SHARED[usize::from(config.half() && channels > 11)].1, &what);
         assert_eq!(
-            config.program() == PatchConfig { channels: 3, ..config }.program(),
+            config.program(InputForm::PIXELS, InputSite::Float)
+                == PatchConfig { channels: 3, ..config }.program(InputForm::PIXELS, InputSite::Float),
             channels == 3,
             "{what}"
         );
@@ -254,5 +256,23 @@ fn heads() {
         check(launch, SHARED[0].1, &what);
         covers(launch.grid[0], 32, n, &what);
         covers(launch.grid[1], 16, m, &what);
+    }
+}
+
+#[test]
+fn outputs() {
+    for columns in COLUMNS {
+        for tokens in [1, 49, 64, 65, 3136, 800 * 1344 / 16] {
+            let launch = MapConfig::launch(tokens, columns);
+            let what = format!("{tokens} tokens of {columns} columns");
+            check(launch, SHARED[0].1, &what);
+            covers(launch.grid[0], 64, tokens, &what);
+            covers(launch.grid[1], MapConfig::columns_each(), columns, &what);
+        }
+    }
+    for values in [1, 255, 256, 257, 128_000] {
+        let launch = values_launch(values);
+        check(launch, SHARED[0].1, &format!("{values} values"));
+        covers(launch.grid[0], 256, values, &format!("{values} values"));
     }
 }

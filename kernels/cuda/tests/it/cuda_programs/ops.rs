@@ -6,7 +6,8 @@ use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::heads::HeadsConfig;
 use swinq_cuda::ops::mlp::{MlpConfig, MlpForm, MlpKind};
 use swinq_cuda::ops::norm::{NormConfig, NormResult};
-use swinq_cuda::ops::patch::PatchConfig;
+use swinq_cuda::ops::output::{MapConfig, OutputForm, OutputType, values_program};
+use swinq_cuda::ops::patch::{InputForm, InputSite, InputType, PatchConfig};
 use swinq_cuda::ops::rows::RowsConfig;
 use swinq_cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_cuda::ops::{DeviceStore, StreamType};
@@ -34,7 +35,7 @@ fn stores(scope: Scope) -> Vec<DeviceStore> {
 }
 
 pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
-    [patches(scope), norms(scope), attentions(scope), mlps(arch), ends(), training(scope)].concat()
+    [patches(scope), norms(scope), attentions(scope), mlps(arch), ends(), outputs(), training(scope)].concat()
 }
 
 /// The MLP half of a block, which needs `wgmma`, for all widths; weights stay in shared memory or pass through
@@ -87,13 +88,14 @@ fn patches(scope: Scope) -> Vec<Program> {
     for stream in STREAMS {
         let mut add = |(channels, patch), columns, [integer, output, norm, position]: [bool; 4]| {
             let config = PatchConfig { channels, patch, columns, integer, output, norm, position, stream };
-            programs.push(config.program());
+            programs.push(config.program(InputForm::PIXELS, InputSite::Float));
         };
         for columns in [96, 128, 192] {
             add((3, 4), columns, [false, false, true, false]);
             add((3, 4), columns, [true, false, true, false]);
         }
         add((1, 4), 96, [true, false, true, false]);
+        programs.extend(float_inputs(stream, scope));
         if scope > Scope::Few {
             (0..16).for_each(|bits| add((3, 4), 96, [8, 4, 2, 1].map(|bit| bits & bit != 0)));
             (32..=256).step_by(32).for_each(|columns| add((3, 4), columns, [true; 4]));
@@ -105,6 +107,36 @@ fn patches(scope: Scope) -> Vec<Program> {
         }
     }
     programs
+}
+
+/// Patch embeddings of normalised values.
+fn float_inputs(stream: StreamType, scope: Scope) -> Vec<Program> {
+    let elements: &[InputType] = match scope {
+        Scope::Few => &[InputType::F16],
+        _ => &[InputType::F32, InputType::F16, InputType::Bf16],
+    };
+    let program = |element, channels_first, integer| {
+        let (channels, patch, columns, output, norm, position) = (3, 4, 96, false, true, false);
+        let config = PatchConfig { channels, patch, columns, integer, output, norm, position, stream };
+        let site = if integer { InputSite::Codes(quantizer()) } else { InputSite::Float };
+        config.program(InputForm { element, channels_first }, site)
+    };
+    let forms = elements.iter().flat_map(|&element| [(element, false), (element, true)]);
+    forms.flat_map(|(element, first)| [false, true].map(|integer| program(element, first, integer))).collect()
+}
+
+/// Outputs of each type and order.
+fn outputs() -> Vec<Program> {
+    let elements = [OutputType::F32, OutputType::F16, OutputType::Bf16];
+    let forms = elements.into_iter().flat_map(|element| {
+        [false, true].map(|channels_first| OutputForm { element, channels_first })
+    });
+    let maps = forms.flat_map(|form| {
+        STREAMS.into_iter().flat_map(move |stream| {
+            [false, true].map(|norm| MapConfig { stream, norm }.program(form))
+        })
+    });
+    maps.chain(elements.map(values_program)).collect()
 }
 
 /// Norms of the official models' rows. Scopes beyond `Few` add norms with INT8 output for all numbers of

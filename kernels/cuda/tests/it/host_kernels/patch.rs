@@ -1,14 +1,15 @@
 //! Patch embedding from pixels to the residual stream: `patch.cu`, and `patch_half.cu` for an f16 stream.
 
+use half::{bf16, f16};
 use swinq_cuda::LaunchConfig;
 use swinq_cuda::ops::linear::pack::pack_half;
-use swinq_cuda::ops::patch::PatchConfig;
+use swinq_cuda::ops::patch::{InputForm, InputSite, InputType, PatchConfig};
 use swinq_cuda::ops::{DeviceStore, StreamType};
 use swinq_numerics::{Quantizer, Size, reference};
 use swinq_testing::{Rng, step};
 
 use super::compiler::Compiler;
-use super::launch::Launch;
+use super::launch::{Launch, bytes, words};
 use super::rows::{self, to_halves};
 
 const EPSILON: f32 = 1e-5;
@@ -94,12 +95,17 @@ impl Case {
     }
 
     fn launch_as(&self, config: LaunchConfig) -> Launch {
+        self.launch_of(config, InputForm::PIXELS, InputSite::Float, &self.pixels)
+    }
+
+    /// The launch for images of `form`, whose bytes are `pixels`.
+    fn launch_of(&self, config: LaunchConfig, form: InputForm, site: InputSite, pixels: &[u8]) -> Launch {
         let PatchConfig { columns, integer, norm, position, .. } = self.config;
         let (tokens, k) = (self.tokens(), self.k());
         let recip = self.output.map_or(1.0, Quantizer::recip);
         let scale: Vec<f32> =
             self.multiplier.iter().map(|&m| if integer { m * recip } else { recip }).collect();
-        let launch = Launch::new(&self.config.program(), config).activation(&self.pixels);
+        let launch = Launch::new(&self.config.program(form, site), config).activation(pixels);
         let launch = if self.config.half() {
             let row = k.next_multiple_of(16) + 8;
             launch.array(&to_halves(self.lookup.as_flattened())).array(&pack_half(
@@ -119,10 +125,28 @@ impl Case {
             .optional(norm.then_some(&self.gamma[..]))
             .optional(norm.then_some(&self.beta[..]))
             .optional(position.then_some(&self.position[..]));
-        let launch = rows::output(launch, tokens, columns, self.store());
+        let launch = rows::output(launch, tokens, columns, self.store()).activation(&[0_u32]);
         let launch = launch.int(self.size.height).int(self.size.width).int(self.grid().width);
         let launch = launch.int(self.grid().area()).int(tokens);
-        launch.int(columns).float(self.output.map_or(1.0, Quantizer::scale)).float(EPSILON)
+        let launch = launch.int(columns).float(self.output.map_or(1.0, Quantizer::scale)).float(EPSILON);
+        let (recip, scale) = match site {
+            InputSite::Float => (1.0, 1.0),
+            InputSite::Codes(q) | InputSite::Fake(q) => (q.recip(), q.scale()),
+        };
+        launch.float(recip).float(scale)
+    }
+
+    /// The values of the pixels times `factor`, in the order of the channels.
+    fn values(&self, channels_first: bool, factor: f32) -> Vec<f32> {
+        let (channels, area) = (self.config.channels, self.size.area());
+        let value = |i: usize| {
+            let (image, at) = (i / (area * channels), i % (area * channels));
+            let (pixel, channel) =
+                if channels_first { (at % area, at / area) } else { (at / channels, at % channels) };
+            let byte = self.pixels[(image * area + pixel) * channels + channel];
+            factor * self.lookup[channel][usize::from(byte)]
+        };
+        (0..self.pixels.len()).map(value).collect()
     }
 
     /// Rows `[tokens, k]` of normalised pixels; zeros beyond the image.
@@ -199,7 +223,8 @@ fn base(stream: StreamType) -> PatchConfig {
 fn check(compiler: &Compiler, case: &Case) {
     assert!(!case.config.half());
     let got = case.launch().run(compiler);
-    rows::check(&got[got.len() - 1], &case.want(), case.config.columns, case.store(), &case.what());
+    assert_eq!(words(&got[got.len() - 1]), [0], "{}: the flag", case.what());
+    rows::check(&got[got.len() - 2], &case.want(), case.config.columns, case.store(), &case.what());
 }
 
 /// Checks that an f16 stream is near the reference: sums are exact, and the norm is f32, in two passes.
@@ -208,9 +233,16 @@ fn check_half(compiler: &Compiler, case: &Case) {
     let want: Vec<f64> = case.want().into_iter().map(f64::from).collect();
     let config = case.config.launch(case.tokens());
     let one_block = LaunchConfig { grid: [1, 1, 1], ..config };
-    let [got, walked] = [config, one_block].map(|config| case.launch_as(config).run(compiler).pop().unwrap());
+    let [got, walked] = [config, one_block].map(|config| stream(&case.launch_as(config), compiler).0);
     assert!(got == walked, "{}: a block that walks gives other bits", case.what());
     rows::check_near(&got, &want, 5e-6, case.config.columns, case.store(), &case.what());
+}
+
+/// The stream and the flag after `launch`.
+fn stream(launch: &Launch, compiler: &Compiler) -> (Vec<u8>, u32) {
+    let mut buffers = launch.run(compiler);
+    let flag = words(&buffers.pop().unwrap())[0];
+    (buffers.pop().unwrap(), flag)
 }
 
 /// One patch; full and partial blocks of 32 tokens; patches of 1, 2 and 4 pixels.
@@ -311,4 +343,78 @@ fn one_program_embeds_images_of_several_sizes() {
     };
     let sizes = [(1, (8, 12)), (2, (13, 6)), (1, (8, 12)), (1, (20, 4))];
     sizes.into_iter().for_each(|(images, size)| check(compiler, &of_size(images, size)));
+}
+
+/// The bytes of `values` in the type `element`.
+fn in_type(values: &[f32], element: InputType) -> Vec<u8> {
+    match element {
+        InputType::U8 => panic!("not a type of normalised values"),
+        InputType::F32 => bytes(values),
+        InputType::F16 => bytes(&to_halves(values)),
+        InputType::Bf16 => bytes(&values.iter().map(|&x| bf16::from_f32(x).to_bits()).collect::<Vec<u16>>()),
+    }
+}
+
+fn forms() -> impl Iterator<Item = InputForm> {
+    [InputType::F32, InputType::F16, InputType::Bf16]
+        .into_iter()
+        .flat_map(|element| [false, true].map(|channels_first| InputForm { element, channels_first }))
+}
+
+/// Whole images and images that patches extend beyond, with each site of the input.
+fn float_cases(stream: StreamType) -> Vec<(Case, InputSite)> {
+    let base = PatchConfig { columns: 32, ..base(stream) };
+    let integer = PatchConfig { integer: true, ..base };
+    let quantizer = step(0.0625);
+    vec![
+        (Case::new(2, (12, 20), base), InputSite::Float),
+        (Case::new(2, (9, 22), PatchConfig { channels: 2, ..base }), InputSite::Float),
+        (Case::new(1, (16, 32), integer), InputSite::Codes(quantizer)),
+        (Case::new(2, (11, 7), integer), InputSite::Codes(quantizer)),
+        (Case::new(1, (13, 12), PatchConfig { patch: 3, ..base }), InputSite::Fake(quantizer)),
+    ]
+}
+
+#[test]
+fn normalised_values_of_every_type_and_order_give_the_stream_of_their_bytes() {
+    let Some(compiler) = Compiler::get() else { return };
+    for ((mut case, site), form) in [StreamType::F32, StreamType::F16]
+        .into_iter()
+        .flat_map(float_cases)
+        .flat_map(|case| forms().map(move |form| (case.clone(), form)))
+    {
+        // The table has values that the type and the site represent.
+        let exact = |x: f32| match (form.element, site) {
+            (_, InputSite::Codes(_)) => x,
+            (_, InputSite::Fake(q)) => q.fake(x),
+            (InputType::F16, _) => f16::from_f32(x).to_f32(),
+            (InputType::Bf16, _) => bf16::from_f32(x).to_f32(),
+            _ => x,
+        };
+        case.lookup.iter_mut().for_each(|table| *table = table.map(exact));
+        let factor = if let InputSite::Codes(q) = site { q.scale() } else { 1.0 };
+        let values = in_type(&case.values(form.channels_first, factor), form.element);
+        let config = case.config.launch(case.tokens());
+        let got = stream(&case.launch_of(config, form, site, &values), compiler);
+        assert!(got == stream(&case.launch(), compiler), "{}, {form:?}, {site:?}", case.what());
+    }
+}
+
+#[test]
+fn a_value_that_is_not_finite_raises_the_flag() {
+    let Some(compiler) = Compiler::get() else { return };
+    for ((case, site), form) in [StreamType::F32, StreamType::F16]
+        .into_iter()
+        .flat_map(|stream| float_cases(stream).into_iter().skip(2).take(1))
+        .flat_map(|case| forms().map(move |form| (case.clone(), form)))
+    {
+        let mut values = case.values(form.channels_first, 0.0625);
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let last = values.len() - 1;
+            values[last] = bad;
+            let config = case.config.launch(case.tokens());
+            let launch = case.launch_of(config, form, site, &in_type(&values, form.element));
+            assert_eq!(stream(&launch, compiler).1, 1, "{bad}, {form:?}, {}", case.what());
+        }
+    }
 }
