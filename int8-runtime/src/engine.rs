@@ -287,9 +287,7 @@ impl Engine {
         let (bytes, forms) = (&mut memory.bytes, &memory.forms);
         let finite = match &self.runner {
             Runner::Cpu(runner) => runner.infer((count, each), images, bytes, forms)?,
-            Runner::Cuda(runner) => {
-                lock(runner).infer((count, each), images, bytes, forms)?
-            }
+            Runner::Cuda(runner) => lock(runner).infer((count, each), images, bytes, forms)?,
         };
         if finite {
             return Ok(());

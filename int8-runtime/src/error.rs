@@ -208,7 +208,6 @@ impl RuntimeError {
             E::Model(_)
                 | E::Channels { .. }
                 | E::PixelCount { .. }
-                | E::BytesOnly
                 | E::InputNotFinite { .. }
                 | E::ImageTooLarge { .. }
                 | E::Output { .. }

@@ -3,7 +3,7 @@
 
 use half::f16;
 use swinq_int8_runtime::cuda::{CudaOptions, Gemm, StreamType};
-use swinq_int8_runtime::{Backend, Engine, Images, OutputLayout, OutputMut, RuntimeError};
+use swinq_int8_runtime::{Backend, Engine, ImageLayout, Images, OutputLayout, OutputMut, RuntimeError};
 use swinq_model::quantized::Param;
 use swinq_model::{QuantizedModel, Size, StageOutput, SwinConfig, SwinVersion, WindowPolicy};
 
@@ -192,4 +192,83 @@ fn a_stream_that_overflows_names_its_launch_and_the_engine_goes_on() {
         }
         model.params.insert(bias.to_owned(), kept);
     }
+}
+
+/// Normalised values, some of which f16 rounds.
+fn normalised(model: &QuantizedModel, size: Size, images: usize) -> Vec<f32> {
+    images_of(model, size, images).into_iter().map(|byte| f32::from(byte) / 61.7 - 2.1).collect()
+}
+
+#[test]
+fn images_of_normalised_values_have_the_bits_of_the_cpu() {
+    if !gpu("images_of_normalised_values_have_the_bits_of_the_cpu") {
+        return;
+    }
+    // A classifier too, and an input that is not quantized.
+    for (config, recipe) in
+        [(first(), "default"), (second(), "mode2"), (small(), "default"), (first(), "float")]
+    {
+        let model = quantized(&float(config.clone()), recipe);
+        let (cpu, engine) = (cpu(&model), gpu_engine(&model, StreamType::F32, Gemm::Own));
+        for (height, width) in SIZES {
+            let size = Size::new(height, width);
+            // Float layers are f16 on a GPU.
+            if config.grids(size).is_err() || (recipe == "float" && size != Size::square(56)) {
+                continue;
+            }
+            let count = if size.area() > 1 << 18 { 1 } else { 5 };
+            let values = normalised(&model, size, count);
+            let halves: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
+            for layout in [ImageLayout::ChannelsLast, ImageLayout::ChannelsFirst] {
+                for images in [Images::new(size, &values[..]), Images::new(size, &halves[..])] {
+                    let images = Images { layout, ..images };
+                    let [expected, found] = [&cpu, &engine].map(|engine| outputs(engine, images, count));
+                    let place = format!("{}, {recipe}, {size}, {layout:?}", config.name);
+                    if recipe == "float" {
+                        let pairs = expected.iter().zip(&found);
+                        pairs.for_each(|(cpu, gpu)| assert!(sqnr_db(cpu, gpu) > 50.0, "{place}"));
+                    } else {
+                        assert!(found == expected, "{place}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Every output of `count` images.
+fn outputs(engine: &Engine, images: Images<'_>, count: usize) -> Vec<Vec<f32>> {
+    let named = engine.outputs().iter();
+    let length = |output| count * engine.output_shape(output, images.size).values();
+    let mut values: Vec<Vec<f32>> = named.map(|output| vec![f32::NAN; length(output)]).collect();
+    let named = engine.outputs().iter().zip(&mut values);
+    let mut memory: Vec<OutputMut<'_>> =
+        named.map(|(output, values)| OutputMut::new(&output.name, values)).collect();
+    engine.run(images, &mut memory).unwrap();
+    values
+}
+
+#[test]
+fn a_value_of_an_image_that_is_not_finite_is_named_and_the_engine_goes_on() {
+    if !gpu("a_value_of_an_image_that_is_not_finite_is_named_and_the_engine_goes_on") {
+        return;
+    }
+    let model = quantized(&float(first()), "default");
+    let engine = gpu_engine(&model, StreamType::F16, Gemm::Own);
+    let size = Size::new(30, 45);
+    let mut values = normalised(&model, size, 6);
+    let sound = outputs(&engine, Images::new(size, &values[..]), 6);
+    let at = ((4 * size.height + 7) * size.width + 11) * 3 + 2;
+    let kept = std::mem::replace(&mut values[at], f32::NAN);
+    let mut map = vec![0.0; sound[1].len()];
+    let error = engine.run(Images::new(size, &values[..]), &mut [OutputMut::new("stage2", &mut map)]);
+    match error.unwrap_err() {
+        RuntimeError::InputNotFinite { image, row, column, channel, value } => {
+            assert_eq!((image, row, column, channel), (4, 7, 11, 2));
+            assert!(value.is_nan());
+        }
+        error => panic!("{error}"),
+    }
+    values[at] = kept;
+    assert!(outputs(&engine, Images::new(size, &values[..]), 6) == sound);
 }

@@ -2,7 +2,7 @@
 //! fail.
 
 use swinq_cuda::ops::attention::{DeviceAttention, HEAD_DIM};
-use swinq_cuda::ops::patch::{DevicePatchEmbed, PatchSpec};
+use swinq_cuda::ops::patch::{DevicePatchEmbed, InputForm, InputSite, PatchSpec};
 use swinq_cuda::ops::rows::DeviceRows;
 use swinq_cuda::ops::{DeviceMap, DeviceStore, DeviceWindows, RowOrder, StreamType};
 use swinq_cuda::{Device, DeviceBuf, Stream};
@@ -88,6 +88,7 @@ fn patch_embeddings_read_images_of_each_size() {
     let spec = PatchSpec {
         patch: PATCH,
         lookup: &lookup,
+        input: InputSite::Float,
         weight: &weight,
         bias: &bias,
         multiplier: None,
@@ -98,6 +99,7 @@ fn patch_embeddings_read_images_of_each_size() {
         stream: StreamType::F32,
     };
     let op = DevicePatchEmbed::new(&device, &spec).unwrap();
+    let flag = DeviceBuf::zeroed(&device, 4).unwrap().all();
     for size in [Size::new(8, 12), Size::new(9, 5), Size::new(8, 12), Size::new(3, 17)] {
         let pixels = rng.bytes(size.area() * CHANNELS);
         let grid = size.map(|side| side.div_ceil(PATCH));
@@ -114,7 +116,7 @@ fn patch_embeddings_read_images_of_each_size() {
         let mut got = vec![f32::NAN; want.len()];
         let out = DeviceBuf::zeroed(&device, 4 * got.len()).unwrap().all();
         let pixels = DeviceBuf::from_slice(&device, &pixels).unwrap().all();
-        op.run(&on, (1, size), &pixels, &out).unwrap();
+        op.run(&on, (1, size), (&pixels, InputForm::PIXELS), &out, &flag).unwrap();
         out.copy_to(&on, &mut got).unwrap();
         assert_same(&got, &want, &size.to_string());
     }

@@ -95,7 +95,6 @@ fn patches(scope: Scope) -> Vec<Program> {
             add((3, 4), columns, [true, false, true, false]);
         }
         add((1, 4), 96, [true, false, true, false]);
-        programs.extend(float_inputs(stream, scope));
         if scope > Scope::Few {
             (0..16).for_each(|bits| add((3, 4), 96, [8, 4, 2, 1].map(|bit| bits & bit != 0)));
             (32..=256).step_by(32).for_each(|columns| add((3, 4), columns, [true; 4]));
@@ -105,6 +104,7 @@ fn patches(scope: Scope) -> Vec<Program> {
             [2, 4, 5, 8, 13, 16].into_iter().for_each(|channels| add((channels, 4), 96, [true; 4]));
             [4, 16].into_iter().for_each(|channels| add((channels, 4), 256, [true; 4]));
         }
+        programs.extend(float_inputs(stream, scope));
     }
     programs
 }
@@ -128,13 +128,13 @@ fn float_inputs(stream: StreamType, scope: Scope) -> Vec<Program> {
 /// Outputs of each type and order.
 fn outputs() -> Vec<Program> {
     let elements = [OutputType::F32, OutputType::F16, OutputType::Bf16];
-    let forms = elements.into_iter().flat_map(|element| {
-        [false, true].map(|channels_first| OutputForm { element, channels_first })
-    });
+    let forms = elements
+        .into_iter()
+        .flat_map(|element| [false, true].map(|channels_first| OutputForm { element, channels_first }));
     let maps = forms.flat_map(|form| {
-        STREAMS.into_iter().flat_map(move |stream| {
-            [false, true].map(|norm| MapConfig { stream, norm }.program(form))
-        })
+        STREAMS
+            .into_iter()
+            .flat_map(move |stream| [false, true].map(|norm| MapConfig { stream, norm }.program(form)))
     });
     maps.chain(elements.map(values_program)).collect()
 }
