@@ -35,7 +35,8 @@ fn stores(scope: Scope) -> Vec<DeviceStore> {
 }
 
 pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
-    [patches(scope), norms(scope), attentions(scope), mlps(arch), ends(), outputs(), training(scope)].concat()
+    [patches(scope), norms(scope), attentions(scope), mlps(arch), ends(), outputs(scope), training(scope)]
+        .concat()
 }
 
 /// The MLP half of a block, which needs `wgmma`, for all widths; weights stay in shared memory or pass through
@@ -109,11 +110,11 @@ fn patches(scope: Scope) -> Vec<Program> {
     programs
 }
 
-/// Patch embeddings of normalised values.
+/// Patch embeddings of normalised values; scopes beyond `Few` add types and float operands.
 fn float_inputs(stream: StreamType, scope: Scope) -> Vec<Program> {
-    let elements: &[InputType] = match scope {
-        Scope::Few => &[InputType::F16],
-        _ => &[InputType::F32, InputType::F16, InputType::Bf16],
+    let (elements, operands): (&[InputType], &[bool]) = match scope {
+        Scope::Few => (&[InputType::F16], &[true]),
+        _ => (&[InputType::F32, InputType::F16, InputType::Bf16], &[false, true]),
     };
     let program = |element, channels_first, integer| {
         let (channels, patch, columns, output, norm, position) = (3, 4, 96, false, true, false);
@@ -122,21 +123,25 @@ fn float_inputs(stream: StreamType, scope: Scope) -> Vec<Program> {
         config.program(InputForm { element, channels_first }, site)
     };
     let forms = elements.iter().flat_map(|&element| [(element, false), (element, true)]);
-    forms.flat_map(|(element, first)| [false, true].map(|integer| program(element, first, integer))).collect()
+    forms
+        .flat_map(|(element, first)| operands.iter().map(move |&integer| program(element, first, integer)))
+        .collect()
 }
 
-/// Outputs of each type and order.
-fn outputs() -> Vec<Program> {
-    let elements = [OutputType::F32, OutputType::F16, OutputType::Bf16];
-    let forms = elements
-        .into_iter()
-        .flat_map(|element| [false, true].map(|channels_first| OutputForm { element, channels_first }));
-    let maps = forms.flat_map(|form| {
-        STREAMS
-            .into_iter()
-            .flat_map(move |stream| [false, true].map(|norm| MapConfig { stream, norm }.program(form)))
-    });
-    maps.chain(elements.map(values_program)).collect()
+/// Outputs of each order; scopes beyond `Few` add the types and maps without a norm.
+fn outputs(scope: Scope) -> Vec<Program> {
+    let (elements, norms): (&[OutputType], &[bool]) = match scope {
+        Scope::Few => (&[OutputType::F16], &[true]),
+        _ => (&[OutputType::F32, OutputType::F16, OutputType::Bf16], &[false, true]),
+    };
+    let mut programs: Vec<Program> = elements.iter().map(|&element| values_program(element)).collect();
+    for (stream, &element) in STREAMS.into_iter().flat_map(|s| elements.iter().map(move |e| (s, e))) {
+        for (&norm, channels_first) in norms.iter().flat_map(|norm| [(norm, false), (norm, true)]) {
+            let form = OutputForm { element, channels_first };
+            programs.push(MapConfig { stream, norm }.program(form));
+        }
+    }
+    programs
 }
 
 /// Norms of the official models' rows. Scopes beyond `Few` add norms with INT8 output for all numbers of
