@@ -296,17 +296,21 @@ impl Engine {
         memory.check_finite(self.outputs(), count)
     }
 
-    /// Prepares for batches of `images` images of [`Engine::input_size`]. On a GPU this chooses kernels and records the graph of
-    /// the batch size; without it, the first inference of the size does so. On a CPU, or if the size is already
-    /// prepared, it does nothing.
+    /// Prepares for batches of `images` images of `size`, or as many of that size as run at a time. On a GPU this chooses kernels
+    /// by measurement and records the graph of the batch; without it, the first inference does so. On a CPU, or if the batch is
+    /// already prepared, it does nothing.
     ///
     /// # Errors
-    /// `images` is not in `1..=max_batch`, a kernel does not compile, or the driver fails.
-    pub fn prepare(&self, images: usize) -> Result<(), RuntimeError> {
+    /// `images` is not in `1..=max_batch`, the network cannot process the images, or they need more memory than allowed; a kernel
+    /// does not compile, or the driver fails.
+    pub fn prepare(&self, size: Size, images: usize) -> Result<(), RuntimeError> {
         self.check_images(images)?;
+        if !self.runner.has(size) {
+            self.check_memory(size)?;
+        }
         match &self.runner {
             Runner::Cpu(_) => Ok(()),
-            Runner::Cuda(runner) => lock(runner).prepare(images, self.input_size()).map(drop),
+            Runner::Cuda(runner) => lock(runner).prepare(images, size).map(drop),
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::Path;
 use swinq_eval::{
     Collected, EvalError, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, site_results,
 };
+use swinq_int8_runtime::{Images as Pixels, OutputLayout, OutputMut, RuntimeError};
 use swinq_kernels::Cpu;
 use swinq_model::{Batch, BoxError, Classifier, Logits, Size, SwinConfig, Transform};
 
@@ -33,9 +34,38 @@ impl Runner {
         }
     }
 
+    /// A function that computes all outputs of `batch`, in memory that it keeps.
+    pub(super) fn on<'a>(&'a self, batch: &'a Batch) -> Box<dyn FnMut() -> Result<(), BoxError> + 'a> {
+        let Runner::Engine(engine) = self else { return Box::new(|| self.infer(batch).map(drop)) };
+        let mut outputs = AllOutputs::new(engine, batch);
+        Box::new(move || Ok(outputs.compute(engine, batch)?))
+    }
+
     /// The engine that runs on a CPU, if one does.
     pub fn cpu_engine(&self) -> Option<&Engine> {
         self.engines().iter().find(|engine| engine.device().is_none())
+    }
+}
+
+/// Memory for every output of an engine, in f32, with the channels first.
+pub(super) struct AllOutputs(Vec<Vec<f32>>);
+
+impl AllOutputs {
+    /// For the images of `batch`.
+    pub(super) fn new(engine: &Engine, batch: &Batch) -> AllOutputs {
+        let length = |output| batch.len() * engine.output_shape(output, batch.size).values();
+        AllOutputs(engine.outputs().iter().map(|output| vec![0.0; length(output)]).collect())
+    }
+
+    /// Computes the outputs of `batch`.
+    pub(super) fn compute(&mut self, engine: &Engine, batch: &Batch) -> Result<(), RuntimeError> {
+        let named = engine.outputs().iter().zip(&mut self.0);
+        let mut memory: Vec<OutputMut<'_>> = named
+            .map(|(output, values)| {
+                OutputMut::new(&output.name, values).in_layout(OutputLayout::ChannelsFirst)
+            })
+            .collect();
+        engine.run(Pixels::new(batch.size, &batch.pixels[..]), &mut memory)
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use swinq_eval::{Environment, Latency, LatencyOptions, Load, LoadMeter, Step, measure_interleaved};
 use swinq_model::{Batch, Classifier, Size};
 
+use super::candidate::AllOutputs;
 use super::{Candidate, Observer, Runner};
 use crate::{Engine, Error};
 
@@ -30,8 +31,8 @@ const STREAM_RUNS: usize = 7;
 
 /// Measures the latency of every candidate at every batch size, and how many images per second it computes if batches do not
 /// wait for each other: on a CPU, `lanes` callers share the engine; 0 stands for as many as keep all threads busy. The candidates
-/// take turns within one run. Stores the figures in their results; those of a GPU other than latency only for images of a
-/// network's own size. Returns the load of the machine during the measurement of latency, by batch size.
+/// take turns within one run. A backbone computes all feature maps in f32, with the channels first. Stores the figures in their
+/// results; the stream of batches of a GPU only for classifiers and images of their own size. Returns the load of the machine during the measurement of latency, by batch size.
 ///
 /// # Errors
 /// [`Error::Argument`] for a batch size of 0, or for one whose images do not fit in memory; [`Error::Eval`]
@@ -61,13 +62,13 @@ pub fn measure_latency(
                 let images_per_second = side_by_side(engine, &batch, lanes, time)?;
                 candidate.result.stream_ips.insert(batch_size, images_per_second);
             }
-            if !candidate.has_own_size() {
-                continue;
-            }
             if let Runner::Engine(engine) = &candidate.runner
-                && let Some(compute) = compute_times(engine, batch_size)?
+                && let Some(compute) = compute_times(engine, candidate.size(), batch_size)?
             {
                 candidate.result.set_compute(batch_size, &compute);
+            }
+            if !candidate.has_own_size() || candidate.config().is_backbone() {
+                continue;
             }
             if let Some(images_per_second) = stream(&candidate.runner, batch_size)? {
                 candidate.result.stream_ips.insert(batch_size, images_per_second);
@@ -119,7 +120,8 @@ fn estimate(
     let mut seconds = 0.0;
     for candidate in candidates {
         let batch = candidate.noise(PROBE)?;
-        let infer = || candidate.runner.infer(&batch).map_err(Error::batch);
+        let mut run = candidate.runner.on(&batch);
+        let mut infer = || run().map_err(Error::batch);
         infer()?;
         let start = Instant::now();
         infer()?;
@@ -138,17 +140,17 @@ fn measure_one(
 ) -> Result<Vec<Latency>, Error> {
     let batches: Vec<Batch> =
         candidates.iter().map(|candidate| candidate.noise(batch_size)).collect::<Result<_, Error>>()?;
-    for candidate in candidates.iter().filter(|candidate| candidate.has_own_size()) {
-        prepare(&candidate.runner, batch_size)?;
+    for candidate in candidates {
+        prepare(candidate, batch_size)?;
     }
     let mut steps: Vec<Step<'_>> = Vec::new();
     for (candidate, batch) in candidates.iter().zip(&batches) {
-        let runner = &candidate.runner;
+        let mut run = candidate.runner.on(batch);
         steps.push(Box::new(move || {
             if observer.stop() {
                 return Err(Box::new(Error::Interrupted));
             }
-            runner.infer(batch).map(|_| ())
+            run()
         }));
     }
     Ok(measure_interleaved(&mut steps, options)?)
@@ -157,12 +159,12 @@ fn measure_one(
 /// Prepares the engines for batches of exactly `batch_size` images, and several GPUs also for their shares of
 /// such a batch. Without this, a GPU engine that has run larger batches would pad the batch to their size, and
 /// the latency would be that of the larger batch.
-fn prepare(runner: &Runner, batch_size: usize) -> Result<(), Error> {
-    let engines = runner.engines();
+fn prepare(candidate: &Candidate, batch_size: usize) -> Result<(), Error> {
+    let engines = candidate.runner.engines();
     let shares = [batch_size, batch_size / engines.len().max(1), batch_size.div_ceil(engines.len().max(1))];
     for engine in engines {
         for images in shares.into_iter().filter(|images| (1..=engine.max_batch()).contains(images)) {
-            engine.prepare(images)?;
+            engine.prepare(candidate.size(), images)?;
         }
     }
     Ok(())
@@ -179,9 +181,10 @@ fn side_by_side(engine: &Engine, batch: &Batch, lanes: usize, time: Duration) ->
     let run = |time| -> Result<f64, Error> {
         let start = Instant::now();
         let call = || -> Result<usize, Error> {
-            let mut images = 0;
+            let (mut images, mut outputs) = (0, AllOutputs::new(engine, batch));
             while images == 0 || start.elapsed() < time {
-                images += engine.infer(batch)?.values.len() / engine.classes();
+                outputs.compute(engine, batch)?;
+                images += batch.len();
             }
             Ok(images)
         };
@@ -231,12 +234,12 @@ fn stream(runner: &Runner, batch_size: usize) -> Result<Option<f64>, Error> {
 
 /// Times of inferences whose images are already on the GPU; `None` on the CPU, and for batches that the
 /// engine splits.
-fn compute_times(engine: &Engine, batch_size: usize) -> Result<Option<Latency>, Error> {
+fn compute_times(engine: &Engine, size: Size, batch_size: usize) -> Result<Option<Latency>, Error> {
     if batch_size > engine.max_batch() {
         return Ok(None);
     }
-    engine.compute_times(engine.input_size(), batch_size, COMPUTE_RUNS / 4)?;
-    let Some(times) = engine.compute_times(engine.input_size(), batch_size, COMPUTE_RUNS)? else {
+    engine.compute_times(size, batch_size, COMPUTE_RUNS / 4)?;
+    let Some(times) = engine.compute_times(size, batch_size, COMPUTE_RUNS)? else {
         return Ok(None);
     };
     let samples = times.iter().map(|time| 1e3 * time.as_secs_f64()).collect();

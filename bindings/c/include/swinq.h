@@ -284,9 +284,9 @@ enum swinq_status swinq_engine_free(struct swinq_engine *engine);
 // Computes outputs of images. `inputs` is one tensor, `SWINQ_LAYOUT_NHWC`, `[images, height, width, channels]`, or
 // `SWINQ_LAYOUT_NCHW`, `[images, channels, height, width]`: any number of images of any height and width that the network can
 // process. `SWINQ_TYPE_U8` are 8-bit pixels, resized but not normalised; `SWINQ_TYPE_F32` and `SWINQ_TYPE_F16` are values that
-// the caller has normalised, which must be finite. An engine on a GPU takes 8-bit pixels in `SWINQ_LAYOUT_NHWC` only. `outputs` has the
-// tensors to write, each output at most once, as `swinq_engine_get_output` describes them for that height and width, with the
-// number of images in `shape[0]`. They must not overlap each other or the images. `options` may be NULL. Images that the
+// the caller has normalised, which must be finite. `outputs` has the tensors to write, each output at most once, as
+// `swinq_engine_get_output` describes them for that height and width, with the number of images in `shape[0]`, in
+// `SWINQ_TYPE_F32` or `SWINQ_TYPE_F16`. They must not overlap each other or the images. `options` may be NULL. Images that the
 // network cannot process, or that need more memory than `max_pixels` allows, are `SWINQ_STATUS_ARGUMENT`. After the first call
 // for a height, a width and a number of images it allocates nothing on a CPU, as long as the size is among those used last.
 enum swinq_status swinq_engine_run(const struct swinq_engine *engine,

@@ -136,7 +136,7 @@ static void outputs(const swinq_engine *engine, float *logits)
     WITH(output.name = "stage9", ARGUMENT, "output `stage9`: the network has the outputs logits");
     WITH(output.data = NULL, NULL, "outputs[0]");
     WITH(output.data = (char *)logits + 1, ARGUMENT, "outputs[0]: is not aligned to 4 bytes");
-    WITH(output.type = SWINQ_TYPE_U8, ARGUMENT, "`type` is 1; it must be 2 (SWINQ_TYPE_F32)");
+    WITH(output.type = SWINQ_TYPE_U8, ARGUMENT, "`type` is 1; it must be 2 (SWINQ_TYPE_F32) or 3 (SWINQ_TYPE_F16)");
     WITH(output.layout = 7, ARGUMENT, "`layout` is 7; it must be 1 (SWINQ_LAYOUT_ROWS)");
     WITH(output.rank = 4, ARGUMENT, "`rank` is 4; it must be 2");
     WITH(output.shape[0] = 2, ARGUMENT, "outputs[0]: its `shape` is [2, 10]; it must be [1, 10]");

@@ -4,6 +4,8 @@
  *
  * Byte `i` of the images is `i * 7919 % 251`; the value of a float is `byte / 64 - 2`. */
 
+#include <math.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,6 +44,13 @@ static void set(void *values, uint32_t type, size_t i)
         ((float *)values)[i] = (float)byte / 64 - 2;
     else
         ((uint16_t *)values)[i] = half(byte);
+}
+
+/* The value of a half. */
+static double decoded(uint16_t half) {
+    int exponent = half >> 10 & 31, fraction = half & 1023;
+    double value = exponent == 0 ? ldexp(fraction, -24) : ldexp(1024 + fraction, exponent - 25);
+    return half >> 15 ? -value : value;
 }
 
 int main(int argc, char **argv)
@@ -90,6 +99,15 @@ int main(int argc, char **argv)
     if (memcmp(logits, again, values * sizeof *logits) != 0) {
         fprintf(stderr, "another call gives other logits\n");
         return 1;
+    }
+    /* In half precision, each value is rounded to 11 bits. */
+    output.type = SWINQ_TYPE_F16;
+    check(swinq_engine_run(engine, &input, 1, &output, 1, NULL));
+    for (size_t i = 0; i < values; i++) {
+        if (fabs(decoded(((uint16_t *)again)[i]) - logits[i]) > ldexp(fabs(logits[i]), -11) + ldexp(1.0, -25)) {
+            fprintf(stderr, "value %zu in half precision is not near %g\n", i, (double)logits[i]);
+            return 1;
+        }
     }
     for (size_t i = 0; i < values; i++)
         printf("%.9g%c", (double)logits[i], (i + 1) % output.shape[1] == 0 ? '\n' : ' ');

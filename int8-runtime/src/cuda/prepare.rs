@@ -32,9 +32,8 @@ impl Runner {
     /// if already prepared. Returns the number of images.
     pub(crate) fn prepare(&mut self, images: usize, size: Size) -> Result<usize, RuntimeError> {
         let of = self.of_size(size)?;
-        let effort = if size == self.own_size() { Effort::Measure } else { self.effort(size) };
         let images = images.min(of.most);
-        self.prepare_batch(images, &of, effort)?;
+        self.prepare_batch(images, &of, Effort::Measure)?;
         Ok(images)
     }
 

@@ -122,7 +122,10 @@ fn pixels_and_scores_that_do_not_fit_are_refused() {
         assert!(matches!(engine.trace(&pixels[..bytes]), Err(RuntimeError::PixelCount { .. })));
     }
     for images in [0, 3, usize::MAX] {
-        assert!(matches!(engine.prepare(images), Err(RuntimeError::Images { .. })), "{images}");
+        assert!(
+            matches!(engine.prepare(engine.input_size(), images), Err(RuntimeError::Images { .. })),
+            "{images}"
+        );
         assert!(matches!(engine.launches(images), Err(RuntimeError::Images { .. })), "{images}");
         assert!(
             matches!(engine.compute_times(engine.input_size(), images, 1), Err(RuntimeError::Images { .. })),
@@ -157,7 +160,7 @@ fn profiles_and_listings_have_a_line_for_each_step_of_the_plan() {
     let engine = Engine::new(&model("default"), cpu(1, 4)).unwrap();
     let names: Vec<&str> = engine.plan().steps.iter().map(|step| step.name.as_str()).collect();
     for images in [1, 4] {
-        engine.prepare(images).unwrap();
+        engine.prepare(engine.input_size(), images).unwrap();
         let profile = engine.profile(&pixels(images), 0).unwrap();
         assert_eq!(profile.iter().map(|launch| launch.name.as_str()).collect::<Vec<_>>(), names);
         let lines = engine.launches(images).unwrap();

@@ -42,9 +42,9 @@ unsafe impl Versioned for swinq_run_options {
 /// Computes outputs of images. `inputs` is one tensor, `SWINQ_LAYOUT_NHWC`, `[images, height, width, channels]`, or
 /// `SWINQ_LAYOUT_NCHW`, `[images, channels, height, width]`: any number of images of any height and width that the network can
 /// process. `SWINQ_TYPE_U8` are 8-bit pixels, resized but not normalised; `SWINQ_TYPE_F32` and `SWINQ_TYPE_F16` are values that
-/// the caller has normalised, which must be finite. An engine on a GPU takes 8-bit pixels in `SWINQ_LAYOUT_NHWC` only. `outputs` has the
-/// tensors to write, each output at most once, as `swinq_engine_get_output` describes them for that height and width, with the
-/// number of images in `shape[0]`. They must not overlap each other or the images. `options` may be NULL. Images that the
+/// the caller has normalised, which must be finite. `outputs` has the tensors to write, each output at most once, as
+/// `swinq_engine_get_output` describes them for that height and width, with the number of images in `shape[0]`, in
+/// `SWINQ_TYPE_F32` or `SWINQ_TYPE_F16`. They must not overlap each other or the images. `options` may be NULL. Images that the
 /// network cannot process, or that need more memory than `max_pixels` allows, are `SWINQ_STATUS_ARGUMENT`. After the first call
 /// for a height, a width and a number of images it allocates nothing on a CPU, as long as the size is among those used last.
 #[unsafe(no_mangle)]
@@ -117,13 +117,18 @@ unsafe fn run(
         let tensor = unsafe { read(outputs, place)? };
         // SAFETY: as above.
         let output = unsafe { output_of(engine, &tensor, place)? };
+        tensor.check_type(&[SWINQ_TYPE_F32, SWINQ_TYPE_F16], place)?;
         let expected = describe(engine, output, (size, images), tensor.layout);
+        let expected = swinq_tensor { r#type: tensor.r#type, ..expected };
         tensor.check_kind(&expected, place)?;
         tensor.check_shape(&expected, place)?;
-        let (data, elements) = (tensor.data.cast::<f32>(), tensor.elements(place)?);
-        taken.add(data, elements, place)?;
-        // SAFETY: as above; `taken` established that the memory does not overlap that of another tensor.
-        let values = unsafe { memory::slice_mut(data, elements, place)? };
+        // SAFETY: as above.
+        let values: OutputValues<'_> = unsafe {
+            match tensor.r#type {
+                SWINQ_TYPE_F16 => output_values::<f16, _>(&tensor, &mut taken, place)?.into(),
+                _ => output_values::<f32, _>(&tensor, &mut taken, place)?.into(),
+            }
+        };
         let layout = match tensor.layout {
             SWINQ_LAYOUT_NCHW => OutputLayout::ChannelsFirst,
             _ => OutputLayout::Rows,
@@ -131,6 +136,21 @@ unsafe fn run(
         *memory = OutputMut::new(&output.name, values).in_layout(layout);
     }
     engine.run(Images { size, pixels, layout }, &mut memory[..count]).map_err(Failure::of_run)
+}
+
+/// The values of the output `tensor`.
+///
+/// # Safety
+/// The pointer of the tensor is null, or that of as many values of the type `T` as its shape states, which nothing else accesses.
+unsafe fn output_values<'a, T, const N: usize>(
+    tensor: &swinq_tensor,
+    taken: &mut Taken<N>,
+    place: Place,
+) -> Result<&'a mut [T], Failure> {
+    let (data, elements) = (tensor.data.cast::<T>(), tensor.elements(place)?);
+    taken.add(data, elements, place)?;
+    // SAFETY: the caller states it; `taken` established that the memory does not overlap that of another tensor.
+    unsafe { memory::slice_mut(data, elements, place) }
 }
 
 /// Refuses an input of another name, type, layout, rank or number of channels than engines take. The engine checks height and

@@ -73,7 +73,7 @@ unsafe impl Versioned for swinq_tensor {
     }
 }
 
-/// The tensor of `output` for `images` images of `size`, which the network can process, without memory and name. A feature map
+/// The tensor of `output` in f32 for `images` images of `size`, which the network can process, without memory and name. A feature map
 /// has the `layout` that is asked for, if it can have it, else `SWINQ_LAYOUT_NCHW`.
 pub(super) fn describe(
     engine: &Engine,
@@ -113,16 +113,24 @@ impl swinq_tensor {
 
     /// Refuses a `type` or a `layout` that images do not have.
     pub(super) fn check_image(&self, place: Place) -> Result<(), Failure> {
-        let types = [SWINQ_TYPE_U8, SWINQ_TYPE_F32, SWINQ_TYPE_F16];
-        let problem = if !types.contains(&self.r#type) {
-            let [u8, f32, f16] = types.map(type_name);
-            format!("its `type` is {}; it must be 1 ({u8}), 2 ({f32}) or 3 ({f16})", self.r#type)
-        } else if ![SWINQ_LAYOUT_NHWC, SWINQ_LAYOUT_NCHW].contains(&self.layout) {
-            let [last, first] = [SWINQ_LAYOUT_NHWC, SWINQ_LAYOUT_NCHW].map(layout_name);
-            format!("its `layout` is {}; it must be 2 ({last}) or 3 ({first})", self.layout)
-        } else {
+        self.check_type(&[SWINQ_TYPE_U8, SWINQ_TYPE_F32, SWINQ_TYPE_F16], place)?;
+        if [SWINQ_LAYOUT_NHWC, SWINQ_LAYOUT_NCHW].contains(&self.layout) {
             return Ok(());
-        };
+        }
+        let [last, first] = [SWINQ_LAYOUT_NHWC, SWINQ_LAYOUT_NCHW].map(layout_name);
+        let problem = format!("its `layout` is {}; it must be 2 ({last}) or 3 ({first})", self.layout);
+        Err(Failure::argument(place, problem))
+    }
+
+    /// Refuses a `type` that is none of `types`, of which there are several.
+    pub(super) fn check_type(&self, types: &[u32], place: Place) -> Result<(), Failure> {
+        if types.contains(&self.r#type) {
+            return Ok(());
+        }
+        let mut names: Vec<String> =
+            types.iter().map(|&number| format!("{number} ({})", type_name(number))).collect();
+        let last = names.pop().unwrap_or_default();
+        let problem = format!("its `type` is {}; it must be {} or {last}", self.r#type, names.join(", "));
         Err(Failure::argument(place, problem))
     }
 

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Subcommand;
 use swinq::eval::{self, Latency, LatencyOptions, ModelResult, Results};
 use swinq::{BackendChoice, Candidate, EngineOptions, Model, Observer};
@@ -128,7 +128,10 @@ fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec
     let mut any_float = args.random_weights.is_some();
     let float = args.float.described_by(&args.models);
     for path in &args.models {
-        let model = model_arg::open_classifier(path, &float)?;
+        let model = model_arg::open(path, &float)?;
+        if args.backend.devices.len() > 1 {
+            model.check_classifier().with_context(|| format!("{} with --devices", path.display()))?;
+        }
         any_float |= !model.describes_itself();
         add(&path.display().to_string(), &model)?;
     }
