@@ -16,6 +16,7 @@ mod stage;
 mod task;
 mod window;
 
+pub(crate) use check::MAX_WINDOW;
 pub use grid::Grid;
 pub use stage::Stage;
 pub use task::{StageOutput, Task};

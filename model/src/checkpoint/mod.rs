@@ -3,6 +3,7 @@
 //! Pickles are read as plain data; nothing in a checkpoint is executed.
 
 mod backbone;
+mod coordinates;
 mod describe;
 mod dialect;
 mod directory;
@@ -221,8 +222,8 @@ impl Stored<'_> {
         let network = Network::find(path, tensors, task, options.dialect, options.prefix.as_deref())?;
         let naming = &network.naming;
         let mut tensors = parameters::read(&network)?;
-        let (windows, places) = (parameters::stored_windows(&network), parameters::stored_places(&network));
-        let bare = Bare { path, folder, naming, tensors: &tensors, windows: &windows, places };
+        let (coordinates, places) = (coordinates::read(&network)?, parameters::stored_places(&network));
+        let bare = Bare { path, folder, naming, tensors: &tensors, coordinates: &coordinates, places };
         let (description, note) = match described {
             Some(known) => (known, note),
             None => match (bare.describe(task, &options.opts), task) {
@@ -243,8 +244,10 @@ impl Stored<'_> {
             }
         };
         let config = apply_dialect(config, naming)?;
+        let (silent, config) = (config.clone(), coordinates::decided(config, &coordinates));
+        let divided = coordinates::remark(&silent, &config);
         let check = check_tables(&config, &tensors)
-            .and_then(|()| check_stored_windows(&config, &windows))
+            .and_then(|()| coordinates::check(&config, &coordinates))
             .and_then(|()| check_places(&config, places))
             .and_then(|()| check_parameters(&config, &tensors));
         check.map_err(|error| network.with_stored_name(error))?;
@@ -253,8 +256,8 @@ impl Stored<'_> {
         let (labels, labels_from) = labels.map_or((None, None), |labels| (Some(labels.names), labels.from));
         let model = FloatModel { config, transform, labels, labels_from, tensors, source };
         let description_found = note.is_some();
-        let left_out = left_out.into_iter().map(|remark| format!("{}: {remark}", path.display()));
-        let remarks = note.into_iter().chain(network.remarks).chain(left_out).collect();
+        let found = left_out.into_iter().chain(divided).map(|remark| format!("{}: {remark}", path.display()));
+        let remarks = note.into_iter().chain(network.remarks).chain(found).collect();
         Ok(Loaded { model, description_found, remarks })
     }
 }
@@ -335,29 +338,6 @@ fn check_version(config: &SwinConfig, found: SwinVersion) -> Result<(), ModelErr
         found.0, config.name, wanted.0, wanted.1, found.1
     );
     Err(ModelError::config("MODEL.TYPE", problem))
-}
-
-/// Refuses a Swin V2 whose file says that its windows were others than the configuration's: they would run, but give
-/// other results than the model was trained for. Windows of an earlier training may differ, if the configuration names
-/// them.
-fn check_stored_windows(config: &SwinConfig, windows: &[Option<Size>]) -> Result<(), ModelError> {
-    for (stage, &stored) in config.stages().iter().zip(windows) {
-        let Some(stored) = stored else { continue };
-        if stored != stage.window && config.pretrained_window(stage.index).map(Size::square) != Some(stored) {
-            let problem = format!(
-                "the checkpoint has windows of {} in stage {}, but {} at input size {} uses {} there; use the \
-                 WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with, or name its windows in \
-                 PRETRAINED_WINDOW_SIZES",
-                stored.short(),
-                stage.index,
-                config.name,
-                config.image_size.short(),
-                stage.window.short()
-            );
-            return Err(ModelError::config(config.key("WINDOW_SIZE"), problem));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses an absolute position embedding of other places than those of the tokens.

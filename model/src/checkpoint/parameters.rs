@@ -88,24 +88,6 @@ pub(super) fn stored_places(network: &Network<'_>) -> Option<Size> {
     }
 }
 
-/// The window of each stage of a Swin V2, where the file has the buffer `relative_coords_table`
-/// `[1, 2 height - 1, 2 width - 1, 2]`.
-pub(super) fn stored_windows(network: &Network<'_>) -> Vec<Option<Size>> {
-    /// The most stages that are looked at.
-    const STAGES: usize = 8;
-    let mut windows = vec![None; STAGES];
-    let tables = network.tensors.iter().filter(|(name, _)| name.ends_with(".relative_coords_table"));
-    for (name, tensor) in tables {
-        let (ours, _) = network.naming.renamed(name);
-        let stage =
-            ours.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-        if let (Some(stage @ 0..STAGES), &[1, rows, columns, 2]) = (stage, tensor.shape()) {
-            windows[stage] = Some(Size::new(rows, columns).map(|side| side.div_ceil(2)));
-        }
-    }
-    windows
-}
-
 /// Query, key and value rows, one under the other.
 fn concatenate(name: &str, parts: [Option<HostTensor>; 3]) -> Result<HostTensor, ModelError> {
     let missing = ["query", "key", "value"].into_iter().zip(&parts).find(|(_, part)| part.is_none());
