@@ -14,7 +14,8 @@ pub enum Family {
     Timm,
     /// torchvision: the weights' own resize, center crop.
     Torchvision,
-    /// Hugging Face: direct resize.
+    /// The Swins that Hugging Face publishes: direct bicubic resize, mean and deviation of ImageNet. A file without these
+    /// fields has other values, those of `ViTImageProcessor`.
     HuggingFace,
 }
 

@@ -16,6 +16,7 @@ mod memory;
 mod network;
 mod parameters;
 mod pickle;
+mod processor;
 mod random;
 mod raw;
 mod safetensors;
@@ -60,7 +61,7 @@ pub struct LoadOptions {
     /// the quantized checkpoints that were made from it (in `described_by`, else in the same folder), or by the only shipped
     /// configuration whose parameters have the same shapes.
     pub cfg: Option<LoadedConfig>,
-    /// Overrides of the configuration that is found for a bare file if `cfg` is `None`.
+    /// Overrides of the configuration that is found if `cfg` is `None`: that of a directory, or that of a bare file.
     pub opts: Vec<(String, String)>,
     /// What the network is read as; if `None`, what its description says, else a classifier. The checkpoint of a classifier
     /// may be read as a backbone: its final norm and its head are left out.
@@ -70,6 +71,8 @@ pub struct LoadOptions {
     pub outputs: Option<Vec<usize>>,
     /// Naming convention; detected from the tensor names if `None`.
     pub dialect: Option<Dialect>,
+    /// The key of the state dictionary in a file of `torch.save`. If `None`, it is searched as [`load_float`] says.
+    pub weights: Option<String>,
     /// What the names of the network's tensors begin with, if the file has other tensors too. If `None`, a beginning that all
     /// names have is left out, and a backbone is found among other tensors.
     pub prefix: Option<String>,
@@ -131,8 +134,8 @@ pub struct Loaded {
 /// Loads a float Swin.
 ///
 /// `path` is one of:
-/// - a file of `torch.save`, in either format. The state dictionary is searched under `model`, `state_dict` and
-///   `model_state_dict`, in this order, then at the top level.
+/// - a file of `torch.save`, in either format. The state dictionary is searched under `state_dict_ema` and `model_ema`,
+///   averages of the weights, then under `model`, `state_dict` and `model_state_dict`, in this order, then at the top level.
 /// - a pickle whose state dictionary, searched in the same way, has numpy arrays, such as detectron2's `.pkl`.
 /// - a safetensors file.
 /// - an index of shards in either format, `model.safetensors.index.json` or `pytorch_model.bin.index.json`.
@@ -165,16 +168,16 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
 /// # Errors
 /// Those of [`load_float`].
 pub fn load_float_with_remarks(path: &Path, options: &LoadOptions) -> Result<Loaded, ModelError> {
-    if path.is_dir() && options.cfg.is_none() && !options.opts.is_empty() {
-        let problem = "is a folder that describes itself, and overrides need a configuration; give --cfg too";
-        return Err(ModelError::file(path, problem));
-    }
     let (path, described) = if path.is_dir() {
         (weights::in_directory(path)?, Some(directory::describe(path, options)?))
     } else {
         (path.to_owned(), None)
     };
     if is_quantized_file(&path) {
+        if options.weights.is_some() {
+            let problem = "contains one network, without keys above its tensors; leave --weights out";
+            return Err(ModelError::file(&path, problem));
+        }
         if options.cfg.is_none() && !options.opts.is_empty() {
             let problem = "contains its configuration, which overrides do not change; leave --opts out";
             return Err(ModelError::file(&path, problem));
@@ -187,8 +190,11 @@ pub fn load_float_with_remarks(path: &Path, options: &LoadOptions) -> Result<Loa
         return Err(ModelError::file(&path, problem));
     }
     let weights = Weights::open(&path)?;
-    let (tensors, sha256) = (weights.tensors()?, weights.sha256());
-    Stored { path: &path, tensors, sha256, folder: path.parent() }.model(described, options)
+    let ((tensors, remarks), sha256) = (weights.tensors(options.weights.as_deref())?, weights.sha256());
+    let stored = Stored { path: &path, tensors, sha256, folder: path.parent() };
+    let mut loaded = stored.model(described, options)?;
+    loaded.remarks.extend(remarks);
+    Ok(loaded)
 }
 
 /// The tensors of a checkpoint, and where they come from.

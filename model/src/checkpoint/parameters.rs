@@ -35,7 +35,12 @@ pub(super) fn read(network: &Network<'_>) -> Result<StateDict, ModelError> {
             }
         };
         if known {
-            let problem = "is in the checkpoint twice: two of its names are one parameter";
+            let problem = match network.naming.is_of_head(name) {
+                true => {
+                    "the classifier's head has several layers with parameters; swinq runs heads of one linear layer"
+                }
+                false => "is in the checkpoint twice: two of its names are one parameter",
+            };
             return Err(ModelError::tensor(name, problem));
         }
     }

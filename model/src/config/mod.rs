@@ -128,6 +128,7 @@ pub(crate) fn override_config(
     settings.apply(&stated(config, transform))?;
     settings.apply(opts)?;
     let mut changed = resolve(config.name.clone(), &settings)?;
+    changed.window_policy = config.window_policy;
     if config.is_backbone() {
         let outputs = config.outputs.clone();
         changed = SwinConfig { task: Task::Features, outputs, num_classes: 0, ..changed };

@@ -8,8 +8,10 @@ mod memory;
 mod mmpretrain;
 mod pickles;
 mod prefixes;
+mod processors;
 mod second;
 mod shards;
+mod weights;
 
 use std::fs;
 use std::path::{Path, PathBuf};
