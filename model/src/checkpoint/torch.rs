@@ -181,7 +181,7 @@ fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
     let unreadable = |e: zip::result::ZipError| damaged("zip archive", e);
     let mut archive = zip::ZipArchive::new(Cursor::new(bytes)).map_err(unreadable)?;
     // An archive of TorchScript has compressed entries.
-    if archive.file_names().any(|name| name.ends_with("/constants.pkl")) {
+    if archive.file_names().flatten().any(|name| name.ends_with("/constants.pkl")) {
         return Err(
             "is a TorchScript archive; save the model's state_dict() with torch.save instead".to_owned()
         );

@@ -376,6 +376,7 @@ def open(
     cfg: str | None = None,
     opts: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
     dialect: str | None = None,
+    weights: str | None = None,
     prefix: str | None = None,
     labels: PathLike | None = None,
 ) -> Model:
@@ -395,9 +396,12 @@ def open(
             processor only the settings are taken: images are then prepared with Pillow's pixels. The processors of
             transformers 5 resize with torchvision instead, so their own batches differ a little (see the README).
         cfg: configuration of a bare checkpoint or state dictionary: a name of :func:`shipped_configs`, or a YAML file.
-        opts: overrides of keys of the configuration, such as ``{"MODEL.NUM_CLASSES": 10}``.
+        opts: overrides of keys of the configuration, of ``cfg`` or of what the model itself states, such as
+            ``{"MODEL.NUM_CLASSES": 10}``.
         dialect: naming of the tensors: ``microsoft``, ``timm``, ``hf``, ``torchvision``, ``openmmlab``;
             default: detected.
+        weights: key of the weights in a file of ``torch.save`` that has several, such as ``teacher``; default: an average of
+            the weights (``state_dict_ema``, ``model_ema``), else the weights themselves.
         prefix: what the names of the network's tensors begin with, such as ``model.``, if there are other tensors too;
             default: what all names begin with is left out.
         labels: file of class names, one per line.
@@ -410,7 +414,7 @@ def open(
     pairs = opts.items() if isinstance(opts, Mapping) else opts
     overrides = [(key, str(value)) for key, value in pairs]
     family = preprocessing if isinstance(preprocessing, str) else None
-    reading = (cfg, overrides, dialect, prefix, family, None if labels is None else os.fspath(labels))
+    reading = (cfg, overrides, dialect, weights, prefix, family, None if labels is None else os.fspath(labels))
     if is_path(model):
         if preprocessing is not None and family is None:
             raise ArgumentError("preprocessing: of a file it is the name of a family: ms, timm, torchvision, hf")
