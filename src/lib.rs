@@ -47,6 +47,7 @@ mod batches;
 #[cfg(feature = "float")]
 mod calibration;
 mod class_numbers;
+mod class_order;
 #[cfg(feature = "float")]
 pub mod doctor;
 mod engine;

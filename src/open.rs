@@ -389,6 +389,11 @@ impl Model {
         self.inner.model.labels.as_deref()
     }
 
+    /// The naming convention of the float file that the model was made from.
+    pub fn dialect(&self) -> &str {
+        &self.inner.model.provenance.source.dialect
+    }
+
     /// The architecture.
     pub fn config(&self) -> &SwinConfig {
         &self.inner.model.config

@@ -83,6 +83,16 @@ fn a_bad_image_does_not_stop_the_others() {
 /// A budget that is as large as one image of 32 x 32 pixels, and one that is smaller than any: images wait for each
 /// other, and every one is decoded.
 #[test]
+fn no_logits_are_written_if_no_image_can_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, logits) = (folder.path().join("a.jpg"), folder.path().join("logits.safetensors"));
+    std::fs::write(&text, "no image").unwrap();
+    let run = predict(&[&text, "--logits".as_ref(), &logits], "").code(1);
+    assert_eq!(errors(&run).len(), 1);
+    assert!(!logits.exists());
+}
+
+#[test]
 fn a_small_memory_for_decoding_is_enough() {
     let files =
         ["airplane.jpg", "airplane.png", "airplane.webp"].map(|name| root().join("tests/data").join(name));

@@ -226,7 +226,7 @@ impl CalibrationArgs {
     /// The images of the data set `data` on which ranges are calibrated.
     pub fn images(&self, data: &Path) -> anyhow::Result<Images> {
         let option = "--calibration-split";
-        images_arg::open(data, self.calibration_split, option, Some(self.calibration_images), self.seed)
+        images_arg::open(data, &self.calibration_split, option, Some(self.calibration_images), self.seed)
     }
 }
 

@@ -39,7 +39,7 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
         let found = infer_images(&engine, &images, &read, &mut |_, _| interrupt::check())?;
         found.skipped.iter().for_each(|problem| caution!("{problem}"));
         let logits = &found.scores.logits;
-        if let Some(path) = &args.logits {
+        if let Some(path) = args.logits.as_ref().filter(|_| !logits.values.is_empty()) {
             write_logits(path, logits)?;
         }
         let names = found.scores.ids.iter().map(|&id| images.name_of(id));
