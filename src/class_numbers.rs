@@ -1,7 +1,7 @@
 //! The numbers of a data set's classes as a model has them.
 
 use swinq_data::{Dataset, Layout, NumberingError};
-use swinq_model::SwinConfig;
+use swinq_model::{Problem, Scores, SwinConfig};
 
 use crate::class_order::ordered_names;
 
@@ -17,6 +17,18 @@ pub fn numbered_for(
     dialect: &str,
 ) -> Result<Option<(Dataset, String)>, String> {
     let data = dataset.describe();
+    if config.scores() != Scores::Softmax {
+        return Err(format!(
+            "{data}: {} is a {}, for which swinq has no measure of accuracy by labels; compare it with another model on images \
+             without labels (eval), or give a classifier whose images are of one class",
+            config.name,
+            match config.problem {
+                Problem::Regression => "regression",
+                Problem::MultiLabel => "multi-label classifier",
+                Problem::SingleLabel => "classifier with one logit",
+            }
+        ));
+    }
     let Some(classes) = dataset.num_classes() else {
         return Err(format!(
             "{data}; accuracy needs labels: an ImageFolder, a Swin zip layout or a list file with classes"

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::json::Json;
 use super::{Description, LoadOptions, hf, timm};
-use crate::arch::Task;
+use crate::arch::{SwinConfig, Task};
 use crate::config::override_config;
 use crate::error::ModelError;
 
@@ -116,10 +116,11 @@ fn with_cfg(
         return Ok(Description { stages, ..described });
     }
     let classes = cfg.config.num_classes;
-    let labels = match library(json, task, backbone.is_some())? {
-        Library::Transformers => hf::labels(json)?,
-        Library::Timm => timm::labels(json, classes)?,
+    let (labels, problem) = match library(json, task, backbone.is_some())? {
+        Library::Transformers => (hf::labels(json)?, hf::problem(json)?),
+        Library::Timm => (timm::labels(json, classes)?, cfg.config.problem),
     };
+    let config = SwinConfig { problem, ..described.config };
     let labels = labels.filter(|labels| labels.names.len() == classes);
-    Ok(Description { labels, ..described })
+    Ok(Description { config, labels, ..described })
 }

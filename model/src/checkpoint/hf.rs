@@ -7,7 +7,7 @@ use swinq_numerics::Size;
 use super::dialect::Dialect;
 use super::json::Json;
 use super::{Description, Labels, processor};
-use crate::arch::{StageOutput, SwinConfig, SwinVersion, Task};
+use crate::arch::{Problem, StageOutput, SwinConfig, SwinVersion, Task};
 use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
@@ -63,7 +63,12 @@ pub(super) fn describe_backbone(
     json: &Json,
     processor: &dyn Fn(&str) -> Result<Option<Json>, ModelError>,
 ) -> Result<Description, ModelError> {
-    let config = SwinConfig { task: Task::Features, num_classes: 0, ..config(folder, json)? };
+    let config = SwinConfig {
+        task: Task::Features,
+        num_classes: 0,
+        problem: Problem::default(),
+        ..config(folder, json)?
+    };
     let nested = processor(PROCESSOR)?.map_or(Ok(None), |json| json.object("image_processor"))?;
     let preprocessor = match nested {
         Some(nested) => Some(nested),
@@ -145,6 +150,7 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         task: Task::Classification,
         outputs: Vec::new(),
         num_classes: classes(json)?,
+        problem: problem(json)?,
         embed_dim: json.side("embed_dim")?.unwrap_or(default.embed_dim),
         depths: json.sizes("depths")?.unwrap_or(default.depths),
         num_heads: json.sizes("num_heads")?.unwrap_or(default.num_heads),
@@ -183,6 +189,18 @@ fn classes(json: &Json) -> Result<usize, ModelError> {
     match json.object("id2label")? {
         Some(labels) => Ok(labels.names().count()),
         None => Ok(json.side("num_labels")?.unwrap_or(2)),
+    }
+}
+
+/// What the logits say, from `problem_type`.
+pub(super) fn problem(json: &Json) -> Result<Problem, ModelError> {
+    match json.text("problem_type")?.as_deref() {
+        None | Some("single_label_classification") => Ok(Problem::SingleLabel),
+        Some("multi_label_classification") => Ok(Problem::MultiLabel),
+        Some("regression") => Ok(Problem::Regression),
+        Some(other) => {
+            Err(json.error("problem_type", format!("`{other}` is none of transformers' problems")))
+        }
     }
 }
 

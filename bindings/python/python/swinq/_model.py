@@ -26,7 +26,7 @@ class Class:
     index: int
     #: Class name; ``None`` if the model has no names.
     label: str | None
-    #: Softmax of the logits.
+    #: In 0..1: softmax of the logits, or the sigmoid if an image may be of several classes; of a regression, its number.
     probability: float
 
 
