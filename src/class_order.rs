@@ -30,7 +30,7 @@ fn key(name: &str) -> Vec<(String, Option<(usize, String)>)> {
         let text = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
         let digits = rest[text..].find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len() - text);
         let number = rest[text..text + digits].trim_start_matches('0').to_owned();
-        parts.push((rest[..text].to_owned(), (digits > 0).then(|| (number.len(), number))));
+        parts.push((rest[..text].to_owned(), (digits > 0).then_some((number.len(), number))));
         rest = rest.split_off(text + digits);
     }
     parts

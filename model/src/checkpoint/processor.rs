@@ -63,7 +63,8 @@ const CLASSES: [Class; 7] = [
 ];
 
 /// Mean and deviation of CLIP's images.
-const OPENAI: [[f32; 3]; 2] = [[0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]];
+const OPENAI: [[f32; 3]; 2] =
+    [[0.481_454_66, 0.457_827_5, 0.408_210_73], [0.268_629_54, 0.261_302_6, 0.275_777_1]];
 
 impl Statistics {
     /// Mean and deviation of `channels` channels.
