@@ -25,7 +25,7 @@ fn main() -> Result<(), Error> {
     for (id, prediction) in scores.ids.iter().zip(top_k(&engine, &scores.logits, 1)?) {
         for class in prediction.classes {
             let name = class.label.unwrap_or_else(|| class.index.to_string());
-            println!("{}: {name} ({:.1} %)", images.name_of(*id), 100.0 * class.probability);
+            println!("{}: {name} ({:.1} %)", images.name_of(*id), 100.0 * class.score);
         }
     }
     Ok(())

@@ -30,7 +30,7 @@ fn serve(engine: &Engine, requests: &Mutex<std::slice::Iter<'_, String>>) -> Res
     loop {
         let Some(image) = requests.lock().expect("no server panics").next() else { return Ok(()) };
         for class in &predict(engine, &Images::from_files(&[image])?, 1)?[0].classes {
-            println!("{image}: class {} ({:.1} %)", class.index, 100.0 * class.probability);
+            println!("{image}: class {} ({:.1} %)", class.index, 100.0 * class.score);
         }
     }
 }

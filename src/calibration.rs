@@ -14,6 +14,7 @@ use swinq_model::site::all_linears;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{HostTensor, ModelError, QuantizedModel, Recipe, Rule, Site, SwinConfig};
 
+use crate::class_order::ordered_names;
 use crate::hex::sha256_of;
 use crate::{Error, FloatDevice, Images, Model, ReadOptions};
 
@@ -121,7 +122,7 @@ pub fn calibrate(
         record.batch_size = 1;
         record.sizing = Some(options.sizing.to_string());
     }
-    finished(&model, found, record, Named::by(images), batches.skipped().to_vec())
+    finished(&model, found, record, Named::by(images, &model.source.dialect), batches.skipped().to_vec())
 }
 
 /// The calibrated model with its provenance, and what reports need.
@@ -176,9 +177,9 @@ pub(crate) struct Named {
 }
 
 impl Named {
-    /// The class names of `images`.
-    pub(crate) fn by(images: &Images) -> Named {
-        let names = images.dataset().and_then(|data| data.class_names()).map(<[String]>::to_vec);
+    /// The class names of `images` in the order of the library whose naming convention `dialect` is.
+    pub(crate) fn by(images: &Images, dialect: &str) -> Named {
+        let names = images.dataset().and_then(|data| ordered_names(data, dialect));
         Named { names, by: images.describe() }
     }
 

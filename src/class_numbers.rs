@@ -1,10 +1,12 @@
 //! The numbers of a data set's classes as a model has them.
 
 use swinq_data::{Dataset, Layout, NumberingError};
-use swinq_model::SwinConfig;
+use swinq_model::{Problem, Scores, SwinConfig};
 
-/// `dataset` with its classes numbered as in a model with the architecture `config` and the class names `labels`, and a
-/// remark. `None` if its numbers are certainly the model's, or are WordNet's identifiers in sorted order, as everywhere.
+use crate::class_order::ordered_names;
+
+/// `dataset` with its classes numbered as in a model with the architecture `config` and the class names `labels`, whose float
+/// file is named as by `dialect`, and a remark. `None` if its numbers are certainly the model's, or are WordNet's identifiers in sorted order, as everywhere.
 ///
 /// # Errors
 /// The problem, if the data set's classes cannot be the model's.
@@ -12,8 +14,21 @@ pub fn numbered_for(
     dataset: &Dataset,
     config: &SwinConfig,
     labels: Option<&[String]>,
+    dialect: &str,
 ) -> Result<Option<(Dataset, String)>, String> {
     let data = dataset.describe();
+    if config.scores() != Scores::Softmax {
+        return Err(format!(
+            "{data}: {} is a {}, for which swinq has no measure of accuracy by labels; compare it with another model on images \
+             without labels (eval), or give a classifier whose images are of one class",
+            config.name,
+            match config.problem {
+                Problem::Regression => "regression",
+                Problem::MultiLabel => "multi-label classifier",
+                Problem::SingleLabel => "classifier with one logit",
+            }
+        ));
+    }
     let Some(classes) = dataset.num_classes() else {
         return Err(format!(
             "{data}; accuracy needs labels: an ImageFolder, a Swin zip layout or a list file with classes"
@@ -36,11 +51,12 @@ pub fn numbered_for(
         let own = config.num_classes;
         let example = dataset.beyond(own).map_or(String::new(), |image| format!(" ({image})"));
         return Err(format!(
-            "{data}, but {} has {own}, from 0 to {}{example}; is it the data the model was trained on? (a float \
+            "{data}, but {} has {own}, from 0 to {}{example}; {}is it the data the model was trained on? (a float \
              checkpoint's class count comes from --cfg: --opts MODEL.NUM_CLASSES {classes}, in a job \
              opts.MODEL.NUM_CLASSES)",
             config.name,
-            own.saturating_sub(1)
+            own.saturating_sub(1),
+            if from_one(dataset, own) { "do labels start at 1? They start at 0. Else: " } else { "" }
         ));
     }
     if dataset.numbered_by_name() && classes < config.num_classes {
@@ -53,8 +69,16 @@ pub fn numbered_for(
             config.name, config.num_classes
         ));
     }
-    let remark = named.or_else(|| in_sorted_order(dataset));
-    Ok(remark.map(|remark| (dataset.clone(), format!("{data}: {remark}"))))
+    if let Some(remark) = named {
+        return Ok(Some((dataset.clone(), format!("{data}: {remark}"))));
+    }
+    Ok(in_order(dataset, dialect).map(|(ordered, remark)| (ordered, format!("{data}: {remark}"))))
+}
+
+/// Whether the labels of `dataset` are numbers that seem to start at 1 for a model with `classes` classes.
+fn from_one(dataset: &Dataset, classes: usize) -> bool {
+    let labels = || (0..dataset.len()).filter_map(|image| dataset.label(image));
+    labels().max() == u32::try_from(classes).ok() && labels().all(|label| label > 0)
 }
 
 /// The remark on `names` of classes that the data set numbers itself, if the model has none of them. `None` for WordNet's
@@ -83,16 +107,21 @@ fn numbered(names: &[String], labels: &[String]) -> Result<Option<String>, Strin
     }))
 }
 
-/// The remark on class names that a model without these names cannot confirm. `None` for other numbers and for WordNet's
-/// identifiers, which every model has in sorted order.
-fn in_sorted_order(dataset: &Dataset) -> Option<String> {
+/// `dataset` in the order of [`ordered_names`], and the remark on class names that a model without these names cannot confirm.
+/// `None` for other numbers and for WordNet's identifiers, which every model has in the same order.
+fn in_order(dataset: &Dataset, dialect: &str) -> Option<(Dataset, String)> {
     let names = dataset.class_names().filter(|_| dataset.numbered_by_name())?;
-    let first = names.iter().find(|name| !is_wordnet(name))?;
-    let number = names.iter().position(|name| name == first)?;
-    Some(format!(
-        "no model given has these class names, which are therefore numbered in sorted order: {first} is class {number}. If \
-         the models have another order, give their names with --labels; a job takes a list file with class numbers instead"
-    ))
+    let ordered = ordered_names(dataset, dialect)?;
+    let moved = names.iter().zip(&ordered).position(|(name, ordered)| name != ordered);
+    let number = moved.or_else(|| ordered.iter().position(|name| !is_wordnet(name)))?;
+    let how = if moved.is_some() { "as timm sorts them, numbers by their values" } else { "in sorted order" };
+    let numbered = if moved.is_some() { dataset.numbered_by(&ordered).ok()? } else { dataset.clone() };
+    let remark = format!(
+        "no model given has these class names, which are therefore numbered {how}: {} is class {number}. If the models have \
+         another order, give their names with --labels; a job takes a list file with class numbers instead",
+        ordered[number]
+    );
+    Some((numbered, remark))
 }
 
 /// Whether `name` is an identifier of WordNet, such as n01440764.

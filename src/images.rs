@@ -12,8 +12,12 @@ use swinq_model::part::Shard;
 use swinq_model::{Batch, Resize, Size, SwinConfig, Transform};
 
 use crate::Error;
+#[cfg(feature = "float")]
+use crate::Model;
 use crate::batches::{ImageBatches, Reader};
 use crate::class_numbers;
+#[cfg(feature = "float")]
+use crate::class_order::ordered_names;
 use crate::hex::hex;
 use crate::limits::{check_batch_size, check_threads};
 use crate::prepared::Prepared;
@@ -82,7 +86,7 @@ impl Images {
             return Err(Error::argument("limit", "is 0; it must be at least 1"));
         }
         let path = path.as_ref();
-        let dataset = Dataset::open(path, split)?;
+        let dataset = Dataset::open(path, split.clone())?;
         let ids = dataset.sample(limit, seed);
         let opened = Some((path.to_owned(), split));
         Ok(Images { source: Source::Sample(Sample { dataset, ids, opened, limit, seed }) })
@@ -264,7 +268,7 @@ impl Images {
     /// The images with their classes numbered as a model with the architecture `config` and the class names `labels`
     /// numbers them, and a remark for the reader if that changes the numbers or if the model cannot confirm them. Class folders, and class names in a list
     /// without `classes.txt`, take the numbers of the same names in the model; if the model has none of these names, they
-    /// keep the numbers of their sorted order.
+    /// have the numbers of their order in the library whose naming convention `dialect` is.
     ///
     /// # Errors
     /// [`Error::Labels`] for images without labels, and for labels that cannot be the model's classes.
@@ -272,15 +276,24 @@ impl Images {
         &self,
         config: &SwinConfig,
         labels: Option<&[String]>,
+        dialect: &str,
     ) -> Result<(Images, Option<String>), Error> {
         let Source::Sample(sample) = &self.source else { return Ok((self.clone(), None)) };
-        let numbered = class_numbers::numbered_for(&sample.dataset, config, labels);
+        let numbered = class_numbers::numbered_for(&sample.dataset, config, labels, dialect);
         Ok(match numbered.map_err(|problem| Error::Labels { problem })? {
             None => (self.clone(), None),
             Some((dataset, remark)) => {
                 (Images { source: Source::Sample(Sample { dataset, ..sample.clone() }) }, Some(remark))
             }
         })
+    }
+
+    /// The class names of the images in the order in which calibration gives them to `model`, if it has none and the data set
+    /// numbers its classes by their names.
+    #[cfg(feature = "float")]
+    pub fn names_for(&self, model: &Model) -> Option<Vec<String>> {
+        let dataset = self.dataset().filter(|data| data.numbered_by_name() && model.labels().is_none())?;
+        ordered_names(dataset, model.dialect()).filter(|names| names.len() == model.config().num_classes)
     }
 
     /// SHA-256 of the names of the images, one per line, hexadecimal; `None` for images in memory.

@@ -7,7 +7,7 @@
 //! let model = Model::open("swin_t.int8.safetensors")?;
 //! let engine = model.engine(&EngineOptions::default())?;
 //! for class in &predict(&engine, &Images::from_files(&["cat.jpg"])?, 5)?[0].classes {
-//!     println!("{:.1} % {}", 100.0 * class.probability, class.label.as_deref().unwrap_or("?"));
+//!     println!("{:.1} % {}", 100.0 * class.score, class.label.as_deref().unwrap_or("?"));
 //! }
 //! # Ok::<(), swinq::Error>(())
 //! ```
@@ -47,6 +47,7 @@ mod batches;
 #[cfg(feature = "float")]
 mod calibration;
 mod class_numbers;
+mod class_order;
 #[cfg(feature = "float")]
 pub mod doctor;
 mod engine;

@@ -26,11 +26,14 @@ pub struct OpenOptions {
     /// [`shipped_configs`](crate::shipped_configs)) or a YAML file in Microsoft's keys. A Hugging Face or timm
     /// directory needs none.
     pub cfg: Option<String>,
-    /// Overrides of keys of the configuration, such as `("MODEL.NUM_CLASSES", "10")`: of `cfg` or, for a bare file without
-    /// it, of the configuration that is found for the file.
+    /// Overrides of keys of the configuration, such as `("MODEL.NUM_CLASSES", "10")`: of `cfg` or, without
+    /// it, of the configuration that is found for the model.
     pub opts: Vec<(String, String)>,
     /// Naming convention of the tensors; `None` detects it.
     pub dialect: Option<Dialect>,
+    /// The key of the state dictionary in a file of `torch.save` that has several. `None` takes an average of the weights
+    /// (`state_dict_ema`, `model_ema`), else `model`, `state_dict` or `model_state_dict`.
+    pub weights: Option<String>,
     /// What the names of the network's tensors begin with (`model.`), if the checkpoint has other tensors too. `None` leaves
     /// out a beginning that all names have, and finds a backbone among other tensors.
     pub prefix: Option<String>,
@@ -76,6 +79,7 @@ impl OpenOptions {
             cfg: self.cfg.as_ref().map(|name| load_config(name, &self.opts)).transpose()?,
             opts: self.opts.clone(),
             dialect: self.dialect,
+            weights: self.weights.clone(),
             prefix: self.prefix.clone(),
             task: self.task,
             outputs: self.outputs.clone(),
@@ -383,6 +387,11 @@ impl Model {
     /// Class names by class index; `None` if they are not known.
     pub fn labels(&self) -> Option<&[String]> {
         self.inner.model.labels.as_deref()
+    }
+
+    /// The naming convention of the float file that the model was made from.
+    pub fn dialect(&self) -> &str {
+        &self.inner.model.provenance.source.dialect
     }
 
     /// The architecture.

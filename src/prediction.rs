@@ -4,14 +4,16 @@ use std::ops::ControlFlow;
 
 use swinq_eval::{Collected, EvalError, collect_any};
 use swinq_int8_runtime::{Engine, RuntimeError};
-use swinq_model::Logits;
+use swinq_model::{Logits, Scores, SwinConfig};
 
 use crate::{Error, Images, ReadOptions};
 
 /// The best classes of one image.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
-    /// The best classes, best first. Classes with equal scores are in the order of their indices.
+    /// What the scores of the classes are.
+    pub scores: Scores,
+    /// The classes with the largest scores, the largest first. Classes with equal scores are in the order of their indices.
     pub classes: Vec<ClassScore>,
 }
 
@@ -22,8 +24,8 @@ pub struct ClassScore {
     pub index: usize,
     /// Class name, if the model has names.
     pub label: Option<String>,
-    /// Softmax of the logits, in 0..=1.
-    pub probability: f64,
+    /// A probability in 0..=1 or, of a regression, the number itself ([`Prediction::scores`]).
+    pub score: f64,
 }
 
 /// The scores of images ([`infer_images`]).
@@ -80,15 +82,16 @@ fn cause(error: EvalError) -> Error {
 /// # Errors
 /// [`Error::Argument`] for a `k` of 0, and for logits whose number of classes is not the engine's.
 pub fn top_k(engine: &Engine, logits: &Logits, k: usize) -> Result<Vec<Prediction>, Error> {
-    best(logits, engine.classes(), engine.labels(), k)
+    best(logits, engine.config(), engine.labels(), k)
 }
 
 fn best(
     logits: &Logits,
-    classes: usize,
+    config: &SwinConfig,
     labels: Option<&[String]>,
     k: usize,
 ) -> Result<Vec<Prediction>, Error> {
+    let classes = config.num_classes;
     if k == 0 {
         return Err(Error::argument("k", "is 0; ask for at least one class"));
     }
@@ -100,18 +103,24 @@ fn best(
         );
         return Err(Error::argument("logits", problem));
     }
-    Ok(logits.rows().map(|row| Prediction::of(row, labels, k)).collect())
+    Ok(logits.rows().map(|row| Prediction::of(row, config.scores(), labels, k)).collect())
 }
 
 impl Prediction {
-    /// The best `k` classes of the scores `row`.
-    fn of(row: &[f32], labels: Option<&[String]>, k: usize) -> Prediction {
-        let mut best: Vec<(usize, f64)> = softmax(row).into_iter().enumerate().collect();
+    /// The best `k` classes of the logits `row`.
+    fn of(row: &[f32], scores: Scores, labels: Option<&[String]>, k: usize) -> Prediction {
+        let each = |score: fn(f64) -> f64| row.iter().map(|&logit| score(f64::from(logit))).collect();
+        let all = match scores {
+            Scores::Softmax => softmax(row),
+            Scores::Sigmoid => each(|logit| 1.0 / (1.0 + (-logit).exp())),
+            Scores::Number => each(|logit| logit),
+        };
+        let mut best: Vec<(usize, f64)> = all.into_iter().enumerate().collect();
         best.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         best.truncate(k);
         let label = |index: usize| labels.and_then(|labels| labels.get(index)).cloned();
-        let class = |(index, probability)| ClassScore { index, label: label(index), probability };
-        Prediction { classes: best.into_iter().map(class).collect() }
+        let class = |(index, score)| ClassScore { index, label: label(index), score };
+        Prediction { scores, classes: best.into_iter().map(class).collect() }
     }
 }
 
@@ -125,24 +134,53 @@ fn softmax(scores: &[f32]) -> Vec<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use swinq_model::Problem;
+
+    fn classes(num_classes: usize, problem: Problem) -> SwinConfig {
+        SwinConfig { num_classes, problem, ..SwinConfig::default() }
+    }
+
+    #[test]
+    fn scores_are_those_of_the_problem() {
+        let scores = |values: &[f32], problem| {
+            let config = classes(values.len(), problem);
+            let logits = Logits { values: values.to_vec(), classes: values.len() };
+            let found = best(&logits, &config, None, 9).unwrap().remove(0);
+            (found.scores, found.classes.into_iter().map(|class| class.score).collect::<Vec<_>>())
+        };
+        let near =
+            |found: &[f64], wanted: &[f64]| found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6);
+        // torch.sigmoid(torch.tensor([2.0, -1.0])), and softmax of the same.
+        let (kind, found) = scores(&[2.0, -1.0], Problem::MultiLabel);
+        assert!(kind == Scores::Sigmoid && near(&found, &[0.880797, 0.268941]), "{found:?}");
+        let (kind, found) = scores(&[2.0, -1.0], Problem::SingleLabel);
+        assert!(kind == Scores::Softmax && near(&found, &[0.952574, 0.047426]), "{found:?}");
+        assert_eq!(scores(&[2.0, -1.0], Problem::Regression), (Scores::Number, vec![2.0, -1.0]));
+        let (kind, found) = scores(&[-1.0], Problem::SingleLabel);
+        assert!(kind == Scores::Sigmoid && near(&found, &[0.268941]), "{found:?}");
+        assert_eq!(scores(&[-1.0], Problem::Regression), (Scores::Number, vec![-1.0]));
+    }
 
     #[test]
     fn the_best_classes_come_first_and_equal_ones_in_order() {
         let logits = Logits { values: vec![0.0, 2.0, 2.0, 1.0], classes: 4 };
         let names = ["a", "b", "c", "d"].map(str::to_owned);
-        let found = best(&logits, 4, Some(&names), 3).unwrap();
+        let found = best(&logits, &classes(4, Problem::SingleLabel), Some(&names), 3).unwrap();
         let labels: Vec<_> = found[0].classes.iter().map(|c| (c.index, c.label.as_deref())).collect();
         assert_eq!(labels, [(1, Some("b")), (2, Some("c")), (3, Some("d"))]);
-        let all = best(&logits, 4, None, 9).unwrap();
-        let total: f64 = all[0].classes.iter().map(|c| c.probability).sum();
+        let all = best(&logits, &classes(4, Problem::SingleLabel), None, 9).unwrap();
+        let total: f64 = all[0].classes.iter().map(|c| c.score).sum();
         assert!(all[0].classes.len() == 4 && (total - 1.0).abs() < 1e-12);
     }
 
     #[test]
     fn impossible_requests_are_refused() {
         let logits = Logits { values: vec![0.0; 4], classes: 4 };
-        for (classes, k) in [(4, 0), (3, 1), (2, 1)] {
-            assert!(matches!(best(&logits, classes, None, k), Err(Error::Argument { .. })));
+        for (count, k) in [(4, 0), (3, 1), (2, 1)] {
+            assert!(matches!(
+                best(&logits, &classes(count, Problem::SingleLabel), None, k),
+                Err(Error::Argument { .. })
+            ));
         }
     }
 }

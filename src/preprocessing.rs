@@ -1,7 +1,7 @@
 //! The evaluation transforms of the model families.
 
 use swinq_data::presets;
-use swinq_model::{SwinConfig, Transform};
+use swinq_model::{SwinConfig, SwinVersion, Transform};
 
 use crate::Error;
 
@@ -14,7 +14,8 @@ pub enum Family {
     Timm,
     /// torchvision: the weights' own resize, center crop.
     Torchvision,
-    /// Hugging Face: direct resize.
+    /// The Swins that Hugging Face publishes: direct bicubic resize, mean and deviation of ImageNet. A file without these
+    /// fields has other values, those of `ViTImageProcessor`.
     HuggingFace,
 }
 
@@ -54,15 +55,53 @@ impl Family {
 }
 
 fn torchvision(config: &SwinConfig) -> Result<Transform, Error> {
-    let name = match (config.embed_dim, config.depths.as_slice(), config.image_size.side().unwrap_or(0)) {
-        (96, [2, 2, 6, 2], 224) => "swin_t",
-        (96, [2, 2, 18, 2], 224) => "swin_s",
-        (128, [2, 2, 18, 2], 224) => "swin_b",
+    let version = match config.version {
+        SwinVersion::V1 => "swin",
+        SwinVersion::V2 => "swin_v2",
+    };
+    let letter = match (config.embed_dim, config.depths.as_slice()) {
+        (96, [2, 2, 6, 2]) => "t",
+        (96, [2, 2, 18, 2]) => "s",
+        (128, [2, 2, 18, 2]) => "b",
         _ => "",
     };
-    presets::torchvision(name).ok_or_else(|| {
-        let problem =
-            format!("torchvision has transforms for Swin-T, S and B at 224 only, not for {}", config.name);
+    let preset = presets::torchvision(&format!("{version}_{letter}"));
+    preset.filter(|preset| preset.size == config.image_size).ok_or_else(|| {
+        let problem = format!(
+            "torchvision has transforms for Swin-T, S and B at 224 and for Swin V2-T, S and B at 256 only, not for {}",
+            config.name
+        );
         Error::argument("--transform torchvision", problem)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use swinq_model::Resize;
+
+    #[test]
+    fn torchvision_has_a_transform_for_each_of_its_models() {
+        // `Swin_*_Weights.DEFAULT.transforms()` of torchvision 0.29.
+        let models = [
+            ("swin_tiny_patch4_window7_224", 232),
+            ("swin_small_patch4_window7_224", 246),
+            ("swin_base_patch4_window7_224", 238),
+            ("swinv2_tiny_window8_256", 260),
+            ("swinv2_small_window8_256", 260),
+            ("swinv2_base_window8_256", 272),
+        ];
+        for (name, resized) in models {
+            let config = SwinConfig::official(name).unwrap();
+            let own = Transform::microsoft(config.image_size, 3, true);
+            let transform = Family::Torchvision.transform(&config, &own).unwrap();
+            assert_eq!((transform.resize, transform.size), (Resize::ShorterSide(resized), config.image_size));
+        }
+        for name in ["swin_base_patch4_window12_384", "swin_large_patch4_window7_224"] {
+            let config = SwinConfig::official(name).unwrap();
+            let own = Transform::microsoft(config.image_size, 3, true);
+            let message = Family::Torchvision.transform(&config, &own).unwrap_err().to_string();
+            assert!(message.contains("V2-T, S and B at 256 only"), "{message}");
+        }
+    }
 }

@@ -66,7 +66,7 @@ impl Quantizer {
         let all = recipe.clone().with_rule(operands);
         let found = run(&float, &all, images, read, progress)?;
         let mut current = QuantizedModel::from_float(float.clone())?;
-        Named::by(images).give(&mut current);
+        Named::by(images, &float.source.dialect).give(&mut current);
         Ok(Quantizer {
             current,
             float,
@@ -148,7 +148,7 @@ impl Quantizer {
         }
         let mut model = run(&self.float, recipe, images, read, progress)?.model;
         model.provenance.calibration = Some(self.record.clone());
-        Named::by(images).give(&mut model);
+        Named::by(images, &self.float.source.dialect).give(&mut model);
         Ok(model)
     }
 

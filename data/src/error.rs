@@ -54,8 +54,12 @@ pub enum DataError {
         /// The layouts that were looked for, and the content that was found instead.
         problem: String,
     },
-    /// The data set has the other split but not the requested one.
-    #[error("{}: split `{split}` is missing; looked for {looked_for}; the data set has `{found}`", path.display())]
+    /// The data set has other splits but not the requested one.
+    #[error(
+        "{}: split `{split}` is missing; looked for {looked_for}; the data set has {}",
+        path.display(),
+        if found.is_empty() { "no folder".to_owned() } else { format!("`{}`", found.join("`, `")) }
+    )]
     MissingSplit {
         /// The data set's folder.
         path: PathBuf,
@@ -63,8 +67,8 @@ pub enum DataError {
         split: Split,
         /// The files and folders that would have held it.
         looked_for: String,
-        /// The split that the data set has.
-        found: Split,
+        /// The splits that the data set has, or its folders.
+        found: Vec<String>,
     },
     /// A list or map file is malformed.
     #[error("{}, line {line}: {problem}", path.display())]

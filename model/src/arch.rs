@@ -16,9 +16,10 @@ mod stage;
 mod task;
 mod window;
 
+pub(crate) use check::MAX_WINDOW;
 pub use grid::Grid;
 pub use stage::Stage;
-pub use task::{StageOutput, Task};
+pub use task::{Problem, Scores, StageOutput, Task};
 pub use window::WindowPolicy;
 
 /// Version of the Swin Transformer.
@@ -108,6 +109,9 @@ pub struct SwinConfig {
     /// Number of classes; 0 for a backbone.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub num_classes: usize,
+    /// What the logits of a classifier say. Files state it only where an image is not of one class.
+    #[serde(default, skip_serializing_if = "Problem::is_single_label")]
+    pub problem: Problem,
     /// Channels of the first stage; each later stage doubles them.
     pub embed_dim: usize,
     /// Blocks per stage.
@@ -327,6 +331,7 @@ impl Default for SwinConfig {
             task: Task::Classification,
             outputs: Vec::new(),
             num_classes: 1000,
+            problem: Problem::default(),
             embed_dim: 96,
             depths: vec![2, 2, 6, 2],
             num_heads: vec![3, 6, 12, 24],

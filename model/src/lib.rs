@@ -24,7 +24,7 @@ pub mod yaml;
 
 pub use swinq_numerics::Size;
 
-pub use arch::{Grid, Stage, StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
+pub use arch::{Grid, Problem, Scores, Stage, StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
 pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, Resize, Transform};
 pub use checkpoint::{
     Dialect, Documents, ElementType, InMemory, LoadOptions, Loaded, TensorView, ft_key, ft_site,

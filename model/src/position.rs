@@ -85,16 +85,18 @@ impl<'a> AttentionParameters<'a> {
 /// In a window of one token `c` and the result are 0.
 pub fn relative_coordinates(config: &SwinConfig, stage: &Stage) -> Vec<[f64; 2]> {
     let scaled = |side: usize| -> Vec<f64> {
-        let divisor = (config.pretrained_window(stage.index).unwrap_or(side) - 1).max(1) as f64;
+        let window = config.pretrained_window(stage.index).unwrap_or(side);
         let reach = side as i64 - 1;
-        let scaled = |c: i64| {
-            let t = 8.0 * c as f64 / divisor;
-            libm::copysign(libm::log2(t.abs() + 1.0) / 3.0, t)
-        };
-        (-reach..=reach).map(scaled).collect()
+        (-reach..=reach).map(|distance| scaled_distance(distance, window)).collect()
     };
     let (rows, columns) = (scaled(stage.window.height), scaled(stage.window.width));
     rows.iter().flat_map(|&y| columns.iter().map(move |&x| [y, x])).collect()
+}
+
+/// The distance `c` of [`relative_coordinates`] on the logarithmic scale of the window `w`.
+pub(crate) fn scaled_distance(c: i64, w: usize) -> f64 {
+    let t = 8.0 * c as f64 / (w - 1).max(1) as f64;
+    libm::copysign(libm::log2(t.abs() + 1.0) / 3.0, t)
 }
 
 /// The table of biases, `[coordinates, heads]`, of the MLP with these weights and biases.

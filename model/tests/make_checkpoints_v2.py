@@ -32,12 +32,13 @@ def joined(state):
     return out
 
 
-def microsoft_buffers(state):
-    """The buffers that Microsoft's checkpoints hold; only the shape of the coordinates is read."""
+def microsoft_buffers(model):
+    """The buffers that Microsoft's checkpoints hold; of their values only the coordinates are read."""
     buffers = {}
-    for block in (k.removesuffix("logit_scale") for k in state if k.endswith("logit_scale")):
-        buffers[f"{block}relative_position_index"] = torch.zeros(9, 9, dtype=torch.int64)
-        buffers[f"{block}relative_coords_table"] = torch.zeros(1, 5, 5, 2)
+    for name, value in model.named_buffers():
+        if name.endswith("relative_coords_table"):
+            buffers[name.replace("coords_table", "position_index")] = torch.zeros(9, 9, dtype=torch.int64)
+            buffers[name] = value.view(1, 5, 5, 2).clone()
     buffers["layers.0.blocks.1.attn_mask"] = torch.zeros(4, 9, 9)
     return buffers
 
@@ -77,7 +78,7 @@ def main():
     timm_state = {k: v.clone() for k, v in model.state_dict().items()}
     state = to_microsoft(timm_state)
     save_file(joined(state), OUT / "expected.safetensors")
-    torch.save({"model": {**state, **microsoft_buffers(state)}}, OUT / "ms.pth")
+    torch.save({"model": {**state, **microsoft_buffers(model)}}, OUT / "ms.pth")
 
     mean, std = [0.5, 0.4, 0.3], [0.2, 0.25, 0.3]
     arguments = dict(SHAPE, img_size=IMAGE, depths=DEPTHS)

@@ -119,6 +119,8 @@ pub struct Candidate {
     labels: Option<Vec<String>>,
     /// SHA-256 of the float file that the model was made from.
     source_sha256: String,
+    /// The naming convention of that file.
+    dialect: String,
     /// The model's hash, if the evaluation is divided into shards.
     #[cfg(feature = "float")]
     fingerprint: Option<String>,
@@ -200,7 +202,8 @@ impl Candidate {
         let (transform, config) = (model.transform().clone(), model.config().clone());
         result.architecture = Some(architecture(&config));
         let labels = model.labels().map(<[String]>::to_vec);
-        let source_sha256 = model.as_quantized().provenance.source.sha256.clone();
+        let source = &model.as_quantized().provenance.source;
+        let (source_sha256, dialect) = (source.sha256.clone(), source.dialect.clone());
         Candidate {
             result,
             runner,
@@ -208,6 +211,7 @@ impl Candidate {
             config,
             labels,
             source_sha256,
+            dialect,
             measured: None,
             predicted: None,
             #[cfg(feature = "float")]
@@ -328,6 +332,11 @@ impl Candidate {
     /// The preprocessing of images.
     pub fn transform(&self) -> &Transform {
         &self.transform
+    }
+
+    /// The naming convention of the float file that the model was made from.
+    pub(crate) fn dialect(&self) -> &str {
+        &self.dialect
     }
 
     /// The architecture.

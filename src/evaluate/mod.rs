@@ -156,7 +156,11 @@ pub(crate) fn numbered(candidates: &[Candidate], images: &Images) -> Result<(Ima
         }
     }
     if images.has_labels() {
-        return images.numbered_for(candidates[0].config(), first.map(|(_, labels)| labels));
+        return images.numbered_for(
+            candidates[0].config(),
+            first.map(|(_, labels)| labels),
+            candidates[0].dialect(),
+        );
     }
     if candidates.len() == 1 {
         let problem = format!(

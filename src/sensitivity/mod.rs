@@ -70,7 +70,7 @@ pub fn sensitivity(
     model.check_classifier()?;
     crate::calibration::check_recipe(&model, &options.recipe)?;
     let images = &if images.dataset().is_some_and(Dataset::has_labels) {
-        images.numbered_for(model.config(), model.labels())?.0
+        images.numbered_for(model.config(), model.labels(), model.dialect())?.0
     } else {
         images.clone()
     };

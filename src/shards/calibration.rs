@@ -110,7 +110,7 @@ pub fn calibrate_shard(
     let own = Own {
         images: found.ids.iter().map(|&id| images.name_of(id)).collect(),
         skipped: batches.skipped().to_vec(),
-        named: Named::by(images),
+        named: Named::by(images, &model.source.dialect),
         command,
         float: (shard.index == 1).then(|| store_float(&model, &mut tensors)),
     };

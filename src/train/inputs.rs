@@ -54,8 +54,8 @@ impl Inputs {
             None => (None, Vec::new()),
         };
         let labels = float.labels.as_deref().or(quantized.as_ref().and_then(|model| model.labels.as_deref()));
-        let (train, remark) = train.numbered_for(&float.config, labels)?;
-        let (val, val_remark) = val.numbered_for(&float.config, labels)?;
+        let (train, remark) = train.numbered_for(&float.config, labels, &float.source.dialect)?;
+        let (val, val_remark) = val.numbered_for(&float.config, labels, &float.source.dialect)?;
         warnings.extend(remark.or(val_remark));
         if let Some(model) = quantized.as_ref().filter(|model| is_refined(model)) {
             float.tensors = model.float_tensors();

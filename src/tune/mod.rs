@@ -111,7 +111,7 @@ pub fn tune(
     check(options, images)?;
     model.check_classifier()?;
     crate::calibration::check_recipe(&model, &options.recipe)?;
-    let (images, _) = &images.numbered_for(model.config(), model.labels())?;
+    let (images, _) = &images.numbered_for(model.config(), model.labels(), model.dialect())?;
     let engine = EngineOptions {
         max_batch: options.batch_size.max(DEFAULT_BATCH),
         ..options.engine.clone().resolved()?

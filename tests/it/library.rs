@@ -136,7 +136,7 @@ fn files_images_and_pixels_give_the_same_classes() {
 fn more_classes_than_there_are_is_all_classes() {
     let classes = predict(&engine(1), &files(), 1000).unwrap().remove(0).classes;
     assert_eq!(classes.len(), 10);
-    assert!((classes.iter().map(|class| class.probability).sum::<f64>() - 1.0).abs() < 1e-12);
+    assert!((classes.iter().map(|class| class.score).sum::<f64>() - 1.0).abs() < 1e-12);
 }
 
 #[test]

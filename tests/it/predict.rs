@@ -83,6 +83,67 @@ fn a_bad_image_does_not_stop_the_others() {
 /// A budget that is as large as one image of 32 x 32 pixels, and one that is smaller than any: images wait for each
 /// other, and every one is decoded.
 #[test]
+fn no_logits_are_written_if_no_image_can_be_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let (text, logits) = (folder.path().join("a.jpg"), folder.path().join("logits.safetensors"));
+    std::fs::write(&text, "no image").unwrap();
+    let run = predict(&[&text, "--logits".as_ref(), &logits], "").code(1);
+    assert_eq!(errors(&run).len(), 1);
+    assert!(!logits.exists());
+}
+
+/// The folder of a small model of transformers with this `problem_type`.
+fn with_problem(problem: &str) -> tempfile::TempDir {
+    let (copy, hf) = (tempfile::tempdir().unwrap(), root().join("model/tests/checkpoints/hf"));
+    for name in ["config.json", "preprocessor_config.json", "model.safetensors"] {
+        std::fs::copy(hf.join(name), copy.path().join(name)).unwrap();
+    }
+    let path = copy.path().join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    json["problem_type"] = problem.into();
+    std::fs::write(&path, json.to_string()).unwrap();
+    copy
+}
+
+#[test]
+fn scores_are_those_of_the_problem() {
+    let image = root().join("tests/data/airplane.png");
+    let folder = tempfile::tempdir().unwrap();
+    let logits = folder.path().join("logits.safetensors");
+    let found = |problem: &str| -> (String, Vec<(usize, f64)>) {
+        let model = with_problem(problem);
+        let mut command = swinq(["predict"]);
+        command.arg(model.path()).arg(&image).args(["--json", "--logits"]).arg(&logits);
+        let entries: Value = serde_json::from_str(&stdout(&command.assert().success())).unwrap();
+        let score = |class: &Value| {
+            let score = class.get("probability").or(class.get("value")).unwrap();
+            (class["class"].as_u64().unwrap() as usize, score.as_f64().unwrap())
+        };
+        let scores = entries[0]["scores"].as_str().unwrap().to_owned();
+        (scores, entries[0]["topk"].as_array().unwrap().iter().map(score).collect())
+    };
+    let (kind, classes) = found("multi_label_classification");
+    let bytes = std::fs::read(&logits).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (values, _) = file.tensor("logits").unwrap().data().as_chunks::<4>();
+    let logit = |class: usize| f64::from(f32::from_le_bytes(values[class]));
+    assert!(kind == "sigmoid" && classes.len() == 5);
+    assert!(classes.iter().all(|&(class, p)| (p - 1.0 / (1.0 + (-logit(class)).exp())).abs() < 1e-9));
+    let (kind, classes) = found("regression");
+    assert!(kind == "number" && classes.iter().all(|&(class, value)| value == logit(class)), "{classes:?}");
+    let (kind, classes) = found("single_label_classification");
+    assert!(kind == "softmax" && (classes.iter().map(|(_, p)| p).sum::<f64>() - 1.0).abs() < 1e-9);
+    let model = with_problem("multi_label_classification");
+    let mut command = swinq(["eval", "--no-latency", "--data-path"]);
+    command.arg(sample_data()).arg(model.path());
+    refused(
+        command.assert(),
+        1,
+        &["is a multi-label classifier, for which swinq has no measure of accuracy"],
+    );
+}
+
+#[test]
 fn a_small_memory_for_decoding_is_enough() {
     let files =
         ["airplane.jpg", "airplane.png", "airplane.webp"].map(|name| root().join("tests/data").join(name));

@@ -103,7 +103,8 @@ def timm_and_microsoft_v2(out: Writer, name: str, cfg: str, fields: dict, seed: 
     renamed = microsoft_state(model)
     expected = out.expect(f"{name}/microsoft", lambda x: swinv2(renamed, fields, x), fields["image_size"], seed + 1)
     side = 2 * fields["window_size"] - 1
-    buffers = {"layers.0.blocks.0.attn.relative_coords_table": torch.zeros(1, side, side, 2)}
+    name_of_table = "layers.0.blocks.0.attn.relative_coords_table"
+    buffers = {name_of_table: model.get_buffer(name_of_table).view(1, side, side, 2)}
     torch.save({"model": renamed | buffers}, out.path(f"{name}/microsoft.pth"))
     out.case(f"{name}/microsoft.pth", cfg, expected)
 

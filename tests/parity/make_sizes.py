@@ -101,6 +101,22 @@ def of_mmpretrain(name: str, version: str, window, built: int, sizes, seed=4):
     write(name, installed(fields), seed, dict(opts=opts(version, (built, built), (window, window))), sizes, 3, fresh)
 
 
+def of_pretrained_windows(name: str, seed=6):
+    """A Swin V2 of timm's with windows of an earlier training, which only the values of Microsoft's buffers tell."""
+    side, window = (64, 64), (4, 4)
+    model = timm.create_model(
+        "swinv2_tiny_window8_256", pretrained=False, num_classes=CLASSES, img_size=side, window_size=window,
+        pretrained_window_sizes=[2, 3, 4], **SMALL,
+    )
+    for module in model.modules():
+        if "relative_coords_table" in module._non_persistent_buffers_set:
+            module._non_persistent_buffers_set.remove("relative_coords_table")
+            rows = 2 * module.window_size[0] - 1
+            table = module.relative_coords_table
+            module.relative_coords_table = table.view(1, rows, -1, 2)
+    write(name, model, seed, dict(opts=opts("v2", side, window)), [side])
+
+
 def opts(version: str, built, window) -> dict:
     """The keys of a configuration."""
     section = {"v1": "MODEL.SWIN", "v2": "MODEL.SWINV2"}[version]
@@ -130,6 +146,7 @@ def main():
     of_transformers("hf_v2_rectangle", "v2", 4, (80, 64), sizes=[(80, 64), (64, 112), (70, 90)])
     of_transformers("hf_v2_shrunk", "v2", 8, (64, 80), sizes=[(64, 80), (96, 64)])
     of_transformers("hf_v2_gray", "v2", 4, (64, 72), channels=1)
+    of_pretrained_windows("timm_v2_pretrained_windows")
     for version in ["v1", "v2"]:
         of_torchvision(f"torchvision_{version}", version, (4, 6), (48, 64), [(48, 64), (64, 48), (100, 36)])
         of_mmpretrain(f"mmpretrain_{version}", version, 4, 64, [(64, 64), (80, 100), (68, 76)], seed=5)

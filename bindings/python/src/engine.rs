@@ -329,6 +329,6 @@ impl Picture<'_> {
 }
 
 fn classes(predictions: Vec<Prediction>) -> Vec<Vec<Class>> {
-    let class = |class: swinq::ClassScore| (class.index, class.label, class.probability);
+    let class = |class: swinq::ClassScore| (class.index, class.label, class.score);
     predictions.into_iter().map(|found| found.classes.into_iter().map(class).collect()).collect()
 }

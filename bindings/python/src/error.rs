@@ -83,7 +83,7 @@ fn message(error: &Error) -> String {
 
 /// A message of the program with its options in Python's words.
 pub fn in_python(message: &str) -> String {
-    const WORDS: [(&str, &str); 15] = [
+    const WORDS: [(&str, &str); 16] = [
         ("pass --cfg NAME or --cfg FILE.yaml", "pass cfg=, a name of swinq.shipped_configs() or a YAML file"),
         (
             "State --transform timm or --transform ms to decide",
@@ -97,6 +97,7 @@ pub fn in_python(message: &str) -> String {
         ("--ptq basic", "ptq=\"basic\""),
         ("--cfg", "cfg="),
         ("--dialect", "dialect="),
+        ("--weights", "weights="),
         ("--prefix", "prefix="),
         ("--transform", "preprocessing="),
         ("--labels", "labels="),

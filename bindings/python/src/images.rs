@@ -9,7 +9,7 @@ use swinq::{Batch, Error, RgbImage, Split, Transform};
 
 use crate::buffer::Array;
 use crate::engine::Picture;
-use crate::error::{choice, raise, raise_as};
+use crate::error::{raise, raise_as};
 use crate::model::Model;
 use crate::work;
 
@@ -27,7 +27,8 @@ impl Images {
     /// Opens a data set, and draws a sample of `limit` images.
     #[staticmethod]
     fn open(py: Python<'_>, path: PathBuf, split: &str, limit: Option<usize>, seed: u64) -> PyResult<Images> {
-        let split = choice(py, "split", split, &[("train", Split::Train), ("val", Split::Val)])?;
+        let split: Split =
+            split.parse().map_err(|problem| raise_as(py, "ArgumentError", format!("split: {problem}")))?;
         let images = work::run(py, None, move |_| swinq::Images::open(path, split, limit, seed))?;
         Ok(Images { images: images.map_err(|error| raise(py, &error))? })
     }

@@ -18,11 +18,12 @@ pub struct Model {
     pub model: swinq::Model,
 }
 
-/// How a float model is read: `(cfg, opts, dialect, prefix, transform, labels)`, as the fields of [`OpenOptions`].
+/// How a float model is read: `(cfg, opts, dialect, weights, prefix, transform, labels)`, as the fields of [`OpenOptions`].
 #[derive(FromPyObject)]
 struct Reading(
     Option<String>,
     Vec<(String, String)>,
+    Option<String>,
     Option<String>,
     Option<String>,
     Option<String>,
@@ -37,11 +38,11 @@ type SiteRow = (String, bool, u8, String, String, Option<f32>, Option<f32>);
 
 impl Reading {
     fn options(self, py: Python<'_>) -> PyResult<OpenOptions> {
-        let Reading(cfg, opts, dialect, prefix, transform, labels) = self;
+        let Reading(cfg, opts, dialect, weights, prefix, transform, labels) = self;
         let dialect = dialect.map(|name| name.parse::<Dialect>()).transpose();
         let dialect = dialect.map_err(|error| raise(py, &error.into()))?;
         let transform = transform.map(|name| choice(py, "preprocessing", &name, &FAMILIES)).transpose()?;
-        Ok(OpenOptions { cfg, opts, dialect, prefix, transform, labels, ..OpenOptions::default() })
+        Ok(OpenOptions { cfg, opts, dialect, weights, prefix, transform, labels, ..OpenOptions::default() })
     }
 }
 

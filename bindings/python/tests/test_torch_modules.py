@@ -169,6 +169,52 @@ class Transformers(unittest.TestCase):
         self.assertTrue(model.is_quantized)
 
 
+class Layers(unittest.TestCase):
+    def small(self, **options):
+        return timm.create_model("swin_tiny_patch4_window7_224", depths=(1, 1), num_heads=(3, 6), **options)
+
+    def test_activations_and_epsilons_that_swinq_does_not_compute_are_refused(self):
+        module = self.small()
+        module.layers[1].blocks[0].mlp.act = torch.nn.ReLU()
+        with self.assertRaisesRegex(swinq.ArgumentError, r"layers\.1\.blocks\.0\.mlp\.act` is ReLU"):
+            swinq.open(module)
+        module = torchvision.models.swin_t()
+        module.features[1][0].mlp[1] = torch.nn.SiLU()
+        with self.assertRaisesRegex(swinq.ArgumentError, "is SiLU"):
+            swinq.open(module)
+        module = self.small(norm_layer=lambda dim: torch.nn.LayerNorm(dim, eps=1e-6))
+        with self.assertRaisesRegex(swinq.ArgumentError, "eps=1e-06"):
+            swinq.open(module)
+
+    def test_gelu_by_tanh_is_allowed_and_said(self):
+        module = randomise(self.small())
+        for layer in module.layers:
+            layer.blocks[0].mlp.act = torch.nn.GELU(approximate="tanh")
+        with self.assertWarnsRegex(UserWarning, "GELU by tanh"):
+            model = swinq.open(module)
+        pixels = np.random.default_rng(0).integers(0, 256, (2, *model.input_size, 3), np.uint8)
+        with torch.no_grad():
+            expected = module(torch.from_numpy(normalised(pixels, model))).numpy()
+        error = np.square(model(pixels) - expected).sum() / np.square(expected).sum()
+        self.assertLess(10 * np.log10(error), -60)
+
+    def test_heads_in_a_sequence_are_read_and_others_refused(self):
+        module = torchvision.models.swin_t(num_classes=4)
+        module.head = torch.nn.Sequential(torch.nn.Dropout(0.1), module.head)
+        same_as_torch(self, randomise(module), swinq.open(module))
+        module.head = torch.nn.Identity()
+        with self.assertRaisesRegex(swinq.ArgumentError, "Identity, has no linear layer"):
+            swinq.open(module)
+
+    def test_overrides_apply_to_modules_that_describe_themselves(self):
+        module = self.small(num_classes=3)
+        with self.assertRaisesRegex(swinq.ModelError, "MODEL.NUM_CLASES"):
+            swinq.open(module, opts={"MODEL.NUM_CLASES": 3})
+        with self.assertRaisesRegex(swinq.ModelError, "5"):
+            swinq.open(module, opts={"MODEL.NUM_CLASSES": 5})
+        self.assertIn("3 classes", repr(swinq.open(module, opts={"MODEL.NUM_CLASSES": 3})))
+
+
 class Others(unittest.TestCase):
     def test_modules_that_are_no_swins_are_refused(self):
         for module in [torchvision.models.resnet18(), timm.create_model("vit_tiny_patch16_224"), torch.nn.Linear(2, 2)]:

@@ -33,20 +33,23 @@ pub use numbering::NumberingError;
 pub use open::image_files;
 
 /// A split of a data set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Split {
     /// `train`
     Train,
     /// `val`
     Val,
+    /// The folder or archive of another name, such as `valid` or `test`.
+    Named(String),
 }
 
 impl Split {
     /// The split's name in folders and file names.
-    pub fn as_str(self) -> &'static str {
+    pub fn as_str(&self) -> &str {
         match self {
             Split::Train => "train",
             Split::Val => "val",
+            Split::Named(name) => name,
         }
     }
 }
@@ -59,7 +62,7 @@ impl fmt::Display for Split {
 
 /// The error for a text that is not the name of a split.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not a split; write `train` or `val`")]
+#[error("`{0}` is not a split; write the name of its folder, such as `train`, `val` or `test`")]
 pub struct ParseSplitError(String);
 
 impl FromStr for Split {
@@ -69,7 +72,9 @@ impl FromStr for Split {
         match text {
             "train" => Ok(Split::Train),
             "val" => Ok(Split::Val),
-            other => Err(ParseSplitError(other.to_owned())),
+            "" | "." | ".." => Err(ParseSplitError(text.to_owned())),
+            other if other.contains(['/', '\\', '\0']) => Err(ParseSplitError(text.to_owned())),
+            other => Ok(Split::Named(other.to_owned())),
         }
     }
 }

@@ -89,18 +89,35 @@ fn open_folder(root: &Path, split: Split) -> Result<Dataset, DataError> {
     if inside.is_dir() {
         return open_images(root, &inside, &format!("{split}/"));
     }
-    let others = [Split::Train, Split::Val].into_iter().filter(|&other| other != split);
-    for other in others {
-        if root.join(format!("{other}.zip")).exists() || root.join(other.as_str()).is_dir() {
-            return Err(DataError::MissingSplit {
-                path: root.to_owned(),
-                split,
-                looked_for: format!("{split}.zip with {split}_map.txt, and a folder {split}/"),
-                found: other,
-            });
-        }
+    if let Some(found) = other_splits(root, &split)? {
+        return Err(DataError::MissingSplit {
+            path: root.to_owned(),
+            looked_for: format!("{split}.zip with {split}_map.txt, and a folder {split}/"),
+            split,
+            found,
+        });
     }
     open_images(root, root, "")
+}
+
+/// Names that folders and archives of splits have.
+const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "dev"];
+
+/// The names of the folders and archives of `root`, if they are those of splits: if `train` or `val` is among them, if all folders
+/// have names of splits, or if `split`, which is missing, is neither `train` nor `val`.
+fn other_splits(root: &Path, split: &Split) -> Result<Option<Vec<String>>, DataError> {
+    let folders = folder::entries(root)?.folders;
+    let is_split = |name: &String| SPLITS.contains(&name.to_ascii_lowercase().as_str());
+    let common = [Split::Train, Split::Val];
+    let has = |name: &&Split| root.join(format!("{name}.zip")).exists() || root.join(name.as_str()).is_dir();
+    let other = common.iter().find(has);
+    let splits = other.is_some() || (!folders.is_empty() && folders.iter().all(is_split));
+    if !splits && common.contains(split) {
+        return Ok(None);
+    }
+    let own = other.map(Split::to_string);
+    let others = folders.into_iter().filter(|name| Some(name) != own.as_ref() && is_split(name) == splits);
+    Ok(Some(own.clone().into_iter().chain(others).take(SHOWN).collect()))
 }
 
 /// Opens a folder of class folders or of images. `prefix` is the path from `root` to `folder`.

@@ -153,6 +153,17 @@ fn missing_parts_of_a_layout_are_named() {
     let text = message(open(only_train.path(), Split::Val));
     assert!(text.contains("split `val` is missing") && text.contains("val_map.txt"), "{text}");
     assert!(text.ends_with("the data set has `train`"), "{text}");
+    // Folders of other splits are not taken for classes.
+    let others = folder(&["valid/a/1.png", "test/a/1.png", "test/b/1.png"]);
+    let text = message(open(others.path(), Split::Val));
+    assert!(text.ends_with("the data set has `test`, `valid`"), "{text}");
+    let test: Split = "test".parse().unwrap();
+    assert_eq!(open(others.path(), test.clone()).unwrap().len(), 2);
+    let classes = folder(&["a/1.png", "b/1.png"]);
+    assert!(message(open(classes.path(), test)).ends_with("the data set has `a`, `b`"));
+    for name in ["", "..", "a/b", "a\\b"] {
+        assert!(name.parse::<Split>().unwrap_err().to_string().contains("is not a split"), "{name}");
+    }
     let with_empty_class = folder(&["val/a/1.png"]);
     fs::create_dir(with_empty_class.path().join("val/b")).unwrap();
     let text = message(open(with_empty_class.path(), Split::Val));

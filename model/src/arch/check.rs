@@ -13,7 +13,7 @@ const MAX_DIM: usize = 16384;
 const MAX_DEPTH: usize = 256;
 const MAX_STAGES: usize = 8;
 const MAX_CLASSES: usize = 1 << 20;
-const MAX_WINDOW: usize = 64;
+pub(crate) const MAX_WINDOW: usize = 64;
 /// Most values of one image's residual stream.
 const MAX_STREAM: usize = 1 << 26;
 

@@ -73,7 +73,46 @@ impl StageOutput {
     }
 }
 
+/// What the logits of a classifier say of an image (`problem_type` of transformers).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Problem {
+    /// The image is of one class.
+    #[default]
+    SingleLabel,
+    /// Each class is there or is not.
+    MultiLabel,
+    /// The logits are the numbers that are asked for.
+    Regression,
+}
+
+impl Problem {
+    pub(crate) fn is_single_label(&self) -> bool {
+        *self == Problem::SingleLabel
+    }
+}
+
+/// What becomes of the logits of a classifier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// Probabilities of classes that exclude each other.
+    Softmax,
+    /// A probability for each class.
+    Sigmoid,
+    /// The logits themselves.
+    Number,
+}
+
 impl SwinConfig {
+    /// What becomes of the logits. A single logit, of which softmax would make 1, is that of a class that is there or is not.
+    pub fn scores(&self) -> Scores {
+        match self.problem {
+            Problem::Regression => Scores::Number,
+            Problem::SingleLabel if self.num_classes > 1 => Scores::Softmax,
+            Problem::SingleLabel | Problem::MultiLabel => Scores::Sigmoid,
+        }
+    }
+
     /// Whether the network is a backbone, which computes feature maps.
     pub fn is_backbone(&self) -> bool {
         self.task == Task::Features
@@ -90,7 +129,8 @@ impl SwinConfig {
         self.depths.truncate(stages);
         self.num_heads.truncate(stages);
         self.pretrained_window_sizes.truncate(stages);
-        SwinConfig { task: Task::Features, outputs, num_classes: 0, ..self }
+        let problem = Problem::default();
+        SwinConfig { task: Task::Features, outputs, num_classes: 0, problem, ..self }
     }
 
     /// Checks that classes and outputs are those of the task.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use swinq_numerics::Size;
 
+use super::coordinates::{self, Coordinates};
 use super::dialect::Naming;
 use super::safetensors::stated_document;
 use super::shapes::Shapes;
@@ -36,8 +37,8 @@ pub(super) struct Bare<'a> {
     pub naming: &'a Naming,
     /// Its parameters under Microsoft's names.
     pub tensors: &'a StateDict,
-    /// The windows that its buffers tell, by stage.
-    pub windows: &'a [Option<Size>],
+    /// Its buffers of relative positions.
+    pub coordinates: &'a [Coordinates],
     /// The places of its absolute position embedding, if it has one.
     pub places: Option<Size>,
 }
@@ -106,9 +107,9 @@ impl Bare<'_> {
             let same = |(name, shape): &(String, Vec<usize>)| {
                 self.tensors.get(name).is_some_and(|tensor| tensor.shape == *shape)
             };
-            let stages = config.stages();
-            let windows = stages.iter().zip(self.windows).all(|(s, w)| w.is_none_or(|w| w == s.window));
-            expected.len() == self.tensors.len() && expected.iter().all(same) && windows
+            expected.len() == self.tensors.len()
+                && expected.iter().all(same)
+                && coordinates::fit(config, self.coordinates)
         };
         let unnamed = |cfg: &LoadedConfig| {
             let config = SwinConfig { name: String::new(), ..cfg.config.clone() };
@@ -121,6 +122,7 @@ impl Bare<'_> {
                 continue;
             }
             cfg.config.window_policy = self.naming.dialect.window_policy(cfg.config.version);
+            cfg.config = coordinates::decided(cfg.config, self.coordinates);
             if cfg.config.validate().is_ok()
                 && fits(&cfg.config)
                 && found.iter().all(|known| unnamed(known) != unnamed(&cfg))
@@ -137,7 +139,7 @@ impl Bare<'_> {
                 "holds weights in {} names, but no architecture, and no shipped configuration has their shapes. {}; pass \
                  --cfg FILE.yaml with all of these, or --cfg NAME (names: {}, …)",
                 self.naming.dialect,
-                Shapes::of(self.tensors, self.naming.version).facts(self.windows),
+                Shapes::of(self.tensors, self.naming.version).facts(&coordinates::windows(self.coordinates)),
                 shipped_configs().next().unwrap_or_default()
             )
         } else {

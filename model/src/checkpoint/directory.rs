@@ -4,7 +4,8 @@ use std::path::Path;
 
 use super::json::Json;
 use super::{Description, LoadOptions, hf, timm};
-use crate::arch::Task;
+use crate::arch::{SwinConfig, Task};
+use crate::config::override_config;
 use crate::error::ModelError;
 
 /// The library that wrote a `config.json`.
@@ -52,7 +53,7 @@ pub(super) fn read(
     if let Some(cfg) = &options.cfg {
         return with_cfg(json, cfg, task, backbone);
     }
-    match (task, library(json, task, backbone.is_some())?) {
+    let described = match (task, library(json, task, backbone.is_some())?) {
         (Task::Classification, Library::Transformers) => {
             let preprocessor = processor(hf::PREPROCESSOR)?;
             hf::describe(folder, json, preprocessor.as_ref(), options.any_transform)
@@ -63,7 +64,18 @@ pub(super) fn read(
         }
         (Task::Classification, Library::Timm) => timm::describe(json),
         (Task::Features, Library::Timm) => timm::describe_backbone(json),
+    };
+    with_overrides(described?, &options.opts)
+}
+
+/// `described` with the overrides `opts`. Labels of another number of classes are left out.
+fn with_overrides(described: Description, opts: &[(String, String)]) -> Result<Description, ModelError> {
+    if opts.is_empty() {
+        return Ok(described);
     }
+    let (config, transform) = override_config(&described.config, &described.transform, opts)?;
+    let labels = described.labels.filter(|labels| labels.names.len() == config.num_classes);
+    Ok(Description { config, transform, labels, ..described })
 }
 
 /// The library of `json`, which has what `task` needs. `has_backbone` says that transformers finds a Swin for a backbone in it.
@@ -104,10 +116,11 @@ fn with_cfg(
         return Ok(Description { stages, ..described });
     }
     let classes = cfg.config.num_classes;
-    let labels = match library(json, task, backbone.is_some())? {
-        Library::Transformers => hf::labels(json)?,
-        Library::Timm => timm::labels(json, classes)?,
+    let (labels, problem) = match library(json, task, backbone.is_some())? {
+        Library::Transformers => (hf::labels(json)?, hf::problem(json)?),
+        Library::Timm => (timm::labels(json, classes)?, cfg.config.problem),
     };
+    let config = SwinConfig { problem, ..described.config };
     let labels = labels.filter(|labels| labels.names.len() == classes);
-    Ok(Description { labels, ..described })
+    Ok(Description { config, labels, ..described })
 }

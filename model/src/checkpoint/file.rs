@@ -49,22 +49,26 @@ impl CheckpointFile {
         sha256([self.bytes()])
     }
 
-    /// The file's tensors. The format is detected from the content, not from the file's name.
+    /// The file's tensors, and a remark if it has several state dictionaries; the key `weights` chooses one of a file of
+    /// `torch.save`. The format is detected from the content, not from the file's name.
     ///
     /// # Errors
     /// [`ModelError::File`] with the reason.
-    pub(super) fn tensors(&self) -> Result<RawDict<'_>, ModelError> {
-        let result = if safetensors::is_safetensors(&self.bytes) {
-            safetensors::read(&self.bytes)
-        } else if torch::is_torch(&self.bytes) {
-            torch::read(&self.bytes)
-        } else {
-            Err(self.unknown_format())
+    pub(super) fn tensors(&self, weights: Option<&str>) -> Result<(RawDict<'_>, Option<String>), ModelError> {
+        let result = match weights {
+            _ if torch::is_torch(&self.bytes) => torch::read(&self.bytes, weights),
+            _ if !safetensors::is_safetensors(&self.bytes) => Err(self.unknown_format()),
+            Some(_) => Err(
+                "is a safetensors file, which has no keys above its tensors; leave --weights out, or name \
+                            the beginning of their names with --prefix"
+                    .to_owned(),
+            ),
+            None => safetensors::read(&self.bytes).map(|tensors| (tensors, None)),
         };
-        let tensors = result.map_err(|problem| ModelError::file(&self.path, problem))?;
+        let (tensors, remark) = result.map_err(|problem| ModelError::file(&self.path, problem))?;
         let names = tensors.keys().try_for_each(|name| check_name(name));
         names.map_err(|problem| ModelError::file(&self.path, problem))?;
-        Ok(tensors)
+        Ok((tensors, remark))
     }
 
     fn unknown_format(&self) -> String {

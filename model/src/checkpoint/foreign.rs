@@ -55,6 +55,37 @@ pub(super) fn refuse(tensors: &RawDict<'_>) -> Result<(), ModelError> {
     Ok(())
 }
 
+/// Pretrainings without classes.
+const PRETRAININGS: [Foreign; 3] = [
+    Foreign { marks: &["mask_token", "{*}.mask_token"], what: "by masked images (SimMIM)" },
+    Foreign {
+        marks: &["queue", "queue1", "{*}.queue", "{*}.queue1"],
+        what: "by pairs of images (MoBY, MoCo)",
+    },
+    Foreign {
+        marks: &["head.last_layer.{*}", "{*}.head.last_layer.{*}"],
+        what: "by a teacher without labels (EsViT, DINO)",
+    },
+];
+
+/// Refuses tensors of a network that was not trained to classify.
+///
+/// # Errors
+/// [`ModelError::Tensor`] that says what it was trained for.
+pub(super) fn refuse_pretraining(tensors: &RawDict<'_>) -> Result<(), ModelError> {
+    let names = || tensors.keys().map(String::as_str);
+    let mark = |kind: &Foreign| names().find(|name| kind.marks.iter().any(|mark| follows(mark, name)));
+    let found = PRETRAININGS.iter().find_map(|kind| Some((kind, mark(kind)?)));
+    found.map_or(Ok(()), |(kind, name)| {
+        let problem = format!(
+            "the checkpoint is a pretraining {}, which has no classes; give a fine-tuned classifier, or read its backbone with \
+             --task features",
+            kind.what
+        );
+        Err(ModelError::tensor(name, problem))
+    })
+}
+
 /// Refuses tensors of a ViT or DeiT, whose names resemble those of a Swin.
 fn refuse_vit(tensors: &RawDict<'_>) -> Result<(), ModelError> {
     let token = |key: &&String| {

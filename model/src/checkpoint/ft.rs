@@ -96,7 +96,7 @@ pub fn import_ft_amax(path: &Path, config: &SwinConfig) -> Result<BTreeMap<Site,
         return Err(ModelError::config("MODEL.TYPE", problem));
     }
     let file = CheckpointFile::open(path)?;
-    let raw = file.tensors()?;
+    let raw = file.tensors(None)?.0;
     let is_range = |key: &str| key.ends_with(SUFFIX) && !is_siteless(key);
     if !raw.keys().any(|key| is_range(key)) {
         let problem = format!(

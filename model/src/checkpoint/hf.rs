@@ -2,13 +2,12 @@
 
 use std::path::Path;
 
-use serde_json::Value;
 use swinq_numerics::Size;
 
 use super::dialect::Dialect;
 use super::json::Json;
-use super::{Description, Labels};
-use crate::arch::{StageOutput, SwinConfig, SwinVersion, Task};
+use super::{Description, Labels, processor};
+use crate::arch::{Problem, StageOutput, SwinConfig, SwinVersion, Task};
 use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
@@ -64,7 +63,12 @@ pub(super) fn describe_backbone(
     json: &Json,
     processor: &dyn Fn(&str) -> Result<Option<Json>, ModelError>,
 ) -> Result<Description, ModelError> {
-    let config = SwinConfig { task: Task::Features, num_classes: 0, ..config(folder, json)? };
+    let config = SwinConfig {
+        task: Task::Features,
+        num_classes: 0,
+        problem: Problem::default(),
+        ..config(folder, json)?
+    };
     let nested = processor(PROCESSOR)?.map_or(Ok(None), |json| json.object("image_processor"))?;
     let preprocessor = match nested {
         Some(nested) => Some(nested),
@@ -73,9 +77,8 @@ pub(super) fn describe_backbone(
     let default = default_transform(&config);
     let transform = match preprocessor {
         Some(preprocessor) => {
-            let (mean, std) = statistics(&preprocessor, config.in_chans)?;
-            let filter = preprocessor.filter("resample")?.unwrap_or(default.filter);
-            Transform { mean, std, filter, ..default }
+            let (mean, std) = processor::statistics(&preprocessor, config.in_chans)?;
+            Transform { mean, std, filter: processor::filter(&preprocessor)?, ..default }
         }
         None => default,
     };
@@ -110,7 +113,7 @@ pub(super) fn stages(json: &Json) -> Result<Option<Vec<usize>>, ModelError> {
 
 /// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`
 /// and `Swinv2Config`, which are equal. With `any_transform`, the caller replaces the transform, so that the `preprocessor`
-/// that states it may be absent.
+/// that states it is not read and may be absent.
 pub(super) fn describe(
     folder: &Path,
     json: &Json,
@@ -119,8 +122,8 @@ pub(super) fn describe(
 ) -> Result<Description, ModelError> {
     let config = config(folder, json)?;
     let transform = match preprocessor {
-        Some(preprocessor) => transform(preprocessor, &config)?,
-        None if any_transform => default_transform(&config),
+        _ if any_transform => default_transform(&config),
+        Some(preprocessor) => processor::transform(preprocessor, &config)?,
         None => return Err(missing_preprocessor(folder)),
     };
     Ok(Description { config, transform, labels: labels(json)?, stages: None })
@@ -147,6 +150,7 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         task: Task::Classification,
         outputs: Vec::new(),
         num_classes: classes(json)?,
+        problem: problem(json)?,
         embed_dim: json.side("embed_dim")?.unwrap_or(default.embed_dim),
         depths: json.sizes("depths")?.unwrap_or(default.depths),
         num_heads: json.sizes("num_heads")?.unwrap_or(default.num_heads),
@@ -188,6 +192,18 @@ fn classes(json: &Json) -> Result<usize, ModelError> {
     }
 }
 
+/// What the logits say, from `problem_type`.
+pub(super) fn problem(json: &Json) -> Result<Problem, ModelError> {
+    match json.text("problem_type")?.as_deref() {
+        None | Some("single_label_classification") => Ok(Problem::SingleLabel),
+        Some("multi_label_classification") => Ok(Problem::MultiLabel),
+        Some("regression") => Ok(Problem::Regression),
+        Some(other) => {
+            Err(json.error("problem_type", format!("`{other}` is none of transformers' problems")))
+        }
+    }
+}
+
 /// Class names by index from `id2label`; `None` if they are absent or transformers' placeholders `LABEL_0`, ….
 pub(super) fn labels(json: &Json) -> Result<Option<Labels>, ModelError> {
     let Some(table) = json.object("id2label")? else { return Ok(None) };
@@ -200,7 +216,7 @@ pub(super) fn labels(json: &Json) -> Result<Option<Labels>, ModelError> {
     Ok((!generic).then(|| Labels::own(labels)))
 }
 
-/// The transform of transformers' image processor for Swin if no field is set.
+/// The transform of the Swins that are published in transformers.
 fn default_transform(config: &SwinConfig) -> Transform {
     let (mean, std) = common_statistics(config.in_chans);
     Transform {
@@ -214,71 +230,7 @@ fn default_transform(config: &SwinConfig) -> Transform {
 }
 
 fn missing_preprocessor(folder: &Path) -> ModelError {
-    let problem = "is missing, so the preprocessing is unknown; add it, or pass --transform hf for transformers' \
-                   default, or --cfg NAME or --cfg FILE.yaml";
+    let problem = "is missing, so the preprocessing is unknown; add it, or pass --transform hf for that of the published \
+                   Swins (bicubic, mean and deviation of ImageNet), or --cfg NAME or --cfg FILE.yaml";
     ModelError::file(folder.join(PREPROCESSOR), problem)
-}
-
-fn transform(json: &Json, config: &SwinConfig) -> Result<Transform, ModelError> {
-    let (size, channels) = (config.image_size, config.in_chans);
-    let crop = json.bool("do_center_crop")?.unwrap_or(false);
-    if !json.bool("do_resize")?.unwrap_or(true) {
-        return Err(
-            json.error("do_resize", "false is not supported, because images would keep their own sizes")
-        );
-    }
-    let (mean, std) = statistics(json, channels)?;
-    Ok(Transform {
-        family: "hf".to_owned(),
-        size,
-        resize: resize(json, size, crop)?,
-        filter: json.filter("resample")?.unwrap_or(Filter::Bicubic),
-        mean,
-        std,
-    })
-}
-
-/// Mean and deviation of each of `channels` channels, of pixels in 0..1.
-fn statistics(json: &Json, channels: usize) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
-    let rescaled = json.bool("do_rescale")?.unwrap_or(true);
-    let factor = json.float("rescale_factor")?.unwrap_or(1.0 / 255.0);
-    if !rescaled || (factor * 255.0 - 1.0).abs() > 1e-6 {
-        return Err(json.error("rescale_factor", "only pixels rescaled by 1/255 are supported"));
-    }
-    if !json.bool("do_normalize")?.unwrap_or(true) {
-        return Ok((vec![0.0; channels], vec![1.0; channels]));
-    }
-    let (mean, std) = common_statistics(channels);
-    let mean = json.means("image_mean", channels)?.unwrap_or(mean);
-    Ok((mean, json.deviations("image_std", channels)?.unwrap_or(std)))
-}
-
-/// The resize that `size` describes: a side or `{height, width}` resizes both sides; `{shortest_edge}` resizes in
-/// proportion and needs a crop. Images must get the size `wanted`.
-fn resize(json: &Json, wanted: Size, crop: bool) -> Result<Resize, ModelError> {
-    let sides = |field: &str| match json.get(field) {
-        Some(Value::Object(_)) => {
-            let size = json.object(field)?.expect("the field holds an object");
-            match (size.side("shortest_edge")?, size.side("height")?, size.side("width")?) {
-                (Some(edge), None, None) => Ok((true, Size::square(edge))),
-                (None, Some(height), Some(width)) => Ok((false, Size::new(height, width))),
-                _ => Err(json.error(field, "is neither a shortest_edge nor a height and a width")),
-            }
-        }
-        _ => json.size(field)?.map(|size| (false, size)).ok_or_else(|| json.error(field, "is missing")),
-    };
-    let (in_proportion, resized) = sides("size")?;
-    let result = if crop { sides("crop_size")?.1 } else { resized };
-    if result != wanted && (crop || !in_proportion) {
-        let problem = format!("gives images of {result} pixels, but config.json has image_size {wanted}");
-        return Err(json.error("size", problem));
-    }
-    match (in_proportion, crop) {
-        (true, true) => Ok(Resize::ShorterSide(resized.height)),
-        (true, false) => {
-            Err(json.error("size", "a shortest_edge without do_center_crop gives images of different sizes"))
-        }
-        (false, _) if resized == wanted => Ok(Resize::Direct),
-        (false, _) => Err(json.error("size", "a direct resize followed by a crop is not supported")),
-    }
 }

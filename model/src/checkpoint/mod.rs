@@ -3,6 +3,7 @@
 //! Pickles are read as plain data; nothing in a checkpoint is executed.
 
 mod backbone;
+mod coordinates;
 mod describe;
 mod dialect;
 mod directory;
@@ -15,6 +16,7 @@ mod memory;
 mod network;
 mod parameters;
 mod pickle;
+mod processor;
 mod random;
 mod raw;
 mod safetensors;
@@ -59,7 +61,7 @@ pub struct LoadOptions {
     /// the quantized checkpoints that were made from it (in `described_by`, else in the same folder), or by the only shipped
     /// configuration whose parameters have the same shapes.
     pub cfg: Option<LoadedConfig>,
-    /// Overrides of the configuration that is found for a bare file if `cfg` is `None`.
+    /// Overrides of the configuration that is found if `cfg` is `None`: that of a directory, or that of a bare file.
     pub opts: Vec<(String, String)>,
     /// What the network is read as; if `None`, what its description says, else a classifier. The checkpoint of a classifier
     /// may be read as a backbone: its final norm and its head are left out.
@@ -69,6 +71,8 @@ pub struct LoadOptions {
     pub outputs: Option<Vec<usize>>,
     /// Naming convention; detected from the tensor names if `None`.
     pub dialect: Option<Dialect>,
+    /// The key of the state dictionary in a file of `torch.save`. If `None`, it is searched as [`load_float`] says.
+    pub weights: Option<String>,
     /// What the names of the network's tensors begin with, if the file has other tensors too. If `None`, a beginning that all
     /// names have is left out, and a backbone is found among other tensors.
     pub prefix: Option<String>,
@@ -130,8 +134,8 @@ pub struct Loaded {
 /// Loads a float Swin.
 ///
 /// `path` is one of:
-/// - a file of `torch.save`, in either format. The state dictionary is searched under `model`, `state_dict` and
-///   `model_state_dict`, in this order, then at the top level.
+/// - a file of `torch.save`, in either format. The state dictionary is searched under `state_dict_ema` and `model_ema`,
+///   averages of the weights, then under `model`, `state_dict` and `model_state_dict`, in this order, then at the top level.
 /// - a pickle whose state dictionary, searched in the same way, has numpy arrays, such as detectron2's `.pkl`.
 /// - a safetensors file.
 /// - an index of shards in either format, `model.safetensors.index.json` or `pytorch_model.bin.index.json`.
@@ -164,16 +168,16 @@ pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, Mode
 /// # Errors
 /// Those of [`load_float`].
 pub fn load_float_with_remarks(path: &Path, options: &LoadOptions) -> Result<Loaded, ModelError> {
-    if path.is_dir() && options.cfg.is_none() && !options.opts.is_empty() {
-        let problem = "is a folder that describes itself, and overrides need a configuration; give --cfg too";
-        return Err(ModelError::file(path, problem));
-    }
     let (path, described) = if path.is_dir() {
         (weights::in_directory(path)?, Some(directory::describe(path, options)?))
     } else {
         (path.to_owned(), None)
     };
     if is_quantized_file(&path) {
+        if options.weights.is_some() {
+            let problem = "contains one network, without keys above its tensors; leave --weights out";
+            return Err(ModelError::file(&path, problem));
+        }
         if options.cfg.is_none() && !options.opts.is_empty() {
             let problem = "contains its configuration, which overrides do not change; leave --opts out";
             return Err(ModelError::file(&path, problem));
@@ -186,8 +190,11 @@ pub fn load_float_with_remarks(path: &Path, options: &LoadOptions) -> Result<Loa
         return Err(ModelError::file(&path, problem));
     }
     let weights = Weights::open(&path)?;
-    let (tensors, sha256) = (weights.tensors()?, weights.sha256());
-    Stored { path: &path, tensors, sha256, folder: path.parent() }.model(described, options)
+    let ((tensors, remarks), sha256) = (weights.tensors(options.weights.as_deref())?, weights.sha256());
+    let stored = Stored { path: &path, tensors, sha256, folder: path.parent() };
+    let mut loaded = stored.model(described, options)?;
+    loaded.remarks.extend(remarks);
+    Ok(loaded)
 }
 
 /// The tensors of a checkpoint, and where they come from.
@@ -221,8 +228,8 @@ impl Stored<'_> {
         let network = Network::find(path, tensors, task, options.dialect, options.prefix.as_deref())?;
         let naming = &network.naming;
         let mut tensors = parameters::read(&network)?;
-        let (windows, places) = (parameters::stored_windows(&network), parameters::stored_places(&network));
-        let bare = Bare { path, folder, naming, tensors: &tensors, windows: &windows, places };
+        let (coordinates, places) = (coordinates::read(&network)?, parameters::stored_places(&network));
+        let bare = Bare { path, folder, naming, tensors: &tensors, coordinates: &coordinates, places };
         let (description, note) = match described {
             Some(known) => (known, note),
             None => match (bare.describe(task, &options.opts), task) {
@@ -243,8 +250,10 @@ impl Stored<'_> {
             }
         };
         let config = apply_dialect(config, naming)?;
+        let (silent, config) = (config.clone(), coordinates::decided(config, &coordinates));
+        let divided = coordinates::remark(&silent, &config);
         let check = check_tables(&config, &tensors)
-            .and_then(|()| check_stored_windows(&config, &windows))
+            .and_then(|()| coordinates::check(&config, &coordinates))
             .and_then(|()| check_places(&config, places))
             .and_then(|()| check_parameters(&config, &tensors));
         check.map_err(|error| network.with_stored_name(error))?;
@@ -253,8 +262,8 @@ impl Stored<'_> {
         let (labels, labels_from) = labels.map_or((None, None), |labels| (Some(labels.names), labels.from));
         let model = FloatModel { config, transform, labels, labels_from, tensors, source };
         let description_found = note.is_some();
-        let left_out = left_out.into_iter().map(|remark| format!("{}: {remark}", path.display()));
-        let remarks = note.into_iter().chain(network.remarks).chain(left_out).collect();
+        let found = left_out.into_iter().chain(divided).map(|remark| format!("{}: {remark}", path.display()));
+        let remarks = note.into_iter().chain(network.remarks).chain(found).collect();
         Ok(Loaded { model, description_found, remarks })
     }
 }
@@ -335,29 +344,6 @@ fn check_version(config: &SwinConfig, found: SwinVersion) -> Result<(), ModelErr
         found.0, config.name, wanted.0, wanted.1, found.1
     );
     Err(ModelError::config("MODEL.TYPE", problem))
-}
-
-/// Refuses a Swin V2 whose file says that its windows were others than the configuration's: they would run, but give
-/// other results than the model was trained for. Windows of an earlier training may differ, if the configuration names
-/// them.
-fn check_stored_windows(config: &SwinConfig, windows: &[Option<Size>]) -> Result<(), ModelError> {
-    for (stage, &stored) in config.stages().iter().zip(windows) {
-        let Some(stored) = stored else { continue };
-        if stored != stage.window && config.pretrained_window(stage.index).map(Size::square) != Some(stored) {
-            let problem = format!(
-                "the checkpoint has windows of {} in stage {}, but {} at input size {} uses {} there; use the \
-                 WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with, or name its windows in \
-                 PRETRAINED_WINDOW_SIZES",
-                stored.short(),
-                stage.index,
-                config.name,
-                config.image_size.short(),
-                stage.window.short()
-            );
-            return Err(ModelError::config(config.key("WINDOW_SIZE"), problem));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses an absolute position embedding of other places than those of the tokens.

@@ -39,12 +39,15 @@ impl<'a> Network<'a> {
             "" => String::new(),
             attributes => format!("{attributes}."),
         });
-        match task {
+        let (tensors, counters) = without_counters(path, tensors);
+        let mut network = match task {
             Task::Classification => {
-                Network::classifier(path, tensors, dialect, prefix.as_deref().unwrap_or_default())
+                Network::classifier(path, tensors, dialect, prefix.as_deref().unwrap_or_default())?
             }
-            Task::Features => Network::backbone(path, tensors, dialect, prefix.as_deref()),
-        }
+            Task::Features => Network::backbone(path, tensors, dialect, prefix.as_deref())?,
+        };
+        network.remarks.extend(counters);
+        Ok(network)
     }
 
     fn classifier(
@@ -56,6 +59,7 @@ impl<'a> Network<'a> {
         let mut remarks = Vec::new();
         let tensors = under(path, tensors, prefix, &mut remarks)?;
         foreign::refuse(&tensors)?;
+        foreign::refuse_pretraining(&tensors)?;
         let keys: Vec<&str> = tensors.keys().map(String::as_str).collect();
         let mut naming = naming(path, &keys, dialect)?;
         if !naming.root.is_empty() {
@@ -115,6 +119,9 @@ impl<'a> Network<'a> {
         let mut tensors = without(&naming.root, tensors);
         let of_head = tensors.extract_if(.., |name, _| naming.is_of_head(name)).map(|(name, _)| name);
         remark(&of_head.collect::<Vec<_>>(), "of a classifier's final norm and head are left out");
+        let of_masks = tensors.extract_if(.., |name, _| last_component(name) == "mask_token");
+        let of_masks: Vec<String> = of_masks.map(|(name, _)| name).collect();
+        remark(&of_masks, "of a pretraining by masked images are left out");
         Ok(Network { naming, tensors, remarks })
     }
 
@@ -136,6 +143,29 @@ impl<'a> Network<'a> {
             other => other,
         }
     }
+}
+
+/// Last components of the names of numbers that tools keep beside parameters: thop's counts, and that of an average.
+const COUNTERS: [&str; 3] = ["total_ops", "total_params", "n_averaged"];
+
+/// The last component of the name of a tensor.
+fn last_component(name: &str) -> &str {
+    name.rsplit('.').next().unwrap_or(name)
+}
+
+/// `tensors` without counters and without the copies of parameters that mmcv's averaging keeps in buffers, such as
+/// `ema_backbone_norm3_weight`, and a remark that names them.
+fn without_counters<'a>(path: &Path, mut tensors: RawDict<'a>) -> (RawDict<'a>, Option<String>) {
+    let is_counter = |name: &str| COUNTERS.contains(&last_component(name));
+    let is_copy = |name: &str| name.starts_with("ema_") && !name.contains('.');
+    let found = tensors.extract_if(.., |name, _| is_counter(name) || is_copy(name));
+    let found: Vec<String> = found.map(|(name, _)| name).collect();
+    let names: Vec<&str> = found.iter().map(String::as_str).collect();
+    let remark = (!names.is_empty()).then(|| {
+        let (count, names) = (names.len(), name_list(&names));
+        format!("{}: {count} tensors that are no part of the network are left out: {names}", path.display())
+    });
+    (tensors, remark)
 }
 
 /// The tensors whose names begin with `prefix`, without it. A remark counts the others.

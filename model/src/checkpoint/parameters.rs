@@ -35,7 +35,12 @@ pub(super) fn read(network: &Network<'_>) -> Result<StateDict, ModelError> {
             }
         };
         if known {
-            let problem = "is in the checkpoint twice: two of its names are one parameter";
+            let problem = match network.naming.is_of_head(name) {
+                true => {
+                    "the classifier's head has several layers with parameters; swinq runs heads of one linear layer"
+                }
+                false => "is in the checkpoint twice: two of its names are one parameter",
+            };
             return Err(ModelError::tensor(name, problem));
         }
     }
@@ -86,24 +91,6 @@ pub(super) fn stored_places(network: &Network<'_>) -> Option<Size> {
         [1, _, height, width] => Some(Size::new(height, width)),
         _ => None,
     }
-}
-
-/// The window of each stage of a Swin V2, where the file has the buffer `relative_coords_table`
-/// `[1, 2 height - 1, 2 width - 1, 2]`.
-pub(super) fn stored_windows(network: &Network<'_>) -> Vec<Option<Size>> {
-    /// The most stages that are looked at.
-    const STAGES: usize = 8;
-    let mut windows = vec![None; STAGES];
-    let tables = network.tensors.iter().filter(|(name, _)| name.ends_with(".relative_coords_table"));
-    for (name, tensor) in tables {
-        let (ours, _) = network.naming.renamed(name);
-        let stage =
-            ours.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse::<usize>().ok());
-        if let (Some(stage @ 0..STAGES), &[1, rows, columns, 2]) = (stage, tensor.shape()) {
-            windows[stage] = Some(Size::new(rows, columns).map(|side| side.div_ceil(2)));
-        }
-    }
-    windows
 }
 
 /// Query, key and value rows, one under the other.

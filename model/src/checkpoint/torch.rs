@@ -13,8 +13,11 @@ use crate::params::name_list;
 
 /// The magic number of the older format, little-endian.
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
+/// Keys of averaged weights (EMA) of a training, which timm's loader takes before the weights themselves. mmengine's
+/// `ema_state_dict` is none of them: there `state_dict` is the average.
+const AVERAGES: [&str; 2] = ["state_dict_ema", "model_ema"];
 /// Keys that may hold the state dictionary, in order of precedence; the top level comes last.
-const WRAPPERS: [&str; 3] = ["model", "state_dict", "model_state_dict"];
+const WRAPPERS: [&str; 5] = [AVERAGES[0], AVERAGES[1], "model", "state_dict", "model_state_dict"];
 
 /// Whether the bytes start like a file of one of the formats.
 pub(super) fn is_torch(bytes: &[u8]) -> bool {
@@ -25,14 +28,18 @@ fn is_zip(bytes: &[u8]) -> bool {
     bytes.starts_with(b"PK\x03\x04")
 }
 
-/// The tensors of the file's state dictionary, which is searched under the keys of [`WRAPPERS`], then at the top level.
-/// Each is a tensor of torch or an array of numpy, whose values the result borrows.
+/// The tensors of the file's state dictionary, and a remark if it has several. The dictionary is that under the key `weights`,
+/// else it is searched under the keys of [`WRAPPERS`], then at the top level.
+/// Each tensor is one of torch or an array of numpy, whose values the result borrows.
 ///
 /// # Errors
 /// The error is a text that describes the fault of the file.
-pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
+pub(super) fn read<'a>(
+    bytes: &'a [u8],
+    weights: Option<&str>,
+) -> Result<(RawDict<'a>, Option<String>), String> {
     let (pickle, storages) = if is_zip(bytes) { read_zip(bytes)? } else { read_pickles(bytes)? };
-    let dict = state_dict(&pickle)?;
+    let (dict, remark) = state_dict(&pickle, weights)?;
     let mut tensors = RawDict::new();
     let mut elements = 0usize;
     for (name, id) in dict {
@@ -43,7 +50,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
         }
         tensors.insert(name.to_owned(), tensor);
     }
-    Ok(tensors)
+    Ok((tensors, remark))
 }
 
 /// Bytes of each storage, by its name in the pickle.
@@ -70,32 +77,82 @@ fn missing_storage(storage: &StorageRef) -> String {
     damaged("file of torch.save", cause)
 }
 
-fn state_dict<'a>(pickle: &'a Pickle<'_>) -> Result<Vec<(&'a str, Id)>, String> {
-    let no_dict = |id| {
+/// The entries of the state dictionary ([`read`]), and a remark if there are others.
+fn state_dict<'a>(
+    pickle: &'a Pickle<'_>,
+    weights: Option<&str>,
+) -> Result<(Entries<'a>, Option<String>), String> {
+    let top = entries(pickle, pickle.root)?;
+    let dictionaries: Vec<&str> =
+        top.iter().filter(|&&(_, id)| holds_tensors(pickle, id)).map(|&(name, _)| name).collect();
+    let value = |key: &str| top.iter().rev().find(|(name, _)| *name == key).map(|&(_, id)| id);
+    let under = |key: &str, id: Id| {
+        let entries = entries(pickle, id).map_err(|problem| format!("under `{key}` {problem}"))?;
+        Ok((entries, remark(key, &dictionaries)))
+    };
+    if let Some(key) = weights {
+        let id = value(key).ok_or_else(|| format!("has no `{key}`{}", to_choose(&dictionaries)))?;
+        return Ok((under(key, id)?.0, None));
+    }
+    // Training scripts store None for an average that they do not compute.
+    let given = |id: &Id| *pickle.get(*id) != Object::None;
+    if let Some((key, id)) = WRAPPERS.iter().find_map(|key| Some((*key, value(key).filter(given)?))) {
+        return under(key, id);
+    }
+    if top.iter().any(|&(_, id)| is_tensor(pickle, id)) {
+        return Ok((top, None));
+    }
+    let names: Vec<&str> = top.iter().map(|(name, _)| *name).collect();
+    Err(format!(
+        "has no state dictionary under {} or at its top level, which holds: {}{}",
+        WRAPPERS.join(", "),
+        name_list(&names),
+        to_choose(&dictionaries)
+    ))
+}
+
+/// The entries of a dictionary.
+type Entries<'a> = Vec<(&'a str, Id)>;
+
+fn entries<'a>(pickle: &'a Pickle<'_>, id: Id) -> Result<Entries<'a>, String> {
+    let entries = pickle.entries(id).ok_or_else(|| {
         format!(
             "holds {}, not a state dictionary; save one with torch.save({{'model': model.state_dict()}}, file)",
             pickle.kind(id)
         )
-    };
-    let entries = |id| {
-        let entries = pickle.entries(id).ok_or_else(|| no_dict(id))?;
-        entries.iter().try_for_each(|(name, _)| check_name(name)).map(|()| entries)
-    };
-    let top = entries(pickle.root)?;
-    for wrapper in WRAPPERS {
-        if let Some(&(_, id)) = top.iter().rev().find(|(name, _)| *name == wrapper) {
-            return entries(id).map_err(|problem| format!("under `{wrapper}` {problem}"));
+    })?;
+    entries.iter().try_for_each(|(name, _)| check_name(name)).map(|()| entries)
+}
+
+fn is_tensor(pickle: &Pickle<'_>, id: Id) -> bool {
+    matches!(pickle.get(id), Object::Tensor(_) | Object::Array(_))
+}
+
+/// Whether the object is a dictionary of tensors.
+fn holds_tensors(pickle: &Pickle<'_>, id: Id) -> bool {
+    pickle.entries(id).is_some_and(|entries| entries.iter().any(|&(_, id)| is_tensor(pickle, id)))
+}
+
+/// A sentence on the dictionary under `key`, if the file has other dictionaries of tensors.
+fn remark(key: &str, dictionaries: &[&str]) -> Option<String> {
+    let others: Vec<&str> = dictionaries.iter().copied().filter(|name| *name != key).collect();
+    let first = others.first()?;
+    let what =
+        if AVERAGES.contains(&key) { ", the average of the weights, as timm's loader does" } else { "" };
+    Some(format!("reads `{key}`{what}; the file also has {} (--weights {first})", name_list(&others)))
+}
+
+/// The end of a message that asks for one of `dictionaries`.
+fn to_choose(dictionaries: &[&str]) -> String {
+    match dictionaries {
+        [] => String::new(),
+        [first, ..] => {
+            format!(
+                "; its dictionaries of tensors: {}; choose one as in --weights {first}",
+                name_list(dictionaries)
+            )
         }
     }
-    if top.iter().any(|&(_, id)| matches!(pickle.get(id), Object::Tensor(_) | Object::Array(_))) {
-        return Ok(top);
-    }
-    let names: Vec<&str> = top.iter().map(|(name, _)| *name).collect();
-    Err(format!(
-        "has no state dictionary under {} or at its top level, which holds: {}",
-        WRAPPERS.join(", "),
-        name_list(&names)
-    ))
 }
 
 fn read_zip(bytes: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
@@ -107,11 +164,6 @@ fn read_zip(bytes: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
         (Some(root), None) => root,
         _ => return Err("is a zip archive, but not one of torch.save: it has no data.pkl".to_owned()),
     };
-    if entries.contains_key(&format!("{root}/constants.pkl")) {
-        return Err(
-            "is a TorchScript archive; save the model's state_dict() with torch.save instead".to_owned()
-        );
-    }
     if at(&format!("{root}/byteorder")).is_some_and(|order| order != b"little") {
         return Err("was written on a big-endian machine, which is not supported".to_owned());
     }
@@ -128,6 +180,12 @@ fn read_zip(bytes: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
 fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
     let unreadable = |e: zip::result::ZipError| damaged("zip archive", e);
     let mut archive = zip::ZipArchive::new(Cursor::new(bytes)).map_err(unreadable)?;
+    // An archive of TorchScript has compressed entries.
+    if archive.file_names().flatten().any(|name| name.ends_with("/constants.pkl")) {
+        return Err(
+            "is a TorchScript archive; save the model's state_dict() with torch.save instead".to_owned()
+        );
+    }
     let mut entries = HashMap::with_capacity(archive.len());
     for index in 0..archive.len() {
         let entry = archive.by_index_raw(index).map_err(unreadable)?;

@@ -72,30 +72,32 @@ impl Weights {
         sha256(self.0.iter().map(|shard| shard.file.bytes()))
     }
 
-    /// The tensors of all files.
+    /// The tensors of all files, under the key `weights` if it is given, and remarks on other keys.
     ///
     /// # Errors
     /// [`ModelError::File`] with the fault of a file; a shard that lacks a tensor of the index, or has one that the index does
     /// not place in it.
-    pub(super) fn tensors(&self) -> Result<RawDict<'_>, ModelError> {
-        let mut all = RawDict::new();
+    pub(super) fn tensors(&self, weights: Option<&str>) -> Result<(RawDict<'_>, Vec<String>), ModelError> {
+        let (mut all, mut remarks) = (RawDict::new(), Vec::new());
         for shard in &self.0 {
-            all.extend(shard.tensors()?);
+            let (tensors, remark) = shard.tensors(weights)?;
+            all.extend(tensors);
+            remarks.extend(remark.map(|remark| format!("{}: {remark}", shard.file.path.display())));
         }
-        Ok(all)
+        Ok((all, remarks))
     }
 }
 
 impl Shard {
-    fn tensors(&self) -> Result<RawDict<'_>, ModelError> {
-        let tensors = self.file.tensors()?;
-        let Some(listed) = &self.listed else { return Ok(tensors) };
+    fn tensors(&self, weights: Option<&str>) -> Result<(RawDict<'_>, Option<String>), ModelError> {
+        let (tensors, remark) = self.file.tensors(weights)?;
+        let Some(listed) = &self.listed else { return Ok((tensors, remark)) };
         let missing: Vec<&str> =
             listed.iter().filter(|name| !tensors.contains_key(*name)).map(String::as_str).collect();
         let unlisted: Vec<&str> =
             tensors.keys().filter(|name| !listed.contains(*name)).map(String::as_str).collect();
         let problem = match (missing.as_slice(), unlisted.as_slice()) {
-            ([], []) => return Ok(tensors),
+            ([], []) => return Ok((tensors, remark)),
             ([], unlisted) => {
                 format!("has tensors that the index does not place in it: {}", name_list(unlisted))
             }

@@ -128,6 +128,7 @@ pub(crate) fn override_config(
     settings.apply(&stated(config, transform))?;
     settings.apply(opts)?;
     let mut changed = resolve(config.name.clone(), &settings)?;
+    (changed.window_policy, changed.problem) = (config.window_policy, config.problem);
     if config.is_backbone() {
         let outputs = config.outputs.clone();
         changed = SwinConfig { task: Task::Features, outputs, num_classes: 0, ..changed };
@@ -223,6 +224,7 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
         task: Task::Classification,
         outputs: Vec::new(),
         num_classes: size("MODEL.NUM_CLASSES", classes)?,
+        problem: default.problem,
         embed_dim: size(key("EMBED_DIM"), default.embed_dim)?,
         depths: sizes(key("DEPTHS"), default.depths)?,
         num_heads: sizes(key("NUM_HEADS"), default.num_heads)?,

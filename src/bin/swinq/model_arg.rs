@@ -28,6 +28,7 @@ pub fn open_options(args: &FloatArgs) -> anyhow::Result<OpenOptions> {
         cfg: args.cfg.clone(),
         opts: args::pairs(&args.opts)?,
         dialect: args.dialect,
+        weights: args.weights.clone(),
         prefix: args.prefix.clone(),
         task: args.task.map(args::NetworkTask::task),
         outputs: args.outputs.clone().map(|outputs| outputs.into_iter().map(|output| output.0).collect()),

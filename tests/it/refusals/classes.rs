@@ -67,7 +67,53 @@ fn numbers_that_the_model_cannot_confirm_are_remarked() {
     let output = folder.path("q.safetensors");
     let more = ["--split", "val", "--ptq", "basic", "--batches", "1", "-o", output.to_str().unwrap()];
     let text = remark(&NAMES, "calibrate", &more);
-    assert!(text.contains("in sorted order, class 0 is airplane"), "{text}");
+    assert!(text.contains("in sorted order, from class 0 on airplane"), "{text}");
+}
+
+#[test]
+fn numeric_folders_have_the_order_of_the_models_library() {
+    let folder = Folder::new();
+    image_folder(&folder, &["1", "2", "3", "10", "20"]);
+    let data = folder.path("data");
+    let cfg = folder.write(
+        "small.yaml",
+        "DATA: {IMG_SIZE: 24}\nMODEL:\n  NUM_CLASSES: 5\n  SWIN: {EMBED_DIM: 6, DEPTHS: [1, 2], NUM_HEADS: [2, 3], \
+         WINDOW_SIZE: 3, MLP_RATIO: 1.5}\n",
+    );
+    let checkpoints = common::root().join("model/tests/checkpoints");
+    let run = |command: &str, file: &str, more: &[&std::path::Path]| {
+        let mut command = swinq([command]);
+        command.arg(checkpoints.join(file)).arg("--cfg").arg(&cfg).arg("--data-path").arg(&data).args(more);
+        stderr(&command.args(["--transform", "ms"]).assert().success())
+    };
+    let predictions = folder.path("p.csv");
+    let eval = ["--no-latency".as_ref(), "--predictions".as_ref(), predictions.as_path()];
+    // timm compares the numbers, Microsoft the texts.
+    let said = run("eval", "timm/model.safetensors", &eval);
+    assert!(said.contains("as timm sorts them") && said.contains("2 is class 1"), "{said}");
+    assert_eq!((label_of(&folder, "/10/"), label_of(&folder, "/2/")), ("3".into(), "1".into()));
+    let said = run("eval", "ms.pth", &eval);
+    assert!(said.contains("in sorted order: 1 is class 0"), "{said}");
+    assert_eq!((label_of(&folder, "/10/"), label_of(&folder, "/2/")), ("1".into(), "2".into()));
+    // Calibration stores the names in this order.
+    let output = folder.path("q.safetensors");
+    let more = ["--split", "val", "--ptq", "basic", "--batches", "1", "-o", output.to_str().unwrap()];
+    run("calibrate", "timm/model.safetensors", &more.map(AsRef::as_ref));
+    let labels = swinq_model::QuantizedModel::load(&output).unwrap().labels.unwrap();
+    assert_eq!(labels, ["1", "2", "3", "10", "20"]);
+}
+
+#[test]
+fn labels_from_one_are_asked_about() {
+    let folder = Folder::new();
+    image_folder(&folder, &["cat"]);
+    std::fs::copy(folder.path("data/val/cat/1.jpg"), folder.path("a.jpg")).unwrap();
+    std::fs::copy(folder.path("data/val/cat/1.jpg"), folder.path("b.jpg")).unwrap();
+    folder.write("list.txt", "a.jpg\t1\nb.jpg\t10\n");
+    refused(eval(&folder, &NAMES, "list.txt"), 1, &["has 10, from 0 to 9", "do labels start at 1?"]);
+    folder.write("list.txt", "a.jpg\t0\nb.jpg\t10\n");
+    let text = stderr(&eval(&folder, &NAMES, "list.txt").code(1));
+    assert!(!text.contains("start at 1"), "{text}");
 }
 
 #[test]

@@ -26,7 +26,7 @@ class Class:
     index: int
     #: Class name; ``None`` if the model has no names.
     label: str | None
-    #: Softmax of the logits.
+    #: In 0..1: softmax of the logits, or the sigmoid if an image may be of several classes; of a regression, its number.
     probability: float
 
 
@@ -370,6 +370,7 @@ def open(
     cfg: str | None = None,
     opts: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
     dialect: str | None = None,
+    weights: str | None = None,
     prefix: str | None = None,
     labels: PathLike | None = None,
 ) -> Model:
@@ -389,9 +390,12 @@ def open(
             processor only the settings are taken: images are then prepared with Pillow's pixels. The processors of
             transformers 5 resize with torchvision instead, so their own batches differ a little (see the README).
         cfg: configuration of a bare checkpoint or state dictionary: a name of :func:`shipped_configs`, or a YAML file.
-        opts: overrides of keys of the configuration, such as ``{"MODEL.NUM_CLASSES": 10}``.
+        opts: overrides of keys of the configuration, of ``cfg`` or of what the model itself states, such as
+            ``{"MODEL.NUM_CLASSES": 10}``.
         dialect: naming of the tensors: ``microsoft``, ``timm``, ``hf``, ``torchvision``, ``openmmlab``;
             default: detected.
+        weights: key of the weights in a file of ``torch.save`` that has several, such as ``teacher``; default: an average of
+            the weights (``state_dict_ema``, ``model_ema``), else the weights themselves.
         prefix: what the names of the network's tensors begin with, such as ``model.``, if there are other tensors too;
             default: what all names begin with is left out.
         labels: file of class names, one per line.
@@ -404,7 +408,7 @@ def open(
     pairs = opts.items() if isinstance(opts, Mapping) else opts
     overrides = [(key, str(value)) for key, value in pairs]
     family = preprocessing if isinstance(preprocessing, str) else None
-    reading = (cfg, overrides, dialect, prefix, family, None if labels is None else os.fspath(labels))
+    reading = (cfg, overrides, dialect, weights, prefix, family, None if labels is None else os.fspath(labels))
     if is_path(model):
         if preprocessing is not None and family is None:
             raise ArgumentError("preprocessing: of a file it is the name of a family: ms, timm, torchvision, hf")

@@ -16,9 +16,11 @@ import numpy as np
 
 from . import _native
 from ._arrays import is_array, is_tensor, to_numpy
+from ._layers import check_layers, classes_of
 from ._errors import ArgumentError
 
-Reading = tuple[str | None, list[tuple[str, str]], str | None, str | None, str | None, str | None]
+#: ``cfg``, ``opts``, ``dialect``, ``weights``, ``prefix``, the family of the preprocessing, and ``labels`` of ``open``.
+Reading = tuple[str | None, list[tuple[str, str]], str | None, str | None, str | None, str | None, str | None]
 Tensor = tuple[str, str, list[int], np.ndarray]
 
 #: The shipped configuration whose keys a module's attributes replace, and the section of these keys, by version.
@@ -42,11 +44,14 @@ class Description:
 
 def load(model: Any, preprocessing: Any, reading: Reading) -> _native.Model:
     """The model with the parameters and the description of a module or a state dictionary."""
-    cfg, opts, dialect, prefix, family, labels = reading
+    cfg, opts, dialect, weights, prefix, family, labels = reading
+    if weights is not None:
+        raise ArgumentError("weights: chooses among the dictionaries of a file; pass the dictionary itself")
     if isinstance(model, Mapping):
         state, described = model, Description("state dictionary", transform=transform_of(preprocessing))
     else:
         module = unwrapped(model)
+        check_layers(module)
         state, described = module.state_dict(), describe(module, preprocessing)
     if cfg is None and described.cfg is not None:
         cfg, opts = described.cfg, [(key, str(value)) for key, value in described.opts.items()] + opts
@@ -57,7 +62,7 @@ def load(model: Any, preprocessing: Any, reading: Reading) -> _native.Model:
         described.config,
         described.preprocessor,
         transform,
-        (cfg, opts, dialect, prefix, family, labels),
+        (cfg, opts, dialect, None, prefix, family, labels),
     )
 
 
@@ -119,7 +124,7 @@ def timm(module: Any, preprocessing: Any) -> Description:
     arguments = {
         "img_size": side(patches.img_size),
         "patch_size": side(patches.patch_size),
-        "num_classes": module.num_classes,
+        "num_classes": classes_of(module.head),
         "embed_dim": module.embed_dim,
         "depths": [len(layer.blocks) for layer in module.layers],
         "num_heads": [layer.blocks[0].attn.num_heads for layer in module.layers],
@@ -188,7 +193,7 @@ def torchvision(module: Any, preprocessing: Any) -> Description:
         "QKV_BIAS": blocks[0].attn.qkv.bias is not None,
     }
     name = f"torchvision {type(module).__name__}"
-    return in_microsoft_keys(name, version, transform["size"], module.head.out_features, values, transform)
+    return in_microsoft_keys(name, version, transform["size"], classes_of(module.head), values, transform)
 
 
 def microsoft(module: Any, preprocessing: Any) -> Description:
@@ -212,7 +217,7 @@ def microsoft(module: Any, preprocessing: Any) -> Description:
     elif first.attn.scale != (first.dim // first.num_heads) ** -0.5:
         values["QK_SCALE"] = first.attn.scale
     size, transform = side(module.patch_embed.img_size), transform_of(preprocessing)
-    return in_microsoft_keys(f"Microsoft {type(module).__name__}", version, size, module.num_classes, values, transform)
+    return in_microsoft_keys(f"Microsoft {type(module).__name__}", version, size, classes_of(module.head), values, transform)
 
 
 def in_microsoft_keys(

@@ -32,7 +32,7 @@ pub(super) const HUGGING_FACE: Table = Table {
             version: None,
             ours: "",
             theirs: "",
-            rows: &[row("head.{*}", "classifier.{*}")],
+            rows: &[row("head.{*}", "classifier.{b}.{*}").alias(), row("head.{*}", "classifier.{*}")],
         },
         Group {
             place: Place::Trunk,

@@ -2,7 +2,7 @@
 //! detectron2's, Mask2Former, Grounding DINO, BiRefNet), FasterTransformer's calibrated checkpoints, timm before 0.9.
 
 use super::Dialect;
-use super::table::{Group, NO_TRUNK, Place, Reader, SPLIT_BIAS, Table, reader, same};
+use super::table::{Group, NO_TRUNK, Place, Reader, SEQUENTIAL_HEAD, SPLIT_BIAS, Table, reader, same};
 use crate::arch::WindowPolicy;
 
 pub(super) const MICROSOFT: Table = Table {
@@ -12,7 +12,7 @@ pub(super) const MICROSOFT: Table = Table {
     anchor: "patch_embed.proj",
     marks: &["layers.0.downsample.{*}"],
     trunks: NO_TRUNK,
-    groups: &[SPLIT_BIAS],
+    groups: &[SPLIT_BIAS, SEQUENTIAL_HEAD],
     backbone: &[Group {
         place: Place::Trunk,
         version: None,

@@ -31,7 +31,7 @@ pub(super) const OPENMMLAB: Table = Table {
             version: None,
             ours: "",
             theirs: "",
-            rows: &[row("head.{*}", "head.fc.{*}")],
+            rows: &[row("head.{*}", "head.fc.{b}.{*}").alias(), row("head.{*}", "head.fc.{*}")],
         },
         Group {
             place: Place::Trunk,

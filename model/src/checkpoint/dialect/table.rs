@@ -153,5 +153,14 @@ pub(crate) const SPLIT_BIAS: Group = Group {
     rows: &[third(0, "qkv.bias", "q_bias"), third(2, "qkv.bias", "v_bias")],
 };
 
+/// A head that stands in a `Sequential` behind modules without parameters, such as `Dropout`.
+pub(crate) const SEQUENTIAL_HEAD: Group = Group {
+    place: Place::Root,
+    version: None,
+    ours: "",
+    theirs: "",
+    rows: &[row("head.{*}", "head.{b}.{*}").alias()],
+};
+
 /// Networks whose layers stand at the root.
 pub(crate) const NO_TRUNK: &[(SwinVersion, &str)] = &[(SwinVersion::V1, ""), (SwinVersion::V2, "")];

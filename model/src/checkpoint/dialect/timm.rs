@@ -21,6 +21,7 @@ pub(super) const TIMM: Table = Table {
             theirs: "",
             rows: &[
                 row("layers.{s}.downsample.{*}", "layers.{s+1}.downsample.{*}"),
+                row("head.{*}", "head.fc.{b}.{*}").alias(),
                 row("head.{*}", "head.fc.{*}"),
                 row("layers.{s}.downsample.{*}", "layers_{s+1}.downsample.{*}").alias(),
             ],

@@ -1,7 +1,7 @@
 //! torchvision: modules of one sequence, where blocks and merging of patches alternate.
 
 use super::Dialect;
-use super::table::{Group, NO_TRUNK, Place, Table, reader, row, same};
+use super::table::{Group, NO_TRUNK, Place, SEQUENTIAL_HEAD, Table, reader, row, same};
 use crate::arch::WindowPolicy;
 
 pub(super) const TORCHVISION: Table = Table {
@@ -12,6 +12,7 @@ pub(super) const TORCHVISION: Table = Table {
     marks: &[],
     trunks: NO_TRUNK,
     groups: &[
+        SEQUENTIAL_HEAD,
         Group {
             place: Place::Trunk,
             version: None,

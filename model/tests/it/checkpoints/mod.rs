@@ -8,8 +8,10 @@ mod memory;
 mod mmpretrain;
 mod pickles;
 mod prefixes;
+mod processors;
 mod second;
 mod shards;
+mod weights;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -192,6 +194,51 @@ fn settings_of_a_directory_are_applied_or_refused() {
     }
     let replaced = LoadOptions { any_transform: true, ..LoadOptions::default() };
     load_float(copy.path(), &replaced).unwrap();
+}
+
+#[test]
+fn the_problem_of_a_directory_is_kept() {
+    use serde_json::json;
+    use swinq_model::{Problem, Scores};
+    let cases = [
+        (json!(null), Problem::SingleLabel, Scores::Softmax),
+        (json!("single_label_classification"), Problem::SingleLabel, Scores::Softmax),
+        (json!("multi_label_classification"), Problem::MultiLabel, Scores::Sigmoid),
+        (json!("regression"), Problem::Regression, Scores::Number),
+    ];
+    for (value, problem, scores) in cases {
+        let copy = edited("hf", "config.json", |json| json["problem_type"] = value.clone());
+        for cfg in [None, options_with(&[]).cfg] {
+            let model = load_float(copy.path(), &LoadOptions { cfg, ..LoadOptions::default() }).unwrap();
+            assert_eq!((model.config.problem, model.config.scores()), (problem, scores), "{value}");
+            // Files of this program keep it.
+            let own = copy.path().join("own.safetensors");
+            QuantizedModel::from_float(model).unwrap().save(&own).unwrap();
+            assert_eq!(QuantizedModel::load(&own).unwrap().config.problem, problem);
+        }
+    }
+    let copy = edited("hf", "config.json", |json| json["problem_type"] = json!("ranking"));
+    let message = load_float(copy.path(), &LoadOptions::default()).unwrap_err().to_string();
+    assert!(message.contains("problem_type") && message.contains("ranking"), "{message}");
+}
+
+#[test]
+fn overrides_apply_to_directories() {
+    let opts =
+        |value: &str| LoadOptions { opts: pairs(&[("MODEL.NUM_CLASSES", value)]), ..LoadOptions::default() };
+    let hf = edited("hf", "config.json", |json| {
+        json["id2label"] = serde_json::json!({"0": "ant", "1": "bee"});
+    });
+    let message = load_float(hf.path(), &LoadOptions::default()).unwrap_err().to_string();
+    assert!(message.contains("pass --opts MODEL.NUM_CLASSES 5"), "{message}");
+    let model = load_float(hf.path(), &opts("5")).unwrap();
+    assert_eq!((model.config.num_classes, model.labels), (5, None));
+    let whole = load_float(&fixture("timm"), &LoadOptions::default()).unwrap();
+    let same = load_float(&fixture("timm"), &opts("5")).unwrap();
+    assert_eq!((same.config, same.transform, same.labels), (whole.config, whole.transform, whole.labels));
+    let unknown = LoadOptions { opts: pairs(&[("MODEL.NUM_CLASES", "5")]), ..LoadOptions::default() };
+    let message = load_float(&fixture("timm"), &unknown).unwrap_err().to_string();
+    assert!(message.contains("did you mean MODEL.NUM_CLASSES?"), "{message}");
 }
 
 #[test]

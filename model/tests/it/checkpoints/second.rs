@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
     Grid, HostTensor, LoadOptions, LoadedConfig, QuantizedModel, Size, StateDict, SwinVersion, WindowPolicy,
-    import_ft_amax, load_config, load_float, random_model,
+    import_ft_amax, load_config, load_float, load_float_with_remarks, random_model,
 };
 
 use super::{noted, pairs, write};
@@ -153,12 +153,85 @@ fn a_bare_file_tells_its_version_and_what_is_missing() {
     write(&tensors, &path);
     let message = load_float(&path, &bare).unwrap_err().to_string();
     assert!(message.contains("window8_256 and swinv2_tiny_patch4_window16_256"), "{message}");
-    let coordinates = HostTensor::new([1, 31, 31, 2], vec![0.0; 2 * 31 * 31]);
-    tensors.insert("layers.0.blocks.0.attn.relative_coords_table".to_owned(), coordinates);
+    tensors.insert(TABLE.to_owned(), coordinates(16, 16));
     write(&tensors, &path);
     let (model, note) = noted(&path, &bare);
     assert_eq!(model.config.name, name);
     assert!(note.unwrap().contains(name));
+}
+
+const TABLE: &str = "layers.0.blocks.0.attn.relative_coords_table";
+
+/// The buffer of a window of so many tokens whose positions are divided for the window `pretrained`.
+fn coordinates(window: i64, pretrained: i64) -> HostTensor {
+    let scaled = |c: i64| {
+        let t = 8.0 * c as f64 / (pretrained - 1) as f64;
+        (t.signum() * (t.abs() + 1.0).log2() / 3.0) as f32
+    };
+    let side = || 1 - window..window;
+    let values = side().flat_map(|y| side().flat_map(move |x| [scaled(y), scaled(x)])).collect();
+    HostTensor::new([1, side().count(), side().count(), 2], values)
+}
+
+#[test]
+fn values_of_buffers_tell_the_pretrained_window() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pretrained.safetensors");
+    let mut tensors = expected();
+    tensors.insert(TABLE.to_owned(), coordinates(3, 2));
+    write(&tensors, &path);
+    let windows = |value: &str| {
+        let opts = [("MODEL.SWINV2.PRETRAINED_WINDOW_SIZES", value)];
+        let loaded = load_float_with_remarks(&path, &options_with(&opts));
+        loaded.map(|loaded| (loaded.model.config.pretrained_window_sizes, loaded.remarks))
+    };
+    // A configuration without a word, and one with zeros, are completed.
+    for silent in ["[]", "[0, 0]"] {
+        let (windows, remarks) = windows(silent).unwrap();
+        assert_eq!(windows, [2, 0]);
+        assert!(
+            remarks.iter().any(|remark| remark.contains("PRETRAINED_WINDOW_SIZES [2, 0]")),
+            "{remarks:?}"
+        );
+    }
+    let (named, remarks) = windows("[2, 0]").unwrap();
+    assert_eq!((named, remarks.len()), (vec![2, 0], 0));
+    let message = windows("[3, 0]").unwrap_err().to_string();
+    for word in ["pretrained window of 2 in stage 0", "has 3 there", "PRETRAINED_WINDOW_SIZES [0,0]", TABLE] {
+        assert!(message.contains(word), "`{word}` is not in: {message}");
+    }
+    // Other values are of no Swin V2.
+    tensors.insert(TABLE.to_owned(), HostTensor::new([1, 5, 5, 2], vec![0.0; 50]));
+    write(&tensors, &path);
+    let message = windows("[]").unwrap_err().to_string();
+    assert!(message.contains(TABLE) && message.contains("not the relative positions"), "{message}");
+}
+
+#[test]
+fn official_files_of_one_shape_are_told_apart_by_the_pretrained_window() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("swinv2.safetensors");
+    let widened = "swinv2_base_patch4_window12to16_192to256_22kto1k_ft";
+    let plain = "swinv2_base_patch4_window16_256";
+    let opts = pairs(&[("MODEL.SWINV2.DEPTHS", "[1, 1, 1, 1]")]);
+    let mut tensors = random_model(&load_config(widened, &opts).unwrap(), 3).tensors;
+    for (pretrained, divisors) in [(true, [12, 12, 12, 6]), (false, [16, 16, 16, 8])] {
+        for (stage, divisor) in divisors.into_iter().enumerate() {
+            let window = if stage == 3 { 8 } else { 16 };
+            let name = format!("layers.{stage}.blocks.0.attn.relative_coords_table");
+            tensors.insert(name, coordinates(window, divisor));
+        }
+        write(&tensors, &path);
+        let bare = LoadOptions { opts: opts.clone(), ..LoadOptions::default() };
+        let found = load_float(&path, &bare).unwrap().config;
+        assert_eq!(found.pretrained_window_sizes, if pretrained { vec![12, 12, 12, 6] } else { vec![] });
+        let with = |name: &str| {
+            let cfg = Some(load_config(name, &opts).unwrap());
+            load_float(&path, &LoadOptions { cfg, ..LoadOptions::default() })
+        };
+        assert_eq!(with(widened).is_ok(), pretrained);
+        assert_eq!(with(plain).unwrap().config.pretrained_window_sizes, found.pretrained_window_sizes);
+    }
 }
 
 fn loaded() -> FloatModel {

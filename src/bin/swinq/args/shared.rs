@@ -27,6 +27,10 @@ pub struct FloatArgs {
     /// Naming convention of the tensors (default: detected).
     #[arg(long, value_name = "microsoft|timm|hf|torchvision|openmmlab|ft", help_heading = "Model options")]
     pub dialect: Option<Dialect>,
+    /// Key of the weights in a file of torch.save that has several (state_dict, net, teacher); by default the average of
+    /// the weights is taken, if the file has one under state_dict_ema or model_ema.
+    #[arg(long, value_name = "KEY", help_heading = "Model options")]
+    pub weights: Option<String>,
     /// What the names of the network's tensors begin with (model.), if the checkpoint has other tensors too (default:
     /// what all names begin with is left out).
     #[arg(long, value_name = "PREFIX", help_heading = "Model options")]
@@ -90,7 +94,7 @@ pub enum Family {
     Timm,
     /// torchvision: the weights' own resize, center crop.
     Torchvision,
-    /// Hugging Face: direct resize.
+    /// The Swins that Hugging Face publishes: direct bicubic resize, mean and deviation of ImageNet.
     Hf,
 }
 
@@ -111,11 +115,12 @@ impl FloatArgs {
         let given = self.cfg.is_some()
             || !self.opts.is_empty()
             || self.dialect.is_some()
+            || self.weights.is_some()
             || self.prefix.is_some()
             || self.outputs.is_some()
             || self.transform.is_some();
         if given && !any_float {
-            let text = "--cfg, --opts, --dialect, --prefix, --outputs and --transform apply to float checkpoints only, and \
+            let text = "--cfg, --opts, --dialect, --weights, --prefix, --outputs and --transform apply to float checkpoints only, and \
                         every model given is quantized; leave these options out";
             return Err(Usage(text.to_owned()));
         }
@@ -221,7 +226,7 @@ impl CalibrationArgs {
     /// The images of the data set `data` on which ranges are calibrated.
     pub fn images(&self, data: &Path) -> anyhow::Result<Images> {
         let option = "--calibration-split";
-        images_arg::open(data, self.calibration_split, option, Some(self.calibration_images), self.seed)
+        images_arg::open(data, &self.calibration_split, option, Some(self.calibration_images), self.seed)
     }
 }
 

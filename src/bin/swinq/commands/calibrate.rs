@@ -48,9 +48,8 @@ pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
     save(&quantized, ranges, &args.output)
 }
 
-/// Prints the tables of a quantized model, and writes it to `output`, with its histograms beside it.
+/// Prints a line on a quantized model, and writes it to `output`, with its histograms beside it.
 pub fn save(model: &Model, ranges: Option<RangeFile>, output: &Path) -> anyhow::Result<()> {
-    say!("{}", site_table::products(model.as_quantized()));
     say!("{}", site_table::summary(model.as_quantized()));
     model.save(output)?;
     info!("wrote {}", output.display());
@@ -155,7 +154,7 @@ fn settings(
 ) -> anyhow::Result<(Images, CalibrateOptions)> {
     let path = args.data_path.as_deref().context("--data-path is missing")?;
     let wanted = args.batches.saturating_mul(args.batch_size);
-    let images = images_arg::open(path, args.split, "--split", Some(wanted), args.seed)?;
+    let images = images_arg::open(path, &args.split, "--split", Some(wanted), args.seed)?;
     describe(model, &recipe, args, &images, wanted);
     let read =
         ReadOptions { batch_size: args.batch_size, threads: args.threads, skip_corrupt: args.skip_corrupt };
@@ -176,13 +175,6 @@ fn transforms(trials: &[Trial]) -> Vec<String> {
         format!("refined    {transform}: kept in {kept} of {all} layers, mean gain {mean:.1} dB")
     };
     by_transform.into_iter().map(line).collect()
-}
-
-/// The first class name that a calibration on `images` gives a model without names, if sorting decides its number.
-fn first_name<'a>(model: &Model, images: &'a Images) -> Option<&'a str> {
-    let dataset = images.dataset().filter(|data| data.numbered_by_name() && model.labels().is_none())?;
-    let names = dataset.class_names().filter(|names| names.len() == model.config().num_classes)?;
-    names.first().map(String::as_str)
 }
 
 /// Prints the effective settings, so that the user sees the effect of every option.
@@ -212,9 +204,11 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
     if let Some(shard) = args.shard {
         info!("shard      {shard} of these images");
     }
-    if let Some(first) = first_name(model, images) {
+    if let Some(names) = images.names_for(model) {
+        let first: Vec<&str> = names.iter().take(3).map(String::as_str).collect();
         info!(
-            "classes    named by the data set in sorted order, class 0 is {first}; --labels gives other names"
+            "classes    named by the data set in sorted order, from class 0 on {}; --labels gives other names",
+            first.join(", ")
         );
     }
     if args.device != FloatDevice::Cpu {

@@ -54,7 +54,7 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
     let tuning = args.tuning.as_deref().map(read_tuning).transpose()?;
     let training = args.training.as_deref().map(eval::read_training).transpose()?;
     let detailed = args.json.is_some() || files.paths().next().is_some();
-    let images = images_arg::open(&args.data.data_path, args.split, "--split", args.limit, args.seed)?;
+    let images = images_arg::open(&args.data.data_path, &args.split, "--split", args.limit, args.seed)?;
     let mut results = evaluate(args, &images, detailed)?;
     results.commands = vec![shell::join(words)];
     results.training = training;
@@ -69,7 +69,7 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
 
 /// Evaluates on one shard, and writes its part.
 fn one_shard(args: &EvalArgs, shard: Shard, output: &Path, command: String) -> anyhow::Result<()> {
-    let images = images_arg::open(&args.data.data_path, args.split, "--split", args.limit, args.seed)?;
+    let images = images_arg::open(&args.data.data_path, &args.split, "--split", args.limit, args.seed)?;
     let (mut candidates, notes) = candidates(args, true)?;
     info!("shard {shard} of {} of {}", count(images.len()), images.describe());
     let options = EvaluateOptions {

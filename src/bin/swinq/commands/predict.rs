@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::bail;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde_json::json;
+use swinq::model::Scores;
 use swinq::model::atomic::write_atomic;
 use swinq::{ClassScore, Images, Inferred, Logits, Prediction, ReadOptions, infer_images, top_k};
 
@@ -39,7 +40,7 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
         let found = infer_images(&engine, &images, &read, &mut |_, _| interrupt::check())?;
         found.skipped.iter().for_each(|problem| caution!("{problem}"));
         let logits = &found.scores.logits;
-        if let Some(path) = &args.logits {
+        if let Some(path) = args.logits.as_ref().filter(|_| !logits.values.is_empty()) {
             write_logits(path, logits)?;
         }
         let names = found.scores.ids.iter().map(|&id| images.name_of(id));
@@ -78,10 +79,15 @@ fn name(class: &ClassScore) -> String {
 
 /// Prints an entry with `topk` for each classified image, then one with `error` for each input that cannot be classified.
 fn print_json(predictions: &[(String, Prediction)], failed: &[Failed]) -> anyhow::Result<()> {
-    let class = |c: &ClassScore| json!({"class": c.index, "label": c.label, "probability": c.probability});
     let entry = |(image, prediction): &(String, Prediction)| {
+        let (scores, key) = match prediction.scores {
+            Scores::Softmax => ("softmax", "probability"),
+            Scores::Sigmoid => ("sigmoid", "probability"),
+            Scores::Number => ("number", "value"),
+        };
+        let class = |c: &ClassScore| json!({"class": c.index, "label": c.label, key: c.score});
         let classes: Vec<_> = prediction.classes.iter().map(class).collect();
-        json!({"image": image, "topk": classes})
+        json!({"image": image, "scores": scores, "topk": classes})
     };
     let failed = failed.iter().map(|failed| json!({"image": failed.image, "error": failed.error}));
     let entries: Vec<_> = predictions.iter().map(entry).chain(failed).collect();
@@ -95,9 +101,12 @@ fn print_table(predictions: &[(String, Prediction)]) {
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
         for class in &prediction.classes {
-            let percent = format!("{:.2} %", 100.0 * class.probability);
+            let score = match prediction.scores {
+                Scores::Number => format!("{:.4}", class.score),
+                Scores::Softmax | Scores::Sigmoid => format!("{:.2} %", 100.0 * class.score),
+            };
             let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-            table.add_row([right(percent), right(class.index.to_string()), Cell::new(name(class))]);
+            table.add_row([right(score), right(class.index.to_string()), Cell::new(name(class))]);
         }
         say!("{table}");
     }

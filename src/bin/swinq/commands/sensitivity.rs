@@ -22,10 +22,12 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     check_outputs(outputs, inputs.chain([Path::new(&args.subject.calibration.recipe)]))?;
     let model = model_arg::open_float_classifier(&args.subject.model, &args.subject.float)?;
     let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
-    let images = images_arg::open(data, args.subject.split, "--split", Some(args.images), calibration.seed)?;
+    let images = images_arg::open(data, &args.subject.split, "--split", Some(args.images), calibration.seed)?;
     let train = calibration.images(data)?;
     let (images, remark) = match images.dataset() {
-        Some(data) if data.has_labels() => images.numbered_for(model.config(), model.labels())?,
+        Some(data) if data.has_labels() => {
+            images.numbered_for(model.config(), model.labels(), model.dialect())?
+        }
         _ => (images, None),
     };
     remark.iter().for_each(|remark| note!("{remark}"));

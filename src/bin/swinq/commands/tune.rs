@@ -45,9 +45,9 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     check_checkpoint(&args.output)?;
     let model = model_arg::open_float_classifier(&args.subject.model, &args.subject.float)?;
     let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
-    let images = images_arg::open(data, args.subject.split, "--split", args.images, calibration.seed)?;
+    let images = images_arg::open(data, &args.subject.split, "--split", args.images, calibration.seed)?;
     let train = calibration.images(data)?;
-    let (images, remark) = images.numbered_for(model.config(), model.labels())?;
+    let (images, remark) = images.numbered_for(model.config(), model.labels(), model.dialect())?;
     remark.iter().for_each(|remark| note!("{remark}"));
     backend_arg::one_device(&args.backend)?;
     let engines = backend_arg::engines(&args.backend, args.subject.threads, args.batch_size)?;

@@ -1,0 +1,62 @@
+"""Layers of a live module that decide its results and are not among its parameters."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from ._errors import ArgumentError
+
+#: Ends of the names of activations in the MLPs of timm and Microsoft, of torchvision, and of transformers.
+ACTIVATIONS = ("mlp.act", "mlp.1", "intermediate_act_fn", "activation_fn", "act_fn")
+#: Classes of the exact GELU, and of its approximation by tanh.
+EXACT = ("GELU", "GELUActivation")
+BY_TANH = ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation")
+#: The epsilon of every LayerNorm.
+EPSILON = 1e-5
+
+
+def check_layers(module: Any) -> None:
+    """Refuses activations and norms of a live module that swinq does not compute.
+
+    GELU by tanh is allowed, with a warning: it differs from the exact one by less than 5e-4.
+    """
+    approximate = None
+    for name, activation in activations(module):
+        kind = type(activation).__name__
+        if kind in BY_TANH or (kind in EXACT and getattr(activation, "approximate", "none") == "tanh"):
+            approximate = approximate or name
+        elif kind not in EXACT:
+            raise ArgumentError(f"model: the activation `{name}` is {kind}; swinq computes GELU only")
+    for name, norm in norms(module):
+        if type(norm).__name__.endswith("RMSNorm") or norm.eps != EPSILON:
+            raise ArgumentError(
+                f"model: `{name}` is a {type(norm).__name__} with eps={norm.eps}; swinq computes LayerNorm with eps={EPSILON}"
+            )
+    if approximate is not None:
+        text = f"model: the activation `{approximate}` is GELU by tanh; swinq computes the exact GELU, which differs a little"
+        warnings.warn(text, stacklevel=4)
+
+
+def activations(module: Any) -> Iterator[tuple[str, Any]]:
+    """The activations of MLPs, by name."""
+    for name, part in module.named_modules():
+        if name.endswith(ACTIVATIONS) and "cpb_mlp" not in name and "position_bias" not in name:
+            yield name, part
+
+
+def norms(module: Any) -> Iterator[tuple[str, Any]]:
+    """The norms of rows, by name."""
+    for name, part in module.named_modules():
+        if hasattr(part, "normalized_shape") and hasattr(part, "eps"):
+            yield name, part
+
+
+def classes_of(head: Any) -> int:
+    """The number of classes of a head: the outputs of its only linear layer."""
+    linear = [part for part in head.modules() if hasattr(part, "out_features")]
+    if len(linear) == 1:
+        return linear[0].out_features
+    what = "no linear layer" if not linear else f"{len(linear)} linear layers"
+    raise ArgumentError(f"model: its head, a {type(head).__name__}, has {what}; swinq runs classifiers with one")
