@@ -414,3 +414,25 @@ fn a_quiet_run_prints_warnings_only() {
     let said = stderr(&run);
     assert!(said.starts_with("warning: image 1: ") && said.lines().count() == 2, "{said}");
 }
+
+#[test]
+fn bench_times_backbones_at_several_sizes() {
+    let folder = Folder::new();
+    let results = folder.path("bench.json");
+    let words =
+        ["--backend", "cpu", "--size", "65x97,40x100", "--batch-size", "1,2", "--seconds", "0.05", "--json"];
+    swinq(["bench"]).arg(folder.model()).args(words).arg(&results).assert().success();
+    let results: serde_json::Value = serde_json::from_slice(&std::fs::read(results).unwrap()).unwrap();
+    let models = results["models"].as_array().unwrap();
+    assert_eq!(models.len(), 2, "{results}");
+    for (model, size) in models.iter().zip([[65, 97], [40, 100]]) {
+        assert_eq!(model["input_size"], serde_json::json!(size));
+        for batch in ["1", "2"] {
+            assert!(model["latency_ms"][batch]["median"].as_f64().unwrap() > 0.0, "{model}");
+            assert!(model["stream_ips"][batch].as_f64().unwrap() > 0.0, "{model}");
+        }
+    }
+    let refused_by =
+        swinq(["bench"]).arg(folder.model()).args(["--backend", "cuda", "--devices", "0,1"]).assert();
+    refused(refused_by, 1, &["--devices"]);
+}
