@@ -271,4 +271,13 @@ fn a_value_of_an_image_that_is_not_finite_is_named_and_the_engine_goes_on() {
     }
     values[at] = kept;
     assert!(outputs(&engine, Images::new(size, &values[..]), 6) == sound);
+    // Fewer images than the prepared batch has: the others are no longer those of an earlier call.
+    let halves = vec![f16::from_f32(0.5); size.area() * 3];
+    outputs(&engine, Images::new(size, &halves[..]), 1);
+    assert!(
+        outputs(&engine, Images::new(size, &values[..size.area() * 3]), 1)
+            .iter()
+            .zip(&sound)
+            .all(|(one, all)| *one == all[..one.len()])
+    );
 }

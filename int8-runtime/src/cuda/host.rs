@@ -116,8 +116,9 @@ impl Runner {
         }
         let (packed, memory, sizes) = (&self.packed, &self.memory, &self.sizes);
         let before = |index: usize, on: &Stream, pixels: &DeviceSlice| {
-            let HostPart { number, of, .. } = &parts[index];
+            let HostPart { count, number, of, .. } = &parts[index];
             let prepared = sizes.get((size, *number)).expect("the batch is prepared");
+            clear_others(on, pixels, (*count, *number), (bytes.len() / images, form))?;
             embed(&packed.steps, &prepared.launches, memory, on, Images { count: *number, of, pixels, form })
         };
         let pixels = self.pipeline.input().clone();
@@ -159,6 +160,7 @@ impl Runner {
         let (launches, images) = self.prepared((of.geometry.grids().image(), *number));
         let images = Images { form, ..images };
         images.pixels.slice(0, transfer.input.len()).copy_from(on, transfer.input)?;
+        clear_others(on, images.pixels, (*count, *number), (transfer.input.len() / count, form))?;
         run_all(&self.packed.steps, launches, &self.memory, on, images, Some(nvtx))?;
         write(&self.packed, &self.memory, on, Images { count: *count, ..images }, regions)?;
         for (begin, to) in transfer.outputs {
@@ -183,6 +185,20 @@ impl Runner {
             }
         }
     }
+}
+
+/// Fills what lies behind `count` images of `image` bytes with zeros, up to `number` images: values of an earlier call may not be
+/// numbers in this form. All bytes are pixels.
+fn clear_others(
+    on: &Stream,
+    pixels: &DeviceSlice,
+    (count, number): (usize, usize),
+    (image, form): (usize, InputForm),
+) -> Result<(), CudaError> {
+    if form.element == InputType::U8 || number == count {
+        return Ok(());
+    }
+    pixels.slice(count * image, (number - count) * image).fill_zero(on)
 }
 
 /// The bytes of `images`, and their form.
