@@ -4,12 +4,15 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use half::f16;
 use half::slice::HalfBitsSliceExt;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use swinq::data::DataError;
 use swinq::int8_runtime::cuda::StreamType;
-use swinq::int8_runtime::{ImageLayout, Images as Input, OutputLayout, OutputMut, Pixels, RuntimeError};
+use swinq::int8_runtime::{
+    ImageLayout, Images as Input, OutputLayout, OutputMut, OutputValues, Pixels, RuntimeError,
+};
 use swinq::model::Size;
 use swinq::{
     BackendChoice, EngineOptions, Error, Images, Prediction, ReadOptions, RgbImage, decode_image,
@@ -92,8 +95,8 @@ impl Engine {
         Ok(Engine { engine: Arc::new(engine.map_err(|error| raise(py, &error))?) })
     }
 
-    /// Writes outputs of `images` to `outputs`, each a name and an f32 array of the shape `[images, ...]`
-    /// ([`Engine::output_shape`]). `images` are `uint8`, `float32`, or the bits of `float16` as `uint16`; `layout` is `NHWC` or
+    /// Writes outputs of `images` to `outputs`, each a name and an array of the shape `[images, ...]`
+    /// ([`Engine::output_shape`]): `float32`, or the bits of `float16` as `uint16`. `images` are `uint8`, `float32`, or the bits of `float16` as `uint16`; `layout` is `NHWC` or
     /// `NCHW`.
     fn run(
         &self,
@@ -188,14 +191,12 @@ impl Engine {
         py: Python<'_>,
         images: usize,
         input: Input<'_>,
-        outputs: &mut [(String, Output<f32>)],
+        outputs: &mut [(String, Held)],
     ) -> PyResult<()> {
         let (each, values) = (self.images_between_signals(input.size), input.pixels.len() / images.max(1));
         let mut rest: Vec<OutputMut<'_>> = outputs
             .iter_mut()
-            .map(|(name, array)| {
-                OutputMut::new(name, array.as_mut_slice()).in_layout(OutputLayout::ChannelsFirst)
-            })
+            .map(|(name, array)| OutputMut::new(name, array.values()).in_layout(OutputLayout::ChannelsFirst))
             .collect();
         let mut first = 0;
         loop {
@@ -261,16 +262,50 @@ impl Given {
     }
 }
 
+/// The memory of an output.
+enum Held {
+    F32(Output<f32>),
+    /// The bits of f16.
+    F16(Output<u16>),
+}
+
+impl Held {
+    /// The memory `object` of the output `name`, whose type is that of its elements.
+    ///
+    /// # Errors
+    /// The errors of [`Output::of`].
+    fn of(object: &Bound<'_, PyAny>, name: &str, taken: &mut Vec<Range<usize>>) -> PyResult<Held> {
+        match Array::<u16>::of(object, name) {
+            Ok(_) => Output::of(object, name, taken).map(Held::F16),
+            Err(_) => Output::of(object, name, taken).map(Held::F32),
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        match self {
+            Held::F32(output) => output.shape(),
+            Held::F16(output) => output.shape(),
+        }
+    }
+
+    fn values(&mut self) -> OutputValues<'_> {
+        match self {
+            Held::F32(output) => output.as_mut_slice().into(),
+            Held::F16(output) => output.as_mut_slice().reinterpret_cast_mut::<f16>().into(),
+        }
+    }
+}
+
 /// The four extents of an array of images.
 fn four(shape: &[usize]) -> PyResult<[usize; 4]> {
     shape.try_into().map_err(|_| PyValueError::new_err(format!("images: {shape:?} has not four dimensions")))
 }
 
 /// The arrays of outputs of `images` images, whose own memory lies at `taken`.
-fn held(outputs: &[Named<'_>], images: usize, taken: Range<usize>) -> PyResult<Vec<(String, Output<f32>)>> {
+fn held(outputs: &[Named<'_>], images: usize, taken: Range<usize>) -> PyResult<Vec<(String, Held)>> {
     let mut taken = vec![taken];
     let array = |(name, array): &Named<'_>| {
-        let output = Output::of(array, name, &mut taken)?;
+        let output = Held::of(array, name, &mut taken)?;
         if output.shape().first() != Some(&images) {
             let problem = format!("{name}: {:?} is not the shape of {images} images", output.shape());
             return Err(PyValueError::new_err(problem));

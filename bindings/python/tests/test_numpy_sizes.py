@@ -73,6 +73,11 @@ class Sizes(Quantized):
             self.assertEqual(list(found), ["logits"])
             np.testing.assert_array_equal(found["logits"], expected)
         self.assertEqual(engine.run(pixels[:0])["logits"].shape, (0, 10))
+        halves = engine.run(pixels, dtype="float16")["logits"]
+        self.assertEqual(halves.dtype, np.float16)
+        np.testing.assert_array_equal(halves, expected.astype(np.float16))
+        with self.assertRaisesRegex(swinq.ArgumentError, "dtype: 'float64' is neither `float32` nor `float16`"):
+            engine.run(pixels, dtype="float64")
         for names, problem in [
             (["stage1"], "output `stage1`: the network has the outputs logits"),
             (["logits", "logits"], "output `logits`: .*may be asked for once"),

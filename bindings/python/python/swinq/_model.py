@@ -84,7 +84,7 @@ class Engine:
             images: a numpy array or a torch tensor. ``uint8`` are 8-bit pixels (RGB, preprocessed), which the engine
                 normalises; ``float32`` and ``float16`` are values that are normalised already, and finite. A contiguous
                 array in host memory is read in place, and must not be written to during the call; others are copied. A
-                tensor of bfloat16 is converted to ``float32``. Engines on a GPU take ``uint8`` in ``NHWC`` only.
+                tensor of bfloat16 is converted to ``float32``.
             layout: ``NHWC`` for ``[n, height, width, channels]``, or ``NCHW`` for ``[n, channels, height, width]``; ``None``
                 is ``NHWC`` for ``uint8`` and ``NCHW`` for floats.
 
@@ -99,7 +99,12 @@ class Engine:
         return self.run(images, ["logits"], layout=layout)["logits"]
 
     def run(
-        self, images: Any, outputs: Iterable[str] | None = None, *, layout: str | None = None
+        self,
+        images: Any,
+        outputs: Iterable[str] | None = None,
+        *,
+        layout: str | None = None,
+        dtype: str = "float32",
     ) -> dict[str, Any]:
         """Outputs of a batch, by name.
 
@@ -107,22 +112,25 @@ class Engine:
             images: as for :meth:`__call__`.
             outputs: names of outputs, each once; ``None`` is all of :attr:`outputs`.
             layout: as for :meth:`__call__`.
+            dtype: the type of the outputs, ``float32`` or ``float16``, to which values are rounded.
 
         Returns:
             The outputs in the order of ``outputs``, of the kind and on the device of ``images``: ``logits`` is
-            ``float32 [n, classes]``.
+            ``[n, classes]``, a feature map ``[n, channels, height, width]``.
 
         Raises:
-            ArgumentError: for an output that the network does not have or that is asked for twice, and as :meth:`__call__`.
-            EngineError: if the engine fails.
+            ArgumentError: for an output that the network does not have or that is asked for twice, for another ``dtype``, and as
+                :meth:`__call__`.
+            EngineError: if the engine fails, also if ``float16`` cannot hold a value.
         """
+        if dtype not in ("float32", "float16"):
+            raise ArgumentError(f"dtype: {dtype!r} is neither `float32` nor `float16`")
         names = _names(self._outputs if outputs is None else outputs)
         (array, layout), native = input_of(images, self._channels, layout), self._ready()
         number = array.shape[0]
         height, width = array.shape[1:3] if layout == "NHWC" else array.shape[2:]
-        found = [(name, np.empty((number, *native.output_shape(name, height, width)), np.float32)) for name in names]
-        # The buffer protocol of the extension module has no half precision: its bits are passed.
-        native.run(array.view(np.uint16) if array.dtype == np.float16 else array, layout, found)
+        found = [(name, np.empty((number, *native.output_shape(name, height, width)), dtype)) for name in names]
+        native.run(_bits(array), layout, [(name, _bits(values)) for name, values in found])
         if not is_tensor(images):
             return dict(found)
         torch = sys.modules["torch"]
@@ -180,6 +188,11 @@ class Engine:
 
     def __reduce__(self) -> Any:
         raise TypeError("an Engine cannot be copied or pickled; make one of a model that the other process opens")
+
+
+def _bits(array: Any) -> Any:
+    """The array; half precision as its bits, because the buffer protocol of the extension module has none."""
+    return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
 def _names(outputs: Iterable[str]) -> list[str]:
