@@ -6,7 +6,8 @@ use swinq_model::{Problem, Scores, SwinConfig};
 use crate::class_order::ordered_names;
 
 /// `dataset` with its classes numbered as in a model with the architecture `config` and the class names `labels`, whose float
-/// file is named as by `dialect`, and a remark. `None` if its numbers are certainly the model's, or are WordNet's identifiers in sorted order, as everywhere.
+/// file is named as by `dialect`, and a remark. `None` if its numbers are certainly the model's, or are WordNet's identifiers in
+/// sorted order, as everywhere.
 ///
 /// # Errors
 /// The problem, if the data set's classes cannot be the model's.
@@ -114,7 +115,11 @@ fn in_order(dataset: &Dataset, dialect: &str) -> Option<(Dataset, String)> {
     let ordered = ordered_names(dataset, dialect)?;
     let moved = names.iter().zip(&ordered).position(|(name, ordered)| name != ordered);
     let number = moved.or_else(|| ordered.iter().position(|name| !is_wordnet(name)))?;
-    let how = if moved.is_some() { "as timm sorts them, numbers by their values" } else { "in sorted order" };
+    let how = if moved.is_some() {
+        "as timm sorts them (case ignored, numbers by value)"
+    } else {
+        "in sorted order"
+    };
     let numbered = if moved.is_some() { dataset.numbered_by(&ordered).ok()? } else { dataset.clone() };
     let remark = format!(
         "no model given has these class names, which are therefore numbered {how}: {} is class {number}. If the models have \

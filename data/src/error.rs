@@ -58,7 +58,7 @@ pub enum DataError {
     #[error(
         "{}: split `{split}` is missing; looked for {looked_for}; the data set has {}",
         path.display(),
-        if found.is_empty() { "no folder".to_owned() } else { format!("`{}`", found.join("`, `")) }
+        if found.is_empty() { "no splits; leave the split out".to_owned() } else { format!("`{}`", found.join("`, `")) }
     )]
     MissingSplit {
         /// The data set's folder.
@@ -67,7 +67,7 @@ pub enum DataError {
         split: Split,
         /// The files and folders that would have held it.
         looked_for: String,
-        /// The splits that the data set has, or its folders.
+        /// The splits that the data set has, the nearest to the requested one first; none if its folders are classes.
         found: Vec<String>,
     },
     /// A list or map file is malformed.

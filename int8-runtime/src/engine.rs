@@ -12,7 +12,7 @@ use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Size, Swi
 use swinq_numerics::Images;
 use swinq_plan::{Outline, Output, OutputKind};
 
-pub(crate) use self::output::{OutputBytes, OutputElement, OutputForm};
+pub(crate) use self::output::{Finite, OutputBytes, OutputElement, OutputForm};
 pub use self::output::{OutputLayout, OutputMut, OutputShape, OutputValues};
 use crate::backend::Backend;
 use crate::cpu;
@@ -286,14 +286,16 @@ impl Engine {
         }
         let (bytes, forms) = (&mut memory.bytes, &memory.forms);
         let finite = match &self.runner {
-            Runner::Cpu(runner) => runner.infer((count, each), images, bytes, forms)?,
+            Runner::Cpu(runner) => {
+                let finite = runner.infer((count, each), images, bytes, forms)?;
+                Finite { input: finite, outputs: finite }
+            }
             Runner::Cuda(runner) => lock(runner).infer((count, each), images, bytes, forms)?,
         };
-        if finite {
-            return Ok(());
+        if !finite.input {
+            self.check_input(images, count)?;
         }
-        self.check_input(images, count)?;
-        memory.check_finite(self.outputs(), count)
+        if finite.outputs { Ok(()) } else { memory.check_finite(self.outputs(), count) }
     }
 
     /// Prepares for batches of `images` images of `size`, or as many of that size as run at a time. On a GPU this chooses kernels

@@ -163,6 +163,17 @@ pub enum RuntimeError {
         /// The score.
         value: f32,
     },
+    /// A value of an output in f16 that f16 does not hold.
+    #[error(
+        "image {image} of the batch: a value of the output `{name}` is beyond the range of f16, which ends at 65504; ask for the \
+         output in f32"
+    )]
+    OutputOverflow {
+        /// The name of the output.
+        name: String,
+        /// Position in the batch.
+        image: usize,
+    },
     /// A value of a feature map that is not finite.
     #[error(
         "image {image} of the batch: a value of the output `{name}` is {value}; a weight or a scale of this model is damaged \

@@ -80,8 +80,6 @@ fn a_bad_image_does_not_stop_the_others() {
     assert_eq!((names(&none), errors(&none).len()), (Vec::<String>::new(), 1));
 }
 
-/// A budget that is as large as one image of 32 x 32 pixels, and one that is smaller than any: images wait for each
-/// other, and every one is decoded.
 #[test]
 fn no_logits_are_written_if_no_image_can_be_read() {
     let folder = tempfile::tempdir().unwrap();
@@ -143,6 +141,8 @@ fn scores_are_those_of_the_problem() {
     );
 }
 
+/// A budget that is as large as one image of 32 x 32 pixels, and one that is smaller than any: images wait for each
+/// other, and every one is decoded.
 #[test]
 fn a_small_memory_for_decoding_is_enough() {
     let files =

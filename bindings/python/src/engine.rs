@@ -330,6 +330,9 @@ fn counted_from(first: usize, error: RuntimeError) -> RuntimeError {
         RuntimeError::NotFinite { image, class, value } => {
             RuntimeError::NotFinite { image: first + image, class, value }
         }
+        RuntimeError::OutputOverflow { name, image } => {
+            RuntimeError::OutputOverflow { name, image: first + image }
+        }
         RuntimeError::MapNotFinite { name, image, value } => {
             RuntimeError::MapNotFinite { name, image: first + image, value }
         }

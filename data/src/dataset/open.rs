@@ -103,8 +103,9 @@ fn open_folder(root: &Path, split: Split) -> Result<Dataset, DataError> {
 /// Names that folders and archives of splits have.
 const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "dev"];
 
-/// The names of the folders and archives of `root`, if they are those of splits: if `train` or `val` is among them, if all folders
-/// have names of splits, or if `split`, which is missing, is neither `train` nor `val`.
+/// The splits of `root`, if its folders and archives are those of splits: if `train` or `val` is among them, or if all folders have
+/// names of splits. None of them if the folders are classes, but `split`, which is missing, is neither `train` nor `val`. Splits for
+/// validation and tests come before those for training, unless `split` is one of these.
 fn other_splits(root: &Path, split: &Split) -> Result<Option<Vec<String>>, DataError> {
     let folders = folder::entries(root)?.folders;
     let is_split = |name: &String| SPLITS.contains(&name.to_ascii_lowercase().as_str());
@@ -116,8 +117,12 @@ fn other_splits(root: &Path, split: &Split) -> Result<Option<Vec<String>>, DataE
         return Ok(None);
     }
     let own = other.map(Split::to_string);
-    let others = folders.into_iter().filter(|name| Some(name) != own.as_ref() && is_split(name) == splits);
-    Ok(Some(own.clone().into_iter().chain(others).take(SHOWN).collect()))
+    let others = folders.into_iter().filter(|name| Some(name) != own.as_ref() && splits && is_split(name));
+    let mut found: Vec<String> = own.iter().cloned().chain(others).collect();
+    let for_training = |name: &str| name.to_ascii_lowercase().starts_with("train");
+    found.sort_by_key(|name| for_training(name) != for_training(split.as_str()));
+    found.truncate(SHOWN);
+    Ok(Some(found))
 }
 
 /// Opens a folder of class folders or of images. `prefix` is the path from `root` to `folder`.

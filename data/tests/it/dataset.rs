@@ -160,7 +160,10 @@ fn missing_parts_of_a_layout_are_named() {
     let test: Split = "test".parse().unwrap();
     assert_eq!(open(others.path(), test.clone()).unwrap().len(), 2);
     let classes = folder(&["a/1.png", "b/1.png"]);
-    assert!(message(open(classes.path(), test)).ends_with("the data set has `a`, `b`"));
+    assert!(message(open(classes.path(), test)).ends_with("the data set has no splits; leave the split out"));
+    // Images for training are not named before others.
+    let both = folder(&["train/a/1.png", "valid/a/1.png"]);
+    assert!(message(open(both.path(), Split::Val)).ends_with("the data set has `valid`, `train`"));
     for name in ["", "..", "a/b", "a\\b"] {
         assert!(name.parse::<Split>().unwrap_err().to_string().contains("is not a split"), "{name}");
     }

@@ -107,15 +107,17 @@ impl Runner {
         Ok(self.prepared((self.own_size(), count)))
     }
 
-    /// Times each of `runs` forward passes of `images` images of `size`, or as many as run at a time, that are already on the
-    /// GPU, without copies. Feature maps are written in f16, with the channels first.
+    /// Times each of `runs` forward passes of `images` images of `size` that are already on the GPU, without copies. Feature maps
+    /// are written in f16, with the channels first. `None` if fewer images of that size run at a time.
     pub(crate) fn compute_times(
         &mut self,
         images: usize,
         size: Size,
         runs: usize,
-    ) -> Result<Vec<Duration>, RuntimeError> {
-        let images = self.prepare(images, size)?;
+    ) -> Result<Option<Vec<Duration>>, RuntimeError> {
+        if self.prepare(images, size)? < images {
+            return Ok(None);
+        }
         self.reserve_input(images, size, InputForm::PIXELS)?;
         let _range = self.nvtx.map(|nvtx| nvtx.range(&format!("graphs of {images} images")));
         let graph = self.sizes.get((size, images)).expect("the batch is prepared").graph;
@@ -129,7 +131,7 @@ impl Runner {
             |on| write(&self.packed, memory, on, images, &regions),
         )?;
         self.lower_flags()?;
-        Ok(times.into_iter().map(|ms| Duration::from_secs_f64(f64::from(ms) / 1e3)).collect())
+        Ok(Some(times.into_iter().map(|ms| Duration::from_secs_f64(f64::from(ms) / 1e3)).collect()))
     }
 
     /// Times each launch of a forward pass of the `count` images in `pixels`, which have the network's own size, by itself.

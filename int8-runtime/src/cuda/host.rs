@@ -10,8 +10,9 @@ use swinq_numerics::{ImageLayout, Images as Input, Pixels};
 
 use super::engine::{Runner, embed, run_all};
 use super::memory::{ALIGN, Images, Memory, OfSize};
+use super::options::StreamType;
 use super::packed::Packed;
-use crate::engine::{MOST_OUTPUTS, OutputBytes, OutputElement, OutputForm, OutputLayout};
+use crate::engine::{Finite, MOST_OUTPUTS, OutputBytes, OutputElement, OutputForm, OutputLayout};
 use crate::error::RuntimeError;
 use crate::profile::LaunchProfile;
 
@@ -76,15 +77,14 @@ impl From<OutputForm> for DeviceForm {
 impl Runner {
     /// Computes the outputs of the `images` images of `input`; there must be at least one. They run in batches of
     /// `each` images, at most `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for each
-    /// output of the plan in these `forms`, or `None` for one that is not asked for. Returns whether all values that are read and
-    /// written are known to be finite. Copies overlap with computation, except with [`CudaOptions::nvtx`](super::CudaOptions::nvtx).
+    /// output of the plan in these `forms`, or `None` for one that is not asked for. Copies overlap with computation, except with [`CudaOptions::nvtx`](super::CudaOptions::nvtx).
     pub(crate) fn infer(
         &mut self,
         (images, each): (usize, usize),
         input: Input<'_>,
         outputs: &mut OutputBytes<'_>,
         forms: &[OutputForm; MOST_OUTPUTS],
-    ) -> Result<bool, RuntimeError> {
+    ) -> Result<Finite, RuntimeError> {
         let (size, (bytes, form)) = (input.size, bytes_and_form(input));
         let (each, numbers) = self.prepare_parts((images, each), size)?;
         self.reserve_input(numbers.iter().copied().max().unwrap_or(0), size, form)?;
@@ -112,13 +112,13 @@ impl Runner {
         if let Some(nvtx) = self.nvtx {
             let all = parts.iter().zip(transfers);
             all.into_iter().try_for_each(|(part, transfer)| self.infer_marked(nvtx, part, form, transfer))?;
-            return Ok(self.check_flags()? && known);
+            return self.check_flags(&asked, known);
         }
         let (packed, memory, sizes) = (&self.packed, &self.memory, &self.sizes);
         let before = |index: usize, on: &Stream, pixels: &DeviceSlice| {
             let HostPart { count, number, of, .. } = &parts[index];
             let prepared = sizes.get((size, *number)).expect("the batch is prepared");
-            clear_others(on, pixels, (*count, *number), (bytes.len() / images, form))?;
+            clear_others(on, pixels, (*count, *number), bytes.len() / images)?;
             embed(&packed.steps, &prepared.launches, memory, on, Images { count: *number, of, pixels, form })
         };
         let pixels = self.pipeline.input().clone();
@@ -127,23 +127,41 @@ impl Runner {
             write(packed, memory, on, Images { count: *count, of, pixels: &pixels, form }, regions)
         };
         let raised = self.pipeline.run(memory.results(), transfers.into_iter(), before, after)?;
-        Ok(if raised.is_none() { known } else { self.check_flags()? && known })
+        if raised.is_none() {
+            Ok(Finite { input: true, outputs: known })
+        } else {
+            self.check_flags(&asked, known)
+        }
     }
 
-    /// Resets all flags. Returns whether none was set; the flags of the first step and of an output say that the images, or that
-    /// output, hold a value that is not finite.
+    /// Resets all flags, and tells what they say. `known` is whether all outputs that are asked for have a flag.
     ///
     /// # Errors
-    /// [`RuntimeError::StreamOverflow`] if a step has found a value in the f16 stream that is not finite.
-    fn check_flags(&self) -> Result<bool, RuntimeError> {
-        let Some(reader) = self.memory.take_flag(self.pipeline.stream())? else { return Ok(true) };
+    /// [`RuntimeError::StreamOverflow`] if a value in the f16 stream is not finite.
+    fn check_flags(&self, asked: &[Asked], known: bool) -> Result<Finite, RuntimeError> {
         let steps = &self.packed.steps;
-        if reader == 0 || reader >= steps.len() {
-            return Ok(false);
+        let Some(flag) = self.memory.take_flag(self.pipeline.stream())? else {
+            return Ok(Finite { input: true, outputs: known });
+        };
+        // The first step reads the images.
+        if flag == 0 {
+            return Ok(Finite { input: false, outputs: false });
         }
-        let writer = steps[..reader].iter().rev().find(|step| step.output == steps[reader].input);
-        let launch = writer.unwrap_or(&steps[reader]).name.clone();
-        Err(RuntimeError::StreamOverflow { launch })
+        let writer = |tensor, end: usize| steps[..end].iter().rev().find(|step| step.output == tensor);
+        let launch = match flag.checked_sub(steps.len()) {
+            None => writer(steps[flag].input, flag).unwrap_or(&steps[flag]),
+            Some(output) => {
+                // A value of a feature map that is not finite in f32 was not finite in the stream.
+                let in_f32 =
+                    asked.iter().any(|asked| asked.index == output && asked.form.element == OutputType::F32);
+                let stream = self.options.residual == StreamType::F16 && in_f32;
+                match writer(self.packed.outputs[output].source, steps.len()).filter(|_| stream) {
+                    Some(writer) => writer,
+                    None => return Ok(Finite { input: true, outputs: false }),
+                }
+            }
+        };
+        Err(RuntimeError::StreamOverflow { launch: launch.name.clone() })
     }
 
     /// Computes the outputs of a part, launch by launch, with a profiler range around each launch and one around all.
@@ -160,7 +178,7 @@ impl Runner {
         let (launches, images) = self.prepared((of.geometry.grids().image(), *number));
         let images = Images { form, ..images };
         images.pixels.slice(0, transfer.input.len()).copy_from(on, transfer.input)?;
-        clear_others(on, images.pixels, (*count, *number), (transfer.input.len() / count, form))?;
+        clear_others(on, images.pixels, (*count, *number), transfer.input.len() / count)?;
         run_all(&self.packed.steps, launches, &self.memory, on, images, Some(nvtx))?;
         write(&self.packed, &self.memory, on, Images { count: *count, ..images }, regions)?;
         for (begin, to) in transfer.outputs {
@@ -187,17 +205,14 @@ impl Runner {
     }
 }
 
-/// Fills what lies behind `count` images of `image` bytes with zeros, up to `number` images: values of an earlier call may not be
-/// numbers in this form. All bytes are pixels.
+/// Fills what lies behind `count` images of `image` bytes with zeros, up to `number` images. The images of an earlier call may
+/// overflow the stream, and its bytes may not be numbers in the form of this call.
 fn clear_others(
     on: &Stream,
     pixels: &DeviceSlice,
     (count, number): (usize, usize),
-    (image, form): (usize, InputForm),
+    image: usize,
 ) -> Result<(), CudaError> {
-    if form.element == InputType::U8 || number == count {
-        return Ok(());
-    }
     pixels.slice(count * image, (number - count) * image).fill_zero(on)
 }
 

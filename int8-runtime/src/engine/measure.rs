@@ -53,8 +53,8 @@ impl Engine {
         }
     }
 
-    /// On a GPU, the time of each of `runs` forwards of `images` images of `size`, or as many of that size as run at a time,
-    /// without copies: the images are already on the GPU. Feature maps are written in f16, with the channels first. `None` on
+    /// On a GPU, the time of each of `runs` forwards of `images` images of `size`, without copies: the images are already on the
+    /// GPU. Feature maps are written in f16, with the channels first. `None` if fewer images of that size run at a time, and on
     /// the CPU, which makes no copies.
     ///
     /// # Errors
@@ -71,7 +71,7 @@ impl Engine {
         }
         match &self.runner {
             Runner::Cpu(_) => Ok(None),
-            Runner::Cuda(runner) => lock(runner).compute_times(images, size, runs).map(Some),
+            Runner::Cuda(runner) => lock(runner).compute_times(images, size, runs),
         }
     }
 }

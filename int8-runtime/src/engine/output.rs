@@ -2,6 +2,7 @@
 
 use half::f16;
 use swinq_model::Size;
+use swinq_numerics::Pixels;
 use swinq_plan::{Output, OutputKind};
 
 use super::{Engine, MOST_OUTPUTS};
@@ -128,12 +129,9 @@ pub(crate) enum OutputElement {
 impl OutputElement {
     /// The first of the values in `bytes` that is not finite, and its index.
     fn first_not_finite(self, bytes: &[u8]) -> Option<(usize, f32)> {
-        let find = |values: &mut dyn Iterator<Item = f32>| values.enumerate().find(|(_, v)| !v.is_finite());
         match self {
-            OutputElement::F32 => find(&mut bytemuck::cast_slice::<u8, f32>(bytes).iter().copied()),
-            OutputElement::F16 => {
-                find(&mut bytemuck::cast_slice::<u8, f16>(bytes).iter().map(|v| v.to_f32()))
-            }
+            OutputElement::F32 => Pixels::F32(bytemuck::cast_slice(bytes)).first_not_finite(),
+            OutputElement::F16 => Pixels::F16(bytemuck::cast_slice(bytes)).first_not_finite(),
         }
     }
 
@@ -177,6 +175,15 @@ pub enum OutputLayout {
     ChannelsFirst,
 }
 
+/// What is known of the values of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Finite {
+    /// Whether all values of the images are finite.
+    pub(crate) input: bool,
+    /// Whether all values of the outputs are.
+    pub(crate) outputs: bool,
+}
+
 /// Type and order of the values of an output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OutputForm {
@@ -201,6 +208,9 @@ impl OutputMemory<'_> {
             let Some((at, value)) = form.element.first_not_finite(bytes) else { continue };
             let each = bytes.len() / form.element.bytes() / images;
             let image = at / each;
+            if form.element == OutputElement::F16 && value.is_infinite() {
+                return Err(RuntimeError::OutputOverflow { name: output.name.clone(), image });
+            }
             return Err(match output.kind {
                 OutputKind::Logits => RuntimeError::NotFinite { image, class: at % each, value },
                 OutputKind::Stage(_) => {

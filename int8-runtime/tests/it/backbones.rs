@@ -7,7 +7,7 @@ use swinq_calib::quantize;
 use swinq_float::{FakeQuant, Float, Sites, Swin};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, Images, OutputLayout, OutputMut, RuntimeError};
 use swinq_kernels::Cpu;
-use swinq_model::quantized::FloatModel;
+use swinq_model::quantized::{FloatModel, Param};
 use swinq_model::site::all_sites;
 use swinq_model::{
     Batch, Ptq, QuantizedModel, Recipe, Site, Size, StageOutput, SwinConfig, SwinVersion, WindowPolicy,
@@ -186,4 +186,27 @@ fn a_damaged_backbone_is_named() {
         Err(RuntimeError::MapNotFinite { name, image: 0, .. }) => assert_eq!(name, "stage3"),
         other => panic!("{other:?}"),
     }
+}
+
+#[test]
+fn a_value_that_half_precision_does_not_hold_is_an_error_of_the_output() {
+    let mut model = quantized(&random(backbone(), 3), "float");
+    // The second output has no norm.
+    let bias = "layers.1.blocks.1.mlp.fc2.bias";
+    let mut huge = model.params[bias].to_float();
+    huge.data[5] = 7e4;
+    model.params.insert(bias.to_owned(), Param::Float(huge));
+    let (engine, size) = (engine(&model, Cpu::available()[0], 1), Size::new(30, 61));
+    let pixels = pixels(size, 2);
+    let maps = run(&engine, size, &pixels, OutputLayout::Rows);
+    let mut halves = vec![f16::ZERO; maps[1].len()];
+    let images = Images::new(size, &pixels[..]);
+    match engine.run(images, &mut [OutputMut::new("stage2", &mut halves)]).unwrap_err() {
+        RuntimeError::OutputOverflow { name, image } => assert_eq!((&name[..], image), ("stage2", 0)),
+        error => panic!("{error}"),
+    }
+    let mut halves = vec![f16::ZERO; maps[0].len()];
+    engine.run(images, &mut [OutputMut::new("stage1", &mut halves)]).unwrap();
+    let rounded = maps[0].iter().map(|&value| f16::from_f32(value));
+    assert!(rounded.eq(halves.iter().copied()), "the first output");
 }

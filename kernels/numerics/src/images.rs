@@ -60,11 +60,14 @@ impl<'a> Pixels<'a> {
 
     /// The index of the first value that is not finite, and the value.
     pub fn first_not_finite(self) -> Option<(usize, f32)> {
-        let first = |values: &mut dyn Iterator<Item = f32>| values.enumerate().find(|(_, v)| !v.is_finite());
         match self {
             Pixels::U8(_) => None,
-            Pixels::F32(values) => first(&mut values.iter().copied()),
-            Pixels::F16(values) => first(&mut values.iter().map(|value| value.to_f32())),
+            Pixels::F32(values) => {
+                values.iter().position(|value| !value.is_finite()).map(|at| (at, values[at]))
+            }
+            Pixels::F16(values) => {
+                values.iter().position(|value| !value.is_finite()).map(|at| (at, values[at].to_f32()))
+            }
         }
     }
 

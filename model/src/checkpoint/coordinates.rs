@@ -8,6 +8,7 @@ use super::raw::RawTensor;
 use crate::arch::{MAX_WINDOW, SwinConfig};
 use crate::config::without_zeros;
 use crate::error::ModelError;
+use crate::params::MAX_STAGES;
 use crate::position::scaled_distance;
 
 /// The most that a stored value may differ from the formula's, as a part of it: the rounding of bfloat16.
@@ -36,6 +37,7 @@ pub(super) fn read(network: &Network<'_>) -> Result<Vec<Coordinates>, ModelError
     for (name, tensor) in tables {
         let (ours, _) = network.naming.renamed(name);
         let stage = ours.strip_prefix("layers.").and_then(|rest| rest.split('.').next()?.parse().ok());
+        let stage = stage.filter(|&stage| stage < MAX_STAGES);
         if let (Some(stage), &[1, rows, columns, 2]) = (stage, tensor.shape()) {
             let window = Size::new(rows, columns).map(|side| side.div_ceil(2));
             let divisors = divisors(tensor, [rows, columns], window)
@@ -79,7 +81,7 @@ fn divisors(
 pub(super) fn windows(tables: &[Coordinates]) -> Vec<Option<Size>> {
     let stages = tables.iter().map(|table| table.stage + 1).max().unwrap_or(0);
     let of_stage = |stage| tables.iter().find(|table| table.stage == stage).map(|table| table.window);
-    (0..stages.min(crate::params::MAX_STAGES)).map(of_stage).collect()
+    (0..stages).map(of_stage).collect()
 }
 
 /// `config` with the pretrained windows that the buffers state, in stages for which it names none.

@@ -60,7 +60,7 @@ pub(super) fn read(
         }
         (Task::Features, Library::Transformers) => {
             let backbone = backbone.expect("the library was found by it");
-            hf::describe_backbone(folder, &backbone.config, &processor)
+            hf::describe_backbone(folder, &backbone.config, &processor, options.any_transform)
         }
         (Task::Classification, Library::Timm) => timm::describe(json),
         (Task::Features, Library::Timm) => timm::describe_backbone(json),

@@ -57,11 +57,12 @@ pub(super) fn backbone(json: &Json) -> Result<Option<Backbone>, ModelError> {
 }
 
 /// The backbone that `json`, its part of `config.json`, describes. `processor` reads the files that state the preprocessing.
-/// Mean, deviation and filter are taken from it, the size is not.
+/// Mean, deviation and filter are taken from it, the size is not. With `any_transform`, the caller replaces the transform.
 pub(super) fn describe_backbone(
     folder: &Path,
     json: &Json,
     processor: &dyn Fn(&str) -> Result<Option<Json>, ModelError>,
+    any_transform: bool,
 ) -> Result<Description, ModelError> {
     let config = SwinConfig {
         task: Task::Features,
@@ -76,11 +77,11 @@ pub(super) fn describe_backbone(
     };
     let default = default_transform(&config);
     let transform = match preprocessor {
-        Some(preprocessor) => {
+        Some(preprocessor) if !any_transform => {
             let (mean, std) = processor::statistics(&preprocessor, config.in_chans)?;
             Transform { mean, std, filter: processor::filter(&preprocessor)?, ..default }
         }
-        None => default,
+        _ => default,
     };
     Ok(Description { config, transform, labels: None, stages: stages(json)? })
 }

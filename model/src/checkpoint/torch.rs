@@ -94,9 +94,13 @@ fn state_dict<'a>(
         let id = value(key).ok_or_else(|| format!("has no `{key}`{}", to_choose(&dictionaries)))?;
         return Ok((under(key, id)?.0, None));
     }
-    // Training scripts store None for an average that they do not compute.
-    let given = |id: &Id| *pickle.get(*id) != Object::None;
-    if let Some((key, id)) = WRAPPERS.iter().find_map(|key| Some((*key, value(key).filter(given)?))) {
+    // An average that a training script does not compute is None, empty, or no dictionary of tensors.
+    let given = |key: &str, id: Id| {
+        let average = AVERAGES.contains(&key);
+        *pickle.get(id) != Object::None && (!average || holds_tensors(pickle, id))
+    };
+    let found = WRAPPERS.iter().find_map(|key| Some((*key, value(key).filter(|id| given(key, *id))?)));
+    if let Some((key, id)) = found {
         return under(key, id);
     }
     if top.iter().any(|&(_, id)| is_tensor(pickle, id)) {

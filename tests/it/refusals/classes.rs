@@ -67,7 +67,7 @@ fn numbers_that_the_model_cannot_confirm_are_remarked() {
     let output = folder.path("q.safetensors");
     let more = ["--split", "val", "--ptq", "basic", "--batches", "1", "-o", output.to_str().unwrap()];
     let text = remark(&NAMES, "calibrate", &more);
-    assert!(text.contains("in sorted order, from class 0 on airplane"), "{text}");
+    assert!(text.contains("named by the data set, from class 0 on airplane"), "{text}");
 }
 
 #[test]

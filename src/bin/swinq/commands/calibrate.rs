@@ -207,7 +207,7 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
     if let Some(names) = images.names_for(model) {
         let first: Vec<&str> = names.iter().take(3).map(String::as_str).collect();
         info!(
-            "classes    named by the data set in sorted order, from class 0 on {}; --labels gives other names",
+            "classes    named by the data set, from class 0 on {}; --labels gives other names",
             first.join(", ")
         );
     }
