@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
+use half::f16;
 use swinq_calib::quantize;
 use swinq_float::{FakeQuant, Float, Sites, Swin};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, Images, OutputLayout, OutputMut, RuntimeError};
