@@ -168,6 +168,8 @@ class Models(Quantized):
         np.testing.assert_array_equal(model(pixels), self.float(pixels))
         with self.assertRaisesRegex(swinq.ModelError, "gives images of 32 pixels"):
             swinq.open(module, preprocessing={**self.float.preprocessing, "size": 32})
+        with self.assertRaisesRegex(swinq.ArgumentError, "the activation `layers.0.blocks.0.mlp.act` is ReLU"):
+            swinq.open(as_microsoft(state_of(MICRO / "model.safetensors"), "ReLU"))
         module.layers[0].blocks[0].window_size = 14
         with self.assertRaisesRegex(swinq.ModelError, "relative_position_bias_table"):
             swinq.open(module)
@@ -385,8 +387,9 @@ def state_of(path: Path) -> dict:
     return state
 
 
-def as_microsoft(state: dict) -> SimpleNamespace:
-    """An object with the attributes of Microsoft's `SwinTransformer` that are read, for the sample."""
+def as_microsoft(state: dict, activation: str = "GELU") -> SimpleNamespace:
+    """An object with the attributes of Microsoft's `SwinTransformer` that are read, for the sample, with a class of activations."""
+    part = type(activation, (), {})()
     layers = []
     for depth, heads, dim in [(2, 2, 64), (4, 4, 128)]:
         attention = SimpleNamespace(qkv=SimpleNamespace(bias=0), scale=(dim // heads) ** -0.5)
@@ -394,6 +397,7 @@ def as_microsoft(state: dict) -> SimpleNamespace:
         layers.append(SimpleNamespace(blocks=[block] * depth))
     return SimpleNamespace(
         state_dict=lambda: state,
+        named_modules=lambda: [("layers.0.blocks.0.mlp.act", part)],
         layers=layers,
         patch_embed=SimpleNamespace(img_size=(56, 56), patch_size=(4, 4), patches_resolution=[14, 14]),
         embed_dim=64,
