@@ -398,6 +398,7 @@ def as_microsoft(state: dict, activation: str = "GELU") -> SimpleNamespace:
     return SimpleNamespace(
         state_dict=lambda: state,
         named_modules=lambda: [("layers.0.blocks.0.mlp.act", part)],
+        head=SimpleNamespace(modules=lambda: [SimpleNamespace(out_features=10)]),
         layers=layers,
         patch_embed=SimpleNamespace(img_size=(56, 56), patch_size=(4, 4), patches_resolution=[14, 14]),
         embed_dim=64,
