@@ -300,6 +300,15 @@ fn compute(
             *values = vec![0.0; length];
         }
     }
+    run_all(engine, images, values)
+}
+
+/// Computes every output of `images` into `values`, one vector for each, with the channels first.
+pub(crate) fn run_all(
+    engine: &Engine,
+    images: Images<'_>,
+    values: &mut [Vec<f32>],
+) -> Result<(), RuntimeError> {
     let layout = OutputLayout::ChannelsFirst;
     let memory = engine.outputs().iter().zip(values);
     let mut outputs: Vec<OutputMut<'_>> =

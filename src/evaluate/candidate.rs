@@ -5,12 +5,13 @@ use std::path::Path;
 use swinq_eval::{
     Collected, EvalError, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, site_results,
 };
-use swinq_int8_runtime::{Images as Pixels, OutputLayout, OutputMut, RuntimeError};
+use swinq_int8_runtime::{Images as Pixels, RuntimeError};
 use swinq_kernels::Cpu;
 use swinq_model::{Batch, BoxError, Classifier, Logits, Size, SwinConfig, Transform};
 
 use super::predictions::Predicted;
 use super::{Observer, noise_of};
+use crate::features::run_all;
 use crate::hex::sha256_of;
 use crate::{BackendChoice, Engine, EngineOptions, Error, Images, Model, ReadOptions, Replicas};
 
@@ -59,13 +60,7 @@ impl AllOutputs {
 
     /// Computes the outputs of `batch`.
     pub(super) fn compute(&mut self, engine: &Engine, batch: &Batch) -> Result<(), RuntimeError> {
-        let named = engine.outputs().iter().zip(&mut self.0);
-        let mut memory: Vec<OutputMut<'_>> = named
-            .map(|(output, values)| {
-                OutputMut::new(&output.name, values).in_layout(OutputLayout::ChannelsFirst)
-            })
-            .collect();
-        engine.run(Pixels::new(batch.size, &batch.pixels[..]), &mut memory)
+        run_all(engine, Pixels::new(batch.size, &batch.pixels[..]), &mut self.0)
     }
 }
 

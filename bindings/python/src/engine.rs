@@ -96,8 +96,8 @@ impl Engine {
     }
 
     /// Writes outputs of `images` to `outputs`, each a name and an array of the shape `[images, ...]`
-    /// ([`Engine::output_shape`]): `float32`, or the bits of `float16` as `uint16`. `images` are `uint8`, `float32`, or the bits of `float16` as `uint16`; `layout` is `NHWC` or
-    /// `NCHW`.
+    /// ([`Engine::output_shape`]): `float32`, or the bits of `float16` as `uint16`. `images` are `uint8`, `float32`, or the bits of
+    /// `float16` as `uint16`; `layout` is `NHWC` or `NCHW`.
     fn run(
         &self,
         py: Python<'_>,

@@ -48,9 +48,9 @@ impl Runner {
         let places = Places::new(packed, packed.own.grids(), options.max_batch);
         let memory = Memory::new(packed, options.max_batch, &places)?;
         let input = options.max_batch * config.image_size.area() * config.in_chans;
-        let flags = packed.steps.len() + packed.outputs.len();
+        let output = memory.result_bytes(&places);
         Ok(Runner {
-            pipeline: Pipeline::new(packed.device(), input, memory.result_bytes(&places), flags)?,
+            pipeline: Pipeline::new(packed.device(), input, output, packed.flags())?,
             packed: Arc::clone(packed),
             config: config.clone(),
             memory,

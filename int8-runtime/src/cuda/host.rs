@@ -77,7 +77,8 @@ impl From<OutputForm> for DeviceForm {
 impl Runner {
     /// Computes the outputs of the `images` images of `input`; there must be at least one. They run in batches of
     /// `each` images, at most `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for each
-    /// output of the plan in these `forms`, or `None` for one that is not asked for. Copies overlap with computation, except with [`CudaOptions::nvtx`](super::CudaOptions::nvtx).
+    /// output of the plan in these `forms`, or `None` for one that is not asked for. Copies overlap with computation, except with
+    /// [`CudaOptions::nvtx`](super::CudaOptions::nvtx).
     pub(crate) fn infer(
         &mut self,
         (images, each): (usize, usize),

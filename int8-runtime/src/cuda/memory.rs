@@ -100,14 +100,13 @@ impl Memory {
     /// Allocates memory for up to `max_batch` images with these places.
     pub(crate) fn new(packed: &Packed, max_batch: usize, places: &Places) -> Result<Memory, CudaError> {
         let (device, tensors, scores) = (packed.device(), packed.tensors.clone(), packed.scores);
-        let flags = packed.steps.len() + packed.outputs.len();
         let score_bytes = scores.map_or(0, |scores| max_batch * tensors[scores.0].row_bytes());
         let mut memory = Memory {
             tensors,
             arena: DeviceBuf::zeroed(device, places.bytes)?.all(),
             results: DeviceBuf::zeroed(device, 0)?.all(),
             steps: packed.steps.len(),
-            flag_bytes: (4 * flags).next_multiple_of(ALIGN),
+            flag_bytes: (4 * packed.flags()).next_multiple_of(ALIGN),
             scores,
             score_bytes: score_bytes.next_multiple_of(ALIGN),
         };

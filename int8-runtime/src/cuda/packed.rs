@@ -55,6 +55,11 @@ impl Packed {
         places.bytes.saturating_add(places.results).saturating_add(image)
     }
 
+    /// The number of flags: one for each step, then one for each output.
+    pub(super) fn flags(&self) -> usize {
+        self.steps.len() + self.outputs.len()
+    }
+
     /// The rows and the columns of `output` for one image with these grids.
     pub(super) fn shape(&self, output: &PackedOutput, grids: &Grids) -> (usize, usize) {
         let tensor = &self.tensors[output.source.0];

@@ -29,15 +29,9 @@ struct Params {
 
 #if STREAM_F32
 typedef f32 Stream;
-INLINE f32x4 values4(const Stream* x) { return *reinterpret_cast<const f32x4*>(x); }
 #else
 typedef u16 Stream;
 constexpr s32 WARPS = THREADS / WARP;
-INLINE f32x4 values4(const Stream* x) {
-    u32x2 v = *reinterpret_cast<const u32x2*>(x);
-    return f32x4{half_to_f32(static_cast<u16>(v.x)), half_to_f32(static_cast<u16>(v.x >> 16)),
-                 half_to_f32(static_cast<u16>(v.y)), half_to_f32(static_cast<u16>(v.y >> 16))};
-}
 #endif
 
 #if STREAM_F32

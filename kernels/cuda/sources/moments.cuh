@@ -4,6 +4,14 @@
 
 #include "prelude.cuh"
 
+// Four elements of a row.
+INLINE f32x4 values4(const f32* x) { return *reinterpret_cast<const f32x4*>(x); }
+INLINE f32x4 values4(const u16* x) {
+    u32x2 v = *reinterpret_cast<const u32x2*>(x);
+    return f32x4{half_to_f32(static_cast<u16>(v.x)), half_to_f32(static_cast<u16>(v.x >> 16)),
+                 half_to_f32(static_cast<u16>(v.y)), half_to_f32(static_cast<u16>(v.y >> 16))};
+}
+
 // Padded to four words, so that one 16-byte load from shared memory reads it.
 struct alignas(16) RowNorm {
     f32 mean, inverse, shift;

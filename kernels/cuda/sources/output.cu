@@ -20,7 +20,7 @@ struct Params {
     const f32* beta;
     // As many values as `input` has.
     void* out;
-    // Flags of the steps, of which `flag_count` are read.
+    // `flag_count` flags of the steps.
     const u32* flags;
     // Set to 1 if a value of the output is not finite.
     u32* raised;
@@ -72,14 +72,8 @@ constexpr s32 TILE_ROW = TOKENS + 1;
 
 #if defined(EXACT)
 typedef f32 Value;
-INLINE f32x4 values4(const Value* x) { return *reinterpret_cast<const f32x4*>(x); }
 #else
 typedef u16 Value;
-INLINE f32x4 values4(const Value* x) {
-    u32x2 v = *reinterpret_cast<const u32x2*>(x);
-    return f32x4{half_to_f32(static_cast<u16>(v.x)), half_to_f32(static_cast<u16>(v.x >> 16)),
-                 half_to_f32(static_cast<u16>(v.y)), half_to_f32(static_cast<u16>(v.y >> 16))};
-}
 #endif
 
 // Writes the columns `chunk..` of the tile to the block's tokens, which begin at `first`: neighbouring threads write

@@ -91,8 +91,8 @@ INLINE void finish(const Params& p, const f32* y, s32 first) {
         bool real = token < TOKENS && first + token < p.total_tokens;
         const f32* row = y + (token < TOKENS ? token : 0) * p.columns;
 #if NORM
-        auto values4 = [&](s32 i) { return *reinterpret_cast<const f32x4*>(row + 16 * i + 4 * lane); };
-        RowNorm norm = row_norm(p.columns, pieces_of(p.columns, lane), p.epsilon, values4);
+        RowNorm norm = row_norm(p.columns, pieces_of(p.columns, lane), p.epsilon,
+                                [&](s32 i) { return values4(row + 16 * i + 4 * lane); });
 #endif
         if (!real) continue;
         u64 to = static_cast<u64>(first + token) * p.columns;

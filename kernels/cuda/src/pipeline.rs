@@ -142,11 +142,9 @@ impl Pipeline {
         if input_bytes <= input && output_bytes <= output {
             return Ok(());
         }
-        let larger = Pipeline::new(device, input_bytes.max(input), output_bytes.max(output), self.flags)?;
-        let old = std::mem::replace(self, larger);
-        // Fields cannot be moved out of a type with `drop`.
-        let mut old = old;
-        std::mem::swap(&mut self.graphs, &mut old.graphs);
+        let mut larger = Pipeline::new(device, input_bytes.max(input), output_bytes.max(output), self.flags)?;
+        std::mem::swap(&mut self.graphs, &mut larger.graphs);
+        *self = larger;
         Ok(())
     }
 
@@ -158,11 +156,6 @@ impl Pipeline {
     /// Removes all recorded work.
     pub fn clear(&mut self) {
         self.graphs.clear();
-    }
-
-    /// Whether work was recorded under `key`.
-    pub fn has(&self, key: usize) -> bool {
-        self.graphs.contains_key(&key)
     }
 
     /// Records the work that `work` puts on the stream under `key`.

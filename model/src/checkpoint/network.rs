@@ -106,22 +106,16 @@ impl<'a> Network<'a> {
         };
         let others =
             tensors.extract_if(.., |name, _| !inside(name)).map(|(name, _)| name).collect::<Vec<_>>();
-        let mut remarks = Vec::new();
-        let mut remark = |names: &[String], text: &str| {
-            let names: Vec<&str> = names.iter().map(String::as_str).collect();
-            if !names.is_empty() {
-                let (count, names) = (names.len(), name_list(&names));
-                remarks.push(format!("{}: {count} tensors {text}: {names}", path.display()));
-            }
-        };
-        remark(&others, &format!("outside of the backbone under `{}` are left out", naming.prefix()));
+        let outside = format!("outside of the backbone under `{}`", naming.prefix());
+        let mut remarks: Vec<String> = left_out(path, &others, &outside).into_iter().collect();
         foreign::refuse(&tensors)?;
         let mut tensors = without(&naming.root, tensors);
         let of_head = tensors.extract_if(.., |name, _| naming.is_of_head(name)).map(|(name, _)| name);
-        remark(&of_head.collect::<Vec<_>>(), "of a classifier's final norm and head are left out");
+        let of_head: Vec<String> = of_head.collect();
+        remarks.extend(left_out(path, &of_head, "of a classifier's final norm and head"));
         let of_masks = tensors.extract_if(.., |name, _| last_component(name) == "mask_token");
         let of_masks: Vec<String> = of_masks.map(|(name, _)| name).collect();
-        remark(&of_masks, "of a pretraining by masked images are left out");
+        remarks.extend(left_out(path, &of_masks, "of a pretraining by masked images"));
         Ok(Network { naming, tensors, remarks })
     }
 
@@ -160,12 +154,15 @@ fn without_counters<'a>(path: &Path, mut tensors: RawDict<'a>) -> (RawDict<'a>, 
     let is_copy = |name: &str| name.starts_with("ema_") && !name.contains('.');
     let found = tensors.extract_if(.., |name, _| is_counter(name) || is_copy(name));
     let found: Vec<String> = found.map(|(name, _)| name).collect();
-    let names: Vec<&str> = found.iter().map(String::as_str).collect();
-    let remark = (!names.is_empty()).then(|| {
-        let (count, names) = (names.len(), name_list(&names));
-        format!("{}: {count} tensors that are no part of the network are left out: {names}", path.display())
-    });
+    let remark = left_out(path, &found, "that are no part of the network");
     (tensors, remark)
+}
+
+/// The remark on tensors of `path` with these `names` that are not read; none if there are no names.
+fn left_out(path: &Path, names: &[impl AsRef<str>], what: &str) -> Option<String> {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    let (path, count) = (path.display(), names.len());
+    (count > 0).then(|| format!("{path}: {count} tensors {what} are left out: {}", name_list(&names)))
 }
 
 /// The tensors whose names begin with `prefix`, without it. A remark counts the others.
@@ -183,11 +180,7 @@ fn under<'a>(
             format!("has no tensor whose name begins with `{prefix}`; its tensors: {}", name_list(&others));
         return Err(ModelError::file(path, problem));
     }
-    if !others.is_empty() {
-        let count = others.len();
-        let text = format!("{count} tensors outside of `{prefix}` are left out: {}", name_list(&others));
-        remarks.push(format!("{}: {text}", path.display()));
-    }
+    remarks.extend(left_out(path, &others, &format!("outside of `{prefix}`")));
     Ok(without(prefix, inside))
 }
 

@@ -147,8 +147,7 @@ unsafe fn output_values<'a, T, const N: usize>(
     taken: &mut Taken<N>,
     place: Place,
 ) -> Result<&'a mut [T], Failure> {
-    let (data, elements) = (tensor.data.cast::<T>(), tensor.elements(place)?);
-    taken.add(data, elements, place)?;
+    let (data, elements) = claim(tensor, taken, place)?;
     // SAFETY: the caller states it; `taken` established that the memory does not overlap that of another tensor.
     unsafe { memory::slice_mut(data, elements, place) }
 }
@@ -213,10 +212,20 @@ unsafe fn values_of<'a, T, const N: usize>(
     taken: &mut Taken<N>,
     place: Place,
 ) -> Result<&'a [T], Failure> {
-    let (data, elements) = (tensor.data.cast::<T>().cast_const(), tensor.elements(place)?);
-    taken.add(data, elements, place)?;
+    let (data, elements) = claim::<T, N>(tensor, taken, place)?;
     // SAFETY: the caller states it.
     unsafe { memory::slice(data, elements, place) }
+}
+
+/// The first of the elements of `tensor`, of type `T`, and their number. Their memory is added to `taken`.
+fn claim<T, const N: usize>(
+    tensor: &swinq_tensor,
+    taken: &mut Taken<N>,
+    place: Place,
+) -> Result<(*mut T, usize), Failure> {
+    let (data, elements) = (tensor.data.cast::<T>(), tensor.elements(place)?);
+    taken.add(data, elements, place)?;
+    Ok((data, elements))
 }
 
 /// The output of `engine` that `tensor` names.

@@ -73,8 +73,8 @@ unsafe impl Versioned for swinq_tensor {
     }
 }
 
-/// The tensor of `output` in f32 for `images` images of `size`, which the network can process, without memory and name. A feature map
-/// has the `layout` that is asked for, if it can have it, else `SWINQ_LAYOUT_NCHW`.
+/// The tensor of `output` in f32 for `images` images of `size`, which the network can process, without memory and name. A
+/// feature map has the `layout` that is asked for, if it can have it, else `SWINQ_LAYOUT_NCHW`.
 pub(super) fn describe(
     engine: &Engine,
     output: &Output,
@@ -122,7 +122,7 @@ impl swinq_tensor {
         Err(Failure::argument(place, problem))
     }
 
-    /// Refuses a `type` that is none of `types`, of which there are several.
+    /// Refuses a `type` that is none of `types`, which are at least two.
     pub(super) fn check_type(&self, types: &[u32], place: Place) -> Result<(), Failure> {
         if types.contains(&self.r#type) {
             return Ok(());

@@ -34,8 +34,8 @@ pub(crate) struct Lowered {
     pub(crate) outputs: Vec<PackedOutput>,
 }
 
-/// Lowers `plan`, whose scores are `scores` if it has any, for `device`. With `fuse`, one launch computes half of a block (attention or MLP)
-/// where there is a kernel for it.
+/// Lowers `plan`, whose scores are `scores` if it has any, for `device`. With `fuse`, one launch computes half of a block
+/// (attention or MLP) where there is a kernel for it.
 pub(crate) fn lower(
     device: &Device,
     (plan, scores): (&Plan<'_>, Option<TensorId>),

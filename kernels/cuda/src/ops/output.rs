@@ -178,14 +178,6 @@ impl DeviceOutput {
         DeviceOutput { device: device.clone(), source: Source::Values { columns } }
     }
 
-    /// Compiles the kernel that writes `form`, unless it is.
-    ///
-    /// # Errors
-    /// The kernel does not compile.
-    pub fn compile(&self, form: OutputForm) -> Result<(), CudaError> {
-        self.kernel(form).map(drop)
-    }
-
     fn kernel(&self, form: OutputForm) -> Result<Kernel, CudaError> {
         match &self.source {
             Source::Map { config, .. } => self.device.kernel(&config.program(form)),
