@@ -1,17 +1,19 @@
 //! The engine: a model that is ready to run.
 
 mod check;
+mod device;
 mod measure;
 mod output;
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use swinq_cuda::Device;
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Size, SwinConfig, Transform};
 use swinq_numerics::Images;
 use swinq_plan::{Outline, Output, OutputKind};
 
+pub use self::device::{DeviceImages, DeviceOutput};
 pub(crate) use self::output::{Finite, OutputBytes, OutputElement, OutputForm};
 pub use self::output::{OutputLayout, OutputMut, OutputShape, OutputValues};
 use crate::backend::Backend;
@@ -23,7 +25,8 @@ use crate::packed::{Lowered, PackedModel};
 /// A model that is ready to run: shared packed weights, with memory for tensors and threads that belong to this engine.
 ///
 /// An engine may be called from many threads. On a CPU the calls run at the same time and share the engine's threads: each
-/// has its part of them. A call waits while others use all threads, at most for a part of a large batch. On a GPU the calls take turns.
+/// has its part of them. A call waits while others use all threads, at most for a part of a large batch. On a GPU the calls take turns, except those on
+/// streams of the caller ([`Engine::run_on`]).
 pub struct Engine {
     packed: Arc<PackedModel>,
     backend: Backend,
@@ -40,17 +43,7 @@ pub const LOGITS: &str = "logits";
 /// The part that runs the launches.
 enum Runner {
     Cpu(Box<cpu::Runner>),
-    Cuda(Mutex<Box<cuda::Runner>>),
-}
-
-impl Runner {
-    /// Whether images of `size` are prepared.
-    fn has(&self, size: Size) -> bool {
-        match self {
-            Runner::Cpu(runner) => runner.has(size),
-            Runner::Cuda(runner) => lock(runner).has(size),
-        }
-    }
+    Cuda(cuda::Pool),
 }
 
 impl Engine {
@@ -88,8 +81,7 @@ impl Engine {
                 (Runner::Cpu(Box::new(runner)), threads)
             }
             (Lowered::Cuda(lowered), Backend::Cuda(options)) => {
-                let runner = cuda::Runner::new(lowered, packed.config(), *options)?;
-                (Runner::Cuda(Mutex::new(Box::new(runner))), 1)
+                (Runner::Cuda(cuda::Pool::new(lowered, packed.config(), *options)?), 1)
             }
             _ => unreachable!("`check_suits` compares the backends"),
         };
@@ -281,16 +273,16 @@ impl Engine {
         if count == 0 {
             return Ok(());
         }
-        if !self.runner.has(size) {
-            self.check_memory(size)?;
-        }
         let (bytes, forms) = (&mut memory.bytes, &memory.forms);
         let finite = match &self.runner {
             Runner::Cpu(runner) => {
+                self.check_room(runner, size)?;
                 let finite = runner.infer((count, each), images, bytes, forms)?;
                 Finite { input: finite, outputs: finite }
             }
-            Runner::Cuda(runner) => lock(runner).infer((count, each), images, bytes, forms)?,
+            Runner::Cuda(pool) => {
+                self.on_gpu(pool, size, |runner| runner.infer((count, each), images, bytes, forms))?
+            }
         };
         if !finite.input {
             self.check_input(images, count)?;
@@ -307,25 +299,37 @@ impl Engine {
     /// does not compile, or the driver fails.
     pub fn prepare(&self, size: Size, images: usize) -> Result<(), RuntimeError> {
         self.check_images(images)?;
-        if !self.runner.has(size) {
-            self.check_memory(size)?;
-        }
         match &self.runner {
-            Runner::Cpu(_) => Ok(()),
-            Runner::Cuda(runner) => lock(runner).prepare(images, size).map(drop),
+            Runner::Cpu(runner) => self.check_room(runner, size),
+            Runner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.prepare(images, size).map(drop)),
         }
+    }
+
+    /// Refuses images of `size` that need more memory than allowed, unless they are prepared.
+    fn check_room(&self, runner: &cpu::Runner, size: Size) -> Result<(), RuntimeError> {
+        if runner.has(size) { Ok(()) } else { self.check_memory(size, runner.held_bytes()) }
+    }
+
+    /// Calls `work` with the runner of inference from host memory, unless images of `size` need more memory than allowed.
+    fn on_gpu<T>(
+        &self,
+        pool: &cuda::Pool,
+        size: Size,
+        work: impl FnOnce(&mut cuda::Runner) -> Result<T, RuntimeError>,
+    ) -> Result<T, RuntimeError> {
+        pool.check()?;
+        let shared = pool.for_host()?;
+        let mut runner = shared.lock()?;
+        if !runner.has(size) {
+            self.check_memory(size, runner.held_bytes())?;
+        }
+        work(&mut runner)
     }
 
     /// Bytes of an image of `size`.
     fn bytes_of(&self, size: Size) -> usize {
         size.area() * self.channels()
     }
-}
-
-/// Locks the runner of a GPU for one call. A panic in an earlier call does no harm: every tensor is written before
-/// it is read, so a later call reads nothing that the earlier call left.
-fn lock(runner: &Mutex<Box<cuda::Runner>>) -> MutexGuard<'_, Box<cuda::Runner>> {
-    runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
 impl Classifier for Engine {

@@ -196,6 +196,39 @@ pub enum RuntimeError {
         /// The launch that wrote the value.
         launch: String,
     },
+    /// An earlier run on a stream of the caller met a value that is not finite, and wrote NaN to all its outputs.
+    #[error("an earlier run on the GPU has written values that are not finite: {problem}")]
+    EarlierRun {
+        /// Which value.
+        problem: String,
+    },
+    /// The caller records a graph with a batch that is not prepared.
+    #[error(
+        "{images} images of {size} pixels are not prepared, and cannot be while a graph is recorded: run them once, or call \
+         `prepare`, before the recording, for each graph that lives at the same time"
+    )]
+    NotPrepared {
+        /// Their size.
+        size: Size,
+        /// Their number.
+        images: usize,
+    },
+    /// All memory for streams belongs to graphs that the caller has recorded.
+    #[error(
+        "recorded graphs hold the engine's memory for {most} streams; raise max_streams, or destroy a graph"
+    )]
+    Streams {
+        /// The most streams.
+        most: usize,
+    },
+    /// Memory of a GPU that cannot be used.
+    #[error("{name}: {problem}")]
+    Tensor {
+        /// The tensor: `images`, the name of an output, or `stream`.
+        name: String,
+        /// The reason.
+        problem: String,
+    },
     /// A GPU or its driver failed, or there is none.
     #[error(transparent)]
     Cuda(#[from] CudaError),
@@ -223,6 +256,8 @@ impl RuntimeError {
                 | E::ImageTooLarge { .. }
                 | E::Output { .. }
                 | E::OutputLength { .. }
+                | E::Tensor { .. }
+                | E::NotPrepared { .. }
         )
     }
 

@@ -19,7 +19,10 @@ mod trace;
 pub use backend::{Backend, MAX_BATCH, MAX_THREADS, usable_gpu};
 pub use cpu::{CpuOptions, Position, Start, Variant, VariantRunner};
 pub use cuda::CudaOptions;
-pub use engine::{Engine, LOGITS, MOST_OUTPUTS, OutputLayout, OutputMut, OutputShape, OutputValues};
+pub use engine::{
+    DeviceImages, DeviceOutput, Engine, LOGITS, MOST_OUTPUTS, OutputLayout, OutputMut, OutputShape,
+    OutputValues,
+};
 pub use error::RuntimeError;
 pub use packed::PackedModel;
 pub use profile::LaunchProfile;

@@ -14,7 +14,7 @@ use crate::cuda::{cpu, float, images_of, options, quantized, small, sqnr_db};
 const SIZES: [(usize, usize); 6] = [(56, 56), (65, 97), (130, 61), (20, 24), (256, 704), (800, 1333)];
 
 /// Three stages under the rule of detectors, with outputs that have a norm and outputs that have none.
-fn first() -> SwinConfig {
+pub fn first() -> SwinConfig {
     let config = SwinConfig {
         depths: vec![2, 2, 1],
         num_heads: vec![2, 4, 8],
@@ -26,7 +26,7 @@ fn first() -> SwinConfig {
 }
 
 /// Stages of a Swin V2 of transformers, which end at the second, with and without norms.
-fn second() -> SwinConfig {
+pub fn second() -> SwinConfig {
     let config = SwinConfig {
         version: SwinVersion::V2,
         window_policy: WindowPolicy::HuggingFaceV2,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use swinq_cuda::ops::patch::InputForm;
-use swinq_cuda::{CudaError, Nvtx, Pipeline, Stream};
+use swinq_cuda::{CudaError, DeviceSlice, Event, Nvtx, Pipeline, Stream};
 use swinq_model::{Size, SwinConfig};
 
 use super::host::write;
@@ -25,10 +25,13 @@ pub(crate) struct Runner {
     pub(super) config: SwinConfig,
     pub(super) memory: Memory,
     pub(super) tuner: Tuner,
-    pub(super) pipeline: Pipeline,
+    /// The stream of measurements, and of inference from host memory.
+    pub(super) stream: Arc<Stream>,
+    /// Buffers of inference from host memory, which its first call allocates.
+    pub(super) pipeline: Option<Pipeline>,
+    /// The end of the work that streams of callers do with this arena.
+    pub(super) last: Event,
     pub(super) sizes: Sizes<Prepared>,
-    /// The key of the next graph.
-    pub(super) next_graph: usize,
     /// Whether no batch was prepared yet.
     pub(super) first: bool,
     pub(super) options: CudaOptions,
@@ -37,26 +40,23 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    /// Allocates the buffers of `packed`, a network of the architecture `config`, for images of its own size.
+    /// Allocates the arena of `packed`, a network of the architecture `config`, for images of its own size.
     pub(crate) fn new(
         packed: &Arc<Packed>,
         config: &SwinConfig,
         options: CudaOptions,
     ) -> Result<Runner, RuntimeError> {
-        let nvtx = options.nvtx.then(Nvtx::new).transpose()?;
-        let tuner = Tuner::new(packed.device(), options.gemm, options.autotune)?;
+        let (device, nvtx) = (packed.device(), options.nvtx.then(Nvtx::new).transpose()?);
         let places = Places::new(packed, packed.own.grids(), options.max_batch);
-        let memory = Memory::new(packed, options.max_batch, &places)?;
-        let input = options.max_batch * config.image_size.area() * config.in_chans;
-        let output = memory.result_bytes(&places);
         Ok(Runner {
-            pipeline: Pipeline::new(packed.device(), input, output, packed.flags())?,
+            memory: Memory::new(packed, options.max_batch, &places)?,
+            tuner: Tuner::new(device, options.gemm, options.autotune)?,
+            stream: Arc::new(Stream::new(device)?),
+            pipeline: None,
+            last: Event::untimed(device)?,
             packed: Arc::clone(packed),
             config: config.clone(),
-            memory,
-            tuner,
             sizes: Sizes::new(),
-            next_graph: 0,
             first: true,
             options,
             nvtx,
@@ -68,11 +68,6 @@ impl Runner {
         self.packed.own.image()
     }
 
-    /// Values of an image of `size`.
-    pub(super) fn image_values(&self, size: Size) -> usize {
-        size.area() * self.config.in_chans
-    }
-
     /// Whether images of `size` are prepared.
     pub(crate) fn has(&self, size: Size) -> bool {
         self.sizes.of_size(size).is_some()
@@ -80,31 +75,31 @@ impl Runner {
 
     /// Bytes of the arena and of the images, which are allocated.
     pub(crate) fn held_bytes(&self) -> usize {
-        self.memory.bytes() + self.pipeline.input().bytes()
+        self.memory.bytes() + self.pipeline.as_ref().map_or(0, |pipeline| pipeline.input().bytes())
     }
 
     /// Resets the flags after runs that are not inferences. Repeated launches add to the stream again and
     /// again, so that it may overflow.
     fn lower_flags(&self) -> Result<(), RuntimeError> {
-        self.memory.take_flag(self.pipeline.stream())?;
+        self.memory.take_flag(&self.stream)?;
         Ok(())
     }
 
-    /// What is prepared for a batch, and its images in the pipeline's input.
+    /// What is prepared for `count` images of `size`, whose values are in `pixels`.
     ///
     /// # Panics
     /// If nothing is.
-    pub(super) fn prepared(&self, batch: Batch) -> (&[Launch], Images<'_>) {
-        let prepared = self.sizes.get(batch).expect("the batch is prepared");
-        let (of, pixels) = (&prepared.of, self.pipeline.input());
-        let images = Images { count: batch.1, of, pixels, form: InputForm::PIXELS };
-        (&prepared.launches, images)
+    fn prepared<'a>(&'a self, (size, count): Batch, pixels: &'a DeviceSlice) -> (&'a Prepared, Images<'a>) {
+        let prepared = self.sizes.get((size, count)).expect("the batch is prepared");
+        (prepared, Images { count, of: &prepared.of, input: Some((pixels, InputForm::PIXELS)) })
     }
 
-    /// As [`Runner::prepared`], for `count` images of the network's own size, which are copied to the input.
-    fn loaded(&self, count: usize, pixels: &[u8]) -> Result<(&[Launch], Images<'_>), CudaError> {
-        self.pipeline.input().slice(0, pixels.len()).copy_from(self.pipeline.stream(), pixels)?;
-        Ok(self.prepared((self.own_size(), count)))
+    /// Copies `pixels` to the device, and returns where they are there.
+    fn load(&mut self, pixels: &[u8], bytes: usize) -> Result<DeviceSlice, RuntimeError> {
+        self.reserve_pipeline(bytes.max(pixels.len()), 0)?;
+        let input = self.pipeline.as_ref().expect("it is reserved").input().clone();
+        input.slice(0, pixels.len()).copy_from(&self.stream, pixels)?;
+        Ok(input)
     }
 
     /// Times each of `runs` forward passes of `images` images of `size` that are already on the GPU, without copies. Feature maps
@@ -118,20 +113,27 @@ impl Runner {
         if self.prepare(images, size)? < images {
             return Ok(None);
         }
-        self.reserve_input(images, size, InputForm::PIXELS)?;
+        let pixels = self.load(&[], images * size.area() * self.config.in_chans)?;
         let _range = self.nvtx.map(|nvtx| nvtx.range(&format!("graphs of {images} images")));
-        let graph = self.sizes.get((size, images)).expect("the batch is prepared").graph;
-        let (launches, images) = self.prepared((size, images));
-        let (regions, memory) = (self.maps_in_f16(images.count, images.of), &self.memory);
-        let times = self.pipeline.time(
-            self.packed.device(),
-            graph,
-            runs,
-            |on, _| embed(&self.packed.steps, launches, memory, on, images),
-            |on| write(&self.packed, memory, on, images, &regions),
-        )?;
+        let (prepared, images) = self.prepared((size, images), &pixels);
+        let (regions, on) = (self.maps_in_f16(images.count, images.of), &self.stream);
+        let marks: Vec<Event> =
+            (0..=runs).map(|_| Event::new(self.packed.device())).collect::<Result<_, _>>()?;
+        marks[0].record(on)?;
+        for mark in &marks[1..] {
+            embed(&self.packed.steps, &prepared.launches, &self.memory, on, images)?;
+            prepared.graph.launch(on)?;
+            write(&self.packed, &self.memory, on, images, &regions)?;
+            mark.record(on)?;
+        }
+        on.synchronize()?;
+        let time = |pair: &[Event]| {
+            let ms = Event::elapsed_ms(&pair[0], &pair[1])?;
+            Ok::<_, CudaError>(Duration::from_secs_f64(f64::from(ms) / 1e3))
+        };
+        let times = marks.windows(2).map(time).collect::<Result<_, _>>()?;
         self.lower_flags()?;
-        Ok(Some(times.into_iter().map(|ms| Duration::from_secs_f64(f64::from(ms) / 1e3)).collect()))
+        Ok(Some(times))
     }
 
     /// Times each launch of a forward pass of the `count` images in `pixels`, which have the network's own size, by itself.
@@ -140,10 +142,12 @@ impl Runner {
         count: usize,
         pixels: &[u8],
     ) -> Result<Vec<LaunchProfile>, RuntimeError> {
-        self.prepare(count, self.own_size())?;
-        let (on, (launches, images)) = (self.pipeline.stream(), self.loaded(count, pixels)?);
-        let mut profiles = Vec::with_capacity(launches.len());
-        for (index, choice) in launches {
+        let size = self.own_size();
+        self.prepare(count, size)?;
+        let pixels = self.load(pixels, 0)?;
+        let (on, (prepared, images)) = (&*self.stream, self.prepared((size, count), &pixels));
+        let mut profiles = Vec::with_capacity(prepared.launches.len());
+        for (index, choice) in &prepared.launches {
             let step = &self.packed.steps[*index];
             let _range = self.nvtx.map(|nvtx| nvtx.range(&step.name));
             let ms = time_together(self.packed.device(), on, || {
@@ -181,8 +185,8 @@ impl Runner {
             format!("  {:<34} {:<18} {reads:>5} -> {writes:<5} {kernel}", step.name, step.op.name())
         };
         let notes = self.tuner.notes().iter().map(|note| format!("  note: {note}"));
-        let (launches, _) = self.prepared((self.own_size(), images));
-        Ok(launches.iter().map(line).chain(notes).collect())
+        let prepared = self.sizes.get((self.own_size(), images)).expect("the batch is prepared");
+        Ok(prepared.launches.iter().map(line).chain(notes).collect())
     }
 
     /// Runs the steps one by one on the `count` images in `pixels`, which have the network's own size, and collects the output
@@ -191,9 +195,10 @@ impl Runner {
         let size = self.own_size();
         let padded = self.sizes.padded((size, count), self.options.max_batch);
         self.prepare(padded, size)?;
-        let (on, (launches, images)) = (self.pipeline.stream(), self.loaded(padded, pixels)?);
-        let mut all = Vec::with_capacity(launches.len());
-        for (index, choice) in launches {
+        let pixels = self.load(pixels, padded * size.area() * self.config.in_chans)?;
+        let (on, (prepared, images)) = (&*self.stream, self.prepared((size, padded), &pixels));
+        let mut all = Vec::with_capacity(prepared.launches.len());
+        for (index, choice) in &prepared.launches {
             let step = &self.packed.steps[*index];
             self.memory.run((*index, step), choice.as_ref(), on, images)?;
             let output = self.memory.slice(step.output, Images { count, ..images });
@@ -207,6 +212,13 @@ impl Runner {
     }
 }
 
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // Graphs, kernels and memory live until the work that streams of callers do with them is done.
+        let _ = self.last.synchronize();
+    }
+}
+
 /// Puts the first of the `launches` of `steps` on `on`, which reads the images.
 pub(super) fn embed(
     steps: &[DeviceStep],
@@ -217,6 +229,27 @@ pub(super) fn embed(
 ) -> Result<(), CudaError> {
     let (index, choice) = &launches[0];
     memory.run((*index, &steps[*index]), choice.as_ref(), on, images)
+}
+
+/// As [`embed`], for a batch that is prepared for `number` images. The rows of those that are missing are copies of the first
+/// image's, so that they hold nothing that is not in the batch.
+pub(super) fn embed_in(
+    number: usize,
+    packed: &Packed,
+    launches: &[Launch],
+    memory: &Memory,
+    on: &Stream,
+    images: Images<'_>,
+) -> Result<(), CudaError> {
+    embed(&packed.steps, launches, memory, on, images)?;
+    if images.count == number {
+        return Ok(());
+    }
+    let written = packed.steps[launches[0].0].output;
+    let rows = memory.slice(written, Images { count: number, ..images });
+    let image = rows.bytes() / number;
+    let rest = rows.slice(images.count * image, (number - images.count) * image);
+    rest.fill_with(on, &rows.slice(0, image))
 }
 
 /// Puts the `launches` of `steps` on `on`, each in a range with its name if `nvtx` is given.

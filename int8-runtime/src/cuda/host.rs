@@ -1,17 +1,18 @@
 //! Inference from host memory to host memory: batches in parts, whose outputs travel through the results.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use swinq_cuda::ops::output::{OutputForm as DeviceForm, OutputType};
 use swinq_cuda::ops::patch::{InputForm, InputType};
-use swinq_cuda::{CudaError, DeviceSlice, Nvtx, Part, Stream};
+use swinq_cuda::{CudaError, DeviceSlice, Nvtx, Part, Pipeline, Stream};
+use swinq_model::Size;
 use swinq_numerics::{ImageLayout, Images as Input, Pixels};
 
-use super::engine::{Runner, embed, run_all};
+use super::engine::{Runner, embed_in, run_all};
 use super::memory::{ALIGN, Images, Memory, OfSize};
 use super::options::StreamType;
-use super::packed::Packed;
+use super::packed::{Meaning, Packed};
+use super::tune::Effort;
 use crate::engine::{Finite, MOST_OUTPUTS, OutputBytes, OutputElement, OutputForm, OutputLayout};
 use crate::error::RuntimeError;
 use crate::profile::LaunchProfile;
@@ -60,7 +61,6 @@ struct HostPart {
     /// Number of its images, and that of the prepared batch in which they run.
     count: usize,
     number: usize,
-    of: Arc<OfSize>,
     regions: Vec<Region>,
 }
 
@@ -87,52 +87,83 @@ impl Runner {
         forms: &[OutputForm; MOST_OUTPUTS],
     ) -> Result<Finite, RuntimeError> {
         let (size, (bytes, form)) = (input.size, bytes_and_form(input));
-        let (each, numbers) = self.prepare_parts((images, each), size)?;
-        self.reserve_input(numbers.iter().copied().max().unwrap_or(0), size, form)?;
         let (mut asked, mut memory) = (Vec::new(), Vec::new());
         for (index, (bytes, form)) in outputs.iter_mut().zip(forms).enumerate() {
             let Some(bytes) = bytes.as_deref_mut() else { continue };
             asked.push(Asked { index, form: (*form).into(), bytes: bytes.len() / images });
             memory.push(bytes);
         }
+        let of = self.of_size(size)?;
+        let (each, image) = (each.min(of.most), bytes.len() / images);
+        self.reserve_results(&asked, each.min(images))?;
+        self.reserve_pipeline(each.min(images) * image, self.memory.results().bytes())?;
         let (mut parts, mut transfers) = (Vec::new(), Vec::new());
-        let inputs = bytes.chunks(each * (bytes.len() / images));
-        for ((part, number), input) in numbers.into_iter().enumerate().zip(inputs) {
+        let numbers = self.prepare_parts((images, each), &of)?;
+        for ((part, number), input) in numbers.into_iter().enumerate().zip(bytes.chunks(each * image)) {
             let count = each.min(images - part * each);
-            let prepared = self.sizes.get((size, number)).expect("the batch is prepared");
             let regions = regions(&self.packed, &self.memory, &asked, count);
             let outputs = regions.iter().zip(&mut memory).map(|(region, memory)| {
                 let (now, later) = std::mem::take(memory).split_at_mut(region.bytes);
                 *memory = later;
                 (region.begin, now)
             });
-            transfers.push(Part { key: prepared.graph, input, outputs: outputs.collect() });
-            parts.push(HostPart { count, number, of: Arc::clone(&prepared.of), regions });
+            transfers.push(Part { input, outputs: outputs.collect() });
+            parts.push(HostPart { count, number, regions });
         }
         let known = parts.iter().all(|part| part.regions.iter().all(|region| region.written));
+        self.stream.wait(&self.last)?;
         if let Some(nvtx) = self.nvtx {
             let all = parts.iter().zip(transfers);
-            all.into_iter().try_for_each(|(part, transfer)| self.infer_marked(nvtx, part, form, transfer))?;
+            all.into_iter()
+                .try_for_each(|(part, transfer)| self.infer_marked(nvtx, part, (&of, form), transfer))?;
             return self.check_flags(&asked, known);
         }
         let (packed, memory, sizes) = (&self.packed, &self.memory, &self.sizes);
-        let before = |index: usize, on: &Stream, pixels: &DeviceSlice| {
-            let HostPart { count, number, of, .. } = &parts[index];
+        let work = |index: usize, on: &Stream, pixels: &DeviceSlice| {
+            let HostPart { count, number, regions } = &parts[index];
             let prepared = sizes.get((size, *number)).expect("the batch is prepared");
-            clear_others(on, pixels, (*count, *number), bytes.len() / images)?;
-            embed(&packed.steps, &prepared.launches, memory, on, Images { count: *number, of, pixels, form })
+            let images = Images { count: *count, of: &of, input: Some((pixels, form)) };
+            embed_in(*number, packed, &prepared.launches, memory, on, images)?;
+            prepared.graph.launch(on)?;
+            write(packed, memory, on, images, regions)
         };
-        let pixels = self.pipeline.input().clone();
-        let after = |index: usize, on: &Stream| {
-            let HostPart { count, of, regions, .. } = &parts[index];
-            write(packed, memory, on, Images { count: *count, of, pixels: &pixels, form }, regions)
-        };
-        let raised = self.pipeline.run(memory.results(), transfers.into_iter(), before, after)?;
-        if raised.is_none() {
-            Ok(Finite { input: true, outputs: known })
-        } else {
-            self.check_flags(&asked, known)
+        let pipeline = self.pipeline.as_mut().expect("it is reserved");
+        match pipeline.run(memory.results(), transfers.into_iter(), work)? {
+            None => Ok(Finite { input: true, outputs: known }),
+            Some(_) => self.check_flags(&asked, known),
         }
+    }
+
+    /// Makes room for `input` bytes of images and `output` bytes of results in page-locked memory.
+    pub(super) fn reserve_pipeline(&mut self, input: usize, output: usize) -> Result<(), RuntimeError> {
+        let device = self.packed.device();
+        match &mut self.pipeline {
+            Some(pipeline) => pipeline.reserve(device, input, output)?,
+            none => {
+                *none = Some(Pipeline::new(device, &self.stream, (input, output), self.packed.flags())?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes room for the results of `count` images.
+    fn reserve_results(&mut self, asked: &[Asked], count: usize) -> Result<(), RuntimeError> {
+        let regions = regions(&self.packed, &self.memory, asked, count);
+        let end = regions.iter().map(|region| (region.begin + region.bytes).next_multiple_of(ALIGN)).max();
+        self.reserve((0, end.unwrap_or(0)))
+    }
+
+    /// Chooses kernels for batches of `images` images of `size`, or as many as run at a time, records their graph, and makes room
+    /// for all outputs in f32. No-op if already prepared. Returns the number of images.
+    pub(crate) fn prepare(&mut self, images: usize, size: Size) -> Result<usize, RuntimeError> {
+        let of = self.of_size(size)?;
+        let images = images.min(of.most);
+        self.reserve_results(
+            &self.asked_for_all(&of, DeviceForm { element: OutputType::F32, channels_first: false }),
+            images,
+        )?;
+        self.prepare_batch(images, &of, Effort::Measure)?;
+        Ok(images)
     }
 
     /// Resets all flags, and tells what they say. `known` is whether all outputs that are asked for have a flag.
@@ -140,29 +171,24 @@ impl Runner {
     /// # Errors
     /// [`RuntimeError::StreamOverflow`] if a value in the f16 stream is not finite.
     fn check_flags(&self, asked: &[Asked], known: bool) -> Result<Finite, RuntimeError> {
-        let steps = &self.packed.steps;
-        let Some(flag) = self.memory.take_flag(self.pipeline.stream())? else {
+        let Some(flag) = self.memory.take_flag(&self.stream)? else {
             return Ok(Finite { input: true, outputs: known });
         };
-        // The first step reads the images.
-        if flag == 0 {
-            return Ok(Finite { input: false, outputs: false });
-        }
-        let writer = |tensor, end: usize| steps[..end].iter().rev().find(|step| step.output == tensor);
-        let launch = match flag.checked_sub(steps.len()) {
-            None => writer(steps[flag].input, flag).unwrap_or(&steps[flag]),
-            Some(output) => {
+        match self.packed.meaning(flag) {
+            Meaning::Input => Ok(Finite { input: false, outputs: false }),
+            Meaning::Stream(launch) => Err(RuntimeError::StreamOverflow { launch }),
+            Meaning::Output(output, _) => {
                 // A value of a feature map that is not finite in f32 was not finite in the stream.
                 let in_f32 =
                     asked.iter().any(|asked| asked.index == output && asked.form.element == OutputType::F32);
                 let stream = self.options.residual == StreamType::F16 && in_f32;
-                match writer(self.packed.outputs[output].source, steps.len()).filter(|_| stream) {
-                    Some(writer) => writer,
-                    None => return Ok(Finite { input: true, outputs: false }),
+                let source = self.packed.outputs[output].source;
+                match self.packed.writer(source, self.packed.steps.len()).filter(|_| stream) {
+                    Some(writer) => Err(RuntimeError::StreamOverflow { launch: writer.name.clone() }),
+                    None => Ok(Finite { input: true, outputs: false }),
                 }
             }
-        };
-        Err(RuntimeError::StreamOverflow { launch: launch.name.clone() })
+        }
     }
 
     /// Computes the outputs of a part, launch by launch, with a profiler range around each launch and one around all.
@@ -170,18 +196,23 @@ impl Runner {
         &self,
         nvtx: Nvtx,
         part: &HostPart,
-        form: InputForm,
+        (of, form): (&OfSize, InputForm),
         transfer: Part<'_>,
     ) -> Result<(), RuntimeError> {
-        let HostPart { count, number, of, regions } = part;
+        let HostPart { count, number, regions } = part;
         let _inference = nvtx.range(&format!("inference of {number} images"));
-        let on = self.pipeline.stream();
-        let (launches, images) = self.prepared((of.geometry.grids().image(), *number));
-        let images = Images { form, ..images };
-        images.pixels.slice(0, transfer.input.len()).copy_from(on, transfer.input)?;
-        clear_others(on, images.pixels, (*count, *number), transfer.input.len() / count)?;
-        run_all(&self.packed.steps, launches, &self.memory, on, images, Some(nvtx))?;
-        write(&self.packed, &self.memory, on, Images { count: *count, ..images }, regions)?;
+        let (on, size) = (&*self.stream, of.geometry.grids().image());
+        let input = self.pipeline.as_ref().expect("it is reserved").input();
+        let prepared = self.sizes.get((size, *number)).expect("the batch is prepared");
+        input.slice(0, transfer.input.len()).copy_from(on, transfer.input)?;
+        let images = Images { count: *count, of, input: Some((input, form)) };
+        {
+            let _range = nvtx.range(&self.packed.steps[prepared.launches[0].0].name);
+            embed_in(*number, &self.packed, &prepared.launches, &self.memory, on, images)?;
+        }
+        let all = Images { count: *number, ..images };
+        run_all(&self.packed.steps, &prepared.launches[1..], &self.memory, on, all, Some(nvtx))?;
+        write(&self.packed, &self.memory, on, images, regions)?;
         for (begin, to) in transfer.outputs {
             self.memory.results().slice(begin, to.len()).copy_to(on, to)?;
         }
@@ -192,29 +223,20 @@ impl Runner {
     /// read them; none for a classifier.
     pub(super) fn maps_in_f16(&self, count: usize, of: &OfSize) -> Vec<Region> {
         let form = DeviceForm { element: OutputType::F16, channels_first: true };
+        match self.packed.scores {
+            Some(_) => Vec::new(),
+            None => regions(&self.packed, &self.memory, &self.asked_for_all(of, form), count),
+        }
+    }
+
+    /// All outputs in one form.
+    fn asked_for_all(&self, of: &OfSize, form: DeviceForm) -> Vec<Asked> {
         let asked = |(index, output)| {
             let (rows, columns) = self.packed.shape(output, of.geometry.grids());
             Asked { index, form, bytes: rows * columns * form.element.bytes() }
         };
-        match self.packed.scores {
-            Some(_) => Vec::new(),
-            None => {
-                let asked: Vec<Asked> = self.packed.outputs.iter().enumerate().map(asked).collect();
-                regions(&self.packed, &self.memory, &asked, count)
-            }
-        }
+        self.packed.outputs.iter().enumerate().map(asked).collect()
     }
-}
-
-/// Fills what lies behind `count` images of `image` bytes with zeros, up to `number` images. The images of an earlier call may
-/// overflow the stream, and its bytes may not be numbers in the form of this call.
-fn clear_others(
-    on: &Stream,
-    pixels: &DeviceSlice,
-    (count, number): (usize, usize),
-    image: usize,
-) -> Result<(), CudaError> {
-    pixels.slice(count * image, (number - count) * image).fill_zero(on)
 }
 
 /// The bytes of `images`, and their form.

@@ -21,7 +21,7 @@ pub(crate) struct Places {
     /// Bytes of the arena.
     pub(crate) bytes: usize,
     /// Bytes of all outputs in f32.
-    pub(crate) results: usize,
+    pub(crate) outputs: usize,
 }
 
 impl Places {
@@ -51,14 +51,14 @@ impl Places {
             begins.push(end);
             end = end.saturating_add(bytes.saturating_add(ALIGN - 1) / ALIGN * ALIGN);
         }
-        let results = packed.outputs.iter().map(|output| {
+        let outputs = packed.outputs.iter().map(|output| {
             let (rows, columns) = packed.shape(output, grids);
             most.saturating_mul(4 * rows * columns).saturating_add(ALIGN)
         });
         Places {
             offsets: layout.slot.iter().map(|slot| slot.map(|slot| begins[slot])).collect(),
             bytes: end,
-            results: results.fold(0, usize::saturating_add),
+            outputs: outputs.fold(0, usize::saturating_add),
         }
     }
 }
@@ -76,9 +76,8 @@ pub(crate) struct OfSize {
 pub(crate) struct Images<'a> {
     pub(crate) count: usize,
     pub(crate) of: &'a OfSize,
-    /// Their values, which the first step reads.
-    pub(crate) pixels: &'a DeviceSlice,
-    pub(crate) form: InputForm,
+    /// Their values, and the form of these. Only the first step reads them.
+    pub(crate) input: Option<(&'a DeviceSlice, InputForm)>,
 }
 
 /// All buffers of an engine.
@@ -86,10 +85,11 @@ pub(crate) struct Memory {
     pub(crate) tensors: Vec<DeviceTensor>,
     arena: DeviceSlice,
     /// One u32 flag for each step, which it sets if its f16 stream holds a value that is not finite, and one for each output;
-    /// then the scores of a classifier, and outputs on their way to the host.
+    /// then the scores of a classifier, and outputs on their way to the host, for which there is room after the first of them.
     results: DeviceSlice,
-    /// The number of steps.
+    /// The number of steps, and that of flags.
     steps: usize,
+    flags: usize,
     flag_bytes: usize,
     scores: Option<TensorId>,
     /// Bytes of the scores of a full batch.
@@ -101,17 +101,18 @@ impl Memory {
     pub(crate) fn new(packed: &Packed, max_batch: usize, places: &Places) -> Result<Memory, CudaError> {
         let (device, tensors, scores) = (packed.device(), packed.tensors.clone(), packed.scores);
         let score_bytes = scores.map_or(0, |scores| max_batch * tensors[scores.0].row_bytes());
-        let mut memory = Memory {
+        let score_bytes = score_bytes.next_multiple_of(ALIGN);
+        let flag_bytes = (4 * packed.flags()).next_multiple_of(ALIGN);
+        Ok(Memory {
             tensors,
             arena: DeviceBuf::zeroed(device, places.bytes)?.all(),
-            results: DeviceBuf::zeroed(device, 0)?.all(),
+            results: DeviceBuf::zeroed(device, flag_bytes + score_bytes)?.all(),
             steps: packed.steps.len(),
-            flag_bytes: (4 * packed.flags()).next_multiple_of(ALIGN),
+            flags: packed.flags(),
+            flag_bytes,
             scores,
-            score_bytes: score_bytes.next_multiple_of(ALIGN),
-        };
-        memory.results = DeviceBuf::zeroed(device, memory.result_bytes(places))?.all();
-        Ok(memory)
+            score_bytes,
+        })
     }
 
     /// Bytes of all buffers.
@@ -119,28 +120,32 @@ impl Memory {
         self.arena.bytes() + self.results.bytes()
     }
 
-    /// Bytes of flags, scores and outputs for these places.
-    pub(crate) fn result_bytes(&self, places: &Places) -> usize {
-        self.flag_bytes + self.score_bytes + places.results
+    /// Whether the arena has room for `arena` bytes, and the results for `results` bytes.
+    pub(crate) fn has_room(&self, (arena, results): (usize, usize)) -> bool {
+        arena <= self.arena.bytes() && results <= self.results.bytes()
     }
 
-    /// Whether there is room for these places.
-    pub(crate) fn has_room(&self, places: &Places) -> bool {
-        places.bytes <= self.arena.bytes() && self.result_bytes(places) <= self.results.bytes()
-    }
-
-    /// Makes room for these places. What grows moves, and its contents are lost.
+    /// Makes room for `arena` bytes in the arena and for `results` bytes of results. What grows moves, and its contents are lost.
     ///
     /// # Errors
     /// The device has too little free memory; the memory is as before then.
-    pub(crate) fn reserve(&mut self, device: &Device, places: &Places) -> Result<(), CudaError> {
+    pub(crate) fn reserve(
+        &mut self,
+        device: &Device,
+        (arena, results): (usize, usize),
+    ) -> Result<(), CudaError> {
         let grown = |slice: &DeviceSlice, bytes: usize| match bytes > slice.bytes() {
             true => Ok(DeviceBuf::zeroed(device, bytes)?.all()),
             false => Ok::<_, CudaError>(slice.clone()),
         };
-        let results = grown(&self.results, self.result_bytes(places))?;
-        (self.arena, self.results) = (grown(&self.arena, places.bytes)?, results);
+        let results = grown(&self.results, results)?;
+        (self.arena, self.results) = (grown(&self.arena, arena)?, results);
         Ok(())
+    }
+
+    /// All flags: those of the steps, then those of the outputs.
+    pub(crate) fn flags(&self) -> DeviceSlice {
+        self.results.slice(0, 4 * self.flags)
     }
 
     /// Bytes of the flags.
@@ -186,8 +191,8 @@ impl Memory {
     /// Returns the index of the first flag that is set, if there is one, and resets all flags: those of the steps come before
     /// those of the outputs.
     pub(crate) fn take_flag(&self, on: &Stream) -> Result<Option<usize>, CudaError> {
-        let flags = self.results.slice(0, self.flag_bytes);
-        let mut words = vec![0_u32; self.flag_bytes / 4];
+        let flags = self.flags();
+        let mut words = vec![0_u32; self.flags];
         flags.copy_to(on, &mut words)?;
         flags.fill_zero(on)?;
         Ok(words.iter().position(|&word| word != 0))
@@ -201,7 +206,10 @@ impl Memory {
         let bytes = self.bytes_of(id, images);
         match images.of.places.offsets[id.0] {
             Some(offset) => self.arena.slice(offset, bytes),
-            None => images.pixels.slice(0, bytes * images.form.element.bytes()),
+            None => {
+                let (pixels, form) = images.input.expect("the images are on the device");
+                pixels.slice(0, bytes * form.element.bytes())
+            }
         }
     }
 
@@ -222,7 +230,7 @@ impl Memory {
         let output = self.slice(step.output, images);
         let flag = self.results.slice(4 * index, 4);
         let codes = step.codes.map(|codes| self.slice(codes.tensor, images));
-        let form = images.form;
+        let form = images.input.map_or(InputForm::PIXELS, |(_, form)| form);
         let operands = Operands { input: &input, form, output: &output, codes: codes.as_ref(), flag: &flag };
         step.run(on, (images.count, &images.of.geometry), &operands, choice)
     }

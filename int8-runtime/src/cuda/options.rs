@@ -48,6 +48,9 @@ pub struct CudaOptions {
     /// The most pixels, height times width, of an image; 0 stands for as many as half of the free GPU memory holds. Images of
     /// the network's own size, and smaller ones, are always accepted.
     pub max_pixels: usize,
+    /// The most streams of the caller that run at the same time, each with memory of its own; further streams wait for one another.
+    /// A graph that the caller records counts as one as long as it lives, and so does inference from host memory.
+    pub max_streams: usize,
     /// Element type of the residual stream.
     pub residual: StreamType,
     /// The library that computes the matrix products.
@@ -67,6 +70,7 @@ impl Default for CudaOptions {
             device: 0,
             max_batch: 32,
             max_pixels: 0,
+            max_streams: 4,
             residual: StreamType::F16,
             gemm: Gemm::Auto,
             autotune: Autotune::Table,

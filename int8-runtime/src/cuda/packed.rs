@@ -1,9 +1,10 @@
 //! A model lowered for a GPU.
 
+use std::fmt;
 use std::sync::Arc;
 
-use swinq_cuda::Device;
 use swinq_cuda::ops::output::DeviceOutput;
+use swinq_cuda::{Device, KeepContext};
 use swinq_plan::{Geometry, Grids, OutputKind, Plan, TensorId};
 
 use super::lower::{Lowered, lower};
@@ -32,10 +33,36 @@ pub(crate) struct PackedOutput {
     pub(super) op: DeviceOutput,
 }
 
+/// What it means that a flag is set.
+pub(crate) enum Meaning {
+    /// A value of the images is not finite.
+    Input,
+    /// A value that this launch wrote to the f16 stream is not finite.
+    Stream(String),
+    /// A value of the output with this index and name is not finite, in the type in which it was asked for.
+    Output(usize, String),
+}
+
+impl fmt::Display for Meaning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Meaning::Input => f.write_str("a value of the images is NaN or infinite"),
+            Meaning::Stream(launch) => RuntimeError::StreamOverflow { launch: launch.clone() }.fmt(f),
+            Meaning::Output(_, name) => {
+                write!(
+                    f,
+                    "a value of `{name}` is NaN, or the output's type cannot hold it (f16 ends at 65504)"
+                )
+            }
+        }
+    }
+}
+
 impl Packed {
     /// Lowers `plan` for the GPU and the residual stream of `options`: packs and uploads its weights.
     pub(crate) fn new(plan: &Plan<'_>, options: &CudaOptions) -> Result<Packed, RuntimeError> {
         let device = Device::open(options.device)?;
+        let _context = KeepContext::new(&device)?;
         let scores = plan.outputs.iter().find(|output| output.kind == OutputKind::Logits);
         let scores = scores.map(|output| output.tensor);
         // With cuBLASLt, the library computes the products.
@@ -52,12 +79,31 @@ impl Packed {
     pub(crate) fn image_bytes(&self, grids: &Grids) -> usize {
         let image = self.tensors[self.steps[0].input.0].bytes(grids);
         let places = Places::new(self, grids, 1);
-        places.bytes.saturating_add(places.results).saturating_add(image)
+        places.bytes.saturating_add(places.outputs).saturating_add(image)
     }
 
     /// The number of flags: one for each step, then one for each output.
     pub(super) fn flags(&self) -> usize {
         self.steps.len() + self.outputs.len()
+    }
+
+    /// What it means that the flag with this index is set.
+    pub(crate) fn meaning(&self, flag: usize) -> Meaning {
+        match flag.checked_sub(self.steps.len()) {
+            // The first step reads the images.
+            None if flag == 0 => Meaning::Input,
+            None => {
+                let step = &self.steps[flag];
+                let writer = self.writer(step.input, flag).unwrap_or(step);
+                Meaning::Stream(writer.name.clone())
+            }
+            Some(output) => Meaning::Output(output, self.outputs[output].name.clone()),
+        }
+    }
+
+    /// The last of the first `end` steps that writes `tensor`.
+    pub(super) fn writer(&self, tensor: TensorId, end: usize) -> Option<&DeviceStep> {
+        self.steps[..end].iter().rev().find(|step| step.output == tensor)
     }
 
     /// The rows and the columns of `output` for one image with these grids.

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use swinq_cuda::Graph;
 use swinq_cuda::ops::linear::Target;
-use swinq_cuda::ops::patch::InputForm;
 use swinq_model::Size;
 use swinq_plan::Geometry;
 
@@ -21,38 +21,27 @@ pub(super) type Launch = (usize, Option<Choice>);
 
 /// What a runner has prepared for a number of images of one size.
 pub(super) struct Prepared {
-    /// The key of the graph.
-    pub(super) graph: usize,
+    /// All launches but the first, which reads the images.
+    pub(super) graph: Graph,
     pub(super) of: Arc<OfSize>,
     pub(super) launches: Vec<Launch>,
 }
 
 impl Runner {
-    /// Chooses kernels for batches of `images` images of `size`, or as many as run at a time, and records their graph. No-op
-    /// if already prepared. Returns the number of images.
-    pub(crate) fn prepare(&mut self, images: usize, size: Size) -> Result<usize, RuntimeError> {
-        let of = self.of_size(size)?;
-        let images = images.min(of.most);
-        self.prepare_batch(images, &of, Effort::Measure)?;
-        Ok(images)
-    }
-
-    /// Prepares for `images` images of `size`, of which at most `each` run at a time. Returns the most images of that size at a
-    /// time, and the prepared number of images of each part.
+    /// Prepares for `images` images of the size of `of`, of which `each` run at a time. Returns the prepared number of images of
+    /// each part.
     pub(super) fn prepare_parts(
         &mut self,
         (images, each): (usize, usize),
-        size: Size,
-    ) -> Result<(usize, Vec<usize>), RuntimeError> {
-        let of = self.of_size(size)?;
-        let each = each.min(of.most);
-        let mut parts = Vec::new();
+        of: &Arc<OfSize>,
+    ) -> Result<Vec<usize>, RuntimeError> {
+        let (size, mut parts) = (of.geometry.grids().image(), Vec::new());
         for part in (0..images).step_by(each).map(|first| each.min(images - first)) {
             let padded = self.sizes.padded((size, part), of.most);
-            self.prepare_batch(padded, &of, self.effort(size))?;
+            self.prepare_batch(padded, of, self.effort(size))?;
             parts.push(padded);
         }
-        Ok((each, parts))
+        Ok(parts)
     }
 
     /// How kernels are chosen for images of `size`, for which an inference waits: only the first batch is measured, and a new
@@ -79,51 +68,44 @@ impl Runner {
         };
         let most = images_at_a_time(self.options.max_batch, own, size);
         let places = Places::new(&packed, geometry.grids(), most);
-        self.reserve(&places)?;
+        self.reserve((places.bytes, 0))?;
         let geometry = DeviceGeometry::new(packed.device(), &geometry, packed.codes_in_windows())?;
         Ok(Arc::new(OfSize { geometry, places, most }))
     }
 
-    /// Makes room for `places`. If memory grows, all graphs are dropped, because they hold its addresses.
-    fn reserve(&mut self, places: &Places) -> Result<(), RuntimeError> {
-        let packed = Arc::clone(&self.packed);
-        self.pipeline.reserve(packed.device(), 0, self.memory.result_bytes(places))?;
-        if self.memory.has_room(places) {
+    /// Makes room for so many bytes of the arena and of the results. If memory grows, all graphs are dropped, because they hold
+    /// its addresses.
+    pub(super) fn reserve(&mut self, bytes: (usize, usize)) -> Result<(), RuntimeError> {
+        if self.memory.has_room(bytes) {
             return Ok(());
         }
-        self.memory.reserve(packed.device(), places)?;
-        self.pipeline.clear();
+        self.last.synchronize()?;
+        self.memory.reserve(self.packed.device(), bytes)?;
         self.sizes.clear();
         Ok(())
     }
 
-    /// Makes room for `images` images of `size` in `form`.
-    pub(super) fn reserve_input(
-        &mut self,
-        images: usize,
-        size: Size,
-        form: InputForm,
-    ) -> Result<(), RuntimeError> {
-        let bytes = images * self.image_values(size) * form.element.bytes();
-        Ok(self.pipeline.reserve(self.packed.device(), bytes, 0)?)
-    }
-
     /// Prepares a batch, unless it is, and marks it as the most recently used one.
-    fn prepare_batch(&mut self, count: usize, of: &Arc<OfSize>, effort: Effort) -> Result<(), RuntimeError> {
+    pub(super) fn prepare_batch(
+        &mut self,
+        count: usize,
+        of: &Arc<OfSize>,
+        effort: Effort,
+    ) -> Result<(), RuntimeError> {
         let batch: Batch = (of.geometry.grids().image(), count);
         if self.sizes.touch(batch).is_some() {
             return Ok(());
         }
-        if let Some(unused) = self.sizes.make_room() {
-            self.pipeline.forget(unused.graph);
-        }
+        // Measurements use the arena, and no graph is destroyed while it runs.
+        self.last.synchronize()?;
+        self.sizes.make_room();
         let launches = self.launches_of(count, of, effort)?;
-        let graph = self.next_graph;
-        let (steps, memory) = (&self.packed.steps, &self.memory);
-        // The first launch, which reads the images, is not recorded.
-        let images = Images { count, of, pixels: &self.pipeline.input().clone(), form: InputForm::PIXELS };
-        self.pipeline.record(graph, |on| run_all(steps, &launches[1..], memory, on, images, None))?;
-        (self.next_graph, self.first) = (graph + 1, false);
+        let (steps, memory, on) = (&self.packed.steps, &self.memory, &self.stream);
+        let images = Images { count, of, input: None };
+        let graph = on.capture(|| run_all(steps, &launches[1..], memory, on, images, None))?;
+        graph.upload(on)?;
+        on.synchronize()?;
+        self.first = false;
         self.sizes.insert(batch, Prepared { graph, of: Arc::clone(of), launches });
         Ok(())
     }
@@ -168,14 +150,13 @@ impl Runner {
         effort: Effort,
     ) -> Result<Option<Choice>, RuntimeError> {
         let DeviceOp::Linear(linear, order) = &step.op else { return Ok(None) };
-        let (geometry, pipeline) = (&of.geometry, &self.pipeline);
-        let images = Images { count, of, pixels: pipeline.input(), form: InputForm::PIXELS };
+        let (geometry, images) = (&of.geometry, Images { count, of, input: None });
         let input = self.memory.slice(step.input, images);
         let output = self.memory.slice(step.output, images);
         let target = Target { slice: &output, map: order.and_then(|order| geometry.map(order)) };
         let m = count * geometry.rows(step.rows);
         let trial = Trial { name: &step.name, linear, m, input: &input, target };
-        let choice = self.tuner.choose(&trial, pipeline.stream(), effort);
+        let choice = self.tuner.choose(&trial, &self.stream, effort);
         choice.map(Some).map_err(|error| RuntimeError::on_device(&step.name, error))
     }
 }

@@ -35,8 +35,7 @@ impl<T> Sizes<T> {
     /// batch, and [`PATIENCE`] batches before it, would leave half of the prepared batch or more empty.
     pub(crate) fn padded(&mut self, (size, images): Batch, most: usize) -> usize {
         let own = images.next_power_of_two().min(most);
-        let numbers = self.used.iter().filter(|((of, _), _)| *of == size).map(|((_, images), _)| *images);
-        let Some(prepared) = numbers.filter(|&prepared| prepared >= images).min() else { return own };
+        let Some(prepared) = self.holding((size, images)) else { return own };
         if prepared < 2 * images || prepared <= own {
             return prepared;
         }
@@ -60,6 +59,12 @@ impl<T> Sizes<T> {
     /// What is prepared for a batch of images of `size`.
     pub(crate) fn of_size(&self, size: Size) -> Option<&T> {
         self.used.iter().find(|((of, _), _)| *of == size).map(|(_, prepared)| prepared)
+    }
+
+    /// The smallest prepared number of images that holds the batch.
+    pub(crate) fn holding(&self, (size, images): Batch) -> Option<usize> {
+        let numbers = self.used.iter().filter(|((of, _), _)| *of == size).map(|((_, images), _)| *images);
+        numbers.filter(|&prepared| prepared >= images).min()
     }
 
     /// Removes the batch that was not used for longest, if there is no room for another one.

@@ -4,7 +4,7 @@ use swinq_model::Size;
 use swinq_numerics::Images;
 use swinq_plan::{Grids, Output};
 
-use super::{Engine, Runner, lock};
+use super::Engine;
 use crate::error::RuntimeError;
 use crate::memory::available_memory;
 use crate::packed::Lowered;
@@ -55,8 +55,8 @@ impl Engine {
         Err(RuntimeError::InputNotFinite { image: index / each, row, column, channel, value })
     }
 
-    /// Refuses an image that needs more memory than allowed, before any is asked for.
-    pub(super) fn check_memory(&self, size: Size) -> Result<(), RuntimeError> {
+    /// Refuses an image that needs more memory than allowed, before any is asked for. `held` is what the runner holds.
+    pub(super) fn check_memory(&self, size: Size, held: usize) -> Result<(), RuntimeError> {
         if size.area() <= self.input_size().area() {
             return Ok(());
         }
@@ -66,7 +66,7 @@ impl Engine {
             Lowered::Cuda(lowered) => lowered.image_bytes(&grids),
         };
         let allowed = match self.backend.max_pixels() {
-            0 => self.free_memory()?,
+            0 => self.free_memory(held)?,
             most => (needed as u128 * most as u128 / size.area() as u128).try_into().unwrap_or(usize::MAX),
         };
         if needed <= allowed {
@@ -76,13 +76,10 @@ impl Engine {
     }
 
     /// Half of the free memory, or what the runner holds if that is more, because an image that fits into that takes no more.
-    pub(super) fn free_memory(&self) -> Result<usize, RuntimeError> {
-        let (free, held) = match (&self.packed.lowered, &self.runner) {
-            (Lowered::Cuda(lowered), Runner::Cuda(runner)) => {
-                (lowered.device().memory()?.0, lock(runner).held_bytes())
-            }
-            (_, Runner::Cpu(runner)) => (available_memory().unwrap_or(usize::MAX), runner.held_bytes()),
-            _ => unreachable!("weights and runner are of one backend"),
+    fn free_memory(&self, held: usize) -> Result<usize, RuntimeError> {
+        let free = match &self.packed.lowered {
+            Lowered::Cuda(lowered) => lowered.device().memory()?.0,
+            Lowered::Cpu(_) => available_memory().unwrap_or(usize::MAX),
         };
         Ok((free / 2).max(held))
     }

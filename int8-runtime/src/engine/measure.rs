@@ -5,7 +5,7 @@ use std::time::Duration;
 use swinq_model::Size;
 use swinq_numerics::Images;
 
-use super::{Engine, Runner, lock};
+use super::{Engine, Runner};
 use crate::error::RuntimeError;
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
@@ -23,7 +23,7 @@ impl Engine {
                 let runs = u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
                 runner.profile(images, Images::new(size, pixels), runs)
             }
-            Runner::Cuda(runner) => lock(runner).profile(images, pixels),
+            Runner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.profile(images, pixels)),
         }
     }
 
@@ -36,7 +36,7 @@ impl Engine {
         let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
         match &self.runner {
             Runner::Cpu(runner) => runner.trace(images, Images::new(size, pixels)),
-            Runner::Cuda(runner) => lock(runner).trace(images, pixels),
+            Runner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.trace(images, pixels)),
         }
     }
 
@@ -49,7 +49,7 @@ impl Engine {
         self.check_images(images)?;
         match &self.runner {
             Runner::Cpu(runner) => Ok(runner.launches(images)),
-            Runner::Cuda(runner) => lock(runner).launches(images),
+            Runner::Cuda(pool) => self.on_gpu(pool, self.input_size(), |runner| runner.launches(images)),
         }
     }
 
@@ -66,12 +66,9 @@ impl Engine {
         runs: usize,
     ) -> Result<Option<Vec<Duration>>, RuntimeError> {
         self.check_images(images)?;
-        if !self.runner.has(size) {
-            self.check_memory(size)?;
-        }
         match &self.runner {
-            Runner::Cpu(_) => Ok(None),
-            Runner::Cuda(runner) => lock(runner).compute_times(images, size, runs),
+            Runner::Cpu(runner) => self.check_room(runner, size).map(|()| None),
+            Runner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.compute_times(images, size, runs)),
         }
     }
 }

@@ -71,6 +71,32 @@ impl Drop for Context {
     }
 }
 
+/// Restores the context that was current on this thread, when dropped. Libraries that share the thread, such as PyTorch, take the
+/// current context for that of their device.
+pub struct KeepContext {
+    before: sys::CUcontext,
+}
+
+impl KeepContext {
+    /// Remembers the current context. A device must be open.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn new(_of: &Device) -> Result<KeepContext, CudaError> {
+        let mut before = std::ptr::null_mut();
+        // SAFETY: a device is open, so the driver is initialised; it writes one handle.
+        check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut before) })?;
+        Ok(KeepContext { before })
+    }
+}
+
+impl Drop for KeepContext {
+    fn drop(&mut self) {
+        // SAFETY: the context was current, and null stands for none. A context that was destroyed since is an error of the driver.
+        let _ = unsafe { sys::cuCtxSetCurrent(self.before) };
+    }
+}
+
 /// Compute capability of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Arch {

@@ -16,11 +16,11 @@ impl Stream {
     /// # Errors
     /// `record` fails or does something that cannot be captured, or the driver fails. The stream is usable
     /// afterwards.
-    pub fn capture(&self, record: impl FnOnce() -> Result<(), CudaError>) -> Result<Graph, CudaError> {
+    pub fn capture<E: From<CudaError>>(&self, record: impl FnOnce() -> Result<(), E>) -> Result<Graph, E> {
         let mut recording = Recording::begin(self)?;
         record()?;
         let (graph, held) = recording.end()?;
-        graph.instantiate(self.context(), held)
+        Ok(graph.instantiate(self.context(), held)?)
     }
 }
 

@@ -9,6 +9,7 @@
 //! documentation says what the caller must keep alive.
 
 pub mod cache;
+mod capture;
 pub mod contract;
 pub mod cublaslt;
 mod device;
@@ -33,8 +34,9 @@ mod stream;
 mod tensor_map;
 pub mod training;
 
+pub use capture::{Capture, Relaxed};
 pub use cublaslt::{FloatKind, Lt, LtPlan, Output};
-pub use device::{Arch, Device};
+pub use device::{Arch, Device, KeepContext};
 pub use error::CudaError;
 pub use graph::Graph;
 pub use kernel::Kernel;

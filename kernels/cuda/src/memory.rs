@@ -14,6 +14,8 @@ struct Allocation {
     context: Arc<Context>,
     ptr: sys::CUdeviceptr,
     bytes: usize,
+    /// Whether the caller of this library owns the memory.
+    of_caller: bool,
 }
 
 impl Allocation {
@@ -29,7 +31,7 @@ impl Allocation {
             }
             status => {
                 check("cuMemAlloc", status)?;
-                Ok(Allocation { context: Arc::clone(context), ptr, bytes })
+                Ok(Allocation { context: Arc::clone(context), ptr, bytes, of_caller: false })
             }
         }
     }
@@ -37,7 +39,7 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if !self.of_caller && self.context.bind().is_ok() {
             // SAFETY: allocated in `new` and freed only here. cuMemFree waits for the work that uses the
             // memory.
             let _ = unsafe { sys::cuMemFree_v2(self.ptr) };
@@ -131,6 +133,27 @@ pub struct DeviceSlice {
 }
 
 impl DeviceSlice {
+    /// Memory that the caller owns: `bytes` bytes at the address `ptr`. Dropping the slice does not free it.
+    ///
+    /// # Safety
+    /// The bytes are memory that `device` can access. They live until the last work that uses this slice, or a slice of it, is
+    /// done; in a captured graph, as long as the graph.
+    pub unsafe fn of_caller(device: &Device, ptr: u64, bytes: usize) -> DeviceSlice {
+        let allocation = Allocation { context: Arc::clone(device.context()), ptr, bytes, of_caller: true };
+        DeviceSlice { allocation: Arc::new(allocation), offset: 0, bytes }
+    }
+
+    /// Whether this slice and `other` share bytes.
+    pub fn overlaps(&self, other: &DeviceSlice) -> bool {
+        let end = |slice: &DeviceSlice| slice.ptr() + slice.bytes as u64;
+        self.ptr() < end(other) && other.ptr() < end(self)
+    }
+
+    /// Whether the memory is on `device`.
+    pub fn is_on(&self, device: &Device) -> bool {
+        self.context().same(device.context())
+    }
+
     /// Length in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -210,10 +233,10 @@ impl DeviceSlice {
         stream.submit(|held| held.push(self.keep()), || check("cuMemsetD8Async", fill()))
     }
 
-    /// Fills this slice with repeated copies of `pattern`, in the order of `stream`.
+    /// Fills this slice with repeated copies of `pattern`, in the order of `stream`. May be captured.
     ///
     /// # Errors
-    /// `pattern` is empty, the stream is being captured, or the driver fails.
+    /// `pattern` is empty, or the driver fails.
     ///
     /// # Panics
     /// If `pattern` is on another GPU than the stream.
@@ -225,10 +248,10 @@ impl DeviceSlice {
         for offset in (0..self.bytes).step_by(pattern.bytes) {
             let bytes = pattern.bytes.min(self.bytes - offset);
             let to = self.ptr() + offset as u64;
-            // SAFETY: these slices hold two allocations with `bytes` bytes each, which are freed only after
-            // the work that uses them (`Allocation::drop`).
+            // SAFETY: these slices hold two allocations with `bytes` bytes each, which are freed only after the work that uses
+            // them (`Allocation::drop`). A graph in which this is captured holds them too.
             let copy = || unsafe { sys::cuMemcpyDtoDAsync_v2(to, pattern.ptr(), bytes, stream.handle()) };
-            stream.submit_now("a copy on the device", || check("cuMemcpyDtoDAsync", copy()))?;
+            stream.submit(|_| {}, || check("cuMemcpyDtoDAsync", copy()))?;
         }
         Ok(())
     }

@@ -47,6 +47,11 @@ impl PinnedBuf {
         self.bytes
     }
 
+    /// The address of the first byte, for the host and for the device.
+    pub(crate) fn address(&self) -> *mut u8 {
+        self.data
+    }
+
     /// The block as values of type `T`; bytes that do not fill a value are left out.
     ///
     /// # Panics

@@ -1,13 +1,12 @@
-//! Replays recorded work on new inputs. Copies from and to pinned memory surround a graph, and the copy of
-//! the next input overlaps the computation of the current one. What reads an input and writes outputs is not recorded, because
-//! their memory differs from call to call.
+//! Repeats work from host memory to host memory. Copies from and to pinned memory surround it, and the copy of the next input
+//! overlaps the computation of the current one.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use super::{CudaError, Device, DeviceBuf, DeviceSlice, Event, Graph, PinnedBuf, Stream};
+use super::{CudaError, Device, DeviceBuf, DeviceSlice, Event, PinnedBuf, Stream};
 
 /// Number of inputs in flight.
 const SLOTS: usize = 2;
@@ -49,9 +48,7 @@ fn copy_on(threads: Option<&ThreadPool>, to: &mut [u8], from: &[u8]) {
 
 /// An input of a pipeline, and its outputs.
 pub struct Part<'a> {
-    /// The key of the recorded work.
-    pub key: usize,
-    /// It may be shorter than the recorded work expects; the rest of the buffer keeps bytes of earlier inputs.
+    /// At most as long as the buffers.
     pub input: &'a [u8],
     /// Where bytes of the output begin, and the memory to which they go.
     pub outputs: Vec<(usize, &'a mut [u8])>,
@@ -64,13 +61,11 @@ impl Part<'_> {
     }
 }
 
-/// A queue of inputs for one computation, which is recorded once for each size of input.
+/// A queue of inputs for work on one stream.
 pub struct Pipeline {
-    compute: Stream,
+    compute: Arc<Stream>,
     copies: Stream,
     slots: [Slot; SLOTS],
-    /// The recorded work, by key.
-    graphs: BTreeMap<usize, Graph>,
     copying: Option<ThreadPool>,
     /// The number of flags at the beginning of the output.
     flags: usize,
@@ -87,15 +82,15 @@ struct Slot {
 }
 
 impl Pipeline {
-    /// Allocates buffers for inputs and outputs of up to `input_bytes` and `output_bytes`. Each output begins with `flags` u32
-    /// flags, which the work sets and nothing resets.
+    /// Allocates buffers for inputs and outputs of up to `input_bytes` and `output_bytes` of work on `compute`. Each output begins
+    /// with `flags` u32 flags, which the work sets and nothing resets.
     ///
     /// # Errors
     /// The device or the host has too little memory, or the driver fails.
     pub fn new(
         device: &Device,
-        input_bytes: usize,
-        output_bytes: usize,
+        compute: &Arc<Stream>,
+        (input_bytes, output_bytes): (usize, usize),
         flags: usize,
     ) -> Result<Pipeline, CudaError> {
         let slot = || -> Result<Slot, CudaError> {
@@ -109,18 +104,12 @@ impl Pipeline {
             })
         };
         Ok(Pipeline {
-            compute: Stream::new(device)?,
+            compute: Arc::clone(compute),
             copies: Stream::new(device)?,
             slots: [slot()?, slot()?],
-            graphs: BTreeMap::new(),
             copying: copying_threads(input_bytes.max(output_bytes))?,
             flags,
         })
-    }
-
-    /// The stream that the work runs on.
-    pub fn stream(&self) -> &Stream {
-        &self.compute
     }
 
     /// The input of slot 0.
@@ -142,62 +131,25 @@ impl Pipeline {
         if input_bytes <= input && output_bytes <= output {
             return Ok(());
         }
-        let mut larger = Pipeline::new(device, input_bytes.max(input), output_bytes.max(output), self.flags)?;
-        std::mem::swap(&mut self.graphs, &mut larger.graphs);
-        *self = larger;
+        let bytes = (input_bytes.max(input), output_bytes.max(output));
+        *self = Pipeline::new(device, &self.compute, bytes, self.flags)?;
         Ok(())
     }
 
-    /// Removes the work recorded under `key`.
-    pub fn forget(&mut self, key: usize) {
-        self.graphs.remove(&key);
-    }
-
-    /// Removes all recorded work.
-    pub fn clear(&mut self) {
-        self.graphs.clear();
-    }
-
-    /// Records the work that `work` puts on the stream under `key`.
-    ///
-    /// # Errors
-    /// `work` or the driver fails.
-    pub fn record<E: From<CudaError>>(
-        &mut self,
-        key: usize,
-        work: impl FnOnce(&Stream) -> Result<(), E>,
-    ) -> Result<(), E> {
-        let mut failed = None;
-        let graph = self.compute.capture(|| {
-            work(&self.compute).map_err(|error| {
-                failed = Some(error);
-                CudaError::Unsupported("the work was not recorded".to_owned())
-            })
-        });
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        let graph = graph?;
-        graph.upload(&self.compute)?;
-        self.graphs.insert(key, graph);
-        Ok(())
-    }
-
-    /// Runs `parts` one after the other, from host memory to host memory. `before` and `after` put work on the stream before and
-    /// after the recorded work of the part with this index; `before` reads the input, which is on the device then. Flags and
-    /// outputs are in `output` on the device at the end. Returns the index of the first flag that is set after any of the parts.
+    /// Runs `parts` one after the other, from host memory to host memory. `work` puts the work of the part with this index on the
+    /// stream; it reads the input, which is on the device then. Flags and outputs are in `output` on the device at the end. Returns
+    /// the index of the first flag that is set after any of the parts.
     ///
     /// # Errors
     /// The driver or the work fails.
     ///
     /// # Panics
-    /// If a key was not recorded, or a length exceeds the buffers.
+    /// If a length exceeds the buffers.
     pub fn run<'a>(
         &mut self,
         output: &DeviceSlice,
         parts: impl ExactSizeIterator<Item = Part<'a>>,
-        before: impl Fn(usize, &Stream, &DeviceSlice) -> Result<(), CudaError>,
-        after: impl Fn(usize, &Stream) -> Result<(), CudaError>,
+        work: impl Fn(usize, &Stream, &DeviceSlice) -> Result<(), CudaError>,
     ) -> Result<Option<usize>, CudaError> {
         let (alone, mut raised) = (parts.len() == 1, None);
         let mut waiting: [Option<Part<'a>>; SLOTS] = [const { None }; SLOTS];
@@ -206,8 +158,7 @@ impl Pipeline {
             let slot = index % SLOTS;
             outcome = self
                 .finish(slot, waiting[slot].take(), &mut raised)
-                .and_then(|()| self.start(slot, &part, alone, |on, input| before(index, on, input)))
-                .and_then(|()| after(index, &self.compute))
+                .and_then(|()| self.start(slot, &part, alone, |on, input| work(index, on, input)))
                 .and_then(|()| self.read_back(slot, &part, output));
             if outcome.is_err() {
                 break;
@@ -221,18 +172,17 @@ impl Pipeline {
         outcome.map(|()| raised)
     }
 
-    /// Starts `before` and the work of `part` in a free slot.
+    /// Starts the `work` of `part` in a free slot.
     fn start(
         &mut self,
         slot: usize,
         part: &Part<'_>,
         alone: bool,
-        before: impl FnOnce(&Stream, &DeviceSlice) -> Result<(), CudaError>,
+        work: impl FnOnce(&Stream, &DeviceSlice) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         let slot = &mut self.slots[slot];
         let bytes = part.input.len();
         copy_on(self.copying.as_ref(), &mut slot.host_input.as_mut_slice::<u8>()[..bytes], part.input);
-        let graph = self.graphs.get(&part.key).expect("work was recorded under the key");
         let copies = if alone { &self.compute } else { &self.copies };
         slot.busy = true;
         // SAFETY: the slot is busy until `finish` has waited for `done`, which is recorded after this copy.
@@ -242,8 +192,7 @@ impl Pipeline {
             slot.copied.record(copies)?;
             self.compute.wait(&slot.copied)?;
         }
-        before(&self.compute, &slot.input)?;
-        graph.launch(&self.compute)
+        work(&self.compute, &slot.input)
     }
 
     /// Starts the copy of the outputs of `part`, whose work is on the stream.
@@ -281,35 +230,6 @@ impl Pipeline {
         let first = flags.iter().position(|&flag| flag != 0);
         *raised = (*raised).into_iter().chain(first).min();
         Ok(())
-    }
-
-    /// Returns the milliseconds of each of `runs` replays of the work of `key`, between the work that `before` and `after` put on
-    /// the stream, without copies, on the current content of the input of slot 0.
-    ///
-    /// # Errors
-    /// The driver or the work fails.
-    ///
-    /// # Panics
-    /// If the key was not recorded.
-    pub fn time(
-        &self,
-        device: &Device,
-        key: usize,
-        runs: usize,
-        before: impl Fn(&Stream, &DeviceSlice) -> Result<(), CudaError>,
-        after: impl Fn(&Stream) -> Result<(), CudaError>,
-    ) -> Result<Vec<f32>, CudaError> {
-        let graph = self.graphs.get(&key).expect("work was recorded under the key");
-        let marks: Vec<Event> = (0..=runs).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
-        marks[0].record(&self.compute)?;
-        for mark in &marks[1..] {
-            before(&self.compute, self.input())?;
-            graph.launch(&self.compute)?;
-            after(&self.compute)?;
-            mark.record(&self.compute)?;
-        }
-        self.compute.synchronize()?;
-        marks.windows(2).map(|pair| Event::elapsed_ms(&pair[0], &pair[1])).collect()
     }
 }
 

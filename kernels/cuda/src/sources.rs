@@ -39,6 +39,7 @@ pub const SOURCES: &[(&str, &str)] = table![
     "patch.cuh",
     "patch_half.cu",
     "prelude.cuh",
+    "report.cu",
     "rows.cu",
     "rows.cuh",
     "softmax.cuh",

@@ -18,14 +18,23 @@ pub(crate) type Held = Arc<dyn Send + Sync>;
 pub struct Stream {
     context: Arc<Context>,
     handle: sys::CUstream,
-    /// The owner of the driver's stream, if this object does not own it.
-    owner: Option<Arc<CudaStream>>,
+    owner: Owner,
     /// While the stream is captured: the objects that the graph must keep alive. Locked whenever work is put
     /// on the stream.
     held: Mutex<Option<Vec<Held>>>,
     /// Objects that the work on the stream needs, by address. They are released when the stream has been
     /// synchronised.
     busy: Mutex<BTreeMap<usize, Held>>,
+}
+
+/// The owner of a driver's stream.
+enum Owner {
+    /// The object of this crate.
+    This,
+    /// `cudarc`.
+    Cudarc(#[expect(dead_code, reason = "it keeps the stream alive")] Arc<CudaStream>),
+    /// The program that calls this library.
+    Caller,
 }
 
 // SAFETY: the driver's functions on streams are thread-safe, and the handle is valid until `drop`.
@@ -44,7 +53,18 @@ impl Stream {
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current, and the driver writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
-        Ok(Stream::with(Arc::clone(device.context()), handle, None))
+        Ok(Stream::with(Arc::clone(device.context()), handle, Owner::This))
+    }
+
+    /// Wraps a stream that the caller owns, a `cudaStream_t` or `CUstream` of the primary context of `device`; 0 is the default
+    /// stream. Dropping the object waits for nothing, and leaves the stream as it is.
+    ///
+    /// # Safety
+    /// - `handle` is 0, or a stream of the primary context of `device` that lives as long as this object.
+    /// - What is put on the stream through this object uses kernels, graphs and memory that live until the work is done. This
+    ///   object keeps nothing alive.
+    pub unsafe fn of_caller(device: &Device, handle: u64) -> Stream {
+        Stream::with(Arc::clone(device.context()), handle as sys::CUstream, Owner::Caller)
     }
 
     /// Wraps a stream with another owner, in the context of `device`, and keeps it alive.
@@ -58,10 +78,10 @@ impl Stream {
             ));
         }
         let (context, handle) = (Arc::clone(device.context()), owner.cu_stream());
-        Ok(Stream::with(context, handle, Some(Arc::clone(owner))))
+        Ok(Stream::with(context, handle, Owner::Cudarc(Arc::clone(owner))))
     }
 
-    fn with(context: Arc<Context>, handle: sys::CUstream, owner: Option<Arc<CudaStream>>) -> Stream {
+    fn with(context: Arc<Context>, handle: sys::CUstream, owner: Owner) -> Stream {
         Stream { context, handle, owner, held: Mutex::default(), busy: Mutex::default() }
     }
 
@@ -117,6 +137,11 @@ impl Stream {
         }
     }
 
+    /// Keeps `kept` alive until the work that follows on the stream is done.
+    pub(crate) fn keep<T: Send + Sync + 'static>(&self, kept: &Arc<T>) -> Result<(), CudaError> {
+        self.submit_with(Arc::clone(kept) as Held, || Ok(()))
+    }
+
     /// As [`Stream::submit`], for work that needs `kept` until it is done.
     pub(crate) fn submit_with(
         &self,
@@ -132,9 +157,21 @@ impl Stream {
         call()
     }
 
-    /// Keeps `kept` alive until the stream has been synchronised.
+    /// Keeps `kept` alive until the stream has been synchronised, unless the caller of [`Stream::of_caller`] does.
     pub(crate) fn keep_busy(&self, kept: Held) {
-        self.busy().insert(Arc::as_ptr(&kept).cast::<()>() as usize, kept);
+        if !matches!(self.owner, Owner::Caller) {
+            self.busy().insert(Arc::as_ptr(&kept).cast::<()>() as usize, kept);
+        }
+    }
+
+    /// The stream's identity among those of its device. The driver may use that of a stream that is destroyed again.
+    pub fn id(&self) -> u64 {
+        self.handle as u64
+    }
+
+    /// Whether the stream is on `device`.
+    pub fn is_on(&self, device: &Device) -> bool {
+        self.context.same(device.context())
     }
 
     /// Puts work on the stream by `call`, with the context current. If the stream is captured, the graph
@@ -193,7 +230,7 @@ impl Drop for Stream {
             // Kernels must stay loaded until they are done. An error here belongs to the work and is ignored.
             let _ = self.synchronize();
         }
-        if self.owner.is_none() && self.bind().is_ok() {
+        if matches!(self.owner, Owner::This) && self.bind().is_ok() {
             // SAFETY: created in `new` and destroyed only here; the driver finishes the work that is on it.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
         }
@@ -217,11 +254,22 @@ impl Event {
     /// # Errors
     /// The driver fails.
     pub fn new(device: &Device) -> Result<Event, CudaError> {
+        Event::with(device, CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    /// Creates an event without a time, which costs less. It is not recorded yet.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn untimed(device: &Device) -> Result<Event, CudaError> {
+        Event::with(device, CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn with(device: &Device, flags: CUevent_flags) -> Result<Event, CudaError> {
         device.bind()?;
         let mut handle = std::ptr::null_mut();
-        let flags = CUevent_flags::CU_EVENT_DEFAULT as u32;
         // SAFETY: a context is current, and the driver writes one handle.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut handle, flags as u32) })?;
         Ok(Event { context: Arc::clone(device.context()), handle })
     }
 

@@ -15,6 +15,7 @@ pub mod mlp;
 pub mod norm;
 pub mod output;
 pub mod patch;
+pub mod report;
 pub mod rows;
 pub mod window_block;
 
