@@ -47,6 +47,7 @@ fn engine() -> *mut swinq_engine {
         max_pixels: 0,
         image_threads: 0,
         max_memory: 0,
+        max_streams: 0,
     };
     let (mut model, mut engine) = (std::ptr::null_mut(), std::ptr::null_mut());
     // SAFETY: the pointers are those of the values above.

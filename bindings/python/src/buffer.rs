@@ -1,6 +1,4 @@
 //! Memory of Python objects, through the buffer protocol: read and written in place, without a copy.
-//!
-//! The only `unsafe` code of this crate.
 
 #![allow(unsafe_code)]
 

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use swinq::data::DataError;
 use swinq::int8_runtime::cuda::StreamType;
 use swinq::int8_runtime::{
-    ImageLayout, Images as Input, OutputLayout, OutputMut, OutputValues, Pixels, RuntimeError,
+    Backend, ImageLayout, Images as Input, OutputLayout, OutputMut, OutputValues, Pixels, RuntimeError,
 };
 use swinq::model::Size;
 use swinq::{
@@ -55,6 +55,7 @@ pub struct Numbers {
     pub max_batch: usize,
     pub max_memory: usize,
     pub max_pixels: usize,
+    pub max_streams: usize,
     pub device: usize,
 }
 
@@ -62,7 +63,7 @@ pub struct Numbers {
 pub fn options(py: Python<'_>, backend: &str, numbers: &Numbers, residual: &str) -> PyResult<EngineOptions> {
     let backends =
         [("auto", BackendChoice::Auto), ("cpu", BackendChoice::Cpu), ("cuda", BackendChoice::Cuda)];
-    let &Numbers { threads, image_threads, max_batch, max_memory, max_pixels, device } = numbers;
+    let &Numbers { threads, image_threads, max_batch, max_memory, max_pixels, max_streams, device } = numbers;
     let mut options = EngineOptions {
         backend: choice(py, "backend", backend, &backends)?,
         threads,
@@ -73,6 +74,9 @@ pub fn options(py: Python<'_>, backend: &str, numbers: &Numbers, residual: &str)
         ..EngineOptions::default()
     };
     options.cuda.device = device;
+    if max_streams > 0 {
+        options.cuda.max_streams = max_streams;
+    }
     let residuals = [("f16", StreamType::F16), ("f32", StreamType::F32)];
     options.cuda.residual = choice(py, "residual", residual, &residuals)?;
     Ok(options)
@@ -177,6 +181,15 @@ impl Engine {
         self.engine.threads()
     }
 
+    /// Ordinal of the GPU; `None` on a CPU.
+    #[getter]
+    fn gpu(&self) -> Option<usize> {
+        match self.engine.backend() {
+            Backend::Cuda(options) => Some(options.device),
+            Backend::Cpu(_) => None,
+        }
+    }
+
     /// Name of the backend.
     #[getter]
     fn backend(&self) -> String {
@@ -185,6 +198,11 @@ impl Engine {
 }
 
 impl Engine {
+    /// The engine.
+    pub fn engine(&self) -> &swinq::Engine {
+        &self.engine
+    }
+
     /// Writes `outputs` of the `images` images of `input`, and looks for signals between batches.
     fn run_images(
         &self,

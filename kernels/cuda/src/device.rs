@@ -269,6 +269,27 @@ impl Device {
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
+    /// Whether `ptr` is an address of this GPU's memory, or of memory that the driver moves between the GPUs and the host.
+    pub fn holds(&self, ptr: u64) -> bool {
+        use sys::CUpointer_attribute as Pointer;
+        if self.bind().is_err() {
+            return false;
+        }
+        let get = |attribute| {
+            let mut value: c_int = -1;
+            // SAFETY: a context is current; the driver writes at most one int, and fails for an address that it does not know.
+            let status = unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, ptr) };
+            (status == CUresult::CUDA_SUCCESS).then_some(value)
+        };
+        let is_managed =
+            get(Pointer::CU_POINTER_ATTRIBUTE_IS_MANAGED).is_some_and(|managed| managed & 0xff == 1);
+        let on_device = get(Pointer::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)
+            == Some(sys::CUmemorytype::CU_MEMORYTYPE_DEVICE as c_int);
+        is_managed
+            || (on_device
+                && get(Pointer::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL) == Some(self.inner.context.device))
+    }
+
     pub(crate) fn context(&self) -> &Arc<Context> {
         &self.inner.context
     }

@@ -45,6 +45,9 @@ pub struct swinq_engine_options {
     /// The most bytes for the tensors of images of one size, which the CPU engine runs side by side; 0 is a quarter of the
     /// machine's memory.
     pub max_memory: usize,
+    /// The most streams of a GPU on which the engine runs at the same time, each with memory of its own; a recorded graph counts
+    /// as one as long as it lives. 0 is 4.
+    pub max_streams: usize,
 }
 
 // SAFETY: the structure is `repr(C)`, starts with its size, and has numbers.
@@ -62,6 +65,7 @@ unsafe impl Versioned for swinq_engine_options {
             max_pixels: 0,
             image_threads: 0,
             max_memory: 0,
+            max_streams: 0,
         }
     }
 }
@@ -143,7 +147,7 @@ fn engine_options(given: &swinq_engine_options) -> Result<EngineOptions, Failure
         return Err(Failure::argument("reserved", "is not 0"));
     }
     let max_batch = if given.max_batch == 0 { DEFAULT_BATCH } else { given.max_batch };
-    let swinq_engine_options { threads, max_pixels, image_threads, max_memory, .. } = *given;
+    let swinq_engine_options { threads, max_pixels, image_threads, max_memory, max_streams, .. } = *given;
     let mut options = EngineOptions {
         backend,
         threads,
@@ -154,6 +158,9 @@ fn engine_options(given: &swinq_engine_options) -> Result<EngineOptions, Failure
         ..EngineOptions::default()
     };
     options.cuda.device = given.device as usize;
+    if max_streams > 0 {
+        options.cuda.max_streams = max_streams;
+    }
     if given.residual_f32 != 0 {
         options.cuda.residual = StreamType::F32;
     }

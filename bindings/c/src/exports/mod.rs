@@ -20,12 +20,15 @@ mod tensor;
 
 mod run;
 
+mod device;
+
 use std::ffi::c_char;
 
 use crate::handles::{self, Object};
 use crate::memory;
 use crate::status::{Failure, last_message};
 
+pub use device::*;
 pub use engine::*;
 pub use image::*;
 pub use model::*;

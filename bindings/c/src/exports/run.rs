@@ -9,16 +9,18 @@ use swinq::int8_runtime::{
 };
 use swinq::model::Size;
 
+use super::device::run_on;
 use super::swinq_engine;
 use super::tensor::{
-    Place, SWINQ_LAYOUT_NCHW, SWINQ_TYPE_F16, SWINQ_TYPE_F32, Taken, describe, read, swinq_tensor,
+    Place, SWINQ_DEVICE_CUDA, SWINQ_LAYOUT_NCHW, SWINQ_TYPE_F16, SWINQ_TYPE_F32, Taken, describe, read,
+    swinq_tensor,
 };
 use crate::handles;
 use crate::memory::{self, Versioned};
 use crate::status::{Failure, Status, guard};
 
 /// The name of the input.
-const INPUT: &str = "pixels";
+pub(super) const INPUT: &str = "pixels";
 
 /// How an engine runs. Set every field to zero and `size` to `sizeof(swinq_run_options)` for the defaults.
 #[repr(C)]
@@ -26,7 +28,8 @@ const INPUT: &str = "pixels";
 pub struct swinq_run_options {
     /// Size of this structure.
     pub size: usize,
-    /// Stream of a GPU. Must be NULL for tensors in the host's memory.
+    /// For tensors in memory of a GPU: the `cudaStream_t` on which the engine runs; NULL is the default stream. Must be NULL for
+    /// tensors in the host's memory.
     pub stream: *mut c_void,
     /// Must be 0.
     pub reserved: usize,
@@ -47,6 +50,13 @@ unsafe impl Versioned for swinq_run_options {
 /// `SWINQ_TYPE_F32` or `SWINQ_TYPE_F16`. They must not overlap each other or the images. `options` may be NULL. Images that the
 /// network cannot process, or that need more memory than `max_pixels` allows, are `SWINQ_STATUS_ARGUMENT`. After the first call
 /// for a height, a width and a number of images it allocates nothing on a CPU, as long as the size is among those used last.
+///
+/// On a GPU all tensors may lie in its memory (`SWINQ_DEVICE_CUDA`), in `SWINQ_TYPE_BF16` too. The work is then put on
+/// `options->stream` after what is there, and the call returns without waiting for it: the memory must stay valid until it is
+/// done. Streams run at the same time, as many as `max_streams`. While the caller records a graph on the stream
+/// (`cudaStreamBeginCapture`), the work becomes a part of it; the height, width and number of images must be prepared
+/// (`swinq_engine_prepare`). A value that is not finite makes all outputs NaN, and is an error of the next call on the engine, or
+/// of `swinq_engine_check`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_engine_run(
     engine: *const swinq_engine,
@@ -62,9 +72,11 @@ pub unsafe extern "C" fn swinq_engine_run(
         check_count("output_count", output_count, MOST_OUTPUTS)?;
         // SAFETY: the caller of this function states that its pointers are valid; so below.
         let given = unsafe { memory::options(options, "options")? };
-        check_options(&given)?;
+        if given.reserved != 0 {
+            return Err(Failure::argument("options", "`reserved` is not 0"));
+        }
         // SAFETY: as above.
-        unsafe { run(&served.engine, inputs, outputs, output_count) }
+        unsafe { run(&served.engine, inputs, outputs, output_count, given.stream) }
     })
 }
 
@@ -76,34 +88,31 @@ fn check_count(argument: &str, count: usize, most: usize) -> Result<(), Failure>
     }
 }
 
-fn check_options(given: &swinq_run_options) -> Result<(), Failure> {
-    if !given.stream.is_null() {
-        return Err(Failure::argument(
-            "options",
-            "`stream` is not NULL, which it must be for the host's memory",
-        ));
-    }
-    if given.reserved != 0 {
-        return Err(Failure::argument("options", "`reserved` is not 0"));
-    }
-    Ok(())
-}
-
 /// Runs `engine` on the one tensor at `inputs`, and writes the `count` tensors at `outputs`.
 ///
 /// # Safety
-/// The pointers, and those of the tensors, are null or valid.
+/// The pointers, and those of the tensors, are null or valid; those in memory of a GPU until the work on the stream is done. The
+/// stream is one of the engine's GPU.
 unsafe fn run(
     engine: &Engine,
     inputs: *const swinq_tensor,
     outputs: *const swinq_tensor,
     count: usize,
+    stream: *mut c_void,
 ) -> Result<(), Failure> {
     let place = Place { array: "inputs", index: 0 };
     // SAFETY: the caller states it; so below.
     let input = unsafe { read(inputs, place)? };
+    if input.device_type == SWINQ_DEVICE_CUDA {
+        // SAFETY: as above.
+        return unsafe { run_on(engine, &input, outputs, count, stream) };
+    }
+    if !stream.is_null() {
+        let problem = "`stream` is not NULL, which it must be for the host's memory";
+        return Err(Failure::argument("options", problem));
+    }
     // SAFETY: as above.
-    unsafe { check_input(engine, &input, place)? };
+    unsafe { check_input(engine, &input, &Versioned::defaults(), place)? };
     let (layout, [images, height, width, _]) = arranged(&input);
     let size = Size::new(height, width);
     let mut taken = Taken::<{ 1 + MOST_OUTPUTS }>::new();
@@ -152,12 +161,17 @@ unsafe fn output_values<'a, T, const N: usize>(
     unsafe { memory::slice_mut(data, elements, place) }
 }
 
-/// Refuses an input of another name, type, layout, rank or number of channels than engines take. The engine checks height and
-/// width.
+/// Refuses an input of another name, type, layout, rank or number of channels than engines take, or in other memory than that of
+/// `memory`. The engine checks height and width.
 ///
 /// # Safety
 /// The tensor's name is null or valid.
-unsafe fn check_input(engine: &Engine, input: &swinq_tensor, place: Place) -> Result<(), Failure> {
+pub(super) unsafe fn check_input(
+    engine: &Engine,
+    input: &swinq_tensor,
+    memory: &swinq_tensor,
+    place: Place,
+) -> Result<(), Failure> {
     // SAFETY: the caller states it.
     if let Some(name) = unsafe { memory::optional_text(input.name, place)? }
         && name != INPUT
@@ -165,7 +179,7 @@ unsafe fn check_input(engine: &Engine, input: &swinq_tensor, place: Place) -> Re
         return Err(Failure::argument(place, format!("its name is `{name}`; the only input is `{INPUT}`")));
     }
     input.check_image(place)?;
-    let kind = swinq_tensor { r#type: input.r#type, layout: input.layout, rank: 4, ..Versioned::defaults() };
+    let kind = swinq_tensor { r#type: input.r#type, layout: input.layout, rank: 4, ..*memory };
     input.check_kind(&kind, place)?;
     let (channels, (_, [.., given])) = (engine.channels(), arranged(input));
     if given == channels {
@@ -176,7 +190,7 @@ unsafe fn check_input(engine: &Engine, input: &swinq_tensor, place: Place) -> Re
 }
 
 /// The layout of the images `input`, which [`swinq_tensor::check_image`] accepts: their number, height, width and channels.
-fn arranged(input: &swinq_tensor) -> (ImageLayout, [usize; 4]) {
+pub(super) fn arranged(input: &swinq_tensor) -> (ImageLayout, [usize; 4]) {
     let [images, a, b, c] = input.shape;
     match input.layout {
         SWINQ_LAYOUT_NCHW => (ImageLayout::ChannelsFirst, [images, b, c, a]),
@@ -232,7 +246,7 @@ fn claim<T, const N: usize>(
 ///
 /// # Safety
 /// The tensor's name is null or valid.
-unsafe fn output_of<'e>(
+pub(super) unsafe fn output_of<'e>(
     engine: &'e Engine,
     tensor: &swinq_tensor,
     place: Place,

@@ -17,6 +17,8 @@ pub const SWINQ_TYPE_U8: u32 = 1;
 pub const SWINQ_TYPE_F32: u32 = 2;
 /// `type`: half precision, IEEE 754 binary16, as `_Float16`.
 pub const SWINQ_TYPE_F16: u32 = 3;
+/// `type`: bfloat16, the upper half of a `float`. Only in memory of a GPU.
+pub const SWINQ_TYPE_BF16: u32 = 4;
 
 /// `layout`: rows of numbers, `[images, columns]` or `[images, rows, columns]`.
 pub const SWINQ_LAYOUT_ROWS: u32 = 1;
@@ -27,6 +29,8 @@ pub const SWINQ_LAYOUT_NCHW: u32 = 3;
 
 /// `device_type`: memory of the host.
 pub const SWINQ_DEVICE_HOST: u32 = 0;
+/// `device_type`: memory of an NVIDIA GPU.
+pub const SWINQ_DEVICE_CUDA: u32 = 1;
 
 /// An array of the caller. Set every field to zero first, and `size` to `sizeof(swinq_tensor)`.
 #[repr(C)]
@@ -49,9 +53,9 @@ pub struct swinq_tensor {
     /// Distance of neighbours along each dimension, in elements. All zero: the array is dense, which it must be in this
     /// version. Along a dimension of one element any distance is dense.
     pub strides: [isize; 4],
-    /// Memory in which the array lies: `SWINQ_DEVICE_HOST`.
+    /// Memory in which the array lies: `SWINQ_DEVICE_HOST` or `SWINQ_DEVICE_CUDA`.
     pub device_type: u32,
-    /// Ordinal of the device; 0 for the host.
+    /// Ordinal of the GPU, that of the engine; 0 for the host.
     pub device: u32,
 }
 
@@ -113,7 +117,8 @@ impl swinq_tensor {
 
     /// Refuses a `type` or a `layout` that images do not have.
     pub(super) fn check_image(&self, place: Place) -> Result<(), Failure> {
-        self.check_type(&[SWINQ_TYPE_U8, SWINQ_TYPE_F32, SWINQ_TYPE_F16], place)?;
+        let types = [SWINQ_TYPE_U8, SWINQ_TYPE_F32, SWINQ_TYPE_F16, SWINQ_TYPE_BF16];
+        self.check_type(if self.device_type == SWINQ_DEVICE_CUDA { &types } else { &types[..3] }, place)?;
         if [SWINQ_LAYOUT_NHWC, SWINQ_LAYOUT_NCHW].contains(&self.layout) {
             return Ok(());
         }
@@ -134,14 +139,13 @@ impl swinq_tensor {
         Err(Failure::argument(place, problem))
     }
 
-    /// Refuses a tensor of another type, layout or rank than `expected`, without elements, that is not dense, or that is not in
-    /// the host's memory.
+    /// Refuses a tensor of another type, layout, rank or memory than `expected`, without elements, or that is not dense.
     pub(super) fn check_kind(&self, expected: &swinq_tensor, place: Place) -> Result<(), Failure> {
         let kinds = [
             ("type", self.r#type, expected.r#type, type_name(expected.r#type)),
             ("layout", self.layout, expected.layout, layout_name(expected.layout)),
-            ("device_type", self.device_type, SWINQ_DEVICE_HOST, "SWINQ_DEVICE_HOST"),
-            ("device", self.device, 0, "the only ordinal of the host"),
+            ("device_type", self.device_type, expected.device_type, device_name(expected.device_type)),
+            ("device", self.device, expected.device, ordinal_name(expected.device_type)),
         ];
         for (field, given, needed, name) in kinds {
             if given != needed {
@@ -201,7 +205,22 @@ fn type_name(number: u32) -> &'static str {
     match number {
         SWINQ_TYPE_U8 => "SWINQ_TYPE_U8",
         SWINQ_TYPE_F16 => "SWINQ_TYPE_F16",
+        SWINQ_TYPE_BF16 => "SWINQ_TYPE_BF16",
         _ => "SWINQ_TYPE_F32",
+    }
+}
+
+fn device_name(number: u32) -> &'static str {
+    match number {
+        SWINQ_DEVICE_CUDA => "SWINQ_DEVICE_CUDA, as that of the input",
+        _ => "SWINQ_DEVICE_HOST",
+    }
+}
+
+fn ordinal_name(device_type: u32) -> &'static str {
+    match device_type {
+        SWINQ_DEVICE_CUDA => "the ordinal of the engine's GPU",
+        _ => "the only ordinal of the host",
     }
 }
 

@@ -13,10 +13,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _modules, _native, _process
+from . import _device, _modules, _native, _process
 from ._arrays import input_of, is_array, is_tensor
 from ._errors import ArgumentError, count
 from ._images import PathLike, is_encoded, is_path, is_pil, picture
+
+
+#: The shapes of outputs that an engine remembers.
+MOST_SHAPES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +62,8 @@ class Engine:
     """A model that is ready to run, on threads of its own. Engines of one model share its packed weights.
 
     Threads may share an engine. Calls release the interpreter's lock; on a CPU they run at the same time and share the engine's
-    threads, on a GPU they run one after another. In a forked process, which has no threads of its parent, an engine is made
-    again at its first call.
+    threads, on a GPU they run one after another, except on streams of the caller. In a forked process, which has no threads of
+    its parent, an engine is made again at its first call.
     """
 
     def __init__(self, model: Model, make: Callable[[], _native.Engine]) -> None:
@@ -67,6 +71,7 @@ class Engine:
         native = make()
         self._native: _native.Engine | None = native
         self._channels, self._outputs = native.channels, tuple(native.outputs)
+        self._shapes: dict[tuple[str, int, int], list[int]] = {}
         _process.remember(self)
 
     def _ready(self) -> _native.Engine:
@@ -105,36 +110,99 @@ class Engine:
         *,
         layout: str | None = None,
         dtype: str = "float32",
+        out: Mapping[str, Any] | None = None,
+        stream: int | None = None,
     ) -> dict[str, Any]:
         """Outputs of a batch, by name.
 
+        On a GPU, images in its memory are read there: tensors of PyTorch, and arrays with ``__dlpack__`` or
+        ``__cuda_array_interface__``. The work is put on a stream after what is there, and the call returns without waiting for
+        it. Streams run at the same time. While the caller records a graph on the stream (``torch.cuda.graph``), the work becomes
+        a part of it; height, width and number of images must be prepared (:meth:`prepare`, or a call). A value that is not finite
+        makes all outputs NaN there, and the next call of the engine, or :meth:`check`, raises.
+
         Args:
             images: as for :meth:`__call__`.
-            outputs: names of outputs, each once; ``None`` is all of :attr:`outputs`.
+            outputs: names of outputs, each once; ``None`` is all of :attr:`outputs`, or those of ``out``.
             layout: as for :meth:`__call__`.
-            dtype: the type of the outputs, ``float32`` or ``float16``, to which values are rounded.
+            dtype: the type of the outputs, ``float32`` or ``float16``, to which values are rounded; on a GPU also ``bfloat16``.
+            out: arrays for outputs, by name, contiguous, in the memory of ``images``; their types are those of the outputs. Others
+                are made: by PyTorch's allocator for its tensors on a GPU.
+            stream: ``cudaStream_t`` on which images in memory of a GPU run. ``None`` is the current stream of PyTorch for its
+                tensors, else the default stream. Arrays must live until the work is done; PyTorch sees to that for its tensors.
 
         Returns:
             The outputs in the order of ``outputs``, of the kind and on the device of ``images``: ``logits`` is
             ``[n, classes]``, a feature map ``[n, channels, height, width]``.
 
         Raises:
-            ArgumentError: for an output that the network does not have or that is asked for twice, for another ``dtype``, and as
-                :meth:`__call__`.
+            ArgumentError: for an output that the network does not have or that is asked for twice, for another ``dtype``, for
+                arrays of another shape or on another device, for a tensor that requires grad outside ``torch.no_grad()``, for a
+                graph with a size that is not prepared, and as :meth:`__call__`.
             EngineError: if the engine fails, also if ``float16`` cannot hold a value.
         """
-        if dtype not in ("float32", "float16"):
-            raise ArgumentError(f"dtype: {dtype!r} is neither `float32` nor `float16`")
-        names = _names(self._outputs if outputs is None else outputs)
-        (array, layout), native = input_of(images, self._channels, layout), self._ready()
+        native = self._ready()
+        on_gpu = native.gpu is not None and _device.is_on_gpu(images)
+        types = ("float32", "float16", "bfloat16") if on_gpu else ("float32", "float16")
+        if dtype not in types:
+            raise ArgumentError(f"dtype: {dtype!r} is none of {', '.join(types)}")
+        names = _names((out or self._outputs) if outputs is None else outputs)
+        if on_gpu:
+            return _device.run(
+                native, images, names, self._shape, self._channels, layout=layout, dtype=dtype, out=out, stream=stream
+            )
+        if stream is not None:
+            raise ArgumentError("stream: the images are not in the memory of the engine's GPU")
+        array, layout = input_of(images, self._channels, layout)
         number = array.shape[0]
         height, width = array.shape[1:3] if layout == "NHWC" else array.shape[2:]
-        found = [(name, np.empty((number, *native.output_shape(name, height, width)), dtype)) for name in names]
-        native.run(_bits(array), layout, [(name, _bits(values)) for name, values in found])
+        given = out or {}
+        found = {
+            name: given[name] if name in given else np.empty((number, *self._shape(name, height, width)), dtype) for name in names
+        }
+        native.run(_bits(array), layout, [(name, _bits(_host(values, name))) for name, values in found.items()])
         if not is_tensor(images):
-            return dict(found)
+            return found
         torch = sys.modules["torch"]
-        return {name: torch.from_numpy(values).to(images.device) for name, values in found}
+        return {name: values if name in given else torch.from_numpy(values).to(images.device) for name, values in found.items()}
+
+    def _shape(self, name: str, height: int, width: int) -> list[int]:
+        """The shape of an output for one image of a height and a width."""
+        key = (name, height, width)
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._ready().output_shape(name, height, width)
+            if len(self._shapes) >= MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[key] = shape
+        return shape
+
+    def prepare(self, height: int, width: int, images: int = 1, *, stream: int | None = None) -> None:
+        """Prepares for ``images`` images of a size; otherwise the first call does so, which takes far longer than later calls.
+
+        Args:
+            height: of the images, in pixels.
+            width: of the images, in pixels.
+            images: number of images of a batch.
+            stream: ``cudaStream_t`` for images in memory of a GPU, such as ``torch.cuda.current_stream().cuda_stream``; ``None``
+                prepares for images in host memory. A graph takes over what any stream has prepared.
+        """
+        for name, value in (("height", height), ("width", width), ("images", images)):
+            count(name, value, 1)
+        if stream is None:
+            _native.prepare(self._ready(), height, width, images)
+        else:
+            _native.prepare_on(self._ready(), height, width, images, stream)
+
+    def check(self) -> None:
+        """Raises if an earlier call on memory of a GPU, or a graph that holds one, met a value that is not finite.
+
+        It does not wait: synchronize the stream first. An error is raised once.
+
+        Raises:
+            EngineError: with the launch or the output of the value.
+        """
+        _native.check(self._ready())
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -195,6 +263,14 @@ def _bits(array: Any) -> Any:
     return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
+def _host(values: Any, name: str) -> np.ndarray[Any, Any]:
+    """The memory of an output of the caller in host memory."""
+    array = values.numpy() if is_tensor(values) and not values.is_cuda else values
+    if not isinstance(array, np.ndarray):
+        raise ArgumentError(f"out: `{name}` is a {type(values).__name__}; give an array of numpy or a tensor in host memory")
+    return array
+
+
 def _names(outputs: Iterable[str]) -> list[str]:
     """The names of outputs to compute."""
     if isinstance(outputs, str):
@@ -225,6 +301,7 @@ class Model:
         max_batch: int = 8,
         max_memory: int = 0,
         max_pixels: int = 0,
+        max_streams: int = 4,
         device: int = 0,
         residual: str = "f16",
     ) -> Engine:
@@ -239,6 +316,8 @@ class Model:
                 quarter of the machine's memory.
             max_pixels: the most pixels, height times width, of an image; 0 is as many as half of the free memory holds. Images
                 of :attr:`input_size`, and smaller ones, are always accepted.
+            max_streams: the most streams of a GPU on which the engine runs at the same time, each with memory of its own; a
+                recorded graph counts as one as long as it lives.
             device: ordinal of the GPU.
             residual: type of the residual stream on a GPU, ``f16`` or ``f32`` (the CPU's bits).
 
@@ -251,6 +330,7 @@ class Model:
             "max_batch": max_batch,
             "max_memory": max_memory,
             "max_pixels": max_pixels,
+            "max_streams": max_streams,
             "device": device,
         }
         for name, value in numbers.items():

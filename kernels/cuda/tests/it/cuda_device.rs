@@ -110,8 +110,9 @@ fn a_capture_that_fails_leaves_the_stream_usable() {
     let buf = DeviceBuf::zeroed(&device, 16).unwrap();
     let refused = stream.capture(|| buf.all().copy_from(&stream, &[1_u8; 16])).map(|_| ());
     assert!(matches!(refused, Err(CudaError::Unsupported(_))), "{refused:?}");
-    assert!(stream.capture(|| Err(CudaError::NoDevice("mine".into()))).is_err());
-    let panics = || stream.capture(|| panic!("while recording")).map(|_| ());
+    assert!(stream.capture(|| Err::<(), _>(CudaError::NoDevice("mine".into()))).is_err());
+    let record = || -> Result<(), CudaError> { panic!("while recording") };
+    let panics = || stream.capture(record).map(|_| ());
     assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
     let mut found = [1_u8; 16];
     buf.all().copy_to(&stream, &mut found).unwrap();

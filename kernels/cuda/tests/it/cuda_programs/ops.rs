@@ -8,6 +8,7 @@ use swinq_cuda::ops::mlp::{MlpConfig, MlpForm, MlpKind};
 use swinq_cuda::ops::norm::{NormConfig, NormResult};
 use swinq_cuda::ops::output::{MapConfig, OutputForm, OutputType, values_program};
 use swinq_cuda::ops::patch::{InputForm, InputSite, InputType, PatchConfig};
+use swinq_cuda::ops::report::DeviceReport;
 use swinq_cuda::ops::rows::RowsConfig;
 use swinq_cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_cuda::ops::{DeviceStore, StreamType};
@@ -128,13 +129,14 @@ fn float_inputs(stream: StreamType, scope: Scope) -> Vec<Program> {
         .collect()
 }
 
-/// Outputs of each order; scopes beyond `Few` add the types and maps without a norm.
+/// Outputs of each order, and the report of flags; scopes beyond `Few` add the types and maps without a norm.
 fn outputs(scope: Scope) -> Vec<Program> {
     let (elements, norms): (&[OutputType], &[bool]) = match scope {
         Scope::Few => (&[OutputType::F16], &[true]),
         _ => (&[OutputType::F32, OutputType::F16, OutputType::Bf16], &[false, true]),
     };
     let mut programs: Vec<Program> = elements.iter().map(|&element| values_program(element)).collect();
+    programs.push(DeviceReport::program());
     for (stream, &element) in STREAMS.into_iter().flat_map(|s| elements.iter().map(move |e| (s, e))) {
         for (&norm, channels_first) in norms.iter().flat_map(|norm| [(norm, false), (norm, true)]) {
             let form = OutputForm { element, channels_first };

@@ -21,6 +21,7 @@ mod norm;
 mod output;
 mod patch;
 mod primitives;
+mod report;
 mod rows;
 mod training;
 mod window_block;
