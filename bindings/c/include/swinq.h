@@ -3,7 +3,8 @@
 // Status. A function that can fail returns a status, and swinq_last_error says what was wrong. No panic of the library and
 // no exception crosses the border.
 // Handles. Models and engines are handles. A NULL, freed or wrong handle is an error code, never a crash.
-// Memory. All memory that the caller passes stays the caller's, and is used during the call only. Strings are UTF-8.
+// Memory. All memory that the caller passes stays the caller's, and is used during the call only; memory of a GPU until the work on
+// the stream is done. Strings are UTF-8.
 // Every other pointer must be NULL, which is an error where its description does not allow it, or valid.
 // Threads. Every function may be called from any thread.
 // Versions. Within a major version, functions stay as they are, and structures and status codes only grow at their ends; a
@@ -39,6 +40,9 @@
 // `type`: half precision, IEEE 754 binary16, as `_Float16`.
 #define SWINQ_TYPE_F16 3
 
+// `type`: bfloat16, the upper half of a `float`. Only in memory of a GPU.
+#define SWINQ_TYPE_BF16 4
+
 // `layout`: rows of numbers, `[images, columns]` or `[images, rows, columns]`.
 #define SWINQ_LAYOUT_ROWS 1
 
@@ -50,6 +54,9 @@
 
 // `device_type`: memory of the host.
 #define SWINQ_DEVICE_HOST 0
+
+// `device_type`: memory of an NVIDIA GPU.
+#define SWINQ_DEVICE_CUDA 1
 
 // The result of a call.
 typedef enum swinq_status {
@@ -157,6 +164,9 @@ typedef struct swinq_engine_options {
   // The most bytes for the tensors of images of one size, which the CPU engine runs side by side; 0 is a quarter of the
   // machine's memory.
   size_t max_memory;
+  // The most streams of a GPU on which the engine runs at the same time, each with memory of its own; a recorded graph counts
+  // as one as long as it lives. 0 is 4.
+  size_t max_streams;
 } swinq_engine_options;
 
 // An array of the caller. Set every field to zero first, and `size` to `sizeof(swinq_tensor)`.
@@ -178,9 +188,9 @@ typedef struct swinq_tensor {
   // Distance of neighbours along each dimension, in elements. All zero: the array is dense, which it must be in this
   // version. Along a dimension of one element any distance is dense.
   ptrdiff_t strides[4];
-  // Memory in which the array lies: `SWINQ_DEVICE_HOST`.
+  // Memory in which the array lies: `SWINQ_DEVICE_HOST` or `SWINQ_DEVICE_CUDA`.
   uint32_t device_type;
-  // Ordinal of the device; 0 for the host.
+  // Ordinal of the GPU, that of the engine; 0 for the host.
   uint32_t device;
 } swinq_tensor;
 
@@ -188,7 +198,8 @@ typedef struct swinq_tensor {
 typedef struct swinq_run_options {
   // Size of this structure.
   size_t size;
-  // Stream of a GPU. Must be NULL for tensors in the host's memory.
+  // For tensors in memory of a GPU: the `cudaStream_t` on which the engine runs; NULL is the default stream. Must be NULL for
+  // tensors in the host's memory.
   void *stream;
   // Must be 0.
   size_t reserved;
@@ -289,12 +300,32 @@ enum swinq_status swinq_engine_free(struct swinq_engine *engine);
 // `SWINQ_TYPE_F32` or `SWINQ_TYPE_F16`. They must not overlap each other or the images. `options` may be NULL. Images that the
 // network cannot process, or that need more memory than `max_pixels` allows, are `SWINQ_STATUS_ARGUMENT`. After the first call
 // for a height, a width and a number of images it allocates nothing on a CPU, as long as the size is among those used last.
+//
+// On a GPU all tensors may lie in its memory (`SWINQ_DEVICE_CUDA`), in `SWINQ_TYPE_BF16` too. The work is then put on
+// `options->stream` after what is there, and the call returns without waiting for it: the memory must stay valid until it is
+// done. Streams run at the same time, as many as `max_streams`. While the caller records a graph on the stream
+// (`cudaStreamBeginCapture`), the work becomes a part of it; the height, width and number of images must be prepared
+// (`swinq_engine_prepare`). A value that is not finite makes all outputs NaN, and is an error of the next call on the engine, or
+// of `swinq_engine_check`.
 enum swinq_status swinq_engine_run(const struct swinq_engine *engine,
                                    const struct swinq_tensor *inputs,
                                    size_t input_count,
                                    const struct swinq_tensor *outputs,
                                    size_t output_count,
                                    const struct swinq_run_options *options);
+
+// Prepares for `images` images of `height` and `width` on `stream`, a `cudaStream_t` of the engine's GPU; NULL is the default
+// stream. Otherwise the first call of `swinq_engine_run` on the stream prepares, which takes far longer than later calls, and
+// cannot while a graph is recorded. Fails with `SWINQ_STATUS_ARGUMENT` for an engine on a CPU.
+enum swinq_status swinq_engine_prepare(const struct swinq_engine *engine,
+                                       size_t height,
+                                       size_t width,
+                                       size_t images,
+                                       void *stream);
+
+// Fails with `SWINQ_STATUS_ENGINE` if an earlier call of `swinq_engine_run` with memory of a GPU, or a graph that holds one, met a
+// value that is not finite; `swinq_last_error` names it. It does not wait: synchronize the stream first. An error is told once.
+enum swinq_status swinq_engine_check(const struct swinq_engine *engine);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -105,6 +105,9 @@ static void inputs(const swinq_engine *engine, float *logits)
     WITH((input.strides[3] = 1, input.strides[2] = 4, input.strides[1] = 4 * (ptrdiff_t)info.width), ARGUMENT, "dense");
     WITH(input.device_type = 2, ARGUMENT, "`device_type` is 2; it must be 0 (SWINQ_DEVICE_HOST)");
     WITH(input.device = 1, ARGUMENT, "`device` is 1");
+    WITH(input.device_type = SWINQ_DEVICE_CUDA, ARGUMENT, "engine: runs on a CPU");
+    EXPECT(swinq_engine_prepare(engine, 56, 56, 1, NULL), ARGUMENT, "engine: runs on a CPU");
+    EXPECT(swinq_engine_check(engine), OK, "");
     /* Heights that the network cannot process. */
     WITH(input.shape[1] -= 1, ARGUMENT, "is not a multiple of PATCH_SIZE 4");
     WITH(input.shape[1] /= 2, ARGUMENT, "fewer than its window of 7");

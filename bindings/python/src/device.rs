@@ -51,9 +51,9 @@ pub fn run_on(
     let ((address, element), (count, height, width)) = (images, shape);
     let element = choice(py, "images", &element, &INPUTS)?;
     let (engine, size) = (engine.engine(), Size::new(height, width));
+    engine.check_size(size).map_err(|error| raise_run(py, error))?;
     let typed = outputs.iter().map(|(name, address, element)| {
         let shape = engine.output(name).map_err(|error| raise_run(py, error))?;
-        engine.check_size(size).map_err(|error| raise_run(py, error))?;
         let values = count * engine.output_shape(shape, size).values();
         Ok((name, *address, values, choice(py, "dtype", element, &OUTPUTS)?))
     });

@@ -57,8 +57,11 @@ constexpr int K = CHANNELS * PATCH * PATCH;
 // Elements of the table of bytes.
 constexpr int LOOKUP = INPUT == INPUT_U8 ? 256 * CHANNELS : 0;
 
-// Whether no patch extends beyond its image.
-INLINE bool fills_images(const Params& p) { return p.height % PATCH == 0 && p.width % PATCH == 0; }
+// Whether no patch extends beyond its image, and rows of patches of bytes begin at a multiple of four bytes.
+INLINE bool fills_images(const Params& p) {
+    bool aligned = sizeof(Value) > 1 || reinterpret_cast<u64>(p.pixels) % 4 == 0;
+    return aligned && p.height % PATCH == 0 && p.width % PATCH == 0;
+}
 
 // A pixel of a patch, which may lie beyond the image.
 struct Pixel {

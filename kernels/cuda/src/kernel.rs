@@ -186,6 +186,36 @@ impl Kernel {
     }
 }
 
+/// The kernels of an op, by what they are specialised for. Each is loaded at its first use.
+pub(crate) struct Kernels<K> {
+    loaded: Mutex<Vec<(K, Kernel)>>,
+}
+
+impl<K: Copy + PartialEq> Kernels<K> {
+    /// None is loaded.
+    pub(crate) fn new() -> Kernels<K> {
+        Kernels { loaded: Mutex::default() }
+    }
+
+    /// The kernel for `key`, from `load` at the first use.
+    ///
+    /// # Errors
+    /// Those of `load`.
+    pub(crate) fn get(
+        &self,
+        key: K,
+        load: impl FnOnce() -> Result<Kernel, CudaError>,
+    ) -> Result<Kernel, CudaError> {
+        let mut loaded = self.loaded.lock().unwrap_or_else(|e| e.into_inner());
+        if let Some((_, kernel)) = loaded.iter().find(|(known, _)| *known == key) {
+            return Ok(kernel.clone());
+        }
+        let kernel = load()?;
+        loaded.push((key, kernel.clone()));
+        Ok(kernel)
+    }
+}
+
 /// Permits the kernel to use all shared memory of the device except its static part, and returns that size in
 /// bytes.
 fn allow_shared(device: &Device, function: sys::CUfunction) -> Result<u32, CudaError> {

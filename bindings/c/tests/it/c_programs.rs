@@ -50,6 +50,18 @@ fn installed() -> tempfile::TempDir {
 /// Compiles `source` with the sanitizers, and links it with `library`: `-lswinq` from the folder `shared`, or the path of the
 /// archive.
 fn build(compiler: &str, source: &Path, library: &str, shared: &Path, program: &Path) {
+    build_with(&[], compiler, source, library, shared, program);
+}
+
+/// As [`build`], with more `arguments`.
+fn build_with(
+    arguments: &[String],
+    compiler: &str,
+    source: &Path,
+    library: &str,
+    shared: &Path,
+    program: &Path,
+) {
     let status = Command::new(compiler)
         .args(["-std=c11", "-D_POSIX_C_SOURCE=200809L", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-g"])
         .arg("-fsanitize=address,undefined")
@@ -62,6 +74,7 @@ fn build(compiler: &str, source: &Path, library: &str, shared: &Path, program: &
         .arg("-L")
         .arg(shared)
         .arg(library)
+        .args(arguments)
         .args(["-lpthread", "-lm", "-ldl"])
         .arg(format!("-Wl,-rpath,{}", shared.display()))
         .status()
@@ -165,6 +178,63 @@ fn images_of_any_size_have_the_logits_of_the_library() {
         let found: Vec<f32> = printed.split_whitespace().map(|value| value.parse().unwrap()).collect();
         assert_eq!(found, logits, "{images} images of {size}, {kind}, {order}");
         assert!(logits[0] != logits[1], "{logits:?}");
+    }
+}
+
+/// The arguments for programs that use CUDA's runtime, and its folder: beside NVRTC on the loader's path, as PyPI's packages put
+/// it. `None` if it is not there, after printing that `test` is skipped.
+fn cuda_runtime(test: &str) -> Option<(Vec<String>, PathBuf)> {
+    let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+    let with_headers = |folder: &PathBuf| {
+        folder.join("../include/cuda_runtime_api.h").exists() && folder.join("libcudart.so.13").exists()
+    };
+    if let Some(folder) = std::env::split_paths(&path).find(with_headers) {
+        let include = folder.join("../include").display().to_string();
+        let library = folder.join("libcudart.so.13").display().to_string();
+        return Some((vec!["-isystem".to_owned(), include, library], folder));
+    }
+    let required = std::env::var("REQUIRE_IMPL").unwrap_or_default();
+    assert!(!required.split(',').any(|name| name == "cudart"), "CUDA's runtime is not beside NVRTC");
+    eprintln!("SKIPPED {test}: CUDA's runtime and its headers are not on LD_LIBRARY_PATH");
+    None
+}
+
+#[test]
+fn the_example_on_a_gpu_gives_the_logits_of_the_library_or_says_that_there_is_no_gpu() {
+    let Some(compiler) = compiler("the example on a GPU") else { return };
+    let Some((arguments, runtime)) = cuda_runtime("the example on a GPU") else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let (program, path) = (folder.path().join("on_gpu"), folder.path().join("model.safetensors"));
+    let model = quantized();
+    model.save(&path).unwrap();
+    let file = root().join("tests/data/airplane.png");
+    let shared = installed();
+    build_with(&arguments, &compiler, &here().join("examples/on_gpu.c"), "-lswinq", shared.path(), &program);
+    // The sanitizer leaves the driver the addresses that it needs.
+    let output = Command::new(&program)
+        .args([&path, &file])
+        .env("ASAN_OPTIONS", "detect_leaks=0:protect_shadow_gap=0")
+        .env("LD_LIBRARY_PATH", runtime)
+        .output()
+        .unwrap();
+    let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    if swinq::usable_gpu(0).is_err() {
+        assert_eq!(output.status.code(), Some(1), "{error}");
+        assert!(error.starts_with("swinq_engine_new: ") && error.lines().count() == 1, "{error}");
+        return;
+    }
+    assert!(output.status.success(), "{error}");
+    let mut options = EngineOptions { backend: swinq::BackendChoice::Cuda, ..EngineOptions::default() };
+    options.cuda.max_batch = 1;
+    let engine = model.engine(&options).unwrap();
+    let mut go_on = |_, _| std::ops::ControlFlow::Continue(());
+    let images = Images::from_files(&[file]).unwrap();
+    let expected = infer_images(&engine, &images, &Default::default(), &mut go_on).unwrap().scores.logits;
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "a call and a graph: {text}");
+    for line in lines {
+        let found: Vec<f32> = line.split(' ').map(|value| value.parse().unwrap()).collect();
+        assert_eq!(found, expected.values);
     }
 }
 

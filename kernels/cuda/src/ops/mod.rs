@@ -133,16 +133,15 @@ pub(super) fn expect(what: &str, slice: &DeviceSlice, sizes: &[usize]) {
     assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
 }
 
-/// Checks that `slice` holds the product of `sizes` elements of `bytes` bytes, and is aligned to four bytes if it holds bytes,
-/// and otherwise to its elements: it may belong to a caller of the engine.
+/// Checks that `slice` holds the product of `sizes` elements of `bytes` bytes, and is aligned to its elements: it may belong to a
+/// caller of the engine.
 ///
 /// # Panics
 /// If it does not or is not, or if the product overflows; the message begins with `what`.
 pub(super) fn expect_elements(what: &str, slice: &DeviceSlice, sizes: &[usize], bytes: usize) {
     let needed = bytes * elements(what, "the memory", sizes);
     assert!(slice.bytes() >= needed, "{what} has {} bytes on the device, {needed} are needed", slice.bytes());
-    let aligned = if bytes == 1 { 4 } else { bytes as u64 };
-    assert!(slice.ptr().is_multiple_of(aligned), "{what} is not aligned to {aligned} bytes");
+    assert!(slice.ptr().is_multiple_of(bytes as u64), "{what} is not aligned to {bytes} bytes");
 }
 
 /// Checks that `slice` holds an aligned u32.

@@ -1,6 +1,7 @@
 //! Outputs of the network in the memory of their reader: feature maps, with their norm if they have one, and scores.
 
 use super::{StreamType, expect, expect_elements, expect_word, int};
+use crate::kernel::Kernels;
 use crate::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
@@ -143,6 +144,7 @@ enum Source {
 pub struct DeviceOutput {
     device: Device,
     source: Source,
+    kernels: Kernels<OutputForm>,
 }
 
 /// Gamma, beta and epsilon of a LayerNorm.
@@ -170,19 +172,21 @@ impl DeviceOutput {
         };
         let norm = norm.map(copy).transpose()?;
         let config = MapConfig { stream, norm: norm.is_some() };
-        Ok(DeviceOutput { device: device.clone(), source: Source::Map { config, columns, norm } })
+        let source = Source::Map { config, columns, norm };
+        Ok(DeviceOutput { device: device.clone(), source, kernels: Kernels::new() })
     }
 
     /// f32 scores, `columns` for each image.
     pub fn values(device: &Device, columns: usize) -> DeviceOutput {
-        DeviceOutput { device: device.clone(), source: Source::Values { columns } }
+        let source = Source::Values { columns };
+        DeviceOutput { device: device.clone(), source, kernels: Kernels::new() }
     }
 
     fn kernel(&self, form: OutputForm) -> Result<Kernel, CudaError> {
-        match &self.source {
+        self.kernels.get(form, || match &self.source {
             Source::Map { config, .. } => self.device.kernel(&config.program(form)),
             Source::Values { .. } => self.device.kernel(&values_program(form.element)),
-        }
+        })
     }
 
     /// Writes the output of `images` images, each of `tokens` rows, which are in `input`, to `out` in `form`.

@@ -5,6 +5,7 @@ use swinq_numerics::{Quantizer, Size};
 
 use super::linear::pack::pack_half;
 use super::{StreamType, expect, expect_elements, expect_word, int};
+use crate::kernel::Kernels;
 use crate::{
     CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
 };
@@ -250,7 +251,7 @@ impl PatchConfig {
 /// first use.
 pub struct DevicePatchEmbed {
     device: Device,
-    kernel: Kernel,
+    kernels: Kernels<InputForm>,
     config: PatchConfig,
     input: InputSite,
     lookup: DeviceSlice,
@@ -295,9 +296,9 @@ impl DevicePatchEmbed {
         };
         let scale = scales(spec, columns).map(|scale| copy(&scale)).transpose()?;
         let norm = spec.norm.map(|(g, b)| Ok::<_, CudaError>((copy(g)?, copy(b)?))).transpose()?;
-        Ok(DevicePatchEmbed {
+        let op = DevicePatchEmbed {
             device: device.clone(),
-            kernel: device.kernel(&config.program(InputForm::PIXELS, spec.input))?,
+            kernels: Kernels::new(),
             config,
             input: spec.input,
             lookup,
@@ -308,7 +309,9 @@ impl DevicePatchEmbed {
             position: spec.position.map(|table| Ok((copy(table)?, table.len() / columns))).transpose()?,
             output_scale: spec.output.map_or(1.0, Quantizer::scale),
             epsilon: spec.epsilon,
-        })
+        };
+        op.kernel(InputForm::PIXELS)?;
+        Ok(op)
     }
 
     /// The kernel for images of `form`.
@@ -316,10 +319,7 @@ impl DevicePatchEmbed {
     /// # Errors
     /// The kernel does not compile.
     pub fn kernel(&self, form: InputForm) -> Result<Kernel, CudaError> {
-        match form {
-            InputForm::PIXELS => Ok(self.kernel.clone()),
-            _ => self.device.kernel(&self.config.program(form, self.input)),
-        }
+        self.kernels.get(form, || self.device.kernel(&self.config.program(form, self.input)))
     }
 
     /// Reads images of `size` pixels in `form`, and writes the stream `[images * tokens, columns]`: a token for each patch of
