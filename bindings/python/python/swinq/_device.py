@@ -12,6 +12,8 @@ from ._errors import ArgumentError
 
 #: The layout that images of a type have unless the caller states another.
 LAYOUTS = {"uint8": "NHWC", "float16": "NCHW", "float32": "NCHW", "bfloat16": "NCHW"}
+#: The names of the types of PyTorch, once PyTorch is used.
+TYPES_OF_TORCH: dict[Any, str] = {}
 #: ``kDLCUDA`` and ``kDLCUDAManaged`` of DLPack.
 CUDA = (2, 13)
 #: Type strings of ``__cuda_array_interface__``.
@@ -50,12 +52,19 @@ def array_of(value: Any, name: str, stream: int, *, written: bool = False) -> Ar
     return by_interface(value, name, written)
 
 
+def types_of(torch: Any) -> dict[Any, str]:
+    """The names of the types of PyTorch that engines know."""
+    if not TYPES_OF_TORCH:
+        TYPES_OF_TORCH.update({getattr(torch, name): name for name in LAYOUTS})
+    return TYPES_OF_TORCH
+
+
 def tensor_of(value: Any, name: str) -> Array:
     """The memory of a tensor of PyTorch."""
     if not value.is_contiguous():
         raise ArgumentError(f"{name}: the tensor is not contiguous; call contiguous()")
-    dtype = str(value.dtype).removeprefix("torch.")
-    return Array(value.data_ptr(), dtype, tuple(value.shape), value.device.index, None, value)
+    dtype = types_of(sys.modules["torch"]).get(value.dtype) or str(value.dtype).removeprefix("torch.")
+    return Array(value.data_ptr(), dtype, tuple(value.shape), value.get_device(), None, value)
 
 
 def exported(value: Any, name: str, stream: int, written: bool) -> Array:
@@ -95,9 +104,12 @@ def stream_of(images: Any, stream: int | None) -> int:
     """The stream that the caller states, else PyTorch's current one for its tensors, else the default stream."""
     if stream is not None:
         return stream
-    if is_tensor(images):
-        return int(sys.modules["torch"].cuda.current_stream(images.device).cuda_stream)
-    return 0
+    if not is_tensor(images):
+        return 0
+    torch = sys.modules["torch"]
+    # The call that PyTorch's own generated code uses, which makes no object.
+    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+    return int(raw(images.get_device()) if raw else torch.cuda.current_stream(images.device).cuda_stream)
 
 
 def images_of(value: Any, channels: int, layout: str | None, stream: int) -> tuple[Array, str, tuple[int, int, int]]:
@@ -149,11 +161,14 @@ def run(
         raise ArgumentError(f"images: they are on GPU {given.device}, and the engine runs on GPU {native.gpu}")
     outputs: dict[str, Any] = {}
     targets, after = [], [] if given.after in (None, on) else [given.after]
+    made = memory_beside(images, dtype)
     for name in names:
         shape = (number, *shape_of(name, height, width))
         value = None if out is None else out.get(name)
         if value is None:
-            value = empty(images, shape, dtype, name)
+            outputs[name] = value = made(shape, name)
+            targets.append((name, value.data_ptr(), dtype))
+            continue
         array = array_of(value, f"out[{name!r}]", on, written=True)
         if array.shape != shape:
             raise ArgumentError(f"out: `{name}` is {list(array.shape)}, and the output is {list(shape)}")
@@ -177,9 +192,18 @@ def record(stream: int, values: list[Any]) -> None:
             value.record_stream(sys.modules["torch"].cuda.ExternalStream(stream, value.device))
 
 
-def empty(images: Any, shape: tuple[int, ...], dtype: str, name: str) -> Any:
-    """Memory for an output beside ``images``, from PyTorch's allocator."""
-    if not is_tensor(images):
+def memory_beside(images: Any, dtype: str) -> Callable[[tuple[int, ...], str], Any]:
+    """Makes memory for outputs on the device of ``images``, by PyTorch's allocator."""
+
+    def missing(shape: tuple[int, ...], name: str) -> Any:
         raise ArgumentError(f"out: there is no memory for `{name}`; pass out={{{name!r}: array}}, an array on the GPU")
+
+    if not is_tensor(images):
+        return missing
     torch = sys.modules["torch"]
-    return torch.empty(shape, dtype=getattr(torch, dtype), device=images.device)
+    element, device = getattr(torch, dtype), images.device
+
+    def made(shape: tuple[int, ...], name: str) -> Any:
+        return torch.empty(shape, dtype=element, device=device)
+
+    return made
