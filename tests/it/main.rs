@@ -14,6 +14,7 @@ mod examples;
 mod export;
 mod features;
 mod float_devices;
+mod float_images;
 mod fuzz_corpora;
 mod ladder;
 mod library;

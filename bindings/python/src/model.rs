@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use swinq::model::quantized::SiteState;
-use swinq::model::{Granularity, Task};
+use swinq::model::{Granularity, Task, WindowPolicy};
 use swinq::{Dialect, Documents, ElementType, Family, InMemory, OpenOptions, Site, TensorView, Transform};
 
 use crate::buffer::Array;
@@ -62,6 +62,10 @@ impl Reading {
     }
 }
 
+/// The rules for windows that the code of a live module may have, by names.
+const WINDOWS: [(&str, WindowPolicy); 2] =
+    [("hf", WindowPolicy::HuggingFace), ("mmpretrain", WindowPolicy::Mmpretrain)];
+
 /// What a network is read as, by names.
 const TASKS: [(&str, Task); 2] = [("classification", Task::Classification), ("features", Task::Features)];
 
@@ -94,8 +98,9 @@ impl Model {
     }
 
     /// A float model of the tensors of another library. `config` and `preprocessor` are its JSON documents,
-    /// `transform` is a preprocessing in JSON.
+    /// `transform` is a preprocessing in JSON, `windows` the name of the rule for windows.
     #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "they are the arguments of a private Python function")]
     fn from_memory(
         py: Python<'_>,
         name: String,
@@ -103,9 +108,11 @@ impl Model {
         config: Option<String>,
         preprocessor: Option<String>,
         transform: Option<String>,
+        windows: Option<String>,
         reading: Reading,
     ) -> PyResult<Model> {
         let options = reading.options(py)?;
+        let window_policy = windows.map(|name| choice(py, "windows", &name, &WINDOWS)).transpose()?;
         let transform = transform.map(|text| serde_json::from_str::<Transform>(&text)).transpose();
         let transform =
             transform.map_err(|error| raise_as(py, "ArgumentError", format!("preprocessing: {error}")))?;
@@ -121,7 +128,7 @@ impl Model {
             })
             .collect();
         let documents = config.map(|config| Documents { config, preprocessor });
-        let memory = InMemory { name, tensors, documents, transform };
+        let memory = InMemory { name, tensors, documents, transform, window_policy };
         let model = py.detach(|| swinq::Model::from_memory(&memory, &options));
         Ok(Model { model: model.map_err(|error| raise(py, &error))? })
     }

@@ -1,0 +1,287 @@
+"""INT8 Swins inside models of PyTorch.
+
+>>> import swinq.torch
+>>> report = swinq.torch.quantize(detector, calibrate=loader)
+>>> print(report)
+>>> detector(images)
+
+:func:`quantize` finds every Swin in a model, classifier or backbone, runs the calibration through the float model, and puts a
+:class:`SwinModule` with the same signature and outputs in the place of each. :func:`restore` undoes it. This module needs PyTorch
+(``pip install torch``), which the rest of the package does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+try:
+    import torch
+except ImportError as error:
+    raise ImportError("swinq.torch needs PyTorch: pip install torch") from error
+
+from . import _native, _process
+from ._errors import ArgumentError, Error, count
+from ._layers import library_of
+from ._model import Model, open
+from ._modules import reader_of
+from ._progress import Progress, close, observer
+from ._torch_module import SwinModule
+from ._torch_outputs import made, matched, relative_error, tensors
+from ._torch_record import Record, run
+
+__all__ = ["Left", "Replaced", "Report", "SwinModule", "quantize", "restore"]
+
+#: The most that an output of a float Swin may differ from that of swinq's float engine, relative to its norm: rounding of f32, and
+#: GELU by tanh; and where a part of it is computed in half precision.
+TOLERANCE, HALF_TOLERANCE = 2e-3, 0.1
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A Swin that was replaced."""
+
+    #: The names of its places in the model; empty for the model itself.
+    names: tuple[str, ...]
+    #: ``timm``, ``torchvision``, ``transformers``, or the package of its class.
+    library: str
+    #: The class of the original.
+    kind: str
+    parameters: int
+    #: Sites in INT8 and in float.
+    int8_sites: int
+    float_sites: int
+    #: Images on which it was calibrated.
+    images: int
+    #: The ratio of signal to noise in dB of each tensor among its outputs, against the original, on the first image.
+    sqnr_db: dict[str, float]
+
+    def __str__(self) -> str:
+        place = ", ".join(name or "the model itself" for name in self.names)
+        noise = f"{min(self.sqnr_db.values()):.1f} dB at least" if self.sqnr_db else "no outputs"
+        sites = f"{self.int8_sites} sites INT8, {self.float_sites} float"
+        return f"{place}: {self.kind} of {self.library}, {self.parameters:,} parameters, {sites}, {self.images} images, {noise}"
+
+
+@dataclass(frozen=True)
+class Left:
+    """A module that looks like a Swin and was left as it is."""
+
+    name: str
+    kind: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name or 'the model itself'}: {self.kind} left as it is: {self.reason}"
+
+
+@dataclass
+class Report:
+    """What :func:`quantize` did."""
+
+    #: The model with the Swins replaced: the model that was given, unless that is a Swin itself.
+    model: Any
+    replaced: list[Replaced] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join(str(line) for line in [*self.replaced, *self.left])
+
+
+def quantize(
+    model: Any,
+    calibrate: Callable[[Any], object] | Iterable[Any],
+    recipe: str | os.PathLike[str] | Mapping[str, Any] | None = "default",
+    backend: str = "auto",
+    *,
+    samples: int = 64,
+    ptq: str | None = None,
+    batch_size: int = 8,
+    progress: bool | Progress | None = None,
+    **options: Any,
+) -> Report:
+    """Replaces every Swin in ``model``, in place, by one that swinq's engine runs.
+
+    Args:
+        model: any ``torch.nn.Module``, on any device.
+        calibrate: a function that is called with the model, and calls it as in use; or an iterable of batches, with each of which
+            the model is called: a tensor, a tuple or list whose first element is one, or a dictionary of keyword arguments. They
+            are moved to the device of the model. The model is in evaluation mode, without gradients.
+        recipe: as for :func:`swinq.quantize`. ``None`` quantizes nothing: the engine runs the Swins in float, for comparisons.
+        backend: ``cpu``, ``cuda``, or ``auto`` for that of the device of the images at each call.
+        samples: the most images on which a Swin is calibrated, the first that it is called with. They are kept in host memory,
+            ``float32``, of any sizes.
+        ptq: as for :func:`swinq.quantize`.
+        batch_size: images per batch of the float forward.
+        progress: as for :func:`swinq.quantize`.
+        options: options of :meth:`swinq.Model.engine`, such as ``threads`` or ``max_pixels``.
+
+    Returns:
+        What was replaced and what was left. A module that is left although it looks like a Swin is also a warning.
+
+    Raises:
+        ArgumentError: if nothing was replaced, with the reasons; for a recipe that is not known.
+        CalibrationError: for values that are not finite.
+    """
+    count("samples", samples, 1)
+    count("batch_size", batch_size, 1)
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(f"model: a {type(model).__name__} is no torch.nn.Module")
+    if backend not in ("auto", "cpu", "cuda"):
+        raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
+    report, opened = Report(model), {}
+    for module, names in _swins(model).items():
+        try:
+            _check_hooks(module)
+            opened[module] = open(module, preprocessing=_preprocessing(module))
+        except Error as error:
+            report.left.append(Left(names[0], type(module).__name__, str(error)))
+    if opened:
+        records = run(model, calibrate, opened, samples)
+        _process.start_threads("quantize")
+    for module, float_model in opened.items():
+        names = _swins(model)[module]
+        try:
+            outputs = _checked(float_model, records[module])
+        except Error as error:
+            report.left.append(Left(names[0], type(module).__name__, str(error)))
+            continue
+        found = _quantized(float_model, records[module], recipe, ptq, batch_size, progress)
+        swin = SwinModule(module, found, outputs, records[module].arguments, backend, options)
+        report.replaced.append(_described(swin, names, records[module]))
+        report.model = _exchanged(report.model, module, swin)
+    report.left.extend(_others(report))
+    if not report.replaced:
+        raise ArgumentError(f"model: no Swin of {type(model).__name__} can be replaced. {report}".rstrip())
+    for left in report.left:
+        warnings.warn(f"model: {left}", stacklevel=2)
+    return report
+
+
+def restore(model: Any) -> Any:
+    """Puts the original modules back, in place. Returns the model, or the original if the model itself is a :class:`SwinModule`."""
+    for swin in [module for module in model.modules() if isinstance(module, SwinModule)]:
+        swin.original.train(swin.training)
+        model = _exchanged(model, swin, swin.original)
+    return model
+
+
+def _swins(model: Any) -> dict[Any, list[str]]:
+    """The outermost Swins, with the names of the places of each."""
+    found: dict[Any, list[str]] = {}
+
+    def visit(module: Any, name: str) -> None:
+        if isinstance(module, SwinModule):
+            return
+        if reader_of(module) is not None:
+            found.setdefault(module, []).append(name)
+            return
+        for part, child in module._modules.items():
+            if child is not None:
+                visit(child, f"{name}.{part}" if name else part)
+
+    visit(model, "")
+    return found
+
+
+def _check_hooks(module: Any) -> None:
+    """Refuses a module in which hooks observe or change what is computed."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    for name, part in module.named_modules():
+        if any(getattr(part, kind, None) for kind in kinds):
+            place = f"`{name}`" if name else "it"
+            raise ArgumentError(f"{place} has hooks, which an engine does not call; remove them")
+
+
+def _preprocessing(module: Any) -> str | None:
+    """What the description of a classifier of transformers needs; its images are normalised, so that it has no effect."""
+    return "hf" if library_of(module) == "transformers" and hasattr(module, "classifier") else None
+
+
+def _checked(model: Model, record: Record) -> Any:
+    """The structure of the outputs of a module, which are those of the float engine on the first image.
+
+    Raises:
+        ArgumentError: for a module that was not called, or that computes something else.
+    """
+    if record.problem is not None:
+        raise ArgumentError(record.problem)
+    if not record.batches:
+        raise ArgumentError("the calibration did not call it; if the model calls another method of it, such as forward_features, it cannot be replaced")
+    limit = HALF_TOLERANCE if record.is_half else TOLERANCE
+    return matched(record.outputs, _first(model, record), limit)
+
+
+def _first(model: Model, record: Record) -> dict[str, Any]:
+    """The outputs of a model on the first image of a record, on the CPU."""
+    found: dict[str, Any] = model.engine(backend="cpu").run(record.batches[0][:1], layout="NCHW")
+    return found
+
+
+def _quantized(
+    model: Model, record: Record, recipe: Any, ptq: str | None, batch_size: int, progress: bool | Progress | None
+) -> Model:
+    """The model, calibrated on the recorded images."""
+    if recipe is None:
+        return model
+    collector = _native.Collector(model._native)
+    for batch in record.batches:
+        collector.add_values(batch.numpy(), *batch.shape[2:])
+    mapping, function = isinstance(recipe, Mapping), observer(progress)
+    text = json.dumps(recipe) if mapping else os.fspath(recipe)
+    try:
+        found, _ = _native.quantize(model._native, collector.finish(), text, mapping, ptq, batch_size, 0, 0, function)
+    finally:
+        close(function)
+    return Model(found)
+
+
+def _described(swin: SwinModule, names: list[str], record: Record) -> Replaced:
+    original, sites = swin.original, swin.model.sites
+    found = _first(swin.model, record)
+    noise = {}
+    for (place, expected), (_, leaf) in zip(tensors(record.outputs), tensors(swin._outputs), strict=True):
+        error = relative_error(made(leaf, found, torch.float32, None), expected.value)
+        noise[place] = -20 * torch.log10(torch.tensor(error).clamp_min(1e-30)).item()
+    return Replaced(
+        names=tuple(names),
+        library=library_of(original) or type(original).__module__.partition(".")[0],
+        kind=type(original).__name__,
+        parameters=sum(parameter.numel() for parameter in original.parameters()),
+        int8_sites=sum(site.quantized for site in sites),
+        float_sites=sum(not site.quantized for site in sites),
+        images=record.images,
+        sqnr_db=noise,
+    )
+
+
+def _exchanged(model: Any, old: Any, new: Any) -> Any:
+    """The model with ``new`` at every place of ``old``."""
+    if model is old:
+        return new
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
+    return model
+
+
+def _others(report: Report) -> list[Left]:
+    """Modules with the parameters of windowed attention that are in no Swin that was found."""
+    known = {part for module in _swins(report.model) for part in module.modules()}
+    marks = ("relative_position_bias_table", "logit_scale", "w_msa")
+    found = []
+    for name, module in report.model.named_modules():
+        if module in known or isinstance(module, SwinModule):
+            continue
+        if any(hasattr(module, mark) for mark in marks[:2]):
+            found.append(name)
+    if not found:
+        return []
+    kind = type(report.model.get_submodule(found[0])).__name__
+    reason = f"its module has not the structure of a Swin that swinq knows ({len(found)} modules with windowed attention)"
+    return [Left(found[0], kind, reason)]
