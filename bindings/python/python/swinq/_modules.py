@@ -16,7 +16,7 @@ import numpy as np
 from . import _backbones, _native
 from ._arrays import is_array, is_tensor, to_numpy
 from ._description import Description, has_bias, in_microsoft_keys, in_timm_keys, side, version_of
-from ._errors import ArgumentError
+from ._errors import ArgumentError, PreprocessingError
 from ._layers import check_code, check_layers, classes_of
 from ._preprocessing import transform_of
 
@@ -153,7 +153,7 @@ def transformers(module: Any, preprocessing: Any) -> Description:
     name = getattr(config, "_name_or_path", "") or type(module).__name__
     described = Description(f"transformers {name}", config.to_json_string(use_diff=False))
     if preprocessing is None:
-        raise ArgumentError(
+        raise PreprocessingError(
             "preprocessing: a module of transformers does not contain it; give its image processor "
             '(AutoImageProcessor.from_pretrained), or "hf" for the default'
         )
@@ -178,7 +178,7 @@ def torchvision(module: Any, preprocessing: Any) -> Description:
         letter = sizes.get((stem.out_channels, depths[2] if len(depths) > 2 else 0), "")
         text = _native.family_transform(f"swin_{'v2_' if version == 2 else ''}{letter}")
         if text is None:
-            raise ArgumentError("preprocessing: torchvision has none for a Swin of this shape; give weights.transforms()")
+            raise PreprocessingError("preprocessing: torchvision has none for a Swin of this shape; give weights.transforms()")
         transform = json.loads(text)
     elif transform is None:
         raise ArgumentError("preprocessing: give weights.transforms(), which also says the input size")

@@ -25,7 +25,7 @@ except ImportError as error:
     raise ImportError("swinq.torch needs PyTorch: pip install torch") from error
 
 from . import _native, _process
-from ._errors import ArgumentError, Error, count
+from ._errors import ArgumentError, Error, PreprocessingError, count
 from ._layers import library_of
 from ._model import Model, open
 from ._modules import reader_of
@@ -39,6 +39,9 @@ __all__ = ["Left", "Replaced", "Report", "SwinModule", "quantize", "restore"]
 #: The most that an output of a float Swin may differ from that of swinq's float engine, relative to its norm: rounding of f32, and
 #: GELU by tanh; and where a part of it is computed in half precision.
 TOLERANCE, HALF_TOLERANCE = 2e-3, 0.1
+
+#: A preprocessing for classifiers of torchvision whose own is not known.
+NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
 
 
 @dataclass(frozen=True)
@@ -137,7 +140,7 @@ def quantize(
     for module, names in _swins(model).items():
         try:
             _check_hooks(module)
-            opened[module] = open(module, preprocessing=_preprocessing(module))
+            opened[module] = _opened(module)
         except Error as error:
             report.left.append(Left(names[0], type(module).__name__, str(error)))
     if opened:
@@ -189,17 +192,21 @@ def _swins(model: Any) -> dict[Any, list[str]]:
 
 
 def _check_hooks(module: Any) -> None:
-    """Refuses a module in which hooks observe or change what is computed."""
+    """Refuses a module in which hooks observe or change what is computed, but for those of transformers, which collect outputs."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     for name, part in module.named_modules():
-        if any(getattr(part, kind, None) for kind in kinds):
+        hooks = [hook for kind in kinds for hook in getattr(part, kind).values()]
+        if any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks):
             place = f"`{name}`" if name else "it"
             raise ArgumentError(f"{place} has hooks, which an engine does not call; remove them")
 
 
-def _preprocessing(module: Any) -> str | None:
-    """What the description of a classifier of transformers needs; its images are normalised, so that it has no effect."""
-    return "hf" if library_of(module) == "transformers" and hasattr(module, "classifier") else None
+def _opened(module: Any) -> Model:
+    """The float model of a module. Its images are normalised, so that a preprocessing that is not known is not needed."""
+    try:
+        return open(module)
+    except PreprocessingError:
+        return open(module, preprocessing="hf" if library_of(module) == "transformers" else NORMALISED)
 
 
 def _checked(model: Model, record: Record) -> Any:
