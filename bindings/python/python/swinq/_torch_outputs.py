@@ -36,6 +36,23 @@ class Tensor:
     layout: str = ""
 
 
+#: Parts of an output of transformers that a caller may ask for and the engine does not have.
+INSIDE = ("hidden_states", "attentions", "reshaped_hidden_states")
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Stands for tensors inside of a network, which the engine does not give. Programs of transformers ask for them and read the feature
+    maps; whoever reads them gets an error."""
+
+    place: str
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ArgumentError(f"{self.place}: the engine of a Swin gives its outputs only; swinq.torch.restore(model) to read what is inside")
+
+    __iter__ = __getitem__ = __len__ = __bool__ = _refuse
+
+
 @dataclass(frozen=True)
 class Structure:
     """A container of tensors: its class, its parts by key, and what makes it of a dictionary of parts."""
@@ -54,8 +71,12 @@ def recorded(value: Any, path: str = "output") -> Any:
     if is_nested(value):
         return Structure(type(value), {"tensors": recorded(value.tensors, path)}, _nested)
     if isinstance(value, Mapping):
-        parts = {key: recorded(part, f"{path}.{key}") for key, part in value.items()}
-        return Structure(type(value), parts, _keywords if hasattr(value, "to_tuple") else _pairs)
+        named = hasattr(value, "to_tuple")
+        parts = {
+            key: Absent(f"{path}.{key}") if named and key in INSIDE and part is not None else recorded(part, f"{path}.{key}")
+            for key, part in value.items()
+        }
+        return Structure(type(value), parts, _keywords if named else _pairs)
     if isinstance(value, tuple | list):
         parts = {index: recorded(part, f"{path}[{index}]") for index, part in enumerate(value)}
         return Structure(type(value), parts, _named if hasattr(value, "_fields") else _sequence)

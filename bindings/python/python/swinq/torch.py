@@ -157,11 +157,11 @@ def quantize(
         swin = SwinModule(module, found, outputs, records[module].arguments, backend, options)
         report.replaced.append(_described(swin, names, records[module]))
         report.model = _exchanged(report.model, module, swin)
+    for left in report.left if report.replaced else ():
+        warnings.warn(f"model: {left}", stacklevel=2)
     report.left.extend(_others(report))
     if not report.replaced:
         raise ArgumentError(f"model: no Swin of {type(model).__name__} can be replaced. {report}".rstrip())
-    for left in report.left:
-        warnings.warn(f"model: {left}", stacklevel=2)
     return report
 
 
@@ -280,12 +280,12 @@ def _exchanged(model: Any, old: Any, new: Any) -> Any:
 def _others(report: Report) -> list[Left]:
     """Modules with the parameters of windowed attention that are in no Swin that was found."""
     known = {part for module in _swins(report.model) for part in module.modules()}
-    marks = ("relative_position_bias_table", "logit_scale", "w_msa")
+    marks = ("relative_position_bias_table", "cpb_mlp", "continuous_position_bias_mlp")
     found = []
     for name, module in report.model.named_modules():
         if module in known or isinstance(module, SwinModule):
             continue
-        if any(hasattr(module, mark) for mark in marks[:2]):
+        if any(hasattr(module, mark) for mark in marks):
             found.append(name)
     if not found:
         return []
