@@ -49,6 +49,9 @@ impl Images {
 #[pyclass(module = "swinq._native")]
 pub struct Collector {
     transform: Transform,
+    /// Whether floats are what the network reads, of any size, as those of a backbone are. Otherwise they are 8-bit pixels that were
+    /// normalised.
+    any_values: bool,
     pixels: Vec<u8>,
     /// Batches of normalised images, with their height and width.
     values: Vec<(Size, Vec<f32>)>,
@@ -61,13 +64,20 @@ impl Collector {
     #[new]
     fn new(model: &Model) -> Collector {
         let transform = model.model.transform().clone();
-        Collector { transform, pixels: Vec::new(), values: Vec::new(), labels: Vec::new() }
+        let any_values = model.model.config().is_backbone();
+        Collector { transform, any_values, pixels: Vec::new(), values: Vec::new(), labels: Vec::new() }
     }
 
     /// Height, width and channels of a preprocessed image.
     #[getter]
     fn image(&self) -> (usize, usize, usize) {
         (self.transform.size.height, self.transform.size.width, self.transform.channels())
+    }
+
+    /// Whether floats may be of any size, and other values than those of 8-bit pixels ([`Collector::add_values`]).
+    #[getter]
+    fn any_values(&self) -> bool {
+        self.any_values
     }
 
     /// Adds an image that is not preprocessed yet.

@@ -23,7 +23,8 @@ def randomise(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
             if "logit_scale" in name:
                 mean = 2.0
             parameter.copy_(mean + spread * torch.randn(parameter.shape, generator=generator))
-    return module.eval()
+    module.eval()
+    return module
 
 
 def images(count: int = 2, height: int = 224, width: int = 224, channels: int = 3, seed: int = 0) -> torch.Tensor:

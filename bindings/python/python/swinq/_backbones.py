@@ -91,7 +91,7 @@ def _by_shapes(module: Any, preprocessing: Any) -> Description:
 
 def timm_list(module: Any, preprocessing: Any) -> Description:
     """``features_only`` of timm: a list, or a dictionary, of maps without norms."""
-    stages = []
+    stages: list[Any] = []
     while f"layers_{len(stages)}" in module:
         stages.append(module[f"layers_{len(stages)}"])
     return _timm(module, stages, list(module.feature_info.out_indices), preprocessing)
@@ -161,7 +161,7 @@ def torchvision(module: Any, preprocessing: Any) -> Description:
     taken = getattr(module, "return_layers", None)
     places = [2 * len(stages) - 1] if taken is None else sorted(int(name) for name in taken)
     if any(place % 2 == 0 for place in places) or (taken is None and len(layers) % 2):
-        raise ArgumentError("model: among its outputs is one of the stem or of a merging of patches, which the engine does not have")
+        raise ArgumentError("model: an output is that of the stem or of a merging of patches, which the engine does not have")
     blocks = [stage[0] for stage in stages]
     mlp = blocks[0].mlp[0]
     values = {

@@ -84,6 +84,6 @@ def classes_of(head: Any) -> int:
     """The number of classes of a head: the outputs of its only linear layer."""
     linear = [part for part in head.modules() if hasattr(part, "out_features")]
     if len(linear) == 1:
-        return linear[0].out_features
+        return int(linear[0].out_features)
     what = "no linear layer" if not linear else f"{len(linear)} linear layers"
     raise ArgumentError(f"model: its head, a {type(head).__name__}, has {what}; swinq runs classifiers with one")

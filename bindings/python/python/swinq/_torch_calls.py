@@ -18,7 +18,7 @@ def bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[s
             arguments |= arguments.pop(parameter.name, {})
         elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             arguments |= {f"*{parameter.name}": given for given in [arguments.pop(parameter.name, ())] if given}
-    first = next(iter(signature.parameters), None)
+    first = next(iter(signature.parameters), "")
     return arguments.pop(first, None), arguments
 
 

@@ -85,7 +85,9 @@ class SwinModule(torch.nn.Module):
 
     def _check(self, images: Any) -> None:
         if self.training:
-            raise EngineError("a quantized Swin cannot be trained; call eval() on the model, or swinq.torch.restore(model) to train it")
+            raise EngineError(
+                "a quantized Swin cannot be trained; call eval() on the model, or swinq.torch.restore(model) to train it"
+            )
         if not isinstance(images, torch.Tensor) or not images.is_floating_point():
             raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
         if images.requires_grad and torch.is_grad_enabled():

@@ -42,13 +42,15 @@ INSIDE = ("hidden_states", "attentions", "reshaped_hidden_states")
 
 @dataclass(frozen=True)
 class Absent:
-    """Stands for tensors inside of a network, which the engine does not give. Programs of transformers ask for them and read the feature
-    maps; whoever reads them gets an error."""
+    """Stands for tensors inside of a network, which the engine does not give. Programs of transformers ask for them, and read the
+    feature maps; whoever reads them gets an error."""
 
     place: str
 
     def _refuse(self, *_: Any) -> Any:
-        raise ArgumentError(f"{self.place}: the engine of a Swin gives its outputs only; swinq.torch.restore(model) to read what is inside")
+        raise ArgumentError(
+            f"{self.place}: the engine of a Swin gives its outputs only; swinq.torch.restore(model) to read what is inside"
+        )
 
     __iter__ = __getitem__ = __len__ = __bool__ = _refuse
 
@@ -134,8 +136,8 @@ def _nearest(value: Any, outputs: Mapping[str, Any], limit: float, path: str) ->
 
 def relative_error(found: Any, expected: Any) -> float:
     """The norm of the difference, relative to that of ``expected``."""
-    norm = expected.double().norm().item()
-    difference = (found.double() - expected.double()).norm().item()
+    norm = float(expected.double().norm())
+    difference = float((found.double() - expected.double()).norm())
     return difference / norm if norm > 0 else difference
 
 

@@ -80,7 +80,8 @@ def _call(model: Any, calibrate: Any, enough: Callable[[], bool]) -> None:
         return
     if not isinstance(calibrate, Iterable) or isinstance(calibrate, torch.Tensor):
         raise ArgumentError(
-            f"calibrate: a {type(calibrate).__name__} is neither a function that is called with the model nor an iterable of batches"
+            f"calibrate: a {type(calibrate).__name__} is neither a function that is called with the model nor an iterable of "
+            "batches"
         )
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     for batch in calibrate:

@@ -16,7 +16,6 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 try:
@@ -27,12 +26,13 @@ except ImportError as error:
 from . import _native, _process
 from ._errors import ArgumentError, Error, PreprocessingError, count
 from ._layers import library_of
-from ._model import Model, open
-from ._modules import reader_of
+from ._model import Model
+from ._modules import Reading, load, reader_of
 from ._progress import Progress, close, observer
 from ._torch_module import SwinModule
 from ._torch_outputs import made, matched, relative_error, tensors
 from ._torch_record import Record, run
+from ._torch_report import Left, Replaced, Report
 
 __all__ = ["Left", "Replaced", "Report", "SwinModule", "quantize", "restore"]
 
@@ -42,57 +42,6 @@ TOLERANCE, HALF_TOLERANCE = 2e-3, 0.1
 
 #: A preprocessing for classifiers of torchvision whose own is not known.
 NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """A Swin that was replaced."""
-
-    #: The names of its places in the model; empty for the model itself.
-    names: tuple[str, ...]
-    #: ``timm``, ``torchvision``, ``transformers``, or the package of its class.
-    library: str
-    #: The class of the original.
-    kind: str
-    parameters: int
-    #: Sites in INT8 and in float.
-    int8_sites: int
-    float_sites: int
-    #: Images on which it was calibrated.
-    images: int
-    #: The ratio of signal to noise in dB of each tensor among its outputs, against the original, on the first image.
-    sqnr_db: dict[str, float]
-
-    def __str__(self) -> str:
-        place = ", ".join(name or "the model itself" for name in self.names)
-        noise = f"{min(self.sqnr_db.values()):.1f} dB at least" if self.sqnr_db else "no outputs"
-        sites = f"{self.int8_sites} sites INT8, {self.float_sites} float"
-        return f"{place}: {self.kind} of {self.library}, {self.parameters:,} parameters, {sites}, {self.images} images, {noise}"
-
-
-@dataclass(frozen=True)
-class Left:
-    """A module that looks like a Swin and was left as it is."""
-
-    name: str
-    kind: str
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.name or 'the model itself'}: {self.kind} left as it is: {self.reason}"
-
-
-@dataclass
-class Report:
-    """What :func:`quantize` did."""
-
-    #: The model with the Swins replaced: the model that was given, unless that is a Swin itself.
-    model: Any
-    replaced: list[Replaced] = field(default_factory=list)
-    left: list[Left] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return "\n".join(str(line) for line in [*self.replaced, *self.left])
 
 
 def quantize(
@@ -204,9 +153,17 @@ def _check_hooks(module: Any) -> None:
 def _opened(module: Any) -> Model:
     """The float model of a module. Its images are normalised, so that a preprocessing that is not known is not needed."""
     try:
-        return open(module)
+        return _read(module, None, None)
     except PreprocessingError:
-        return open(module, preprocessing="hf" if library_of(module) == "transformers" else NORMALISED)
+        of_transformers = library_of(module) == "transformers"
+        return _read(module, "hf" if of_transformers else None, None if of_transformers else NORMALISED)
+
+
+def _read(module: Any, family: str | None, preprocessing: Any) -> Model:
+    """The model of a module. Remarks on what its state dictionary has beside it are of no interest, because its outputs are
+    checked."""
+    reading: Reading = (None, [], None, None, None, family, None, None, None)
+    return Model(load(module, family or preprocessing, reading))
 
 
 def _checked(model: Model, record: Record) -> Any:
@@ -218,7 +175,8 @@ def _checked(model: Model, record: Record) -> Any:
     if record.problem is not None:
         raise ArgumentError(record.problem)
     if not record.batches:
-        raise ArgumentError("the calibration did not call it; if the model calls another method of it, such as forward_features, it cannot be replaced")
+        problem = "the calibration did not call it; if the model calls another method of it, such as forward_features"
+        raise ArgumentError(f"{problem}, it cannot be replaced")
     limit = HALF_TOLERANCE if record.is_half else TOLERANCE
     return matched(record.outputs, _first(model, record), limit)
 
