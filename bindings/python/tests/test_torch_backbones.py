@@ -448,6 +448,15 @@ class Rules(Case):
         with self.assertRaisesRegex(Exception, "disable"):
             torch.compile(self.program, backend="eager", fullgraph=True)(self.batch)
 
+    def test_exports_are_refused(self):
+        program = Inside(of_timm(features_only=True, out_indices=(0, 1)))
+        swinq.torch.quantize(program, [self.batch])
+        with self.assertRaisesRegex(Exception, "a graph of PyTorch cannot hold"):
+            torch.jit.trace(program, self.batch)
+        for strict in (False, True):
+            with self.assertRaisesRegex(Exception, "a graph of PyTorch cannot hold|disable"):
+                torch.export.export(program, (self.batch,), strict=strict)
+
     def test_shared_modules_and_models_that_are_swins(self):
         class Twice(torch.nn.Module):
             def __init__(self, backbone):

@@ -90,6 +90,11 @@ class SwinModule(torch.nn.Module):
             )
         if not isinstance(images, torch.Tensor) or not images.is_floating_point():
             raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():
+            raise EngineError(
+                "a quantized Swin runs on swinq's engine, which a graph of PyTorch cannot hold; export the float model "
+                "(swinq.torch.restore)"
+            )
         if images.requires_grad and torch.is_grad_enabled():
             raise EngineError(
                 "a quantized Swin gives no gradients, and its input requires them; call the model under torch.no_grad() or "
