@@ -129,7 +129,7 @@ def _nearest(value: Any, outputs: Mapping[str, Any], limit: float, path: str) ->
     if not error <= limit:
         raise ArgumentError(
             f"its {path} is not what swinq computes of its parameters: {name} differs by {error:.1e} of its norm, more than "
-            f"{limit:.0e}; its code is not that of a Swin that swinq knows"
+            f"{limit:.0e}; its code is not that of a Swin that swinq knows" + (", or half precision costs it as much" * (limit > 2e-3))
         )
     return Tensor(output=name, layout=layout)
 

@@ -15,6 +15,11 @@ from ._torch_calls import bound, images_of
 from ._torch_outputs import recorded
 
 
+#: The most that an output of a float Swin may differ from that of swinq's float engine, relative to its norm, by the least precise
+#: type in which it may compute. For f32 that is the difference of GELU by tanh.
+TOLERANCES = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
 @dataclass
 class Record:
     """What a Swin was called with."""
@@ -24,12 +29,12 @@ class Record:
     #: Batches of images in host memory, ``float32 [n, channels, height, width]``, and how many images they are.
     batches: list[Any] = field(default_factory=list)
     images: int = 0
-    #: Of the first call: the other arguments, the structure of the outputs for its first image, the device, and whether a part of
-    #: it may have been computed in half precision.
+    #: Of the first call: the other arguments, the structure of the outputs for its first image, the device, and the most that its
+    #: outputs may differ from exact ones, relative to their norm.
     arguments: dict[str, Any] = field(default_factory=dict)
     outputs: Any = None
     device: Any = None
-    is_half: bool = False
+    tolerance: float = 0.0
     calls: int = 0
     #: Why the module cannot be replaced.
     problem: str | None = None
@@ -42,13 +47,23 @@ class Record:
             raise ArgumentError(f"its input, a {type(given).__name__}, is no floating-point tensor [n, channels, height, width]")
         if self.calls == 0:
             self.arguments, self.outputs, self.device = arguments, recorded(output), images.device
-            kinds = {images.dtype} | {parameter.dtype for parameter in module.parameters()}
-            self.is_half = kinds != {torch.float32} or torch.is_autocast_enabled(images.device.type)
+            self.tolerance = max(TOLERANCES.get(kind, 0.0) for kind in _kinds(module, images))
         self.calls += 1
         taken = images[: self.samples - self.images]
         if len(taken):
             self.batches.append(taken.detach().to("cpu", torch.float32, copy=True).contiguous())
             self.images += len(taken)
+
+
+def _kinds(module: Any, images: Any) -> set[Any]:
+    """The types in which a module may compute. On a GPU products of f32 may be those of TF32, which has f16's mantissa."""
+    device = images.device.type
+    kinds = {images.dtype} | {parameter.dtype for parameter in module.parameters()}
+    if device != "cpu":
+        kinds.add(torch.float16)
+    if torch.is_autocast_enabled(device):
+        kinds.add(torch.get_autocast_dtype(device))
+    return kinds
 
 
 def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dict[Any, Record]:

@@ -36,10 +36,6 @@ from ._torch_report import Left, Replaced, Report
 
 __all__ = ["Left", "Replaced", "Report", "SwinModule", "quantize", "restore"]
 
-#: The most that an output of a float Swin may differ from that of swinq's float engine, relative to its norm: rounding of f32, and
-#: GELU by tanh; and where a part of it is computed in half precision.
-TOLERANCE, HALF_TOLERANCE = 2e-3, 0.1
-
 #: A preprocessing for classifiers of torchvision whose own is not known.
 NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
 
@@ -76,8 +72,9 @@ def quantize(
         What was replaced and what was left. A module that is left although it looks like a Swin is also a warning.
 
     Raises:
-        ArgumentError: if nothing was replaced, with the reasons; for a recipe that is not known.
-        CalibrationError: for values that are not finite.
+        ArgumentError: if nothing was replaced, with the reasons; for images that are not finite.
+        NotFoundError, ModelError: for a recipe that does not exist or does not fit.
+        CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before.
     """
     count("samples", samples, 1)
     count("batch_size", batch_size, 1)
@@ -95,6 +92,7 @@ def quantize(
     if opened:
         records = run(model, calibrate, opened, samples)
         _process.start_threads("quantize")
+    swins = []
     for module, float_model in opened.items():
         names = _swins(model)[module]
         try:
@@ -104,8 +102,11 @@ def quantize(
             continue
         found = _quantized(float_model, records[module], recipe, ptq, batch_size, progress)
         swin = SwinModule(module, found, outputs, records[module].arguments, backend, options)
+        swin.engine_for(records[module].device)
+        swins.append(swin)
         report.replaced.append(_described(swin, names, records[module]))
-        report.model = _exchanged(report.model, module, swin)
+    for swin in swins:
+        report.model = _exchanged(report.model, swin.original, swin)
     for left in report.left if report.replaced else ():
         warnings.warn(f"model: {left}", stacklevel=2)
     report.left.extend(_others(report))
@@ -177,8 +178,7 @@ def _checked(model: Model, record: Record) -> Any:
     if not record.batches:
         problem = "the calibration did not call it; if the model calls another method of it, such as forward_features"
         raise ArgumentError(f"{problem}, it cannot be replaced")
-    limit = HALF_TOLERANCE if record.is_half else TOLERANCE
-    return matched(record.outputs, _first(model, record), limit)
+    return matched(record.outputs, _first(model, record), record.tolerance)
 
 
 def _first(model: Model, record: Record) -> dict[str, Any]:
