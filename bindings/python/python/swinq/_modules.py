@@ -118,7 +118,8 @@ def reader_of(module: Any) -> Reader | None:
         reader = READERS.get((each.__module__, each.__name__))
         if reader is not None:
             return reader
-    if hasattr(module, "layers") and hasattr(getattr(module, "patch_embed", None), "patches_resolution") and hasattr(module, "head"):
+    patches = getattr(module, "patch_embed", None)
+    if hasattr(module, "layers") and hasattr(module, "head") and hasattr(patches, "patches_resolution"):
         return microsoft
     return _backbones.reader_of(module)
 

@@ -127,9 +127,10 @@ def _nearest(value: Any, outputs: Mapping[str, Any], limit: float, path: str) ->
         raise ArgumentError(f"its {path}, {list(value.shape)}, has the shape of no output of the engine ({shapes})")
     (name, layout), error = min(errors.items(), key=lambda item: item[1])
     if not error <= limit:
+        otherwise = ", or half precision costs it as much" if limit > 2e-3 else ""
         raise ArgumentError(
             f"its {path} is not what swinq computes of its parameters: {name} differs by {error:.1e} of its norm, more than "
-            f"{limit:.0e}; its code is not that of a Swin that swinq knows" + (", or half precision costs it as much" * (limit > 2e-3))
+            f"{limit:.0e}; its code is not that of a Swin that swinq knows{otherwise}"
         )
     return Tensor(output=name, layout=layout)
 
