@@ -4,6 +4,7 @@ import timm
 import torch
 import torchvision
 import transformers
+from torchvision.models.feature_extraction import create_feature_extractor
 from transformers.models.maskformer.modeling_maskformer_swin import MaskFormerSwinBackbone
 
 #: Arguments of a small Swin of transformers and of timm.
@@ -84,6 +85,7 @@ SWINS = {
     "torchvision V2 classifier": _torchvision_v2,
     "torchvision features": lambda: of_torchvision().features,
     "torchvision getter": _getter,
+    "torchvision graph": lambda: create_feature_extractor(of_torchvision(), {"features.1": "p2", "features.3": "p3"}),
 }
 
 

@@ -29,6 +29,8 @@ def reader_of(module: Any) -> Reader | None:
         return detectron2
     if _is_torchvision_block(module, "1", "0") and hasattr(module, "0"):
         return torchvision
+    if _is_a(module, "torch.fx.graph_module", "GraphModule") and _is_traced(getattr(module, "features", None)):
+        return torchvision_graph
     return None
 
 
@@ -60,6 +62,12 @@ def _first_msa(module: Any) -> Any:
 def _is_torchvision_block(module: Any, stage: str, block: str) -> bool:
     part = getattr(getattr(module, stage, None), block, None)
     return any(each.__module__ == "torchvision.models.swin_transformer" for each in type(part).__mro__)
+
+
+def _is_traced(features: Any) -> bool:
+    """Whether modules of a graph hold the parameters of a Swin of torchvision."""
+    attention = getattr(getattr(getattr(features, "1", None), "0", None), "attn", None)
+    return hasattr(attention, "relative_position_bias_table") or hasattr(attention, "logit_scale")
 
 
 def openmmlab(module: Any, preprocessing: Any) -> Description:
@@ -180,6 +188,13 @@ def torchvision(module: Any, preprocessing: Any) -> Description:
     described = in_microsoft_keys(name, version, size, 1, values, transform_of(preprocessing))
     described.task, described.outputs = "features", [place // 2 for place in places]
     described.renamed = {"": "features."}
+    return described
+
+
+def torchvision_graph(module: Any, preprocessing: Any) -> Description:
+    """``create_feature_extractor`` on a Swin of torchvision: maps of any stages, of which the graph does not tell the names."""
+    described = _by_shapes(module, preprocessing)
+    described.name, described.outputs = "torchvision graph", None
     return described
 
 

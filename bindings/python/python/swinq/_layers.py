@@ -55,8 +55,9 @@ def check_code(module: Any) -> None:
         place = f"`{name}`" if name else type(module).__name__
         if "forward" in vars(part):
             raise ArgumentError(f"model: {place} has a forward of its own, which replaces that of {type(part).__name__}")
-        package = type(part).forward.__module__.partition(".")[0]
-        if package not in LIBRARIES[library]:
+        source = type(part).forward.__module__
+        # The code of a graph is made from what was traced, and belongs to no module of Python.
+        if source is not None and source.partition(".")[0] not in LIBRARIES[library]:
             raise ArgumentError(f"model: {place} is a {type(part).__name__}, whose forward is not that of {library}")
 
 

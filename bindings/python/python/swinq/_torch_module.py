@@ -14,7 +14,7 @@ import torch
 from ._errors import ArgumentError, EngineError
 from ._model import Engine, Model, open
 from ._torch_calls import bound, check_arguments, images_of
-from ._torch_outputs import made
+from ._torch_outputs import made, tensors
 
 
 class SwinModule(torch.nn.Module):
@@ -46,6 +46,7 @@ class SwinModule(torch.nn.Module):
         self.__dict__["_original"] = original
         self._model, self._outputs, self._arguments = model, outputs, dict(arguments)
         self._backend, self._options = backend, dict(options)
+        self._names = list(dict.fromkeys(leaf.output for _, leaf in tensors(outputs)))
         self._engines: dict[tuple[str, int], Engine] = {}
         self._signature = inspect.signature(original.forward)
         self.training = original.training
@@ -80,7 +81,7 @@ class SwinModule(torch.nn.Module):
         self._check(images)
         engine = self.engine_for(images.device)
         half = images.dtype == torch.float16
-        found = engine.run(images, layout="NCHW", dtype="float16" if half else "float32")
+        found = engine.run(images, self._names, layout="NCHW", dtype="float16" if half else "float32")
         return made(self._outputs, found, images.dtype, given)
 
     def _check(self, images: Any) -> None:
