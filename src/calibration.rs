@@ -94,6 +94,9 @@ impl Calibrated {
 
 /// Finds the range of every site that the recipe quantizes, on `images`, and quantizes `model`.
 ///
+/// Images of a backbone, and normalised images of any network, have any size that the network can process. All other images have
+/// the size of the model's transform.
+///
 /// `progress` is called after every batch of images and every refined layer; `Break` stops the calibration. The
 /// result depends only on the model, the recipe and the images in their order. The function takes the model by value, so that it copies no weights if `model` is the only handle.
 ///
@@ -110,7 +113,7 @@ pub fn calibrate(
     check_recipe(&model, &options.recipe)?;
     let device = options.device.open()?;
     let model = model.into_float()?;
-    let mut batches = match model.config.is_backbone() {
+    let mut batches = match model.config.is_backbone() || images.is_normalised() {
         false => images.batches(&model.transform, &options.read)?,
         true => images.batches_by_size(&model.config, &model.transform, &options.read, options.sizing)?,
     };

@@ -153,6 +153,20 @@ impl Images {
         Ok(Images { source: Source::Prepared(Prepared::new(batch)?) })
     }
 
+    /// Normalised images for a calibration: what the network reads, f32 with the channels first. Each of `batches` is a height
+    /// and width, and any number of images of it, `[images, channels, height, width]`. Images of one size run together.
+    ///
+    /// The images have no labels, and serve for calibration alone.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for no image, for values that are not whole images, and for a value that is not finite.
+    pub fn from_values(
+        channels: usize,
+        batches: impl IntoIterator<Item = (Size, impl AsRef<[f32]>)>,
+    ) -> Result<Images, Error> {
+        Ok(Images { source: Source::Prepared(Prepared::of_values(channels, batches)?) })
+    }
+
     /// The first `count` images, or all if there are fewer.
     pub fn first(&self, count: usize) -> Images {
         let source = match &self.source {
@@ -218,6 +232,11 @@ impl Images {
             Source::Sample(sample) => sample.dataset.has_labels(),
             Source::Prepared(prepared) => prepared.has_labels(),
         }
+    }
+
+    /// Whether the images are normalised floats ([`Images::from_values`]).
+    pub fn is_normalised(&self) -> bool {
+        matches!(&self.source, Source::Prepared(prepared) if prepared.is_normalised())
     }
 
     /// Whether there is no image.
@@ -323,7 +342,11 @@ impl Images {
     pub(crate) fn pixels_sha256(&self) -> Option<String> {
         match &self.source {
             Source::Sample(_) => None,
-            Source::Prepared(prepared) => Some(hex(Sha256::digest(prepared.pixels()))),
+            Source::Prepared(prepared) => {
+                let mut hash = Sha256::new();
+                prepared.pixels().for_each(|image| hash.update(image));
+                Some(hex(hash.finalize()))
+            }
         }
     }
 
@@ -352,8 +375,8 @@ impl Images {
     /// changed.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a batch size of 0, too many threads, a transform whose size is 0, or images in
-    /// memory whose size is not the transform's.
+    /// [`Error::Argument`] for a batch size of 0, too many threads, a transform whose size is 0, images in
+    /// memory whose size is not the transform's, or normalised images.
     pub fn batches(&self, transform: &Transform, options: &ReadOptions) -> Result<ImageBatches, Error> {
         check_batch_size(options.batch_size)?;
         check_transform(transform)?;
@@ -374,8 +397,9 @@ impl Images {
         Ok(ImageBatches { reader })
     }
 
-    /// Batches of the images for a backbone of the architecture `config`, with the channels, the filter, the mean and the deviation
-    /// of `transform`: files get the size that `sizing` says, and the images of a batch have one size. Pixels in memory must have the transform's size.
+    /// Batches of the images for a network of the architecture `config`, with the channels, the filter, the mean and the deviation
+    /// of `transform`: files get the size that `sizing` says, images in memory keep theirs, and the images of a batch have one
+    /// size.
     ///
     /// # Errors
     /// Those of [`Images::batches`]; an image that cannot be read, unless it may be left out; [`Error::Argument`] naming an image
@@ -387,10 +411,14 @@ impl Images {
         options: &ReadOptions,
         sizing: Sizing,
     ) -> Result<ImageBatches, Error> {
-        let Source::Sample(Sample { dataset, ids, .. }) = &self.source else {
-            return self.batches(transform, options);
-        };
         check_batch_size(options.batch_size)?;
+        let Sample { dataset, ids, .. } = match &self.source {
+            Source::Sample(sample) => sample,
+            Source::Prepared(prepared) => {
+                let batches = prepared.batches_by_size(options.batch_size, config)?;
+                return Ok(ImageBatches { reader: Reader::Prepared(batches) });
+            }
+        };
         let mut sizes = Vec::with_capacity(ids.len());
         for id in ids.slice(0..ids.len()) {
             // The loader finds out why a header cannot be read, and whether the image may be left out.

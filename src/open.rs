@@ -83,6 +83,7 @@ impl OpenOptions {
             prefix: self.prefix.clone(),
             task: self.task,
             outputs: self.outputs.clone(),
+            window_policy: None,
             described_by: self.described_by.clone(),
             any_transform: self.transform.is_some(),
         })

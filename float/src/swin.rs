@@ -16,7 +16,7 @@ use crate::tape::Tape;
 use crate::weights::{LinearWeights, Source, StageWeights};
 use swinq_model::ModelError;
 use swinq_model::arch::{Size, SwinConfig};
-use swinq_model::batch::{Batch, Transform};
+use swinq_model::batch::{Batch, PixelFormat, Transform};
 use swinq_model::params::check_parameters;
 use swinq_model::site::{BlockId, Half, Linear, Site};
 use swinq_model::tensor::StateDict;
@@ -140,13 +140,12 @@ impl Swin {
             );
             return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
         }
-        let table = transform.lookup();
-        let mut values = Vec::with_capacity(batch.pixels.len());
-        for image in batch.pixels.chunks_exact(batch.image_bytes()) {
-            for (channel, row) in table.iter().enumerate() {
-                values.extend(image[channel..].iter().step_by(channels).map(|&byte| row[usize::from(byte)]));
+        let values = match batch.format {
+            PixelFormat::Bytes => normalised(batch, transform),
+            PixelFormat::Normalised => {
+                batch.pixels.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect()
             }
-        }
+        };
         Ok(Tensor::from_vec(values, (n, channels, size.height, size.width), &self.device)?)
     }
 
@@ -340,4 +339,17 @@ impl Swin {
             Linear::Head => &mut self.head.as_mut().expect("a classifier has a head").1,
         }
     }
+}
+
+/// The values of the bytes of `batch`, `[n, channels, height, width]`, normalised as `transform` says.
+fn normalised(batch: &Batch, transform: &Transform) -> Vec<f32> {
+    let table = transform.lookup();
+    let mut values = Vec::with_capacity(batch.pixels.len());
+    for image in batch.pixels.chunks_exact(batch.image_bytes()) {
+        for (channel, row) in table.iter().enumerate() {
+            let bytes = image[channel..].iter().step_by(batch.channels);
+            values.extend(bytes.map(|&byte| row[usize::from(byte)]));
+        }
+    }
+    values
 }

@@ -43,7 +43,7 @@ fn fixture(name: &str) -> Fixture {
     }
     let text = |key: &str| described.get(key).map(Value::to_string);
     let documents = text("config").map(|config| Documents { config, preprocessor: text("preprocessor") });
-    let memory = InMemory { name: name.to_owned(), tensors, documents, transform: None };
+    let memory = InMemory { name: name.to_owned(), tensors, documents, transform: None, window_policy: None };
     let cfg =
         described.get("opts").map(|opts| load_config("swin_tiny_patch4_window7_224", &pairs(opts)).unwrap());
     let options = LoadOptions { cfg, ..LoadOptions::default() };

@@ -11,12 +11,33 @@ use crate::arch::size;
 /// An error of an implementation that this crate does not know, such as a data set or an engine.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Images after resize and crop: `u8`, `[n, height, width, channels]` (NHWC), before normalisation. Three channels are RGB, one
-/// is luminance.
+/// What the bytes of a [`Batch`] are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PixelFormat {
+    /// Images after resize and crop, before normalisation: `u8`, `[n, height, width, channels]`.
+    #[default]
+    Bytes,
+    /// What the network reads: f32 in little-endian bytes, `[n, channels, height, width]`. Only calibration takes them.
+    Normalised,
+}
+
+impl PixelFormat {
+    /// Bytes of a value.
+    pub fn bytes(self) -> usize {
+        match self {
+            PixelFormat::Bytes => 1,
+            PixelFormat::Normalised => size_of::<f32>(),
+        }
+    }
+}
+
+/// Images of one size. Three channels of pixels that are no floats are RGB, one is luminance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
-    /// Pixels, `n * height * width * channels` bytes.
+    /// Pixels, `n * height * width * channels` values of `format`.
     pub pixels: Vec<u8>,
+    /// What the bytes of `pixels` are.
+    pub format: PixelFormat,
     /// Height and width of every image.
     pub size: Size,
     /// Channels of every image.
@@ -28,14 +49,26 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// A batch without images.
+    /// A batch of bytes without images.
     pub fn empty(size: Size, channels: usize) -> Batch {
-        Batch { pixels: Vec::new(), size, channels, labels: Vec::new(), ids: Vec::new() }
+        let format = PixelFormat::Bytes;
+        Batch { pixels: Vec::new(), format, size, channels, labels: Vec::new(), ids: Vec::new() }
+    }
+
+    /// A batch without images, of the format, the size and the channels of this one.
+    pub fn without_images(&self) -> Batch {
+        Batch { format: self.format, ..Batch::empty(self.size, self.channels) }
     }
 
     /// Bytes of one image.
     pub fn image_bytes(&self) -> usize {
-        self.size.area() * self.channels
+        self.size.area() * self.channels * self.format.bytes()
+    }
+
+    /// The bytes of the pixels of the image at `index`.
+    pub fn pixels_of(&self, index: usize) -> &[u8] {
+        let bytes = self.image_bytes();
+        &self.pixels[index * bytes..(index + 1) * bytes]
     }
 
     /// The images in `range`.
@@ -45,7 +78,7 @@ impl Batch {
             pixels: self.pixels[range.start * bytes..range.end * bytes].to_vec(),
             labels: self.labels.get(range.clone()).unwrap_or_default().to_vec(),
             ids: self.ids[range].to_vec(),
-            ..Batch::empty(self.size, self.channels)
+            ..self.without_images()
         }
     }
 

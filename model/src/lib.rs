@@ -25,7 +25,9 @@ pub mod yaml;
 pub use swinq_numerics::Size;
 
 pub use arch::{Grid, Problem, Scores, Stage, StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
-pub use batch::{Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, Resize, Transform};
+pub use batch::{
+    Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, PixelFormat, Resize, Transform,
+};
 pub use checkpoint::{
     Dialect, Documents, ElementType, InMemory, LoadOptions, Loaded, TensorView, ft_key, ft_site,
     import_ft_amax, is_quantized_file, load_float, load_float_from_memory, load_float_with_remarks,

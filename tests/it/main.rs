@@ -15,6 +15,7 @@ mod examples;
 mod export;
 mod features;
 mod float_devices;
+mod float_images;
 mod fuzz_corpora;
 mod ladder;
 mod library;

@@ -51,10 +51,10 @@ class Attention(nn.Module):
 class Mlp(nn.Module):
     def __init__(self, channels: int, hidden: int):
         super().__init__()
-        self.fc1, self.fc2 = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
+        self.fc1, self.act, self.fc2 = nn.Linear(channels, hidden), nn.GELU(), nn.Linear(hidden, channels)
 
     def forward(self, x):
-        return self.fc2(F.gelu(self.fc1(x)))
+        return self.fc2(self.act(self.fc1(x)))
 
 
 class Block(nn.Module):

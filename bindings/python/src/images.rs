@@ -49,7 +49,12 @@ impl Images {
 #[pyclass(module = "swinq._native")]
 pub struct Collector {
     transform: Transform,
+    /// Whether floats are what the network reads, of any size, as those of a backbone are. Otherwise they are 8-bit pixels that were
+    /// normalised.
+    any_values: bool,
     pixels: Vec<u8>,
+    /// Batches of normalised images, with their height and width.
+    values: Vec<(Size, Vec<f32>)>,
     labels: Vec<u32>,
 }
 
@@ -59,13 +64,20 @@ impl Collector {
     #[new]
     fn new(model: &Model) -> Collector {
         let transform = model.model.transform().clone();
-        Collector { transform, pixels: Vec::new(), labels: Vec::new() }
+        let any_values = model.model.config().is_backbone();
+        Collector { transform, any_values, pixels: Vec::new(), values: Vec::new(), labels: Vec::new() }
     }
 
     /// Height, width and channels of a preprocessed image.
     #[getter]
     fn image(&self) -> (usize, usize, usize) {
         (self.transform.size.height, self.transform.size.width, self.transform.channels())
+    }
+
+    /// Whether floats may be of any size, and other values than those of 8-bit pixels ([`Collector::add_values`]).
+    #[getter]
+    fn any_values(&self) -> bool {
+        self.any_values
     }
 
     /// Adds an image that is not preprocessed yet.
@@ -99,6 +111,13 @@ impl Collector {
         Ok(())
     }
 
+    /// Adds images as the network reads them, of any `height` and `width`: f32 `[images, channels, height, width]`.
+    fn add_values(&mut self, values: &Bound<'_, PyAny>, height: usize, width: usize) -> PyResult<()> {
+        let values = Array::<f32>::of(values, "images")?;
+        self.values.push((Size::new(height, width), values.as_slice().to_vec()));
+        Ok(())
+    }
+
     /// Adds the classes of images.
     fn add_labels(&mut self, labels: Vec<u32>) {
         self.labels.extend(labels);
@@ -106,6 +125,15 @@ impl Collector {
 
     /// The images that were added.
     fn finish(&mut self, py: Python<'_>) -> PyResult<Images> {
+        let (values, channels) = (std::mem::take(&mut self.values), self.transform.channels());
+        if !values.is_empty() {
+            if !self.pixels.is_empty() {
+                let problem = "images: 8-bit images and floats are mixed; give one kind";
+                return Err(raise_as(py, "ArgumentError", problem.to_owned()));
+            }
+            let images = py.detach(|| swinq::Images::from_values(channels, values));
+            return Ok(Images { images: images.map_err(|error| raise(py, &error))? });
+        }
         let (pixels, labels) = (std::mem::take(&mut self.pixels), std::mem::take(&mut self.labels));
         let ids = (0..pixels.len() / image_bytes(&self.transform)).collect();
         let empty = Batch::empty(self.transform.size, self.transform.channels());

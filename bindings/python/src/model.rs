@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
-use swinq::model::Granularity;
 use swinq::model::quantized::SiteState;
+use swinq::model::{Granularity, Task, WindowPolicy};
 use swinq::{Dialect, Documents, ElementType, Family, InMemory, OpenOptions, Site, TensorView, Transform};
 
 use crate::buffer::Array;
@@ -18,7 +18,8 @@ pub struct Model {
     pub model: swinq::Model,
 }
 
-/// How a float model is read: `(cfg, opts, dialect, weights, prefix, transform, labels)`, as the fields of [`OpenOptions`].
+/// How a float model is read: `(cfg, opts, dialect, weights, prefix, transform, labels, task, outputs)`, as the fields of
+/// [`OpenOptions`]. Outputs are numbers of stages, from 0.
 #[derive(FromPyObject)]
 struct Reading(
     Option<String>,
@@ -28,6 +29,8 @@ struct Reading(
     Option<String>,
     Option<String>,
     Option<PathBuf>,
+    Option<String>,
+    Option<Vec<usize>>,
 );
 
 /// A tensor of a state dictionary: name, element type, sizes, bytes.
@@ -38,13 +41,33 @@ type SiteRow = (String, bool, u8, String, String, Option<f32>, Option<f32>);
 
 impl Reading {
     fn options(self, py: Python<'_>) -> PyResult<OpenOptions> {
-        let Reading(cfg, opts, dialect, weights, prefix, transform, labels) = self;
+        let Reading(cfg, opts, dialect, weights, prefix, transform, labels, task, outputs) = self;
         let dialect = dialect.map(|name| name.parse::<Dialect>()).transpose();
         let dialect = dialect.map_err(|error| raise(py, &error.into()))?;
         let transform = transform.map(|name| choice(py, "preprocessing", &name, &FAMILIES)).transpose()?;
-        Ok(OpenOptions { cfg, opts, dialect, weights, prefix, transform, labels, ..OpenOptions::default() })
+        let task = task.map(|name| choice(py, "task", &name, &TASKS)).transpose()?;
+        let described_by = Vec::new();
+        Ok(OpenOptions {
+            cfg,
+            opts,
+            dialect,
+            weights,
+            prefix,
+            task,
+            outputs,
+            transform,
+            described_by,
+            labels,
+        })
     }
 }
+
+/// The rules for windows that the code of a live module may have, by names.
+const WINDOWS: [(&str, WindowPolicy); 2] =
+    [("hf", WindowPolicy::HuggingFace), ("mmpretrain", WindowPolicy::Mmpretrain)];
+
+/// What a network is read as, by names.
+const TASKS: [(&str, Task); 2] = [("classification", Task::Classification), ("features", Task::Features)];
 
 /// The families of preprocessing by their names.
 const FAMILIES: [(&str, Family); 4] = [
@@ -75,8 +98,9 @@ impl Model {
     }
 
     /// A float model of the tensors of another library. `config` and `preprocessor` are its JSON documents,
-    /// `transform` is a preprocessing in JSON.
+    /// `transform` is a preprocessing in JSON, `windows` the name of the rule for windows.
     #[staticmethod]
+    #[expect(clippy::too_many_arguments, reason = "they are the arguments of a private Python function")]
     fn from_memory(
         py: Python<'_>,
         name: String,
@@ -84,9 +108,11 @@ impl Model {
         config: Option<String>,
         preprocessor: Option<String>,
         transform: Option<String>,
+        windows: Option<String>,
         reading: Reading,
     ) -> PyResult<Model> {
         let options = reading.options(py)?;
+        let window_policy = windows.map(|name| choice(py, "windows", &name, &WINDOWS)).transpose()?;
         let transform = transform.map(|text| serde_json::from_str::<Transform>(&text)).transpose();
         let transform =
             transform.map_err(|error| raise_as(py, "ArgumentError", format!("preprocessing: {error}")))?;
@@ -102,7 +128,7 @@ impl Model {
             })
             .collect();
         let documents = config.map(|config| Documents { config, preprocessor });
-        let memory = InMemory { name, tensors, documents, transform };
+        let memory = InMemory { name, tensors, documents, transform, window_policy };
         let model = py.detach(|| swinq::Model::from_memory(&memory, &options));
         Ok(Model { model: model.map_err(|error| raise(py, &error))? })
     }

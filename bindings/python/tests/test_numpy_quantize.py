@@ -1,6 +1,7 @@
 """Calibration from every source of images. The tests need numpy only."""
 
 import unittest
+import warnings
 
 import numpy as np
 from support import MICRO, PHOTO, SAMPLES, micro, noise, normalised
@@ -104,6 +105,34 @@ class Sources(unittest.TestCase):
                 swinq.quantize(self.float, images)
         with self.assertRaisesRegex(swinq.ArgumentError, "limit: is 0"):
             swinq.quantize(self.float, [self.pixels], limit=0)
+
+
+class Backbones(unittest.TestCase):
+    def test_floats_of_several_sizes_calibrate(self):
+        options = {"cfg": str(MICRO / "cfg.yaml"), "task": "features"}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            model = swinq.open(MICRO / "model.safetensors", outputs=["stage2"], **options)
+        self.assertIn("backbone with stage2", repr(model))
+        rng = np.random.default_rng(0)
+        batches = [rng.standard_normal((2, 3, *size), np.float32) for size in [(64, 96), (72, 64), (64, 96)]]
+        batches[1] *= 20
+        found = swinq.quantize(model, batches)
+        self.assertEqual(table(swinq.quantize(model, [image for batch in batches for image in batch])), table(found))
+        self.assertNotEqual(table(swinq.quantize(model, batches, limit=2)), table(found))
+        maps = found.engine(backend="cpu").run(batches[1])
+        self.assertEqual(list(maps), ["stage2"])
+        batches[1][1, 2, 3, 4] = np.inf
+        for images, problem in [
+            (batches, r"image 3 holds inf \(channel 2, row 3, column 4\)"),
+            ([batches[0][:, :2]], "the backbone takes float"),
+            ([batches[0], noise(model, 1)], "8-bit images and floats are mixed"),
+        ]:
+            with self.assertRaisesRegex(swinq.ArgumentError, problem):
+                swinq.quantize(model, images)
+        for outputs, problem in [(["p2"], "`p2` is none of"), ("stage2", "one name"), (["stage9"], "stage9")]:
+            with self.assertRaisesRegex(swinq.Error, problem):
+                swinq.open(MICRO / "model.safetensors", outputs=outputs, **options)
 
 
 if __name__ == "__main__":

@@ -182,7 +182,7 @@ class Layers(unittest.TestCase):
         module.features[1][0].mlp[1] = torch.nn.SiLU()
         with self.assertRaisesRegex(swinq.ArgumentError, "is SiLU"):
             swinq.open(module)
-        module = self.small(norm_layer=lambda dim: torch.nn.LayerNorm(dim, eps=1e-6))
+        module = self.small(norm_layer=lambda dim, **_: torch.nn.LayerNorm(dim, eps=1e-6))
         with self.assertRaisesRegex(swinq.ArgumentError, "eps=1e-06"):
             swinq.open(module)
 

@@ -43,9 +43,9 @@ pub(crate) fn in_order(batches: &[Batch], size: usize) -> Vec<Batch> {
     let batch = |images: &[(usize, &[u8], &Batch)]| Batch {
         pixels: images.iter().flat_map(|(_, pixels, _)| *pixels).copied().collect(),
         ids: images.iter().map(|(id, ..)| *id).collect(),
-        ..Batch::empty(images[0].2.size, images[0].2.channels)
+        ..images[0].2.without_images()
     };
-    let of_one_size = images.chunk_by(|(_, _, a), (_, _, b)| a.size == b.size);
+    let of_one_size = images.chunk_by(|(_, _, a), (_, _, b)| (a.size, a.format) == (b.size, b.format));
     of_one_size.flat_map(|images| images.chunks(size)).map(batch).collect()
 }
 

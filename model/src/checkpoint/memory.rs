@@ -8,6 +8,7 @@ use super::file::sha256;
 use super::json::Json;
 use super::raw::{DType, RawDict, RawTensor};
 use super::{LoadOptions, Loaded, Stored, directory, hf};
+use crate::arch::WindowPolicy;
 use crate::batch::Transform;
 use crate::error::ModelError;
 
@@ -57,6 +58,8 @@ pub struct InMemory<'a> {
     pub documents: Option<Documents>,
     /// The preprocessing, if it does not come from the description.
     pub transform: Option<Transform>,
+    /// The rule for windows of the code that runs the model, if it is not that of the library that reads such names.
+    pub window_policy: Option<WindowPolicy>,
 }
 
 impl InMemory<'_> {
@@ -116,7 +119,7 @@ impl<'a> TensorView<'a> {
 pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Result<Loaded, ModelError> {
     let name = Path::new(&model.name);
     let any_transform = options.any_transform || model.transform.is_some();
-    let options = &LoadOptions { any_transform, ..options.clone() };
+    let options = &LoadOptions { any_transform, window_policy: model.window_policy, ..options.clone() };
     let described = model.documents.as_ref().map(|documents| {
         let config = Json::parse(&name.join("config.json"), documents.config.as_bytes())?;
         let processor = |file: &str| {

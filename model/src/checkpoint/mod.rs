@@ -76,6 +76,9 @@ pub struct LoadOptions {
     /// What the names of the network's tensors begin with, if the file has other tensors too. If `None`, a beginning that all
     /// names have is left out, and a backbone is found among other tensors.
     pub prefix: Option<String>,
+    /// The rule for windows of the code that runs the network, if it is known; `None` takes that of the library that reads such
+    /// names.
+    pub window_policy: Option<WindowPolicy>,
     /// Quantized checkpoints that may have been made from the file. One that was describes it if `cfg` is `None`.
     pub described_by: Vec<PathBuf>,
     /// Whether the caller replaces the transform, so that quantized checkpoints may disagree about it.
@@ -249,7 +252,7 @@ impl Stored<'_> {
                 backbone::of(config, options.outputs.as_deref(), stages.as_deref(), &mut tensors)?
             }
         };
-        let config = apply_dialect(config, naming)?;
+        let config = apply_dialect(config, naming, options.window_policy)?;
         let (silent, config) = (config.clone(), coordinates::decided(config, &coordinates));
         let divided = coordinates::remark(&silent, &config);
         let check = check_tables(&config, &tensors)
@@ -316,10 +319,14 @@ fn own_for_task(
     Ok((FloatModel { config, labels: None, labels_from: None, ..model }, left_out))
 }
 
-/// Sets the dialect's window policy and mask, and checks the configuration.
-fn apply_dialect(mut config: SwinConfig, naming: &Naming) -> Result<SwinConfig, ModelError> {
+/// Sets the window policy, `known` or the dialect's, and the dialect's mask, and checks the configuration.
+fn apply_dialect(
+    mut config: SwinConfig,
+    naming: &Naming,
+    known: Option<WindowPolicy>,
+) -> Result<SwinConfig, ModelError> {
     let dialect = naming.dialect;
-    config.window_policy = naming.window_policy(config.window_policy);
+    config.window_policy = known.unwrap_or_else(|| naming.window_policy(config.window_policy));
     config.mask = dialect.mask(config.version);
     check_sizes(&config)?;
     config.validate()?;

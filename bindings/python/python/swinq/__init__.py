@@ -1,4 +1,4 @@
-"""INT8 for Swin Transformer classifiers (V1 and V2).
+"""INT8 for Swin Transformers (V1 and V2): classifiers, and backbones of larger models.
 
 >>> import swinq, timm
 >>> module = timm.create_model("swin_tiny_patch4_window7_224", pretrained=True)
@@ -16,7 +16,8 @@
 
 Images are ``uint8 [images, height, width, channels]`` (NHWC, RGB, preprocessed) or ``float32 [images, channels, height,
 width]`` (NCHW, normalised with the model's mean and deviation), of any height and width that the network can process, as numpy
-arrays or torch tensors; logits are ``float32 [images, classes]`` of the same kind. PyTorch is not needed, and is never imported.
+arrays or torch tensors; logits are ``float32 [images, classes]`` of the same kind. PyTorch is not needed, and not imported, but by
+``swinq.torch``, which replaces the Swins inside of models of PyTorch (``import swinq.torch``).
 """
 
 from ._errors import (

@@ -68,6 +68,16 @@ def input_of(value: Any, channels: int, layout: str | None) -> tuple[np.ndarray[
     return np.ascontiguousarray(array), layout
 
 
+def values_of(value: Any, channels: int) -> np.ndarray[Any, Any]:
+    """``value`` as contiguous images that a backbone reads, ``float32 [n, channels, height, width]`` of any height and width."""
+    array = to_numpy(value)
+    if array.ndim != 4 or array.shape[1] != channels:
+        raise ArgumentError(
+            f"images: an array of {array.dtype} {list(array.shape)}; the backbone takes float [n, {channels}, height, width]"
+        )
+    return np.ascontiguousarray(array, dtype=np.float32)
+
+
 def pixels_of(value: Any, channels: int, size: tuple[int, int]) -> np.ndarray[Any, Any]:
     """``value`` as contiguous images for a calibration: ``uint8 [n, height, width, channels]`` or
     ``float32 [n, channels, height, width]``. ``size`` is the height and width that they must have.

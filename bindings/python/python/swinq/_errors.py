@@ -29,6 +29,10 @@ class ArgumentError(Error, ValueError):
     """An argument has a value that the call cannot work with."""
 
 
+class PreprocessingError(ArgumentError):
+    """A classifier does not contain its preprocessing, and none was given. It is not public."""
+
+
 class ModelError(Error, ValueError):
     """A model, its configuration or its recipe cannot be used."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _native
-from ._arrays import is_array, not_pixels, pixels_of, to_numpy
+from ._arrays import is_array, not_pixels, pixels_of, to_numpy, values_of
 from ._errors import ArgumentError, count
 
 PathLike = str | os.PathLike[str]
@@ -141,6 +141,13 @@ class _Collection:
     def add_batch(self, batch: Any) -> None:
         """Adds images that are preprocessed."""
         height, width, channels = self.collector.image
+        if self.collector.any_values and to_numpy(batch).dtype.kind == "f":
+            values = values_of(batch, channels)
+            if self.limit is not None:
+                values = values[: self.limit - self.images]
+            self.collector.add_values(values, *values.shape[2:])
+            self.images += len(values)
+            return
         given, batch = batch, pixels_of(batch, channels, (height, width))
         if self.limit is not None:
             batch = batch[: self.limit - self.images]

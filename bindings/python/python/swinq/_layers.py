@@ -8,8 +8,8 @@ from typing import Any
 
 from ._errors import ArgumentError
 
-#: Ends of the names of activations in the MLPs of timm and Microsoft, of torchvision, and of transformers.
-ACTIVATIONS = ("mlp.act", "mlp.1", "intermediate_act_fn", "activation_fn", "act_fn")
+#: Ends of the names of activations in the MLPs of timm and Microsoft, of torchvision, of transformers, and of OpenMMLab.
+ACTIVATIONS = ("mlp.act", "mlp.1", "intermediate_act_fn", "activation_fn", "act_fn", "ffn.activate", "ffn.layers.0.1")
 #: Classes of the exact GELU, and of its approximation by tanh.
 EXACT = ("GELU", "GELUActivation")
 BY_TANH = ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation")
@@ -39,6 +39,34 @@ def check_layers(module: Any) -> None:
         warnings.warn(text, stacklevel=4)
 
 
+#: Packages whose Swins are read by what their own code computes, and the packages that they use.
+LIBRARIES = {"timm": ("timm", "torch"), "torchvision": ("torchvision", "torch"), "transformers": ("transformers", "torch")}
+
+
+def check_code(module: Any) -> None:
+    """Refuses a module of timm, torchvision or transformers, if a part of it does not run the code of its library.
+
+    Of copies of other code the structure alone is known.
+    """
+    library = library_of(module)
+    if library is None:
+        return
+    for name, part in module.named_modules():
+        place = f"`{name}`" if name else type(module).__name__
+        if "forward" in vars(part):
+            raise ArgumentError(f"model: {place} has a forward of its own, which replaces that of {type(part).__name__}")
+        source = type(part).forward.__module__
+        # The code of a graph is made from what was traced, and belongs to no module of Python.
+        if source is not None and source.partition(".")[0] not in LIBRARIES[library]:
+            raise ArgumentError(f"model: {place} is a {type(part).__name__}, whose forward is not that of {library}")
+
+
+def library_of(module: Any) -> str | None:
+    """The library that defines the class of a module, or a class that it derives from; ``None`` for none of the known ones."""
+    packages = (each.__module__.partition(".")[0] for each in type(module).__mro__)
+    return next((package for package in packages if package in LIBRARIES), None)
+
+
 def activations(module: Any) -> Iterator[tuple[str, Any]]:
     """The activations of MLPs, by name."""
     for name, part in module.named_modules():
@@ -57,6 +85,6 @@ def classes_of(head: Any) -> int:
     """The number of classes of a head: the outputs of its only linear layer."""
     linear = [part for part in head.modules() if hasattr(part, "out_features")]
     if len(linear) == 1:
-        return linear[0].out_features
+        return int(linear[0].out_features)
     what = "no linear layer" if not linear else f"{len(linear)} linear layers"
     raise ArgumentError(f"model: its head, a {type(head).__name__}, has {what}; swinq runs classifiers with one")

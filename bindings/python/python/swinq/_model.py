@@ -282,7 +282,7 @@ def _names(outputs: Iterable[str]) -> list[str]:
 
 
 class Model:
-    """A Swin classifier, float or quantized. Call it with images to get logits. Made by :func:`open` and
+    """A Swin, classifier or backbone, float or quantized. Call a classifier with images to get logits. Made by :func:`open` and
     :func:`quantize`; threads may share it."""
 
     def __init__(self, native: _native.Model) -> None:
@@ -453,7 +453,17 @@ class Model:
 
     def __repr__(self) -> str:
         kind = f"INT8, recipe {self.recipe}" if self.is_quantized else "float"
-        return f"<swinq.Model {self.name}, {self._config['num_classes']} classes, {kind}>"
+        outputs = [output["name"] for output in self._config.get("outputs", [])]
+        what = f"backbone with {', '.join(outputs)}" if outputs else f"{self._config['num_classes']} classes"
+        return f"<swinq.Model {self.name}, {what}, {kind}>"
+
+
+def _stage(output: str) -> int:
+    """The stage of an output, from 0."""
+    number = output.removeprefix("stage")
+    if not number.isdecimal() or int(number) == 0:
+        raise ArgumentError(f"outputs: `{output}` is none of stage1, stage2, ...")
+    return int(number) - 1
 
 
 def open(
@@ -466,6 +476,8 @@ def open(
     weights: str | None = None,
     prefix: str | None = None,
     labels: PathLike | None = None,
+    task: str | None = None,
+    outputs: Iterable[str] | None = None,
 ) -> Model:
     """Opens a model.
 
@@ -473,8 +485,9 @@ def open(
         model: one of
 
             - the path of a quantized or float checkpoint, or of a Hugging Face or timm directory;
-            - a live Swin of timm, torchvision, transformers or Microsoft's repository: its parameters are copied, its
-              architecture is read from the module;
+            - a live Swin: a classifier of timm, torchvision, transformers or Microsoft's repository, or a backbone of these, of
+              OpenMMLab or of a detector in detectron2's manner. Its parameters are copied, its architecture is read from the
+              module;
             - a state dictionary: a mapping from names to torch tensors or numpy arrays.
         preprocessing: of a model that does not contain it: the image processor of a transformers model, the
             ``weights.transforms()`` of torchvision, a data configuration of timm, ``"ms"``, ``"timm"``,
@@ -492,6 +505,10 @@ def open(
         prefix: what the names of the network's tensors begin with, such as ``model.``, if there are other tensors too;
             default: what all names begin with is left out.
         labels: file of class names, one per line.
+        task: ``features`` reads a checkpoint as a backbone, ``classification`` as a classifier; default: what the checkpoint
+            says. A live module is what it is.
+        outputs: outputs of a backbone, such as ``["stage2", "stage3"]``; default: those that the model names, else those for
+            which it has norms, else all.
 
     Raises:
         NotFoundError, ModelError, ArgumentError: with the messages of the program.
@@ -501,7 +518,9 @@ def open(
     pairs = opts.items() if isinstance(opts, Mapping) else opts
     overrides = [(key, str(value)) for key, value in pairs]
     family = preprocessing if isinstance(preprocessing, str) else None
-    reading = (cfg, overrides, dialect, weights, prefix, family, None if labels is None else os.fspath(labels))
+    names = None if labels is None else os.fspath(labels)
+    stages = None if outputs is None else [_stage(name) for name in _names(outputs)]
+    reading = (cfg, overrides, dialect, weights, prefix, family, names, task, stages)
     if is_path(model):
         if preprocessing is not None and family is None:
             raise ArgumentError("preprocessing: of a file it is the name of a family: ms, timm, torchvision, hf")

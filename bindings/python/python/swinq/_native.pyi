@@ -6,7 +6,17 @@ from typing import Any
 
 __version__: str
 
-_Reading = tuple[str | None, Sequence[tuple[str, str]], str | None, str | None, str | None, str | None]
+_Reading = tuple[
+    str | None,
+    Sequence[tuple[str, str]],
+    str | None,
+    str | None,
+    str | None,
+    str | None,
+    str | None,
+    str | None,
+    Sequence[int] | None,
+]
 _Tensor = tuple[str, str, Sequence[int], Any]
 _Class = tuple[int, str | None, float]
 _Progress = Callable[[str, int, int], object]
@@ -61,6 +71,7 @@ class Model:
         config: str | None,
         preprocessor: str | None,
         transform: str | None,
+        windows: str | None,
         reading: _Reading,
     ) -> Model: ...
     def save(self, path: str | os.PathLike[str]) -> None: ...
@@ -136,8 +147,11 @@ class Collector:
     def __new__(cls, model: Model) -> Collector: ...
     @property
     def image(self) -> tuple[int, int, int]: ...
+    @property
+    def any_values(self) -> bool: ...
     def add_image(self, image: Picture) -> None: ...
     def add_pixels(self, pixels: Any) -> None: ...
     def add_normalized(self, values: Any) -> None: ...
+    def add_values(self, values: Any, height: int, width: int) -> None: ...
     def add_labels(self, labels: Sequence[int]) -> None: ...
     def finish(self) -> Images: ...

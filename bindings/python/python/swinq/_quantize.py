@@ -45,6 +45,8 @@ def quantize(
               preprocessed as the model says;
             - batches that are preprocessed, ``uint8 [n, height, width, 3]`` or ``float [n, 3, height, width]``, alone, in a
               tuple with their labels, or in a mapping under ``pixel_values``, as a DataLoader gives them.
+              Floats for a classifier are those of 8-bit pixels. Floats for a backbone are any finite values, and batches may
+              have different heights and widths.
         recipe: ``default``, ``mode1``, ``mode2``, a YAML file, or a mapping with the keys of such a file.
         ptq: how the numbers of every layer are found: ``basic`` (the calibrators of the recipe choose ranges, weights are
             rounded to the nearest code), ``refined`` (layers are rewritten and ranges searched so that the error of the

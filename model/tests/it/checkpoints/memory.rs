@@ -53,6 +53,7 @@ fn documents_and_tensors_in_memory_are_the_model_of_their_directory() {
             tensors: tensors(&file, &shapes),
             documents: Some(documents),
             transform: None,
+            window_policy: None,
         };
         let loaded = load_float_from_memory(&memory, &LoadOptions::default()).unwrap();
         let found = loaded.model;
@@ -82,6 +83,7 @@ fn what_does_not_fit_is_refused() {
         tensors: tensors(&file, &shapes),
         documents: Some(documents),
         transform: None,
+        window_policy: None,
     };
     let refused = |memory: &InMemory<'_>, options: &LoadOptions| {
         load_float_from_memory(memory, options).unwrap_err().to_string()

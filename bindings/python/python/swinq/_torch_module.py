@@ -1,0 +1,167 @@
+"""The module that stands in the place of a Swin."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ._errors import ArgumentError, EngineError
+from ._model import Engine, Model, open
+from ._torch_calls import bound, check_arguments, images_of
+from ._torch_outputs import made, tensors
+
+
+class SwinModule(torch.nn.Module):
+    """A Swin that swinq's engine runs, in the place of the module ``original``, which it keeps but does not register.
+
+    It has no parameters and no entries of a state dictionary. What it does not have itself, it reads from the original:
+    ``config``, ``channels``, ``feature_info``, ``output_shape()``, and so on.
+    """
+
+    def __init__(
+        self,
+        original: Any,
+        model: Model,
+        outputs: Any,
+        arguments: Mapping[str, Any],
+        backend: str,
+        options: Mapping[str, Any],
+    ) -> None:
+        """
+        Args:
+            original: the module that it replaces.
+            model: what the engine runs.
+            outputs: the structure of the outputs (see ``_torch_outputs``).
+            arguments: the arguments of every call beside the images.
+            backend: ``cpu``, ``cuda``, or ``auto`` for that of the device of the images.
+            options: the other options of :meth:`Model.engine`.
+        """
+        super().__init__()
+        self.__dict__["_original"] = original
+        self._model, self._outputs, self._arguments = model, outputs, dict(arguments)
+        self._backend, self._options = backend, dict(options)
+        self._names = list(dict.fromkeys(leaf.output for _, leaf in tensors(outputs)))
+        self._engines: dict[tuple[str, int], Engine] = {}
+        self._signature = inspect.signature(original.forward)
+        self.training = original.training
+        self.forward = _with_signature(self._run, self._signature)
+
+    @property
+    def original(self) -> Any:
+        """The module that this one replaces."""
+        return self.__dict__["_original"]
+
+    @property
+    def model(self) -> Model:
+        """The model that the engine runs; :meth:`Model.save` writes it to a file."""
+        return self._model
+
+    def engine_for(self, device: Any) -> Engine:
+        """The engine for images on ``device``."""
+        backend, index = self._backend, device.index or 0
+        if backend == "auto":
+            backend = "cuda" if device.type == "cuda" else "cpu"
+        key = (backend, index if backend == "cuda" else 0)
+        engine = self._engines.get(key)
+        if engine is None:
+            options = {"device": index, **self._options} if backend == "cuda" else self._options
+            engine = self._engines[key] = self._model.engine(backend=backend, **options)
+        return engine
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        given, arguments = bound(self._signature, args, kwargs)
+        check_arguments(arguments, self._arguments)
+        images = images_of(given)
+        self._check(images)
+        engine = self.engine_for(images.device)
+        half = images.dtype == torch.float16
+        found = engine.run(images, self._names, layout="NCHW", dtype="float16" if half else "float32")
+        return made(self._outputs, found, images.dtype, given)
+
+    def _check(self, images: Any) -> None:
+        if self.training:
+            raise EngineError(
+                "a quantized Swin cannot be trained; call eval() on the model, or swinq.torch.restore(model) to train it"
+            )
+        if not isinstance(images, torch.Tensor) or not images.is_floating_point():
+            raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
+        if torch.jit.is_tracing() or torch.compiler.is_exporting():
+            raise EngineError(
+                "a quantized Swin runs on swinq's engine, which a graph of PyTorch cannot hold; export the float model "
+                "(swinq.torch.restore)"
+            )
+        if images.requires_grad and torch.is_grad_enabled():
+            raise EngineError(
+                "a quantized Swin gives no gradients, and its input requires them; call the model under torch.no_grad() or "
+                "torch.inference_mode(), or swinq.torch.restore(model) to train it"
+            )
+
+    def forward_with_filtered_kwargs(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module with those arguments that it knows, as backbones of transformers have it."""
+        return self(*args, **{name: value for name, value in kwargs.items() if name in self._signature.parameters})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith(("__", "forward")) or "_original" not in self.__dict__:
+                reason = "; the engine of a Swin runs its forward only" if name.startswith("forward") else ""
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{reason}") from None
+        return getattr(self.original, name)
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        if fn(torch.empty(0)).dtype != torch.float32:
+            raise TypeError(
+                "a quantized Swin has no parameters whose type could change; convert the model before swinq.torch.quantize. Its "
+                "outputs have the type of its input"
+            )
+        self.original._apply(fn, recurse)
+        return super()._apply(fn, recurse)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SwinModule:
+        parts = (copy.deepcopy(part, memo) for part in (self.original, self._arguments, self._options))
+        original, arguments, options = parts
+        module = type(self)(original, self._model, self._outputs, arguments, self._backend, options)
+        module.training = self.training
+        memo[id(self)] = module
+        return module
+
+    def __reduce__(self) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "swin.safetensors"
+            self._model.save(path)
+            file = path.read_bytes()
+        return _loaded, (self.original, file, self._outputs, self._arguments, self._backend, self._options, self.training)
+
+    def extra_repr(self) -> str:
+        sites = self._model.sites
+        quantized = sum(site.quantized for site in sites)
+        return f"{type(self.original).__name__}, {quantized} of {len(sites)} sites INT8"
+
+
+def _loaded(original: Any, file: bytes, outputs: Any, arguments: Any, backend: str, options: Any, training: bool) -> SwinModule:
+    """The module whose parts were pickled; ``file`` is its checkpoint."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "swin.safetensors"
+        path.write_bytes(file)
+        module = SwinModule(original, open(path), outputs, arguments, backend, options)
+    module.training = training
+    return module
+
+
+def _with_signature(run: Callable[[tuple[Any, ...], Mapping[str, Any]], Any], signature: inspect.Signature) -> Any:
+    """A function with a signature, of whose arguments ``run`` gets a tuple and a dictionary. ``torch.compile`` leaves it out of its
+    graphs."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return run(args, kwargs)
+
+    found = torch.compiler.disable(forward)
+    found.__signature__ = signature
+    return found

@@ -1,0 +1,182 @@
+"""The outputs of a module, as the outputs of an engine in the same types and the same structure.
+
+What a module gives is recorded once. Each of its tensors is then found among the outputs of the float engine for the same image, by
+shape and by value, so that a module whose code computes something else is not replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._errors import ArgumentError
+
+#: How a tensor of a module lies in memory, as a function of an output of the engine: a map ``[n, channels, height, width]`` or
+#: logits ``[n, classes]``.
+LAYOUTS: dict[str, Callable[[Any], Any]] = {
+    "NCHW": lambda value: value,
+    "NHWC": lambda value: value.permute(0, 2, 3, 1).contiguous(),
+    "tokens": lambda value: value.flatten(2).transpose(1, 2).contiguous(),
+    "mean": lambda value: value.mean((2, 3)),
+    "logits": lambda value: value,
+}
+#: Layouts of a map; logits have their own only.
+OF_MAPS = ("NCHW", "NHWC", "tokens", "mean")
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor: an output of the engine, in a layout; before :func:`matched`, the tensor itself, of the first image."""
+
+    value: Any = None
+    output: str = ""
+    layout: str = ""
+
+
+#: Parts of an output of transformers that a caller may ask for and the engine does not have.
+INSIDE = ("hidden_states", "attentions", "reshaped_hidden_states")
+
+
+@dataclass(frozen=True)
+class Absent:
+    """Stands for tensors inside of a network, which the engine does not give. Programs of transformers ask for them, and read the
+    feature maps; whoever reads them gets an error."""
+
+    place: str
+
+    def _refuse(self, *_: Any) -> Any:
+        raise ArgumentError(
+            f"{self.place}: the engine of a Swin gives its outputs only; swinq.torch.restore(model) to read what is inside"
+        )
+
+    __iter__ = __getitem__ = __len__ = __bool__ = _refuse
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A container of tensors: its class, its parts by key, and what makes it of a dictionary of parts."""
+
+    kind: type
+    parts: dict[Any, Any]
+    make: Callable[[type, dict[Any, Any]], Any]
+
+
+def recorded(value: Any, path: str = "output") -> Any:
+    """The structure of what a module gave, with the tensors of the first image in host memory."""
+    if value is None:
+        return None
+    if isinstance(value, torch.Tensor):
+        return Tensor(value.detach()[:1].float().cpu().clone())
+    if is_nested(value):
+        return Structure(type(value), {"tensors": recorded(value.tensors, path)}, _nested)
+    if isinstance(value, Mapping):
+        named = hasattr(value, "to_tuple")
+        parts = {
+            key: Absent(f"{path}.{key}") if named and key in INSIDE and part is not None else recorded(part, f"{path}.{key}")
+            for key, part in value.items()
+        }
+        return Structure(type(value), parts, _keywords if named else _pairs)
+    if isinstance(value, tuple | list):
+        parts = {index: recorded(part, f"{path}[{index}]") for index, part in enumerate(value)}
+        return Structure(type(value), parts, _named if hasattr(value, "_fields") else _sequence)
+    raise ArgumentError(f"{path}: a {type(value).__name__}, which an engine does not give")
+
+
+def is_nested(value: Any) -> bool:
+    """Whether ``value`` is a batch with a mask of its padding, as DETR and its relatives pass them."""
+    return hasattr(value, "tensors") and hasattr(value, "mask") and hasattr(value, "decompose")
+
+
+def tensors(structure: Any, path: str = "output") -> list[tuple[str, Tensor]]:
+    """The tensors of a structure, with their places."""
+    if isinstance(structure, Tensor):
+        return [(path, structure)]
+    if not isinstance(structure, Structure):
+        return []
+    named = [(f".{key}" if isinstance(key, str) else f"[{key}]", part) for key, part in structure.parts.items()]
+    return [found for name, part in named for found in tensors(part, path + name)]
+
+
+def matched(structure: Any, outputs: Mapping[str, Any], limit: float, path: str = "output") -> Any:
+    """The structure with each tensor as that of ``outputs`` which equals it.
+
+    Raises:
+        ArgumentError: for a tensor that differs from every output by more than ``limit``, relative to its norm.
+    """
+    if isinstance(structure, Tensor):
+        return _nearest(structure.value, outputs, limit, path)
+    if not isinstance(structure, Structure):
+        return structure
+    parts = {key: matched(part, outputs, limit, f"{path}.{key}") for key, part in structure.parts.items()}
+    return Structure(structure.kind, parts, structure.make)
+
+
+def _nearest(value: Any, outputs: Mapping[str, Any], limit: float, path: str) -> Tensor:
+    """The output and the layout that equal ``value`` best."""
+    errors = {}
+    for name, output in outputs.items():
+        for layout in OF_MAPS if output.ndim == 4 else ("logits",):
+            candidate = LAYOUTS[layout](output)
+            if candidate.shape == value.shape:
+                errors[name, layout] = relative_error(candidate, value)
+    if not errors:
+        shapes = ", ".join(f"{name} {list(output.shape)}" for name, output in outputs.items())
+        raise ArgumentError(f"its {path}, {list(value.shape)}, has the shape of no output of the engine ({shapes})")
+    (name, layout), error = min(errors.items(), key=lambda item: item[1])
+    if not error <= limit:
+        otherwise = ", or half precision costs it as much" if limit > 2e-3 else ""
+        raise ArgumentError(
+            f"its {path} is not what swinq computes of its parameters: {name} differs by {error:.1e} of its norm, more than "
+            f"{limit:.0e}; its code is not that of a Swin that swinq knows{otherwise}"
+        )
+    return Tensor(output=name, layout=layout)
+
+
+def relative_error(found: Any, expected: Any) -> float:
+    """The norm of the difference, relative to that of ``expected``."""
+    norm = float(expected.double().norm())
+    difference = float((found.double() - expected.double()).norm())
+    return difference / norm if norm > 0 else difference
+
+
+def made(structure: Any, outputs: Mapping[str, Any], dtype: Any, source: Any) -> Any:
+    """What the module would give: ``outputs`` of the engine in its structure, as tensors of ``dtype``. ``source`` is the input of
+    the module."""
+    if isinstance(structure, Tensor):
+        return LAYOUTS[structure.layout](outputs[structure.output]).to(dtype)
+    if not isinstance(structure, Structure):
+        return structure
+    parts = {key: made(part, outputs, dtype, source) for key, part in structure.parts.items()}
+    if structure.make is _nested:
+        parts["mask"] = _resized(source.mask, parts["tensors"].shape[-2:])
+    return structure.make(structure.kind, parts)
+
+
+def _resized(mask: Any, size: Any) -> Any:
+    """The mask of padding at the size of a map, as detectors resize it."""
+    return torch.nn.functional.interpolate(mask[None].float(), size=size).to(torch.bool)[0]
+
+
+def _nested(kind: type, parts: dict[Any, Any]) -> Any:
+    return kind(parts["tensors"], parts["mask"])
+
+
+def _pairs(kind: type, parts: dict[Any, Any]) -> Any:
+    found = kind()
+    found.update(parts)
+    return found
+
+
+def _keywords(kind: type, parts: dict[Any, Any]) -> Any:
+    return kind(**parts)
+
+
+def _sequence(kind: type, parts: dict[Any, Any]) -> Any:
+    return kind(parts.values())
+
+
+def _named(kind: type, parts: dict[Any, Any]) -> Any:
+    return kind(*parts.values())

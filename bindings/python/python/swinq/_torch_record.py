@@ -1,0 +1,124 @@
+"""The run of the user's calibration through the float model, in which the inputs of its Swins are recorded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ._errors import ArgumentError
+from ._torch_calls import bound, images_of
+from ._torch_outputs import recorded
+
+
+#: The most that an output of a float Swin may differ from that of swinq's float engine, relative to its norm, by the least precise
+#: type in which it may compute. For f32 that is the difference of GELU by tanh.
+TOLERANCES = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+@dataclass
+class Record:
+    """What a Swin was called with."""
+
+    #: The most images that are kept.
+    samples: int
+    #: Batches of images in host memory, ``float32 [n, channels, height, width]``, and how many images they are.
+    batches: list[Any] = field(default_factory=list)
+    images: int = 0
+    #: Of the first call: the other arguments, the structure of the outputs for its first image, the device, and the most that its
+    #: outputs may differ from exact ones, relative to their norm.
+    arguments: dict[str, Any] = field(default_factory=dict)
+    outputs: Any = None
+    device: Any = None
+    tolerance: float = 0.0
+    calls: int = 0
+    #: Why the module cannot be replaced.
+    problem: str | None = None
+
+    def add(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Records a call."""
+        given, arguments = bound(inspect.signature(module.forward), args, kwargs)
+        images = images_of(given)
+        if not isinstance(images, torch.Tensor) or images.ndim != 4 or not images.is_floating_point():
+            raise ArgumentError(f"its input, a {type(given).__name__}, is no floating-point tensor [n, channels, height, width]")
+        if self.calls == 0:
+            self.arguments, self.outputs, self.device = arguments, recorded(output), images.device
+            self.tolerance = max(TOLERANCES.get(kind, 0.0) for kind in _kinds(module, images))
+        self.calls += 1
+        taken = images[: self.samples - self.images]
+        if len(taken):
+            self.batches.append(taken.detach().to("cpu", torch.float32, copy=True).contiguous())
+            self.images += len(taken)
+
+
+def _kinds(module: Any, images: Any) -> set[Any]:
+    """The types in which a module may compute. On a GPU products of f32 may be those of TF32, which has f16's mantissa."""
+    device = images.device.type
+    kinds = {images.dtype} | {parameter.dtype for parameter in module.parameters()}
+    if device != "cpu":
+        kinds.add(torch.float16)
+    if torch.is_autocast_enabled(device):
+        kinds.add(torch.get_autocast_dtype(device))
+    return kinds
+
+
+def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dict[Any, Record]:
+    """Runs the calibration in evaluation mode and without gradients, and records the calls of ``modules``."""
+    records = {module: Record(samples) for module in modules}
+
+    def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        record = records[module]
+        if record.problem is None:
+            try:
+                record.add(module, args, kwargs, output)
+            except (ArgumentError, TypeError) as error:
+                record.problem = str(error)
+
+    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in records]
+    try:
+        with torch.no_grad(), _evaluating(model):
+            _call(model, calibrate, lambda: all(record.images >= samples for record in records.values()))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return records
+
+
+def _call(model: Any, calibrate: Any, enough: Callable[[], bool]) -> None:
+    """Calls ``calibrate`` with the model, or the model with each batch of it until there is enough."""
+    if callable(calibrate):
+        calibrate(model)
+        return
+    if not isinstance(calibrate, Iterable) or isinstance(calibrate, torch.Tensor):
+        raise ArgumentError(
+            f"calibrate: a {type(calibrate).__name__} is neither a function that is called with the model nor an iterable of "
+            "batches"
+        )
+    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
+    for batch in calibrate:
+        if isinstance(batch, Mapping):
+            model(**{name: _on(value, device) for name, value in batch.items()})
+        else:
+            model(_on(batch[0] if isinstance(batch, tuple | list) else batch, device))
+        if enough():
+            break
+
+
+def _on(value: Any, device: Any) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """Evaluation mode, after which each module is in its own again."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training

@@ -1,0 +1,144 @@
+"""``swinq.torch``: Swins of every library inside of programs, against PyTorch.
+
+The tests need torch, timm, torchvision and transformers. Without them they are skipped, unless ``REQUIRE_IMPL`` names ``torch``.
+"""
+
+import os
+import unittest
+
+try:
+    import timm  # noqa: F401
+    import torch
+    import torchvision  # noqa: F401
+    import transformers
+except ImportError as missing:
+    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
+        raise
+    raise unittest.SkipTest(f"{missing}") from missing
+
+import torch_detector
+from torch_models import PROGRAMS, SWINS, images, of_timm, randomise
+from torch_support import INT8, SAME, Case, Inside, error, leaves
+
+import swinq
+import swinq.torch
+
+
+class EveryLibrary(Case):
+    def test_outputs_are_those_of_the_module(self):
+        for name, make in SWINS.items():
+            with self.subTest(name=name):
+                self.check(make(), name)
+
+    def test_copies_of_detectors_are_known_by_their_structure(self):
+        self.check(randomise(torch_detector.Swin()))
+        # A detector reads one of two outputs only, at sizes that neither windows nor patches divide.
+        program = Inside(randomise(torch_detector.Swin(out_indices=(1,))))
+        shape, batches = program.backbone.output_shape(), [images(1, 101, 150), images(2, 64, 90)]
+        expected = program(batches[0])
+        report = swinq.torch.quantize(program, batches, None)
+        self.assertEqual(report.replaced[0].images, 3)
+        self.assert_alike(program(batches[0]), expected, SAME)
+        self.assertEqual((program.backbone.output_shape(), program.backbone.size_divisibility), (shape, 0))
+
+    def test_masks_of_padding_pass_through(self):
+        program, masks = Inside(randomise(torch_detector.MaskedSwin())), torch.zeros(2, 100, 150, dtype=torch.bool)
+        masks[0, 80:], masks[1, :, 100:] = True, True
+        nested = torch_detector.Nested(images(2, 100, 150), masks)
+        with torch.no_grad():
+            expected = program(nested)
+            swinq.torch.quantize(program, lambda model: model(nested), None)
+            found = program(nested)
+        self.assert_alike(found, expected, SAME)
+        for stage, part in expected.items():
+            self.assertTrue(torch.equal(found[stage].mask, part.mask))
+
+    def test_openmmlab(self):
+        try:
+            from mmpretrain.models import SwinTransformer
+        except ImportError as problem:
+            self.skipTest(f"{problem}")
+        small = {"arch": {"embed_dims": 48, "depths": [2, 2], "num_heads": [3, 6]}, "out_indices": (0, 1)}
+        for options in [{"pad_small_map": True}, {}, {"use_abs_pos_embed": True}]:
+            with self.subTest(options=options):
+                self.check(randomise(SwinTransformer(**small, **options)))
+
+    def test_other_channels_and_sizes(self):
+        module = of_timm(features_only=True, out_indices=(0, 1), in_chans=5, strict_img_size=False)
+        program, batches = Inside(module), [images(1, 224, 256, 5), images(2, 256, 224, 5, seed=3)]
+        with torch.no_grad():
+            expected = [program(batch) for batch in batches]
+            swinq.torch.quantize(program, batches, None)
+            for batch, values in zip(batches, expected, strict=True):
+                self.assert_alike(program(batch), values, SAME)
+            with self.assertRaisesRegex(swinq.ArgumentError, "5"):
+                program(images(1))
+
+    def test_half_precision_comes_back(self):
+        for dtype in (torch.float16, torch.bfloat16):
+            program = Inside(of_timm(features_only=True, out_indices=(0, 1)).to(dtype))
+            program.conv.to(dtype)
+            batch = images(2).to(dtype)
+            with torch.no_grad():
+                expected = program(batch)
+                report = swinq.torch.quantize(program, [batch])
+                self.assert_alike(program(batch), expected, 0.05)
+            self.assertGreater(min(report.replaced[0].sqnr_db.values()), INT8)
+
+
+class Programs(Case):
+    def test_models_of_transformers(self):
+        for name, make in PROGRAMS.items():
+            with self.subTest(name=name):
+                program, more = make()
+                randomise(program)
+                if name.startswith("DPT"):
+                    # A depth of zero everywhere would hide mistakes.
+                    torch.nn.init.constant_(program.head.head[4].bias, 5.0)
+                batch = images(2, 128, 128)
+
+                def call(model, batch=batch, more=more):
+                    with torch.no_grad():
+                        return model(pixel_values=batch, **more)
+
+                expected = call(program)
+                for recipe in (None, "default"):
+                    report = swinq.torch.quantize(program, call, recipe)
+                    self.assertEqual((len(report.replaced), report.left), (1, []))
+                    found = call(program)
+                    self.assertIs(type(found), type(expected))
+                    print(f"{name}: {report}")
+                    for (path, one), (_, other) in zip(leaves(found), leaves(expected), strict=True):
+                        # Other tensors hold what was masked, as infinities.
+                        if recipe is None and one.is_floating_point() and other.isfinite().all():
+                            self.assertLess(error(one, other), SAME, path)
+                    self.post_process(name, program, found)
+                    swinq.torch.restore(program)
+
+    def post_process(self, name, program, found):
+        """The model's own steps after its outputs."""
+        if name == "Donut":
+            batch = images(2, 128, 128)
+            words = program.generate(pixel_values=batch, max_new_tokens=5, num_beams=2)
+            self.assertEqual(len(words), 2)
+            return
+        processors = {
+            "Mask2Former": transformers.Mask2FormerImageProcessor,
+            "MaskFormer": transformers.MaskFormerImageProcessor,
+            "Grounding DINO": transformers.GroundingDinoImageProcessor,
+            "DPT with Swin V2": transformers.DPTImageProcessor,
+        }
+        sizes = [(100, 120), (64, 64)]
+        if name.startswith("Mask"):
+            maps = processors[name]().post_process_semantic_segmentation(found, target_sizes=sizes)
+            self.assertEqual([tuple(part.shape) for part in maps], sizes)
+        elif name == "Grounding DINO":
+            boxes = processors[name]().post_process_object_detection(found, threshold=0.0, target_sizes=sizes)
+            self.assertEqual(len(boxes), 2)
+        elif name.startswith("DPT"):
+            depths = processors[name]().post_process_depth_estimation(found, target_sizes=sizes)
+            self.assertEqual([tuple(part["predicted_depth"].shape) for part in depths], sizes)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,326 @@
+"""``swinq.torch``: what is refused, what calibrates, and the rules of the module that stands in the place of a Swin.
+
+The tests need torch, timm, torchvision and transformers. Without them they are skipped, unless ``REQUIRE_IMPL`` names ``torch``.
+"""
+
+import copy
+import io
+import multiprocessing
+import os
+import pickle
+import tempfile
+import threading
+import unittest
+import warnings
+from pathlib import Path
+
+try:
+    import timm
+    import torch
+    import torchvision
+    import transformers
+except ImportError as missing:
+    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
+        raise
+    raise unittest.SkipTest(f"{missing}") from missing
+
+import torch_detector
+from torch_models import SWINS, images, of_timm, of_torchvision, randomise
+from torch_support import Case, Inside
+
+import swinq
+import swinq.torch
+
+
+class Refused(Case):
+    """Live code that the engine does not have is named, and nothing is replaced."""
+
+    def refused(self, module, reason, batch=None):
+        program = Inside(module)
+        with self.assertRaisesRegex(swinq.ArgumentError, f"no Swin of Inside can be replaced.*{reason}"):
+            swinq.torch.quantize(program, [images(1) if batch is None else batch])
+        self.assertIs(program.backbone, module)
+
+    def test_layers(self):
+        module = randomise(torch_detector.Swin())
+        module.layers[1].blocks[0].mlp.act = torch.nn.ReLU()
+        self.refused(module, r"`layers\.1\.blocks\.0\.mlp\.act` is ReLU")
+        module = of_timm(features_only=True, norm_layer=lambda dim, **_: torch.nn.LayerNorm(dim, eps=1e-6), out_indices=(0, 1))
+        self.refused(module, "eps=1e-06")
+        config = transformers.SwinConfig(embed_dim=48, depths=[1, 1], num_heads=[3, 6], hidden_act="relu")
+        self.refused(randomise(transformers.SwinBackbone(config)), "ReLU|relu")
+
+    def test_code(self):
+        module = randomise(torch_detector.Swin())
+        module.layers[0].blocks[1].shift = 0
+        self.refused(module, "stage1 differs by .* its code is not that of a Swin")
+
+        class Own(type(of_timm())):
+            def forward(self, x):
+                return 2 * super().forward(x)
+
+        module = of_timm()
+        module.__class__ = Own
+        self.refused(module, "Own, whose forward is not that of timm")
+        module = SWINS["transformers backbone"]()
+        layer = module.swin.encoder.layers[0]
+        layer.forward = layer.forward
+        self.refused(module, "`swin.encoder.layers.0` has a forward of its own")
+        module = of_timm()
+        module.layers[0].register_forward_hook(lambda *_: None)
+        self.refused(module, r"`layers\.0` has hooks")
+
+    def test_what_the_engine_does_not_have(self):
+        self.refused(timm.create_model("swin_s3_tiny_224").eval(), "window")
+        getter = torchvision.models._utils.IntermediateLayerGetter(of_torchvision().features, {"2": "merged"}).eval()
+        self.refused(getter, "merging of patches")
+
+    def test_a_swin_that_is_not_called(self):
+        class Other(Inside):
+            def forward(self, x):
+                return self.backbone.forward_features(x)
+
+        program = Other(of_timm())
+        with self.assertRaisesRegex(swinq.ArgumentError, "the calibration did not call it"):
+            swinq.torch.quantize(program, [images(1)])
+        with self.assertRaisesRegex(swinq.ArgumentError, "no Swin of Linear"):
+            swinq.torch.quantize(torch.nn.Linear(2, 2), [torch.zeros(1, 2)])
+
+    def test_arguments(self):
+        program = Inside(of_timm())
+        for options, problem in [
+            ({"calibrate": 3}, "calibrate: a int is neither"),
+            ({"calibrate": images(1)}, "calibrate: a Tensor is neither"),
+            ({"calibrate": [images(1)], "samples": 0}, "samples: is 0"),
+            ({"calibrate": [images(1)], "backend": "tpu"}, "backend: `tpu`"),
+        ]:
+            with self.assertRaisesRegex(swinq.ArgumentError, problem):
+                swinq.torch.quantize(program, **options)
+        with self.assertRaises(swinq.NotFoundError):
+            swinq.torch.quantize(program, [images(1)], "none.yaml")
+        with self.assertRaisesRegex(swinq.ArgumentError, "no torch.nn.Module"):
+            swinq.torch.quantize("model", [images(1)])
+        self.assertIsInstance(program.backbone, type(of_timm()))
+
+
+class Calibration(Case):
+    def test_every_kind_of_calibration_gives_the_same_model(self):
+        module = SWINS["transformers backbone"]()
+        batches = [images(2), images(1, seed=1)]
+
+        def loop(model):
+            for batch in batches:
+                model(batch)
+
+        expected = None
+        for calibrate in [
+            loop,
+            batches,
+            [(batch, "labels") for batch in batches],
+            [[batch] for batch in batches],
+            [{"x": batch} for batch in batches],
+        ]:
+            program = Inside(module)
+            swinq.torch.quantize(program, calibrate)
+            sites = program.backbone.model.sites
+            self.assertEqual(sites, expected or sites)
+            expected = sites
+            swinq.torch.restore(program)
+
+    def test_samples_bound_the_images_and_end_an_iterable(self):
+        def endless():
+            seed = 0
+            while True:
+                yield images(3, seed=seed)
+                seed += 1
+
+        program = Inside(of_timm())
+        report = swinq.torch.quantize(program, endless(), samples=4)
+        self.assertEqual(report.replaced[0].images, 4)
+
+    def test_the_model_of_the_images_is_that_of_swinq_quantize(self):
+        module, batches = SWINS["transformers backbone"](), [images(2), images(1, 160, 200)]
+        program = Inside(module)
+        swinq.torch.quantize(program, batches)
+        model = swinq.open(module)
+        self.assertEqual(repr(model).count("stage1, stage2"), 1)
+        self.assertEqual(swinq.quantize(model, batches).sites, program.backbone.model.sites)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "swin.safetensors"
+            program.backbone.model.save(path)
+            opened = swinq.open(path)
+            found = opened.engine(backend="cpu").run(batches[0])
+        self.assertTrue(torch.equal(found["stage2"], program(batches[0]).feature_maps[1]))
+        with self.assertRaisesRegex(swinq.ArgumentError, "holds"):
+            swinq.quantize(model, [images(1) / 0])
+
+    def test_modes_are_kept(self):
+        program = Inside(of_timm())
+        program.train()
+        program.conv.eval()
+        with self.assertRaisesRegex(swinq.EngineError, "call eval"):
+            swinq.torch.quantize(program, [images(1)])
+            program(images(1))
+        self.assertEqual((program.training, program.conv.training, program.backbone.training), (True, False, True))
+        program.eval()
+        program(images(1))
+
+
+class Rules(Case):
+    def setUp(self):
+        self.program, self.batch = Inside(SWINS["transformers backbone"]()), images(1)
+        self.float = self.program.backbone
+        swinq.torch.quantize(self.program, [self.batch])
+        self.expected = self.program(self.batch).feature_maps
+
+    def same(self, found):
+        self.assertTrue(all(map(torch.equal, found.feature_maps, self.expected)))
+
+    def test_gradients(self):
+        needy = self.batch.clone().requires_grad_()
+        with self.assertRaisesRegex(swinq.EngineError, "no gradients.*torch.no_grad"):
+            self.program(needy)
+        with torch.no_grad():
+            self.same(self.program(needy))
+        with torch.inference_mode():
+            self.same(self.program(self.batch.clone()))
+
+    def test_other_arguments_are_named(self):
+        swin = self.program.backbone
+        self.same(swin(pixel_values=self.batch, output_hidden_states=False, return_dict=True))
+        self.same(swin.forward_with_filtered_kwargs(self.batch, output_attentions=None))
+        for name in ("output_hidden_states", "output_attentions"):
+            with self.assertRaisesRegex(swinq.ArgumentError, f"{name}: is True"):
+                swin(self.batch, **{name: True})
+        with self.assertRaisesRegex(swinq.ArgumentError, "images: a str"):
+            swin("image")
+        with self.assertRaises(TypeError):
+            swin()
+
+    def test_attributes_are_those_of_the_original(self):
+        swin = self.program.backbone
+        for name in ("channels", "out_features", "stage_names", "config", "num_features", "dtype", "device"):
+            self.assertEqual(getattr(swin, name), getattr(self.float, name), name)
+        with self.assertRaisesRegex(AttributeError, "nothing"):
+            swin.nothing  # noqa: B018
+        with self.assertRaisesRegex(AttributeError, "runs its forward only"):
+            swin.forward_features  # noqa: B018
+        self.assertIn("sites INT8", repr(self.program))
+        lists = Inside(of_timm(features_only=True, out_indices=(0, 1)))
+        swinq.torch.quantize(lists, [self.batch], None)
+        self.assertEqual(lists.backbone.feature_info.channels(), [48, 96])
+
+    def test_types_do_not_change_and_devices_may(self):
+        for change in (torch.nn.Module.half, torch.nn.Module.double, lambda module: module.to(torch.bfloat16)):
+            with self.assertRaisesRegex(TypeError, "before swinq.torch.quantize"):
+                change(self.program.backbone)
+        self.same(self.program.to("cpu")(self.batch))
+        self.same(self.program.float()(self.batch))
+
+    def test_copies_and_pickles_run(self):
+        copied = copy.deepcopy(self.program)
+        self.same(copied(self.batch))
+        self.assertIsNot(copied.backbone.original, self.float)
+        # Modules of transformers that ran have hooks that cannot be pickled.
+        module = of_timm(features_only=True, out_indices=(0, 1))
+        program, file = Inside(module), io.BytesIO()
+        swinq.torch.quantize(program, [self.batch])
+        expected = program(self.batch)
+        torch.save(program, file)
+        file.seek(0)
+        for loaded in [torch.load(file, weights_only=False), pickle.loads(pickle.dumps(program))]:
+            self.assertTrue(all(map(torch.equal, loaded(self.batch), expected)))
+            self.assertIsInstance(swinq.torch.restore(loaded).backbone, type(module))
+        program.load_state_dict(program.state_dict())
+
+    def test_threads_share_a_module(self):
+        found = [None] * 4
+
+        def work(index):
+            found[index] = self.program(self.batch)
+
+        threads = [threading.Thread(target=work, args=[index]) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for each in found:
+            self.same(each)
+
+    def test_a_forked_process_runs(self):
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+
+        def work():
+            torch.set_num_threads(1)
+            sender.send([part.numpy() for part in self.program(self.batch).feature_maps])
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            process = multiprocessing.get_context("fork").Process(target=work)
+            process.start()
+        self.assertTrue(receiver.poll(60))
+        found = receiver.recv()
+        process.join()
+        self.assertTrue(all(torch.equal(torch.from_numpy(one), other) for one, other in zip(found, self.expected, strict=True)))
+
+    def test_compiled_models_run_it_outside_of_their_graphs(self):
+        self.same(torch.compile(self.program, backend="eager")(self.batch))
+        torch.compiler.reset()
+        with self.assertRaisesRegex(Exception, "disable"):
+            torch.compile(self.program, backend="eager", fullgraph=True)(self.batch)
+
+    def test_exports_are_refused(self):
+        program = Inside(of_timm(features_only=True, out_indices=(0, 1)))
+        swinq.torch.quantize(program, [self.batch])
+        with self.assertRaisesRegex(Exception, "a graph of PyTorch cannot hold"):
+            torch.jit.trace(program, self.batch)
+        for strict in (False, True):
+            with self.assertRaisesRegex(Exception, "a graph of PyTorch cannot hold|disable"):
+                torch.export.export(program, (self.batch,), strict=strict)
+
+    def test_shared_modules_and_models_that_are_swins(self):
+        class Twice(torch.nn.Module):
+            def __init__(self, backbone):
+                super().__init__()
+                self.first, self.parts = backbone, torch.nn.ModuleList([backbone])
+                self.eval()
+
+            def forward(self, x):
+                return self.first(x), self.parts[0](x[:, :, ::2, ::2])
+
+        module = SWINS["transformers backbone"]()
+        program = Twice(module)
+        report = swinq.torch.quantize(program, [self.batch])
+        self.assertEqual((len(report.replaced), report.replaced[0].names), (1, ("first", "parts.0")))
+        self.assertIs(program.first, program.parts[0])
+        self.assertEqual(report.replaced[0].images, 2)
+        program(self.batch)
+        swinq.torch.restore(program)
+        self.assertTrue(program.first is module and program.parts[0] is module)
+
+        whole = of_torchvision()
+        report = swinq.torch.quantize(whole, [self.batch])
+        self.assertIsInstance(report.model, swinq.torch.SwinModule)
+        self.assertEqual(report.replaced[0].names, ("",))
+        self.assertEqual(report.model(self.batch).shape, (1, 5))
+        self.assertIs(swinq.torch.restore(report.model), whole)
+
+    def test_a_second_call_leaves_what_is_quantized(self):
+        with self.assertRaisesRegex(swinq.ArgumentError, "no Swin"):
+            swinq.torch.quantize(self.program, [self.batch])
+        two = torch.nn.ModuleDict({"old": self.program, "new": Inside(of_timm())})
+        report = swinq.torch.quantize(two, lambda model: model["new"](self.batch))
+        self.assertEqual(report.replaced[0].names, ("new.backbone",))
+
+    def test_what_is_left_is_a_warning(self):
+        two = torch.nn.ModuleDict({"one": Inside(of_timm()), "other": Inside(randomise(torch_detector.Swin()))})
+        two["other"].backbone.layers[0].blocks[0].mlp.act = torch.nn.SiLU()
+        two.eval()
+        with self.assertWarnsRegex(UserWarning, "other.backbone: Swin left as it is: .*SiLU"):
+            report = swinq.torch.quantize(two, lambda model: [part(self.batch) for part in model.values()])
+        self.assertEqual([left.name for left in report.left], ["other.backbone"])
+        self.assertIn("SiLU", str(report))
+
+
+if __name__ == "__main__":
+    unittest.main()
