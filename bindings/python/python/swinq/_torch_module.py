@@ -17,6 +17,11 @@ from ._torch_calls import bound, check_arguments, images_of
 from ._torch_outputs import made, tensors
 
 
+#: The types in which an engine writes outputs for images of these types; others are converted.
+TYPES = {torch.float16: "float16"}
+TYPES_ON_GPU = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
 class SwinModule(torch.nn.Module):
     """A Swin that swinq's engine runs, in the place of the module ``original``, which it keeps but does not register.
 
@@ -79,10 +84,19 @@ class SwinModule(torch.nn.Module):
         check_arguments(arguments, self._arguments)
         images = images_of(given)
         self._check(images)
-        engine = self.engine_for(images.device)
-        half = images.dtype == torch.float16
-        found = engine.run(images, self._names, layout="NCHW", dtype="float16" if half else "float32")
+        on_gpu = images.is_cuda and self._backend != "cpu"
+        dtype = (TYPES_ON_GPU if on_gpu else TYPES).get(images.dtype, "float32")
+        found = self.engine_for(images.device).run(images, self._names, layout="NCHW", dtype=dtype)
         return made(self._outputs, found, images.dtype, given)
+
+    def check(self) -> None:
+        """Raises if an earlier call on a GPU, or a recorded graph, met a value that is not finite (see :meth:`Engine.check`).
+
+        Raises:
+            EngineError: with the launch or the output of the value.
+        """
+        for engine in self._engines.values():
+            engine.check()
 
     def _check(self, images: Any) -> None:
         if self.training:
