@@ -52,7 +52,7 @@ fn of_header() -> [Declarations; 2] {
 
 /// The functions and structures of the crate.
 fn of_crate() -> [Declarations; 2] {
-    let modules = ["mod", "model", "image", "engine", "tensor", "run"];
+    let modules = ["mod", "model", "image", "engine", "tensor", "run", "device"];
     let text = modules.map(|module| file(&format!("src/exports/{module}.rs"))).join("\n");
     let parameters = |body: &str| body.split(',').filter_map(rust_name).collect();
     let functions = named(&text, "pub extern \"C\" fn ", ")").into_iter();
