@@ -108,6 +108,9 @@ fn a_stream_of_the_caller_computes_what_a_run_from_the_host_does() {
         let stream = Stream::new(engine.device().unwrap()).unwrap();
         // Batches that are padded, and that run in two parts; images of the own size and of another.
         for (size, count) in [(SIZE, 3), (SIZE, 7), (Size::square(56), 4), (Size::square(56), 1)] {
+            if config.grids(size).is_err() {
+                continue;
+            }
             let bytes = images_of(&model, size, count);
             let floats: Vec<f32> = bytes.iter().map(|&byte| f32::from(byte) / 61.7 - 2.1).collect();
             let halves: Vec<f16> = floats.iter().map(|&value| f16::from_f32(value)).collect();

@@ -10,10 +10,10 @@ use pyo3::types::{PyCapsule, PyCapsuleMethods};
 use swinq::cuda::ops::output::OutputType;
 use swinq::cuda::ops::patch::InputType;
 use swinq::cuda::{CudaError, Device, DeviceSlice, Event, Stream};
-use swinq::int8_runtime::{DeviceImages, DeviceOutput, ImageLayout, OutputLayout, RuntimeError};
+use swinq::int8_runtime::{DeviceImages, DeviceOutput, RuntimeError};
 use swinq::model::Size;
 
-use crate::engine::Engine;
+use crate::engine::{Engine, LAYOUTS, OUT_LAYOUTS};
 use crate::error::{choice, raise_run};
 
 /// The names of element types.
@@ -30,8 +30,8 @@ const OUTPUTS: [(&str, OutputType); 3] =
 type Target = (String, u64, String);
 
 /// Puts the computation of `outputs` on `stream`, a `cudaStream_t`. `images` are at an address of the engine's GPU, and have an
-/// element type; `shape` is their number, height and width; `layout` is `NHWC` or `NCHW`. Each output is dense, and a feature
-/// map has the channels first. The work begins after what is on the streams `after`.
+/// element type; `shape` is their number, height and width; `layouts` are theirs and that of feature maps, `NHWC` or `NCHW`. Each output
+/// is dense. The work begins after what is on the streams `after`.
 ///
 /// The memory is that of the caller, who states that it has these elements, and that it lives until the work is done.
 #[expect(clippy::too_many_arguments, reason = "they are what a call of a kernel needs")]
@@ -41,13 +41,13 @@ pub fn run_on(
     engine: &Engine,
     images: (u64, String),
     shape: (usize, usize, usize),
-    layout: &str,
+    layouts: (String, String),
     outputs: Vec<Target>,
     stream: u64,
     after: Vec<u64>,
 ) -> PyResult<()> {
-    let layouts = [("NHWC", ImageLayout::ChannelsLast), ("NCHW", ImageLayout::ChannelsFirst)];
-    let layout = choice(py, "layout", layout, &layouts)?;
+    let layout = choice(py, "layout", &layouts.0, &LAYOUTS)?;
+    let out_layout = choice(py, "out_layout", &layouts.1, &OUT_LAYOUTS)?;
     let ((address, element), (count, height, width)) = (images, shape);
     let element = choice(py, "images", &element, &INPUTS)?;
     let (engine, size) = (engine.engine(), Size::new(height, width));
@@ -82,7 +82,7 @@ pub fn run_on(
                 name,
                 values,
                 element: *element,
-                layout: OutputLayout::ChannelsFirst,
+                layout: out_layout,
             })
             .collect();
         engine.run_on(&stream, DeviceImages { size, values: &values, element, layout }, &outputs)

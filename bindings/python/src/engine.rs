@@ -40,6 +40,12 @@ pub enum Picture<'py> {
     Encoded(Bound<'py, PyAny>),
 }
 
+/// The names of layouts, of images and of feature maps.
+pub const LAYOUTS: [(&str, ImageLayout); 2] =
+    [("NHWC", ImageLayout::ChannelsLast), ("NCHW", ImageLayout::ChannelsFirst)];
+pub const OUT_LAYOUTS: [(&str, OutputLayout); 2] =
+    [("NHWC", OutputLayout::Rows), ("NCHW", OutputLayout::ChannelsFirst)];
+
 /// An output: its name, and the array to write.
 type Named<'py> = (String, Bound<'py, PyAny>);
 
@@ -101,16 +107,17 @@ impl Engine {
 
     /// Writes outputs of `images` to `outputs`, each a name and an array of the shape `[images, ...]`
     /// ([`Engine::output_shape`]): `float32`, or the bits of `float16` as `uint16`. `images` are `uint8`, `float32`, or the bits of
-    /// `float16` as `uint16`; `layout` is `NHWC` or `NCHW`.
+    /// `float16` as `uint16`; `layout` and `out_layout` are `NHWC` or `NCHW`.
     fn run(
         &self,
         py: Python<'_>,
         images: &Bound<'_, PyAny>,
         layout: &str,
         outputs: Vec<Named<'_>>,
+        out_layout: &str,
     ) -> PyResult<()> {
-        let layouts = [("NHWC", ImageLayout::ChannelsLast), ("NCHW", ImageLayout::ChannelsFirst)];
-        let layout = choice(py, "layout", layout, &layouts)?;
+        let layout = choice(py, "layout", layout, &LAYOUTS)?;
+        let out_layout = choice(py, "out_layout", out_layout, &OUT_LAYOUTS)?;
         let images = Given::of(images)?;
         let (shape, addresses) = images.place();
         let [count, a, b, c] = four(shape)?;
@@ -119,7 +126,8 @@ impl Engine {
             ImageLayout::ChannelsFirst => Size::new(b, c),
         };
         let mut outputs = held(&outputs, count, addresses)?;
-        self.run_images(py, count, Input { size, pixels: images.pixels(), layout }, &mut outputs)
+        let input = Input { size, pixels: images.pixels(), layout };
+        self.run_images(py, count, input, (&mut outputs, out_layout))
     }
 
     /// The names of the outputs, in the order in which the network computes them.
@@ -209,12 +217,12 @@ impl Engine {
         py: Python<'_>,
         images: usize,
         input: Input<'_>,
-        outputs: &mut [(String, Held)],
+        (outputs, layout): (&mut [(String, Held)], OutputLayout),
     ) -> PyResult<()> {
         let (each, values) = (self.images_between_signals(input.size), input.pixels.len() / images.max(1));
         let mut rest: Vec<OutputMut<'_>> = outputs
             .iter_mut()
-            .map(|(name, array)| OutputMut::new(name, array.values()).in_layout(OutputLayout::ChannelsFirst))
+            .map(|(name, array)| OutputMut::new(name, array.values()).in_layout(layout))
             .collect();
         let mut first = 0;
         loop {

@@ -55,6 +55,28 @@ class Sizes(Quantized):
                 with self.assertRaisesRegex(swinq.ArgumentError, problem):
                     self.int8(images)
 
+    def test_maps_lie_where_and_in_the_order_that_the_caller_asks_for(self):
+        model = swinq.open(MICRO / "model.safetensors", cfg=str(MICRO / "cfg.yaml"), task="features")
+        engine, pixels = model.engine(backend="cpu", threads=1), noise(self.float, 2, size=(60, 100))
+        first = engine.run(pixels)
+        last = engine.run(pixels, out_layout="NHWC")
+        for name, value in first.items():
+            np.testing.assert_array_equal(last[name], value.transpose(0, 2, 3, 1))
+        name = engine.outputs[0]
+        memory = np.full(last[name].shape, np.nan, np.float16)
+        found = engine.run(pixels, out={name: memory}, out_layout="NHWC")
+        self.assertIs(found[name], memory)
+        self.assertEqual(list(found), [name])
+        np.testing.assert_array_equal(memory, last[name].astype(np.float16))
+        for options, problem in [
+            ({"out_layout": "rows"}, "out_layout: `rows` is unknown"),
+            ({"out": {name: memory}}, "and the output is"),
+            ({"out": {name: [1.0]}}, "give an array of numpy"),
+            ({"stream": 0}, "stream: the images are not"),
+        ]:
+            with self.assertRaisesRegex(swinq.ArgumentError, problem):
+                engine.run(pixels, **options)
+
     def test_images_beyond_the_most_pixels_are_refused(self):
         engine = self.int8.engine(backend="cpu", threads=1, max_pixels=56 * 112)
         self.assertEqual(engine(noise(self.int8, 1, size=(56, 112))).shape, (1, 10))

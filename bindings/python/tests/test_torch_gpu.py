@@ -23,11 +23,13 @@ if WITHOUT is None:
     from swinq import _native
 
 DEVICE = "cuda:0"
+#: Heads of 32 channels, as the kernels for GPUs need them.
+GPU = {"embed_dim": 64, "num_heads": [2, 4]}
 
 
 def backbone() -> swinq.Model:
     """A small backbone in INT8, which takes any size."""
-    module = of_timm(features_only=True, out_indices=(0, 1), strict_img_size=False)
+    module = of_timm(**GPU, features_only=True, out_indices=(0, 1), strict_img_size=False)
     program = Inside(module)
     with torch.no_grad():
         swinq.torch.quantize(program, [images(4), images(1, 256, 320)], backend="cpu")
@@ -86,6 +88,9 @@ class Gpu(unittest.TestCase):
             self.assert_equal(self.engine.run(on_gpu.to(memory_format=torch.channels_last)), expected)
             self.assert_equal(self.engine.run(on_gpu.transpose(2, 3).contiguous().transpose(2, 3)), expected)
             self.assert_equal(self.engine.run(on_gpu.permute(0, 2, 3, 1).contiguous(), layout="NHWC"), expected)
+            last = {name: value.permute(0, 2, 3, 1) for name, value in expected.items()}
+            self.assert_equal(self.engine.run(on_gpu, out_layout="NHWC"), last)
+            self.assert_equal(self.cpu.run(batch, out_layout="NHWC"), last)
             halves = self.cpu.run(batch.half(), dtype="float16")
             self.assert_equal(self.engine.run(on_gpu.half(), dtype="float16"), halves)
             bf16 = {name: value.bfloat16() for name, value in self.cpu.run(batch.bfloat16().float()).items()}
@@ -190,9 +195,12 @@ class Gpu(unittest.TestCase):
                 engine.run(images(1, 64 + 16 * side, 64).to(DEVICE))
             torch.cuda.synchronize()
             self.assert_equal(found, engine.run(static))
+        # A second graph takes the memory of the stream, and nothing is left for others.
+        engine.run(static)
+        second, _ = record()
         with self.assertRaisesRegex(swinq.EngineError, "max_streams"):
             engine.prepare(160, 96, 1)
-        del graph
+        del second
         torch.cuda.synchronize()
         engine.prepare(160, 96, 1)
 
@@ -258,7 +266,7 @@ class Modules(unittest.TestCase):
 
     def test_types_follow_the_images(self):
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
-            program = Inside(of_timm(features_only=True, out_indices=(0, 1)).to(dtype)).to(DEVICE)
+            program = Inside(of_timm(**GPU, features_only=True, out_indices=(0, 1)).to(dtype)).to(DEVICE)
             program.conv.to(dtype)
             batch = images(2).to(DEVICE, dtype)
             with torch.no_grad():

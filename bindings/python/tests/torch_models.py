@@ -9,8 +9,8 @@ from transformers.models.maskformer.modeling_maskformer_swin import MaskFormerSw
 
 #: Arguments of a small Swin of transformers and of timm.
 SMALL = {"embed_dim": 48, "depths": [2, 2], "num_heads": [3, 6], "window_size": 7}
-#: A backbone with four outputs, as hosts need it.
-FOUR = {"embed_dim": 24, "depths": [1, 2, 1, 1], "num_heads": [1, 2, 4, 8], "window_size": 4, "image_size": 128}
+#: A backbone with four outputs, as hosts need it. Its heads have 32 channels, as the kernels for GPUs need them.
+FOUR = {"embed_dim": 32, "depths": [1, 2, 1, 1], "num_heads": [1, 2, 4, 8], "window_size": 4, "image_size": 128}
 STAGES = ["stage1", "stage2", "stage3", "stage4"]
 
 
@@ -122,7 +122,7 @@ def _oneformer() -> tuple[torch.nn.Module, dict]:
 def _upernet() -> tuple[torch.nn.Module, dict]:
     config = transformers.UperNetConfig(
         backbone_config=transformers.SwinConfig(**FOUR, out_features=STAGES),
-        hidden_size=32, auxiliary_in_channels=96, auxiliary_channels=16, num_labels=7,
+        hidden_size=32, auxiliary_in_channels=128, auxiliary_channels=16, num_labels=7,
     )  # fmt: skip
     return transformers.UperNetForSemanticSegmentation(config), {}
 
@@ -143,7 +143,7 @@ def _grounding_dino() -> tuple[torch.nn.Module, dict]:
 def _dpt() -> tuple[torch.nn.Module, dict]:
     config = transformers.DPTConfig(
         backbone_config=transformers.Swinv2Config(**FOUR, out_features=STAGES),
-        neck_hidden_sizes=[24, 48, 96, 192], fusion_hidden_size=32, reassemble_factors=[1, 1, 1, 1],
+        neck_hidden_sizes=[32, 64, 128, 256], fusion_hidden_size=32, reassemble_factors=[1, 1, 1, 1],
     )  # fmt: skip
     return transformers.DPTForDepthEstimation(config), {}
 

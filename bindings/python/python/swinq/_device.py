@@ -149,14 +149,15 @@ def run(
     shape_of: Callable[[str, int, int], list[int]],
     channels: int,
     *,
-    layout: str | None,
+    layouts: tuple[str | None, str],
     dtype: str,
     out: Mapping[str, Any] | None,
     stream: int | None,
 ) -> dict[str, Any]:
-    """Puts a run on a stream. ``shape_of(name, height, width)`` is the shape of an output for one image."""
+    """Puts a run on a stream. ``layouts`` are those of the images and of feature maps, and ``shape_of(name, height, width)`` is the
+    shape of an output for one image."""
     on = stream_of(images, stream)
-    given, layout, (number, height, width) = images_of(images, channels, layout, on)
+    given, layout, (number, height, width) = images_of(images, channels, layouts[0], on)
     if given.device not in (-1, native.gpu):
         raise ArgumentError(f"images: they are on GPU {given.device}, and the engine runs on GPU {native.gpu}")
     outputs: dict[str, Any] = {}
@@ -181,7 +182,7 @@ def run(
     if stream is not None:
         record(on, [images, *outputs.values()])
     if number > 0:
-        _native.run_on(native, (given.address, given.dtype), (number, height, width), layout, targets, on, after)
+        _native.run_on(native, (given.address, given.dtype), (number, height, width), (layout, layouts[1]), targets, on, after)
     return outputs
 
 

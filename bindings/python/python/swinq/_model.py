@@ -109,6 +109,7 @@ class Engine:
         outputs: Iterable[str] | None = None,
         *,
         layout: str | None = None,
+        out_layout: str = "NCHW",
         dtype: str = "float32",
         out: Mapping[str, Any] | None = None,
         stream: int | None = None,
@@ -125,6 +126,7 @@ class Engine:
             images: as for :meth:`__call__`.
             outputs: names of outputs, each once; ``None`` is all of :attr:`outputs`, or those of ``out``.
             layout: as for :meth:`__call__`.
+            out_layout: that of feature maps: ``NCHW`` for ``[n, channels, height, width]``, or ``NHWC``.
             dtype: the type of the outputs, ``float32`` or ``float16``, to which values are rounded; on a GPU also ``bfloat16``.
             out: arrays for outputs, by name, contiguous, in the memory of ``images``; their types are those of the outputs. Others
                 are made: by PyTorch's allocator for its tensors on a GPU.
@@ -133,7 +135,7 @@ class Engine:
 
         Returns:
             The outputs in the order of ``outputs``, of the kind and on the device of ``images``: ``logits`` is
-            ``[n, classes]``, a feature map ``[n, channels, height, width]``.
+            ``[n, classes]``, a feature map ``[n, channels, height, width]``, or in the order of ``out_layout``.
 
         Raises:
             ArgumentError: for an output that the network does not have or that is asked for twice, for another ``dtype``, for
@@ -146,21 +148,24 @@ class Engine:
         types = ("float32", "float16", "bfloat16") if on_gpu else ("float32", "float16")
         if dtype not in types:
             raise ArgumentError(f"dtype: {dtype!r} is none of {', '.join(types)}")
+        if out_layout not in ("NCHW", "NHWC"):
+            raise ArgumentError(f"out_layout: `{out_layout}` is unknown; give NHWC or NCHW")
         names = _names((out or self._outputs) if outputs is None else outputs)
+        shape_of = self._shape if out_layout == "NCHW" else self._shape_in_nhwc
         if on_gpu:
-            return _device.run(
-                native, images, names, self._shape, self._channels, layout=layout, dtype=dtype, out=out, stream=stream
-            )
+            layouts = (layout, out_layout)
+            return _device.run(native, images, names, shape_of, self._channels, layouts=layouts, dtype=dtype, out=out, stream=stream)
         if stream is not None:
             raise ArgumentError("stream: the images are not in the memory of the engine's GPU")
         array, layout = input_of(images, self._channels, layout)
         number = array.shape[0]
         height, width = array.shape[1:3] if layout == "NHWC" else array.shape[2:]
-        given = out or {}
-        found = {
-            name: given[name] if name in given else np.empty((number, *self._shape(name, height, width)), dtype) for name in names
-        }
-        native.run(_bits(array), layout, [(name, _bits(_host(values, name))) for name, values in found.items()])
+        given, found, memory = out or {}, {}, []
+        for name in names:
+            shape = (number, *shape_of(name, height, width))
+            found[name] = given[name] if name in given else np.empty(shape, dtype)
+            memory.append((name, _bits(_host(found[name], name, shape))))
+        native.run(_bits(array), layout, memory, out_layout)
         if not is_tensor(images):
             return found
         torch = sys.modules["torch"]
@@ -176,6 +181,11 @@ class Engine:
                 self._shapes.clear()
             self._shapes[key] = shape
         return shape
+
+    def _shape_in_nhwc(self, name: str, height: int, width: int) -> list[int]:
+        """As :meth:`_shape`, for feature maps with the channels last."""
+        channels, *grid = self._shape(name, height, width)
+        return [*grid, channels]
 
     def prepare(self, height: int, width: int, images: int = 1, *, stream: int | None = None) -> None:
         """Prepares for ``images`` images of a size; otherwise the first call does so, which takes far longer than later calls.
@@ -263,11 +273,13 @@ def _bits(array: Any) -> Any:
     return array.view(np.uint16) if array.dtype == np.float16 else array
 
 
-def _host(values: Any, name: str) -> np.ndarray[Any, Any]:
+def _host(values: Any, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The memory of an output of the caller in host memory."""
     array = values.numpy() if is_tensor(values) and not values.is_cuda else values
     if not isinstance(array, np.ndarray):
         raise ArgumentError(f"out: `{name}` is a {type(values).__name__}; give an array of numpy or a tensor in host memory")
+    if array.shape != shape:
+        raise ArgumentError(f"out: `{name}` is {list(array.shape)}, and the output is {list(shape)}")
     return array
 
 

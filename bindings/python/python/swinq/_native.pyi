@@ -93,7 +93,7 @@ class Model:
 
 class Engine:
     def __new__(cls, model: Model, backend: str, numbers: dict[str, int], residual: str) -> Engine: ...
-    def run(self, images: Any, layout: str, outputs: Sequence[tuple[str, Any]]) -> None: ...
+    def run(self, images: Any, layout: str, outputs: Sequence[tuple[str, Any]], out_layout: str) -> None: ...
     @property
     def outputs(self) -> list[str]: ...
     def output_shape(self, name: str, height: int, width: int) -> list[int]: ...
@@ -112,7 +112,7 @@ def run_on(
     engine: Engine,
     images: tuple[int, str],
     shape: tuple[int, int, int],
-    layout: str,
+    layouts: tuple[str, str],
     outputs: Sequence[tuple[str, int, str]],
     stream: int,
     after: Sequence[int],

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from ._errors import ArgumentError
 from ._torch_outputs import is_nested
 
@@ -24,7 +26,7 @@ def bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[s
 
 def images_of(value: Any) -> Any:
     """The tensor of images in the input of a module."""
-    return value.tensors if is_nested(value) else value
+    return value if isinstance(value, torch.Tensor) or not is_nested(value) else value.tensors
 
 
 def check_arguments(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:

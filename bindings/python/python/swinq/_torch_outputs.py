@@ -23,6 +23,8 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "mean": lambda value: value.mean((2, 3)),
     "logits": lambda value: value,
 }
+#: Layouts whose values lie in memory as those of a map with the channels last, or that have no such order.
+CHANNELS_LAST = ("NHWC", "tokens", "logits")
 #: Layouts of a map; logits have their own only.
 OF_MAPS = ("NCHW", "NHWC", "tokens", "mean")
 
