@@ -98,7 +98,7 @@ class Sizes(Quantized):
         halves = engine.run(pixels, dtype="float16")["logits"]
         self.assertEqual(halves.dtype, np.float16)
         np.testing.assert_array_equal(halves, expected.astype(np.float16))
-        with self.assertRaisesRegex(swinq.ArgumentError, "dtype: 'float64' is neither `float32` nor `float16`"):
+        with self.assertRaisesRegex(swinq.ArgumentError, "dtype: 'float64' is none of float32, float16"):
             engine.run(pixels, dtype="float64")
         for names, problem in [
             (["stage1"], "output `stage1`: the network has the outputs logits"),
