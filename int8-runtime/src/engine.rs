@@ -43,7 +43,7 @@ pub const LOGITS: &str = "logits";
 /// The part that runs the launches.
 enum Runner {
     Cpu(Box<cpu::Runner>),
-    Cuda(cuda::Pool),
+    Cuda(Box<cuda::Pool>),
 }
 
 impl Engine {
@@ -81,7 +81,7 @@ impl Engine {
                 (Runner::Cpu(Box::new(runner)), threads)
             }
             (Lowered::Cuda(lowered), Backend::Cuda(options)) => {
-                (Runner::Cuda(cuda::Pool::new(lowered, packed.config(), *options)?), 1)
+                (Runner::Cuda(Box::new(cuda::Pool::new(lowered, packed.config(), *options)?)), 1)
             }
             _ => unreachable!("`check_suits` compares the backends"),
         };

@@ -100,7 +100,7 @@ pub(super) unsafe fn run_on(
     // memory the caller keeps.
     let stream = unsafe { Stream::of_caller(device, stream.addr() as u64) };
     let images = DeviceImages { size, values: &values, element, layout };
-    engine.run_on(&stream, images, &outputs).map_err(|error| named(error))
+    engine.run_on(&stream, images, &outputs).map_err(named)
 }
 
 /// The failure `error`, in which the input has its name in C.
@@ -141,7 +141,7 @@ fn input_type(tensor: &swinq_tensor) -> InputType {
 /// The memory lives until the work that uses the slice is done.
 unsafe fn slice_of(device: &Device, tensor: &swinq_tensor, place: Place) -> Result<DeviceSlice, Failure> {
     if tensor.data.is_null() {
-        return Err(Failure::null(&format!("the `data` of {place}")));
+        return Err(Failure::null(format!("the `data` of {place}")));
     }
     let bytes = tensor.elements(place)?.checked_mul(input_type(tensor).bytes());
     let bytes = bytes.ok_or_else(|| Failure::argument(place, "is larger than memory can be"))?;
