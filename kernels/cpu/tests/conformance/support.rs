@@ -4,7 +4,7 @@ use swinq_kernels::{Cpu, Pool};
 pub use swinq_testing::{Rng, assert_same, assert_varied, max_error, step, window_map};
 
 /// Names in `REQUIRE_IMPL` that are not kernels; other suites check them.
-const OTHERS: [&str; 6] = ["candle_cuda", "cuda", "host_kernels", "numpy", "nvrtc", "wheel"];
+const OTHERS: [&str; 7] = ["candle_cuda", "cuda", "cudart", "host_kernels", "numpy", "nvrtc", "wheel"];
 
 /// Runs `check` for every implementation that the processor can run, and prints their names. Fails if an
 /// implementation in `REQUIRE_IMPL` (comma-separated names) is absent.
