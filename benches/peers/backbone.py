@@ -18,7 +18,8 @@ simulates in PyTorch. So no result depends on the instruction set: without VNNI,
 products in 16 bits, which saturate.
 
 The counts of each image are kept in --cache, and a second run goes on where the first ended. Needs torch, timm, numpy, pillow
-and safetensors; `ort` and `nncf` need onnx and onnxruntime, `nncf` nncf and openvino, `modelopt` nvidia-modelopt.
+and safetensors; `swinq-torch` needs swinq, `ort` and `nncf` need onnx and onnxruntime, `nncf` nncf and openvino, `modelopt`
+nvidia-modelopt.
 """
 import argparse
 import copy
@@ -178,6 +179,16 @@ def modelopt(name, *left_out):
     return tool
 
 
+def swinq_torch(task):
+    """The module with its Swin replaced by `swinq.torch`, as a program in PyTorch runs it. Its maps have the bits of `swinq features`."""
+    import swinq.torch
+
+    program = torch.nn.Sequential(copy.deepcopy(task.model)).eval()
+    images = (torch.from_numpy(image) for image in task.inputs())
+    print(swinq.torch.quantize(program, images, backend="cpu", samples=len(task.calibration)))
+    return lambda index, image: [found.numpy() for found in program(torch.from_numpy(image))]
+
+
 def written(path):
     """The maps of a file that `swinq features` wrote."""
     file = safe_open(path, "numpy")
@@ -186,6 +197,7 @@ def written(path):
 
 TOOLS = {
     "torch": ("PyTorch, f32", lambda task: lambda index, image: task.float_maps(index)),
+    "swinq-torch": ("swinq.torch, INT8", swinq_torch),
     "ort-float": ("ONNX Runtime, f32", ort_float),
     "ort": ("ONNX Runtime, MinMax", ort("MinMax")),
     "ort-products": ("ONNX Runtime, MinMax, products only", ort("MinMax", "MatMul", "Gemm")),
