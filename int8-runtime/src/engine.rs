@@ -8,7 +8,7 @@ mod output;
 use std::path::Path;
 use std::sync::Arc;
 
-use swinq_cuda::Device;
+use swinq_cuda::{Device, KeepContext};
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Size, SwinConfig, Transform};
 use swinq_numerics::Images;
 use swinq_plan::{Outline, Output, OutputKind};
@@ -268,7 +268,7 @@ impl Engine {
     ) -> Result<(), RuntimeError> {
         self.check_images(each)?;
         let size = images.size;
-        let count = self.count(images)?;
+        let count = self.count(images.pixels.len(), size)?;
         let mut memory = self.memory_of(outputs, size, count)?;
         if count == 0 {
             return Ok(());
@@ -317,9 +317,19 @@ impl Engine {
         size: Size,
         work: impl FnOnce(&mut cuda::Runner) -> Result<T, RuntimeError>,
     ) -> Result<T, RuntimeError> {
+        let _context = self.device().map(KeepContext::new).transpose()?;
         pool.check()?;
-        let shared = pool.for_host()?;
-        let mut runner = shared.lock()?;
+        self.with_room(&*pool.for_host()?, size, work)
+    }
+
+    /// Calls `work` with a runner on a GPU, unless images of `size` need more memory than allowed.
+    fn with_room<T>(
+        &self,
+        shared: &cuda::Shared,
+        size: Size,
+        work: impl FnOnce(&mut cuda::Runner) -> Result<T, RuntimeError>,
+    ) -> Result<T, RuntimeError> {
+        let mut runner = shared.lock();
         if !runner.has(size) {
             self.check_memory(size, runner.held_bytes())?;
         }

@@ -206,11 +206,11 @@ impl DeviceArray {
         let taken = take(capsule)?;
         let array = DeviceArray { taken };
         if let Taken::Versioned(managed) = array.taken {
-            // SAFETY: `take` established that the pointer is that of a capsule of this name, so that it is valid until the deleter
+            // SAFETY: the pointer is that of a capsule of this name, which `take` established; it is valid until the deleter
             // is called, which `drop` does.
             let major = unsafe { (*managed).major };
             if major > 1 {
-                let problem = format!("the array is of version {major} of DLPack, of which 1 is known");
+                let problem = format!("the array is of version {major} of DLPack; version 1 is known");
                 return Err(PyValueError::new_err(problem));
             }
         }

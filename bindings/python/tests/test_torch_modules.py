@@ -27,20 +27,9 @@ except ImportError as error:
         raise
     raise unittest.SkipTest(f"{error}") from error
 
+from torch_models import randomise
+
 FILES = [PHOTO, PHOTO.with_suffix(".png"), PHOTO.with_suffix(".webp")]
-
-
-def randomise(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
-    """Random parameters, because initial biases are zero and would hide mistakes."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in module.named_parameters():
-            mean = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-            spread = 0.05 if parameter.ndim > 1 else 0.1
-            if "logit_scale" in name:
-                mean = 2.0
-            parameter.copy_(mean + spread * torch.randn(parameter.shape, generator=generator))
-    return module.eval()
 
 
 def same_as_torch(test: unittest.TestCase, module: torch.nn.Module, model: swinq.Model, call=None) -> None:

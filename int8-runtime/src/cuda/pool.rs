@@ -1,7 +1,6 @@
 //! The runners of an engine. Each has an arena, in which one computation runs at a time: one runner serves inference from host
 //! memory, one each stream of the caller, and one each graph that the caller records.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -54,30 +53,8 @@ pub(crate) struct Shared {
 impl Shared {
     /// Locks the runner for one call. A panic in an earlier call does no harm: every tensor is written before it is read, so a
     /// later call reads nothing that the earlier call left.
-    pub(crate) fn lock(&self) -> Result<Locked<'_>, RuntimeError> {
-        let runner = self.runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
-        let context = KeepContext::new(runner.packed.device())?;
-        Ok(Locked { runner, _context: context })
-    }
-}
-
-/// A runner during a call, after which the thread's context is as before.
-pub(crate) struct Locked<'a> {
-    runner: MutexGuard<'a, Box<Runner>>,
-    _context: KeepContext,
-}
-
-impl Deref for Locked<'_> {
-    type Target = Runner;
-
-    fn deref(&self) -> &Runner {
-        &self.runner
-    }
-}
-
-impl DerefMut for Locked<'_> {
-    fn deref_mut(&mut self) -> &mut Runner {
-        &mut self.runner
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Box<Runner>> {
+        self.runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
 
@@ -145,7 +122,7 @@ impl Pool {
     /// The runner of `user`: its own, or an unused one, or a new one, or that of another user who has not used it for longest.
     ///
     /// # Errors
-    /// There are as many runners as allowed, all of which belong to graphs; the device has too little memory.
+    /// There are as many runners as allowed, and all belong to graphs; the device has too little memory.
     fn of(&self, user: User) -> Result<Arc<Shared>, RuntimeError> {
         let mut runners = self.runners();
         let place = |wanted: &dyn Fn(&User) -> bool| runners.iter().position(|(user, _)| wanted(user));

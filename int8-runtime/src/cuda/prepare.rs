@@ -28,7 +28,7 @@ pub(super) struct Prepared {
 }
 
 impl Runner {
-    /// Prepares for `images` images of the size of `of`, of which `each` run at a time. Returns the prepared number of images of
+    /// Prepares for `images` images of the size of `of`, `each` at a time. Returns the prepared number of images of
     /// each part.
     pub(super) fn prepare_parts(
         &mut self,

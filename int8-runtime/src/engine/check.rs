@@ -38,9 +38,9 @@ impl Engine {
         Err(RuntimeError::PixelCount { values: pixels.len(), images, size, channels: self.channels() })
     }
 
-    /// The number of `images`.
-    pub(super) fn count(&self, Images { size, pixels, .. }: Images<'_>) -> Result<usize, RuntimeError> {
-        let (values, channels) = (pixels.len(), self.channels());
+    /// The number of images of `size` that have so many values.
+    pub(super) fn count(&self, values: usize, size: Size) -> Result<usize, RuntimeError> {
+        let channels = self.channels();
         match size.image_bytes(channels, 1).filter(|&image| image > 0 && values.is_multiple_of(image)) {
             Some(image) => Ok(values / image),
             None => Err(RuntimeError::PixelCount { values, images: 1, size, channels }),

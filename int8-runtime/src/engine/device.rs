@@ -7,7 +7,7 @@ use swinq_model::Size;
 use swinq_numerics::ImageLayout;
 
 use super::{Engine, MOST_OUTPUTS, OutputLayout, Runner};
-use crate::cuda::{Given, Pool, Targets};
+use crate::cuda::{self, Given, Pool, Targets};
 use crate::error::RuntimeError;
 
 /// Images of one size in memory of a GPU.
@@ -74,14 +74,11 @@ impl Engine {
         if let Some(capture) = stream.capture_of_caller()? {
             let _allowed = Relaxed::new()?;
             let shared = pool.for_graph(&capture, given.images, given.size)?;
-            return shared.lock()?.run_on(stream, given, &targets, pool.report(), true);
+            return shared.lock().run_on(stream, given, &targets, pool.report(), true);
         }
         let shared = pool.for_stream(stream.id())?;
-        let mut runner = shared.lock()?;
-        if !runner.has(given.size) {
-            self.check_memory(given.size, runner.held_bytes())?;
-        }
-        runner.run_on(stream, given, &targets, pool.report(), false)
+        let run = |runner: &mut cuda::Runner| runner.run_on(stream, given, &targets, pool.report(), false);
+        self.with_room(&shared, given.size, run)
     }
 
     /// Prepares for `images` images of `size` on `stream`, and allocates its memory; otherwise the first call on the stream does so.
@@ -96,11 +93,7 @@ impl Engine {
             return Err(RuntimeError::NotPrepared { size, images });
         }
         let shared = pool.for_stream(stream.id())?;
-        let mut runner = shared.lock()?;
-        if !runner.has(size) {
-            self.check_memory(size, runner.held_bytes())?;
-        }
-        runner.prepare_on(images, size)
+        self.with_room(&shared, size, |runner| runner.prepare_on(images, size))
     }
 
     /// Fails if an earlier [`Engine::run_on`], or a graph that holds one, met a value that is not finite. It does not wait: work that
@@ -133,13 +126,9 @@ impl Engine {
         let DeviceImages { size, values, element, layout } = images;
         check_place("images", device, values, element.bytes())?;
         self.check_size(size)?;
-        let (given, channels) = (values.bytes() / element.bytes(), self.channels());
-        let whole = size.image_bytes(channels, 1).filter(|&image| image > 0 && given.is_multiple_of(image));
-        let Some(image) = whole.filter(|_| values.bytes().is_multiple_of(element.bytes())) else {
-            return Err(RuntimeError::PixelCount { values: given, images: 1, size, channels });
-        };
+        let images = self.count(values.bytes() / element.bytes(), size)?;
         let form = InputForm { element, channels_first: layout == ImageLayout::ChannelsFirst };
-        Ok(Given { images: given / image, size, values, form })
+        Ok(Given { images, size, values, form })
     }
 
     fn targets<'a>(
@@ -151,19 +140,9 @@ impl Engine {
         let mut targets: Targets<'a> = [None; MOST_OUTPUTS];
         for &DeviceOutput { name, values, element, layout } in outputs {
             check_place(name, device, values, element.bytes())?;
-            let known = self.outputs().iter().position(|output| output.name == name);
-            let Some(index) = known.filter(|&index| targets[index].is_none()) else {
-                return Err(self.no_output(name));
-            };
-            let shape = self.output_shape(&self.outputs()[index], given.size);
-            if values.bytes() != given.images * shape.values() * element.bytes() {
-                let (name, shape) = (name.to_owned(), [given.images, shape.rows(), shape.columns]);
-                return Err(RuntimeError::OutputLength {
-                    name,
-                    values: values.bytes() / element.bytes(),
-                    shape,
-                });
-            }
+            let taken = |index: usize| targets[index].is_some();
+            let length = values.bytes() / element.bytes();
+            let index = self.index_of(name, taken, length, (given.size, given.images))?;
             let others = targets.iter().flatten().map(|(other, _)| *other);
             if others.chain([given.values]).any(|other| other.overlaps(values)) {
                 return Err(tensor(name, "its memory overlaps that of the images or of another output"));
@@ -175,10 +154,14 @@ impl Engine {
     }
 }
 
-/// Refuses memory of another GPU than `device`, and memory that is not aligned to elements of `bytes` bytes.
+/// Refuses memory of another GPU than `device`, and memory that is not aligned to elements of `bytes` bytes, or does not end with
+/// one.
 fn check_place(name: &str, device: &Device, values: &DeviceSlice, bytes: usize) -> Result<(), RuntimeError> {
     if !values.is_on(device) {
         return Err(tensor(name, "its memory is on another GPU than the engine"));
+    }
+    if !values.bytes().is_multiple_of(bytes) {
+        return Err(tensor(name, &format!("its {} bytes are not whole elements of {bytes}", values.bytes())));
     }
     match values.ptr().is_multiple_of(bytes as u64) {
         true => Ok(()),

@@ -223,6 +223,25 @@ impl OutputMemory<'_> {
 }
 
 impl Engine {
+    /// The index of the output `name`, for which there is memory of so many `values`, if it was not asked for before (`taken`) and
+    /// has these for `count` images of `size`.
+    pub(super) fn index_of(
+        &self,
+        name: &str,
+        taken: impl Fn(usize) -> bool,
+        values: usize,
+        (size, count): (Size, usize),
+    ) -> Result<usize, RuntimeError> {
+        let known = self.outputs().iter().position(|output| output.name == name);
+        let index = known.filter(|&index| !taken(index)).ok_or_else(|| self.no_output(name))?;
+        let shape = self.output_shape(&self.outputs()[index], size);
+        if values == count * shape.values() {
+            return Ok(index);
+        }
+        let (name, shape) = (name.to_owned(), [count, shape.rows(), shape.columns]);
+        Err(RuntimeError::OutputLength { name, values, shape })
+    }
+
     /// The memory of each output of the network for `count` images of `size`.
     pub(super) fn memory_of<'o>(
         &self,
@@ -235,18 +254,8 @@ impl Engine {
             forms: [OutputForm::default(); MOST_OUTPUTS],
         };
         for OutputMut { name, values, layout } in outputs {
-            let known = self.outputs().iter().position(|output| output.name == *name);
-            let Some(index) = known.filter(|&index| memory.bytes[index].is_none()) else {
-                return Err(self.no_output(name));
-            };
-            let shape = self.output_shape(&self.outputs()[index], size);
-            if values.len() != count * shape.values() {
-                return Err(RuntimeError::OutputLength {
-                    name: (*name).to_owned(),
-                    values: values.len(),
-                    shape: [count, shape.rows(), shape.columns],
-                });
-            }
+            let taken = |index: usize| memory.bytes[index].is_some();
+            let index = self.index_of(name, taken, values.len(), (size, count))?;
             memory.forms[index] = OutputForm { element: values.element(), layout: *layout };
             memory.bytes[index] = Some(values.bytes());
         }

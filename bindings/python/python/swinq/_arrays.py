@@ -50,22 +50,36 @@ def not_pixels(error: ArgumentError, array: np.ndarray[Any, Any], given: Any) ->
 LAYOUTS = {np.dtype(np.uint8): "NHWC", np.dtype(np.float16): "NCHW", np.dtype(np.float32): "NCHW"}
 
 
-def input_of(value: Any, channels: int, layout: str | None) -> tuple[np.ndarray[Any, Any], str]:
-    """``value`` as contiguous images that an engine reads, and their layout. Copies only if the array is not contiguous."""
+def input_of(
+    value: Any, channels: int, layout: str | None
+) -> tuple[np.ndarray[Any, Any], str, tuple[int, int, int]]:
+    """``value`` as contiguous images that an engine reads, their layout, and their number, height and width. Copies only if the array
+    is not contiguous."""
     array = to_numpy(value)
     if array.dtype not in LAYOUTS:
         raise ArgumentError(
             f"images: an array of {array.dtype}; the model takes uint8, float16 and float32, such as images.astype(numpy.float32)"
         )
     layout = layout or LAYOUTS[array.dtype]
+    return np.ascontiguousarray(array), layout, extents(str(array.dtype), array.shape, channels, layout)
+
+
+def extents(dtype: str, shape: tuple[int, ...], channels: int, layout: str) -> tuple[int, int, int]:
+    """The number, the height and the width of images of ``shape``."""
     shapes = {"NHWC": f"[n, height, width, {channels}]", "NCHW": f"[n, {channels}, height, width]"}
     if layout not in shapes:
         raise ArgumentError(f"layout: `{layout}` is unknown; give NHWC or NCHW")
-    if array.ndim != 4 or array.shape[layout.index("C")] != channels:
-        problem = f"images: an array of {array.dtype} {list(array.shape)}; the model takes {array.dtype} {shapes[layout]}"
+    if len(shape) != 4 or shape[layout.index("C")] != channels:
+        problem = f"images: an array of {dtype} {list(shape)}; the model takes {dtype} {shapes[layout]}"
         (other,) = shapes.keys() - {layout}
         raise ArgumentError(f'{problem}, or with layout="{other}" {shapes[other]}')
-    return np.ascontiguousarray(array), layout
+    return shape[0], shape[layout.index("H")], shape[layout.index("W")]
+
+
+def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Refuses memory of the caller for the output ``name`` that has another shape than the output."""
+    if found != expected:
+        raise ArgumentError(f"out: `{name}` is {list(found)}, and the output is {list(expected)}")
 
 
 def values_of(value: Any, channels: int) -> np.ndarray[Any, Any]:

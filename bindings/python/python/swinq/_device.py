@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from . import _native
-from ._arrays import is_tensor
+from ._arrays import check_shape, extents, is_tensor
 from ._errors import ArgumentError
 
 #: The layout that images of a type have unless the caller states another.
@@ -130,16 +130,7 @@ def images_of(value: Any, channels: int, layout: str | None, stream: int) -> tup
     if array.dtype not in LAYOUTS:
         raise ArgumentError(f"images: an array of {array.dtype}; the model takes uint8, float16, bfloat16 and float32")
     layout = layout or LAYOUTS[array.dtype]
-    shapes = {"NHWC": f"[n, height, width, {channels}]", "NCHW": f"[n, {channels}, height, width]"}
-    if layout not in shapes:
-        raise ArgumentError(f"layout: `{layout}` is unknown; give NHWC or NCHW")
-    if len(array.shape) != 4 or array.shape[layout.index("C")] != channels:
-        problem = f"images: an array of {array.dtype} {list(array.shape)}; the model takes {array.dtype} {shapes[layout]}"
-        (other,) = shapes.keys() - {layout}
-        raise ArgumentError(f'{problem}, or with layout="{other}" {shapes[other]}')
-    number = array.shape[0]
-    height, width = array.shape[1:3] if layout == "NHWC" else array.shape[2:]
-    return array, layout, (number, height, width)
+    return array, layout, extents(array.dtype, array.shape, channels, layout)
 
 
 def run(
@@ -171,8 +162,7 @@ def run(
             targets.append((name, value.data_ptr(), dtype))
             continue
         array = array_of(value, f"out[{name!r}]", on, written=True)
-        if array.shape != shape:
-            raise ArgumentError(f"out: `{name}` is {list(array.shape)}, and the output is {list(shape)}")
+        check_shape(name, array.shape, shape)
         if array.device not in (-1, native.gpu):
             raise ArgumentError(f"out: `{name}` is on GPU {array.device}, and the engine runs on GPU {native.gpu}")
         if array.after not in (None, on):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import _device, _modules, _native, _process
-from ._arrays import input_of, is_array, is_tensor
+from ._arrays import check_shape, input_of, is_array, is_tensor
 from ._errors import ArgumentError, count
 from ._images import PathLike, is_encoded, is_path, is_pil, picture
 
@@ -157,9 +157,7 @@ class Engine:
             return _device.run(native, images, names, shape_of, self._channels, layouts=layouts, dtype=dtype, out=out, stream=stream)
         if stream is not None:
             raise ArgumentError("stream: the images are not in the memory of the engine's GPU")
-        array, layout = input_of(images, self._channels, layout)
-        number = array.shape[0]
-        height, width = array.shape[1:3] if layout == "NHWC" else array.shape[2:]
+        array, layout, (number, height, width) = input_of(images, self._channels, layout)
         given, found, memory = out or {}, {}, []
         for name in names:
             shape = (number, *shape_of(name, height, width))
@@ -278,8 +276,7 @@ def _host(values: Any, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any
     array = values.numpy() if is_tensor(values) and not values.is_cuda else values
     if not isinstance(array, np.ndarray):
         raise ArgumentError(f"out: `{name}` is a {type(values).__name__}; give an array of numpy or a tensor in host memory")
-    if array.shape != shape:
-        raise ArgumentError(f"out: `{name}` is {list(array.shape)}, and the output is {list(shape)}")
+    check_shape(name, array.shape, shape)
     return array
 
 

@@ -4,19 +4,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ._modules import Reading as _Reading
+
 __version__: str
 
-_Reading = tuple[
-    str | None,
-    Sequence[tuple[str, str]],
-    str | None,
-    str | None,
-    str | None,
-    str | None,
-    str | None,
-    str | None,
-    Sequence[int] | None,
-]
 _Tensor = tuple[str, str, Sequence[int], Any]
 _Class = tuple[int, str | None, float]
 _Progress = Callable[[str, int, int], object]
