@@ -78,6 +78,8 @@ mod shards;
 #[cfg(feature = "float")]
 pub mod train;
 #[cfg(feature = "float")]
+mod trained;
+#[cfg(feature = "float")]
 mod tune;
 
 pub use backend::{BackendChoice, CPU_BATCH, DEFAULT_BATCH, EngineOptions};
@@ -117,6 +119,8 @@ pub use shards::{
 pub use swinq_calib::{Phase, Progress, Refinement, Trial};
 #[cfg(feature = "float")]
 pub use train::Training;
+#[cfg(feature = "float")]
+pub use trained::TrainedParameters;
 #[cfg(feature = "float")]
 pub use tune::{TuneOptions, TuneProgress, Tuned, tune};
 

@@ -8,7 +8,8 @@ use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{
-    Dialect, InMemory, LoadedConfig, QuantizedModel, Site, SwinConfig, Task, Transform, is_quantized_file,
+    Dialect, InMemory, LoadedConfig, QuantizedModel, Site, StoredParameter, SwinConfig, Task, Transform,
+    is_quantized_file,
     load_config, load_float_from_memory, load_float_with_remarks, shipped_configs,
 };
 
@@ -303,6 +304,17 @@ impl Model {
     /// [`Error::Open`] for parameters that are missing, unexpected or damaged, or that do not fit the description; the
     /// errors of [`OpenOptions::configuration`]; an error if the family has no transform for the model.
     pub fn from_memory(model: &InMemory<'_>, options: &OpenOptions) -> Result<Model, Error> {
+        Ok(Model::from_memory_with_names(model, options)?.0)
+    }
+
+    /// [`Model::from_memory`], with the tensors that are parameters, so that a training can read them from where they are.
+    ///
+    /// # Errors
+    /// Those of [`Model::from_memory`].
+    pub fn from_memory_with_names(
+        model: &InMemory<'_>,
+        options: &OpenOptions,
+    ) -> Result<(Model, Vec<StoredParameter>), Error> {
         let path = Path::new(&model.name);
         let loaded = load_float_from_memory(model, &options.reading()?).map_err(Error::open(path))?;
         let mut float = loaded.model;
@@ -311,7 +323,8 @@ impl Model {
         }
         let mut quantized = QuantizedModel::from_float(float)?;
         options.name_classes(&mut quantized)?;
-        Ok(Model::of(Inner { warnings: loaded.remarks, ..Inner::new(quantized, false) }))
+        let model = Model::of(Inner { warnings: loaded.remarks, ..Inner::new(quantized, false) });
+        Ok((model, loaded.stored))
     }
 
     /// A float model with random weights, the architecture and preprocessing that `options` give, for measurements. Their

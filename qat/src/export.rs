@@ -4,10 +4,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
-use swinq_calib::{fold_factors, quantize_by_scales, quantize_weight};
+use swinq_calib::{fold_factors, largest_code, quantize_by_scales, quantize_weight};
 use swinq_model::params::parameters;
-use swinq_model::quantized::{FloatModel, Param};
-use swinq_model::{HostTensor, QuantizedModel, Site, StateDict, SwinConfig, all_linears};
+use swinq_model::quantized::{FloatModel, Param, Source};
+use swinq_model::{HostTensor, Linear, QuantizedModel, Site, StateDict, SwinConfig, all_linears};
 
 use crate::error::QatError;
 use crate::scales::ScaleTable;
@@ -24,26 +24,34 @@ pub fn state_dict(config: &SwinConfig, values: &BTreeMap<String, Tensor>) -> Res
     parameters(config).into_iter().map(|(name, _)| Ok((name.clone(), tensor(&name)?))).collect()
 }
 
-/// Quantizes the parameters `values` with their scales and ranges. The recipe, the calibration's record and
-/// the preprocessing come from `template`.
+/// What a training leaves: parameters, and the scales that it learned.
+pub struct Trained<'a> {
+    /// Every parameter, in the names of [`parameters`].
+    pub tensors: &'a StateDict,
+    /// The range of an activation site; `None` keeps that of the template.
+    pub amax: &'a dyn Fn(Site) -> Result<Option<f32>, QatError>,
+    /// The scales of a weight; `None` computes them from its values, as the recipe says.
+    pub weight_scales: &'a dyn Fn(Linear) -> Result<Option<Vec<f32>>, QatError>,
+}
+
+/// Quantizes the parameters of a training with its scales and ranges. The recipe, the calibration's record and
+/// the preprocessing come from `template`, the source of the float model from `source`.
 ///
 /// # Errors
 /// A weight or a range that cannot be quantized.
 pub fn quantized(
     template: &QuantizedModel,
-    start: &FloatModel,
-    scales: &ScaleTable,
-    values: &BTreeMap<String, Tensor>,
+    source: &Source,
+    trained: &Trained<'_>,
 ) -> Result<QuantizedModel, QatError> {
     let config = &template.config;
-    let tensors = state_dict(config, values)?;
     let mut model = template.clone();
     for (&site, state) in &mut model.sites {
         if state.amax.is_some() {
-            state.amax = scales.amax(site, values)?.or(state.amax);
+            state.amax = (trained.amax)(site)?.or(state.amax);
         }
     }
-    for (name, tensor) in &tensors {
+    for (name, tensor) in trained.tensors {
         model.params.insert(name.clone(), Param::Float(tensor.clone()));
     }
     for linear in all_linears(config) {
@@ -54,19 +62,37 @@ pub fn quantized(
         }
         // The codes include the factors of the input's channels.
         let tensor = match template.weight_factors(linear) {
-            Some(factors) => Cow::Owned(fold_factors(&tensors[&name], factors)),
-            None => Cow::Borrowed(&tensors[&name]),
+            Some(factors) => Cow::Owned(fold_factors(&trained.tensors[&name], factors)),
+            None => Cow::Borrowed(&trained.tensors[&name]),
         };
-        let weight = match scales.trained_weight_scales(linear, values)? {
-            Some((scales, largest)) => quantize_by_scales(&tensor, scales, largest),
+        let weight = match (trained.weight_scales)(linear)? {
+            Some(scales) => quantize_by_scales(&tensor, scales, largest_code(spec)),
             None => quantize_weight(&tensor, spec)?,
         };
         model.params.insert(name, Param::Int8(weight));
     }
     model.provenance.tool_version = env!("CARGO_PKG_VERSION").to_owned();
-    model.provenance.source = start.source.clone();
+    model.provenance.source = source.clone();
     model.validate()?;
     Ok(model)
+}
+
+/// [`quantized`], for the parameters `values` of a student with the scales `scales`.
+///
+/// # Errors
+/// A weight or a range that cannot be quantized, and errors of candle.
+pub fn quantized_student(
+    template: &QuantizedModel,
+    start: &FloatModel,
+    scales: &ScaleTable,
+    values: &BTreeMap<String, Tensor>,
+) -> Result<QuantizedModel, QatError> {
+    let trained = Trained {
+        tensors: &state_dict(&template.config, values)?,
+        amax: &|site| scales.amax(site, values),
+        weight_scales: &|linear| scales.trained_weight_scales(linear, values),
+    };
+    quantized(template, &start.source, &trained)
 }
 
 /// The float model with the parameters `values`.

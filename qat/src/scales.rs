@@ -349,8 +349,7 @@ impl ScaleTable {
         Ok(Some(ratio.map_or(scale.amax, |ratio| scale.amax * ratio[0])))
     }
 
-    /// The learned scales of a weight, computed from the parameters `tensors`, and the weight's largest code.
-    /// `None` if the scales are recomputed from the weight.
+    /// The learned scales of a weight, computed from the parameters `tensors`; `None` if they are recomputed from the weight.
     ///
     /// # Errors
     /// Errors of candle.
@@ -358,13 +357,12 @@ impl ScaleTable {
         &self,
         linear: Linear,
         tensors: &BTreeMap<String, Tensor>,
-    ) -> Result<Option<(Vec<f32>, u8)>, QatError> {
+    ) -> Result<Option<Vec<f32>>, QatError> {
         let Some(scale) = self.weights.get(&linear).filter(|scale| scale.ratio.is_some()) else {
             return Ok(None);
         };
         let ratio = tensors[&ratio_name(Site::Weight(linear))].to_vec1::<f32>()?;
-        let scales = scale.base.iter().zip(ratio).map(|(base, ratio)| base * ratio).collect();
-        Ok(Some((scales, largest_code(&scale.spec))))
+        Ok(Some(scale.base.iter().zip(ratio).map(|(base, ratio)| base * ratio).collect()))
     }
 }
 

@@ -12,6 +12,7 @@ mod export;
 mod images;
 mod model;
 mod quantize;
+mod training;
 mod work;
 
 use std::ffi::OsString;
@@ -36,6 +37,8 @@ mod native {
     use super::model::Model;
     #[pymodule_export]
     use super::quantize::quantize;
+    #[pymodule_export]
+    use super::training::{grids, parameters, quantized_sites, stages, stored_parameters, trained};
     #[pymodule_export]
     use super::{family_transform, run_command, shipped_configs};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use swinq::model::quantized::SiteState;
-use swinq::model::{Granularity, Task, WindowPolicy};
+use swinq::model::{Granularity, StoredParameter, Task, WindowPolicy};
 use swinq::{Dialect, Documents, ElementType, Family, InMemory, OpenOptions, Site, TensorView, Transform};
 
 use crate::buffer::Array;
@@ -16,6 +16,14 @@ use crate::work;
 #[pyclass(frozen, module = "swinq._native")]
 pub struct Model {
     pub model: swinq::Model,
+    /// The tensors of a state dictionary that are its parameters.
+    pub stored: Vec<StoredParameter>,
+}
+
+impl From<swinq::Model> for Model {
+    fn from(model: swinq::Model) -> Model {
+        Model { model, stored: Vec::new() }
+    }
 }
 
 /// How a float model is read: `(cfg, opts, dialect, weights, prefix, transform, labels, task, outputs)`, as the fields of
@@ -94,7 +102,7 @@ impl Model {
     fn open(py: Python<'_>, path: PathBuf, reading: Reading) -> PyResult<Model> {
         let options = reading.options(py)?;
         let model = work::run(py, None, move |_| swinq::Model::open_with(path, &options))?;
-        Ok(Model { model: model.map_err(|error| raise(py, &error))? })
+        Ok(model.map_err(|error| raise(py, &error))?.into())
     }
 
     /// A float model of the tensors of another library. `config` and `preprocessor` are its JSON documents,
@@ -129,8 +137,9 @@ impl Model {
             .collect();
         let documents = config.map(|config| Documents { config, preprocessor });
         let memory = InMemory { name, tensors, documents, transform, window_policy };
-        let model = py.detach(|| swinq::Model::from_memory(&memory, &options));
-        Ok(Model { model: model.map_err(|error| raise(py, &error))? })
+        let opened = py.detach(|| swinq::Model::from_memory_with_names(&memory, &options));
+        let (model, stored) = opened.map_err(|error| raise(py, &error))?;
+        Ok(Model { model, stored })
     }
 
     /// Writes the model to a checkpoint in swinq's format.
@@ -200,6 +209,6 @@ fn row(site: Site, state: &SiteState) -> SiteRow {
 }
 
 /// The name of a value as recipes write it.
-fn text(value: &impl serde::Serialize) -> String {
+pub fn text(value: &impl serde::Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }

@@ -53,5 +53,5 @@ pub fn quantize(
         Ok((calibrated.model, calibrated.skipped))
     })?;
     let (model, skipped) = calibrated.map_err(|error: Error| raise(py, &error))?;
-    Ok((Model { model }, skipped))
+    Ok((model.into(), skipped))
 }

@@ -29,8 +29,9 @@ use std::path::{Path, PathBuf};
 
 use swinq_numerics::Size;
 
-pub use dialect::Dialect;
+pub use dialect::{Dialect, Values};
 pub use ft::{ft_key, ft_site, import_ft_amax};
+pub use parameters::StoredParameter;
 pub use memory::{Documents, ElementType, InMemory, TensorView, load_float_from_memory};
 pub use random::random_model;
 pub use safetensors::is_quantized_file;
@@ -132,6 +133,8 @@ pub struct Loaded {
     pub description_found: bool,
     /// Remarks for the user, one sentence each.
     pub remarks: Vec<String>,
+    /// The stored tensors that are parameters, in the order of their names; empty for a file in this program's own format.
+    pub stored: Vec<StoredParameter>,
 }
 
 /// Loads a float Swin.
@@ -231,6 +234,7 @@ impl Stored<'_> {
         let network = Network::find(path, tensors, task, options.dialect, options.prefix.as_deref())?;
         let naming = &network.naming;
         let mut tensors = parameters::read(&network)?;
+        let mut stored = parameters::stored(&network);
         let (coordinates, places) = (coordinates::read(&network)?, parameters::stored_places(&network));
         let bare = Bare { path, folder, naming, tensors: &tensors, coordinates: &coordinates, places };
         let (description, note) = match described {
@@ -263,11 +267,12 @@ impl Stored<'_> {
         let source = Source { file: shown(path), sha256, dialect: naming.dialect.to_string() };
         let labels = labels.filter(|_| task == Task::Classification);
         let (labels, labels_from) = labels.map_or((None, None), |labels| (Some(labels.names), labels.from));
+        stored.retain(|stored| tensors.contains_key(&stored.parameter));
         let model = FloatModel { config, transform, labels, labels_from, tensors, source };
         let description_found = note.is_some();
         let found = left_out.into_iter().chain(divided).map(|remark| format!("{}: {remark}", path.display()));
         let remarks = note.into_iter().chain(network.remarks).chain(found).collect();
-        Ok(Loaded { model, description_found, remarks })
+        Ok(Loaded { model, description_found, remarks, stored })
     }
 }
 
@@ -284,7 +289,7 @@ fn load_own(path: &Path, options: &LoadOptions) -> Result<Loaded, ModelError> {
     let source = Source { file: shown(path), sha256: file.sha256(), dialect: OWN.to_owned() };
     let (model, left_out) = own_for_task(path, FloatModel { source, ..model }, options)?;
     let remarks = info.warning(path).into_iter().chain(left_out).collect();
-    Ok(Loaded { model, description_found: false, remarks })
+    Ok(Loaded { model, description_found: false, remarks, stored: Vec::new() })
 }
 
 /// The float model of this program's own file at `path` as `options` ask for it, and remarks.

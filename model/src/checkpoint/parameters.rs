@@ -10,6 +10,29 @@ use crate::arch::SwinVersion;
 use crate::error::ModelError;
 use crate::tensor::{HostTensor, StateDict};
 
+/// A stored tensor that is a parameter, or a part of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredParameter {
+    /// Its stored name.
+    pub name: String,
+    /// The parameter, in the names of [`parameters`](crate::params::parameters).
+    pub parameter: String,
+    /// How its values become the parameter's.
+    pub values: Values,
+}
+
+/// The stored tensors of `network` that are parameters.
+pub(super) fn stored(network: &Network<'_>) -> Vec<StoredParameter> {
+    let root = &network.naming.root;
+    let parameter = |name: &String| match network.naming.target(name) {
+        Target::Parameter(parameter, values) => {
+            Some(StoredParameter { name: format!("{root}{name}"), parameter, values })
+        }
+        Target::Dropped => None,
+    };
+    network.tensors.keys().filter_map(parameter).collect()
+}
+
 /// The parameters of `network` in f32 and in our names; q, k and v are joined. The bias of the keys of a Swin V2 becomes zeros:
 /// most files have none, and torchvision does not use the one that it stores.
 ///

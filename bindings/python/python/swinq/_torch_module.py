@@ -58,7 +58,7 @@ class SwinModule(torch.nn.Module):
         self._engines: dict[tuple[str, int], Engine] = {}
         self._signature = inspect.signature(original.forward)
         self.training = original.training
-        self.forward = _with_signature(self._run, self._signature)
+        self.forward = with_signature(self._run, self._signature)
 
     @property
     def original(self) -> Any:
@@ -91,6 +91,10 @@ class SwinModule(torch.nn.Module):
             check_arguments(arguments, self._arguments)
         images = images_of(given)
         self._check(images)
+        return made(self._outputs, self._outputs_of(images), images.dtype, given)
+
+    def _outputs_of(self, images: Any) -> dict[str, Any]:
+        """The outputs of the engine by name; maps are ``[n, channels, height, width]``."""
         on_gpu = images.is_cuda and self._backend != "cpu"
         dtype = (TYPES_ON_GPU if on_gpu else TYPES).get(images.dtype, "float32")
         found = self.engine_for(images.device).run(
@@ -98,7 +102,7 @@ class SwinModule(torch.nn.Module):
         )
         if self._out_layout == "NHWC":
             found = {name: value.permute(0, 3, 1, 2) if value.ndim == 4 else value for name, value in found.items()}
-        return made(self._outputs, found, images.dtype, given)
+        return found
 
     def check(self) -> None:
         """Raises if an earlier call on a GPU, or a recorded graph, met a value that is not finite (see :meth:`Engine.check`).
@@ -180,7 +184,7 @@ def _loaded(original: Any, file: bytes, outputs: Any, arguments: Any, backend: s
     return module
 
 
-def _with_signature(run: Callable[[tuple[Any, ...], Mapping[str, Any]], Any], signature: inspect.Signature) -> Any:
+def with_signature(run: Callable[[tuple[Any, ...], Mapping[str, Any]], Any], signature: inspect.Signature) -> Any:
     """A function with a signature, of whose arguments ``run`` gets a tuple and a dictionary. ``torch.compile`` leaves it out of its
     graphs."""
 

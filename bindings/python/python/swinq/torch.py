@@ -27,14 +27,18 @@ from . import _native, _process
 from ._errors import ArgumentError, Error, PreprocessingError, count
 from ._layers import library_of
 from ._model import Model
-from ._modules import Reading, load, reader_of
+from ._modules import Reading, describe, load, reader_of
 from ._progress import Progress, close, observer
 from ._torch_module import SwinModule
 from ._torch_outputs import made, matched, relative_error, tensors
+from ._torch_prepared import PreparedSwin, Template, start_from
 from ._torch_record import Record, run
 from ._torch_report import Left, Replaced, Report
 
-__all__ = ["Left", "Replaced", "Report", "SwinModule", "quantize", "restore"]
+__all__ = ["Left", "PreparedSwin", "Replaced", "Report", "SwinModule", "convert", "prepare", "quantize", "restore", "scales"]
+
+#: The values of ``learned`` of :func:`prepare`: whether the scales of activations and of weights are learned.
+LEARNED = {"none": (False, False), "activations": (True, False), "weights": (False, True), "all": (True, True)}
 
 #: A preprocessing for classifiers of torchvision whose own is not known.
 NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -76,12 +80,123 @@ def quantize(
         NotFoundError, ModelError: for a recipe that does not exist or does not fit.
         CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before.
     """
+    if backend not in ("auto", "cpu", "cuda"):
+        raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
+
+    def engine(module: Any, float_model: Model, record: Record, outputs: Any) -> Any:
+        found = _quantized(float_model, record, recipe, ptq, batch_size, progress)
+        swin = SwinModule(module, found, outputs, record.arguments, backend, options)
+        swin.engine_for(record.device)
+        return swin, swin
+
+    return _replaced(model, calibrate, samples, batch_size, engine)
+
+
+def prepare(
+    model: Any,
+    calibrate: Callable[[Any], object] | Iterable[Any],
+    recipe: str | os.PathLike[str] | Mapping[str, Any] = "default",
+    *,
+    learned: str = "none",
+    ptq: str | None = "basic",
+    drop_path: float = 0.0,
+    checkpointing: bool = False,
+    samples: int = 64,
+    batch_size: int = 8,
+    progress: bool | Progress | None = None,
+) -> Report:
+    """Replaces every Swin in ``model``, in place, by one with fake quantization, for quantization-aware training.
+
+    A :class:`PreparedSwin` computes what the engine will, and has gradients. It has the parameters of the original, the same
+    tensors under the same names, and beside them the scales of its sites (``swinq.*``; :func:`scales`). Train the model in a loop
+    of your own, then call :func:`convert`.
+
+    Args:
+        model: any ``torch.nn.Module``, on any device. Optimizers that have its parameters keep them.
+        calibrate: as for :func:`quantize`.
+        recipe: as for :func:`quantize`.
+        learned: the scales that are trained: ``none``, ``activations``, ``weights`` or ``all``. Scales of weights that are not
+            learned follow the weights where the recipe has the calibrator ``max``, and stay elsewhere.
+        ptq: as for :func:`swinq.quantize`. Any other than ``basic`` refines the weights, and the training starts from those: the
+            parameters of the module are written.
+        drop_path: the rate of stochastic depth of the last block; it grows from 0 with the blocks. That of the original, and its
+            dropout, do not apply.
+        checkpointing: whether blocks are computed again in the backward pass, which saves most of the memory.
+        samples, batch_size, progress: as for :func:`quantize`.
+
+    Returns:
+        What was replaced and what was left.
+
+    Raises:
+        The errors of :func:`quantize`.
+    """
+    if learned not in LEARNED:
+        raise ArgumentError(f"learned: `{learned}` is none of {', '.join(LEARNED)}")
+    if not 0.0 <= drop_path < 1.0:
+        raise ArgumentError(f"drop_path: {drop_path} is not in [0, 1)")
+
+    def training(module: Any, float_model: Model, record: Record, outputs: Any) -> Any:
+        found = _quantized(float_model, record, recipe, ptq, batch_size, progress)
+        names = describe(module, "hf" if library_of(module) == "transformers" else NORMALISED).renamed
+        stored = _native.stored_parameters(float_model._native)
+        swin = PreparedSwin(
+            module, Template(found), names, stored, outputs, record.arguments, LEARNED[learned], drop_path, checkpointing
+        )
+        if ptq != "basic":
+            start_from(swin, found)
+        return swin, swin.converted("cpu")
+
+    return _replaced(model, calibrate, samples, batch_size, training)
+
+
+def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
+    """Replaces every :class:`PreparedSwin`, in place, by the :class:`SwinModule` that runs its current parameters on the engine.
+    :attr:`SwinModule.model` saves the checkpoint.
+
+    Args:
+        model: a model that :func:`prepare` was called with.
+        backend: as for :func:`quantize`.
+        options: options of :meth:`swinq.Model.engine`.
+
+    Returns:
+        The model, or the module if the model itself is a :class:`PreparedSwin`.
+
+    Raises:
+        ArgumentError: for a model without prepared modules.
+        ModelError: for parameters that are not finite. The model is then as before.
+    """
+    swins = [module for module in model.modules() if isinstance(module, PreparedSwin)]
+    if not swins:
+        raise ArgumentError("model: has no prepared Swin; call swinq.torch.prepare first")
+    converted = [(swin, swin.converted(backend, options)) for swin in swins]
+    for swin, engine in converted:
+        engine.train(swin.training)
+        model = _exchanged(model, swin, engine)
+    return model
+
+
+def scales(model: Any) -> list[Any]:
+    """The parameters of the scales of a prepared model. They need a group of their own in the optimizer, without weight decay, and
+    are relative to the calibrated scales: a learning rate of 1e-3 with Adam changes them by about 0.1 % per step."""
+    swins = [module for module in model.modules() if isinstance(module, PreparedSwin)]
+    return [parameter for swin in swins for parameter in swin.swinq.parameters()]
+
+
+def restore(model: Any) -> Any:
+    """Puts the original modules back, in place, those of trained modules with the trained parameters. Returns the model, or the
+    original if the model itself is one of the modules that :func:`quantize` and :func:`prepare` make."""
+    for swin in [module for module in model.modules() if isinstance(module, SwinModule | PreparedSwin)]:
+        swin.original.train(swin.training)
+        model = _exchanged(model, swin, swin.original)
+    return model
+
+
+def _replaced(model: Any, calibrate: Any, samples: int, batch_size: int, make: Callable[..., Any]) -> Report:
+    """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each."""
     count("samples", samples, 1)
     count("batch_size", batch_size, 1)
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"model: a {type(model).__name__} is no torch.nn.Module")
-    if backend not in ("auto", "cpu", "cuda"):
-        raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
     report, opened = Report(model), {}
     for module, names in _swins(model).items():
         try:
@@ -100,27 +215,17 @@ def quantize(
         except Error as error:
             report.left.append(Left(names[0], type(module).__name__, str(error)))
             continue
-        found = _quantized(float_model, records[module], recipe, ptq, batch_size, progress)
-        swin = SwinModule(module, found, outputs, records[module].arguments, backend, options)
-        swin.engine_for(records[module].device)
+        swin, engine = make(module, float_model, records[module], outputs)
         swins.append(swin)
-        report.replaced.append(_described(swin, names, records[module]))
+        report.replaced.append(_described(engine, names, records[module]))
     for swin in swins:
         report.model = _exchanged(report.model, swin.original, swin)
     for left in report.left if report.replaced else ():
-        warnings.warn(f"model: {left}", stacklevel=2)
+        warnings.warn(f"model: {left}", stacklevel=3)
     report.left.extend(_others(report))
     if not report.replaced:
         raise ArgumentError(f"model: no Swin of {type(model).__name__} can be replaced. {report}".rstrip())
     return report
-
-
-def restore(model: Any) -> Any:
-    """Puts the original modules back, in place. Returns the model, or the original if the model itself is a :class:`SwinModule`."""
-    for swin in [module for module in model.modules() if isinstance(module, SwinModule)]:
-        swin.original.train(swin.training)
-        model = _exchanged(model, swin, swin.original)
-    return model
 
 
 def _swins(model: Any) -> dict[Any, list[str]]:
@@ -128,7 +233,7 @@ def _swins(model: Any) -> dict[Any, list[str]]:
     found: dict[Any, list[str]] = {}
 
     def visit(module: Any, name: str) -> None:
-        if isinstance(module, SwinModule):
+        if isinstance(module, SwinModule | PreparedSwin):
             return
         if reader_of(module) is not None:
             found.setdefault(module, []).append(name)
@@ -241,7 +346,7 @@ def _others(report: Report) -> list[Left]:
     marks = ("relative_position_bias_table", "cpb_mlp", "continuous_position_bias_mlp")
     found = []
     for name, module in report.model.named_modules():
-        if module in known or isinstance(module, SwinModule):
+        if module in known or isinstance(module, SwinModule | PreparedSwin):
             continue
         if any(hasattr(module, mark) for mark in marks):
             found.append(name)

@@ -16,7 +16,7 @@ use crate::arch::{SwinVersion, WindowPolicy};
 use crate::error::ModelError;
 pub(super) use naming::{Found, Naming, Target, networks, placed};
 use table::Table;
-pub(super) use table::Values;
+pub use table::Values;
 
 /// The naming convention of a checkpoint's tensors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -100,7 +100,7 @@ pub(crate) struct Row {
 
 /// How stored values become a parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Values {
+pub enum Values {
     /// They are the parameter's.
     Whole,
     /// They are one third of the parameter's rows: the query (0), key (1) or value (2).

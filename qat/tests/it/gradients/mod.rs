@@ -304,7 +304,7 @@ fn logits_are_those_of_the_exported_model_in_simulation() {
         let logits = values(&student.forward(&case.batch, None, false).unwrap());
         let template = case.quantized.as_ref().unwrap();
         let exported =
-            export::quantized(template, &case.float, student.scales(), student.parameters()).unwrap();
+            export::quantized_student(template, &case.float, student.scales(), student.parameters()).unwrap();
         let simulated =
             FloatClassifier::simulate(&exported, &Device::Cpu).unwrap().infer(&case.batch).unwrap().values;
         let float =

@@ -1,0 +1,132 @@
+"""Window attention in training, as the engine computes it (docs/inference.md, section 6), with straight-through gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ._torch_fake import Quantizer, fake_quantize, fused
+
+#: From this factor of ``q k^T`` on, a head of a Swin V2 has a second code for its queries and keys.
+SECOND_CODES = 16.0
+#: Values of a second code in one code.
+PARTS = 256.0
+#: ``exp_255`` of docs/inference.md, section 2: the logarithm of 2, and the coefficients.
+LOG2_E = 1.442695040888963387
+EXP_255 = (2.440376, 14.259054, 61.2631, 176.74606, 254.99982)
+
+
+@dataclass(frozen=True)
+class Sites:
+    """The quantizers of attention; ``None`` for a site that is off."""
+
+    q: Quantizer | None = None
+    k: Quantizer | None = None
+    v: Quantizer | None = None
+    scores: Quantizer | None = None
+    #: The quantizer of signed codes of probabilities.
+    probs: Quantizer | None = None
+    #: Whether probabilities have unsigned codes.
+    unsigned: bool = False
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What a block's windows have in common, and which mask each of an image has."""
+
+    #: Tokens of a window, and heads.
+    tokens: int
+    heads: int
+    #: What is added to a logit whose tokens lie in different regions, ``[masks, n, n]``; ``None`` without a shift.
+    masks: Any
+    #: ``int64 [windows of an image]``: the mask of each.
+    mask: Any
+
+
+def attention(qkv: Any, scale: Any, bias: Any, windows: Windows, sites: Sites, second_codes: bool, dtype: Any) -> Any:
+    """Attention in every window.
+
+    Args:
+        qkv: queries, keys and values: three tensors ``[windows, n, c]``, whose rows may be those of a wider matrix.
+        scale: the factor of ``q k^T``, ``float32 [heads]``.
+        bias: ``float32 [heads, n, n]``.
+        second_codes: whether heads with a factor from :data:`SECOND_CODES` on have a second code for queries and keys.
+        dtype: the type of products and of the result.
+
+    Returns:
+        ``[windows, n, c]`` in ``dtype``.
+    """
+    found = fused(*qkv)
+    if found is not None and found.takes_attention(qkv, windows, sites):
+        return found.attention(qkv, scale, bias, windows, sites, second_codes, dtype)
+    return composed(qkv, scale, bias, windows, sites, second_codes, dtype)
+
+
+def composed(qkv: Any, scale: Any, bias: Any, windows: Windows, sites: Sites, second_codes: bool, dtype: Any) -> Any:
+    """:func:`attention` in operations of PyTorch, in ``float32``."""
+    count, n, heads = qkv[0].shape[0], windows.tokens, windows.heads
+    # Products of f32 must not become products of half precision by the caller's autocast.
+    with torch.autocast(qkv[0].device.type, enabled=False):
+        q, k, v = (part.float().unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv)
+        second_codes = second_codes and sites.q is not None and sites.k is not None
+        large = (scale.detach() >= SECOND_CODES)[:, None, None] if second_codes else None
+        (q, rest_q), (k, rest_k) = _faked(q, sites.q, large), _faked(k, sites.k, large)
+        scores = q @ k.transpose(-1, -2)
+        if rest_q is not None and rest_k is not None:
+            # The engine leaves out the products of two second codes.
+            scores = scores - rest_q @ rest_k.transpose(-1, -2)
+        scores = fake_quantize(scores, sites.scores, torch.float32)
+        logits = scores * scale[:, None, None] + bias
+        if windows.masks is not None:
+            masks = windows.masks[windows.mask]
+            logits = (logits.unflatten(0, (-1, len(masks))) + masks[:, None]).flatten(0, 1)
+        if sites.unsigned:
+            probs = _Unsigned.apply(logits)
+        else:
+            probs = fake_quantize(logits.softmax(-1), sites.probs, torch.float32)
+        found = probs @ fake_quantize(v, sites.v, torch.float32)
+        return found.transpose(1, 2).reshape(count, n, -1).to(dtype)
+
+
+def _faked(x: Any, quantizer: Quantizer | None, large: Any) -> tuple[Any, Any]:
+    """Queries or keys behind their site, and what their second codes add to the first."""
+    found = fake_quantize(x, quantizer, torch.float32)
+    if quantizer is None or large is None:
+        return found, None
+    with torch.no_grad():
+        scaled = x * quantizer.recip()
+        code = scaled.clamp(quantizer.low, quantizer.high).round()
+        rest = ((scaled - code) * PARTS).clamp(-127.0, 127.0).round() / PARTS * quantizer.scale
+        rest = torch.where(large, rest, 0.0)
+    return found + rest, rest
+
+
+def exp_255(x: Any) -> Any:
+    """``255 e^x`` for ``-11 <= x <= 0``, as the engine computes it but for the rounding of the sums."""
+    t = x.double() * LOG2_E
+    n = t.round()
+    f, p = t - n, torch.full_like(t, EXP_255[0])
+    for coefficient in EXP_255[1:]:
+        p = p * f + coefficient
+    return torch.ldexp(p, n.int()).float()
+
+
+class _Unsigned(torch.autograd.Function):
+    """Probabilities as unsigned codes of the exponentials, divided by their own sum. The gradient is that of the exponentials
+    divided by that sum."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Any) -> Any:
+        values = exp_255((logits - logits.amax(-1, keepdim=True)).clamp_min(-11.0))
+        codes = values.round()
+        total = codes.sum(-1, keepdim=True)
+        probs = codes / total
+        ctx.save_for_backward(values / total, probs)
+        return probs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        slope, probs = ctx.saved_tensors
+        return slope * (grad - (probs * grad).sum(-1, keepdim=True))

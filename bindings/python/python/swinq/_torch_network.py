@@ -1,0 +1,282 @@
+"""The forward pass of a Swin in PyTorch, with fake quantization at the sites that are on (docs/inference.md)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from . import _native
+from ._torch_attention import Sites, Windows, attention
+from ._torch_fake import fake_quantize, gather
+from ._torch_parameters import Parameters
+from ._torch_scales import Codes, Scales
+
+#: Sizes of images whose maps of rows are kept.
+KEPT_SIZES = 32
+#: The largest factor of ``q k^T`` of a Swin V2.
+LARGEST_SCALE = 100.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage, as far as its parameters depend on it."""
+
+    depth: int
+    channels: int
+    heads: int
+    window: tuple[int, int]
+    #: ``int64 [n, n]``: the row of the bias table for a query and a key.
+    relative: Any
+    #: ``float32 [masks, n, n]``: what is added to a logit under each mask.
+    masks: Any
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of a window."""
+        return self.window[0] * self.window[1]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A stage for images of one size, on one device. Maps of rows stand with their inverses."""
+
+    size: tuple[int, int]
+    plain: tuple[Any, Any]
+    shifted: tuple[Any, Any]
+    #: The mask of each window of a shifted block; ``None`` if no window is divided.
+    mask: Any
+    merge: tuple[Any, Any]
+
+
+class Network:
+    """A network: what does not change in training. It holds no parameters, and copies share it."""
+
+    def __init__(self, model: _native.Model, config: dict[str, Any]) -> None:
+        self.model, self.config = model, config
+        self.is_v2 = config.get("version") == "v2"
+        self._stages: dict[Any, list[Stage]] = {}
+        self._grids: dict[Any, list[Grid]] = {}
+
+    def __deepcopy__(self, memo: Any) -> Network:
+        return self
+
+    def stages(self, device: Any) -> list[Stage]:
+        """The stages, with their tensors on ``device``."""
+        if device not in self._stages:
+            self._stages[device] = [self._stage(row, device) for row in _native.stages(self.model)]
+        return self._stages[device]
+
+    def _stage(self, row: Any, device: Any) -> Stage:
+        depth, channels, heads, _, window, relative, regions = row
+        n = window[0] * window[1]
+        region = torch.frombuffer(bytearray(regions), dtype=torch.uint8).reshape(-1, n)
+        masks = (region[:, :, None] != region[:, None, :]).float() * self.config.get("mask", -100.0)
+        return Stage(depth, channels, heads, tuple(window), _integers(relative, device).reshape(n, n), masks.to(device))
+
+    def grids(self, height: int, width: int, device: Any) -> list[Grid]:
+        """The stages for images of a size."""
+        key = (height, width, device)
+        if key not in self._grids:
+            if len(self._grids) >= KEPT_SIZES:
+                self._grids.pop(next(iter(self._grids)))
+            rows = _native.grids(self.model, height, width)
+            self._grids[key] = [self._grid(*row, device) for row in rows]
+        return self._grids[key]
+
+    def _grid(self, size: Any, plain: bytes, shifted: bytes, masks: bytes, merge: bytes, device: Any) -> Grid:
+        tokens = size[0] * size[1]
+        mask = torch.frombuffer(bytearray(masks), dtype=torch.uint8).long().to(device)
+        maps = [_with_inverse(_integers(rows, device), tokens) for rows in (plain, shifted, merge)]
+        return Grid(tuple(size), maps[0], maps[1], mask if bool(mask.any()) else None, maps[2])
+
+
+def _integers(values: bytes, device: Any) -> Any:
+    return torch.frombuffer(bytearray(values), dtype=torch.int64).to(device)
+
+
+def _with_inverse(rows: Any, tokens: int) -> tuple[Any, Any]:
+    back = torch.full((tokens + 1,), -1, dtype=torch.int64, device=rows.device)
+    back[rows] = torch.arange(len(rows), device=rows.device)
+    return rows, back[:tokens].contiguous()
+
+
+@dataclass
+class Forward:
+    """One forward pass."""
+
+    network: Network
+    parameters: Parameters
+    scales: Scales
+    #: The type of the operands of products.
+    dtype: Any
+    #: The rate of stochastic depth of each block, in order; none in evaluation.
+    drop_path: list[float]
+    #: Whether each block is computed again in the backward pass.
+    checkpointing: bool
+    images: int = 0
+
+    def __call__(self, images: Any) -> dict[str, Any]:
+        """The outputs by name for images ``[n, channels, height, width]``: maps ``[n, channels, height, width]``, whose memory has
+        the channels last, or logits."""
+        config, device = self.network.config, images.device
+        self.images = len(images)
+        grids = self.network.grids(*images.shape[2:], device)
+        names = {output["stage"]: output for output in config.get("outputs", [])}
+        x, found, block = self._embed(images, grids[0].size), {}, 0
+        for index, (stage, grid) in enumerate(zip(self.network.stages(device), grids, strict=True)):
+            for number in range(stage.depth):
+                x = self._run_block(x, f"layers.{index}.blocks.{number}", stage, grid, number % 2 == 1, block)
+                block += 1
+            if index in names:
+                found[names[index]["name"]] = self._output(x, names[index], index, grid)
+            if index + 1 < len(grids):
+                x = self._merge(x, f"layers.{index}.downsample", grid)
+        if not names:
+            found["logits"] = self._linear("head", self._norm("norm", x).mean(1)).float()
+        return found
+
+    def _embed(self, images: Any, size: tuple[int, int]) -> Any:
+        patch = self.network.config["patch_size"]
+        down, right = (side * patch - pixels for side, pixels in zip(size, images.shape[2:], strict=True))
+        if down or right:
+            images = functional.pad(images, (0, right, 0, down))
+        parts = images.unflatten(2, (size[0], patch)).unflatten(4, (size[1], patch))
+        x = self._linear("patch_embed.proj", parts.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
+        if "patch_embed.norm.weight" in self.parameters:
+            x = self._norm("patch_embed.norm", x)
+        return x + self.parameters["absolute_pos_embed"] if "absolute_pos_embed" in self.parameters else x
+
+    def _output(self, x: Any, output: Any, index: int, grid: Grid) -> Any:
+        if output.get("norm"):
+            x = self._norm(f"norm{index}", x)
+        return x.unflatten(1, grid.size).permute(0, 3, 1, 2)
+
+    def _run_block(self, x: Any, name: str, stage: Stage, grid: Grid, odd: bool, number: int) -> Any:
+        rate = self.drop_path[number] if self.drop_path else 0.0
+        if not (self.checkpointing and torch.is_grad_enabled()):
+            return self._block(x, name, stage, grid, odd, rate)
+        return checkpoint(self._block, x, name, stage, grid, odd, rate, use_reentrant=False)
+
+    def _block(self, x: Any, name: str, stage: Stage, grid: Grid, odd: bool, rate: float) -> Any:
+        after = self.network.is_v2
+        branch = self._attend(x if after else self._norm(f"{name}.norm1", x), f"{name}.attn", stage, grid, odd)
+        x = self._add(x, self._norm(f"{name}.norm1", branch) if after else branch, f"{name}.attn", rate)
+        hidden = self._linear(f"{name}.mlp.fc1", x if after else self._norm(f"{name}.norm2", x))
+        branch = self._linear(f"{name}.mlp.fc2", hidden, gelu=True)
+        return self._add(x, self._norm(f"{name}.norm2", branch) if after else branch, f"{name}.mlp", rate)
+
+    def _attend(self, x: Any, name: str, stage: Stage, grid: Grid, odd: bool) -> Any:
+        rows, back = grid.shifted if odd else grid.plain
+        n, c = stage.tokens, stage.channels
+        # A quantizer does not change zeros, so that rows of padding may be added behind it.
+        x = self._fake(f"{name}.qkv.input", x)
+        qkv = self._product(f"{name}.qkv", gather(x, rows, back)).reshape(-1, n, 3 * c)
+        parts = qkv.split(c, -1)
+        scale, bias = self._position(name, stage)
+        if self.network.is_v2:
+            parts = [_unit(parts[0], stage.heads), _unit(parts[1], stage.heads), parts[2]]
+        windows = Windows(n, stage.heads, stage.masks, grid.mask) if odd and grid.mask is not None else None
+        windows = windows or Windows(n, stage.heads, None, None)
+        mixed = attention(parts, scale, bias, windows, self._attention_sites(name, parts[0]), self.network.is_v2, self.dtype)
+        return gather(self._linear(f"{name}.proj", mixed.reshape(self.images, -1, c)), back, rows)
+
+    def _attention_sites(self, name: str, q: Any) -> Sites:
+        values = q.numel() // self.images
+        pairs = values // q.shape[-1] * q.shape[1]
+        probs = self.scales.site(f"{name}.probs")
+        unsigned = isinstance(probs, Codes)
+        q, k, v = (self._quantizer(f"{name}.{part}", values) for part in "qkv")
+        scores = self._quantizer(f"{name}.scores", pairs)
+        return Sites(q, k, v, scores, None if unsigned or probs is None else probs.quantizer(pairs), unsigned)
+
+    def _position(self, name: str, stage: Stage) -> tuple[Any, Any]:
+        """The factor of ``q k^T`` of each head and the relative position bias ``[heads, n, n]``."""
+        parameters, config = self.parameters, self.network.config
+        with torch.autocast(stage.masks.device.type, enabled=False):
+            if self.network.is_v2:
+                scale = parameters[f"{name}.logit_scale"].float().flatten().clamp(max=math.log(LARGEST_SCALE)).exp()
+                table = self._table(f"{name}.cpb_mlp", stage, int(name.split(".")[1]))
+            else:
+                table = parameters[f"{name}.relative_position_bias_table"].float()
+                factor = config.get("qk_scale")
+                factor = (stage.channels // stage.heads) ** -0.5 if factor is None else factor
+                scale = torch.full((stage.heads,), factor, device=table.device)
+            return scale, table[stage.relative].permute(2, 0, 1).contiguous()
+
+    def _table(self, name: str, stage: Stage, index: int) -> Any:
+        """The bias table of a Swin V2, ``[rows, heads]`` (docs/inference.md, section 9)."""
+        pretrained = self.network.config.get("pretrained_window_sizes") or [0]
+        pretrained = pretrained[min(index, len(pretrained) - 1)]
+        axes = []
+        for side in stage.window:
+            offsets = torch.arange(1 - side, side, device=stage.masks.device, dtype=torch.float32)
+            t = offsets * (8.0 / max((pretrained or side) - 1, 1))
+            axes.append(t.sign() * (t.abs() + 1.0).log2() / 3.0)
+        places = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, 1)
+        parameters = self.parameters
+        hidden = functional.linear(places, parameters[f"{name}.0.weight"].float(), parameters[f"{name}.0.bias"].float()).relu()
+        return 16.0 * functional.linear(hidden, parameters[f"{name}.2.weight"].float()).sigmoid()
+
+    def _merge(self, x: Any, name: str, grid: Grid) -> Any:
+        x = gather(x, *grid.merge).reshape(self.images, -1, 4 * x.shape[-1])
+        if self.network.is_v2:
+            return self._norm(f"{name}.norm", self._linear(f"{name}.reduction", x))
+        return self._linear(f"{name}.reduction", self._norm(f"{name}.norm", x))
+
+    def _add(self, x: Any, branch: Any, name: str, rate: float) -> Any:
+        branch = self._fake(f"{name}.add.branch", branch, branch.dtype)
+        if rate:
+            kept = torch.rand(len(branch), 1, 1, device=branch.device) >= rate
+            branch = branch * (kept / (1.0 - rate)).to(branch.dtype)
+        return self._fake(f"{name}.add.shortcut", x, x.dtype) + branch
+
+    def _norm(self, name: str, x: Any) -> Any:
+        weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
+        return functional.layer_norm(x, weight.shape, weight, bias, self.network.config["norm_eps"])
+
+    def _quantizer(self, name: str, values: int) -> Any:
+        site = self.scales.site(name)
+        return None if site is None else site.quantizer(values)
+
+    def _fake(self, name: str, x: Any, dtype: Any = None, gelu: bool = False) -> Any:
+        values = x.numel() // self.images
+        return fake_quantize(x, self._quantizer(name, values), dtype or self.dtype, gelu)
+
+    def _linear(self, name: str, x: Any, gelu: bool = False) -> Any:
+        """A linear layer with its sites; with ``gelu``, of GELU of ``x``."""
+        return self._product(name, self._fake(f"{name}.input", x, gelu=gelu))
+
+    def _product(self, name: str, x: Any) -> Any:
+        """A linear layer whose input has passed its site."""
+        parameters = self.parameters
+        bias = parameters[f"{name}.bias"] if f"{name}.bias" in parameters else None
+        weight = self._weight(name)
+        if self.scales.site(f"{name}.output") is None:
+            return functional.linear(x, weight, None if bias is None else bias.to(self.dtype))
+        product = self._fake(f"{name}.output", functional.linear(x, weight))
+        return product if bias is None else product + bias.to(self.dtype)
+
+    def _weight(self, name: str) -> Any:
+        weight, site = self.parameters[f"{name}.weight"].flatten(1), self.scales.site(f"{name}.weight")
+        if site is None:
+            return weight.to(self.dtype)
+        given = self.scales.site(f"{name}.input")
+        factors = getattr(given, "factors", None)
+        if factors is None:
+            return fake_quantize(weight, site.quantizer(weight), self.dtype)
+        weight = weight.float() * factors
+        return (fake_quantize(weight, site.quantizer(weight), torch.float32) * factors.reciprocal()).to(self.dtype)
+
+
+def _unit(x: Any, heads: int) -> Any:
+    """``x`` ``[windows, n, c]`` in ``float32``, with vectors of length 1 in each head."""
+    x = x.float().unflatten(-1, (heads, -1))
+    length = (x * x).sum(-1, keepdim=True).sqrt()
+    # A vector that is shorter gets no gradient: the derivative there is 1e12.
+    inverse = torch.where(length < 1e-12, torch.full_like(length, 1e12), length.clamp_min(1e-12).reciprocal())
+    return (x * inverse).flatten(2)

@@ -1,0 +1,222 @@
+"""The module that stands in the place of a Swin in training: fake quantization at the sites of the engine."""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import _native
+from ._errors import ArgumentError, EngineError
+from ._model import Model, open
+from ._torch_calls import bound, check_arguments, images_of
+from ._torch_module import SwinModule, with_signature
+from ._torch_network import Forward, Network
+from ._torch_outputs import CHANNELS_LAST, made, tensors
+from ._torch_parameters import Parameters, read
+from ._torch_scales import Codes, Scale, Scales, WeightScale
+
+
+class Template:
+    """The calibrated model, which copies of a module share."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def __deepcopy__(self, memo: Any) -> Template:
+        return self
+
+    def __reduce__(self) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "swin.safetensors"
+            self.model.save(path)
+            return _template, (path.read_bytes(),)
+
+
+def _template(file: bytes) -> Template:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "swin.safetensors"
+        path.write_bytes(file)
+        return Template(open(path))
+
+
+class PreparedSwin(torch.nn.Module):
+    """A Swin in training, in the place of the module ``original``, whose parameters it has under the same names.
+
+    Beside them it has ``swinq``, the scales of its sites. In training, and on a GPU, the forward pass is PyTorch's with fake
+    quantization. In evaluation on a CPU it is the engine's, so that its outputs are, bit for bit, those of the model that
+    :func:`swinq.torch.convert` makes; gradients are then those of the former. What it does not have itself, it reads from the
+    original: ``config``, ``channels``, ``feature_info``, and so on.
+    """
+
+    def __init__(
+        self,
+        original: Any,
+        template: Template,
+        names: Mapping[str, str],
+        stored: list[tuple[str, str, str]],
+        outputs: Any,
+        arguments: Mapping[str, Any],
+        learned: tuple[bool, bool],
+        drop_path: float,
+        checkpointing: bool,
+    ) -> None:
+        """
+        Args:
+            original: the module that it replaces.
+            template: the calibrated model.
+            names: new beginnings of names of the state dictionary of the original.
+            stored: which of its tensors are parameters (``_native.stored_parameters``).
+            outputs: the structure of the outputs (``_torch_outputs``).
+            arguments: the arguments of every call beside the images.
+            learned: whether the scales of activations and of weights are learned.
+            drop_path: the rate of stochastic depth of the last block; it grows from 0 with the blocks.
+            checkpointing: whether blocks are computed again in the backward pass.
+        """
+        super().__init__()
+        if hasattr(original, "swinq"):
+            raise ArgumentError("it has an attribute `swinq`, which the scales need")
+        self.__dict__["_original"] = original
+        for kind in ("_parameters", "_buffers", "_modules"):
+            getattr(self, kind).update(getattr(original, kind))
+        self._non_persistent_buffers_set.update(original._non_persistent_buffers_set)
+        self._template, self._names, self._stored = template, dict(names), list(stored)
+        self._outputs, self._arguments = outputs, dict(arguments)
+        self._drop_path, self.checkpointing = drop_path, checkpointing
+        self.swinq = Scales(template.model._native, *learned).to(next(original.parameters()).device)
+        self.training = original.training
+        self._set_up()
+
+    def _set_up(self) -> None:
+        self._signature = inspect.signature(self.original.forward)
+        config = self._template.model._config
+        self._network = Network(self._template.model._native, config)
+        depths = sum(config["depths"])
+        self._rates = [self._drop_path * i / max(depths - 1, 1) for i in range(depths)] if self._drop_path else []
+        #: The engine's module for the current parameters, and their versions.
+        self._converted: tuple[Any, Any] = (None, None)
+        self.forward = with_signature(self._run, self._signature)
+
+    @property
+    def original(self) -> Any:
+        """The module that this one replaces. It has the same parameters."""
+        return self.__dict__["_original"]
+
+    def parameters_of_swin(self) -> Parameters:
+        """The parameters in swinq's names."""
+        return Parameters(self, self._names, self._stored, self._network.is_v2)
+
+    def model(self) -> Model:
+        """The quantized model with the current parameters and scales: :meth:`Model.save` writes it to a file.
+
+        Raises:
+            ModelError: for parameters that are not finite.
+        """
+        parameters = self.parameters_of_swin()
+        held = []
+        for name in parameters.names():
+            tensor = parameters[name].detach().float().cpu().contiguous()
+            shape = list(self._shapes()[name])
+            held.append((name, shape, tensor.numpy()))
+        ranges, channels, weights = {}, {}, {}
+        for name, site in self.swinq.sites():
+            if isinstance(site, Scale):
+                ranges[name] = float(site.amax().detach())
+                if site.factors is not None:
+                    channels[name] = (site.factors.tolist(), [int(z) for z in site.zero_points.tolist()])
+            elif isinstance(site, WeightScale) and not site.recomputed:
+                weights[name] = site.scales(None).detach().float().tolist()
+        return Model(_native.trained(self._template.model._native, held, ranges, channels, weights))
+
+    def _shapes(self) -> dict[str, Any]:
+        found = self.__dict__.get("_known_shapes")
+        if found is None:
+            found = {name: shape for name, shape, _ in _native.parameters(self._template.model._native)}
+            self.__dict__["_known_shapes"] = found
+        return found
+
+    def converted(self, backend: str = "auto", options: Mapping[str, Any] | None = None) -> SwinModule:
+        """The engine's module with the current parameters and scales."""
+        return SwinModule(self.original, self.model(), self._outputs, self._arguments, backend, dict(options or {}))
+
+    def _engine(self) -> SwinModule:
+        """The engine's module for the current parameters on a CPU."""
+        held = [*self.parameters(), *self.buffers()]
+        versions = [(id(tensor), tensor._version, tensor.data_ptr()) for tensor in held]
+        if self._converted[0] != versions:
+            self._converted = (versions, self.converted("cpu").eval())
+        return self._converted[1]
+
+    def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        given, arguments = bound(self._signature, args, kwargs)
+        check_arguments(arguments, self._arguments)
+        images = images_of(given)
+        if not isinstance(images, torch.Tensor) or not images.is_floating_point() or images.ndim != 4:
+            raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
+        exact = None
+        if not self.training and images.device.type == "cpu":
+            with torch.no_grad():
+                exact = self._engine()._outputs_of(images.detach())
+            if not torch.is_grad_enabled():
+                return made(self._outputs, exact, images.dtype, given)
+        found = self._forward(images)
+        if exact is not None:
+            found = {name: _Exact.apply(value, exact[name].to(value.dtype)) for name, value in found.items()}
+        if any(leaf.layout not in CHANNELS_LAST for _, leaf in tensors(self._outputs)):
+            found = {name: value.contiguous() for name, value in found.items()}
+        return made(self._outputs, found, images.dtype, given)
+
+    def _forward(self, images: Any) -> dict[str, Any]:
+        device = images.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else images.dtype
+        rates = self._rates if self.training else []
+        forward = Forward(self._network, self.parameters_of_swin(), self.swinq, dtype, rates, self.checkpointing)
+        return forward(images)
+
+    def forward_with_filtered_kwargs(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module with those arguments that it knows, as backbones of transformers have it."""
+        return self(*args, **{name: value for name, value in kwargs.items() if name in self._signature.parameters})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith(("__", "forward")) or "_original" not in self.__dict__:
+                raise
+        return getattr(self.original, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(self.__dict__)
+        for name in ("forward", "_signature", "_network", "_converted", "_rates", "_known_shapes"):
+            state.pop(name, None)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._set_up()
+
+    def extra_repr(self) -> str:
+        return f"{type(self.original).__name__} in training"
+
+
+class _Exact(torch.autograd.Function):
+    """Values of one tensor with the gradient of another."""
+
+    @staticmethod
+    def forward(ctx: Any, computed: Any, exact: Any) -> Any:
+        return exact
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        return grad, None
+
+
+def start_from(prepared: PreparedSwin, model: Model) -> None:
+    """Writes the parameters of a refined model into the module, which trains from them."""
+    parameters, values = prepared.parameters_of_swin(), read(model._native)
+    for name in parameters.names():
+        parameters.assign(name, values[name])

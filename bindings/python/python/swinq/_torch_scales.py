@@ -1,0 +1,140 @@
+"""The scales of a Swin in training, as a module: its parameters are the learned ratios, its buffers what the calibration found.
+
+The names in the state dictionary are ``swinq.SITE.range``, ``swinq.SITE.ratio`` and so on, with the names of sites of
+:attr:`swinq.Model.sites`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from . import _native
+from ._torch_fake import Quantizer
+
+#: A learned scale stays within this factor of its calibrated value, in both directions.
+LIMIT = 64.0
+
+
+class Scale(torch.nn.Module):
+    """The scale of an activation: ``range * ratio / 127``."""
+
+    def __init__(self, amax: float, factors: Any, zero_points: Any, learned: bool) -> None:
+        super().__init__()
+        self.register_buffer("range", torch.tensor([amax]))
+        self.register_buffer("factors", factors)
+        self.register_buffer("zero_points", zero_points)
+        self.ratio = torch.nn.Parameter(torch.ones(1), requires_grad=learned)
+
+    def amax(self) -> Any:
+        """The current range, ``[1]``."""
+        return self.range * self.ratio.clamp(1 / LIMIT, LIMIT)
+
+    def quantizer(self, values: int) -> Quantizer:
+        """The quantizer of a tensor with so many values per image."""
+        scale = self.amax() / 127.0
+        if self.factors is not None:
+            scale = scale * self.factors
+        return Quantizer(scale, self.zero_points, factor=(values * 127.0) ** -0.5)
+
+
+class WeightScale(torch.nn.Module):
+    """The scales of a weight, ``[1]`` or one per output channel: ``base * ratio``, or those of its largest magnitudes."""
+
+    def __init__(self, base: Any, bits: int, recomputed: bool, learned: bool) -> None:
+        super().__init__()
+        self.largest = 7.0 if bits == 4 else 127.0
+        self.count, self.recomputed = base.numel(), recomputed
+        self.register_buffer("base", None if recomputed else base)
+        self.ratio = None if recomputed else torch.nn.Parameter(torch.ones_like(base), requires_grad=learned)
+
+    def scales(self, weight: Any) -> Any:
+        """The current scales for a weight."""
+        if not self.recomputed:
+            return self.base * self.ratio.clamp(1 / LIMIT, LIMIT)
+        scale = weight.detach().float().reshape(self.count, -1).abs().amax(1) / self.largest
+        return torch.where(scale.reciprocal().isfinite(), scale, 1.0)
+
+    def quantizer(self, weight: Any) -> Quantizer:
+        """The quantizer of a weight."""
+        factor = (weight.numel() // self.count * self.largest) ** -0.5
+        return Quantizer(self.scales(weight), None, -self.largest, self.largest, factor)
+
+
+class Codes(torch.nn.Module):
+    """A site whose codes need no scale: attention probabilities in unsigned codes."""
+
+
+class Scales(torch.nn.Module):
+    """The scales of all sites that are on, in a tree by the parts of their names."""
+
+    def __init__(self, model: _native.Model, activations: bool, weights: bool) -> None:
+        """``activations`` and ``weights`` say whether their scales are learned."""
+        super().__init__()
+        #: The sites by their names; the modules of the tree.
+        self.__dict__["_sites"] = {}
+        for name, kind, bits, calibrator, amax, factors, zero_points, scales in _native.quantized_sites(model):
+            if scales is not None:
+                recomputed = calibrator == "max" and not weights
+                site: Any = WeightScale(_floats(scales), bits, recomputed, weights)
+            elif amax is None:
+                site = Codes()
+            else:
+                site = Scale(amax, _floats(factors), _floats(zero_points), activations)
+            site.kind = kind
+            self._add(name, site)
+        self._register_load_state_dict_pre_hook(self._say_what_is_missing)
+
+    def _add(self, name: str, site: Any) -> None:
+        *parents, last = name.split(".")
+        module: Any = self
+        for part in parents:
+            if part not in module._modules:
+                module.add_module(part, torch.nn.Module())
+            module = module._modules[part]
+        module.add_module(last, site)
+
+    def sites(self) -> Iterator[tuple[str, Any]]:
+        """The sites with their names."""
+        return ((name, part) for name, part in self.named_modules() if isinstance(part, Scale | WeightScale | Codes))
+
+    def site(self, name: str) -> Any:
+        """A site; ``None`` if it is off."""
+        found = self.__dict__["_sites"]
+        if not found:
+            found.update(self.sites())
+        return found.get(name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sites": {}}
+
+    def _say_what_is_missing(self, state: Any, prefix: str, *_: Any) -> None:
+        if not any(name.startswith(prefix) for name in state) and any(True for _ in self.sites()):
+            place = prefix.removesuffix(".")
+            warnings.warn(
+                f"{place}: the state dictionary has no scales, so those of the calibration stay; it is that of a float model. If "
+                "its weights are not those that were calibrated, call swinq.torch.prepare after loading",
+                stacklevel=2,
+            )
+
+    def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        """Scales move to other devices, and stay ``float32``."""
+
+        def moved(tensor: Any) -> Any:
+            found = fn(tensor)
+            same = found.dtype == tensor.dtype or not found.is_floating_point()
+            return found if same else tensor.to(found.device)
+
+        return super()._apply(moved, recurse)
+
+    def extra_repr(self) -> str:
+        sites = [part for _, part in self.sites()]
+        learned = sum(parameter.requires_grad for parameter in self.parameters())
+        return f"{len(sites)} sites, {learned} with learned scales"
+
+
+def _floats(values: bytes | None) -> Any:
+    return None if values is None else torch.frombuffer(bytearray(values), dtype=torch.float32)
