@@ -44,7 +44,7 @@ class Attention(nn.Module):
         logits = q * (c // self.heads) ** -0.5 @ k.transpose(-2, -1)
         logits = logits + self.relative_position_bias_table[self.relative_position_index].permute(2, 0, 1)
         if mask is not None:
-            logits = (logits.unflatten(0, (-1, len(mask))) + mask[:, None]).flatten(0, 1)
+            logits = (logits.unflatten(0, (-1, len(mask))) + mask.to(logits.device)[:, None]).flatten(0, 1)
         return self.proj((logits.softmax(-1) @ v).transpose(1, 2).reshape(rows, n, c))
 
 

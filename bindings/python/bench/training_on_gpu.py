@@ -30,8 +30,7 @@ def backbone():
 
 
 def prepared(model, images, **options):
-    swinq.torch.prepare(model, [images[:2]], **options)
-    return model
+    return swinq.torch.prepare(model, [images[:2]], **options).model
 
 
 def modelopt(model, images):

@@ -16,14 +16,22 @@ except ImportError as error:
     raise unittest.SkipTest(f"{error}") from error
 
 from torch_models import FOUR, PROGRAMS, STAGES, SWINS, images, of_timm, randomise
-from torch_support import Inside, error, leaves
+from torch_support import Inside as Program
+from torch_support import error, leaves
 
 import swinq.torch
 from swinq import _torch_network
 from swinq._torch_fake import EDGE, Quantizer, fake_quantize
 
-#: The least distance in dB of the pass that trains from the engine, for V1 and V2, and the most that it may be farther from float.
-NEAR, NEAR_V2, FARTHER = 44, 37, 0.5
+#: By how many dB the pass that trains is at least nearer to the engine than the engine is to float, and the most that it may be
+#: farther from float. Sums in another order flip codes.
+NEARER, FARTHER = 2, 0.5
+
+
+def Inside(module) -> torch.nn.Module:
+    """A program with a Swin, whose own parameters are always the same."""
+    torch.manual_seed(0)
+    return Program(module)
 
 
 def backbone(**options) -> torch.nn.Module:
@@ -65,9 +73,11 @@ class Prepared(unittest.TestCase):
         for name, make in SWINS.items():
             with self.subTest(name):
                 program, x = Inside(make()), images(2)
-                with torch.no_grad():
-                    exact = leaves(program(x))
-                before = dict(program.named_parameters())
+                exact = program(x)
+                loss_of(exact).backward()
+                exact, before = [(place, value.detach()) for place, value in leaves(exact)], dict(program.named_parameters())
+                reached = [key for key, value in before.items() if value.grad is not None]
+                program.zero_grad()
                 swinq.torch.prepare(program, [x])
                 for key, value in before.items():
                     self.assertIs(dict(program.named_parameters())[key], value)
@@ -77,14 +87,13 @@ class Prepared(unittest.TestCase):
                     evaluated = leaves(program(x))
                     passes = leaves(program.train()(x))
                 loss_of(program(x)).backward()
-                self.assertTrue(all(value.grad is not None for key, value in before.items() if "swinq" not in key and needed(key)))
+                self.assertEqual([key for key, value in before.items() if value.grad is not None], reached)
                 swinq.torch.convert(program.eval())
                 with torch.no_grad():
                     engine = leaves(program(x))
-                near = NEAR_V2 if "V2" in name else NEAR
                 for (place, one), (_, two), (_, three), (_, four) in zip(engine, evaluated, passes, exact, strict=True):
                     self.assertTrue(torch.equal(one, two), place)
-                    self.assertGreater(decibels(three, one), near, place)
+                    self.assertGreater(decibels(three, one), decibels(one, four) + NEARER, place)
                     self.assertGreater(decibels(three, four), decibels(one, four) - FARTHER, place)
                 print(f"{name}: {min(decibels(a, b) for (_, a), (_, b) in zip(passes, engine, strict=True)):.1f} dB from the engine")
 
@@ -100,10 +109,12 @@ class Prepared(unittest.TestCase):
                 for each in (module, prepared):
                     # A loss that depends on the signs of the outputs, too.
                     sum((value * torch.linspace(-1, 1, value.numel()).reshape(value.shape)).sum() for _, value in leaves(each(x))).backward()
-                expected = dict(module.named_parameters())
-                for key, value in prepared.named_parameters():
-                    if key in expected and expected[key].grad is not None:
-                        self.assertLess(error(value.grad, expected[key].grad), 2e-4, key)
+                expected = {key: value.grad for key, value in module.named_parameters() if value.grad is not None}
+                # The gradient of keys' biases is 0 but for rounding.
+                least = 1e-4 * max(float(value.norm()) for value in expected.values())
+                found = {key: value.grad for key, value in prepared.named_parameters() if key in expected}
+                for key, value in expected.items():
+                    self.assertLess(float((found[key] - value).norm()), max(2e-4 * float(value.norm()), least), key)
 
     def test_gradients_of_fake_quantization_are_those_of_clipping(self):
         x = torch.linspace(-4, 4, 41, dtype=torch.float64).float().requires_grad_()
@@ -160,7 +171,8 @@ class Prepared(unittest.TestCase):
                 self.assertTrue(torch.equal(one, two), place)
 
     def test_copies_pickles_and_averages_are_modules_of_their_own(self):
-        program = self.prepared(backbone(), "weights").train()
+        # Modules of transformers that were called cannot be pickled, those of timm can.
+        program = self.prepared(SWINS["timm any size"](), "weights").train()
         x = images(2, 64, 96, seed=3)
         file = io.BytesIO()
         torch.save(program, file)
@@ -178,7 +190,7 @@ class Prepared(unittest.TestCase):
             average.update_parameters(program)
         model = swinq.torch.convert(average.module.eval())
         with torch.no_grad():
-            self.assertEqual(len(leaves(model(x))), 4)
+            self.assertEqual(len(leaves(model(x))), 2)
 
     def test_checkpointing_saves_and_changes_nothing(self):
         gradients = []
@@ -273,11 +285,6 @@ class Prepared(unittest.TestCase):
                 swinq.torch.convert(program.eval())
                 with torch.no_grad():
                     program(x, **keywords)
-
-
-def needed(key: str) -> bool:
-    """Whether a parameter is one of those that outputs depend on."""
-    return "conv" not in key and "mask_token" not in key and "qkv" not in key
 
 
 def _for_ranks():

@@ -49,7 +49,7 @@ def attention(qkv: Any, scale: Any, bias: Any, windows: Windows, sites: Sites, s
     """Attention in every window.
 
     Args:
-        qkv: queries, keys and values: three tensors ``[windows, n, c]``, whose rows may be those of a wider matrix.
+        qkv: queries, keys and values: ``[windows, n, 3 c]``, or three tensors ``[windows, n, c]``.
         scale: the factor of ``q k^T``, ``float32 [heads]``.
         bias: ``float32 [heads, n, n]``.
         second_codes: whether heads with a factor from :data:`SECOND_CODES` on have a second code for queries and keys.
@@ -58,7 +58,7 @@ def attention(qkv: Any, scale: Any, bias: Any, windows: Windows, sites: Sites, s
     Returns:
         ``[windows, n, c]`` in ``dtype``.
     """
-    found = fused(*qkv)
+    found = fused(bias)
     if found is not None and found.takes_attention(qkv, windows, sites):
         return found.attention(qkv, scale, bias, windows, sites, second_codes, dtype)
     return composed(qkv, scale, bias, windows, sites, second_codes, dtype)
@@ -66,6 +66,7 @@ def attention(qkv: Any, scale: Any, bias: Any, windows: Windows, sites: Sites, s
 
 def composed(qkv: Any, scale: Any, bias: Any, windows: Windows, sites: Sites, second_codes: bool, dtype: Any) -> Any:
     """:func:`attention` in operations of PyTorch, in ``float32``."""
+    qkv = qkv.chunk(3, -1) if isinstance(qkv, torch.Tensor) else qkv
     count, n, heads = qkv[0].shape[0], windows.tokens, windows.heads
     # Products of f32 must not become products of half precision by the caller's autocast.
     with torch.autocast(qkv[0].device.type, enabled=False):

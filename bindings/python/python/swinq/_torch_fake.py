@@ -132,6 +132,32 @@ def _gradient(x: Any, scale: Any, recip: Any, quantizer: Quantizer, grad: Any, l
     return dx, (matrix * (codes - torch.where(inside, scaled, quantizer.zero_points))).sum(0)
 
 
+def fake_weight(weight: Any, scales: int, largest: float, factors: Any, dtype: Any) -> Any:
+    """A weight ``[out, in]`` as the values that its codes represent, with the scales of its largest magnitudes: one, or one per
+    row. ``factors`` ``[2, in]`` are multiplied before and behind it. Nothing is clipped, so that the gradient passes."""
+    return _Weight.apply(weight, scales, largest, factors, dtype)
+
+
+class _Weight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Any, scales: int, largest: float, factors: Any, dtype: Any) -> Any:
+        ctx.dtype, weight = weight.dtype, weight.contiguous()
+        found = fused(weight)
+        if found is not None and scales == len(weight):
+            return found.fake_weight(weight, largest, factors, dtype)
+        folded = weight.float() if factors is None else weight.float() * factors[0]
+        scale = folded.reshape(scales, -1).abs().amax(1) / largest
+        scale = torch.where(scale.reciprocal().isfinite(), scale, 1.0)
+        quantizer = Quantizer(scale, None, -largest, largest)
+        codes, _ = _codes(folded, quantizer.recip(), quantizer)
+        value = _values(codes, scale, quantizer).reshape(weight.shape)
+        return (value if factors is None else value * factors[1]).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
+        return grad.to(ctx.dtype), None, None, None, None
+
+
 def gather(x: Any, rows: Any, back: Any) -> Any:
     """Rows ``[n, len(rows), c]`` of ``x`` ``[n, tokens, c]``; -1 gives a row of zeros. ``back`` is the inverse: for each token the
     place of its row, or -1."""

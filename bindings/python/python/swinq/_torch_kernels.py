@@ -15,7 +15,7 @@ from ._torch_attention import EXP_255, LOG2_E, PARTS, SECOND_CODES
 from ._torch_fake import EDGE
 
 #: Elements of a program of the kernels over elements.
-BLOCK = 1024
+TILE = 2048
 #: The most tokens of a window and channels of a head.
 MAX_TOKENS, MAX_CHANNELS = 256, 64
 #: Adding and subtracting it rounds to an integer, ties to even.
@@ -45,70 +45,89 @@ def _gelu_slope(x):
 
 
 @triton.jit
-def _scaled(x, recip, zero, index, count, COLUMNS: tl.constexpr, mask):
-    # `x` in steps of the codes, and the zero point.
-    r = tl.load(recip + index, mask=mask, other=1.0)
+def _tile(row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    # The places of a tile's scales, and which of them exist.
+    if ROWS:
+        return row[:, None], (row < rows)[:, None]
     if COLUMNS:
-        z = tl.load(zero + index, mask=mask, other=0.0)
-        return tl.fma(x, r, z), z
-    return x * r, 0.0 * r
+        return column[None, :], (column < columns)[None, :]
+    return row[:, None] * 0, (row < rows)[:, None]
 
 
 @triton.jit
 def _fake_forward(
-    x_ptr, out_ptr, scale_ptr, recip_ptr, zero_ptr, size, run, low, high,
-    COLUMNS: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, out_ptr, scale_ptr, recip_ptr, zero_ptr, rows, columns, low, high,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GELU: tl.constexpr, HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < size
+    row = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row.to(tl.int64)[:, None] * columns + column[None, :]
     x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
     if GELU:
         x = _gelu(x)
-    index = at % run if COLUMNS else at // run
-    scaled, z = _scaled(x, recip_ptr, zero_ptr, index, size, COLUMNS, mask)
-    code = _round(tl.minimum(tl.maximum(scaled, low, propagate_nan=tl.PropagateNan.ALL), high, propagate_nan=tl.PropagateNan.ALL))
-    scale = tl.load(scale_ptr + index, mask=mask, other=1.0)
-    tl.store(out_ptr + at, ((code - z) * scale).to(out_ptr.dtype.element_ty), mask=mask)
+    place, known = _tile(row, column, rows, columns, ROWS, COLUMNS)
+    recip, scale = tl.load(recip_ptr + place, mask=known, other=1.0), tl.load(scale_ptr + place, mask=known, other=1.0)
+    zero = tl.load(zero_ptr + place, mask=known, other=0.0) if COLUMNS else 0.0 * recip
+    scaled = tl.fma(x, recip + 0.0 * x, zero + 0.0 * x) if COLUMNS else x * recip
+    scaled = tl.maximum(scaled, low, propagate_nan=tl.PropagateNan.ALL)
+    code = _round(tl.minimum(scaled, high, propagate_nan=tl.PropagateNan.ALL))
+    tl.store(out_ptr + at, ((code - zero) * scale).to(out_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _fake_backward(
-    x_ptr, grad_ptr, dx_ptr, slope_ptr, recip_ptr, zero_ptr, size, run, low, high,
-    COLUMNS: tl.constexpr, GELU: tl.constexpr, LEARNED: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, grad_ptr, dx_ptr, slope_ptr, recip_ptr, zero_ptr, rows, columns, low, high,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, GELU: tl.constexpr, LEARNED: tl.constexpr,
+    HEIGHT: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < size
+    row = tl.program_id(0) * HEIGHT + tl.arange(0, HEIGHT)
+    column = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    mask = (row < rows)[:, None] & (column < columns)[None, :]
+    at = row.to(tl.int64)[:, None] * columns + column[None, :]
     raw = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
     grad = tl.load(grad_ptr + at, mask=mask, other=0.0).to(tl.float32)
     x = _gelu(raw) if GELU else raw
-    index = at % run if COLUMNS else at // run
-    scaled, z = _scaled(x, recip_ptr, zero_ptr, index, size, COLUMNS, mask)
+    place, known = _tile(row, column, rows, columns, ROWS, COLUMNS)
+    recip = tl.load(recip_ptr + place, mask=known, other=1.0)
+    zero = tl.load(zero_ptr + place, mask=known, other=0.0) if COLUMNS else 0.0 * recip
+    scaled = tl.fma(x, recip + 0.0 * x, zero + 0.0 * x) if COLUMNS else x * recip
     inside = (scaled >= low * END) & (scaled <= high * END)
     dx = tl.where(inside, grad, 0.0)
     if GELU:
         dx = dx * _gelu_slope(raw)
     tl.store(dx_ptr + at, dx.to(dx_ptr.dtype.element_ty), mask=mask)
     if LEARNED:
+        # The gradient of the scales, summed over the tile as far as its values share one.
         code = _round(tl.minimum(tl.maximum(scaled, low), high))
-        slope = grad * (code - tl.where(inside, scaled, z))
-        tl.store(slope_ptr + at, slope, mask=mask)
+        slope = tl.where(mask, grad * (code - tl.where(inside, scaled, zero)), 0.0)
+        if COLUMNS:
+            tl.store(slope_ptr + tl.program_id(0) * columns + column, tl.sum(slope, 0), mask=column < columns)
+        else:
+            tl.store(slope_ptr + row * tl.num_programs(1) + tl.program_id(1), tl.sum(slope, 1), mask=row < rows)
 
 
-def _layout(x: Any, scale: Any, quantizer: Any) -> tuple[bool, int]:
-    """Whether columns have scales of their own, and how many elements lie between changes of the index of the scale."""
-    columns = quantizer.zero_points is not None
-    return columns, scale.numel() if columns else x.numel() // scale.numel()
+def _shape(x: Any, scale: Any, quantizer: Any) -> tuple[int, int, dict[str, Any]]:
+    """``x`` as a matrix, and the constants of its kernels."""
+    by_columns, by_rows = quantizer.zero_points is not None, quantizer.zero_points is None and scale.numel() > 1
+    columns = scale.numel() if by_columns else x.numel() // scale.numel() if by_rows else x.shape[-1]
+    width = min(triton.next_power_of_2(columns), 256)
+    height = max(1, TILE // width)
+    return x.numel() // columns, columns, {"ROWS": by_rows, "COLUMNS": by_columns, "HEIGHT": height, "WIDTH": width}
+
+
+def _grid(rows: int, columns: int, constants: dict[str, Any]) -> tuple[int, int]:
+    return triton.cdiv(rows, constants["HEIGHT"]), triton.cdiv(columns, constants["WIDTH"])
 
 
 def fake_quantize(x: Any, scale: Any, recip: Any, quantizer: Any, dtype: Any, gelu: bool) -> Any:
     """The forward pass of fake quantization of a contiguous tensor."""
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
-    columns, run = _layout(x, scale, quantizer)
-    zero = quantizer.zero_points if columns else recip
-    grid = (triton.cdiv(x.numel(), BLOCK),)
+    rows, columns, constants = _shape(x, scale, quantizer)
+    zero = recip if quantizer.zero_points is None else quantizer.zero_points
     with torch.cuda.device_of(x):
-        _fake_forward[grid](
-            x, out, scale, recip, zero, x.numel(), run, quantizer.low, quantizer.high, columns, gelu, BLOCK
+        _fake_forward[_grid(rows, columns, constants)](
+            x, out, scale, recip, zero, rows, columns, quantizer.low, quantizer.high, GELU=gelu, **constants
         )
     return out
 
@@ -118,17 +137,56 @@ def fake_quantize_gradient(
 ) -> tuple[Any, Any]:
     """The gradients of the tensor and, if they are learned, of the scales."""
     dx = torch.empty_like(x)
-    columns, run = _layout(x, scale, quantizer)
-    zero = quantizer.zero_points if columns else recip
-    slope = torch.empty(x.shape, dtype=torch.float32, device=x.device) if learned else recip
-    grid = (triton.cdiv(x.numel(), BLOCK),)
+    rows, columns, constants = _shape(x, scale, quantizer)
+    zero = recip if quantizer.zero_points is None else quantizer.zero_points
+    grid, slope = _grid(rows, columns, constants), recip
+    if learned:
+        sizes = (grid[0], columns) if constants["COLUMNS"] else (rows, grid[1])
+        slope = torch.empty(sizes, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
         _fake_backward[grid](
-            x, grad, dx, slope, recip, zero, x.numel(), run, quantizer.low, quantizer.high, columns, gelu, learned, BLOCK
-        )
+            x, grad, dx, slope, recip, zero, rows, columns, quantizer.low, quantizer.high,
+            GELU=gelu, LEARNED=learned, **constants,
+        )  # fmt: skip
     if not learned:
         return dx, None
-    return dx, slope.reshape(-1, run).sum(0) if columns else slope.reshape(-1, run).sum(1)
+    return dx, slope.sum(0) if constants["COLUMNS"] else slope.reshape(scale.numel(), -1).sum(1)
+
+
+@triton.jit
+def _fake_weight(w_ptr, out_ptr, factors_ptr, columns, largest, FACTORS: tl.constexpr, WIDTH: tl.constexpr):
+    row, top = tl.program_id(0).to(tl.int64), 0.0
+    for begin in range(0, columns, WIDTH):
+        column = begin + tl.arange(0, WIDTH)
+        w = tl.load(w_ptr + row * columns + column, mask=column < columns, other=0.0).to(tl.float32)
+        if FACTORS:
+            w = w * tl.load(factors_ptr + column, mask=column < columns, other=1.0)
+        top = tl.maximum(top, tl.max(tl.abs(w), 0))
+    scale = tl.div_rn(top, largest)
+    recip = tl.div_rn(1.0, scale)
+    # A scale that is 0, or so small that its reciprocal is not finite, is 1.
+    usable = (scale > 0.0) & (recip < float("inf"))
+    scale, recip = tl.where(usable, scale, 1.0), tl.where(usable, recip, 1.0)
+    for begin in range(0, columns, WIDTH):
+        column = begin + tl.arange(0, WIDTH)
+        w = tl.load(w_ptr + row * columns + column, mask=column < columns, other=0.0).to(tl.float32)
+        if FACTORS:
+            w = w * tl.load(factors_ptr + column, mask=column < columns, other=1.0)
+        code = _round(tl.minimum(tl.maximum(w * recip, -largest), largest))
+        value = code * scale
+        if FACTORS:
+            value = value * tl.load(factors_ptr + columns + column, mask=column < columns, other=1.0)
+        tl.store(out_ptr + row * columns + column, value.to(out_ptr.dtype.element_ty), mask=column < columns)
+
+
+def fake_weight(weight: Any, largest: float, factors: Any, dtype: Any) -> Any:
+    """Fake quantization of the rows of a contiguous matrix by their largest magnitudes. ``factors`` ``[2, columns]`` are multiplied
+    before and behind it."""
+    out = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    rows, columns = weight.shape
+    with torch.cuda.device_of(weight):
+        _fake_weight[(rows,)](weight, out, out if factors is None else factors, columns, largest, factors is not None, 1024)
+    return out
 
 
 @triton.jit
@@ -363,7 +421,8 @@ GROUP = 16
 
 def takes_attention(qkv: Any, windows: Any, sites: Any) -> bool:
     """Whether the kernels take these tensors: no site of scores, no more tokens and channels than they hold."""
-    channels = qkv[0].shape[-1] // windows.heads
+    whole = isinstance(qkv, torch.Tensor)
+    channels = (qkv.shape[-1] // 3 if whole else qkv[0].shape[-1]) // windows.heads
     return sites.scores is None and windows.tokens <= MAX_TOKENS and channels <= MAX_CHANNELS
 
 
@@ -372,7 +431,8 @@ def attention(qkv: Any, scale: Any, bias: Any, windows: Any, sites: Any, second_
     quantizers = (sites.q, sites.k, sites.v, sites.probs)
     one = torch.ones(1, device=bias.device)
     scales = [one if quantizer is None else quantizer.scale for quantizer in quantizers]
-    return _Attention.apply(*qkv, scale, bias, *scales, windows, sites, second_codes, dtype)
+    parts = (qkv, None, None) if isinstance(qkv, torch.Tensor) else qkv
+    return _Attention.apply(*parts, scale, bias, *scales, windows, sites, second_codes, dtype)
 
 
 def _constants(ctx: Any, tokens: int, channels: int, dtype: Any) -> dict[str, Any]:
@@ -401,7 +461,9 @@ class _Attention(torch.autograd.Function):
         scales, (windows, sites, second_codes, dtype) = torch.cat([s.detach() for s in rest[:4]]), rest[4:]
         recips = scales.reciprocal()
         ctx.windows, ctx.sites, ctx.second_codes, ctx.dtype = windows, sites, second_codes, dtype
-        q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in (q, k, v))
+        ctx.is_whole = k is None
+        parts = q.contiguous().chunk(3, -1) if ctx.is_whole else (q, k, v)
+        q, k, v = (part if part.stride(-1) == 1 else part.contiguous() for part in parts)
         ctx.save_for_backward(q, k, v, factor, bias, scales, recips)
         count, n, c = q.shape
         out = torch.empty((count, n, c), dtype=dtype, device=q.device)
@@ -419,10 +481,8 @@ class _Attention(torch.autograd.Function):
         q, k, v, factor, bias, scales, recips = ctx.saved_tensors
         count, n, c = q.shape
         heads, grad = ctx.windows.heads, grad.contiguous()
-        together = torch.empty((3, count, n, c), dtype=q.dtype, device=q.device)
-        if q.stride(1) == 3 * c:
-            # Parts of one tensor get parts of one gradient.
-            together = torch.empty((count, n, 3, c), dtype=q.dtype, device=q.device).permute(2, 0, 1, 3)
+        whole = torch.empty((count, n, 3, c), dtype=q.dtype, device=q.device)
+        together = whole.permute(2, 0, 1, 3)
         group = min(GROUP, max(count // 256, 1))
         parts = triton.cdiv(count, group)
         dbias = torch.zeros((parts, heads, n, n), device=q.device)
@@ -437,7 +497,8 @@ class _Attention(torch.autograd.Function):
             )  # fmt: skip
         of_factor = dsites[..., 4].sum(0) if ctx.needs_input_grad[3] else None
         of_sites = [_of_site(ctx, index, dsites) for index in range(4)]
-        return (*together, of_factor, dbias.sum(0), *of_sites, None, None, None, None)
+        parts = (whole.flatten(2), None, None) if ctx.is_whole else together
+        return (*parts, of_factor, dbias.sum(0), *of_sites, None, None, None, None)
 
 
 def _of_site(ctx: Any, index: int, dsites: Any) -> Any:

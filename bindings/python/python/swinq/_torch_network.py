@@ -176,18 +176,19 @@ class Forward:
         # A quantizer does not change zeros, so that rows of padding may be added behind it.
         x = self._fake(f"{name}.qkv.input", x)
         qkv = self._product(f"{name}.qkv", gather(x, rows, back)).reshape(-1, n, 3 * c)
-        parts = qkv.split(c, -1)
         scale, bias = self._position(name, stage)
+        values = qkv.numel() // (3 * self.images)
         if self.network.is_v2:
-            parts = [_unit(parts[0], stage.heads), _unit(parts[1], stage.heads), parts[2]]
+            parts = qkv.chunk(3, -1)
+            qkv = [_unit(parts[0], stage.heads), _unit(parts[1], stage.heads), parts[2]]
         windows = Windows(n, stage.heads, stage.masks, grid.mask) if odd and grid.mask is not None else None
         windows = windows or Windows(n, stage.heads, None, None)
-        mixed = attention(parts, scale, bias, windows, self._attention_sites(name, parts[0]), self.network.is_v2, self.dtype)
+        sites = self._attention_sites(name, values, values // c * n * stage.heads)
+        mixed = attention(qkv, scale, bias, windows, sites, self.network.is_v2, self.dtype)
         return gather(self._linear(f"{name}.proj", mixed.reshape(self.images, -1, c)), back, rows)
 
-    def _attention_sites(self, name: str, q: Any) -> Sites:
-        values = q.numel() // self.images
-        pairs = values // q.shape[-1] * q.shape[1]
+    def _attention_sites(self, name: str, values: int, pairs: int) -> Sites:
+        """The quantizers of attention. An image has so many queries, keys or values, and so many probabilities."""
         probs = self.scales.site(f"{name}.probs")
         unsigned = isinstance(probs, Codes)
         q, k, v = (self._quantizer(f"{name}.{part}", values) for part in "qkv")
@@ -265,18 +266,14 @@ class Forward:
         weight, site = self.parameters[f"{name}.weight"].flatten(1), self.scales.site(f"{name}.weight")
         if site is None:
             return weight.to(self.dtype)
-        given = self.scales.site(f"{name}.input")
-        factors = getattr(given, "factors", None)
-        if factors is None:
-            return fake_quantize(weight, site.quantizer(weight), self.dtype)
-        weight = weight.float() * factors
-        return (fake_quantize(weight, site.quantizer(weight), torch.float32) * factors.reciprocal()).to(self.dtype)
+        return site.fake(weight, getattr(self.scales.site(f"{name}.input"), "factors", None), self.dtype)
 
 
 def _unit(x: Any, heads: int) -> Any:
     """``x`` ``[windows, n, c]`` in ``float32``, with vectors of length 1 in each head."""
     x = x.float().unflatten(-1, (heads, -1))
-    length = (x * x).sum(-1, keepdim=True).sqrt()
-    # A vector that is shorter gets no gradient: the derivative there is 1e12.
-    inverse = torch.where(length < 1e-12, torch.full_like(length, 1e12), length.clamp_min(1e-12).reciprocal())
+    squares = (x * x).sum(-1, keepdim=True)
+    # A vector that is shorter than 1e-12, such as a key of padding, gets no gradient: the derivative there is 1e12.
+    short = squares < 1e-24
+    inverse = torch.where(short, 1e12, torch.where(short, 1.0, squares).rsqrt())
     return (x * inverse).flatten(2)

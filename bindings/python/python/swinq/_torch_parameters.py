@@ -77,10 +77,11 @@ class Parameters:
 
 
 def _tensor(module: Any, name: str) -> Any:
+    """A parameter of a module, whose children may have the names of methods."""
     *parents, last = name.split(".")
     for part in parents:
-        module = getattr(module, part)
-    return getattr(module, last)
+        module = module._modules[part]
+    return module._parameters[last] if last in module._parameters else module._buffers[last]
 
 
 def read(model: _native.Model) -> dict[str, Any]:

@@ -94,6 +94,7 @@ class PreparedSwin(torch.nn.Module):
     def _set_up(self) -> None:
         self._signature = inspect.signature(self.original.forward)
         config = self._template.model._config
+        self._of_swin = Parameters(self, self._names, self._stored, config.get("version") == "v2")
         self._network = Network(self._template.model._native, config)
         depths = sum(config["depths"])
         self._rates = [self._drop_path * i / max(depths - 1, 1) for i in range(depths)] if self._drop_path else []
@@ -108,9 +109,9 @@ class PreparedSwin(torch.nn.Module):
 
     def parameters_of_swin(self) -> Parameters:
         """The parameters in swinq's names."""
-        return Parameters(self, self._names, self._stored, self._network.is_v2)
+        return self._of_swin
 
-    def model(self) -> Model:
+    def to_model(self) -> Model:
         """The quantized model with the current parameters and scales: :meth:`Model.save` writes it to a file.
 
         Raises:
@@ -127,9 +128,9 @@ class PreparedSwin(torch.nn.Module):
             if isinstance(site, Scale):
                 ranges[name] = float(site.amax().detach())
                 if site.factors is not None:
-                    channels[name] = (site.factors.tolist(), [int(z) for z in site.zero_points.tolist()])
+                    channels[name] = (site.factors[0].tolist(), [int(z) for z in site.zero_points.tolist()])
             elif isinstance(site, WeightScale) and not site.recomputed:
-                weights[name] = site.scales(None).detach().float().tolist()
+                weights[name] = site.scales().detach().float().tolist()
         return Model(_native.trained(self._template.model._native, held, ranges, channels, weights))
 
     def _shapes(self) -> dict[str, Any]:
@@ -141,7 +142,7 @@ class PreparedSwin(torch.nn.Module):
 
     def converted(self, backend: str = "auto", options: Mapping[str, Any] | None = None) -> SwinModule:
         """The engine's module with the current parameters and scales."""
-        return SwinModule(self.original, self.model(), self._outputs, self._arguments, backend, dict(options or {}))
+        return SwinModule(self.original, self.to_model(), self._outputs, self._arguments, backend, dict(options or {}))
 
     def _engine(self) -> SwinModule:
         """The engine's module for the current parameters on a CPU."""
@@ -191,7 +192,7 @@ class PreparedSwin(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("forward", "_signature", "_network", "_converted", "_rates", "_known_shapes"):
+        for name in ("forward", "_signature", "_network", "_of_swin", "_converted", "_rates", "_known_shapes"):
             state.pop(name, None)
         return state
 

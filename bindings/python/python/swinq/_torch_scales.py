@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import _native
-from ._torch_fake import Quantizer
+from ._torch_fake import Quantizer, fake_quantize, fake_weight
 
 #: A learned scale stays within this factor of its calibrated value, in both directions.
 LIMIT = 64.0
@@ -25,7 +25,8 @@ class Scale(torch.nn.Module):
     def __init__(self, amax: float, factors: Any, zero_points: Any, learned: bool) -> None:
         super().__init__()
         self.register_buffer("range", torch.tensor([amax]))
-        self.register_buffer("factors", factors)
+        #: The factors of the channels and their reciprocals, ``[2, channels]``.
+        self.register_buffer("factors", None if factors is None else torch.stack([factors, factors.reciprocal()]))
         self.register_buffer("zero_points", zero_points)
         self.ratio = torch.nn.Parameter(torch.ones(1), requires_grad=learned)
 
@@ -37,7 +38,7 @@ class Scale(torch.nn.Module):
         """The quantizer of a tensor with so many values per image."""
         scale = self.amax() / 127.0
         if self.factors is not None:
-            scale = scale * self.factors
+            scale = scale * self.factors[0]
         return Quantizer(scale, self.zero_points, factor=(values * 127.0) ** -0.5)
 
 
@@ -51,17 +52,20 @@ class WeightScale(torch.nn.Module):
         self.register_buffer("base", None if recomputed else base)
         self.ratio = None if recomputed else torch.nn.Parameter(torch.ones_like(base), requires_grad=learned)
 
-    def scales(self, weight: Any) -> Any:
-        """The current scales for a weight."""
-        if not self.recomputed:
-            return self.base * self.ratio.clamp(1 / LIMIT, LIMIT)
-        scale = weight.detach().float().reshape(self.count, -1).abs().amax(1) / self.largest
-        return torch.where(scale.reciprocal().isfinite(), scale, 1.0)
+    def scales(self) -> Any:
+        """The current scales, which must not be recomputed."""
+        return self.base * self.ratio.clamp(1 / LIMIT, LIMIT)
 
-    def quantizer(self, weight: Any) -> Quantizer:
-        """The quantizer of a weight."""
+    def fake(self, weight: Any, factors: Any, dtype: Any) -> Any:
+        """A weight ``[out, in]`` as the values that its codes represent. ``factors`` ``[2, in]`` are those of the channels of the
+        input, which the codes include, and their reciprocals."""
+        if self.recomputed:
+            return fake_weight(weight, self.count, self.largest, factors, dtype)
         factor = (weight.numel() // self.count * self.largest) ** -0.5
-        return Quantizer(self.scales(weight), None, -self.largest, self.largest, factor)
+        quantizer = Quantizer(self.scales(), None, -self.largest, self.largest, factor)
+        if factors is None:
+            return fake_quantize(weight, quantizer, dtype)
+        return (fake_quantize(weight.float() * factors[0], quantizer, torch.float32) * factors[1]).to(dtype)
 
 
 class Codes(torch.nn.Module):
