@@ -49,6 +49,12 @@ pub fn stored_parameters(model: &Model) -> Vec<(String, String, String)> {
     model.stored.iter().map(|s| (s.name.clone(), s.parameter.clone(), values(s.values))).collect()
 }
 
+/// The coefficients of the GELU of quantized models (docs/inference.md, section 2): `[3, 32]` in f32, by powers.
+#[pyfunction]
+pub fn gelu_table(py: Python<'_>) -> Bound<'_, PyBytes> {
+    floats(py, swinq::numerics::reference::math::QUADRATIC.0.as_flattened())
+}
+
 /// The float values of all parameters.
 #[pyfunction]
 pub fn parameters<'py>(py: Python<'py>, model: &Model) -> Vec<Float<'py>> {
