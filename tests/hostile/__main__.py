@@ -38,7 +38,7 @@ class Base:
             self.picture.write_bytes(archive.read("airplane/0000.jpg"))
         results, found = folder / "base.json", folder / "logits.safetensors"
         self.backbone_path, maps = folder / "backbone.safetensors", folder / "maps.safetensors"
-        for arguments in [["calibrate", FLOAT, *model_options(), "--task", "features", "--data-path", DATA, "--ptq", "basic", "--batches", "1", "-o",
+        for arguments in [["calibrate", FLOAT, *model_options(), "--task", "features", "--size", "56x56", "--data-path", DATA, "--ptq", "basic", "--batches", "1", "-o",
                            self.backbone_path],
                           ["features", self.backbone_path, self.picture, "--size", "56x64", *self.cpu, "--features", maps],
                           ["calibrate", FLOAT, *model_options(), "--data-path", DATA, "--ptq", "basic", "--batches", "1", "-o", self.path],

@@ -15,6 +15,8 @@ MAPS = "maps.safetensors"
 
 def images(rng, base, folder):
     """Whole and damaged pictures of several sizes, in the order of the command line."""
+    if rng.random() < 0.3:
+        return [base.picture] * rng.choice([1, 3])
     home = folder / "images"
     home.mkdir()
     found = []
@@ -33,6 +35,8 @@ def word(rng):
 
 def size(rng):
     side = lambda: rng.choice(["0", "1", "2", "3", "31", "64", "100", "500", "4097", "65535", "65536", word(rng)])
+    if rng.random() < 0.4:  # the network takes it
+        return rng.choice(["56x56", "56x64", "64x100", "short:64,long:200"])
     return rng.choice(["keep", "8x4096", "4096x8", f"{side()}x{side()}", f"short:{side()},long:{side()}", f"{side()}x{side()}x{side()}", f"short:{side()}", word(rng)])
 
 
@@ -48,6 +52,13 @@ def sizing(rng):
     if rng.random() < 0.4:
         options += [f"--batch-size={rng.choice(['1', '2', '3', '64', word(rng)])}"]
     return options
+
+
+def calibrated_size(rng):
+    """Options as those of `sizing` for `calibrate`, which takes every size that the network takes, and as long as it takes."""
+    size = rng.choice(["keep", "56x56", "56x64", "64x60", "57x57", "0x0", "65536x1", "4097x1", "short:0,long:1", "short:56,long:56", *WORDS])
+    pad = rng.choice([[], [f"--pad-to={rng.choice(['1', '8', '56', '0', '4097', *WORDS])}"]])
+    return [f"--size={size}", *pad, *rng.choice([[], ["--pad-batch"]])]
 
 
 def features(rng, base, folder, model, *options):
@@ -102,6 +113,6 @@ def run_sizes(rng, base, folder):
     if kind == 4:
         out = folder / "out.safetensors"
         return Run(["calibrate", own, "--cfg", CFG, "--task", "features", "--data-path", DATA, "--batches", "1", "--ptq", "basic", "-o", out,
-                    *sizing(rng)], ["out.safetensors", "out.ranges.json"])
-    return Run(["bench", copy, *base.cpu, "--batch-size", "1", "--seconds", "0.01", f"--size={size(rng)}",
+                    *calibrated_size(rng)], ["out.safetensors", "out.ranges.json"])
+    return Run(["bench", copy, *base.cpu, "--batch-size", "1", "--seconds", "0.01", "--max-pixels", "300000", f"--size={size(rng)}",
                 *rng.choice([[], [f"--pad-to={word(rng)}"]])])

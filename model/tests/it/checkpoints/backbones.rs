@@ -193,7 +193,7 @@ fn a_configuration_states_the_outputs() {
     let swin = json!({"model_type": "swin", "embed_dim": 6, "depths": [2, 1, 1], "num_heads": [1, 2, 3], "window_size": 3,
                       "mlp_ratio": 2.0, "image_size": 48, "out_features": ["stage1", "stage3"]});
     let host = json!({"model_type": "mask2former", "backbone_config": swin});
-    let by_name = |stage: usize| format!("hidden_states_norms.stage{}", stage + 1);
+    let by_name = |stage: usize| format!("model.encoder.hidden_states_norms.stage{}", stage + 1);
     let folder = hf_folder(&host, &transformers("model.encoder.", false, by_name));
     let read = |options: &LoadOptions| load_float(folder.path(), options).unwrap().config;
     assert_eq!(outputs(&read(&with(Some(vec![1])))), [("stage2", true)]);
