@@ -15,7 +15,8 @@ use swinq::{
 };
 use swinq_data::decode_image;
 use swinq_float::{Float, Swin};
-use swinq_model::{QuantizedModel, Size};
+use swinq_model::site::all_sites;
+use swinq_model::{Ptq, QuantizedModel, Recipe, Site, Size};
 use swinq_testing::{XorShift, relative_distance};
 
 /// Height and width of the pictures: some of one size, one whose sides are multiples of 16.
@@ -68,7 +69,7 @@ impl Folder {
     fn calibrate(&self, output: &str, more: &[&str]) -> Assert {
         let mut command = swinq(["calibrate"]);
         command.arg(self.path("backbone.safetensors")).arg("--data-path").arg(self.path("photos"));
-        command.arg("--output").arg(self.path(output)).args(more).assert()
+        command.arg("--output").arg(self.path(output)).args(["--ptq", "basic"]).args(more).assert()
     }
 }
 
@@ -174,6 +175,11 @@ fn the_library_tells_which_part_of_a_map_is_the_image() {
     }
 }
 
+/// The range of each site that is quantized.
+fn ranges(model: &QuantizedModel) -> Vec<(Site, Option<f32>)> {
+    all_sites(&model.config).into_iter().map(|site| (site, model.site(site).amax)).collect()
+}
+
 #[test]
 fn a_calibration_on_padded_images_is_that_on_their_values() {
     let folder = Folder::new();
@@ -197,19 +203,20 @@ fn a_calibration_on_padded_images_is_that_on_their_values() {
             images.into_iter().map(|index| (size(index), padded(&folder.image(index), size(index))));
         let images = Images::from_values(3, batches).unwrap();
         let model = Model::open(folder.path("backbone.safetensors")).unwrap();
-        let options = CalibrateOptions::default();
+        let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic);
+        let options = CalibrateOptions { recipe, ..CalibrateOptions::default() };
         let found = calibrate(model, &options, &images, &mut |_| std::ops::ControlFlow::Continue(()));
-        found.unwrap().model.as_quantized().params.clone()
+        ranges(found.unwrap().model.as_quantized())
     };
-    assert!(load("one").params == values(&|index| multiples(16, index)));
-    assert!(load("one").params != values(&|index| multiples(32, index)));
+    assert!(ranges(&load("one")) == values(&|index| multiples(16, index)));
+    assert!(ranges(&load("one")) != values(&|index| multiples(32, index)));
 
     let words = ["--pad-batch", "--batches", "1", "--batch-size", "5"];
     folder.calibrate("common", &words).success();
     let record = load("common").provenance.calibration.unwrap();
     let sizing = "keep, padded to the size of the batch";
     assert_eq!((record.batch_size, record.sizing.as_deref()), (5, Some(sizing)));
-    assert!(load("common").params == values(&|_| Size::new(65, 100)));
+    assert!(ranges(&load("common")) == values(&|_| Size::new(65, 100)));
 }
 
 #[test]
