@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use swinq_calib::{Histogram, Progress, Refinement, Trial, fold_factors};
-use swinq_data::Sizing;
+use swinq_data::{Padding, Sizing};
 use swinq_eval::{Distortion, RangeFile, RangeHistogram};
 use swinq_model::checkpoint::import_ft_amax;
 use swinq_model::quantized::{CalibrationRecord, FileRecord, FloatModel, Param};
@@ -27,12 +27,14 @@ pub struct CalibrateOptions {
     pub read: ReadOptions,
     /// The device that runs the float forward.
     pub device: FloatDevice,
-    /// The size that images get before a backbone. Images of a classifier have the size of its transform.
+    /// The size to which images are resized before a backbone. Images of a classifier have the size of its transform.
     pub sizing: Sizing,
+    /// How images are padded after that, before a backbone.
+    pub padding: Padding,
 }
 
 impl Default for CalibrateOptions {
-    /// The recipe `default`, batches of 8, on the processor; before a backbone images keep their sizes.
+    /// The recipe `default`, batches of 8, on the processor; before a backbone images keep their sizes, without padding.
     fn default() -> CalibrateOptions {
         let recipe = Recipe::shipped("default").expect("the recipe `default` is shipped");
         CalibrateOptions {
@@ -40,6 +42,7 @@ impl Default for CalibrateOptions {
             read: ReadOptions::default(),
             device: FloatDevice::Cpu,
             sizing: Sizing::Keep,
+            padding: Padding::default(),
         }
     }
 }
@@ -115,15 +118,20 @@ pub fn calibrate(
     let model = model.into_float()?;
     let mut batches = match model.config.is_backbone() || images.is_normalised() {
         false => images.batches(&model.transform, &options.read)?,
-        true => images.batches_by_size(&model.config, &model.transform, &options.read, options.sizing)?,
+        true => {
+            let CalibrateOptions { read, sizing, padding, .. } = options;
+            images.batches_by_size(&model.config, &model.transform, read, *sizing, *padding)?
+        }
     };
     let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
     let found = swinq_calib::calibrate(&model, &options.recipe, &mut batches, settings)?;
     let mut record = record(images, &options.read, &found.ids, found.pixels_sha256.clone());
     if model.config.is_backbone() {
-        // The batches of a backbone are an implementation's choice, on which no byte of the result depends.
-        record.batch_size = 1;
-        record.sizing = Some(options.sizing.to_string());
+        if !options.padding.to_common {
+            // The batches are an implementation's choice, on which no byte of the result depends.
+            record.batch_size = 1;
+        }
+        record.sizing = Some(format!("{}{}", options.sizing, options.padding));
     }
     finished(&model, found, record, Named::by(images, &model.source.dialect), batches.skipped().to_vec())
 }

@@ -337,8 +337,11 @@ impl Model {
         let missing =
             || Error::argument("cfg", "random weights need a configuration, which gives their shapes");
         let mut config = options.configuration()?.ok_or_else(missing)?;
-        if options.task == Some(Task::Features) || options.outputs.is_some() {
-            return Err(Error::argument("task", "random weights are those of a classifier"));
+        if options.task.unwrap_or(config.task()) == Task::Features || options.outputs.is_some() {
+            return Err(Error::argument(
+                "task",
+                "random weights are those of a classifier, and a backbone is asked for",
+            ));
         }
         if let Some(dialect) = options.dialect {
             config.config.window_policy = dialect.window_policy(config.config.version);

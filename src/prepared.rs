@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use swinq_data::OfOneSize;
+use swinq_data::{OfOneSize, Padding};
 use swinq_model::{Batch, BatchSource, BoxError, PixelFormat, Size, SwinConfig, Transform};
 
 use crate::Error;
@@ -161,7 +161,8 @@ impl Prepared {
     fn of_one_size(&self, batch_size: usize) -> PreparedBatches {
         let sizes =
             self.order.iter().enumerate().map(|(position, place)| (position, self.groups[place.group].size));
-        PreparedBatches { batches: OfOneSize::batches(sizes, |_| batch_size), images: self.clone() }
+        let batches = OfOneSize::batches(sizes, Padding::default(), |_| batch_size);
+        PreparedBatches { batches, images: self.clone() }
     }
 
     /// Whether the images are normalised floats.

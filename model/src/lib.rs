@@ -33,7 +33,7 @@ pub use checkpoint::{
     ft_site, import_ft_amax, is_quantized_file, load_float, load_float_from_memory, load_float_with_remarks,
     random_model,
 };
-pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
+pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_backbones, shipped_configs};
 pub use draws::Draws;
 pub use error::ModelError;
 pub use pattern::{SitePattern, nearest_patterns, nearest_sites};

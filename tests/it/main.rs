@@ -20,6 +20,7 @@ mod fuzz_corpora;
 mod ladder;
 mod library;
 mod manners;
+mod padding;
 mod predict;
 mod qat;
 mod real_data;

@@ -55,10 +55,10 @@ fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| swinq_program::run(arguments))
 }
 
-/// The names of the shipped configurations.
+/// The names of the shipped configurations: of classifiers, then of backbones.
 #[pyfunction]
 fn shipped_configs() -> Vec<&'static str> {
-    swinq::shipped_configs().collect()
+    swinq::shipped_configs().chain(swinq::shipped_backbones()).collect()
 }
 
 /// torchvision's preprocessing for the model `name` (`swin_t`, ...), in JSON; `None` for other names.

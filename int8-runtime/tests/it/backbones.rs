@@ -47,6 +47,12 @@ fn second() -> SwinConfig {
     config.into_backbone(vec![StageOutput::of_stage(1, false)])
 }
 
+/// Two stages under torchvision's rule, which leaves out pixels that fill no patch.
+fn torchvision() -> SwinConfig {
+    let config = SwinConfig { window_policy: WindowPolicy::Pad, ..small() };
+    config.into_backbone(vec![StageOutput::of_stage(0, false), StageOutput::of_stage(1, false)])
+}
+
 fn quantized(float: &FloatModel, recipe: &str) -> QuantizedModel {
     if recipe == "float" {
         return QuantizedModel::from_float(float.clone()).unwrap();
@@ -103,7 +109,7 @@ pub fn run_images(
 
 #[test]
 fn feature_maps_equal_the_simulation() {
-    for config in [backbone(), second()] {
+    for config in [backbone(), second(), torchvision()] {
         let float = random(config, 3);
         for recipe in RECIPES {
             let model = quantized(&float, recipe);
@@ -143,6 +149,11 @@ fn sizes_at_which_the_rule_of_detectors_runs_are_not_skipped() {
     let config = backbone();
     assert!(SIZES.iter().all(|&(height, width)| config.grids(Size::new(height, width)).is_ok()));
     assert!(second().grids(Size::new(65, 97)).is_ok());
+    let grid = |size| torchvision().grids(size).map(|grids| grids[0].size);
+    assert_eq!(grid(Size::new(65, 97)).unwrap(), Size::new(16, 24));
+    assert_eq!(grid(Size::new(30, 61)).unwrap(), Size::new(7, 15));
+    let error = grid(Size::new(3, 61)).unwrap_err().to_string();
+    assert!(error.contains("images of 3x61") && error.contains("do not fill a patch"), "{error}");
 }
 
 #[test]

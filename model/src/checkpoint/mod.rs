@@ -228,7 +228,10 @@ impl Stored<'_> {
                 made.describe(options)?.map_or((None, None), |(made, note)| (Some(made), Some(note)))
             }
         };
-        let stated = described.as_ref().map(|description| description.config.task);
+        let stated = described.as_ref().map(|description| match description.stages {
+            Some(_) => Task::Features,
+            None => description.config.task,
+        });
         let task = options.task.or(stated).unwrap_or_default();
         options.check_outputs(task)?;
         let network = Network::find(path, tensors, task, options.dialect, options.prefix.as_deref())?;

@@ -86,7 +86,7 @@ pub const FEATURES: &str = "\
 Examples:
   swinq features backbone.int8.safetensors street.jpg photos/ --features maps.safetensors
   swinq features backbone.int8.safetensors - --features maps.safetensors \\
-      --size short:800,long:1333 < paths.txt
+      --size short:800,long:1333 --pad-to 32 < paths.txt
   swinq features swin_t.pth cat.jpg --cfg swin_tiny_patch4_window7_224 --size 800x1344 \\
       --features maps.safetensors
 

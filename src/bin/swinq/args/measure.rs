@@ -9,6 +9,7 @@ use swinq_ladder::LadderCommand;
 use swinq_ladder::parse::{at_least_one, batch, seconds, threads};
 
 use super::search::points;
+use super::shared::multiple;
 use super::{BackendArgs, DataArgs, FloatArgs, Threads};
 
 /// Arguments of `eval`.
@@ -128,6 +129,9 @@ pub struct BenchArgs {
     /// Sizes of the images, height and width in pixels (320x480); each is a row (default: each model's own size).
     #[arg(long, value_name = "HxW,HxW", value_delimiter = ',', value_parser = size, conflicts_with = "profile")]
     pub size: Vec<Size>,
+    /// Round the sides of --size up to multiples of N pixels, as `features --pad-to` pads images.
+    #[arg(long, value_name = "N", value_parser = multiple, requires = "size")]
+    pub pad_to: Option<usize>,
     /// The most pixels, height times width, of an image (0: what half of the free memory holds).
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_pixels: usize,
