@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 
 use swinq_data::{Dataset, LoaderOptions, OfOneSize, SizedLoader, Sizing, image_files};
 use swinq_int8_runtime::{Engine, Images, OutputLayout, OutputMut, RuntimeError};
-use swinq_model::Size;
 use swinq_model::tensor_file::{Planned, TensorFile};
+use swinq_model::{Size, StageOutput, SwinConfig};
 
 use crate::limits::{check_batch_size, check_threads};
 use crate::{DEFAULT_BATCH, Error};
@@ -274,18 +274,18 @@ fn part(shape: [usize; 3], slot: usize) -> Range<usize> {
     slot * values..(slot + 1) * values
 }
 
-/// The shape of every output for an image of `size`: channels, height and width.
+/// The shape of every output for an image of `size`: channels, height and width. Logits have height and width 1.
 fn shapes(engine: &Engine, size: Size) -> Vec<[usize; 3]> {
     let of_output = |output| {
         let shape = engine.output_shape(output, size);
-        let grid = shape.grid.expect("the outputs of a backbone are feature maps");
+        let grid = shape.grid.unwrap_or(Size::square(1));
         [shape.columns, grid.height, grid.width]
     };
     engine.outputs().iter().map(of_output).collect()
 }
 
-/// Computes the maps of `count` images of one size into `values`.
-fn compute(
+/// Computes every output of `count` images of one size into `values`, f32 with the channels first.
+pub(crate) fn compute(
     engine: &Engine,
     images: Images<'_>,
     count: usize,
@@ -371,7 +371,8 @@ impl ImageSource {
                 },
             }
         }
-        let batches = OfOneSize::batches(sizes, |size| most_images(engine, size, options.batch_size));
+        let batches =
+            OfOneSize::batches(sizes, |size| most_images(engine.config(), size, options.batch_size));
         let loading =
             LoaderOptions { batch_size: options.batch_size, threads, prefetch: PREFETCH, skip_corrupt: 0 };
         let loader = SizedLoader::new(dataset, options.sizing, batches, engine.transform(), &loading)?;
@@ -379,9 +380,12 @@ impl ImageSource {
     }
 }
 
-/// The most images of `size` in a batch: `batch_size`, or as many as [`BATCH_BYTES`] hold.
-fn most_images(engine: &Engine, size: Size, batch_size: usize) -> usize {
-    let values: usize = shapes(engine, size).iter().map(|shape| shape.iter().product::<usize>()).sum();
-    let bytes = values * size_of::<f32>() + size.area() * engine.channels();
+/// The most images of `size` in a batch for a network of the architecture `config`: `batch_size`, or as many as [`BATCH_BYTES`]
+/// hold. At least 1, and `batch_size` for a size that the network cannot process.
+pub(crate) fn most_images(config: &SwinConfig, size: Size, batch_size: usize) -> usize {
+    let (Ok(grids), stages) = (config.grids(size), config.stages()) else { return batch_size };
+    let of_output = |output: &StageOutput| stages[output.stage].dim * grids[output.stage].tokens();
+    let values: usize = config.outputs.iter().map(of_output).sum();
+    let bytes = values * size_of::<f32>() + size.area() * config.in_chans;
     batch_size.min(BATCH_BYTES / bytes).max(1)
 }

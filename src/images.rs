@@ -18,6 +18,7 @@ use crate::batches::{ImageBatches, Reader};
 use crate::class_numbers;
 #[cfg(feature = "float")]
 use crate::class_order::ordered_names;
+use crate::features::most_images;
 use crate::hex::hex;
 use crate::limits::{check_batch_size, check_threads};
 use crate::prepared::Prepared;
@@ -367,6 +368,7 @@ impl Images {
             sha256: self.list_sha256(),
             skipped: None,
             transform: Some(transform.clone()),
+            sizing: None,
             class_names: self.dataset().and_then(Dataset::class_names).map(<[String]>::to_vec),
         }
     }
@@ -399,7 +401,7 @@ impl Images {
 
     /// Batches of the images for a network of the architecture `config`, with the channels, the filter, the mean and the deviation
     /// of `transform`: files get the size that `sizing` says, images in memory keep theirs, and the images of a batch have one
-    /// size.
+    /// size. Batches of large images have fewer than the options state, so that their pixels and feature maps fit in memory.
     ///
     /// # Errors
     /// Those of [`Images::batches`]; an image that cannot be read, unless it may be left out; [`Error::Argument`] naming an image
@@ -430,7 +432,7 @@ impl Images {
             config.grids(size).map_err(refused)?;
             sizes.push((id, size));
         }
-        let batches = OfOneSize::batches(sizes, |_| options.batch_size);
+        let batches = OfOneSize::batches(sizes, |size| most_images(config, size, options.batch_size));
         let loading = LoaderOptions {
             batch_size: options.batch_size,
             threads: check_threads(options.threads)?,

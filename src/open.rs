@@ -114,6 +114,10 @@ impl OpenOptions {
         if !model.is_quantized() || !(other_task || self.outputs.is_some()) {
             return Ok(other_task || self.outputs.is_some());
         }
+        let own: Vec<usize> = model.config.outputs.iter().map(|output| output.stage).collect();
+        if !other_task && self.outputs.as_ref() == Some(&own) {
+            return Ok(false);
+        }
         let path = path.display();
         match stated {
             Task::Classification => {

@@ -11,7 +11,7 @@ use swinq::{
     SwinConfig, Trial,
 };
 
-use crate::args::{CalibrateArgs, Usage};
+use crate::args::CalibrateArgs;
 use crate::out::{caution, counted, info, say};
 use crate::paths::{check_checkpoint, check_inputs, check_outputs, check_part};
 use crate::progress::Stages;
@@ -32,7 +32,7 @@ pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
     }
     float_device::check(args.device, "--device")?;
     let model = float_model(args)?;
-    check_size(args, &model)?;
+    images_arg::check_size(args.size, model.config())?;
     let recipe = recipe(args, model.config())?;
     if let Some(shard) = args.shard {
         return one_shard(model, recipe, args, shard, shell::join(words));
@@ -95,16 +95,6 @@ fn float_model(args: &CalibrateArgs) -> anyhow::Result<Model> {
     }
     let path = args.model.as_deref().context("MODEL is missing")?;
     model_arg::open_float(path, &args.float)
-}
-
-/// Refuses a size for images of a classifier.
-fn check_size(args: &CalibrateArgs, model: &Model) -> anyhow::Result<()> {
-    if args.size.is_none() || model.config().is_backbone() {
-        return Ok(());
-    }
-    let problem = "--size is for backbones; a classifier's images have the size of its preprocessing (for a backbone, add \
-                   --task features)";
-    Err(Usage(problem.to_owned()).into())
 }
 
 /// The recipe named on the command line, followed by the rules that other options add.
