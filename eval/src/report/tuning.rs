@@ -127,12 +127,17 @@ fn front_chart(tuning: &Tuning, named: &[usize], size: [f64; 2]) -> Option<Strin
     };
     let (indices, points): (Vec<usize>, Vec<Point>) =
         tuning.candidates.iter().enumerate().filter_map(point).unzip();
-    let text = Chart {
-        x: "predicted latency, ms (left is faster)",
-        y: "SQNR, dB",
-        highest: f64::INFINITY,
-        label: "Signal to noise of the outputs against predicted latency, one point per recipe",
+    let (y, label) = match tuning.goal.min_sqnr_db {
+        None => (
+            "SQNR of the logits, dB",
+            "Signal to noise of the logits against predicted latency, one point per recipe",
+        ),
+        Some(_) => (
+            "SQNR of the worst output, dB",
+            "Signal to noise of the worst output against predicted latency, one point per recipe",
+        ),
     };
+    let text = Chart { x: "predicted latency, ms (left is faster)", y, highest: f64::INFINITY, label };
     (!points.is_empty()).then(|| chart(&points, size, &text, |i| named.contains(&indices[i])))
 }
 
