@@ -109,8 +109,7 @@ fn latency_is_measured_by_size() {
         Candidate::engine(name, &model, &engine).unwrap()
     };
     let mut candidates = [candidate("backbone.safetensors"), candidate("q.safetensors")];
-    let latency_options =
-        LatencyOptions { min_ms: 1.0, warmup_ms: 0.0, min_runs: 3, ..LatencyOptions::default() };
+    let latency_options = LatencyOptions { min_ms: 1.0, warmup_ms: 0.0, min_runs: 3 };
     let options = EvaluateOptions { latency: vec![1, 2], latency_options, ..EvaluateOptions::default() };
     let go = &mut |_: usize, _: usize| ControlFlow::Continue(());
     let results = swinq::evaluate(&mut candidates, &images, &options, go).unwrap();
