@@ -16,7 +16,7 @@ use swinq_model::{HostTensor, ModelError, QuantizedModel, Recipe, Rule, Site, Sw
 
 use crate::class_order::ordered_names;
 use crate::hex::sha256_of;
-use crate::{Error, FloatDevice, Images, Model, ReadOptions};
+use crate::{Error, FloatDevice, ImageBatches, Images, Model, ReadOptions};
 
 /// How a model is calibrated.
 #[derive(Clone, Debug)]
@@ -116,23 +116,11 @@ pub fn calibrate(
     check_recipe(&model, &options.recipe)?;
     let device = options.device.open()?;
     let model = model.into_float()?;
-    let mut batches = match model.config.is_backbone() || images.is_normalised() {
-        false => images.batches(&model.transform, &options.read)?,
-        true => {
-            let CalibrateOptions { read, sizing, padding, .. } = options;
-            images.batches_by_size(&model.config, &model.transform, read, *sizing, *padding)?
-        }
-    };
+    let how = (&options.read, options.sizing, options.padding);
+    let mut batches = batches_for(&model, images, how)?;
     let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
     let found = swinq_calib::calibrate(&model, &options.recipe, &mut batches, settings)?;
-    let mut record = record(images, &options.read, &found.ids, found.pixels_sha256.clone());
-    if model.config.is_backbone() {
-        if !options.padding.to_common {
-            // The batches are an implementation's choice, on which no byte of the result depends.
-            record.batch_size = 1;
-        }
-        record.sizing = Some(format!("{}{}", options.sizing, options.padding));
-    }
+    let record = record(&model, images, how, (&found.ids, found.pixels_sha256.clone()));
     finished(&model, found, record, Named::by(images, &model.source.dialect), batches.skipped().to_vec())
 }
 
@@ -204,19 +192,34 @@ impl Named {
     }
 }
 
-/// The record of a calibration that read the images `ids`, whose pixels have this hash.
-pub(crate) fn record(
+/// The images as `model` reads them: of the size of its transform, or of any size for a backbone and for normalised images.
+pub(crate) fn batches_for(
+    model: &FloatModel,
     images: &Images,
-    read: &ReadOptions,
-    ids: &[usize],
-    pixels_sha256: String,
+    (read, sizing, padding): (&ReadOptions, Sizing, Padding),
+) -> Result<ImageBatches, Error> {
+    match model.config.is_backbone() || images.is_normalised() {
+        false => images.batches(&model.transform, read),
+        true => images.batches_by_size(&model.config, &model.transform, read, sizing, padding),
+    }
+}
+
+/// The record of a calibration of `model` that read the images `ids`, whose pixels have this hash.
+pub(crate) fn record(
+    model: &FloatModel,
+    images: &Images,
+    (read, sizing, padding): (&ReadOptions, Sizing, Padding),
+    (ids, pixels_sha256): (&[usize], String),
 ) -> CalibrationRecord {
+    let is_backbone = model.config.is_backbone();
     CalibrationRecord {
         images: ids.iter().map(|&id| images.name_of(id)).collect(),
         sha256: pixels_sha256,
         seed: images.seed(),
-        batch_size: read.batch_size,
-        sizing: None,
+        // The batches of a backbone are an implementation's choice, on which no byte of the result depends, unless its images
+        // are padded to the largest of a batch.
+        batch_size: if is_backbone && !padding.to_common { 1 } else { read.batch_size },
+        sizing: is_backbone.then(|| format!("{sizing}{padding}")),
     }
 }
 

@@ -8,7 +8,7 @@ use swinq_int8_runtime::{
     Engine, ImageLayout, Images, Output, OutputLayout, OutputMut, Pixels, RuntimeError,
 };
 use swinq_model::tensor_file::{Planned, TensorFile};
-use swinq_model::{Batch, Size};
+use swinq_model::{Batch, Size, StageOutput, SwinConfig};
 
 use crate::limits::{check_batch_size, check_threads};
 use crate::{DEFAULT_BATCH, Error};
@@ -289,7 +289,7 @@ fn part(shape: [usize; 3], slot: usize) -> Range<usize> {
     slot * values..(slot + 1) * values
 }
 
-/// The shape of every output for an image of `size`: channels, height and width.
+/// The shape of every output for an image of `size`: channels, height and width. Logits have height and width 1.
 fn shapes(engine: &Engine, size: Size) -> Vec<[usize; 3]> {
     let of_output = |output: &Output| {
         let grid = grid(engine, output, size);
@@ -298,14 +298,35 @@ fn shapes(engine: &Engine, size: Size) -> Vec<[usize; 3]> {
     engine.outputs().iter().map(of_output).collect()
 }
 
-/// Height and width of an output for an image of `size`.
+/// Height and width of an output for an image of `size`; 1 for logits.
 fn grid(engine: &Engine, output: &Output, size: Size) -> Size {
-    engine.output_shape(output, size).grid.expect("the outputs of a backbone are feature maps")
+    engine.output_shape(output, size).grid.unwrap_or(Size::square(1))
 }
 
-/// Computes the maps of `batch` into `values`.
-fn compute(engine: &Engine, batch: &Batch, values: &mut Vec<Vec<f32>>) -> Result<(), RuntimeError> {
-    let lengths = shapes(engine, batch.size).into_iter().map(|shape| part(shape, batch.len()).start);
+/// Computes every output of `batch` into `values`, f32 with the channels first.
+pub(crate) fn compute(
+    engine: &Engine,
+    batch: &Batch,
+    values: &mut Vec<Vec<f32>>,
+) -> Result<(), RuntimeError> {
+    let (size, count) = (batch.size, batch.len());
+    match batch.values() {
+        None => compute_images(engine, Images::new(size, &batch.pixels[..]), count, values),
+        Some(pixels) => {
+            let (pixels, layout) = (Pixels::F32(&pixels), ImageLayout::ChannelsFirst);
+            compute_images(engine, Images { size, pixels, layout }, count, values)
+        }
+    }
+}
+
+/// Computes every output of `count` images of one size into `values`, f32 with the channels first.
+pub(crate) fn compute_images(
+    engine: &Engine,
+    images: Images<'_>,
+    count: usize,
+    values: &mut Vec<Vec<f32>>,
+) -> Result<(), RuntimeError> {
+    let lengths = shapes(engine, images.size).into_iter().map(|shape| part(shape, count).start);
     values.resize_with(engine.outputs().len(), Vec::new);
     for (values, length) in values.iter_mut().zip(lengths) {
         if values.len() != length {
@@ -314,14 +335,7 @@ fn compute(engine: &Engine, batch: &Batch, values: &mut Vec<Vec<f32>>) -> Result
             *values = vec![0.0; length];
         }
     }
-    let size = batch.size;
-    match batch.values() {
-        None => run_all(engine, Images::new(size, &batch.pixels[..]), values),
-        Some(pixels) => {
-            let (pixels, layout) = (Pixels::F32(&pixels), ImageLayout::ChannelsFirst);
-            run_all(engine, Images { size, pixels, layout }, values)
-        }
-    }
+    run_all(engine, images, values)
 }
 
 /// Computes every output of `images` into `values`, one vector for each, with the channels first.
@@ -397,7 +411,7 @@ impl ImageSource {
         }
         let most = |size| match options.padding.to_common {
             true => options.batch_size,
-            false => most_images(engine, size, options.batch_size),
+            false => most_images(engine.config(), size, options.batch_size),
         };
         let mut batches = OfOneSize::batches(sizes, options.padding, most);
         if options.padding.to_common {
@@ -429,9 +443,12 @@ impl ImageSource {
     }
 }
 
-/// The most images of `size` in a batch: `batch_size`, or as many as [`BATCH_BYTES`] hold.
-fn most_images(engine: &Engine, size: Size, batch_size: usize) -> usize {
-    let values: usize = shapes(engine, size).iter().map(|shape| shape.iter().product::<usize>()).sum();
-    let bytes = values * size_of::<f32>() + size.area() * engine.channels();
+/// The most images of `size` in a batch for a network of the architecture `config`: `batch_size`, or as many as [`BATCH_BYTES`]
+/// hold. At least 1, and `batch_size` for a size that the network cannot process.
+pub(crate) fn most_images(config: &SwinConfig, size: Size, batch_size: usize) -> usize {
+    let (Ok(grids), stages) = (config.grids(size), config.stages()) else { return batch_size };
+    let of_output = |output: &StageOutput| stages[output.stage].dim * grids[output.stage].tokens();
+    let values: usize = config.outputs.iter().map(of_output).sum();
+    let bytes = values * size_of::<f32>() + size.area() * config.in_chans;
     batch_size.min(BATCH_BYTES / bytes).max(1)
 }

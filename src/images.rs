@@ -18,6 +18,7 @@ use crate::batches::{ImageBatches, Reader};
 use crate::class_numbers;
 #[cfg(feature = "float")]
 use crate::class_order::ordered_names;
+use crate::features::most_images;
 use crate::hex::hex;
 use crate::limits::{check_batch_size, check_threads};
 use crate::prepared::Prepared;
@@ -367,6 +368,7 @@ impl Images {
             sha256: self.list_sha256(),
             skipped: None,
             transform: Some(transform.clone()),
+            sizing: None,
             class_names: self.dataset().and_then(Dataset::class_names).map(<[String]>::to_vec),
         }
     }
@@ -399,7 +401,8 @@ impl Images {
 
     /// Batches of the images for a network of the architecture `config`, with the channels, the filter, the mean and the deviation
     /// of `transform`: files get the size that `sizing` says and are padded by `padding`, images in memory stay as they are, and the
-    /// images of a batch have one size.
+    /// images of a batch have one size. Batches of large images have fewer than the options state, so that their pixels and feature
+    /// maps fit in memory, unless they are padded to a common size.
     ///
     /// # Errors
     /// Those of [`Images::batches`]; an image that cannot be read, unless it may be left out; [`Error::Argument`] naming an image
@@ -437,7 +440,11 @@ impl Images {
             config.grids(padding.size_of([size])).map_err(refused)?;
             sizes.push((id, size));
         }
-        let batches = OfOneSize::batches(sizes, padding, |_| options.batch_size);
+        let most = |size| match padding.to_common {
+            true => options.batch_size,
+            false => most_images(config, size, options.batch_size),
+        };
+        let batches = OfOneSize::batches(sizes, padding, most);
         // A common size may be too large although no image is.
         for batch in batches.iter().filter(|batch| padding.to_common && batch.is_padded()) {
             let refused = |e| Error::argument("padding", format!("{}: {e}", self.name_of(batch.ids[0])));

@@ -6,6 +6,7 @@ use swinq_data::{OfOneSize, Padding};
 use swinq_model::{Batch, BatchSource, BoxError, PixelFormat, Size, SwinConfig, Transform};
 
 use crate::Error;
+use crate::features::most_images;
 
 /// Some of the images in memory, in their order. A clone shares the pixels.
 #[derive(Clone, Debug)]
@@ -134,7 +135,7 @@ impl Prepared {
                 return Err(Error::argument("images", problem));
             }
         }
-        Ok(self.of_one_size(batch_size))
+        Ok(self.of_one_size(|_| batch_size))
     }
 
     /// The images in batches of at most `batch_size` images of one size, for a model of the architecture `config`.
@@ -155,14 +156,13 @@ impl Prepared {
                 return refuse(format!("image {}: {error}", group.ids[0]));
             }
         }
-        Ok(self.of_one_size(batch_size))
+        Ok(self.of_one_size(|size| most_images(config, size, batch_size)))
     }
 
-    fn of_one_size(&self, batch_size: usize) -> PreparedBatches {
+    fn of_one_size(&self, most: impl Fn(Size) -> usize) -> PreparedBatches {
         let sizes =
             self.order.iter().enumerate().map(|(position, place)| (position, self.groups[place.group].size));
-        let batches = OfOneSize::batches(sizes, Padding::default(), |_| batch_size);
-        PreparedBatches { batches, images: self.clone() }
+        PreparedBatches { batches: OfOneSize::batches(sizes, Padding::default(), most), images: self.clone() }
     }
 
     /// Whether the images are normalised floats.

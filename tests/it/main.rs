@@ -1,5 +1,7 @@
 //! Tests of the library, the program and the documents. One program, because each would link everything again.
 
+mod backbone_eval;
+mod backbone_search;
 mod backbones;
 mod command_line;
 mod commands;

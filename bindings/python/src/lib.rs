@@ -38,7 +38,9 @@ mod native {
     #[pymodule_export]
     use super::quantize::quantize;
     #[pymodule_export]
-    use super::training::{gelu_table, grids, parameters, quantized_sites, stages, stored_parameters, trained};
+    use super::training::{
+        gelu_table, grids, parameters, quantized_sites, stages, stored_parameters, trained,
+    };
     #[pymodule_export]
     use super::{family_transform, run_command, shipped_configs};
 

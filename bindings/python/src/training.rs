@@ -107,7 +107,12 @@ pub fn stages<'py>(py: Python<'py>, model: &Model) -> Vec<StageRow<'py>> {
 
 /// The stages of a model for images of `height` x `width` pixels.
 #[pyfunction]
-pub fn grids<'py>(py: Python<'py>, model: &Model, height: usize, width: usize) -> PyResult<Vec<GridRow<'py>>> {
+pub fn grids<'py>(
+    py: Python<'py>,
+    model: &Model,
+    height: usize,
+    width: usize,
+) -> PyResult<Vec<GridRow<'py>>> {
     let found = model.model.config().grids(Size::new(height, width));
     let grids = found.map_err(|error| raise(py, &error.into()))?;
     let rows = |rows: Vec<Option<usize>>| {
@@ -117,7 +122,13 @@ pub fn grids<'py>(py: Python<'py>, model: &Model, height: usize, width: usize) -
     let row = |grid: &swinq::model::Grid| {
         let Size { height, width } = grid.size;
         let masks = PyBytes::new(py, &grid.masks(true));
-        ([height, width], rows(grid.partition(false)), rows(grid.partition(true)), masks, rows(grid.merge_sources()))
+        (
+            [height, width],
+            rows(grid.partition(false)),
+            rows(grid.partition(true)),
+            masks,
+            rows(grid.merge_sources()),
+        )
     };
     Ok(grids.iter().map(row).collect())
 }
@@ -133,7 +144,9 @@ pub fn trained(
     channels: BTreeMap<String, (Vec<f32>, Vec<i8>)>,
     weight_scales: BTreeMap<String, Vec<f32>>,
 ) -> PyResult<Model> {
-    let site = |name: &str| name.parse::<Site>().map_err(|problem| raise_as(py, "ArgumentError", problem.to_string()));
+    let site = |name: &str| {
+        name.parse::<Site>().map_err(|problem| raise_as(py, "ArgumentError", problem.to_string()))
+    };
     let mut trained = TrainedParameters { tensors: held(tensors)?, ..TrainedParameters::default() };
     for (name, amax) in ranges {
         trained.ranges.insert(site(&name)?, amax);

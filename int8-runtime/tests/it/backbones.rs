@@ -6,7 +6,9 @@ use candle_core::{Device, Tensor};
 use half::f16;
 use swinq_calib::quantize;
 use swinq_float::{FakeQuant, Float, Sites, Swin};
-use swinq_int8_runtime::{Backend, CpuOptions, Engine, Images, OutputLayout, OutputMut, RuntimeError};
+use swinq_int8_runtime::{
+    Backend, CpuOptions, Engine, Images, OutputLayout, OutputMut, RuntimeError, Start, VariantRunner,
+};
 use swinq_kernels::Cpu;
 use swinq_model::quantized::{FloatModel, Param};
 use swinq_model::site::all_sites;
@@ -105,6 +107,45 @@ pub fn run_images(
         .collect();
     engine.run(input, &mut memory)?;
     Ok(values)
+}
+
+/// Of every size, from the image and from every place within the network; a run computes the outputs that are still to come.
+#[test]
+fn variants_compute_the_engines_outputs_from_every_position() {
+    let float = random(backbone(), 5);
+    let models = ["float", "default"].map(|recipe| quantized(&float, recipe));
+    let options = CpuOptions { threads: 2, max_batch: 2, ..CpuOptions::detect().unwrap() };
+    let mut runner = VariantRunner::new(&models[0], options).unwrap();
+    let variants = models.each_ref().map(|model| runner.prepare(model).unwrap());
+    for (height, width) in SIZES {
+        let (size, images) = (Size::new(height, width), 3);
+        runner.set_size(size).unwrap();
+        let pixels = pixels(size, images);
+        for (model, variant) in models.iter().zip(&variants) {
+            let expected = run(&engine(model, options.cpu, 2), size, &pixels, OutputLayout::Rows);
+            let positions: Vec<usize> = runner.positions().iter().map(|position| position.values).collect();
+            let mut firsts = Vec::new();
+            for (at, values) in positions.iter().enumerate().take(positions.len() - 1) {
+                let mut stream = vec![0.0; images * values];
+                let start = match at {
+                    0 => Start::Pixels(&pixels),
+                    _ => {
+                        runner.run(variant, images, Start::Pixels(&pixels), at, &mut stream);
+                        Start::Stream(at, &stream)
+                    }
+                };
+                let computed = runner.outputs_from(at);
+                let lengths = computed.clone().map(|output| images * runner.output_values(output));
+                let mut found: Vec<Vec<f32>> = lengths.map(|length| vec![f32::NAN; length]).collect();
+                let mut outputs: Vec<&mut [f32]> = found.iter_mut().map(|output| &mut output[..]).collect();
+                runner.run_to_outputs(variant, images, start, &mut outputs);
+                assert!(found == expected[computed.clone()], "{size} from position {at}");
+                firsts.push(computed.start);
+            }
+            firsts.dedup();
+            assert_eq!(firsts, [0, 1, 2], "every stage has positions");
+        }
+    }
 }
 
 #[test]

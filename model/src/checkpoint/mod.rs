@@ -31,8 +31,8 @@ use swinq_numerics::Size;
 
 pub use dialect::{Dialect, Values};
 pub use ft::{ft_key, ft_site, import_ft_amax};
-pub use parameters::StoredParameter;
 pub use memory::{Documents, ElementType, InMemory, TensorView, load_float_from_memory};
+pub use parameters::StoredParameter;
 pub use random::random_model;
 pub use safetensors::is_quantized_file;
 pub(crate) use safetensors::{MAX_HEADER, check_header};

@@ -99,11 +99,11 @@ fn float_model(args: &CalibrateArgs) -> anyhow::Result<Model> {
 
 /// Refuses a size and a padding for images of a classifier.
 fn check_size(args: &CalibrateArgs, model: &Model) -> anyhow::Result<()> {
-    let stated = args.size.is_some() || args.padding.padding() != Padding::default();
-    if !stated || model.config().is_backbone() {
+    images_arg::check_size(args.size, model.config())?;
+    if args.padding.padding() == Padding::default() || model.config().is_backbone() {
         return Ok(());
     }
-    let problem = "--size, --pad-to and --pad-batch are for backbones; a classifier's images have the size of its preprocessing (for a backbone, add \
+    let problem = "--pad-to and --pad-batch are for backbones; a classifier's images have the size of its preprocessing (for a backbone, add \
                    --task features)";
     Err(Usage(problem.to_owned()).into())
 }
