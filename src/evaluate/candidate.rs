@@ -5,7 +5,7 @@ use std::path::Path;
 use swinq_eval::{
     Collected, EvalError, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, site_results,
 };
-use swinq_int8_runtime::{Images as Pixels, RuntimeError};
+use swinq_int8_runtime::{Images as Pixels, OutputLayout, RuntimeError};
 use swinq_kernels::Cpu;
 use swinq_model::{Batch, BoxError, Classifier, Logits, Size, SwinConfig, Transform};
 
@@ -60,7 +60,7 @@ impl AllOutputs {
 
     /// Computes the outputs of `batch`.
     pub(super) fn compute(&mut self, engine: &Engine, batch: &Batch) -> Result<(), RuntimeError> {
-        run_all(engine, Pixels::new(batch.size, &batch.pixels[..]), &mut self.0)
+        run_all(engine, Pixels::new(batch.size, &batch.pixels[..]), OutputLayout::ChannelsFirst, &mut self.0)
     }
 }
 

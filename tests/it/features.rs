@@ -331,7 +331,7 @@ fn other_commands_refuse_backbones() {
     );
     let path = folder.path("job.yaml");
     std::fs::write(&path, job).unwrap();
-    refused(swinq(["qat"]).arg(path).assert(), 1, &["float", "is a backbone", "`swinq features`"]);
+    refused(swinq(["qat"]).arg(path).assert(), 1, &["loss.labels: is 1", "is a backbone", "`backbone`"]);
 }
 
 #[cfg(target_os = "linux")]
