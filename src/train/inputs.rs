@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use swinq_data::{DataError, Sizing, Split};
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::{FileInfo, FloatModel};
-use swinq_model::{Ptq, QuantizedModel, SwinConfig, Task, load_config};
+use swinq_model::{Ptq, QuantizedModel, SwinConfig, Task, Transform, load_config};
 use swinq_qat::job::{Identity, Job, JobError};
 use swinq_qat::{QatError, init};
 
@@ -257,7 +257,15 @@ fn check_architecture(path: &Path, model: &QuantizedModel, float: &FloatModel) -
             model.config.name, model.config.num_classes, float.config.name, float.config.num_classes
         ));
     }
-    if model.transform != float.transform {
+    // Images of a backbone are neither resized nor cropped by its preprocessing.
+    let same = match float.config.is_backbone() {
+        true => {
+            let values = |t: &Transform| (t.mean.clone(), t.std.clone(), t.filter);
+            values(&model.transform) == values(&float.transform)
+        }
+        false => model.transform == float.transform,
+    };
+    if !same {
         return mismatch(format!(
             "was calibrated with the preprocessing {}, and float has {}; give the same cfg to both",
             model.transform, float.transform

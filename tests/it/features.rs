@@ -309,10 +309,9 @@ fn other_commands_refuse_backbones() {
     let image = folder.image(3);
     let output = folder.path("out");
     let out = output.to_str().unwrap();
-    let commands: [(&str, Vec<&str>); 5] = [
+    let commands: [(&str, Vec<&str>); 4] = [
         ("predict", vec![image.to_str().unwrap()]),
         ("eval", [&data[..], &["--no-latency"]].concat()),
-        ("export", vec!["--onnx", out]),
         ("sensitivity", [&data[..], &["-o", out]].concat()),
         ("tune", [&data[..], &["-o", out, "--max-drop", "1"]].concat()),
     ];

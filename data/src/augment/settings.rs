@@ -114,11 +114,19 @@ impl Augment {
 
 /// Sizes as texts of the form `HEIGHTxWIDTH`.
 mod sizes {
-    use serde::de::Error;
+    use serde::de::{Error, IgnoredAny};
     use serde::{Deserialize, Deserializer, Serializer};
     use swinq_model::Size;
 
     use crate::sizing::Sizing;
+
+    /// What a list of sizes may hold.
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Given {
+        Text(String),
+        Other(IgnoredAny),
+    }
 
     #[expect(clippy::ptr_arg, reason = "serde passes a reference to the field")]
     pub fn serialize<S: Serializer>(sizes: &Vec<Size>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -126,12 +134,14 @@ mod sizes {
     }
 
     pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Size>, D::Error> {
-        let texts = Vec::<String>::deserialize(deserializer)?;
-        let size = |text: String| match text.parse() {
-            Ok(Sizing::Exact(size)) => Ok(size),
-            _ => Err(D::Error::custom(format!("`{text}` in `sizes` is not HEIGHTxWIDTH as in 512x640"))),
+        let size = |given: &Given| match given {
+            Given::Text(text) => match text.parse() {
+                Ok(Sizing::Exact(size)) => Ok(size),
+                _ => Err(D::Error::custom(format!("`{text}` in `sizes` is not HEIGHTxWIDTH as in 512x640"))),
+            },
+            Given::Other(_) => Err(D::Error::custom("`sizes` are texts HEIGHTxWIDTH as in 512x640")),
         };
-        texts.into_iter().map(size).collect()
+        Vec::<Given>::deserialize(deserializer)?.iter().map(size).collect()
     }
 }
 
@@ -197,6 +207,7 @@ mod tests {
             (r#"{"hues": 0.1}"#, "hues"),
             (r#"{"sizes": ["keep"]}"#, "sizes"),
             (r#"{"sizes": ["512"]}"#, "sizes"),
+            (r#"{"sizes": [512]}"#, "sizes"),
         ] {
             let message = parse(text).unwrap_err();
             assert!(message.contains(&format!("`{field}`")), "{message}");
