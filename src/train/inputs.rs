@@ -246,15 +246,25 @@ fn calibrated(path: &Path) -> Result<(QuantizedModel, FileInfo), Error> {
     Ok((model, file))
 }
 
+/// A network in words: its name, and its classes or outputs.
+fn what(config: &SwinConfig) -> String {
+    let outputs: Vec<&str> = config.outputs.iter().map(|output| &output.name[..]).collect();
+    match config.is_backbone() {
+        true => format!("{} with {}", config.name, outputs.join(", ")),
+        false => format!("{} with {} classes", config.name, config.num_classes),
+    }
+}
+
 /// Refuses a calibrated checkpoint with another architecture or preprocessing than `float`.
 fn check_architecture(path: &Path, model: &QuantizedModel, float: &FloatModel) -> Result<(), Error> {
     let mismatch =
         |problem: String| Err(QatError::Mismatch { file: path.display().to_string(), problem }.into());
     if !model.config.is_stated_like(&float.config) {
         return mismatch(format!(
-            "has the architecture {} with {} classes, but float has {} with {}, or their sizes differ; name the \
-             checkpoint that was calibrated from `float`",
-            model.config.name, model.config.num_classes, float.config.name, float.config.num_classes
+            "has the architecture {}, but float has {}, or their sizes, windows or outputs differ; name the checkpoint that was \
+             calibrated from `float`",
+            what(&model.config),
+            what(&float.config)
         ));
     }
     // Images of a backbone are neither resized nor cropped by its preprocessing.

@@ -194,7 +194,11 @@ fn what_a_backbone_cannot_use_is_refused_by_its_key() {
             &["data.val_path: 8 of the 8 validation images are trained on", "train/ and val/"],
         ),
         ("data.val_path", "null", &["data.val_path: 8 of the 8"]),
-        ("float", &sample_model().display().to_string(), &["float: ", "model.safetensors"]),
+        (
+            "float",
+            &sample_model().display().to_string(),
+            &["q.safetensors: has the architecture", "stage1, stage2", "`float`"],
+        ),
     ] {
         folder.refuses(key, value, words);
     }
