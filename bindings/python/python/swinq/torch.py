@@ -29,7 +29,7 @@ from ._layers import library_of
 from ._model import Model
 from ._modules import Reading, describe, load, reader_of
 from ._progress import Progress, close, observer
-from ._torch_module import SwinModule
+from ._torch_module import InPlace, SwinModule
 from ._torch_outputs import made, matched, relative_error, tensors
 from ._torch_prepared import PreparedSwin, Template, start_from
 from ._torch_record import Record, run
@@ -188,6 +188,9 @@ def restore(model: Any) -> Any:
     for swin in [module for module in model.modules() if isinstance(module, SwinModule | PreparedSwin)]:
         swin.original.train(swin.training)
         model = _exchanged(model, swin, swin.original)
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), InPlace):
+            del module.forward
     return model
 
 
