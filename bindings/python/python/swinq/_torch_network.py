@@ -125,7 +125,7 @@ class Forward:
         the channels last, or logits."""
         config, device = self.network.config, images.device
         self.images = len(images)
-        grids = self.network.grids(*images.shape[2:], device)
+        grids = self.network.grids(images.shape[2], images.shape[3], device)
         names = {output["stage"]: output for output in config.get("outputs", [])}
         x, found, block = self._embed(images, grids[0].size), {}, 0
         for index, (stage, grid) in enumerate(zip(self.network.stages(device), grids, strict=True)):
