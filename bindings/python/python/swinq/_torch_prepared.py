@@ -45,6 +45,9 @@ class PreparedSwin(torch.nn.Module):
     original: ``config``, ``channels``, ``feature_info``, and so on.
     """
 
+    #: The Trainer of transformers passes it no arguments of a loss, which it does not compute.
+    accepts_loss_kwargs = False
+
     def __init__(
         self,
         original: Any,
