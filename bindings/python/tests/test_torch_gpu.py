@@ -1,8 +1,9 @@
 """CUDA tensors: engines and modules read and write them where they are, on PyTorch's current stream.
 
-The tests need PyTorch and an NVIDIA GPU, and say that they are skipped without.
+The tests need PyTorch and an NVIDIA GPU. Without them they are skipped, unless ``REQUIRE_IMPL`` names ``torch`` and ``cuda``.
 """
 
+import os
 import threading
 import unittest
 
@@ -11,8 +12,10 @@ import swinq
 try:
     import torch
 
-    WITHOUT = None if torch.cuda.is_available() else "there is no GPU"
+    WITHOUT = None if torch.cuda.is_available() or "cuda" in os.environ.get("REQUIRE_IMPL", "") else "there is no GPU"
 except ImportError:
+    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
+        raise
     WITHOUT = "PyTorch is not installed"
 
 if WITHOUT is None:

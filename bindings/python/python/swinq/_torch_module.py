@@ -199,10 +199,7 @@ class SwinModule(torch.nn.Module):
         return module
 
     def __reduce__(self) -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "swin.safetensors"
-            self._model.save(path)
-            file = path.read_bytes()
+        file = file_of(self._model)
         return _loaded, (self.original, file, self._outputs, self._arguments, self._backend, self._options, self.training)
 
     def extra_repr(self) -> str:
@@ -213,11 +210,50 @@ class SwinModule(torch.nn.Module):
 
 def _loaded(original: Any, file: bytes, outputs: Any, arguments: Any, backend: str, options: Any, training: bool) -> SwinModule:
     """The module whose parts were pickled; ``file`` is its checkpoint."""
+    module = SwinModule(original, opened(file), outputs, arguments, backend, options)
+    module.training = training
+    return module
+
+
+def file_of(model: Model) -> bytes:
+    """The checkpoint of a model, as bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "swin.safetensors"
+        model.save(path)
+        return path.read_bytes()
+
+
+def opened(file: bytes) -> Model:
+    """The model whose checkpoint ``file`` is."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "swin.safetensors"
         path.write_bytes(file)
-        module = SwinModule(original, open(path), outputs, arguments, backend, options)
-    module.training = training
+        return open(path)
+
+
+class InPlace:
+    """The ``forward`` of a module that the engine runs as a whole and that stays where it is, for those who hold it."""
+
+    def __init__(self, module: Any, swin: SwinModule) -> None:
+        self.module, self.swin = module, swin
+        self.__signature__ = inspect.signature(swin.forward)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.swin.training = self.module.training
+        return self.swin(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        return InPlace, (self.module, self.swin)
+
+
+def in_place(swin: SwinModule) -> Any:
+    """The original of ``swin``, which now runs it. Its parameters are also those of a shallow copy, the new original of ``swin``."""
+    module = swin.original
+    inner = copy.copy(module)
+    for kind in ("_parameters", "_buffers", "_modules"):
+        inner.__dict__[kind] = dict(inner.__dict__[kind])
+    swin.__dict__["_original"] = inner
+    module.forward = InPlace(module, swin)
     return module
 
 

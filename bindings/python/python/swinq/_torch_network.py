@@ -142,7 +142,7 @@ class Forward:
         config, device = self.network.config, images.device
         self.images, self.current = len(images), self.scales.current()
         self.exact = self.dtype == torch.float32 and fused(images) is not None
-        grids = self.network.grids(*images.shape[2:], device)
+        grids = self.network.grids(images.shape[2], images.shape[3], device)
         names = {output["stage"]: output for output in config.get("outputs", [])}
         x, found, block = self._embed(images, grids[0].size), {}, 0
         for index, (stage, grid) in enumerate(zip(self.network.stages(device), grids, strict=True)):

@@ -59,11 +59,19 @@ class Absent:
 
 @dataclass(frozen=True)
 class Structure:
-    """A container of tensors: its class, its parts by key, and what makes it of a dictionary of parts."""
+    """A container of tensors: its class, and its parts by key."""
 
     kind: type
     parts: dict[Any, Any]
-    make: Callable[[type, dict[Any, Any]], Any]
+
+    @property
+    def make(self) -> Callable[[type, dict[Any, Any]], Any]:
+        """The function that makes it of its class and its parts."""
+        if issubclass(self.kind, Mapping):
+            return _keywords if hasattr(self.kind, "to_tuple") else _pairs
+        if issubclass(self.kind, tuple | list):
+            return _named if hasattr(self.kind, "_fields") else _sequence
+        return _nested
 
 
 def recorded(value: Any, path: str = "output") -> Any:
@@ -73,17 +81,17 @@ def recorded(value: Any, path: str = "output") -> Any:
     if isinstance(value, torch.Tensor):
         return Tensor(value.detach()[:1].float().cpu().clone())
     if is_nested(value):
-        return Structure(type(value), {"tensors": recorded(value.tensors, path)}, _nested)
+        return Structure(type(value), {"tensors": recorded(value.tensors, path)})
     if isinstance(value, Mapping):
         named = hasattr(value, "to_tuple")
         parts = {
             key: Absent(f"{path}.{key}") if named and key in INSIDE and part is not None else recorded(part, f"{path}.{key}")
             for key, part in value.items()
         }
-        return Structure(type(value), parts, _keywords if named else _pairs)
+        return Structure(type(value), parts)
     if isinstance(value, tuple | list):
         parts = {index: recorded(part, f"{path}[{index}]") for index, part in enumerate(value)}
-        return Structure(type(value), parts, _named if hasattr(value, "_fields") else _sequence)
+        return Structure(type(value), parts)
     raise ArgumentError(f"{path}: a {type(value).__name__}, which an engine does not give")
 
 
@@ -113,7 +121,7 @@ def matched(structure: Any, outputs: Mapping[str, Any], limit: float, path: str 
     if not isinstance(structure, Structure):
         return structure
     parts = {key: matched(part, outputs, limit, f"{path}.{key}") for key, part in structure.parts.items()}
-    return Structure(structure.kind, parts, structure.make)
+    return Structure(structure.kind, parts)
 
 
 def _nearest(value: Any, outputs: Mapping[str, Any], limit: float, path: str) -> Tensor:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import tempfile
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from . import _native
 from ._errors import ArgumentError, EngineError
-from ._model import Model, open
+from ._model import Model
 from ._torch_calls import bound, check_arguments, images_of
-from ._torch_module import SwinModule, with_signature
+from ._torch_module import SwinModule, file_of, opened, with_signature
 from ._torch_network import Forward, Network
 from ._torch_outputs import CHANNELS_LAST, made, tensors
 from ._torch_parameters import Parameters, read
@@ -31,17 +29,11 @@ class Template:
         return self
 
     def __reduce__(self) -> Any:
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "swin.safetensors"
-            self.model.save(path)
-            return _template, (path.read_bytes(),)
+        return _template, (file_of(self.model),)
 
 
 def _template(file: bytes) -> Template:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "swin.safetensors"
-        path.write_bytes(file)
-        return Template(open(path))
+    return Template(opened(file))
 
 
 class PreparedSwin(torch.nn.Module):
@@ -52,6 +44,9 @@ class PreparedSwin(torch.nn.Module):
     :func:`swinq.torch.convert` makes; gradients are then those of the former. What it does not have itself, it reads from the
     original: ``config``, ``channels``, ``feature_info``, and so on.
     """
+
+    #: The Trainer of transformers passes it no arguments of a loss, which it does not compute.
+    accepts_loss_kwargs = False
 
     def __init__(
         self,
@@ -98,8 +93,8 @@ class PreparedSwin(torch.nn.Module):
         self._network = Network(self._template.model._native, config)
         depths = sum(config["depths"])
         self._rates = [self._drop_path * i / max(depths - 1, 1) for i in range(depths)] if self._drop_path else []
-        #: The engine's module for the current parameters, and their versions.
-        self._converted: tuple[Any, Any] = (None, None)
+        #: The versions of the current parameters, and the engine's module for them.
+        self._converted: tuple[Any, SwinModule | None] = (None, None)
         self.forward = with_signature(self._run, self._signature)
 
     @property
@@ -123,7 +118,8 @@ class PreparedSwin(torch.nn.Module):
             tensor = parameters[name].detach().float().cpu().contiguous()
             shape = list(self._shapes()[name])
             held.append((name, shape, tensor.numpy()))
-        ranges, channels, weights = {}, {}, {}
+        ranges, weights = {}, {}
+        channels: dict[str, tuple[Sequence[float], Sequence[int]]] = {}
         for name, site in self.swinq.sites():
             if isinstance(site, Scale):
                 ranges[name] = float(site.amax().detach())
@@ -148,9 +144,11 @@ class PreparedSwin(torch.nn.Module):
         """The engine's module for the current parameters on a CPU."""
         held = [*self.parameters(), *self.buffers()]
         versions = [(id(tensor), tensor._version, tensor.data_ptr()) for tensor in held]
-        if self._converted[0] != versions:
-            self._converted = (versions, self.converted("cpu").eval())
-        return self._converted[1]
+        known, module = self._converted
+        if module is None or known != versions:
+            module = self.converted("cpu").eval()
+            self._converted = (versions, module)
+        return module
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         given, arguments = bound(self._signature, args, kwargs)

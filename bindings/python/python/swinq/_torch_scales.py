@@ -50,7 +50,7 @@ class WeightScale(torch.nn.Module):
         self.largest = 7.0 if bits == 4 else 127.0
         self.count, self.recomputed = base.numel(), recomputed
         self.register_buffer("base", None if recomputed else base)
-        self.ratio = None if recomputed else torch.nn.Parameter(torch.ones_like(base), requires_grad=learned)
+        self.ratio: Any = None if recomputed else torch.nn.Parameter(torch.ones_like(base), requires_grad=learned)
 
     def scales(self, weight: Any = None, factors: Any = None) -> Any:
         """The current scales; if they are recomputed, those of ``weight`` with the factors of its columns."""

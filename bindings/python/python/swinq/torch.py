@@ -6,8 +6,14 @@
 >>> detector(images)
 
 :func:`quantize` finds every Swin in a model, classifier or backbone, runs the calibration through the float model, and puts a
-:class:`SwinModule` with the same signature and outputs in the place of each. :func:`restore` undoes it. This module needs PyTorch
-(``pip install torch``), which the rest of the package does not.
+:class:`SwinModule` with the same signature and outputs in the place of each. :func:`restore` undoes it.
+
+>>> swinq.torch.prepare(detector, calibrate=loader)
+>>> train(detector)
+>>> swinq.torch.convert(detector)
+
+:func:`prepare` puts a :class:`PreparedSwin` there, which a loop of PyTorch trains for INT8, and :func:`convert` a :class:`SwinModule`
+with the trained parameters. This module needs PyTorch (``pip install torch``), which the rest of the package does not.
 """
 
 from __future__ import annotations
@@ -29,7 +35,7 @@ from ._layers import library_of
 from ._model import Model
 from ._modules import Reading, describe, load, reader_of
 from ._progress import Progress, close, observer
-from ._torch_module import SwinModule
+from ._torch_module import InPlace, SwinModule
 from ._torch_outputs import made, matched, relative_error, tensors
 from ._torch_prepared import PreparedSwin, Template, start_from
 from ._torch_record import Record, run
@@ -184,11 +190,15 @@ def scales(model: Any) -> list[Any]:
 
 
 def restore(model: Any) -> Any:
-    """Puts the original modules back, in place, those of trained modules with the trained parameters. Returns the model, or the
-    original if the model itself is one of the modules that :func:`quantize` and :func:`prepare` make."""
+    """Puts the original modules back, in place, those of trained modules with the trained parameters; a model of
+    :mod:`swinq.transformers` that is a Swin itself runs its own code again. Returns the model, or the original if the model itself is
+    one of the modules that :func:`quantize` and :func:`prepare` make."""
     for swin in [module for module in model.modules() if isinstance(module, SwinModule | PreparedSwin)]:
         swin.original.train(swin.training)
         model = _exchanged(model, swin, swin.original)
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), InPlace):
+            del module.forward
     return model
 
 
@@ -350,13 +360,12 @@ def _exchanged(model: Any, old: Any, new: Any) -> Any:
 
 def _others(report: Report) -> list[Left]:
     """Modules with the parameters of windowed attention that are in no Swin that was found."""
-    known = {part for module in _swins(report.model) for part in module.modules()}
+    replaced = [module for module in report.model.modules() if isinstance(module, SwinModule | PreparedSwin)]
+    known = {part for module in [*_swins(report.model), *replaced] for part in module.modules()}
     marks = ("relative_position_bias_table", "cpb_mlp", "continuous_position_bias_mlp")
     found = []
     for name, module in report.model.named_modules():
-        if module in known or isinstance(module, SwinModule | PreparedSwin):
-            continue
-        if any(hasattr(module, mark) for mark in marks):
+        if module not in known and any(hasattr(module, mark) for mark in marks):
             found.append(name)
     if not found:
         return []

@@ -1,0 +1,258 @@
+"""swinq as a quantization method of transformers.
+
+>>> from swinq.transformers import SwinqConfig
+>>> config = SwinqConfig(calibrate=loader)
+>>> model = AutoModelForUniversalSegmentation.from_pretrained(path, quantization_config=config)
+>>> model.save_pretrained(folder)
+>>> model = AutoModelForUniversalSegmentation.from_pretrained(folder)      # INT8, without calibration
+
+The import registers the method ``swinq``, so a program that opens a saved folder imports this module, too. It needs transformers and
+PyTorch (``pip install transformers torch``), which the rest of the package does not.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+try:
+    from transformers import PreTrainedModel
+    from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+except ImportError as error:
+    raise ImportError("swinq.transformers needs transformers 5: pip install 'transformers>=5' torch") from error
+
+import torch
+
+from . import torch as _torch
+from ._errors import ArgumentError, Error, ModelError
+from ._progress import Progress
+from ._torch_module import InPlace, SwinModule, file_of, in_place, opened
+from ._torch_report import Report
+from ._transformers_outputs import described, structure_of
+
+__all__ = ["SwinqConfig", "SwinqQuantizer", "attach"]
+
+#: The buffer of a Swin that holds its quantized checkpoint in the weights of a saved model.
+BUFFER = "swinq_int8"
+
+MISSING = (
+    "SwinqConfig: `calibrate` is missing. The Swins of this model are quantized when it is opened, which needs images: give a loader of "
+    "what the image processor makes, SwinqConfig(calibrate=loader), or a function that is called with the model and runs it on about 64 "
+    "images. A folder that save_pretrained of a quantized model wrote needs none"
+)
+
+
+@register_quantization_config("swinq")
+class SwinqConfig(QuantizationConfigMixin):
+    """How the Swins of a model are quantized by ``from_pretrained(..., quantization_config=SwinqConfig(...))``."""
+
+    def __init__(
+        self,
+        calibrate: Callable[[Any], object] | Iterable[Any] | None = None,
+        recipe: str | os.PathLike[str] | Mapping[str, Any] | None = "default",
+        backend: str = "auto",
+        *,
+        samples: int = 64,
+        ptq: str | None = None,
+        batch_size: int = 8,
+        progress: bool | Progress | None = None,
+        options: Mapping[str, Any] | None = None,
+        swins: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        """
+        Args:
+            calibrate, recipe, backend, samples, ptq, batch_size, progress: as for :func:`swinq.torch.quantize`. ``calibrate`` and
+                ``progress`` are not saved.
+            options: options of :meth:`swinq.Model.engine`, such as ``threads``.
+            swins: what a saved model states of its quantized Swins; ``save_pretrained`` writes it.
+        """
+        self.quant_method = "swinq"
+        self.calibrate: Any = calibrate
+        self.progress = progress
+        self.recipe = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
+        self.backend, self.samples, self.ptq, self.batch_size = backend, samples, ptq, batch_size
+        self.options, self.swins = dict(options or {}), [dict(swin) for swin in swins]
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        fields = {name: value for name, value in config_dict.items() if name != "quant_method"}
+        return super().from_dict(fields, return_unused_kwargs, **kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("calibrate", "progress")}
+        return copy.deepcopy(kept)
+
+    def __iter__(self) -> Any:
+        yield from self.to_dict().items()
+
+    def __deepcopy__(self, memo: Any) -> SwinqConfig:
+        """A copy with the same ``calibrate``, which may be a loader that cannot be copied."""
+        found = copy.copy(self)
+        found.options, found.swins = copy.deepcopy((self.options, self.swins), memo)
+        return found
+
+
+@register_quantizer("swinq")
+class SwinqQuantizer(HfQuantizer):
+    """Quantizes the Swins of a model that transformers has opened, or opens the quantized Swins of a saved one."""
+
+    quantization_config: SwinqConfig
+    #: What was replaced and what was left, after a calibration.
+    report: Report | None = None
+
+    def validate_environment(self, *args: Any, **kwargs: Any) -> None:
+        config = self.quantization_config
+        if not self.pre_quantized and config.calibrate is None:
+            raise ArgumentError(MISSING)
+        if self.pre_quantized and not config.swins:
+            raise ArgumentError(
+                "config.json: its `quantization_config` of swinq has no `swins`, so that the folder has no quantized Swin. Remove "
+                "`quantization_config` from it and open the model with SwinqConfig(calibrate=loader), or save the quantized model again"
+            )
+
+    def _process_model_before_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        """Gives each saved Swin a buffer into which transformers reads its checkpoint."""
+        if not self.pre_quantized:
+            return
+        for swin in self.quantization_config.swins:
+            _swin_of(model, swin).register_buffer(BUFFER, torch.empty(swin["bytes"], dtype=torch.uint8))
+
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
+        if self.pre_quantized:
+            for swin in self.quantization_config.swins:
+                self._open(model, swin)
+        else:
+            self._quantize(model)
+        # The images of the calibration are not needed any more.
+        self.quantization_config = copy.copy(self.quantization_config)
+        self.quantization_config.calibrate = self.quantization_config.progress = None
+        model.config.quantization_config = self.quantization_config
+
+    def _quantize(self, model: Any) -> None:
+        config = self.quantization_config
+        self.report = _torch.quantize(
+            model,
+            config.calibrate,
+            config.recipe,
+            config.backend,
+            samples=config.samples,
+            ptq=config.ptq,
+            batch_size=config.batch_size,
+            progress=config.progress,
+            **config.options,
+        )
+        if self.report.model is not model:
+            self.report.model = in_place(self.report.model)
+
+    def _open(self, model: Any, swin: Mapping[str, Any]) -> None:
+        """Puts the module of a saved Swin in its place."""
+        config, name = self.quantization_config, swin["name"]
+        original = _swin_of(model, swin)
+        file = original._buffers.pop(BUFFER)
+        try:
+            quantized = opened(file.cpu().numpy().tobytes())
+        except Error as error:
+            raise ModelError(
+                f"{name + '.' if name else ''}{BUFFER}: this tensor of the weights is missing or damaged, so that the quantized Swin cannot "
+                f"be opened ({error}); save the quantized model again"
+            ) from error
+        module = SwinModule(original, quantized, structure_of(swin["outputs"]), swin["arguments"], config.backend, config.options)
+        module.eval()
+        if name:
+            model.set_submodule(name, module)
+        else:
+            in_place(module)
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[Any, dict[str, Any]]:
+        """The state dictionary to save: the float weights, those of the quantized Swins too, and the checkpoints of these. What else
+        they need goes into the configuration."""
+        state, entries = model.state_dict(), []
+        for name, swin in _swins_of(model).items():
+            prefix = f"{name}." if name else ""
+            file = torch.frombuffer(bytearray(file_of(swin.model)), dtype=torch.uint8)
+            state.update(swin.original.state_dict(prefix=prefix))
+            state[prefix + BUFFER] = file
+            entries.append(
+                {
+                    "name": name,
+                    "kind": type(swin.original).__name__,
+                    "bytes": file.numel(),
+                    "outputs": described(swin._outputs),
+                    "arguments": _plain(swin._arguments),
+                }
+            )
+        model.config.quantization_config.swins = entries
+        return state, {}
+
+    def _dequantize(self, model: Any, dtype: Any = None) -> Any:
+        return _torch.restore(model)
+
+    def is_serializable(self) -> bool:
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+
+def attach(model: Any) -> Any:
+    """Makes ``save_pretrained`` of a model write a folder that ``from_pretrained`` opens in INT8, after :func:`swinq.torch.quantize`
+    or, with trained Swins, :func:`swinq.torch.convert`. Without it a folder has only what stays in PyTorch.
+
+    Args:
+        model: a model of transformers whose Swins are :class:`swinq.torch.SwinModule`, or such a module in the place of one.
+
+    Returns:
+        The model; for a module in the place of a model, that model, which now runs on the engine.
+
+    Raises:
+        ArgumentError: for a model without quantized Swins, or of another library.
+    """
+    found = model.original if isinstance(model, SwinModule) else model
+    if not isinstance(found, PreTrainedModel):
+        raise ArgumentError(f"model: a {type(found).__name__} is no model of transformers, so it has no save_pretrained")
+    if found is not model:
+        in_place(model)
+    if not _swins_of(found):
+        raise ArgumentError("model: has no quantized Swin; call swinq.torch.quantize or swinq.torch.convert first")
+    found.config.quantization_config = SwinqConfig()
+    found.hf_quantizer = SwinqQuantizer(found.config.quantization_config)
+    return found
+
+
+def _swin_of(model: Any, swin: Mapping[str, Any]) -> Any:
+    """The module of a saved Swin.
+
+    Raises:
+        ModelError: if the model is of another class than the saved one.
+    """
+    try:
+        found = model.get_submodule(swin["name"])
+    except AttributeError:
+        found = None
+    if type(found).__name__ != swin["kind"]:
+        place = f"`{swin['name']}`" if swin["name"] else "the model itself"
+        raise ModelError(
+            f"{type(model).__name__}: the folder holds a quantized {swin['kind']} as {place}, where this class has "
+            f"{'nothing' if found is None else 'a ' + type(found).__name__}; open the folder with the class that saved it "
+            "(`architectures` of its config.json)"
+        )
+    return found
+
+
+def _swins_of(model: Any) -> dict[str, SwinModule]:
+    """The quantized Swins of a model by name."""
+    if isinstance(model.forward, InPlace):
+        return {"": model.forward.swin}
+    return {name: module for name, module in model.named_modules() if isinstance(module, SwinModule)}
+
+
+def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the calls of a Swin, which a configuration can hold."""
+    for name, value in arguments.items():
+        if value is not None and not isinstance(value, bool | int | float | str):
+            raise ArgumentError(f"{name}: the model calls a Swin with a {type(value).__name__}, which cannot be saved")
+    return dict(arguments)
