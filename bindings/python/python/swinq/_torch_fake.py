@@ -4,7 +4,8 @@ The forward pass is that of the engine (docs/inference.md, "Sites"): ``code * sc
 backward pass rounding passes gradients through and clipping stops them; a learned scale has LSQ's gradient (Esser et al., "Learned
 Step Size Quantization", ICLR 2020). Unlike the engine a NaN stays a NaN, so that a scaler of gradients sees it.
 
-On a GPU the passes are Triton's kernels (``_torch_kernels``); elsewhere they are operations of PyTorch.
+On a GPU the passes are Triton's kernels (``_torch_kernels``); elsewhere they are operations of PyTorch. In a graph that PyTorch records
+they are those of ``_torch_graph``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ._torch_graph import cast, exporting, quantized, rows_of, untraced
 
 #: The codes of an activation.
 LOW, HIGH = -128.0, 127.0
@@ -40,7 +43,7 @@ def kernels() -> Any:
 
 def fused(*tensors: Any) -> Any:
     """The kernels, if they take these tensors."""
-    return kernels() if all(tensor.is_cuda for tensor in tensors) else None
+    return kernels() if all(tensor.is_cuda for tensor in tensors) and not exporting() else None
 
 
 @dataclass(frozen=True)
@@ -66,9 +69,11 @@ def fake_quantize(x: Any, quantizer: Quantizer | None, dtype: Any, gelu: bool = 
     """``x`` as the values that its codes represent, in ``dtype``; with ``gelu``, GELU of ``x``. Without a quantizer only the type
     changes."""
     if quantizer is None:
-        return (torch.nn.functional.gelu(x) if gelu else x).to(dtype)
+        return cast(torch.nn.functional.gelu(x) if gelu else x, dtype)
     if gelu and fused(x) is None:
-        x, gelu = torch.nn.functional.gelu(x.float()), False
+        x, gelu = torch.nn.functional.gelu(cast(x, torch.float32)), False
+    if exporting():
+        return cast(quantized(x, untraced(quantizer.scale.item)), dtype)
     return _Fake.apply(x, quantizer.scale, quantizer, dtype, gelu)
 
 
@@ -138,6 +143,18 @@ def fake_weight(weight: Any, scales: int, largest: float, factors: Any, dtype: A
     return _Weight.apply(weight, scales, largest, factors, dtype)
 
 
+def largest_scales(weight: Any, scales: int, largest: float) -> Any:
+    """The scales of the largest magnitudes of a weight: one, or one per row."""
+    scale = weight.reshape(scales, -1).abs().amax(1) / largest
+    return torch.where(scale.reciprocal().isfinite(), scale, 1.0)
+
+
+def codes_of(x: Any, quantizer: Quantizer) -> Any:
+    """The codes of a tensor, a row for each scale."""
+    codes, _ = _codes(x, quantizer.recip(), quantizer)
+    return codes
+
+
 class _Weight(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Any, scales: int, largest: float, factors: Any, dtype: Any) -> Any:
@@ -146,11 +163,8 @@ class _Weight(torch.autograd.Function):
         if found is not None and scales == len(weight):
             return found.fake_weight(weight, largest, factors, dtype)
         folded = weight.float() if factors is None else weight.float() * factors[0]
-        scale = folded.reshape(scales, -1).abs().amax(1) / largest
-        scale = torch.where(scale.reciprocal().isfinite(), scale, 1.0)
-        quantizer = Quantizer(scale, None, -largest, largest)
-        codes, _ = _codes(folded, quantizer.recip(), quantizer)
-        value = _values(codes, scale, quantizer).reshape(weight.shape)
+        quantizer = Quantizer(largest_scales(folded, scales, largest), None, -largest, largest)
+        value = _values(codes_of(folded, quantizer), quantizer.scale, quantizer).reshape(weight.shape)
         return (value if factors is None else value * factors[1]).to(dtype)
 
     @staticmethod
@@ -161,6 +175,8 @@ class _Weight(torch.autograd.Function):
 def gather(x: Any, rows: Any, back: Any) -> Any:
     """Rows ``[n, len(rows), c]`` of ``x`` ``[n, tokens, c]``; -1 gives a row of zeros. ``back`` is the inverse: for each token the
     place of its row, or -1."""
+    if exporting():
+        return rows_of(x, rows)
     return _Gather.apply(x, rows, back)
 
 
