@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use swinq_calib::{Histogram, Progress, Refinement, Trial, fold_factors};
-use swinq_data::Sizing;
+use swinq_data::{Padding, Sizing};
 use swinq_eval::{Distortion, RangeFile, RangeHistogram};
 use swinq_model::checkpoint::import_ft_amax;
 use swinq_model::quantized::{CalibrationRecord, FileRecord, FloatModel, Param};
@@ -16,7 +16,7 @@ use swinq_model::{HostTensor, ModelError, QuantizedModel, Recipe, Rule, Site, Sw
 
 use crate::class_order::ordered_names;
 use crate::hex::sha256_of;
-use crate::{Error, FloatDevice, Images, Model, ReadOptions};
+use crate::{Error, FloatDevice, ImageBatches, Images, Model, ReadOptions};
 
 /// How a model is calibrated.
 #[derive(Clone, Debug)]
@@ -27,12 +27,14 @@ pub struct CalibrateOptions {
     pub read: ReadOptions,
     /// The device that runs the float forward.
     pub device: FloatDevice,
-    /// The size that images get before a backbone. Images of a classifier have the size of its transform.
+    /// The size to which images are resized before a backbone. Images of a classifier have the size of its transform.
     pub sizing: Sizing,
+    /// How images are padded after that, before a backbone.
+    pub padding: Padding,
 }
 
 impl Default for CalibrateOptions {
-    /// The recipe `default`, batches of 8, on the processor; before a backbone images keep their sizes.
+    /// The recipe `default`, batches of 8, on the processor; before a backbone images keep their sizes, without padding.
     fn default() -> CalibrateOptions {
         let recipe = Recipe::shipped("default").expect("the recipe `default` is shipped");
         CalibrateOptions {
@@ -40,6 +42,7 @@ impl Default for CalibrateOptions {
             read: ReadOptions::default(),
             device: FloatDevice::Cpu,
             sizing: Sizing::Keep,
+            padding: Padding::default(),
         }
     }
 }
@@ -113,18 +116,11 @@ pub fn calibrate(
     check_recipe(&model, &options.recipe)?;
     let device = options.device.open()?;
     let model = model.into_float()?;
-    let mut batches = match model.config.is_backbone() || images.is_normalised() {
-        false => images.batches(&model.transform, &options.read)?,
-        true => images.batches_by_size(&model.config, &model.transform, &options.read, options.sizing)?,
-    };
+    let how = (&options.read, options.sizing, options.padding);
+    let mut batches = batches_for(&model, images, how)?;
     let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
     let found = swinq_calib::calibrate(&model, &options.recipe, &mut batches, settings)?;
-    let mut record = record(images, &options.read, &found.ids, found.pixels_sha256.clone());
-    if model.config.is_backbone() {
-        // The batches of a backbone are an implementation's choice, on which no byte of the result depends.
-        record.batch_size = 1;
-        record.sizing = Some(options.sizing.to_string());
-    }
+    let record = record(&model, images, how, (&found.ids, found.pixels_sha256.clone()));
     finished(&model, found, record, Named::by(images, &model.source.dialect), batches.skipped().to_vec())
 }
 
@@ -196,19 +192,34 @@ impl Named {
     }
 }
 
-/// The record of a calibration that read the images `ids`, whose pixels have this hash.
-pub(crate) fn record(
+/// The images as `model` reads them: of the size of its transform, or of any size for a backbone and for normalised images.
+pub(crate) fn batches_for(
+    model: &FloatModel,
     images: &Images,
-    read: &ReadOptions,
-    ids: &[usize],
-    pixels_sha256: String,
+    (read, sizing, padding): (&ReadOptions, Sizing, Padding),
+) -> Result<ImageBatches, Error> {
+    match model.config.is_backbone() || images.is_normalised() {
+        false => images.batches(&model.transform, read),
+        true => images.batches_by_size(&model.config, &model.transform, read, sizing, padding),
+    }
+}
+
+/// The record of a calibration of `model` that read the images `ids`, whose pixels have this hash.
+pub(crate) fn record(
+    model: &FloatModel,
+    images: &Images,
+    (read, sizing, padding): (&ReadOptions, Sizing, Padding),
+    (ids, pixels_sha256): (&[usize], String),
 ) -> CalibrationRecord {
+    let is_backbone = model.config.is_backbone();
     CalibrationRecord {
         images: ids.iter().map(|&id| images.name_of(id)).collect(),
         sha256: pixels_sha256,
         seed: images.seed(),
-        batch_size: read.batch_size,
-        sizing: None,
+        // The batches of a backbone are an implementation's choice, on which no byte of the result depends, unless its images
+        // are padded to the largest of a batch.
+        batch_size: if is_backbone && !padding.to_common { 1 } else { read.batch_size },
+        sizing: is_backbone.then(|| format!("{sizing}{padding}")),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use swinq_int8_runtime::cuda::check_architecture;
 use swinq_int8_runtime::{Backend, Engine, PackedModel, RuntimeError};
 use swinq_model::QuantizedModel;
 
@@ -21,6 +22,14 @@ impl Model {
         let backend = options.backend()?;
         let packed = self.packed().get(self.as_quantized(), backend)?;
         Ok(Engine::from_packed(&packed, backend)?)
+    }
+
+    /// Refuses an architecture that no GPU runs. It needs no GPU, and does not find out whether there is one.
+    ///
+    /// # Errors
+    /// [`Error::Runtime`] with the reason.
+    pub fn check_cuda(&self) -> Result<(), Error> {
+        Ok(check_architecture(self.config()).map_err(RuntimeError::from)?)
     }
 }
 

@@ -3,10 +3,12 @@
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 
-use swinq_data::{Dataset, LoaderOptions, OfOneSize, SizedLoader, Sizing, image_files};
-use swinq_int8_runtime::{Engine, Images, OutputLayout, OutputMut, RuntimeError};
-use swinq_model::Size;
+use swinq_data::{Dataset, LoaderOptions, OfOneSize, Padding, SizedLoader, Sizing, image_files};
+use swinq_int8_runtime::{
+    Engine, ImageLayout, Images, Output, OutputLayout, OutputMut, Pixels, RuntimeError,
+};
 use swinq_model::tensor_file::{Planned, TensorFile};
+use swinq_model::{Batch, Size, StageOutput, SwinConfig};
 
 use crate::limits::{check_batch_size, check_threads};
 use crate::{DEFAULT_BATCH, Error};
@@ -22,22 +24,26 @@ const BATCH_BYTES: usize = 256 << 20;
 pub struct FeatureOptions {
     /// The size to which images are resized.
     pub sizing: Sizing,
-    /// The most images of a batch, at least 1. Images of one size run together.
+    /// How they are padded afterwards. The maps are those of the padded images.
+    pub padding: Padding,
+    /// The most images of a batch, at least 1. Images of one size run together; images that are padded to a common size make
+    /// batches of so many, in their order.
     pub batch_size: usize,
     /// Decoding threads; 0 is one per core.
     pub threads: usize,
 }
 
 impl Default for FeatureOptions {
-    /// The images' own sizes, batches of 8, one decoding thread per core.
+    /// The images' own sizes without padding, batches of 8, one decoding thread per core.
     fn default() -> FeatureOptions {
-        FeatureOptions { sizing: Sizing::Keep, batch_size: DEFAULT_BATCH, threads: 0 }
+        let (sizing, padding) = (Sizing::Keep, Padding::default());
+        FeatureOptions { sizing, padding, batch_size: DEFAULT_BATCH, threads: 0 }
     }
 }
 
 /// The feature maps of image files, which a backbone computes batch by batch. Images of one size run together, wherever they
-/// stand; no value depends on the other images, on their order or on the batch size. Memory holds a few images and the maps of
-/// one batch.
+/// stand; no value depends on the other images, on their order or on the batch size, unless [`FeatureOptions::padding`] pads the
+/// images of a batch to a common size. Memory holds a few images and the maps of one batch.
 ///
 /// ```no_run
 /// use swinq::{EngineOptions, FeatureOptions, Features, Model};
@@ -97,6 +103,8 @@ pub struct FeatureMap<'a> {
     pub name: &'a str,
     /// Channels, height and width.
     pub shape: [usize; 3],
+    /// The part of the map, from the top left corner on, that the image covers; the rest is that of its padding.
+    pub valid: Size,
     /// f32 `[channels, height, width]`.
     pub values: &'a [f32],
 }
@@ -105,8 +113,8 @@ pub struct FeatureMap<'a> {
 pub struct FeatureBatch<'a> {
     engine: &'a Engine,
     size: Size,
-    /// The numbers of the images.
-    images: Vec<usize>,
+    /// The images: number, and height and width before the padding.
+    images: Vec<(usize, Size)>,
     values: &'a [Vec<f32>],
 }
 
@@ -115,7 +123,8 @@ impl<'e> Features<'e> {
     /// headers. Images are numbered in this order, from 0; a path that names no image has a number too.
     ///
     /// # Errors
-    /// [`Error::Argument`] for the engine of a classifier, a batch size of 0 or too many threads.
+    /// [`Error::Argument`] for the engine of a classifier, a batch size of 0 or too many threads; [`Error::Data`] for a padding that
+    /// is not possible; [`Error::Runtime`] if the GPU fails.
     pub fn new(
         engine: &'e Engine,
         paths: &[impl AsRef<Path>],
@@ -126,6 +135,7 @@ impl<'e> Features<'e> {
             return Err(Error::argument("engine", problem));
         }
         check_batch_size(options.batch_size)?;
+        options.padding.check()?;
         let (files, count, mut left_out) = Files::find(paths);
         let source = ImageSource::new(engine, files, &options, &mut left_out)?;
         Ok(Features { engine, source, count, left_out, next: 0, values: Vec::new() })
@@ -136,8 +146,8 @@ impl<'e> Features<'e> {
         self.count
     }
 
-    /// The images that were left out so far: those that cannot be read, those of a size that the network cannot process, and
-    /// those that need more memory than allowed ([`EngineOptions::max_pixels`](crate::EngineOptions)).
+    /// The images that were left out so far: those that cannot be read, and those that, with their padding, have a size that the
+    /// network cannot process or need more memory than allowed ([`EngineOptions::max_pixels`](crate::EngineOptions)).
     pub fn left_out(&self) -> &[LeftOut] {
         &self.left_out
     }
@@ -158,12 +168,11 @@ impl<'e> Features<'e> {
             if batch.is_empty() {
                 continue;
             }
-            let images = Images::new(batch.size, &batch.pixels[..]);
-            match compute(self.engine, images, batch.len(), &mut self.values) {
+            match compute(self.engine, &batch, &mut self.values) {
                 Ok(()) => {
-                    let numbers = batch.ids.iter().map(|&id| source.files.numbers[id]).collect();
+                    let images = source.images(self.next - 1, |id| batch.ids.contains(&id));
                     let (engine, size, values) = (self.engine, batch.size, &self.values);
-                    return Ok(Some(FeatureBatch { engine, size, images: numbers, values }));
+                    return Ok(Some(FeatureBatch { engine, size, images, values }));
                 }
                 Err(error) if is_of_image(&error) => {
                     self.left_out.extend(batch.ids.iter().map(|&id| source.files.left_out(id, &error)));
@@ -177,11 +186,11 @@ impl<'e> Features<'e> {
     /// The maps of all images that are still to come, as far as their headers tell.
     fn planned(&self) -> Vec<Planned> {
         let Some(source) = &self.source else { return Vec::new() };
-        let of_batch = |OfOneSize { size, ids }: &OfOneSize| {
-            let images = ids.iter().map(|&id| source.files.numbers[id]).collect();
-            FeatureBatch { engine: self.engine, size: *size, images, values: &[] }.planned()
+        let of_batch = |index: usize| {
+            let (size, images) = (source.loader.batches()[index].size, source.images(index, |_| true));
+            FeatureBatch { engine: self.engine, size, images, values: &[] }.planned()
         };
-        source.loader.batches()[self.next..].iter().flat_map(of_batch).collect()
+        (self.next..source.loader.batches().len()).flat_map(of_batch).collect()
     }
 
     /// Writes the maps of all images to the safetensors file `path`: a tensor f32 `[channels, height, width]` with the name
@@ -230,17 +239,23 @@ impl FeatureBatch<'_> {
         self.images.is_empty()
     }
 
-    /// Height and width of the images before the network, in pixels.
+    /// Height and width of the images before the network, with their padding, in pixels.
     pub fn size(&self) -> Size {
         self.size
+    }
+
+    /// Height and width of each image without its padding, in pixels.
+    pub fn valid(&self) -> impl Iterator<Item = Size> {
+        self.images.iter().map(|&(_, valid)| valid)
     }
 
     /// The maps: of each image, those of all outputs in the order of the stages.
     pub fn maps(&self) -> impl Iterator<Item = FeatureMap<'_>> {
         self.places().map(|(slot, output, shape)| {
             let FeatureBatch { engine, images, values, .. } = self;
-            let name = &engine.outputs()[output].name;
-            FeatureMap { image: images[slot], name, shape, values: &values[output][part(shape, slot)] }
+            let (output, values) = (&engine.outputs()[output], &values[output][part(shape, slot)]);
+            let (image, valid) = images[slot];
+            FeatureMap { image, name: &output.name, shape, valid: grid(engine, output, valid), values }
         })
     }
 
@@ -248,7 +263,7 @@ impl FeatureBatch<'_> {
     fn planned(&self) -> Vec<Planned> {
         let of_place = |(slot, output, shape): (usize, usize, [usize; 3])| {
             let outputs = self.engine.outputs();
-            Planned { name: tensor_name(self.images[slot], &outputs[output].name), shape: shape.to_vec() }
+            Planned { name: tensor_name(self.images[slot].0, &outputs[output].name), shape: shape.to_vec() }
         };
         self.places().map(of_place).collect()
     }
@@ -274,18 +289,38 @@ fn part(shape: [usize; 3], slot: usize) -> Range<usize> {
     slot * values..(slot + 1) * values
 }
 
-/// The shape of every output for an image of `size`: channels, height and width.
+/// The shape of every output for an image of `size`: channels, height and width. Logits have height and width 1.
 fn shapes(engine: &Engine, size: Size) -> Vec<[usize; 3]> {
-    let of_output = |output| {
-        let shape = engine.output_shape(output, size);
-        let grid = shape.grid.expect("the outputs of a backbone are feature maps");
-        [shape.columns, grid.height, grid.width]
+    let of_output = |output: &Output| {
+        let grid = grid(engine, output, size);
+        [engine.output_shape(output, size).columns, grid.height, grid.width]
     };
     engine.outputs().iter().map(of_output).collect()
 }
 
-/// Computes the maps of `count` images of one size into `values`.
-fn compute(
+/// Height and width of an output for an image of `size`; 1 for logits.
+fn grid(engine: &Engine, output: &Output, size: Size) -> Size {
+    engine.output_shape(output, size).grid.unwrap_or(Size::square(1))
+}
+
+/// Computes every output of `batch` into `values`, f32 with the channels first.
+pub(crate) fn compute(
+    engine: &Engine,
+    batch: &Batch,
+    values: &mut Vec<Vec<f32>>,
+) -> Result<(), RuntimeError> {
+    let (size, count) = (batch.size, batch.len());
+    match batch.values() {
+        None => compute_images(engine, Images::new(size, &batch.pixels[..]), count, values),
+        Some(pixels) => {
+            let (pixels, layout) = (Pixels::F32(&pixels), ImageLayout::ChannelsFirst);
+            compute_images(engine, Images { size, pixels, layout }, count, values)
+        }
+    }
+}
+
+/// Computes every output of `count` images of one size into `values`, f32 with the channels first.
+pub(crate) fn compute_images(
     engine: &Engine,
     images: Images<'_>,
     count: usize,
@@ -318,7 +353,8 @@ pub(crate) fn run_all(
 
 /// Whether an error of the engine is due to the size of an image, so that others may run.
 fn is_of_image(error: &RuntimeError) -> bool {
-    matches!(error, RuntimeError::ImageTooLarge { .. } | RuntimeError::OutOfMemory { .. })
+    use RuntimeError::{ImageTooLarge, Model, OutOfMemory};
+    matches!(error, Model(_) | ImageTooLarge { .. } | OutOfMemory { .. })
 }
 
 impl Files {
@@ -363,25 +399,56 @@ impl ImageSource {
         let dataset = Dataset::from_files(&files.paths)?;
         let mut sizes = Vec::with_capacity(files.paths.len());
         for (id, own) in dataset.image_sizes().into_iter().enumerate() {
-            match own.map(|own| options.sizing.apply(own)) {
+            match own.map(|own| options.sizing.apply(own, engine.transform().size_divisor)) {
                 Err(error) => left_out.push(LeftOut { image: files.numbers[id], problem: error.to_string() }),
-                Ok(size) => match engine.check_size(size) {
+                // An image that is too large is not decoded.
+                Ok(size) => match engine.check_image(options.padding.size_of([size])) {
                     Ok(()) => sizes.push((id, size)),
-                    Err(error) => left_out.push(files.left_out(id, &error)),
+                    Err(error) if is_of_image(&error) => left_out.push(files.left_out(id, &error)),
+                    Err(error) => return Err(error.into()),
                 },
             }
         }
-        let batches = OfOneSize::batches(sizes, |size| most_images(engine, size, options.batch_size));
+        let most = |size| match options.padding.to_common {
+            true => options.batch_size,
+            false => most_images(engine.config(), size, options.batch_size),
+        };
+        let mut batches = OfOneSize::batches(sizes, options.padding, most);
+        if options.padding.to_common {
+            // The common size may be too large although no image is.
+            let refused = batches.extract_if(.., |batch| engine.check_image(batch.size).is_err());
+            for OfOneSize { size, ids, .. } in refused.collect::<Vec<_>>() {
+                let problem = |id: usize| {
+                    let path = files.paths[id].display();
+                    format!(
+                        "{path}: {} images padded to {size} are too large; use smaller batches",
+                        ids.len()
+                    )
+                };
+                left_out
+                    .extend(ids.iter().map(|&id| LeftOut { image: files.numbers[id], problem: problem(id) }));
+            }
+        }
         let loading =
             LoaderOptions { batch_size: options.batch_size, threads, prefetch: PREFETCH, skip_corrupt: 0 };
         let loader = SizedLoader::new(dataset, options.sizing, batches, engine.transform(), &loading)?;
         Ok(Some(ImageSource { loader, files }))
     }
+
+    /// The images of batch `index` that `taken` takes by their ids: number, and size before the padding.
+    fn images(&self, index: usize, taken: impl Fn(usize) -> bool) -> Vec<(usize, Size)> {
+        let OfOneSize { ids, valid, .. } = &self.loader.batches()[index];
+        let images = ids.iter().zip(valid).filter(|(id, _)| taken(**id));
+        images.map(|(&id, &valid)| (self.files.numbers[id], valid)).collect()
+    }
 }
 
-/// The most images of `size` in a batch: `batch_size`, or as many as [`BATCH_BYTES`] hold.
-fn most_images(engine: &Engine, size: Size, batch_size: usize) -> usize {
-    let values: usize = shapes(engine, size).iter().map(|shape| shape.iter().product::<usize>()).sum();
-    let bytes = values * size_of::<f32>() + size.area() * engine.channels();
+/// The most images of `size` in a batch for a network of the architecture `config`: `batch_size`, or as many as [`BATCH_BYTES`]
+/// hold. At least 1, and `batch_size` for a size that the network cannot process.
+pub(crate) fn most_images(config: &SwinConfig, size: Size, batch_size: usize) -> usize {
+    let (Ok(grids), stages) = (config.grids(size), config.stages()) else { return batch_size };
+    let of_output = |output: &StageOutput| stages[output.stage].dim * grids[output.stage].tokens();
+    let values: usize = config.outputs.iter().map(of_output).sum();
+    let bytes = values * size_of::<f32>() + size.area() * config.in_chans;
     batch_size.min(BATCH_BYTES / bytes).max(1)
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 use swinq_data::{
-    Dataset, Ids, Loader, LoaderOptions, OfOneSize, RgbImage, SizedLoader, Sizing, Split, preprocess,
+    Dataset, Ids, Loader, LoaderOptions, OfOneSize, Padding, RgbImage, SizedLoader, Sizing, Split, preprocess,
 };
 use swinq_eval::DataInfo;
 use swinq_model::part::Shard;
@@ -18,6 +18,7 @@ use crate::batches::{ImageBatches, Reader};
 use crate::class_numbers;
 #[cfg(feature = "float")]
 use crate::class_order::ordered_names;
+use crate::features::most_images;
 use crate::hex::hex;
 use crate::limits::{check_batch_size, check_threads};
 use crate::prepared::Prepared;
@@ -367,6 +368,7 @@ impl Images {
             sha256: self.list_sha256(),
             skipped: None,
             transform: Some(transform.clone()),
+            sizing: None,
             class_names: self.dataset().and_then(Dataset::class_names).map(<[String]>::to_vec),
         }
     }
@@ -398,22 +400,30 @@ impl Images {
     }
 
     /// Batches of the images for a network of the architecture `config`, with the channels, the filter, the mean and the deviation
-    /// of `transform`: files get the size that `sizing` says, images in memory keep theirs, and the images of a batch have one
-    /// size.
+    /// of `transform`: files get the size that `sizing` says and are padded by `padding`, images in memory stay as they are, and the
+    /// images of a batch have one size. Batches of large images have fewer than the options state, so that their pixels and feature
+    /// maps fit in memory, unless they are padded to a common size.
     ///
     /// # Errors
     /// Those of [`Images::batches`]; an image that cannot be read, unless it may be left out; [`Error::Argument`] naming an image
-    /// that the network cannot process.
+    /// that the network cannot process, or for a padding of images in memory ([`pad`](crate::pad) pads them); [`Error::Data`] for
+    /// a padding that is not possible.
     pub fn batches_by_size(
         &self,
         config: &SwinConfig,
         transform: &Transform,
         options: &ReadOptions,
         sizing: Sizing,
+        padding: Padding,
     ) -> Result<ImageBatches, Error> {
         check_batch_size(options.batch_size)?;
+        padding.check()?;
         let Sample { dataset, ids, .. } = match &self.source {
             Source::Sample(sample) => sample,
+            Source::Prepared(_) if padding != Padding::default() => {
+                let problem = "images in memory are not padded; pad them before they become images";
+                return Err(Error::argument("padding", problem));
+            }
             Source::Prepared(prepared) => {
                 let batches = prepared.batches_by_size(options.batch_size, config)?;
                 return Ok(ImageBatches { reader: Reader::Prepared(batches) });
@@ -422,15 +432,24 @@ impl Images {
         let mut sizes = Vec::with_capacity(ids.len());
         for id in ids.slice(0..ids.len()) {
             // The loader finds out why a header cannot be read, and whether the image may be left out.
-            let Ok(size) = dataset.image_size(id).map(|own| sizing.apply(own)) else {
+            let Ok(size) = dataset.image_size(id).map(|own| sizing.apply(own, transform.size_divisor)) else {
                 sizes.push((id, Size::square(1)));
                 continue;
             };
             let refused = |e| Error::argument("images", format!("{}: {e}", self.name_of(id)));
-            config.grids(size).map_err(refused)?;
+            config.grids(padding.size_of([size])).map_err(refused)?;
             sizes.push((id, size));
         }
-        let batches = OfOneSize::batches(sizes, |_| options.batch_size);
+        let most = |size| match padding.to_common {
+            true => options.batch_size,
+            false => most_images(config, size, options.batch_size),
+        };
+        let batches = OfOneSize::batches(sizes, padding, most);
+        // A common size may be too large although no image is.
+        for batch in batches.iter().filter(|batch| padding.to_common && batch.is_padded()) {
+            let refused = |e| Error::argument("padding", format!("{}: {e}", self.name_of(batch.ids[0])));
+            config.grids(batch.size).map_err(refused)?;
+        }
         let loading = LoaderOptions {
             batch_size: options.batch_size,
             threads: check_threads(options.threads)?,

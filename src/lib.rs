@@ -124,12 +124,12 @@ pub use trained::TrainedParameters;
 #[cfg(feature = "float")]
 pub use tune::{TuneOptions, TuneProgress, Tuned, tune};
 
-pub use swinq_data::{RgbImage, Sizing, Split, decode_image};
+pub use swinq_data::{Padding, RgbImage, Sizing, Split, decode_image, pad};
 pub use swinq_int8_runtime::{CudaOptions, Engine, usable_gpu};
 pub use swinq_model::part::{PartKind, PartSet, Shard};
 pub use swinq_model::{
     Batch, BatchSource, Classifier, Dialect, Documents, ElementType, InMemory, LoadedConfig, Logits, Recipe,
-    Rule, Site, SwinConfig, Task, TensorView, Transform, load_config, shipped_configs,
+    Rule, Site, SwinConfig, Task, TensorView, Transform, load_config, shipped_backbones, shipped_configs,
 };
 
 pub use swinq_cuda as cuda;

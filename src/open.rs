@@ -9,8 +9,7 @@ use swinq_model::site::all_sites;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{
     Dialect, InMemory, LoadedConfig, QuantizedModel, Site, StoredParameter, SwinConfig, Task, Transform,
-    is_quantized_file,
-    load_config, load_float_from_memory, load_float_with_remarks, shipped_configs,
+    is_quantized_file, load_config, load_float_from_memory, load_float_with_remarks, shipped_configs,
 };
 
 use crate::engine::PackedWeights;
@@ -114,6 +113,10 @@ impl OpenOptions {
         let other_task = self.task.is_some_and(|task| task != stated);
         if !model.is_quantized() || !(other_task || self.outputs.is_some()) {
             return Ok(other_task || self.outputs.is_some());
+        }
+        let own: Vec<usize> = model.config.outputs.iter().map(|output| output.stage).collect();
+        if !other_task && self.outputs.as_ref() == Some(&own) {
+            return Ok(false);
         }
         let path = path.display();
         match stated {
@@ -337,8 +340,11 @@ impl Model {
         let missing =
             || Error::argument("cfg", "random weights need a configuration, which gives their shapes");
         let mut config = options.configuration()?.ok_or_else(missing)?;
-        if options.task == Some(Task::Features) || options.outputs.is_some() {
-            return Err(Error::argument("task", "random weights are those of a classifier"));
+        if options.task.unwrap_or(config.task()) == Task::Features || options.outputs.is_some() {
+            return Err(Error::argument(
+                "task",
+                "random weights are those of a classifier, and a backbone is asked for",
+            ));
         }
         if let Some(dialect) = options.dialect {
             config.config.window_policy = dialect.window_policy(config.config.version);

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
-use swinq_data::OfOneSize;
+use swinq_data::{OfOneSize, Padding};
 use swinq_model::{Batch, BatchSource, BoxError, PixelFormat, Size, SwinConfig, Transform};
 
 use crate::Error;
+use crate::features::most_images;
 
 /// Some of the images in memory, in their order. A clone shares the pixels.
 #[derive(Clone, Debug)]
@@ -134,7 +135,7 @@ impl Prepared {
                 return Err(Error::argument("images", problem));
             }
         }
-        Ok(self.of_one_size(batch_size))
+        Ok(self.of_one_size(|_| batch_size))
     }
 
     /// The images in batches of at most `batch_size` images of one size, for a model of the architecture `config`.
@@ -155,13 +156,13 @@ impl Prepared {
                 return refuse(format!("image {}: {error}", group.ids[0]));
             }
         }
-        Ok(self.of_one_size(batch_size))
+        Ok(self.of_one_size(|size| most_images(config, size, batch_size)))
     }
 
-    fn of_one_size(&self, batch_size: usize) -> PreparedBatches {
+    fn of_one_size(&self, most: impl Fn(Size) -> usize) -> PreparedBatches {
         let sizes =
             self.order.iter().enumerate().map(|(position, place)| (position, self.groups[place.group].size));
-        PreparedBatches { batches: OfOneSize::batches(sizes, |_| batch_size), images: self.clone() }
+        PreparedBatches { batches: OfOneSize::batches(sizes, Padding::default(), most), images: self.clone() }
     }
 
     /// Whether the images are normalised floats.

@@ -4,11 +4,12 @@ use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
 use swinq_calib::{Histogram, Progress, RefinedParameters, fold_factors, norm_before, quantize_weight};
+use swinq_data::{Padding, Sizing};
 use swinq_model::quantized::{CalibrationRecord, ChannelCodes, FloatModel, Param, SiteState};
 use swinq_model::site::all_linears;
 use swinq_model::{HostTensor, Linear, ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec};
 
-use crate::calibration::{Named, record};
+use crate::calibration::{Named, batches_for, record};
 use crate::{Error, FloatDevice, Images, ReadOptions};
 
 /// Pattern of the sites that a search may enable although a recipe leaves them off: the operands of products.
@@ -47,7 +48,7 @@ struct Form {
 }
 
 impl Quantizer {
-    /// Runs `float` over `images`, keeps the histogram of every site that `recipe` quantizes and of the operands of
+    /// Runs `float` over `images`, read as `how` says and, before a backbone, of these sizes, keeps the histogram of every site that `recipe` quantizes and of the operands of
     /// every product, and refines the layers whose `ptq` asks for it. `progress` is called after every batch of
     /// images and every refined layer.
     ///
@@ -58,21 +59,26 @@ impl Quantizer {
         float: FloatModel,
         recipe: &Recipe,
         images: &Images,
-        read: &ReadOptions,
+        how: (&ReadOptions, Sizing),
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<Quantizer, Error> {
         check_ptq(&float, recipe)?;
         let operands = Rule { pattern: OPERANDS.to_owned(), enable: Some(true), ..Rule::default() };
         let all = recipe.clone().with_rule(operands);
-        let found = run(&float, &all, images, read, progress)?;
+        let found = run(&float, &all, images, how, progress)?;
         let mut current = QuantizedModel::from_float(float.clone())?;
         Named::by(images, &float.source.dialect).give(&mut current);
         Ok(Quantizer {
+            record: record(
+                &float,
+                images,
+                (how.0, how.1, Padding::default()),
+                (&found.ids, found.pixels_sha256),
+            ),
             current,
             float,
             histograms: found.histograms,
             refined: found.refined,
-            record: record(images, read, &found.ids, found.pixels_sha256),
             ranges: BTreeMap::new(),
             forms: BTreeMap::new(),
         })
@@ -139,14 +145,14 @@ impl Quantizer {
         &mut self,
         recipe: &Recipe,
         images: &Images,
-        read: &ReadOptions,
+        how: (&ReadOptions, Sizing),
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<QuantizedModel, Error> {
         let refines = |(_, spec): &(Site, SiteSpec)| spec.enabled && spec.ptq != Ptq::Basic;
         if !recipe.resolve(&self.float.config)?.iter().any(refines) {
             return Ok(self.apply(recipe)?.clone());
         }
-        let mut model = run(&self.float, recipe, images, read, progress)?.model;
+        let mut model = run(&self.float, recipe, images, how, progress)?.model;
         model.provenance.calibration = Some(self.record.clone());
         Named::by(images, &self.float.source.dialect).give(&mut model);
         Ok(model)
@@ -270,11 +276,11 @@ fn run(
     float: &FloatModel,
     recipe: &Recipe,
     images: &Images,
-    read: &ReadOptions,
+    (read, sizing): (&ReadOptions, Sizing),
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
 ) -> Result<swinq_calib::Calibrated, Error> {
     let device = FloatDevice::Cpu.open()?;
-    let mut batches = images.batches(&float.transform, read)?;
+    let mut batches = batches_for(float, images, (read, sizing, Padding::default()))?;
     let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
     Ok(swinq_calib::calibrate(float, recipe, &mut batches, settings)?)
 }
@@ -330,7 +336,8 @@ mod tests {
         let go_on = &mut |_| ControlFlow::Continue(());
         let start = Recipe::shipped("default").unwrap();
         let read = ReadOptions::default();
-        let mut quantizer = Quantizer::calibrate(float(), &start, &images(), &read, go_on).unwrap();
+        let mut quantizer =
+            Quantizer::calibrate(float(), &start, &images(), (&read, Sizing::Keep), go_on).unwrap();
         let rule = |pattern: &str| Rule { pattern: pattern.to_owned(), ..Rule::default() };
         let off = Rule { enable: Some(false), ..rule("layers.1.blocks.0.mlp.fc1.{input,weight}") };
         let basic = Rule { ptq: Some(Ptq::Basic), ..rule("layers.1.blocks.1.mlp.fc2.weight") };
@@ -363,7 +370,8 @@ mod tests {
     fn reconstruction_is_refused() {
         let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Reconstruct);
         let go_on = &mut |_| ControlFlow::Continue(());
-        let found = Quantizer::calibrate(float(), &recipe, &images(), &ReadOptions::default(), go_on);
+        let found =
+            Quantizer::calibrate(float(), &recipe, &images(), (&ReadOptions::default(), Sizing::Keep), go_on);
         let message = found.err().expect("refused").to_string();
         assert!(message.contains("reconstruct") && message.contains("refined"), "{message}");
     }

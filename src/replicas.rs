@@ -1,7 +1,9 @@
 //! One model on several GPUs.
 
+use swinq_int8_runtime::{Images, RuntimeError};
 use swinq_model::{Batch, BoxError, Classifier, Logits, Size};
 
+use crate::features::compute_images;
 use crate::{Engine, EngineOptions, Error, Model};
 
 /// A model on several GPUs: an engine on each, behind one [`Classifier`]. The images of a batch are divided
@@ -64,6 +66,42 @@ impl Replicas {
             joined.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
         });
         results.into_iter().collect()
+    }
+
+    /// Computes every output of `batch` into `values`, f32 with the channels first. The images are divided evenly among the
+    /// GPUs.
+    pub(crate) fn compute(&self, batch: &Batch, values: &mut Vec<Vec<f32>>) -> Result<(), RuntimeError> {
+        let own_pixels = |first: usize, images: usize| {
+            let bytes = batch.image_bytes();
+            Images::new(batch.size, &batch.pixels[first * bytes..(first + images) * bytes])
+        };
+        let mut first = 0;
+        let parts: Vec<(&Engine, usize, usize)> = self
+            .engines
+            .iter()
+            .zip(shares(batch.len(), self.engines.len()))
+            .map(|(engine, share)| {
+                first += share;
+                (engine, first - share, share)
+            })
+            .filter(|(_, _, share)| *share > 0)
+            .collect();
+        let found: Vec<Result<Vec<Vec<f32>>, RuntimeError>> = std::thread::scope(|scope| {
+            let run = |(engine, first, share)| {
+                let mut own = Vec::new();
+                compute_images(engine, own_pixels(first, share), share, &mut own).map(|()| own)
+            };
+            let workers: Vec<_> = parts.into_iter().map(|part| scope.spawn(move || run(part))).collect();
+            let joined = workers.into_iter().map(|worker| worker.join());
+            joined.map(|result| result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+        });
+        values.clear();
+        for own in found {
+            let own = own?;
+            values.resize_with(own.len(), Vec::new);
+            values.iter_mut().zip(own).for_each(|(values, own)| values.extend(own));
+        }
+        Ok(())
     }
 }
 

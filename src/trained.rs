@@ -41,7 +41,9 @@ impl Model {
             let state = state.ok_or_else(|| unknown(site, "factors and zero points"))?;
             state.channels = Some(codes);
         }
-        if let Some(site) = ranges.keys().find(|site| template.sites.get(site).is_none_or(|s| s.amax.is_none())) {
+        if let Some(site) =
+            ranges.keys().find(|site| template.sites.get(site).is_none_or(|s| s.amax.is_none()))
+        {
             return Err(unknown(*site, "a range"));
         }
         for (site, scales) in &weight_scales {

@@ -2,7 +2,7 @@
 //! repository.
 //!
 //! Each table lists the names of one folder beside their text. The crates that read the text own its format:
-//! `swinq-model` reads [`SWIN`], [`SWINV2`] and [`QUANT`], `swinq-qat` reads [`QAT`].
+//! `swinq-model` reads [`SWIN`], [`SWINV2`], [`BACKBONES`] and [`QUANT`], `swinq-qat` reads [`QAT`].
 
 /// The name of a file, without its extension, and its YAML text.
 pub type Named = (&'static str, &'static str);
@@ -47,6 +47,63 @@ pub const SWINV2: &[Named] = embedded!["swinv2":
     "swinv2_large_patch4_window12_192_22k",
     "swinv2_large_patch4_window12to16_192to256_22kto1k_ft",
     "swinv2_large_patch4_window12to24_192to384_22kto1k_ft",
+];
+
+/// Backbones of detectors and other models: `configs/backbones/*.yaml`, in the keys of Microsoft's Swin repository and
+/// `OUT_FEATURES`. A name is that of a configuration or a model in its repository, as far as it tells the architecture.
+pub const BACKBONES: &[Named] = embedded!["backbones":
+    "mask-rcnn_swin-t-p4-w7",
+    "mask-rcnn_swin-s-p4-w7",
+    "retinanet_swin-t-p4-w7",
+    "mask2former_swin-t",
+    "mask2former_swin-s",
+    "mask2former_swin-b",
+    "mask2former_swin-l",
+    "maskformer_swin-l-p4-w12",
+    "dino-5scale_swin-l",
+    "grounding_dino_swin-t",
+    "grounding_dino_swin-b",
+    "grounding_dino_swin-l",
+    "glip_atss_swin-t",
+    "glip_atss_swin-l",
+    "mask_rcnn_swin_tiny_patch4_window7",
+    "mask_rcnn_swin_small_patch4_window7",
+    "cascade_mask_rcnn_swin_tiny_patch4_window7",
+    "cascade_mask_rcnn_swin_small_patch4_window7",
+    "cascade_mask_rcnn_swin_base_patch4_window7",
+    "swin-tiny-patch4-window7-in1k-pre_upernet",
+    "swin-small-patch4-window7-in1k-pre_upernet",
+    "swin-base-patch4-window7-in1k-pre_upernet",
+    "swin-base-patch4-window7-in22k-pre_upernet",
+    "swin-large-patch4-window7-in22k-pre_upernet",
+    "swin-base-patch4-window12-in1k-384x384-pre_upernet",
+    "swin-base-patch4-window12-in22k-384x384-pre_upernet",
+    "swin-large-patch4-window12-in22k-384x384-pre_upernet",
+    "cascade_mask_rcnn_swin_b_in21k",
+    "cascade_mask_rcnn_swin_l_in21k",
+    "maskformer2_swin_tiny",
+    "maskformer2_swin_small",
+    "maskformer2_swin_base",
+    "maskformer2_swin_large",
+    "maskformer_swin_tiny",
+    "maskformer_swin_small",
+    "maskformer_swin_base",
+    "maskformer_swin_large",
+    "GroundingDINO_SwinT",
+    "GroundingDINO_SwinB",
+    "grounding-dino-tiny",
+    "grounding-dino-base",
+    "mask2former-swin-tiny",
+    "mask2former-swin-small",
+    "mask2former-swin-base",
+    "mask2former-swin-large",
+    "upernet-swin-tiny",
+    "upernet-swin-small",
+    "upernet-swin-base",
+    "upernet-swin-large",
+    "dpt-swinv2-tiny-256",
+    "dpt-swinv2-base-384",
+    "dpt-swinv2-large-384",
 ];
 
 /// Quantization recipes: `configs/quant/*.yaml`.

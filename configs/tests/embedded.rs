@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use swinq_configs::{IMAGENET_1K, Named, QAT, QUANT, SWIN, SWINV2, find};
+use swinq_configs::{BACKBONES, IMAGENET_1K, Named, QAT, QUANT, SWIN, SWINV2, find};
 
 /// Name and text of every YAML file in a folder of this crate.
 fn files(folder: &str) -> BTreeMap<String, String> {
@@ -25,7 +25,9 @@ fn embedded(table: &[Named]) -> BTreeMap<String, String> {
 
 #[test]
 fn every_file_is_embedded() {
-    for (folder, table) in [("swin", SWIN), ("swinv2", SWINV2), ("quant", QUANT), ("qat", QAT)] {
+    let folders =
+        [("swin", SWIN), ("swinv2", SWINV2), ("backbones", BACKBONES), ("quant", QUANT), ("qat", QAT)];
+    for (folder, table) in folders {
         assert_eq!(embedded(table), files(folder), "configs/{folder}");
         assert_eq!(embedded(table).len(), table.len(), "configs/{folder}: a name is listed twice");
     }

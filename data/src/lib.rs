@@ -20,6 +20,7 @@ mod decode;
 mod decoded_cache;
 mod error;
 mod loader;
+mod padding;
 mod prefetch;
 mod preprocess;
 pub mod presets;
@@ -33,6 +34,7 @@ pub use dataset::{Dataset, Ids, Layout, NumberingError, Split, image_files, is_i
 pub use decode::{MAX_PIXELS, RgbImage, decode_image, image_size, set_decode_memory};
 pub use error::{DataError, DecodeError};
 pub use loader::{Loader, LoaderOptions};
+pub use padding::{Padding, pad};
 pub use preprocess::preprocess;
 pub use sized::{OfOneSize, SizedLoader};
 pub use sizing::{ParseSizingError, Sizing};

@@ -1,6 +1,6 @@
 //! Batches of preprocessed images in list order, prefetched on background threads.
 
-use swinq_model::{Batch, BatchSource, BoxError, LoaderWork, Size, Transform};
+use swinq_model::{Batch, BatchSource, BoxError, LoaderWork, Transform};
 
 use crate::dataset::{Dataset, Ids};
 use crate::error::DataError;
@@ -130,8 +130,8 @@ impl InOrder {
 }
 
 impl Source for InOrder {
-    fn shape(&self, _batch: BatchId) -> (Size, usize) {
-        (self.transform.size, self.transform.channels())
+    fn without_images(&self, _batch: BatchId) -> Batch {
+        Batch::empty(self.transform.size, self.transform.channels())
     }
 
     fn image_ids(&self, batch: BatchId) -> Vec<usize> {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use swinq_model::{Batch, LoaderWork, Size};
+use swinq_model::{Batch, LoaderWork};
 
 use crate::error::DataError;
 use crate::loader::LoaderOptions;
@@ -23,8 +23,8 @@ pub(crate) struct BatchId {
 
 /// Defines the batches and loads their images. Results depend on the arguments only; many threads call the methods.
 pub(crate) trait Source: Send + Sync + 'static {
-    /// The size and the channels of the images of a batch.
-    fn shape(&self, batch: BatchId) -> (Size, usize);
+    /// The size, the channels and the format of the images of a batch, as one without images.
+    fn without_images(&self, batch: BatchId) -> Batch;
 
     /// The images of a batch in order, as positions in the data set.
     fn image_ids(&self, batch: BatchId) -> Vec<usize>;
@@ -35,7 +35,7 @@ pub(crate) trait Source: Send + Sync + 'static {
     /// Class of image `id`, if the data set has labels.
     fn label(&self, id: usize) -> Option<u32>;
 
-    /// Loads image `id`, which is at position `slot` of its batch: `u8` `[height, width, channels]`.
+    /// Loads image `id`, which is at position `slot` of its batch: the bytes of its pixels in the format of the batch.
     fn load(&self, batch: BatchId, slot: usize, id: usize) -> Result<Vec<u8>, DataError>;
 }
 
@@ -145,9 +145,9 @@ impl<S: Source> Prefetcher<S> {
     /// `batch` with the images that can be read, in order, and the ids of the others with the reasons. The batches after it
     /// are then prefetched.
     pub(crate) fn readable(&self, batch: BatchId) -> Result<(Batch, Vec<(usize, DataError)>), DataError> {
-        let (size, channels) = self.shared.source.shape(batch);
+        let (empty, mut unread) = (self.shared.source.without_images(batch), Vec::new());
         let Pending { ids, images, .. } = self.shared.take(batch)?;
-        let (mut batch, mut unread) = (Batch::empty(size, channels), Vec::new());
+        let mut batch = empty;
         batch.pixels.reserve_exact(ids.len() * batch.image_bytes());
         for (id, image) in ids.into_iter().zip(images.into_iter().flatten()) {
             match image {

@@ -48,6 +48,7 @@ fn imagenet(family: &str, size: Size, resize: Resize) -> Transform {
         filter: Filter::Bicubic,
         mean: IMAGENET_MEAN.to_vec(),
         std: IMAGENET_STD.to_vec(),
+        size_divisor: None,
     }
 }
 

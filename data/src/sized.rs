@@ -1,12 +1,13 @@
-//! Batches of images of different sizes: the images of a batch have one size, which is the batch's own.
+//! Batches of images of different sizes: the images of a batch have one size, which is the batch's own, or are padded to it.
 
 use std::collections::HashMap;
 
-use swinq_model::{Batch, BatchSource, BoxError, LoaderWork, Resize, Size, Transform};
+use swinq_model::{Batch, BatchSource, BoxError, LoaderWork, PixelFormat, Resize, Size, Transform};
 
 use crate::dataset::Dataset;
 use crate::error::{DataError, DecodeError};
 use crate::loader::{LoaderOptions, check_transform};
+use crate::padding::{Padding, pad};
 use crate::prefetch::{BatchId, Prefetcher, Source};
 use crate::preprocess::preprocess;
 use crate::sizing::Sizing;
@@ -14,37 +15,86 @@ use crate::sizing::Sizing;
 /// Images that have one size before a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfOneSize {
-    /// The size to which they are resized, in pixels.
+    /// The size to which they are padded, in pixels.
     pub size: Size,
     /// Their positions in the data set.
     pub ids: Vec<usize>,
+    /// The size to which each is resized, the part of the padded image that it covers.
+    pub valid: Vec<Size>,
 }
 
 impl OfOneSize {
-    /// Batches of the images `images`, positions with sizes, of at most as many images as `most` gives for a size. Sizes and the
-    /// images of a size stay in the order in which they come first.
+    /// Batches of the images `images`, positions with the sizes to which they are resized, padded by `padding`. A batch has at most
+    /// as many images as `most` gives for its size.
+    ///
+    /// Without a common size, the images of a batch are resized to one size; sizes and the images of a size stay in the order in
+    /// which they come first. With one, the images of a batch follow each other.
     pub fn batches(
         images: impl IntoIterator<Item = (usize, Size)>,
+        padding: Padding,
         most: impl Fn(Size) -> usize,
     ) -> Vec<OfOneSize> {
+        if padding.to_common {
+            return OfOneSize::in_order(images, padding, most);
+        }
         let (mut groups, mut places) = (Vec::<OfOneSize>::new(), HashMap::new());
         for (id, size) in images {
             let place = *places.entry((size.height, size.width)).or_insert(groups.len());
             if place == groups.len() {
-                groups.push(OfOneSize { size, ids: Vec::new() });
+                groups.push(OfOneSize::without_images());
             }
-            groups[place].ids.push(id);
+            groups[place].push(id, size, padding);
         }
-        let of_group = |OfOneSize { size, ids }: OfOneSize| -> Vec<OfOneSize> {
-            ids.chunks(most(size)).map(|ids| OfOneSize { size, ids: ids.to_vec() }).collect()
+        let of_group = |group: OfOneSize| -> Vec<OfOneSize> {
+            let (size, valid, most) = (group.size, group.valid[0], most(group.size));
+            let batch = |ids: &[usize]| OfOneSize { size, ids: ids.to_vec(), valid: vec![valid; ids.len()] };
+            group.ids.chunks(most).map(batch).collect()
         };
         groups.into_iter().flat_map(of_group).collect()
+    }
+
+    /// [`OfOneSize::batches`] with a common size.
+    fn in_order(
+        images: impl IntoIterator<Item = (usize, Size)>,
+        padding: Padding,
+        most: impl Fn(Size) -> usize,
+    ) -> Vec<OfOneSize> {
+        let mut batches = Vec::<OfOneSize>::new();
+        for (id, valid) in images {
+            let has_room =
+                |batch: &&mut OfOneSize| batch.ids.len() < most(padding.size_of([batch.size, valid]));
+            match batches.last_mut().filter(has_room) {
+                Some(batch) => batch.push(id, valid, padding),
+                None => {
+                    let mut batch = OfOneSize::without_images();
+                    batch.push(id, valid, padding);
+                    batches.push(batch);
+                }
+            }
+        }
+        batches
+    }
+
+    fn without_images() -> OfOneSize {
+        OfOneSize { size: Size::square(1), ids: Vec::new(), valid: Vec::new() }
+    }
+
+    /// Adds image `id`, which is resized to `valid`.
+    fn push(&mut self, id: usize, valid: Size, padding: Padding) {
+        self.size = padding.size_of([self.size, valid]);
+        self.ids.push(id);
+        self.valid.push(valid);
+    }
+
+    /// Whether an image is smaller than the batch's size, so that it is padded.
+    pub fn is_padded(&self) -> bool {
+        self.valid.iter().any(|&valid| valid != self.size)
     }
 }
 
 /// Loads batches of images whose sizes differ from batch to batch, and prefetches them on background threads. Images are
-/// resized with the transform's filter and have its channels; nothing is cropped. Dropping the loader stops and joins its
-/// threads.
+/// resized with the transform's filter and have its channels; nothing is cropped. The images of a batch that pads one of them are
+/// normalised ([`PixelFormat::Normalised`]), because the padding is. Dropping the loader stops and joins its threads.
 pub struct SizedLoader {
     prefetcher: Prefetcher<BySize>,
 }
@@ -57,8 +107,8 @@ struct BySize {
 }
 
 impl SizedLoader {
-    /// Makes a loader of `batches` of images of `dataset`, whose sizes follow from those of the images by `sizing`. It reads
-    /// nothing before the first batch is requested. The size and the resize of `transform` have no effect.
+    /// Makes a loader of `batches` of images of `dataset`, which are resized as `sizing` says. It reads nothing before the first
+    /// batch is requested. The size and the resize of `transform` have no effect.
     ///
     /// # Errors
     /// [`DataError::Setting`], naming the setting: if a size is zero, the input has neither one nor three channels, an id is
@@ -70,8 +120,8 @@ impl SizedLoader {
         transform: &Transform,
         options: &LoaderOptions,
     ) -> Result<SizedLoader, DataError> {
-        for OfOneSize { size, ids } in &batches {
-            check_transform(&of_size(transform, *size))?;
+        for OfOneSize { ids, valid, .. } in &batches {
+            valid.iter().try_for_each(|&size| check_transform(&of_size(transform, size)))?;
             if let Some(id) = ids.iter().find(|&&id| id >= dataset.len()) {
                 let problem = format!("image {id} is beyond the data set's {}", dataset.len());
                 return Err(DataError::setting("ids", problem));
@@ -128,9 +178,19 @@ fn of_size(transform: &Transform, size: Size) -> Transform {
     Transform { size, resize: Resize::Direct, ..transform.clone() }
 }
 
+impl BySize {
+    /// An image of `valid` pixels as the network reads it: f32 in little-endian bytes, padded to `size`.
+    fn padded(&self, pixels: &[u8], valid: Size, size: Size) -> Vec<u8> {
+        let values = pad(&self.transform.normalised(pixels), valid, size);
+        values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    }
+}
+
 impl Source for BySize {
-    fn shape(&self, batch: BatchId) -> (Size, usize) {
-        (self.batches[batch.index].size, self.transform.channels())
+    fn without_images(&self, batch: BatchId) -> Batch {
+        let images = &self.batches[batch.index];
+        let format = if images.is_padded() { PixelFormat::Normalised } else { PixelFormat::Bytes };
+        Batch { format, ..Batch::empty(images.size, self.transform.channels()) }
     }
 
     fn image_ids(&self, batch: BatchId) -> Vec<usize> {
@@ -146,13 +206,14 @@ impl Source for BySize {
         self.dataset.label(id)
     }
 
-    fn load(&self, batch: BatchId, _slot: usize, id: usize) -> Result<Vec<u8>, DataError> {
-        let (held, size) = (self.dataset.decode_held(id)?, self.batches[batch.index].size);
-        let own = Size::new(held.image.height, held.image.width);
-        if self.sizing.apply(own) != size {
+    fn load(&self, batch: BatchId, slot: usize, id: usize) -> Result<Vec<u8>, DataError> {
+        let (held, images) = (self.dataset.decode_held(id)?, &self.batches[batch.index]);
+        let (own, valid) = (Size::new(held.image.height, held.image.width), images.valid[slot]);
+        if self.sizing.apply(own, self.transform.size_divisor) != valid {
             let problem = format!("it has {own} pixels now, and had another size when its header was read");
             return Err(self.dataset.image_error(id, DecodeError::Corrupt(problem)));
         }
-        Ok(preprocess(&held.image, &of_size(&self.transform, size)))
+        let pixels = preprocess(&held.image, &of_size(&self.transform, valid));
+        Ok(if images.is_padded() { self.padded(&pixels, valid, images.size) } else { pixels })
     }
 }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use swinq_model::Size;
 
-/// How the size of a network's input follows from the size of an image. Nothing is cropped and nothing is padded.
+/// How the size to which an image is resized follows from its own size. Nothing is cropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Sizing {
     /// The image's own size.
@@ -28,13 +28,16 @@ pub enum Sizing {
 }
 
 impl Sizing {
-    /// The size of the network's input for an image of `image` pixels. No side is 0.
-    pub fn apply(self, image: Size) -> Size {
-        match self {
-            Sizing::Keep => image,
+    /// The size to which an image of `image` pixels is resized. No side is 0. With a `divisor`
+    /// ([`Transform::size_divisor`](swinq_model::Transform)), sides are rounded up to its multiples, unless the image keeps its
+    /// size.
+    pub fn apply(self, image: Size, divisor: Option<usize>) -> Size {
+        let size = match self {
+            Sizing::Keep => return image,
             Sizing::Exact(size) => size,
             Sizing::Shorter { short, long } => in_proportion(image, short as f64, long as f64),
-        }
+        };
+        size.map(|side| side.next_multiple_of(divisor.unwrap_or(1)))
     }
 }
 
@@ -133,10 +136,20 @@ mod tests {
             ((91, 182), (666, 1333)),
             ((1, 5000), (1, 1333)),
         ] {
-            let found = sizing.apply(Size::new(image.0, image.1));
+            let found = sizing.apply(Size::new(image.0, image.1), None);
             assert_eq!(found, Size::new(expected.0, expected.1), "{image:?}");
         }
-        assert_eq!(Sizing::Keep.apply(Size::new(3, 9)), Size::new(3, 9));
-        assert_eq!(Sizing::Exact(Size::new(4, 5)).apply(Size::new(3, 9)), Size::new(4, 5));
+        assert_eq!(Sizing::Keep.apply(Size::new(3, 9), None), Size::new(3, 9));
+        assert_eq!(Sizing::Exact(Size::new(4, 5)).apply(Size::new(3, 9), None), Size::new(4, 5));
+    }
+
+    /// As by transformers' processor of Mask2Former, which resizes to multiples of 32.
+    #[test]
+    fn a_divisor_rounds_the_sides_of_resized_images_up() {
+        let sizing = Sizing::Shorter { short: 800, long: 1333 };
+        assert_eq!(sizing.apply(Size::new(480, 640), Some(32)), Size::new(800, 1088));
+        assert_eq!(sizing.apply(Size::new(333, 640), Some(32)), Size::new(704, 1344));
+        assert_eq!(Sizing::Exact(Size::new(64, 65)).apply(Size::new(3, 9), Some(32)), Size::new(64, 96));
+        assert_eq!(Sizing::Keep.apply(Size::new(3, 9), Some(32)), Size::new(3, 9));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use swinq_model::{Batch, BatchSource, BoxError, Draws, LoaderWork, Size, Transform};
+use swinq_model::{Batch, BatchSource, BoxError, Draws, LoaderWork, Transform};
 
 use crate::augment::Augment;
 use crate::dataset::{Dataset, Ids};
@@ -224,8 +224,8 @@ impl Shuffled {
 }
 
 impl Source for Shuffled {
-    fn shape(&self, _batch: BatchId) -> (Size, usize) {
-        (self.transform.size, self.transform.channels())
+    fn without_images(&self, _batch: BatchId) -> Batch {
+        Batch::empty(self.transform.size, self.transform.channels())
     }
 
     fn image_ids(&self, batch: BatchId) -> Vec<usize> {

@@ -81,6 +81,37 @@ impl Distortion {
         self.dot += piece.dot;
     }
 
+    /// Number of words of [`Distortion::words`].
+    pub(crate) const WORDS: usize = 10;
+
+    /// The counts and the bits of the sums, from which [`Distortion::from_words`] makes the same distortion again.
+    pub(crate) fn words(&self) -> [u64; Distortion::WORDS] {
+        let sums = [self.max_abs, self.l1, self.signal, self.noise, self.other, self.dot].map(f64::to_bits);
+        let [max_abs, l1, signal, noise, other, dot] = sums;
+        let Distortion { count, exact, rounded_to_zero, sign_flips, .. } = *self;
+        [count, exact, rounded_to_zero, sign_flips, max_abs, l1, signal, noise, other, dot]
+    }
+
+    /// The distortion of these words; `None` for sums that no tensors have.
+    pub(crate) fn from_words(words: [u64; Distortion::WORDS]) -> Option<Distortion> {
+        let [count, exact, rounded_to_zero, sign_flips, sums @ ..] = words;
+        let sums = sums.map(f64::from_bits);
+        let [max_abs, l1, signal, noise, other, dot] = sums;
+        let possible = sums[..5].iter().all(|sum| (0.0..f64::INFINITY).contains(sum)) && dot.is_finite();
+        possible.then_some(Distortion {
+            count,
+            exact,
+            rounded_to_zero,
+            sign_flips,
+            max_abs,
+            l1,
+            signal,
+            noise,
+            other,
+            dot,
+        })
+    }
+
     /// Signal to quantization noise ratio in dB:
     ///
     /// ```text
@@ -102,6 +133,16 @@ impl Distortion {
             return 0.0;
         }
         (self.dot / (self.signal.sqrt() * self.other.sqrt())).clamp(-1.0, 1.0)
+    }
+
+    /// The norm of the error relative to the norm of the reference, `sqrt(sum (y - r)^2 / sum r^2)`. 0 without noise, `None`
+    /// for noise without signal.
+    pub fn relative(&self) -> Option<f64> {
+        match (self.noise, self.signal) {
+            (0.0, _) => Some(0.0),
+            (_, 0.0) => None,
+            (noise, signal) => Some((noise / signal).sqrt()),
+        }
     }
 
     /// Mean of `|y - r|`; 0 for no elements.

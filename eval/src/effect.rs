@@ -1,4 +1,4 @@
-//! Distance of a model's logits from the float model's, as sums that can be added up batch by batch.
+//! Distance of a model's outputs from the float model's, as sums that can be added up batch by batch.
 
 use serde::{Deserialize, Serialize};
 use swinq_model::Logits;
@@ -6,10 +6,11 @@ use swinq_model::Logits;
 use crate::accuracy::argmax;
 use crate::distortion::Distortion;
 use crate::error::EvalError;
+use crate::results::OutputResult;
 use crate::results::sensitivity::Effect;
 
 /// Sums over images, from which an [`Effect`] follows.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EffectSums {
     /// Number of images.
     pub images: usize,
@@ -22,6 +23,9 @@ pub struct EffectSums {
     /// Sum of the images' divergences.
     kl: f64,
     distortion: Distortion,
+    /// Names of the outputs of a backbone that count, and their distances. The sums above that are about classes are 0 then.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    outputs: Vec<(String, Distortion)>,
 }
 
 impl EffectSums {
@@ -48,8 +52,37 @@ impl EffectSums {
         Ok(())
     }
 
-    /// Adds the sums of other images.
+    /// Adds `images` images of a backbone: the name of each output that counts, the float model's values and the other model's.
+    ///
+    /// # Errors
+    /// Those of [`EffectSums::add`].
+    pub fn add_maps<'a>(
+        &mut self,
+        images: usize,
+        outputs: impl IntoIterator<Item = (&'a str, &'a [f32], &'a [f32])>,
+    ) -> Result<(), EvalError> {
+        let mut added = Vec::new();
+        for (name, reference, other) in outputs {
+            let mut distortion = Distortion::default();
+            distortion.update(reference, other)?;
+            added.push((name.to_owned(), distortion));
+        }
+        self.merge(&EffectSums::of_maps(images, added));
+        Ok(())
+    }
+
+    /// The sums of `images` images of a backbone whose outputs that count have these names and distances.
+    pub fn of_maps(images: usize, outputs: Vec<(String, Distortion)>) -> EffectSums {
+        EffectSums { images, outputs, ..EffectSums::default() }
+    }
+
+    /// Adds the sums of other images. Both must be of the same outputs.
     pub fn merge(&mut self, other: &EffectSums) {
+        if self.outputs.is_empty() {
+            self.outputs =
+                other.outputs.iter().map(|(name, _)| (name.clone(), Distortion::default())).collect();
+        }
+        self.outputs.iter_mut().zip(&other.outputs).for_each(|((_, sum), (_, own))| sum.merge(own));
         self.images += other.images;
         self.labelled += other.labelled;
         self.top1_changes += other.top1_changes;
@@ -66,14 +99,33 @@ impl EffectSums {
     }
 
     /// The effect: ratios and means of the sums. The number of correct images is absent unless every image has a
-    /// label.
+    /// label. The SQNR and the cosine of a backbone are the lowest of its outputs.
     pub fn effect(&self) -> Effect {
+        if !self.outputs.is_empty() {
+            return self.effect_on_maps();
+        }
         Effect {
             sqnr_db: self.distortion.sqnr_db(),
             cosine: self.distortion.cosine(),
-            kl: if self.images == 0 { 0.0 } else { self.kl / self.images as f64 },
-            top1_changes: self.top1_changes,
+            kl: Some(if self.images == 0 { 0.0 } else { self.kl / self.images as f64 }),
+            top1_changes: Some(self.top1_changes),
             top1_correct: (self.images > 0 && self.labelled == self.images).then_some(self.top1_correct),
+            outputs: Vec::new(),
+        }
+    }
+
+    fn effect_on_maps(&self) -> Effect {
+        let figures = |(name, error): &(String, Distortion)| OutputResult::new(name, error);
+        let outputs: Vec<OutputResult> = self.outputs.iter().map(figures).collect();
+        let lowest =
+            |figure: fn(&OutputResult) -> f64| outputs.iter().map(figure).fold(f64::INFINITY, f64::min);
+        Effect {
+            sqnr_db: lowest(|output| output.sqnr_db),
+            cosine: lowest(|output| output.cosine),
+            kl: None,
+            top1_changes: None,
+            top1_correct: None,
+            outputs,
         }
     }
 }
@@ -107,7 +159,7 @@ mod tests {
         let mut sums = EffectSums::default();
         sums.add(&logits(&[3f32.ln(), 0.0]), &logits(&[5.0, 5.0]), &[]).unwrap();
         let expected = 0.75 * 1.5f64.ln() + 0.25 * 0.5f64.ln();
-        assert!((sums.effect().kl - expected).abs() < 1e-7, "{:?}", sums.effect());
+        assert!((sums.effect().kl.unwrap() - expected).abs() < 1e-7, "{:?}", sums.effect());
         assert_eq!(sums.effect().top1_correct, None);
     }
 
@@ -123,8 +175,23 @@ mod tests {
         assert_eq!(first, whole);
         // Image 0 changes from class 1 to 0; the tie of image 2 goes to class 0, in both models.
         let Effect { top1_changes, top1_correct, .. } = whole.effect();
-        assert_eq!((top1_changes, top1_correct), (1, Some(2)));
+        assert_eq!((top1_changes, top1_correct), (Some(1), Some(2)));
         // Image 0 is wrong in the reference and right in the other model.
         assert_eq!(whole.top1_standard_error(), 1.0 / 3.0);
+    }
+    #[test]
+    fn the_effect_on_maps_is_that_of_the_worst_output() {
+        let mut sums = EffectSums::default();
+        for scale in [1.0, 2.0] {
+            let reference = [scale; 4];
+            let [near, far] = [reference.map(|x| 1.01 * x), reference.map(|x| 1.1 * x)];
+            sums.add_maps(1, [("stage1", &reference[..], &near[..]), ("stage2", &reference[..], &far[..])])
+                .unwrap();
+        }
+        let effect = sums.effect();
+        assert_eq!((sums.images, effect.kl, effect.top1_changes), (2, None, None));
+        let dbs: Vec<f64> = effect.outputs.iter().map(|output| output.sqnr_db).collect();
+        assert!((dbs[0] - 40.0).abs() < 1e-3 && (dbs[1] - 20.0).abs() < 1e-3, "{dbs:?}");
+        assert_eq!(effect.sqnr_db, dbs[1]);
     }
 }

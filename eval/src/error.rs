@@ -72,6 +72,17 @@ pub enum EvalError {
         /// The value.
         value: f32,
     },
+    /// A value of a feature map is NaN or infinite.
+    #[error(
+        "image {image}: {output} has a value that is not finite; a scale or a weight of the model is damaged \
+         (`swinq inspect` prints the scales)"
+    )]
+    NonFiniteMap {
+        /// Position of the image in the data set's list.
+        image: usize,
+        /// Name of the output.
+        output: String,
+    },
     /// Two sets of logits belong to different images, labels or classes.
     #[error("the two models cannot be compared: {problem}")]
     Mismatch {

@@ -9,6 +9,7 @@
 //! | [`collected`] | the logits of a model over a data set |
 //! | [`mod@accuracy`], [`interval`] | top-1 and top-5, and the confidence interval of a difference |
 //! | [`mod@fidelity`], [`effect`], [`distortion`] | distance between two models, and between two tensors |
+//! | [`mod@maps`] | distance between the feature maps of two backbones |
 //! | [`disagreement`] | classes and images on which two models differ |
 //! | [`part`] | the logits of a part of the images, as they are stored |
 //! | [`latency`] | latency measurement |
@@ -29,6 +30,7 @@ mod figures;
 pub mod inspection;
 pub mod interval;
 pub mod latency;
+pub mod maps;
 pub mod part;
 pub mod report;
 pub mod results;
@@ -45,11 +47,13 @@ pub use fidelity::{Fidelity, fidelity};
 pub use inspection::{Inspection, site_results};
 pub use interval::{Interval, top1_difference};
 pub use latency::{Latency, LatencyOptions, Step, measure, measure_interleaved};
+pub use maps::{ImageErrors, MapErrors};
 pub use report::{ReportExtras, Thumbnail, html, markdown};
 pub use results::{
-    CalibrationSet, ClassResult, DataInfo, Disagreement, Flips, Guess, LaunchResult, ModelResult, Origin,
-    Precision, Profile, RangeFile, RangeHistogram, Results, SCHEMA, SiteResult, Stats, StepPoint,
-    TrainingRun, ValidationPoint, read_results, read_training, results_json, write_results,
+    CalibrationSet, ClassResult, DataInfo, Disagreement, Flips, Guess, ImageResult, LaunchResult,
+    ModelResult, Origin, OutputResult, Precision, Profile, RangeFile, RangeHistogram, Results, SCHEMA,
+    SiteResult, SizeResult, Stats, StepPoint, TrainingRun, ValidationPoint, read_results, read_training,
+    results_json, write_results,
 };
 pub use results::{sensitivity::Sensitivity, tune::Tuning};
 pub use text::{acc_line, mebibytes, performance_summary, table};

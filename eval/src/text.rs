@@ -5,7 +5,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use crate::accuracy::Accuracy;
 use crate::latency::Latency;
 use crate::report::verdict::load_warning;
-use crate::results::{ModelResult, Results};
+use crate::results::{ImageResult, ModelResult, OutputResult, Results};
 
 /// The accuracy line in the format of Microsoft's evaluation script: ` * Acc@1 81.182 Acc@5 95.522`.
 pub fn acc_line(accuracy: &Accuracy) -> String {
@@ -43,6 +43,8 @@ pub(crate) type Column<'a> = (String, Box<dyn Fn(&ModelResult, &ModelResult) -> 
 
 /// Width of a table in columns of text, beyond which columns go to a further table.
 const WIDTH: usize = 100;
+/// Number of images that are named below the tables for each model.
+const WORST: usize = 3;
 /// Width of the longest name that stays in the rows of a table that is too wide.
 const NAME: usize = 30;
 
@@ -53,9 +55,11 @@ const NAME: usize = 30;
 /// table too wide stand before the tables, whose rows then have letters. Below the tables stands which latencies were
 /// measured while other processes worked, if there are any, and the peak memory of the process, if it is known.
 pub fn table(results: &Results) -> String {
-    let accuracy = cells(results, accuracy_columns());
+    let accuracy = cells(results, accuracy_columns(results));
     let speed = cells(results, speed_columns(results));
-    let mut known: Vec<_> = [accuracy, speed].into_iter().filter(|(header, _)| header.len() > 1).collect();
+    let sizes = cells(results, size_columns(results));
+    let mut known: Vec<_> =
+        [accuracy, speed, sizes].into_iter().filter(|(header, _)| header.len() > 1).collect();
     let mut text = String::new();
     let long = results.models.iter().any(|model| model.label().chars().count() > NAME);
     if long && known.iter().any(|(header, rows)| width(header, rows) > WIDTH) {
@@ -67,6 +71,13 @@ pub fn table(results: &Results) -> String {
     }
     let tables = known.into_iter().flat_map(|(header, rows)| split(header, rows));
     text += &tables.map(|(header, rows)| markdown(header, rows)).collect::<Vec<_>>().join("\n");
+    for model in results.models.iter().filter(|model| !model.worst_images.is_empty()) {
+        text += &format!("\nfarthest from the baseline, {}:\n", model.label());
+        text.extend(model.worst_images.iter().take(WORST).map(|image| format!("  {}\n", worst_line(image))));
+    }
+    if let Some([height, width]) = results.timed_size() {
+        text += &format!("\nlatency is that of images of {height}x{width} pixels where no size is stated\n");
+    }
     let timed = results.models.iter().any(|model| !model.latency_ms.is_empty());
     if let Some(warning) = load_warning(results).filter(|_| timed) {
         text += &format!("\n{warning}\n");
@@ -75,6 +86,19 @@ pub fn table(results: &Results) -> String {
         text += &format!("\npeak memory of the process: {}\n", mebibytes(bytes));
     }
     text
+}
+
+/// An image with the SQNR of its outputs, as in `street.jpg (512x640): stage1 40.1 dB, stage2 31.0 dB`.
+fn worst_line(image: &ImageResult) -> String {
+    let [height, width] = image.size;
+    let outputs: Vec<String> =
+        image.outputs.iter().map(|output| format!("{} {}", output.name, decibels(output.sqnr_db))).collect();
+    format!("{} ({height}x{width}): {}", image_name(image), outputs.join(", "))
+}
+
+/// The name of an image, or its number.
+pub(crate) fn image_name(image: &ImageResult) -> String {
+    image.image.clone().unwrap_or_else(|| format!("image {}", image.id))
 }
 
 /// Width of a table.
@@ -166,8 +190,8 @@ fn column<'a>(name: &str, show: impl Fn(&ModelResult, &ModelResult) -> Option<St
 }
 
 /// The columns of accuracy and of closeness to the baseline.
-pub(crate) fn accuracy_columns<'a>() -> Vec<Column<'a>> {
-    vec![
+pub(crate) fn accuracy_columns<'a>(results: &Results) -> Vec<Column<'a>> {
+    let mut columns = vec![
         column("Acc@1", |base, model| with_delta(base, model, ModelResult::top1_percent)),
         column("95 % interval", |_, model| {
             let interval = model.top1_difference?;
@@ -176,9 +200,43 @@ pub(crate) fn accuracy_columns<'a>() -> Vec<Column<'a>> {
         column("Acc@5", |base, model| with_delta(base, model, ModelResult::top5_percent)),
         column("images", |_, model| model.images.map(|images| images.to_string())),
         column("agreement", |_, model| model.agreement.map(|share| format!("{:.3} %", 100.0 * share))),
-        column("SQNR", |_, model| model.sqnr_db.map(decibels)),
-        column("cosine", |_, model| model.cosine.map(|cosine| format!("{cosine:.6}"))),
-    ]
+        column("SQNR", |_, model| model.sqnr_db.filter(|_| model.outputs.is_empty()).map(decibels)),
+        column("cosine", |_, model| model.cosine.filter(|_| model.outputs.is_empty()).map(cosine)),
+    ];
+    columns.extend(output_columns(results, "SQNR", |output| Some(decibels(output.sqnr_db))));
+    columns.extend(output_columns(results, "cosine", |output| Some(cosine(output.cosine))));
+    columns.extend(output_columns(results, "error", |output| output.relative_error.map(relative)));
+    columns
+}
+
+/// A column for a figure of each output of backbones.
+fn output_columns<'a>(
+    results: &Results,
+    figure: &str,
+    show: impl Fn(&OutputResult) -> Option<String> + Copy + 'a,
+) -> Vec<Column<'a>> {
+    let of_output = |name: String| {
+        column(&format!("{figure} {name}"), move |_, model| {
+            model.outputs.iter().find(|output| output.name == name).and_then(show)
+        })
+    };
+    results.outputs().into_iter().map(of_output).collect()
+}
+
+/// The columns of latency by image size and batch size, where several sizes were timed.
+fn size_columns<'a>(results: &Results) -> Vec<Column<'a>> {
+    let sizes = results.timed_sizes();
+    let of_size = |[height, width]: [usize; 2], batch: usize| {
+        column(&format!("median ms {height}x{width} @ {batch}"), move |base, model| {
+            with_speedup(base, model, |model| {
+                Some(model.at_size([height, width])?.latency_ms.get(&batch)?.median)
+            })
+        })
+    };
+    let several = sizes.iter().filter(|_| sizes.len() > 1);
+    several
+        .flat_map(|&size| results.batch_sizes().into_iter().map(move |batch| of_size(size, batch)))
+        .collect()
 }
 
 /// The columns of latency with speed-up by batch size, best throughput, share of INT8, size and memory.
@@ -250,6 +308,16 @@ pub(crate) fn thousands(count: usize) -> String {
         text.push(digit);
     }
     text
+}
+
+/// A cosine, as in `0.999957`.
+pub(crate) fn cosine(value: f64) -> String {
+    format!("{value:.6}")
+}
+
+/// A relative error, as in `0.0123`.
+pub(crate) fn relative(value: f64) -> String {
+    format!("{value:.4}")
 }
 
 /// A ratio in dB, as in `43.21 dB` or `inf dB`.

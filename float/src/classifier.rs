@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use candle_core::Device;
+use candle_core::{Device, Tensor};
 
 use crate::error::FloatError;
 use crate::{FakeQuant, Float, Sites, Swin};
@@ -10,7 +10,7 @@ use swinq_model::batch::{Batch, BoxError, Classifier, Logits, Transform};
 use swinq_model::quantized::{FloatModel, QuantizedModel};
 use swinq_model::{ModelError, Size};
 
-/// A classifier that runs the float forward: of a float model, or of a quantized model in simulation. Calls from several
+/// A network that runs the float forward, a classifier or a backbone: of a float model, or of a quantized model in simulation. Calls from several
 /// threads take turns.
 pub struct FloatClassifier {
     swin: Swin,
@@ -42,6 +42,28 @@ impl FloatClassifier {
             transform: model.transform.clone(),
             sites: Mutex::new(Box::new(sites)),
         })
+    }
+}
+
+impl FloatClassifier {
+    /// Every output of the images of `batch`, f32 with the channels first: the logits `[n, classes]`, or the feature maps
+    /// `[n, channels, height, width]` of a backbone.
+    ///
+    /// # Errors
+    /// The errors of [`Swin::images`] and [`Swin::outputs`].
+    pub fn outputs(&self, batch: &Batch) -> Result<Vec<Vec<f32>>, FloatError> {
+        if batch.is_empty() {
+            return Ok(vec![Vec::new(); self.swin.config().outputs.len().max(1)]);
+        }
+        let images = self.swin.images(batch, &self.transform)?;
+        let mut sites = self.sites.lock().unwrap_or_else(PoisonError::into_inner);
+        let channels_first = |output: Tensor| {
+            let (rows, columns) = output.dims2()?;
+            let by_image = output.reshape((batch.len(), rows / batch.len(), columns))?;
+            by_image.transpose(1, 2)?.flatten_all()?.to_vec1()
+        };
+        let outputs = self.swin.outputs(&images, sites.as_mut())?;
+        Ok(outputs.into_iter().map(channels_first).collect::<candle_core::Result<_>>()?)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::tape::Tape;
 use crate::weights::{LinearWeights, Source, StageWeights};
 use swinq_model::ModelError;
 use swinq_model::arch::{Size, SwinConfig};
-use swinq_model::batch::{Batch, PixelFormat, Transform};
+use swinq_model::batch::{Batch, Transform};
 use swinq_model::params::check_parameters;
 use swinq_model::site::{BlockId, Half, Linear, Site};
 use swinq_model::tensor::StateDict;
@@ -140,12 +140,10 @@ impl Swin {
             );
             return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
         }
-        let values = match batch.format {
-            PixelFormat::Bytes => normalised(batch, transform),
-            PixelFormat::Normalised => {
-                batch.pixels.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect()
-            }
-        };
+        let values = batch.values().unwrap_or_else(|| {
+            let images = batch.pixels.chunks_exact(batch.image_bytes());
+            images.flat_map(|image| transform.normalised(image)).collect()
+        });
         Ok(Tensor::from_vec(values, (n, channels, size.height, size.width), &self.device)?)
     }
 
@@ -292,12 +290,17 @@ impl Swin {
     }
 
     /// Gathers the values of each patch into a row: `[n, channels, height, width]` to `[n * tokens, channels * patch^2]`. Images
-    /// are padded with zeros to a multiple of the patch.
+    /// are padded with zeros to a multiple of the patch, or cut to one.
     fn patches(&self, images: &Tensor) -> Result<Tensor, FloatError> {
         let ((n, channels, height, width), patch) = (images.dims4()?, self.config.patch_size);
-        let (rows, columns) = (height.div_ceil(patch), width.div_ceil(patch));
-        let pad = |x: &Tensor, dim, by| if by == 0 { Ok(x.clone()) } else { x.pad_with_zeros(dim, 0, by) };
-        let images = pad(&pad(images, 2, rows * patch - height)?, 3, columns * patch - width)?;
+        let grid = self.config.grid_size(0, Size::new(height, width));
+        let (rows, columns) = (grid.height, grid.width);
+        let fit = |x: &Tensor, dim, side: usize| match x.dim(dim)? {
+            own if own > side => x.narrow(dim, 0, side),
+            own if own < side => x.pad_with_zeros(dim, 0, side - own),
+            _ => Ok(x.clone()),
+        };
+        let images = fit(&fit(images, 2, rows * patch)?, 3, columns * patch)?;
         let cut = images.reshape(vec![n, channels, rows, patch, columns, patch])?;
         let cut = cut.permute(vec![0, 2, 4, 1, 3, 5])?.contiguous()?;
         Ok(cut.reshape((n * rows * columns, channels * patch * patch))?)
@@ -339,17 +342,4 @@ impl Swin {
             Linear::Head => &mut self.head.as_mut().expect("a classifier has a head").1,
         }
     }
-}
-
-/// The values of the bytes of `batch`, `[n, channels, height, width]`, normalised as `transform` says.
-fn normalised(batch: &Batch, transform: &Transform) -> Vec<f32> {
-    let table = transform.lookup();
-    let mut values = Vec::with_capacity(batch.pixels.len());
-    for image in batch.pixels.chunks_exact(batch.image_bytes()) {
-        for (channel, row) in table.iter().enumerate() {
-            let bytes = image[channel..].iter().step_by(batch.channels);
-            values.extend(bytes.map(|&byte| row[usize::from(byte)]));
-        }
-    }
-    values
 }

@@ -43,7 +43,10 @@ impl PackedModel {
         let outline = Arc::new(plan.outline());
         let lowered = match &backend {
             Backend::Cpu(options) => Lowered::Cpu(Arc::new(cpu::Packed::new(&plan, &outline, options.cpu))),
-            Backend::Cuda(options) => Lowered::Cuda(Arc::new(cuda::Packed::new(&plan, options)?)),
+            Backend::Cuda(options) => {
+                cuda::check_architecture(&model.config)?;
+                Lowered::Cuda(Arc::new(cuda::Packed::new(&plan, options)?))
+            }
         };
         Ok(PackedModel {
             plan: outline,

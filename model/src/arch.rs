@@ -188,7 +188,7 @@ impl SwinConfig {
 
     /// Tokens of an image of `image` pixels after the patch embedding.
     fn patches(&self, image: Size) -> Size {
-        image.map(|side| side.div_ceil(self.patch_size))
+        self.window_policy.image_edge().grid(image, self.patch_size)
     }
 
     /// The grid of the tokens of stage `stage` for an image of `image` pixels that the network can process.

@@ -17,7 +17,7 @@ pub enum PixelFormat {
     /// Images after resize and crop, before normalisation: `u8`, `[n, height, width, channels]`.
     #[default]
     Bytes,
-    /// What the network reads: f32 in little-endian bytes, `[n, channels, height, width]`. Only calibration takes them.
+    /// What the network reads: f32 in little-endian bytes, `[n, channels, height, width]`. No [`Classifier`] takes them.
     Normalised,
 }
 
@@ -80,6 +80,12 @@ impl Batch {
             ids: self.ids[range].to_vec(),
             ..self.without_images()
         }
+    }
+
+    /// The values of normalised images, f32 `[n, channels, height, width]`; `None` for bytes.
+    pub fn values(&self) -> Option<Vec<f32>> {
+        let values = || self.pixels.as_chunks().0.iter().map(|&value| f32::from_le_bytes(value)).collect();
+        (self.format == PixelFormat::Normalised).then(values)
     }
 
     /// Number of images.
@@ -192,7 +198,14 @@ pub struct Transform {
     pub mean: Vec<f32>,
     /// Standard deviation of each channel, of pixels in 0..1.
     pub std: Vec<f32>,
+    /// The sides to which images of a backbone are resized are rounded up to multiples of this number of pixels; `None` for sides
+    /// as they are asked for. transformers' processors of MaskFormer and Mask2Former do so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_divisor: Option<usize>,
 }
+
+/// The largest [`Transform::size_divisor`], in pixels.
+pub(crate) const MAX_DIVISOR: usize = 4096;
 
 /// ImageNet's channel means.
 pub const IMAGENET_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
@@ -216,7 +229,15 @@ impl Transform {
         let resize =
             if crop { Resize::ShorterSide((256.0 / 224.0 * longer as f64) as usize) } else { Resize::Direct };
         let (mean, std) = common_statistics(channels);
-        Transform { family: "ms".to_owned(), size, resize, filter: Filter::Bicubic, mean, std }
+        Transform {
+            family: "ms".to_owned(),
+            size,
+            resize,
+            filter: Filter::Bicubic,
+            mean,
+            std,
+            size_divisor: None,
+        }
     }
 
     /// Whether a file needs version 3 of the format, because version 2 cannot state this transform.
@@ -230,11 +251,14 @@ impl Transform {
     }
 
     /// Checks that means and standard deviations are plausible for pixels in 0..1: means in -1..=2, deviations in
-    /// 0.001..=10.
+    /// 0.001..=10; and that the divisor of sizes is in 1..=4096.
     ///
     /// # Errors
     /// The field and the problem.
-    pub fn check_statistics(&self) -> Result<(), (&'static str, String)> {
+    pub fn check(&self) -> Result<(), (&'static str, String)> {
+        if let Some(divisor) = self.size_divisor.filter(|divisor| !(1..=MAX_DIVISOR).contains(divisor)) {
+            return Err(("size_divisor", format!("{divisor} is not in 1..={MAX_DIVISOR}")));
+        }
         if self.std.len() != self.mean.len() {
             return Err(("std", format!("{} values for {} channels", self.std.len(), self.mean.len())));
         }
@@ -259,6 +283,17 @@ impl Transform {
         }
         table
     }
+
+    /// The normalised image of `pixels`: f32 `[channels, height, width]` of `u8` `[height, width, channels]`.
+    pub fn normalised(&self, pixels: &[u8]) -> Vec<f32> {
+        let table = self.lookup();
+        let mut values = Vec::with_capacity(pixels.len());
+        for (channel, row) in table.iter().enumerate() {
+            let bytes = pixels.iter().skip(channel).step_by(table.len());
+            values.extend(bytes.map(|&byte| row[usize::from(byte)]));
+        }
+        values
+    }
 }
 
 impl std::fmt::Display for Transform {
@@ -271,7 +306,11 @@ impl std::fmt::Display for Transform {
             Resize::Cover(covered) => write!(f, "{}: cover {covered}, center crop {size}", self.family)?,
             Resize::Direct => write!(f, "{}: direct to {size}", self.family)?,
         }
-        write!(f, ", {filter}, mean {:?}, std {:?}", self.mean, self.std)
+        write!(f, ", {filter}, mean {:?}, std {:?}", self.mean, self.std)?;
+        match self.size_divisor {
+            Some(divisor) => write!(f, ", resized sides multiples of {divisor}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use swinq_numerics::Size;
+
 use crate::printable::{printable, printable_name};
 
 /// The problem of a `file` that is not whole or not as its format has it, for [`ModelError::file`].
@@ -20,6 +22,14 @@ pub enum ModelError {
         /// The field, in Microsoft's naming where it has one.
         field: String,
         /// The problem.
+        problem: String,
+    },
+    /// The network cannot process images of a size.
+    #[error("images of {size}: {problem}")]
+    Image {
+        /// Height and width in pixels.
+        size: Size,
+        /// The reason, and what helps.
         problem: String,
     },
     /// A recipe is malformed, or one of its rules matches no site.

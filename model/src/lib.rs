@@ -29,11 +29,11 @@ pub use batch::{
     Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, PixelFormat, Resize, Transform,
 };
 pub use checkpoint::{
-    Dialect, Documents, ElementType, InMemory, LoadOptions, Loaded, StoredParameter, TensorView, Values, ft_key,
-    ft_site, import_ft_amax, is_quantized_file, load_float, load_float_from_memory, load_float_with_remarks,
-    random_model,
+    Dialect, Documents, ElementType, InMemory, LoadOptions, Loaded, StoredParameter, TensorView, Values,
+    ft_key, ft_site, import_ft_amax, is_quantized_file, load_float, load_float_from_memory,
+    load_float_with_remarks, random_model,
 };
-pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_configs};
+pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_backbones, shipped_configs};
 pub use draws::Draws;
 pub use error::ModelError;
 pub use pattern::{SitePattern, nearest_patterns, nearest_sites};

@@ -75,7 +75,8 @@ impl<'m> Builder<'m> {
         let config = &self.model.config;
         let k = config.in_chans * config.patch_size.pow(2);
         let lookup = self.model.transform.lookup();
-        let op = Op::Patches(Patches { patch: config.patch_size, lookup });
+        let edge = config.window_policy.image_edge();
+        let op = Op::Patches(Patches { patch: config.patch_size, lookup, edge });
         let store = self.input_store(Layer::PatchEmbed)?;
         let patches = self.stored("patch_embed.patches", op, store, image, (Rows::Tokens(0), k), 0);
         let stream = self.linear(Layer::PatchEmbed, patches, Store::F32, Order::Tokens(0))?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use swinq_model::quantized::Int8Weight;
-use swinq_numerics::{AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, Quantizer, RowStore};
+use swinq_numerics::{AttentionQuant, AttentionSpec, ColumnQuantizers, Gelu, ImageEdge, Quantizer, RowStore};
 
 use crate::geometry::Order;
 use crate::values::{RelativeBias, Values};
@@ -35,9 +35,10 @@ pub enum Store {
 pub struct Patches {
     /// Side of a patch in pixels.
     pub patch: usize,
-    /// The normalised value of each byte of each channel: `[channel][byte]`. Beyond the edges of an image that is no multiple
-    /// of the patch the normalised value is 0.
+    /// The normalised value of each byte of each channel: `[channel][byte]`.
     pub lookup: Vec<[f32; 256]>,
+    /// What becomes of the edges of an image that is no multiple of the patch.
+    pub edge: ImageEdge,
 }
 
 /// The weight of a linear layer, `[n, k]`, and the arithmetic of its product.

@@ -423,7 +423,9 @@ impl Trainer {
     /// Weights or ranges that cannot be quantized.
     pub fn model(&self) -> Result<QuantizedModel, QatError> {
         match &self.template {
-            Some(template) => export::quantized_student(template, &self.start, self.student.scales(), self.values()),
+            Some(template) => {
+                export::quantized_student(template, &self.start, self.student.scales(), self.values())
+            }
             None => Ok(QuantizedModel::from_float(self.float()?)?),
         }
     }

@@ -3,43 +3,58 @@
 use std::path::Path;
 
 use swinq_eval::{
-    Collected, EvalError, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, site_results,
+    Collected, EvalError, LaunchResult, ModelResult, Origin, Precision, Profile, RangeFile, SizeResult,
+    site_results,
 };
-use swinq_int8_runtime::{Images as Pixels, RuntimeError};
 use swinq_kernels::Cpu;
 use swinq_model::{Batch, BoxError, Classifier, Logits, Size, SwinConfig, Transform};
 
 use super::predictions::Predicted;
 use super::{Observer, noise_of};
-use crate::features::run_all;
+use crate::features;
 use crate::hex::sha256_of;
 use crate::{BackendChoice, Engine, EngineOptions, Error, Images, Model, ReadOptions, Replicas};
 
-/// The engine or classifier that runs a candidate.
+/// What runs a candidate.
 pub enum Runner {
     /// An engine.
     Engine(Box<Engine>),
     /// An engine on each of several GPUs.
     Replicas(Replicas),
-    /// Another classifier, such as a simulation.
-    Other(Box<dyn Classifier>),
+    /// The float forward, with simulated quantization.
+    #[cfg(feature = "float")]
+    Simulated(Box<swinq_float::FloatClassifier>),
 }
 
 impl Runner {
-    /// The engines; none for another classifier.
+    /// The engines; none for a simulation.
     pub fn engines(&self) -> &[Engine] {
         match self {
             Runner::Engine(engine) => std::slice::from_ref(engine),
             Runner::Replicas(replicas) => replicas.engines(),
-            Runner::Other(_) => &[],
+            #[cfg(feature = "float")]
+            Runner::Simulated(_) => &[],
+        }
+    }
+
+    /// Computes every output of `batch` into `values`, f32 with the channels first: `[images, classes]`, or `[images, channels,
+    /// height, width]` of each feature map. The memory of `values` is reused.
+    pub(super) fn compute(&self, batch: &Batch, values: &mut Vec<Vec<f32>>) -> Result<(), BoxError> {
+        match self {
+            Runner::Engine(engine) => Ok(features::compute(engine, batch, values)?),
+            Runner::Replicas(replicas) => Ok(replicas.compute(batch, values)?),
+            #[cfg(feature = "float")]
+            Runner::Simulated(simulated) => {
+                *values = simulated.outputs(batch)?;
+                Ok(())
+            }
         }
     }
 
     /// A function that computes all outputs of `batch`, in memory that it keeps.
     pub(super) fn on<'a>(&'a self, batch: &'a Batch) -> Box<dyn FnMut() -> Result<(), BoxError> + 'a> {
-        let Runner::Engine(engine) = self else { return Box::new(|| self.infer(batch).map(drop)) };
-        let mut outputs = AllOutputs::new(engine, batch);
-        Box::new(move || Ok(outputs.compute(engine, batch)?))
+        let mut values = Vec::new();
+        Box::new(move || self.compute(batch, &mut values))
     }
 
     /// The engine that runs on a CPU, if one does.
@@ -48,28 +63,13 @@ impl Runner {
     }
 }
 
-/// Memory for every output of an engine, in f32, with the channels first.
-pub(super) struct AllOutputs(Vec<Vec<f32>>);
-
-impl AllOutputs {
-    /// For the images of `batch`.
-    pub(super) fn new(engine: &Engine, batch: &Batch) -> AllOutputs {
-        let length = |output| batch.len() * engine.output_shape(output, batch.size).values();
-        AllOutputs(engine.outputs().iter().map(|output| vec![0.0; length(output)]).collect())
-    }
-
-    /// Computes the outputs of `batch`.
-    pub(super) fn compute(&mut self, engine: &Engine, batch: &Batch) -> Result<(), RuntimeError> {
-        run_all(engine, Pixels::new(batch.size, &batch.pixels[..]), &mut self.0)
-    }
-}
-
 impl Classifier for Runner {
     fn classes(&self) -> usize {
         match self {
             Runner::Engine(engine) => engine.classes(),
             Runner::Replicas(replicas) => replicas.classes(),
-            Runner::Other(other) => other.classes(),
+            #[cfg(feature = "float")]
+            Runner::Simulated(simulated) => simulated.classes(),
         }
     }
 
@@ -77,7 +77,8 @@ impl Classifier for Runner {
         match self {
             Runner::Engine(engine) => engine.input_size(),
             Runner::Replicas(replicas) => replicas.input_size(),
-            Runner::Other(other) => other.input_size(),
+            #[cfg(feature = "float")]
+            Runner::Simulated(simulated) => simulated.input_size(),
         }
     }
 
@@ -85,7 +86,8 @@ impl Classifier for Runner {
         match self {
             Runner::Engine(engine) => engine.channels(),
             Runner::Replicas(replicas) => replicas.channels(),
-            Runner::Other(other) => other.channels(),
+            #[cfg(feature = "float")]
+            Runner::Simulated(simulated) => simulated.channels(),
         }
     }
 
@@ -93,7 +95,8 @@ impl Classifier for Runner {
         match self {
             Runner::Engine(engine) => Ok(engine.infer(batch)?),
             Runner::Replicas(replicas) => replicas.infer(batch),
-            Runner::Other(other) => other.infer(batch),
+            #[cfg(feature = "float")]
+            Runner::Simulated(simulated) => simulated.infer(batch),
         }
     }
 }
@@ -178,7 +181,7 @@ impl Candidate {
         let classifier = swinq_float::FloatClassifier::simulate(model.as_quantized(), &device.open()?)?;
         let mut result = ModelResult::new(name, Precision::Simulated, "fake quantization");
         result.recipe = Some(model.as_quantized().recipe.name.clone());
-        Ok(Candidate::new(result, Runner::Other(Box::new(classifier)), model))
+        Ok(Candidate::new(result, Runner::Simulated(Box::new(classifier)), model))
     }
 
     /// `model` on the CPU engine with the scalar code that defines every operation.
@@ -228,6 +231,19 @@ impl Candidate {
         }
         self.result.input_size = Some([size.height, size.width]);
         Ok(self)
+    }
+
+    /// Sets the size of the images that are timed, and forgets the times of another.
+    pub(super) fn begin_size(&mut self, size: Size) {
+        let result = &mut self.result;
+        result.input_size = Some([size.height, size.width]);
+        (result.latency_ms, result.compute_ms) = Default::default();
+        (result.throughput_ips, result.stream_ips) = Default::default();
+    }
+
+    /// Stores the times of several sizes. Those that are stored already are the times of the first.
+    pub(super) fn end_sizes(&mut self, sizes: Vec<SizeResult>) {
+        (self.result.input_size, self.result.sizes) = (None, sizes);
     }
 
     /// Height and width of the images.
@@ -370,7 +386,7 @@ impl Candidate {
         Ok((collected, batches.skipped().to_vec()))
     }
 
-    fn failed(&self, source: EvalError) -> Error {
+    pub(super) fn failed(&self, source: EvalError) -> Error {
         Error::Evaluating { model: self.result.name.clone(), source }
     }
 
@@ -385,12 +401,13 @@ impl Candidate {
     }
 
     /// Measures the time of each launch for a batch of `batch_size` images, and stores it. Does nothing for a
-    /// candidate that does not run on an engine, or for batches that the engine splits.
+    /// candidate that does not run on an engine, for batches that the engine splits, and for a backbone, whose images have
+    /// other sizes than the network's own.
     pub(super) fn profile(&mut self, batch_size: usize) -> Result<(), Error> {
         /// Number of inferences that are timed on a CPU, after those that warm it up.
         const RUNS: usize = 20;
         let Runner::Engine(engine) = &self.runner else { return Ok(()) };
-        if batch_size > engine.max_batch() {
+        if batch_size > engine.max_batch() || self.config.is_backbone() {
             return Ok(());
         }
         let batch = super::noise(&**engine, batch_size)?;

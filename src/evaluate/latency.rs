@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use swinq_eval::{Environment, Latency, LatencyOptions, Load, LoadMeter, Step, measure_interleaved};
+use swinq_eval::{
+    Environment, Latency, LatencyOptions, Load, LoadMeter, ModelResult, SizeResult, Step, measure_interleaved,
+};
 use swinq_model::{Batch, Classifier, Size};
 
-use super::candidate::AllOutputs;
-use super::{Candidate, Observer, Runner};
-use crate::{Engine, Error};
+use super::{Candidate, EvaluateOptions, Observer, Runner};
+use crate::{Engine, Error, features};
 
 /// Number of images of the inference from which the time of larger batches is estimated.
 const PROBE: usize = crate::DEFAULT_BATCH;
@@ -77,6 +78,35 @@ pub fn measure_latency(
         let pairs: Vec<_> = candidates.iter().map(|candidate| &candidate.result).zip(&latencies).collect();
         observer.timed(batch_size, elapsed, &pairs);
     }
+    Ok(loads)
+}
+
+/// [`measure_latency`] at each of `sizes`, which are backbones' sizes of images; without sizes, at the candidates' own. The times
+/// of the first size are those of the results, and the times of all sizes are listed.
+pub(super) fn measure_sizes(
+    candidates: &mut [Candidate],
+    sizes: &[Size],
+    options: &EvaluateOptions,
+    observer: &mut dyn Observer,
+) -> Result<BTreeMap<usize, Load>, Error> {
+    let EvaluateOptions { latency, latency_options, .. } = options;
+    let mut measure =
+        |candidates: &mut [Candidate]| measure_latency(candidates, latency, latency_options, 0, observer);
+    if sizes.is_empty() || latency.is_empty() {
+        return measure(candidates);
+    }
+    let (mut listed, mut loads) = (vec![Vec::new(); candidates.len()], BTreeMap::new());
+    // The first size comes last, so that its times stay.
+    for size in sizes.iter().rev() {
+        candidates.iter_mut().for_each(|candidate| candidate.begin_size(*size));
+        loads = measure(candidates)?;
+        for (candidate, listed) in candidates.iter().zip(&mut listed) {
+            let ModelResult { latency_ms, compute_ms, .. } = &candidate.result;
+            let (latency_ms, compute_ms) = (latency_ms.clone(), compute_ms.clone());
+            listed.insert(0, SizeResult { size: [size.height, size.width], latency_ms, compute_ms });
+        }
+    }
+    candidates.iter_mut().zip(listed).for_each(|(candidate, listed)| candidate.end_sizes(listed));
     Ok(loads)
 }
 
@@ -181,9 +211,9 @@ fn side_by_side(engine: &Engine, batch: &Batch, lanes: usize, time: Duration) ->
     let run = |time| -> Result<f64, Error> {
         let start = Instant::now();
         let call = || -> Result<usize, Error> {
-            let (mut images, mut outputs) = (0, AllOutputs::new(engine, batch));
+            let (mut images, mut values) = (0, Vec::new());
             while images == 0 || start.elapsed() < time {
-                outputs.compute(engine, batch)?;
+                features::compute(engine, batch, &mut values)?;
                 images += batch.len();
             }
             Ok(images)
@@ -223,7 +253,8 @@ fn stream(runner: &Runner, batch_size: usize) -> Result<Option<f64>, Error> {
             Runner::Replicas(replicas) => {
                 replicas.infer_in_batches(batch_size, &batch.pixels, &mut logits)?
             }
-            Runner::Other(_) => return Ok(None),
+            #[cfg(feature = "float")]
+            Runner::Simulated(_) => return Ok(None),
         }
         seconds.push(start.elapsed().as_secs_f64());
     }

@@ -1,7 +1,9 @@
-//! Evaluation: accuracy, agreement with a baseline and latency of one or more models, as one set of results.
+//! Evaluation: accuracy, agreement with a baseline and latency of one or more models, as one set of results. Backbones are
+//! compared by their feature maps.
 
 mod candidate;
 mod latency;
+pub(crate) mod maps;
 pub(crate) mod predictions;
 mod report;
 #[cfg(feature = "float")]
@@ -10,8 +12,9 @@ pub(crate) mod site_noise;
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use swinq_data::Sizing;
 use swinq_eval::{Accuracy, Collected, DataInfo, Environment, Latency, LatencyOptions, ModelResult, Results};
-use swinq_model::Classifier;
+use swinq_model::{Size, SwinConfig};
 
 pub use candidate::{Candidate, Runner};
 pub(crate) use latency::noise_of;
@@ -27,10 +30,12 @@ use crate::{EngineOptions, Error, Images, ReadOptions};
 pub struct EvaluateOptions {
     /// How the images are read.
     pub read: ReadOptions,
+    /// The size that images get before a backbone. Images of a classifier have the size of its transform.
+    pub sizing: Sizing,
     /// Number of threads of the engines, which the results record; 0 is one per core.
     pub threads: usize,
     /// Batch sizes whose latency is measured after the accuracy, on images of noise. If empty, no latency is
-    /// measured.
+    /// measured. For backbones the images have the sizes that most images of the evaluation have.
     pub latency: Vec<usize>,
     /// How latency is measured.
     pub latency_options: LatencyOptions,
@@ -54,6 +59,11 @@ pub trait Observer {
     /// Called when `model` starts to run on `images` images.
     fn begin(&mut self, model: &ModelResult, images: usize) {
         let _ = (model, images);
+    }
+
+    /// Called when `models`, which are backbones, start to run side by side on `images` images.
+    fn begin_together(&mut self, models: &[&ModelResult], images: usize) {
+        let _ = (models, images);
     }
 
     /// Called when `done` of `total` images of the current model are done. `Break` stops the evaluation with
@@ -97,11 +107,12 @@ impl<F: FnMut(usize, usize) -> ControlFlow<()>> Observer for F {
 }
 
 /// Runs every candidate on `images`, compares each with the first, and returns the figures of all. Images without labels
-/// give no accuracy: the figures that compare two models need none.
+/// give no accuracy: the figures that compare two models need none. Backbones are compared by their feature maps, and need no
+/// labels.
 ///
 /// # Errors
 /// [`Error::Argument`] for an empty list of candidates; [`Error::Comparison`] for candidates with different
-/// numbers of classes; [`Error::Labels`] for images whose labels are not the models' classes, and for images without
+/// numbers of classes or different outputs, and for a single backbone; [`Error::Labels`] for images whose labels are not the models' classes, and for images without
 /// labels if there is only one candidate;
 /// [`Error::Evaluating`] if a model or its images fail, or if `observer` stops the evaluation; the errors of
 /// [`measure_latency`].
@@ -111,7 +122,7 @@ pub fn evaluate(
     options: &EvaluateOptions,
     observer: &mut dyn Observer,
 ) -> Result<Results, Error> {
-    check_classes(candidates)?;
+    check_alike(candidates)?;
     let (images, remark) = &numbered(candidates, images)?;
     latency::check_memory(candidates, &options.latency)?;
     let mut results = Results::new(environment(options.threads)?);
@@ -119,30 +130,64 @@ pub fn evaluate(
         observer.remark(remark);
         results.notes.push(remark.clone());
     }
+    let sizes = match candidates[0].config().is_backbone() {
+        true => compare_maps(candidates, images, options, observer)?,
+        false => compare_logits(candidates, images, options, observer)?,
+    };
+    results.load = latency::measure_sizes(candidates, &sizes, options, observer)?;
+    if let Some(&batch_size) = options.latency.iter().min().filter(|_| options.profile) {
+        candidates.iter_mut().try_for_each(|candidate| candidate.profile(batch_size))?;
+    }
+    #[cfg(feature = "float")]
+    if options.site_noise {
+        site_noise::measure_all(candidates, images, options.sizing, observer)?;
+    }
+    results.data = Some(data_info(candidates, images, options.sizing));
+    results.peak_memory_bytes = swinq_eval::peak_memory_bytes();
+    results.models = candidates.iter().map(|candidate| candidate.result.clone()).collect();
+    Ok(results)
+}
+
+/// Runs every candidate, a classifier, and stores its accuracy and its agreement with the first. Returns no sizes: latency is
+/// that of the candidates' own.
+fn compare_logits(
+    candidates: &mut [Candidate],
+    images: &Images,
+    options: &EvaluateOptions,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Size>, Error> {
     let mut baseline: Option<Collected> = None;
-    for candidate in candidates.iter_mut() {
+    for candidate in candidates {
         let collected = candidate.collect(images, &options.read, observer)?;
         match &baseline {
             None => baseline = Some(collected),
             Some(baseline) => candidate.compare(baseline, &collected, images)?,
         }
     }
-    results.load = measure_latency(candidates, &options.latency, &options.latency_options, 0, observer)?;
-    if let Some(&batch_size) = options.latency.iter().min().filter(|_| options.profile) {
-        candidates.iter_mut().try_for_each(|candidate| candidate.profile(batch_size))?;
-    }
-    #[cfg(feature = "float")]
-    if options.site_noise {
-        site_noise::measure_all(candidates, images, observer)?;
-    }
-    results.data = Some(data_info(candidates, images));
-    results.peak_memory_bytes = swinq_eval::peak_memory_bytes();
-    results.models = candidates.iter().map(|candidate| candidate.result.clone()).collect();
-    Ok(results)
+    Ok(Vec::new())
+}
+
+/// Runs the candidates, which are backbones, and stores how far the outputs of each are from the first's. Returns the sizes of
+/// images whose latency is of interest.
+fn compare_maps(
+    candidates: &mut [Candidate],
+    images: &Images,
+    options: &EvaluateOptions,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Size>, Error> {
+    let compared = maps::compare(candidates, images, options, observer)?;
+    compared.store(candidates, images)?;
+    candidates.iter().for_each(|candidate| observer.evaluated(&candidate.result, None, &compared.skipped));
+    Ok(compared.sizes())
 }
 
 /// `images` with their classes numbered as the candidates number them, and a remark if that changes the numbers or they are not certain.
+///
+/// Backbones have no classes, so that their images are returned as they are.
 pub(crate) fn numbered(candidates: &[Candidate], images: &Images) -> Result<(Images, Option<String>), Error> {
+    if candidates[0].config().is_backbone() {
+        return Ok((images.clone(), None));
+    }
     let mut named = candidates.iter().filter_map(|candidate| Some((candidate, candidate.labels()?)));
     let first = named.next();
     for ((candidate, labels), (first, expected)) in named.zip(first.into_iter().cycle()) {
@@ -175,8 +220,11 @@ pub(crate) fn numbered(candidates: &[Candidate], images: &Images) -> Result<(Ima
 }
 
 /// The description of the images, with the class names of a model that has them, else of the data set.
-pub(crate) fn data_info(candidates: &[Candidate], images: &Images) -> DataInfo {
+pub(crate) fn data_info(candidates: &[Candidate], images: &Images, sizing: Sizing) -> DataInfo {
     let mut info = images.info(candidates[0].transform());
+    if candidates[0].config().is_backbone() {
+        return DataInfo { sizing: Some(sizing.to_string()), class_names: None, ..info };
+    }
     let named = |candidate: &Candidate| Some(candidate.model()?.labels()?.to_vec());
     info.class_names = candidates.iter().find_map(named).or(info.class_names);
     info
@@ -192,20 +240,56 @@ pub fn environment(threads: usize) -> Result<Environment, Error> {
     Ok(Environment::detect(Some(cpu.name()), options.thread_count(), Default::default()))
 }
 
-pub(crate) fn check_classes(candidates: &[Candidate]) -> Result<(), Error> {
-    let Some(first) = candidates.first() else {
+/// Refuses candidates whose results cannot be compared.
+pub(crate) fn check_alike(candidates: &[Candidate]) -> Result<(), Error> {
+    let Some((first, others)) = candidates.split_first() else {
         return Err(Error::argument("candidates", "there is no model to evaluate"));
     };
-    candidates.iter().try_for_each(|candidate| Error::check_classifier(candidate.config()))?;
-    let classes = first.runner.classes();
-    let Some(other) = candidates.iter().find(|candidate| candidate.runner.classes() != classes) else {
-        return Ok(());
+    if first.config().is_backbone() && others.is_empty() {
+        let problem = format!(
+            "{} is a backbone, whose feature maps are measured against those of another; give the float checkpoint first \
+             and then this one (`swinq bench` measures latency alone)",
+            first.result.name
+        );
+        return Err(Error::Comparison { problem });
+    }
+    others.iter().try_for_each(|other| check_pair(first, other))
+}
+
+/// Refuses two candidates of which one is a backbone, or that have different outputs or classes.
+fn check_pair(first: &Candidate, other: &Candidate) -> Result<(), Error> {
+    let [(name, config), (other_name, other_config)] =
+        [first, other].map(|candidate| (&candidate.result.name, candidate.config()));
+    let outputs = |config: &SwinConfig| -> Vec<(String, usize)> {
+        let stages = config.stages();
+        config.outputs.iter().map(|output| (output.name.clone(), stages[output.stage].dim)).collect()
     };
-    let problem = format!(
-        "{} has {} classes and {} has {classes}; compare models with the same number of classes",
-        other.result.name,
-        other.runner.classes(),
-        first.result.name
-    );
+    let listed = |config: &SwinConfig| {
+        let text: Vec<String> =
+            outputs(config).iter().map(|(output, channels)| format!("{output} ({channels})")).collect();
+        text.join(", ")
+    };
+    let problem = match (config.is_backbone(), other_config.is_backbone()) {
+        (true, true) if outputs(config) == outputs(other_config) => return Ok(()),
+        (false, false) if first.classes() == other.classes() => return Ok(()),
+        (true, true) => format!(
+            "{other_name} has the outputs {} and {name} has {} (channels in parentheses); choose those of a float checkpoint \
+             with --outputs",
+            listed(other_config),
+            listed(config)
+        ),
+        (false, false) => format!(
+            "{other_name} has {} classes and {name} has {}; compare models with the same number of classes",
+            other.classes(),
+            first.classes()
+        ),
+        (backbone, _) => {
+            let [backbone, classifier] = if backbone { [name, other_name] } else { [other_name, name] };
+            format!(
+                "{backbone} is a backbone and {classifier} a classifier; add --task features to read a float checkpoint as \
+                 a backbone"
+            )
+        }
+    };
     Err(Error::Comparison { problem })
 }

@@ -8,7 +8,7 @@ use swinq_data::{RgbImage, preprocess};
 use swinq_eval::report::verdict::subject;
 use swinq_eval::{ReportExtras, Results, Thumbnail};
 use swinq_model::atomic::write_atomic;
-use swinq_model::{Resize, Transform};
+use swinq_model::{Resize, Size, Transform};
 
 use crate::{Error, Images};
 
@@ -64,7 +64,8 @@ pub fn write_report(
     Ok(())
 }
 
-/// Pictures of the images on which the report's model disagrees most with the baseline, as the model sees them.
+/// Pictures of the images on which the report's model disagrees most with the baseline, or is farthest from it, as the model sees
+/// them.
 fn thumbnails(results: &Results, images: &Images) -> Result<BTreeMap<usize, Thumbnail>, Error> {
     let (Some(dataset), Some(subject)) = (images.dataset(), subject(results)) else {
         return Ok(BTreeMap::new());
@@ -72,9 +73,14 @@ fn thumbnails(results: &Results, images: &Images) -> Result<BTreeMap<usize, Thum
     let Some(transform) = results.data.as_ref().and_then(|data| data.transform.as_ref()) else {
         return Ok(BTreeMap::new());
     };
-    let ids =
-        results.models[subject].disagreements.iter().map(|image| image.id).filter(|&id| id < dataset.len());
-    ids.map(|id| Ok((id, thumbnail(&dataset.decode(id)?, transform)))).collect()
+    let model = &results.models[subject];
+    let own = model.disagreements.iter().map(|image| (image.id, transform.clone()));
+    let sized = model.worst_images.iter().map(|image| {
+        let [height, width] = image.size;
+        (image.id, Transform { size: Size::new(height, width), resize: Resize::Direct, ..transform.clone() })
+    });
+    let shown = own.chain(sized).filter(|(id, _)| *id < dataset.len());
+    shown.map(|(id, transform)| Ok((id, thumbnail(&dataset.decode(id)?, &transform)))).collect()
 }
 
 /// The input of the model, scaled down to at most [`SIDE`].

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
+use swinq_data::{Padding, Sizing};
 use swinq_eval::{Distortion, ModelResult};
 use swinq_float::{Attention, FakeQuant, Float, FloatError, Sites, Swin};
 use swinq_model::{Batch, BatchSource, ModelError, QuantizedModel, Site, Transform};
@@ -13,11 +14,15 @@ use crate::{Error, Images, Model, ReadOptions};
 /// Number of images on which the noise is measured.
 const IMAGES: usize = 16;
 
+/// Pixels of an image of which a backbone takes so many.
+const AREA: usize = 224 * 224;
+
 /// Measures the noise of every quantized site of the candidates that keep their model, on the first of `images`, and
 /// stores it. A model that several candidates run is measured once, and models of one preprocessing share the images.
 pub(crate) fn measure_all(
     candidates: &mut [Candidate],
     images: &Images,
+    sizing: Sizing,
     observer: &mut dyn Observer,
 ) -> Result<(), Error> {
     let mut batches: Vec<(Transform, Batch)> = Vec::new();
@@ -28,7 +33,7 @@ pub(crate) fn measure_all(
         let index = match known {
             Some(index) => index,
             None => {
-                let batch = batch_of(&mut batches, candidate.transform(), images)?;
+                let batch = batch_of(&mut batches, candidate, images, sizing)?;
                 let found = measure(model.as_quantized(), batch, &candidate.result, observer)?;
                 measured.push((model, found));
                 measured.len() - 1
@@ -41,18 +46,30 @@ pub(crate) fn measure_all(
     Ok(())
 }
 
-/// The first images, preprocessed with `transform`: those in `batches`, or read now.
+/// The first images, preprocessed for `candidate`: those in `batches`, or read now. For a backbone they are the first that have
+/// the size of the first image, and fewer if they are large.
 fn batch_of<'a>(
     batches: &'a mut Vec<(Transform, Batch)>,
-    transform: &Transform,
+    candidate: &Candidate,
     images: &Images,
+    sizing: Sizing,
 ) -> Result<&'a Batch, Error> {
+    let transform = candidate.transform();
     if let Some(index) = batches.iter().position(|(other, _)| other == transform) {
         return Ok(&batches[index].1);
     }
     let read = ReadOptions { batch_size: IMAGES, threads: 0, skip_corrupt: IMAGES };
-    let mut source = images.first(IMAGES).batches(transform, &read)?;
-    let batch = source.batch(0, 0).map_err(Error::batch)?;
+    let first = images.first(IMAGES);
+    let batch = match candidate.config().is_backbone() {
+        false => first.batches(transform, &read)?.batch(0, 0),
+        true => first
+            .batches_by_size(candidate.config(), transform, &read, sizing, Padding::default())?
+            .batch(0, 0),
+    };
+    let batch = batch.map_err(Error::batch)?;
+    let fitting = (IMAGES * AREA / batch.size.area()).clamp(1, batch.len().max(1));
+    let batch =
+        if candidate.config().is_backbone() { batch.slice(0..fitting.min(batch.len())) } else { batch };
     batches.push((transform.clone(), batch));
     Ok(&batches[batches.len() - 1].1)
 }
@@ -81,7 +98,8 @@ fn measure(
         !stopped
     };
     let mut sites = Noise { model, fake, found: BTreeMap::new(), noted: &mut noted };
-    let forward = swin.images(batch, &model.transform).and_then(|images| swin.forward(&images, &mut sites));
+    let forward =
+        swin.images(batch, &model.transform).and_then(|images| swin.outputs(&images, &mut sites).map(drop));
     let found = std::mem::take(&mut sites.found);
     match forward {
         _ if stopped => return Err(Error::Interrupted),

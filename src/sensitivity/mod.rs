@@ -1,28 +1,33 @@
-//! Sensitivity: the effect of each site and layer of a recipe on a model's logits.
+//! Sensitivity: the effect of each site and layer of a recipe on a model's logits, or on the feature maps of a backbone.
 //!
 //! Each part of the network (a site, a linear layer, a product of attention) is quantized alone in the float model,
 //! and left alone in float in the quantized model. The engine runs both. What a variant shares with the model that
 //! it was made from is computed once for a group of images, and the variant runs from its first difference on.
 
 pub(crate) mod elements;
+pub(crate) mod metric;
 mod ranges;
 pub(crate) mod walk;
 
+use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use swinq_calib::Progress;
-use swinq_data::Dataset;
+use swinq_data::{Dataset, Padding, Sizing};
 use swinq_eval::results::sensitivity::{BlockError, Element, SENSITIVITY_SCHEMA, Sensitivity, Subject};
-use swinq_eval::{Distortion, EffectSums, EvalError};
+use swinq_eval::{DataInfo, Distortion, EffectSums, EvalError};
 use swinq_int8_runtime::{Variant, VariantRunner};
-use swinq_model::{Batch, BatchSource, Logits, Recipe, Rule};
+use swinq_model::quantized::FloatModel;
+use swinq_model::{Batch, BatchSource, QuantizedModel, Recipe, Rule};
 
+use crate::calibration::batches_for;
 use crate::journal::{Found, Journal, RunKey};
 use crate::quantizer::Quantizer;
 use crate::{EngineOptions, Error, Images, Model, ReadOptions, environment};
 use elements::{Part, layers, sites};
-use walk::{GROUP, Walk};
+use metric::{Metric, first_of};
+use walk::{Walk, group_of, groups};
 
 /// Images on which the largest magnitudes of channels are found.
 const SPREAD_IMAGES: usize = 16;
@@ -34,6 +39,10 @@ pub struct SensitivityOptions {
     pub recipe: Recipe,
     /// How images are read.
     pub read: ReadOptions,
+    /// The size that images get before a backbone. Images of a classifier have the size of its transform.
+    pub sizing: Sizing,
+    /// The outputs of a backbone that count, such as `stage4`; if empty, all count. The effect is that on the worst of them.
+    pub sqnr_of: Vec<String>,
     /// Threads of the engine; 0 is one per core. The results do not depend on the number.
     pub threads: usize,
     /// The file that keeps finished measurements, so that an interrupted run continues; `None` keeps none.
@@ -54,11 +63,11 @@ pub enum SensitivityProgress {
 /// Measures the effect of every part of `model`, a float model, under the recipe of `options`.
 ///
 /// Ranges are calibrated on `calibration`; the effects are measured on `images`. Labels are used if the images have
-/// them, numbered as by [`Images::numbered_for`]. `progress` is called after every batch or measurement; `Break` stops the run, and everything that was
+/// them and the model is a classifier, numbered as by [`Images::numbered_for`]. `progress` is called after every batch or measurement; `Break` stops the run, and everything that was
 /// measured is in the cache.
 ///
 /// # Errors
-/// [`Error::Backbone`]; [`Error::Argument`] for a model that is quantized; [`Error::NothingQuantized`]; [`Error::Labels`] for labels that are
+/// [`Error::Argument`] for a model that is quantized, and for outputs that it does not have; [`Error::NothingQuantized`]; [`Error::Labels`] for labels that are
 /// not the model's classes; the errors of [`calibrate`](crate::calibrate()); [`Error::Interrupted`]; an error if the cache cannot be written.
 pub fn sensitivity(
     model: Model,
@@ -67,47 +76,53 @@ pub fn sensitivity(
     images: &Images,
     progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
 ) -> Result<Sensitivity, Error> {
-    model.check_classifier()?;
     crate::calibration::check_recipe(&model, &options.recipe)?;
-    let images = &if images.dataset().is_some_and(Dataset::has_labels) {
+    let metric = Metric::new(model.config(), &options.sqnr_of)?;
+    let labelled = !model.config().is_backbone() && images.dataset().is_some_and(Dataset::has_labels);
+    let images = &if labelled {
         images.numbered_for(model.config(), model.labels(), model.dialect())?.0
     } else {
         images.clone()
     };
     let float = model.into_float()?;
-    let batch = load(images, &float.transform, &options.read)?;
-    let quantizer = Quantizer::calibrate(float, &options.recipe, calibration, &options.read, &mut |step| {
+    let batches = load(images, &float, &options.read, options.sizing)?;
+    let how = (&options.read, options.sizing);
+    let quantizer = Quantizer::calibrate(float, &options.recipe, calibration, how, &mut |step| {
         progress(SensitivityProgress::Calibrate(step))
     })?;
-    let mut run = Run::new(quantizer, options, &batch)?;
+    let mut run = Run::new(quantizer, options, metric, &batches)?;
     if options.cache.is_some() && progress(SensitivityProgress::Cache(run.journal.found())).is_break() {
         return Err(Error::Interrupted);
     }
-    let measured = run.measure(&batch, progress)?;
-    run.results(options, images, &batch, measured)
+    let measured = run.measure(&batches, progress)?;
+    run.results(options, images, &batches, measured)
 }
 
-/// All images, preprocessed.
+/// All images, preprocessed for `model`: a batch for each size.
 pub(crate) fn load(
     images: &Images,
-    transform: &swinq_model::Transform,
+    model: &FloatModel,
     read: &ReadOptions,
-) -> Result<Batch, Error> {
-    let mut batches = images.batches(transform, read)?;
-    let mut all = Batch::empty(transform.size, transform.channels());
-    for index in 0..batches.batches() {
-        let batch = batches.batch(0, index).map_err(Error::batch)?;
-        all.pixels.extend(batch.pixels);
-        all.labels.extend(batch.labels);
-        all.ids.extend(batch.ids);
+    sizing: Sizing,
+) -> Result<Vec<Batch>, Error> {
+    let mut source = batches_for(model, images, (read, sizing, Padding::default()))?;
+    let mut all: Vec<Batch> = Vec::new();
+    for index in 0..source.batches() {
+        let batch = source.batch(0, index).map_err(Error::batch)?;
+        match all.iter_mut().find(|known| known.size == batch.size) {
+            None => all.push(batch),
+            Some(known) => {
+                known.pixels.extend(batch.pixels);
+                known.labels.extend(batch.labels);
+                known.ids.extend(batch.ids);
+            }
+        }
     }
-    Ok(all)
-}
-
-/// The groups of `all`.
-fn groups(all: &Batch) -> Vec<Batch> {
-    let starts = (0..all.len()).step_by(GROUP);
-    starts.map(|first| all.slice(first..(first + GROUP).min(all.len()))).collect()
+    all.retain(|batch| !batch.is_empty());
+    match all.is_empty() {
+        true => Err(EvalError::NoImages.into()),
+        false => Ok(all),
+    }
 }
 
 /// Single sites are measured on one of so many images of a group: there are twice as many sites as layers, and layers
@@ -133,9 +148,10 @@ struct Job<'a> {
     images: &'a Batch,
     /// Indices of the parts in forward order.
     parts: Vec<usize>,
-    /// The float model and the model with the whole recipe, and their recipes.
+    /// The float model and the model with the whole recipe, and their recipes and outputs.
     bases: &'a [Variant; 2],
     recipes: &'a [Recipe; 2],
+    outputs: &'a [Vec<&'a [f32]>; 2],
 }
 
 struct Run {
@@ -143,13 +159,19 @@ struct Run {
     recipe: Recipe,
     runner: VariantRunner,
     journal: Journal,
+    metric: Metric,
     /// Layers first, then sites.
     parts: Vec<Part>,
     layers: usize,
 }
 
 impl Run {
-    fn new(mut quantizer: Quantizer, options: &SensitivityOptions, batch: &Batch) -> Result<Run, Error> {
+    fn new(
+        mut quantizer: Quantizer,
+        options: &SensitivityOptions,
+        metric: Metric,
+        batches: &[Batch],
+    ) -> Result<Run, Error> {
         let recipe = options.recipe.clone();
         let model = quantizer.apply(&recipe)?;
         let runner = VariantRunner::new(model, EngineOptions::cpu(options.threads).cpu_options()?)?;
@@ -157,18 +179,22 @@ impl Run {
         let layers = parts.len();
         parts.extend(sites(model));
         let journal = match &options.cache {
-            Some(path) => Journal::open(path, &run_key("sensitivity", &mut quantizer, &recipe, batch)?)?,
+            Some(path) => {
+                Journal::open(path, &run_key("sensitivity", &mut quantizer, (&recipe, &metric), batches)?)?
+            }
             None => Journal::in_memory(),
         };
-        Ok(Run { quantizer, recipe, runner, journal, parts, layers })
+        Ok(Run { quantizer, recipe, runner, journal, metric, parts, layers })
     }
 
     fn measure(
         &mut self,
-        batch: &Batch,
+        batches: &[Batch],
         progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
     ) -> Result<Measured, Error> {
-        let groups = groups(batch);
+        let config = &self.quantizer.float().config;
+        let of_size = |batch: &Batch| groups(batch, group_of(config, batch.size));
+        let groups: Vec<Batch> = batches.iter().flat_map(of_size).collect();
         let each = 2 * self.parts.len() + 1;
         let mut measured = Measured {
             float: EffectSums::default(),
@@ -211,45 +237,48 @@ impl Run {
         measured: &mut Measured,
         finished: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<(), Error> {
+        self.runner.set_size(group.size)?;
         let recipes = [float.clone(), self.recipe.clone()];
         let bases = [self.prepare(&recipes[0])?, self.prepare(&recipes[1])?];
         self.blocks(index, group, &bases, &mut measured.blocks)?;
         finished()?;
         let few = group.slice(0..group.len().div_ceil(SITE_SHARE));
         measured.site_images += few.len();
-        let classes = self.quantizer.float().config.num_classes;
-        let all = bases.each_ref().map(|base| Walk::new(base, group, classes).logits(&mut self.runner, base));
+        let all = bases.each_ref().map(|base| Walk::new(base, group).outputs(&mut self.runner, base).values);
         for (set, images) in [group, &few].into_iter().enumerate() {
-            let of_set =
-                |all: &Logits| Logits { values: all.values[..images.len() * classes].to_vec(), classes };
-            let [reference, whole] = all.each_ref().map(of_set);
-            let sums = |logits: &Logits| {
-                let mut sums = EffectSums::default();
-                sums.add(&reference, logits, &images.labels).map(|()| sums)
-            };
+            let outputs = all.each_ref().map(|outputs| first_of(outputs, images.len(), group.len()));
             if set == 0 {
-                measured.float.merge(&sums(&reference)?);
+                measured.float.merge(&self.sums(&outputs[0], &borrowed(&outputs[0]), images)?);
             }
-            measured.whole[set].merge(&sums(&whole)?);
+            measured.whole[set].merge(&self.sums(&outputs[0], &borrowed(&outputs[1]), images)?);
             let of_set = |part: &usize| (*part >= self.layers) == (set == 1);
             let parts = self.forward_order().into_iter().filter(of_set).collect();
-            let job = Job { group: index, images, parts, bases: &bases, recipes: &recipes };
-            self.parts(&job, &sums, measured, finished)?;
+            let job =
+                Job { group: index, images, parts, bases: &bases, recipes: &recipes, outputs: &outputs };
+            self.parts(&job, measured, finished)?;
         }
         Ok(())
+    }
+
+    /// The distance of the outputs `own` of `images` from those of the float model.
+    fn sums(
+        &self,
+        reference: &[&[f32]],
+        own: &[Cow<'_, [f32]>],
+        images: &Batch,
+    ) -> Result<EffectSums, EvalError> {
+        self.metric.sums(reference, own, (images.len(), &images.labels))
     }
 
     /// Measures the parts of a job, and adds the sums to `measured`.
     fn parts(
         &mut self,
         job: &Job<'_>,
-        sums: &dyn Fn(&Logits) -> Result<EffectSums, EvalError>,
         measured: &mut Measured,
         finished: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let classes = self.quantizer.float().config.num_classes;
         for (direction, (base, recipe)) in job.bases.iter().zip(job.recipes).enumerate() {
-            let mut walk = Walk::new(base, job.images, classes);
+            let mut walk = Walk::new(base, job.images);
             for &part in &job.parts {
                 let kind = self.parts[part].kind;
                 let name = format!("{} {} {kind}", job.group, ["alone", "without"][direction]);
@@ -259,7 +288,9 @@ impl Run {
                         let mut changed = recipe.clone();
                         changed.rules.extend(self.parts[part].switched(direction == 0));
                         let variant = self.prepare(&changed)?;
-                        let found = sums(&walk.logits(&mut self.runner, &variant))?;
+                        let computed = walk.outputs(&mut self.runner, &variant);
+                        let own = computed.with(&job.outputs[direction]);
+                        let found = self.sums(&job.outputs[0], &own, job.images)?;
                         drop(variant);
                         self.runner.forget_unused();
                         self.journal.put(&name, &found)?;
@@ -295,7 +326,7 @@ impl Run {
             Some(found) => found,
             None => {
                 let mut found = Vec::new();
-                let mut walks = [Walk::new(float, group, 0), Walk::new(whole, group, 0)];
+                let mut walks = [Walk::new(float, group), Walk::new(whole, group)];
                 let steps: Vec<String> = float.plan().steps.iter().map(|step| step.name.clone()).collect();
                 let positions: Vec<usize> = self.runner.positions().iter().map(|p| p.step).collect();
                 for (position, step) in positions.into_iter().enumerate() {
@@ -326,7 +357,7 @@ impl Run {
         mut self,
         options: &SensitivityOptions,
         images: &Images,
-        batch: &Batch,
+        batches: &[Batch],
         measured: Measured,
     ) -> Result<Sensitivity, Error> {
         let recipe = self.recipe.clone();
@@ -342,13 +373,15 @@ impl Run {
         let mut elements: Vec<Element> = self.parts.iter().zip(&measured.parts).map(element).collect();
         let sites = elements.split_off(self.layers);
         let model = self.quantizer.apply(&recipe)?.clone();
-        let spread_on = batch.slice(0..SPREAD_IMAGES.min(batch.len()));
+        let first = &batches[0];
+        let few = SPREAD_IMAGES * model.config.image_size.area() / first.size.area();
+        let spread_on = first.slice(0..few.clamp(1, SPREAD_IMAGES).min(first.len()));
         let (float_effect, threads) = (measured.float.effect(), self.runner.threads());
         let [whole, site_whole] = measured.whole.map(|sums| sums.effect());
         Ok(Sensitivity {
             schema: SENSITIVITY_SCHEMA,
             model: subject(&self.quantizer),
-            images: batch.len(),
+            images: batches.iter().map(Batch::len).sum(),
             float_correct: float_effect.top1_correct,
             whole,
             site_images: measured.site_images,
@@ -358,10 +391,21 @@ impl Run {
             blocks: measured.blocks.iter().map(|(name, d)| BlockError::new(name, d)).collect(),
             ranges: ranges::statistics(&self.quantizer, &model, &spread_on)?,
             environment: environment(threads)?,
-            data: Some(images.info(&model.transform)),
+            data: Some(info(images, &model, options.sizing)),
             recipe: options.recipe.clone(),
         })
     }
+}
+
+/// The description of the images for results of `model`.
+pub(crate) fn info(images: &Images, model: &QuantizedModel, sizing: Sizing) -> DataInfo {
+    let sizing = model.config.is_backbone().then(|| sizing.to_string());
+    DataInfo { sizing, ..images.info(&model.transform) }
+}
+
+/// `outputs`, borrowed.
+fn borrowed<'a>(outputs: &[&'a [f32]]) -> Vec<Cow<'a, [f32]>> {
+    outputs.iter().map(|output| Cow::Borrowed(*output)).collect()
 }
 
 /// The model in results.
@@ -376,12 +420,12 @@ pub(crate) fn subject(quantizer: &Quantizer) -> Subject {
 }
 
 /// A hash of everything that the measurements of a run depend on: parameters, ranges and codes, preprocessing,
-/// and the images.
+/// the images and the outputs that count.
 pub(crate) fn run_key(
     command: &str,
     quantizer: &mut Quantizer,
-    recipe: &Recipe,
-    batch: &Batch,
+    (recipe, metric): (&Recipe, &Metric),
+    batches: &[Batch],
 ) -> Result<String, Error> {
     let mut key = RunKey::new(command).with_json(recipe);
     let model = quantizer.apply(recipe)?;
@@ -395,7 +439,17 @@ pub(crate) fn run_key(
         let bytes: Vec<u8> = tensor.data.iter().flat_map(|value| value.to_le_bytes()).collect();
         key = key.with(name.as_bytes()).with(&bytes);
     }
-    Ok(key.with_json(&float.config.name).with(&batch.pixels).with_json(&batch.labels).finish())
+    key = key.with_json(&float.config.name);
+    if let Metric::Maps(outputs) = metric {
+        key = key.with_json(&(outputs, &float.config.outputs));
+    }
+    for batch in batches {
+        key = key.with(&batch.pixels).with_json(&batch.labels);
+        if float.config.is_backbone() {
+            key = key.with_json(&(batch.size.height, batch.size.width));
+        }
+    }
+    Ok(key.finish())
 }
 
 /// The place in the network whose output the step of this name completes; `None` within a block.

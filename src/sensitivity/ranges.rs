@@ -34,7 +34,7 @@ pub(super) fn statistics(
     let tensor = swin.images(images, &float.transform)?;
     for first in (0..images.len()).step_by(2) {
         let some = tensor.narrow(0, first, 2.min(images.len() - first)).map_err(FloatError::from)?;
-        swin.forward(&some, &mut channels)?;
+        swin.outputs(&some, &mut channels)?;
     }
     let mut all = Vec::new();
     for site in all_sites(&model.config) {

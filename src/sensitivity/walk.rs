@@ -2,25 +2,37 @@
 //! once.
 
 use swinq_int8_runtime::{Start, Variant, VariantRunner};
-use swinq_model::{Batch, Logits};
+use swinq_model::{Batch, Size, SwinConfig};
 
-/// Images that walk through the network together. The number bounds the memory for their residual streams.
+use super::metric::Computed;
+
+/// Images of the network's own size that walk through it together. The number bounds the memory for their residual streams.
 pub(crate) const GROUP: usize = 64;
+
+/// The images of `size` that walk through a network of the architecture `config` together: of larger ones there are fewer.
+pub(crate) fn group_of(config: &SwinConfig, size: Size) -> usize {
+    (GROUP * config.image_size.area() / size.area()).clamp(1, GROUP)
+}
+
+/// Groups of at most `each` of `all`, images of one size.
+pub(crate) fn groups(all: &Batch, each: usize) -> Vec<Batch> {
+    let starts = (0..all.len()).step_by(each);
+    starts.map(|first| all.slice(first..(first + each).min(all.len()))).collect()
+}
 
 /// A group of images at one position of a variant.
 pub(crate) struct Walk<'a> {
     base: &'a Variant,
     images: &'a Batch,
-    classes: usize,
     position: usize,
     /// The tensor at the position, `[images, values]`; empty at the first position.
     stream: Vec<f32>,
 }
 
 impl<'a> Walk<'a> {
-    /// A walk of `images` through `base`, at the first position.
-    pub(crate) fn new(base: &'a Variant, images: &'a Batch, classes: usize) -> Walk<'a> {
-        Walk { base, images, classes, position: 0, stream: Vec::new() }
+    /// A walk of `images` through `base`, at the first position. The runner must have the images' size.
+    pub(crate) fn new(base: &'a Variant, images: &'a Batch) -> Walk<'a> {
+        Walk { base, images, position: 0, stream: Vec::new() }
     }
 
     /// The residual stream after the walk has gone on to `position`, `[images, values]`.
@@ -35,30 +47,45 @@ impl<'a> Walk<'a> {
         &self.stream
     }
 
-    /// The logits of `variant`. The walk goes on to the last position before the variant's first difference from
-    /// the base, and the variant runs from there.
-    pub(crate) fn logits(&mut self, runner: &mut VariantRunner, variant: &Variant) -> Logits {
+    /// The outputs of `variant` that may differ from those of the base. The walk goes on to the last position before the
+    /// variant's first difference from the base, and the variant runs from there.
+    pub(crate) fn outputs(&mut self, runner: &mut VariantRunner, variant: &Variant) -> Computed {
         // A variant that equals the base may start anywhere.
         if let Some(position) = runner.first_difference(self.base, variant) {
             self.stream_at(runner, position);
         }
-        let last = runner.positions().len() - 1;
-        Logits { values: self.run(runner, variant, last), classes: self.classes }
+        let (each, images) = (runner.images_at_a_time(), self.images.len());
+        let computed = runner.outputs_from(self.position);
+        let lengths: Vec<usize> = computed.clone().map(|output| runner.output_values(output)).collect();
+        let mut values: Vec<Vec<f32>> = lengths.iter().map(|length| vec![0.0; images * length]).collect();
+        for first in (0..images).step_by(each) {
+            let count = each.min(images - first);
+            let part = values.iter_mut().zip(&lengths);
+            let mut part: Vec<&mut [f32]> =
+                part.map(|(values, length)| &mut values[first * length..(first + count) * length]).collect();
+            runner.run_to_outputs(variant, count, self.start(runner, first, count), &mut part);
+        }
+        Computed { first: computed.start, values }
+    }
+
+    /// The tensor at the walk's position of `count` images from `first` on.
+    fn start(&self, runner: &VariantRunner, first: usize, count: usize) -> Start<'_> {
+        let values = runner.positions()[self.position].values;
+        let range = first * values..(first + count) * values;
+        match self.position {
+            0 => Start::Pixels(&self.images.pixels[range]),
+            position => Start::Stream(position, &self.stream[range]),
+        }
     }
 
     /// Runs all images through `variant` from the walk's position to `to`.
     fn run(&self, runner: &mut VariantRunner, variant: &Variant, to: usize) -> Vec<f32> {
         let (each, images) = (runner.images_at_a_time(), self.images.len());
-        let (from, out) = (runner.positions()[self.position].values, runner.positions()[to].values);
+        let out = runner.positions()[to].values;
         let mut output = vec![0.0; images * out];
         for (part, output) in output.chunks_mut(each * out).enumerate() {
-            let (first, count) = (part * each, output.len() / out);
-            let range = first * from..(first + count) * from;
-            let start = match self.position {
-                0 => Start::Pixels(&self.images.pixels[range]),
-                position => Start::Stream(position, &self.stream[range]),
-            };
-            runner.run(variant, count, start, to, output);
+            let count = output.len() / out;
+            runner.run(variant, count, self.start(runner, part * each, count), to, output);
         }
         output
     }

@@ -4,12 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use swinq_eval::{Accuracy, Collected, DataInfo, Environment, ModelResult, Precision, Results};
-use swinq_model::part::{PartFile, PartKind, PartSet, Shard};
+use swinq_eval::{
+    Accuracy, Collected, DataInfo, Environment, EvalError, MapErrors, ModelResult, Precision, Results, part,
+};
+use swinq_model::part::{PartFile, PartKind, PartSet, PartTensors, Shard};
 
 use super::{ImageSet, Part, check_names, version};
 use crate::evaluate::predictions::write_csv;
-use crate::evaluate::{check_classes, data_info, environment, numbered};
+use crate::evaluate::{check_alike, data_info, environment, maps, numbered};
 use crate::{Candidate, Error, EvaluateOptions, Images, Observer, Predicted};
 
 /// What all parts of an evaluation have in common.
@@ -19,8 +21,14 @@ struct Run {
     swinq: String,
     models: Vec<Evaluated>,
     images: ImageSet,
-    /// Number of classes of the models.
+    /// Number of classes of the models; 0 for backbones.
     classes: usize,
+    /// Names of the outputs of backbones.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    outputs: Vec<String>,
+    /// The sizes that images get before backbones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    sizing: Option<String>,
     /// Whether the images have labels.
     labelled: bool,
     /// Whether the noise of sites was to be measured.
@@ -65,7 +73,7 @@ pub struct MergedEvaluation {
     pub accuracies: Vec<Accuracy>,
     /// The error messages of the corrupt images that were left out.
     pub skipped: Vec<String>,
-    /// Number of classes of the models.
+    /// Number of classes of the models; 0 for backbones.
     pub classes: usize,
     predicted: Vec<Predicted>,
     names: BTreeMap<usize, String>,
@@ -75,8 +83,11 @@ impl MergedEvaluation {
     /// Writes the file that [`write_predictions`](crate::write_predictions) writes.
     ///
     /// # Errors
-    /// An error if `path` cannot be written.
+    /// [`Error::Argument`] for backbones; an error if `path` cannot be written.
     pub fn write_predictions(&self, path: &Path) -> Result<(), Error> {
+        if self.predicted.is_empty() {
+            return Err(Error::argument("parts", "are of backbones, which predict no classes"));
+        }
         let labels: Vec<String> = self.results.models.iter().map(ModelResult::label).collect();
         let predicted: Vec<&Predicted> = self.predicted.iter().collect();
         write_csv(path, &labels, &predicted, &|id| name_in(&self.names, id))
@@ -104,14 +115,17 @@ pub fn evaluate_shard(
     command: Option<String>,
     observer: &mut dyn Observer,
 ) -> Result<Part, Error> {
-    check_classes(candidates)?;
+    check_alike(candidates)?;
     let (images, remark) = &numbered(candidates, images)?;
     let own_images = images.shard(shard, options.read.batch_size)?;
+    let config = candidates[0].config();
     let run = Run {
         swinq: version(),
         models: candidates.iter().map(evaluated).collect::<Result<_, _>>()?,
         images: ImageSet::of(images, &options.read),
-        classes: candidates[0].classes(),
+        classes: if config.is_backbone() { 0 } else { candidates[0].classes() },
+        outputs: config.outputs.iter().map(|output| output.name.clone()).collect(),
+        sizing: config.is_backbone().then(|| options.sizing.to_string()),
         labelled: images.has_labels(),
         sites: options.site_noise,
     };
@@ -119,29 +133,128 @@ pub fn evaluate_shard(
         observer.remark(remark);
     }
     let environment = environment(options.threads)?;
-    let (mut collected, mut skipped) = (Vec::new(), Vec::new());
-    for candidate in candidates.iter_mut() {
-        let found: Collected;
-        (found, skipped) = candidate.run(&own_images, &options.read, observer)?;
-        observer.evaluated(&candidate.result, None, &skipped);
-        collected.push(found);
-    }
+    let (found, skipped) = Found::of(candidates, &own_images, options, observer)?;
+    candidates.iter().for_each(|candidate| observer.evaluated(&candidate.result, None, &skipped));
     if options.site_noise && shard.index == 1 {
-        crate::evaluate::site_noise::measure_all(candidates, images, observer)?;
+        crate::evaluate::site_noise::measure_all(candidates, images, options.sizing, observer)?;
     }
-    let tensors = swinq_eval::part::tensors(&collected)?;
-    let ids = &collected[0].ids;
+    let (tensors, ids) = (found.tensors()?, found.ids());
     let own = Own {
         images: ids.iter().map(|&id| images.name_of(id)).collect(),
         skipped,
         models: candidates.iter().map(|candidate| candidate.result.clone()).collect(),
         environment,
-        data: data_info(candidates, images),
+        data: data_info(candidates, images, options.sizing),
         notes: remark.iter().chain(notes).cloned().collect(),
         command,
     };
     let part = Part::new(PartKind::Evaluation, shard, &run, &own, tensors)?;
     Ok(Part { images: ids.len(), skipped: own.skipped, ..part })
+}
+
+/// What models returned for images: all that figures follow from.
+enum Found {
+    /// The logits of every classifier.
+    Logits(Vec<Collected>),
+    /// The distances of the feature maps of every backbone but the first.
+    Maps(Vec<MapErrors>),
+}
+
+impl Found {
+    /// Runs the candidates. Returns what they found, and the error messages of the corrupt images that were left out.
+    fn of(
+        candidates: &[Candidate],
+        images: &Images,
+        options: &EvaluateOptions,
+        observer: &mut dyn Observer,
+    ) -> Result<(Found, Vec<String>), Error> {
+        if candidates[0].config().is_backbone() {
+            let compared = maps::compare(candidates, images, options, observer)?;
+            return Ok((Found::Maps(compared.errors), compared.skipped));
+        }
+        let (mut collected, mut skipped) = (Vec::new(), Vec::new());
+        for candidate in candidates {
+            let found: Collected;
+            (found, skipped) = candidate.run(images, &options.read, observer)?;
+            collected.push(found);
+        }
+        Ok((Found::Logits(collected), skipped))
+    }
+
+    /// Nothing yet of the models of `run`.
+    fn nothing(run: &Run) -> Found {
+        if run.outputs.is_empty() {
+            return Found::Logits(part::nothing(run.models.len(), run.classes));
+        }
+        let others = run.models.len().saturating_sub(1);
+        Found::Maps(vec![MapErrors::of_outputs(run.outputs.clone()); others])
+    }
+
+    /// Positions of the images in the data set's list.
+    fn ids(&self) -> Vec<usize> {
+        match self {
+            Found::Logits(all) => all.first().map_or(Vec::new(), |first| first.ids.clone()),
+            Found::Maps(all) => {
+                let images = all.iter().take(1).flat_map(MapErrors::images);
+                images.map(|image| image.id).collect()
+            }
+        }
+    }
+
+    fn tensors(&self) -> Result<PartTensors, EvalError> {
+        match self {
+            Found::Logits(all) => part::tensors(all),
+            Found::Maps(all) => part::map_tensors(all),
+        }
+    }
+
+    /// Adds the images of a part, and returns their positions.
+    fn append(&mut self, file: &PartFile, run: &Run) -> Result<Vec<usize>, EvalError> {
+        match self {
+            Found::Logits(all) => {
+                let images = part::append(all, &file.tensors(), run.labelled)?;
+                let ids = all.first().map_or(&[][..], |first| &first.ids[..]);
+                Ok(ids[ids.len() - images..].to_vec())
+            }
+            Found::Maps(all) => part::append_maps(all, &file.tensors()),
+        }
+    }
+
+    /// Stores the figures of all images in `models`, and returns the accuracies.
+    fn store(
+        &mut self,
+        models: &mut [ModelResult],
+        name_of: &dyn Fn(usize) -> String,
+    ) -> Result<Vec<Accuracy>, EvalError> {
+        let mut accuracies = Vec::new();
+        match self {
+            Found::Logits(all) => {
+                for (model, collected) in models.iter_mut().zip(&*all) {
+                    accuracies.extend(model.set_own_figures(collected)?);
+                }
+                let (baseline, others) = all.split_first().expect("an evaluation has a model");
+                for (model, collected) in models[1..].iter_mut().zip(others) {
+                    model.set_figures_against(baseline, collected, name_of)?;
+                }
+            }
+            Found::Maps(all) => {
+                all.iter_mut().for_each(MapErrors::sort);
+                models[0].images = all.first().map(|errors| errors.images().len());
+                for (model, errors) in models[1..].iter_mut().zip(all) {
+                    model.set_maps_against(errors, name_of)?;
+                }
+            }
+        }
+        Ok(accuracies)
+    }
+
+    /// The classes that classifiers predict.
+    fn predicted(&self) -> Vec<Predicted> {
+        match self {
+            Found::Logits(all) => all.iter().map(Predicted::of).collect(),
+            Found::Maps(_) => Vec::new(),
+        }
+    }
 }
 
 fn evaluated(candidate: &Candidate) -> Result<Evaluated, Error> {
@@ -178,7 +291,7 @@ pub fn merge_evaluation(parts: &PartSet) -> Result<MergedEvaluation, Error> {
 #[derive(Default)]
 struct Merging {
     first: Option<(Run, Own)>,
-    collected: Vec<Collected>,
+    found: Option<Found>,
     names: BTreeMap<usize, String>,
     skipped: Vec<String>,
     commands: Vec<String>,
@@ -188,13 +301,10 @@ struct Merging {
 impl Merging {
     fn add(&mut self, file: &PartFile) -> Result<(), Error> {
         let (run, own): (Run, Own) = (file.run()?, file.own()?);
-        if self.collected.is_empty() {
-            self.collected = swinq_eval::part::nothing(run.models.len(), run.classes);
-        }
-        let images = swinq_eval::part::append(&mut self.collected, &file.tensors(), run.labelled)?;
-        check_names(file, &own.images, images)?;
-        let ids = self.collected.first().map_or(&[][..], |all| &all.ids[all.ids.len() - images..]);
-        for (&id, name) in ids.iter().zip(&own.images) {
+        let found = self.found.get_or_insert_with(|| Found::nothing(&run));
+        let ids = found.append(file, &run)?;
+        check_names(file, &own.images, ids.len())?;
+        for (id, name) in ids.into_iter().zip(&own.images) {
             if self.names.insert(id, name.clone()).is_some() {
                 let problem = format!("has image {id}, which another part has, too; run this shard again");
                 return Err(swinq_model::ModelError::file(file.path(), problem).into());
@@ -204,7 +314,7 @@ impl Merging {
         self.commands.extend(own.command.iter().cloned());
         self.machines.insert(machine(&own.environment));
         if self.first.is_none() {
-            if own.models.len() != run.models.len() {
+            if own.models.len() != run.models.len() || own.models.is_empty() {
                 let problem = "has results of other models than it states; run this shard again";
                 return Err(swinq_model::ModelError::file(file.path(), problem).into());
             }
@@ -216,16 +326,9 @@ impl Merging {
     fn finish(self, count: usize) -> Result<MergedEvaluation, Error> {
         let (run, own) = self.first.expect("a set has a part");
         run.images.check_skipped(&self.skipped)?;
+        let mut found = self.found.expect("a set has a part");
         let mut models = own.models;
-        let mut accuracies = Vec::new();
-        for (model, collected) in models.iter_mut().zip(&self.collected) {
-            accuracies.extend(model.set_own_figures(collected)?);
-        }
-        let name_of = |id| name_in(&self.names, id);
-        let (baseline, others) = self.collected.split_first().expect("an evaluation has a model");
-        for (model, collected) in models[1..].iter_mut().zip(others) {
-            model.set_figures_against(baseline, collected, &name_of)?;
-        }
+        let accuracies = found.store(&mut models, &|id| name_in(&self.names, id))?;
         let mut results = Results::new(own.environment);
         results.models = models;
         results.data = Some(own.data);
@@ -233,7 +336,7 @@ impl Merging {
         results.notes.push(remark(count, &self.machines));
         results.commands = self.commands;
         results.check()?;
-        let predicted = self.collected.iter().map(Predicted::of).collect();
+        let predicted = found.predicted();
         let Merging { skipped, names, .. } = self;
         Ok(MergedEvaluation { results, accuracies, skipped, classes: run.classes, predicted, names })
     }

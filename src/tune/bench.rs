@@ -1,32 +1,34 @@
 //! Measures recipes: accuracy on the search images, noise on a few of them, and predicted latency. Measurements are
 //! kept in a journal.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use swinq_eval::{Collected, EffectSums, Interval, top1_difference};
-use swinq_int8_runtime::{Plan, Start, Variant, VariantRunner};
-use swinq_model::{Batch, Logits, QuantizedModel, Recipe};
+use swinq_int8_runtime::{Plan, Variant, VariantRunner};
+use swinq_model::{Batch, Logits, QuantizedModel, Recipe, Size};
 
 use super::changes::{Space, State};
 use super::latencies::Latencies;
 use super::stopwatch::Stopwatch;
 use crate::journal::{Journal, RunKey};
 use crate::quantizer::Quantizer;
-use crate::sensitivity::walk::{GROUP, Walk};
+use crate::sensitivity::metric::{Metric, Outputs, first_of};
+use crate::sensitivity::walk::{GROUP, Walk, group_of, groups};
 use crate::{BackendChoice, EngineOptions, Error};
 
-/// Images on which changes are compared before the best is tried on all search images.
-const PROBE_IMAGES: usize = GROUP;
+/// The most bytes of feature maps of the float model that are kept. Those of further images are computed again for every recipe.
+const KEPT_BYTES: usize = 1 << 30;
 
 /// The measurement of one recipe.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) struct Trial {
     /// Distance from the float model on the search images.
     pub(super) sums: EffectSums,
-    /// Top-1 accuracy minus the float model's on the search images.
-    pub(super) difference: Interval,
+    /// Top-1 accuracy minus the float model's on the search images; `None` for a backbone.
+    pub(super) difference: Option<Interval>,
     /// Share of the multiply-accumulates in INT8.
     pub(super) int8_share: f64,
     /// Predicted latency.
@@ -37,10 +39,11 @@ pub(super) struct Trial {
 #[derive(Serialize, Deserialize)]
 struct Kept {
     sums: EffectSums,
-    difference: Interval,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    difference: Option<Interval>,
 }
 
-/// The noise of several recipes at the logits, relative to the signal.
+/// The noise of several recipes at the logits, or at the worst output of a backbone, relative to the signal.
 pub(super) struct Probe {
     /// Of the recipe that the others change.
     pub(super) base: f64,
@@ -53,11 +56,15 @@ pub(super) struct Bench {
     quantizer: Quantizer,
     runner: VariantRunner,
     start: Recipe,
-    search: Batch,
-    /// The first search images.
+    metric: Metric,
+    /// The float model.
+    float: Variant,
+    /// The search images, in groups of one size.
+    groups: Vec<Batch>,
+    /// The float model's outputs on these groups, as far as they are kept. Those of the first are.
+    references: Vec<Option<Outputs>>,
+    /// The first images of the first group, on which changes are compared before the best is tried on all search images.
     probe: Batch,
-    /// The float model's logits on the search images.
-    reference: Collected,
     journal: Journal,
     table: Latencies,
     table_path: Option<PathBuf>,
@@ -72,12 +79,16 @@ pub(super) struct Bench {
 pub(super) struct Parts {
     pub(super) quantizer: Quantizer,
     pub(super) start: Recipe,
-    pub(super) search: Batch,
+    pub(super) metric: Metric,
+    /// A batch for each size.
+    pub(super) search: Vec<Batch>,
     pub(super) journal: Journal,
     pub(super) table: Latencies,
     pub(super) table_path: Option<PathBuf>,
     /// The engine whose latency counts; resolved.
     pub(super) engine: EngineOptions,
+    /// The size of the images whose latency counts.
+    pub(super) size: Size,
 }
 
 impl Bench {
@@ -91,26 +102,31 @@ impl Bench {
         space: &Space,
         progress: &mut dyn FnMut(usize, usize) -> Result<(), Error>,
     ) -> Result<Bench, Error> {
-        let Parts { mut quantizer, start, search, journal, table, table_path, engine } = parts;
+        let Parts { mut quantizer, start, metric, search, journal, table, table_path, engine, size } = parts;
         let cpu = EngineOptions { backend: BackendChoice::Cpu, ..engine.clone() }.cpu_options()?;
-        let runner = VariantRunner::new(quantizer.apply(&start)?, cpu)?;
-        let stopwatch = Stopwatch::new(&engine, &search, table.batch_size)?;
-        let probe = search.slice(0..PROBE_IMAGES.min(search.len()));
-        let classes = quantizer.float().config.num_classes;
-        let reference = Collected {
-            logits: Logits { values: Vec::new(), classes },
-            labels: search.labels.clone(),
-            ids: search.ids.clone(),
+        let mut runner = VariantRunner::new(quantizer.apply(&start)?, cpu)?;
+        let (float, families) = (Recipe::float(), space.families());
+        let variant = runner.prepare(quantizer.apply(&float)?)?;
+        let config = &quantizer.float().config;
+        let stopwatch = Stopwatch::new(&engine, (size, config.in_chans), table.batch_size)?;
+        let probe = search[0].slice(0..group_of(config, search[0].size).min(search[0].len()));
+        let each = |batch: &Batch| match metric {
+            // Logits take no memory: all threads have work.
+            Metric::Logits(_) => runner.images_at_a_time().max(GROUP),
+            Metric::Maps(_) => group_of(config, batch.size),
         };
+        let groups: Vec<Batch> = search.iter().flat_map(|batch| groups(batch, each(batch))).collect();
         let on_gpu = engine.backend == BackendChoice::Cuda;
         let (predicted, float_ms) = (BTreeMap::new(), 0.0);
         let mut bench = Bench {
             quantizer,
             runner,
             start,
-            search,
+            metric,
+            float: variant,
+            references: vec![None; groups.len()],
+            groups,
             probe,
-            reference,
             journal,
             table,
             table_path,
@@ -119,9 +135,7 @@ impl Bench {
             predicted,
             float_ms,
         };
-        let (float, families) = (Recipe::float(), space.families());
-        let variant = bench.prepare(&float)?;
-        bench.reference.logits = bench.logits(&variant, &mut || progress(0, families.len() + 2))?;
+        bench.keep_references(&mut || progress(0, families.len() + 2))?;
         let mut recipes = vec![bench.start.clone(), float.clone()];
         recipes.extend(families.iter().map(|state| space.recipe(state)));
         for (done, recipe) in recipes.iter().enumerate() {
@@ -137,6 +151,11 @@ impl Bench {
     /// The predicted latency of the float model.
     pub(super) fn float_ms(&self) -> f64 {
         self.float_ms
+    }
+
+    /// What counts.
+    pub(super) fn metric(&self) -> &Metric {
+        &self.metric
     }
 
     /// The table of latencies.
@@ -174,8 +193,7 @@ impl Bench {
             Some(kept) => kept,
             None => {
                 let variant = self.runner.prepare(model)?;
-                let logits = self.logits(&variant, tick)?;
-                let kept = self.compare(logits)?;
+                let kept = self.compare(&variant, tick)?;
                 self.journal.put(&name, &kept)?;
                 kept
             }
@@ -183,14 +201,70 @@ impl Bench {
         Ok(Trial { sums: kept.sums, difference: kept.difference, int8_share, predicted_ms })
     }
 
-    fn compare(&self, logits: Logits) -> Result<Kept, Error> {
-        let mut sums = EffectSums::default();
-        sums.add(&self.reference.logits, &logits, &self.search.labels)?;
-        let own = Collected { logits, labels: self.search.labels.clone(), ids: self.search.ids.clone() };
-        Ok(Kept { sums, difference: top1_difference(&self.reference, &own)? })
+    /// Runs the float model on the search images, and keeps its outputs: those of the first group, and as many more as may be
+    /// kept. `tick` is called after every group.
+    fn keep_references(&mut self, tick: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
+        let mut bytes = 0;
+        for index in 0..self.groups.len() {
+            if index > 0 && bytes > KEPT_BYTES {
+                break;
+            }
+            let outputs = outputs_of(&mut self.runner, &self.float, &self.groups[index])?;
+            bytes += outputs.iter().map(|output| output.len() * size_of::<f32>()).sum::<usize>();
+            self.references[index] = Some(outputs);
+            tick()?;
+        }
+        Ok(())
     }
 
-    /// The noise of `state` and of `states` at the logits of the first search images. Each of `states` runs from
+    /// Compares `variant` with the float model on all search images. `tick` is called after every group.
+    fn compare(
+        &mut self,
+        variant: &Variant,
+        tick: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<Kept, Error> {
+        let (mut sums, mut logits) = (EffectSums::default(), [Vec::new(), Vec::new()]);
+        for index in 0..self.groups.len() {
+            let (runner, group) = (&mut self.runner, &self.groups[index]);
+            let own = outputs_of(runner, variant, group)?;
+            let reference = match &self.references[index] {
+                Some(kept) => Cow::Borrowed(kept),
+                None => Cow::Owned(outputs_of(runner, &self.float, group)?),
+            };
+            match self.metric {
+                Metric::Logits(_) => {
+                    logits[0].extend_from_slice(&reference[0]);
+                    logits[1].extend_from_slice(&own[0]);
+                }
+                Metric::Maps(_) => sums.merge(&self.sums(&reference, &own, group)?),
+            }
+            tick()?;
+        }
+        match self.metric {
+            Metric::Logits(classes) => self.compare_logits(classes, logits),
+            Metric::Maps(_) => Ok(Kept { sums, difference: None }),
+        }
+    }
+
+    /// The distance of the outputs `own` of `group` from those of the float model.
+    fn sums(&self, reference: &Outputs, own: &Outputs, group: &Batch) -> Result<EffectSums, Error> {
+        let own: Vec<Cow<'_, [f32]>> = own.iter().map(|output| Cow::Borrowed(&output[..])).collect();
+        Ok(self.metric.sums(&whole(reference), &own, (group.len(), &group.labels))?)
+    }
+
+    /// Compares logits of all search images: the float model's and another's.
+    fn compare_logits(&self, classes: usize, logits: [Vec<f32>; 2]) -> Result<Kept, Error> {
+        let [reference, own] = logits.map(|values| Collected {
+            logits: Logits { values, classes },
+            labels: self.groups.iter().flat_map(|group| group.labels.clone()).collect(),
+            ids: self.groups.iter().flat_map(|group| group.ids.clone()).collect(),
+        });
+        let mut sums = EffectSums::default();
+        sums.add(&reference.logits, &own.logits, &own.labels)?;
+        Ok(Kept { sums, difference: Some(top1_difference(&reference, &own)?) })
+    }
+
+    /// The noise of `state` and of `states` on the first search images. Each of `states` runs from
     /// its first difference from `state` on. `tick` is called after every step, and may stop the measurement.
     pub(super) fn probe(
         &mut self,
@@ -238,13 +312,20 @@ impl Bench {
         found: &mut [(String, Option<EffectSums>)],
         tick: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let classes = self.reference.logits.classes;
-        let values = self.reference.logits.values[..self.probe.len() * classes].to_vec();
-        let reference = Logits { values, classes };
-        let mut walk = Walk::new(base, &self.probe, classes);
+        let group = &self.probe;
+        self.runner.set_size(group.size)?;
+        let complete = match self.metric {
+            // A classifier has one output, which every run computes.
+            Metric::Logits(_) => Vec::new(),
+            Metric::Maps(_) => outputs_of(&mut self.runner, base, group)?,
+        };
+        let reference = self.references[0].as_ref().expect("the outputs of the first group are kept");
+        let reference = first_of(reference, group.len(), self.groups[0].len());
+        let mut walk = Walk::new(base, group);
         for (_, index, variant) in variants {
-            let mut sums = EffectSums::default();
-            sums.add(&reference, &walk.logits(&mut self.runner, variant), &self.probe.labels)?;
+            let computed = walk.outputs(&mut self.runner, variant);
+            let own = computed.with(&whole(&complete)[..computed.first]);
+            let sums = self.metric.sums(&reference, &own, (group.len(), &group.labels))?;
             self.journal.put(&found[*index].0, &sums)?;
             found[*index].1 = Some(sums);
             tick()?;
@@ -291,25 +372,17 @@ impl Bench {
     fn prepare(&mut self, recipe: &Recipe) -> Result<Variant, Error> {
         Ok(self.runner.prepare(self.quantizer.apply(recipe)?)?)
     }
+}
 
-    /// The logits of `variant` on all search images. `tick` is called after every batch.
-    fn logits(
-        &mut self,
-        variant: &Variant,
-        tick: &mut dyn FnMut() -> Result<(), Error>,
-    ) -> Result<Logits, Error> {
-        let (classes, last) = (self.reference.logits.classes, self.runner.positions().len() - 1);
-        let image_bytes = self.search.image_bytes();
-        let mut values = vec![0.0; self.search.len() * classes];
-        let each = self.runner.images_at_a_time();
-        let parts = self.search.pixels.chunks(each * image_bytes).zip(values.chunks_mut(each * classes));
-        for (pixels, logits) in parts {
-            let images = logits.len() / classes;
-            self.runner.run(variant, images, Start::Pixels(pixels), last, logits);
-            tick()?;
-        }
-        Ok(Logits { values, classes })
-    }
+/// All outputs of `variant` for the images of `group`.
+fn outputs_of(runner: &mut VariantRunner, variant: &Variant, group: &Batch) -> Result<Outputs, Error> {
+    runner.set_size(group.size)?;
+    Ok(Walk::new(variant, group).outputs(runner, variant).values)
+}
+
+/// `outputs`, borrowed.
+fn whole(outputs: &Outputs) -> Vec<&[f32]> {
+    outputs.iter().map(|output| &output[..]).collect()
 }
 
 /// A hash of what distinguishes the models of one run: the settings and ranges of their sites.

@@ -202,11 +202,11 @@ impl<'a> Search<'a> {
     /// Measures a recipe on all search images, once.
     fn trial(&mut self, state: &State) -> Result<Trial, Error> {
         if let Some((_, trial)) = self.trials.iter().find(|(tried, _)| tried == state) {
-            return Ok(*trial);
+            return Ok(trial.clone());
         }
         let recipe = self.space.recipe(state);
         let trial = self.bench.trial(&recipe, &mut ticker(self.progress))?;
-        self.trials.push((state.clone(), trial));
+        self.trials.push((state.clone(), trial.clone()));
         let effect = trial.sums.effect();
         let report = TuneProgress::Trial {
             number: self.trials.len(),
@@ -231,9 +231,12 @@ impl<'a> Search<'a> {
     }
 
     /// Whether the drop on the search images plus its standard error is at most the goal's. Without the margin a
-    /// search on few images would stop at a recipe that has only been lucky.
+    /// search on few images would stop at a recipe that has only been lucky. A backbone must have the goal's SQNR.
     fn keeps_accuracy(&self, trial: &Trial) -> bool {
-        let drop = trial.sums.top1_standard_error() - trial.difference.difference;
+        let Some(difference) = trial.difference else {
+            return self.options.min_sqnr.is_none_or(|least| trial.sums.effect().sqnr_db >= least);
+        };
+        let drop = trial.sums.top1_standard_error() - difference.difference;
         // The tolerance is far below the share of one image.
         100.0 * drop <= self.options.max_drop + 1e-9
     }
@@ -252,7 +255,8 @@ impl<'a> Search<'a> {
         };
         let closer = |a: &usize, b: &usize| {
             let [a, b] = [a, b].map(|&index| &self.trials[index].1);
-            let by_drop = a.difference.difference.total_cmp(&b.difference.difference);
+            let difference = |trial: &Trial| trial.difference.map_or(0.0, |difference| difference.difference);
+            let by_drop = difference(a).total_cmp(&difference(b));
             by_drop.then(a.sums.effect().sqnr_db.total_cmp(&b.sums.effect().sqnr_db))
         };
         let all = 0..self.trials.len();

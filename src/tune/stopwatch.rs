@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use swinq_int8_runtime::{Start, Variant, VariantRunner};
-use swinq_model::{Batch, QuantizedModel};
+use swinq_model::{QuantizedModel, Size};
 
 use super::latencies::Latencies;
 use crate::evaluate::noise_of;
@@ -17,15 +17,21 @@ const ROUNDS: usize = 15;
 /// Measures models whose launches are not in a table yet.
 pub(super) struct Stopwatch {
     engine: EngineOptions,
+    /// The size of the images.
+    size: Size,
     pixels: Vec<u8>,
     batch_size: usize,
 }
 
 impl Stopwatch {
-    /// A stopwatch for models of images like those of `search` on `engine`, which must be resolved.
-    pub(super) fn new(engine: &EngineOptions, search: &Batch, batch_size: usize) -> Result<Stopwatch, Error> {
-        let pixels = noise_of(search.size, search.channels, batch_size)?.pixels;
-        Ok(Stopwatch { engine: engine.clone(), pixels, batch_size })
+    /// A stopwatch for images of `size` with `channels` channels on `engine`, which must be resolved.
+    pub(super) fn new(
+        engine: &EngineOptions,
+        (size, channels): (Size, usize),
+        batch_size: usize,
+    ) -> Result<Stopwatch, Error> {
+        let pixels = noise_of(size, channels, batch_size)?.pixels;
+        Ok(Stopwatch { engine: engine.clone(), size, pixels, batch_size })
     }
 
     /// Adds the launches of `model`, prepared as `variant`, to `table`. `reference` is the start recipe's model; the
@@ -40,6 +46,7 @@ impl Stopwatch {
         match self.engine.backend {
             BackendChoice::Cuda => self.measure_on_gpu(model, reference.0, table),
             _ => {
+                runner.set_size(self.size)?;
                 self.measure_on_cpu(runner, variant, reference.1, table);
                 Ok(())
             }
@@ -54,10 +61,10 @@ impl Stopwatch {
         table: &mut Latencies,
     ) {
         let (images, last) = (self.batch_size, runner.positions().len() - 1);
-        let mut logits = vec![0.0; images * runner.positions()[last].values];
+        let mut output = vec![0.0; images * runner.positions()[last].values];
         let mut infer = |runner: &mut VariantRunner, variant: &Variant| {
             let start = Instant::now();
-            runner.run(variant, images, Start::Pixels(&self.pixels), last, &mut logits);
+            runner.run(variant, images, Start::Pixels(&self.pixels), last, &mut output);
             milliseconds(start.elapsed())
         };
         let (mut references, mut wholes, mut names) = (Vec::new(), Vec::new(), Vec::new());

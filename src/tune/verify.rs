@@ -3,14 +3,34 @@
 use std::ops::ControlFlow;
 
 use swinq_eval::results::tune::{Verdict, Verification};
-use swinq_eval::{EffectSums, LatencyOptions, Stats, Step, accuracy, measure_interleaved, top1_difference};
-use swinq_model::QuantizedModel;
+use swinq_eval::{
+    EffectSums, EvalError, LatencyOptions, Stats, Step, accuracy, measure_interleaved, top1_difference,
+};
+use swinq_model::{QuantizedModel, Size};
 
 use super::TuneOptions;
-use crate::{Engine, EngineOptions, Error, Images, infer_images, noise};
+use crate::evaluate::{maps, noise_of};
+use crate::sensitivity::metric::Metric;
+use crate::{
+    Candidate, Engine, EngineOptions, Error, EvaluateOptions, Images, Model, features, infer_images,
+};
 
 /// Runs the float model and the chosen model on `images`.
 pub(super) fn verify(
+    models: [&QuantizedModel; 2],
+    metric: &Metric,
+    engine: &EngineOptions,
+    images: &Images,
+    options: &TuneOptions,
+    progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<Verification, Error> {
+    match metric {
+        Metric::Logits(_) => verify_logits(models, engine, images, options, progress),
+        Metric::Maps(outputs) => verify_maps(models, outputs, engine, images, options, progress),
+    }
+}
+
+fn verify_logits(
     [float, chosen]: [&QuantizedModel; 2],
     engine: &EngineOptions,
     images: &Images,
@@ -30,27 +50,61 @@ pub(super) fn verify(
     let difference = top1_difference(&reference, &own)?;
     Ok(Verification {
         images: own.images(),
-        float_correct: accuracy(&reference)?.top1_correct,
+        float_correct: Some(accuracy(&reference)?.top1_correct),
         effect: sums.effect(),
-        top1_difference: difference,
+        top1_difference: Some(difference),
         verdict: Verdict::of(&difference, own.images(), options.max_drop),
     })
 }
 
-/// The latency of each model at one batch size. The models take turns.
+/// [`verify`] of backbones by the outputs `outputs`, indices and names.
+fn verify_maps(
+    models: [&QuantizedModel; 2],
+    outputs: &[(usize, String)],
+    engine: &EngineOptions,
+    images: &Images,
+    options: &TuneOptions,
+    progress: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+) -> Result<Verification, Error> {
+    let candidate = |model: &QuantizedModel| {
+        Candidate::engine(&model.recipe.name, &Model::from_quantized(model.clone())?, engine)
+    };
+    let candidates = models.into_iter().map(candidate).collect::<Result<Vec<_>, Error>>()?;
+    let how = EvaluateOptions { read: options.read, sizing: options.sizing, ..EvaluateOptions::default() };
+    let mut on_images = |done: usize, total: usize| progress(done, total);
+    let compared = maps::compare(&candidates, images, &how, &mut on_images).map_err(|error| match error {
+        Error::Evaluating { source: EvalError::Interrupted { .. }, .. } => Error::Interrupted,
+        error => error,
+    })?;
+    let errors = &compared.errors[0];
+    let totals = errors.totals();
+    let chosen = outputs.iter().map(|(index, name)| (name.clone(), totals[*index]));
+    let effect = EffectSums::of_maps(errors.images().len(), chosen.collect()).effect();
+    Ok(Verification {
+        images: errors.images().len(),
+        float_correct: None,
+        top1_difference: None,
+        verdict: Verdict::of_sqnr(effect.sqnr_db, options.min_sqnr.unwrap_or(f64::NEG_INFINITY)),
+        effect,
+    })
+}
+
+/// The latency of each model at one batch size, for images of `size`. The models take turns.
 pub(super) fn latencies<const N: usize>(
     models: [&QuantizedModel; N],
     engine: &EngineOptions,
-    batch_size: usize,
+    (size, batch_size): (Size, usize),
 ) -> Result<[Stats; N], Error> {
     let mut engines = Vec::with_capacity(N);
     for model in models {
         engines.push(Engine::new(model, engine.backend()?)?);
     }
-    let batch = noise(&engines[0], batch_size)?;
-    let steps = engines
-        .iter()
-        .map(|engine| -> Step<'_> { Box::new(|| engine.infer(&batch).map(|_| ()).map_err(Into::into)) });
+    let batch = noise_of(size, engines[0].channels(), batch_size)?;
+    let steps = engines.iter().map(|engine| -> Step<'_> {
+        let mut values = Vec::new();
+        let batch = &batch;
+        Box::new(move || Ok(features::compute(engine, batch, &mut values)?))
+    });
     let mut steps: Vec<Step<'_>> = steps.collect();
     let found = measure_interleaved(&mut steps, &LatencyOptions::default())?;
     Ok(std::array::from_fn(|index| found[index].stats()))

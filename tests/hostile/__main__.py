@@ -5,8 +5,8 @@
 
 Each run gives one command a damaged checkpoint, image, list, archive or YAML file, or absurd options. A run fails if
 swinq dies of a signal, panics, hangs, uses an exit code that it does not document, prints control characters or a long
-message to standard error, writes or changes a file other than the requested outputs, or accepts a damaged quantized
-checkpoint that then gives other logits. The exit code is 1 if a run failed. Linux and the standard library suffice.
+message to standard error, writes or changes a file other than the requested outputs, writes feature maps that are not
+whole, or accepts a damaged quantized checkpoint that then gives other logits. The exit code is 1 if a run failed. Linux and the standard library suffice.
 """
 import argparse
 import collections
@@ -37,11 +37,16 @@ class Base:
         with zipfile.ZipFile(DATA / "val.zip") as archive:
             self.picture.write_bytes(archive.read("airplane/0000.jpg"))
         results, found = folder / "base.json", folder / "logits.safetensors"
-        for arguments in [["calibrate", FLOAT, *model_options(), "--data-path", DATA, "--ptq", "basic", "--batches", "1", "-o", self.path],
+        self.backbone_path, maps = folder / "backbone.safetensors", folder / "maps.safetensors"
+        for arguments in [["calibrate", FLOAT, *model_options(), "--task", "features", "--size", "56x56", "--data-path", DATA, "--ptq", "basic", "--batches", "1", "-o",
+                           self.backbone_path],
+                          ["features", self.backbone_path, self.picture, "--size", "56x64", *self.cpu, "--features", maps],
+                          ["calibrate", FLOAT, *model_options(), "--data-path", DATA, "--ptq", "basic", "--batches", "1", "-o", self.path],
                           ["predict", self.path, self.picture, *self.cpu, "--logits", found],
                           ["eval", self.path, "--data-path", DATA, "--limit", "4", "--no-latency", *self.cpu, "--json", results]]:
             subprocess.run([binary, *map(str, arguments)], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.quantized, self.float, self.results = self.path.read_bytes(), FLOAT.read_bytes(), results.read_bytes()
+        self.backbone, self.maps = self.backbone_path.read_bytes(), maps.read_bytes()
         self.logits = logits(found)
         folders = [ROOT / "data" / "tests" / "fixtures", ROOT / "tests" / "data"]
         suffixes = {".jpg", ".png", ".webp", ".bmp", ".tif", ".tiff"}

@@ -1,9 +1,11 @@
 """Executes a run and judges its manners."""
 import hashlib
 import os
+import re
 import resource
 import signal
 import stat
+import struct
 import subprocess
 
 from damage import value
@@ -24,6 +26,20 @@ def listing(folder):
 def logits(path):
     header, body = split_safetensors(path.read_bytes())
     return header["logits"]["shape"], body
+
+
+def fault_of_maps(path):
+    """What is wrong with a file of feature maps; None if it is whole."""
+    data = path.read_bytes()
+    try:
+        header, body = split_safetensors(data)
+        places = sorted(about["data_offsets"] for about in header.values())
+        whole = [place[0] for place in places] + [len(body)] == [0] + [place[1] for place in places]
+        named = all(re.fullmatch(r"\d+\.stage\d", name) and about["dtype"] == "F32" and len(about["shape"]) == 3 for name, about in header.items())
+        finite = all(abs(value) < float("inf") for value in memoryview(body).cast("f"))
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        return f"writes maps that cannot be read: {error}"
+    return None if places and whole and named and finite else "writes maps that are not whole"
 
 
 def execute(binary, run, folder):
@@ -78,7 +94,10 @@ def judge(run, folder, before, code, out, err, base):
     if created and code is not None:
         faults.append(f"leaves {sorted(created)} with exit code {code}")
     if code == 0 and run.refused:
-        faults.append("reads a file outside of its folder")
+        faults.append("accepts what it must refuse, such as a file outside of its folder")
+    for name in sorted(run.outputs) if run.maps else []:
+        fault = fault_of_maps(folder / name) if (folder / name).is_file() else None
+        faults += [fault] if fault else []
     if code == 0:
         missing = run.outputs - set(after)
         if missing - {"out.ranges.json"}:

@@ -7,21 +7,15 @@ import shutil
 import zipfile
 
 from damage import damage, damage_tree, doubled_key, number
+from feature_runs import run_backbone, run_sizes
 from image_files import hostile_image
 from judgement import listing
+from run import Run
 from safetensors_files import as_version_1, hostile_document, hostile_safetensors
 from settings import CFG, DATA, FLOAT, ROOT, WORDS
 from shard_files import hostile_shards
 from torch_files import hostile_torch, hostile_zip
 from yaml_files import hostile_yaml
-
-
-class Run:
-    """One command: arguments, files that it may write, and what its success must show, or that it must be refused."""
-
-    def __init__(self, arguments, outputs=(), keeps=(), same_logits=False, refused=False, stdin=None):
-        self.arguments = [str(argument) for argument in arguments]
-        self.outputs, self.keeps, self.same_logits, self.refused, self.stdin = set(outputs), set(keeps), same_logits, refused, stdin
 
 
 def model_options():
@@ -227,4 +221,4 @@ def run_options(rng, base, folder):
 
 
 KINDS = {"quantized checkpoint": (run_quantized, 6), "float safetensors": (run_float_safetensors, 3), "float pickle": (run_pickle, 4), "shards": (run_shards, 2),
-         "image": (run_image, 4), "list, map or zip": (run_data, 2), "YAML or JSON": (run_yaml, 4), "options": (run_options, 5)}
+         "backbone": (run_backbone, 4), "sizes of a backbone": (run_sizes, 3), "image": (run_image, 4), "list, map or zip": (run_data, 2), "YAML or JSON": (run_yaml, 4), "options": (run_options, 5)}

@@ -12,7 +12,7 @@ use swinq_testing::relative_distance;
 const SIZES: [(usize, usize); 3] = [(64, 96), (44, 72), (60, 32)];
 
 /// A folder with a backbone and pictures of several sizes.
-fn folder() -> tempfile::TempDir {
+pub fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     write_backbone(&folder.path().join("backbone.safetensors"));
     let photos = folder.path().join("photos");
@@ -38,14 +38,14 @@ fn waves(index: usize, height: usize, width: usize) -> Vec<u8> {
     pixels.flat_map(|(y, x)| (0..3).map(move |channel| value(y, x, channel))).collect()
 }
 
-fn calibrate(folder: &Path, output: &str, more: &[&str]) -> Assert {
+pub fn calibrate(folder: &Path, output: &str, more: &[&str]) -> Assert {
     let mut command = swinq(["calibrate"]);
     command.arg(folder.join("backbone.safetensors")).arg("--data-path").arg(folder.join("photos"));
     command.arg("--output").arg(folder.join(output)).args(more).assert()
 }
 
 /// The feature maps of all pictures by the model `model`, by name.
-fn maps(folder: &Path, model: &str) -> Vec<(String, Vec<f32>)> {
+pub fn maps(folder: &Path, model: &str) -> Vec<(String, Vec<f32>)> {
     let output = folder.join("maps.safetensors");
     let mut command = swinq(["features"]);
     command.arg(folder.join(model)).arg(folder.join("photos")).arg("--features").arg(&output);
@@ -109,5 +109,5 @@ fn sizes_are_recorded_and_wrong_ones_are_explained() {
     let mut command = swinq(["calibrate", "--size", "keep", "--output"]);
     command.arg(folder.path().join("c")).arg(sample_model()).arg("--cfg").arg(sample_cfg());
     let run = command.arg("--data-path").arg(folder.path().join("photos")).assert();
-    refused(run, 2, &["--size is for backbones", "--task features"]);
+    refused(run, 2, &["--size, --pad-to and --pad-batch are for backbones", "--task features"]);
 }

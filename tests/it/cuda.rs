@@ -88,7 +88,10 @@ fn configs() -> Vec<SwinConfig> {
 
 pub fn float(config: SwinConfig) -> FloatModel {
     let transform = Transform::microsoft(config.image_size, config.in_chans, true);
-    random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, 3)
+    random_model(
+        &LoadedConfig { config, transform, stages: None, drop_path: 0.0, origin: "test".to_owned() },
+        3,
+    )
 }
 
 /// `model` with a shipped recipe; `float` quantizes nothing, and `channels` is the default recipe with scales and

@@ -1,5 +1,7 @@
 //! Tests of the library, the program and the documents. One program, because each would link everything again.
 
+mod backbone_eval;
+mod backbone_search;
 mod backbones;
 mod command_line;
 mod commands;
@@ -20,6 +22,7 @@ mod fuzz_corpora;
 mod ladder;
 mod library;
 mod manners;
+mod padding;
 mod predict;
 mod qat;
 mod real_data;

@@ -13,7 +13,7 @@ use swinq::eval::{Collected, fidelity};
 use swinq::model::QuantizedModel;
 use swinq::{
     Engine, EngineOptions, Error, Images, Model, ReadOptions, Recipe, Rule, SensitivityOptions,
-    SensitivityProgress, Split, infer_images,
+    SensitivityProgress, Sizing, Split, infer_images,
 };
 
 /// Runs the command on the sample with more arguments.
@@ -31,6 +31,8 @@ fn options(cache: Option<&Path>) -> SensitivityOptions {
     SensitivityOptions {
         recipe: Recipe::shipped("default").unwrap(),
         read: ReadOptions::default(),
+        sizing: Sizing::Keep,
+        sqnr_of: Vec::new(),
         threads: 2,
         cache: cache.map(Path::to_owned),
     }

@@ -22,7 +22,7 @@ OPSETS = "https://docs.nvidia.com/deeplearning/tensorrt/latest/reference/onnx-op
 PARSED = set(
     "Add Cast DequantizeLinear Div Erf Exp Gather Gelu LayerNormalization MatMul Max Mul Pad QuantizeLinear ReduceL2 ReduceMax "
     "ReduceMean ReduceSum Reshape Softmax Split Sub Transpose "
-    "AveragePool BatchNormalization Clip Concat Constant Conv ConvTranspose Expand Flatten Gemm GlobalAveragePool Identity Less Pow "
+    "AveragePool BatchNormalization Clip Concat Constant ConstantOfShape Conv ConvTranspose Expand Flatten Gemm GlobalAveragePool Identity Less Pow "
     "Reciprocal Relu Resize Shape Sigmoid Slice Sqrt Squeeze Unsqueeze Where".split()
 )
 

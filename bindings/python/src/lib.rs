@@ -38,7 +38,9 @@ mod native {
     #[pymodule_export]
     use super::quantize::quantize;
     #[pymodule_export]
-    use super::training::{grids, parameters, quantized_sites, stages, stored_parameters, trained};
+    use super::training::{
+        gelu_table, grids, parameters, quantized_sites, stages, stored_parameters, trained,
+    };
     #[pymodule_export]
     use super::{family_transform, run_command, shipped_configs};
 
@@ -55,10 +57,10 @@ fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| swinq_program::run(arguments))
 }
 
-/// The names of the shipped configurations.
+/// The names of the shipped configurations: of classifiers, then of backbones.
 #[pyfunction]
 fn shipped_configs() -> Vec<&'static str> {
-    swinq::shipped_configs().collect()
+    swinq::shipped_configs().chain(swinq::shipped_backbones()).collect()
 }
 
 /// torchvision's preprocessing for the model `name` (`swin_t`, ...), in JSON; `None` for other names.

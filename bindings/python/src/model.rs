@@ -147,6 +147,11 @@ impl Model {
         py.detach(|| self.model.save(path)).map_err(|error| raise(py, &error))
     }
 
+    /// Refuses an architecture that no GPU runs.
+    fn check_cuda(&self, py: Python<'_>) -> PyResult<()> {
+        self.model.check_cuda().map_err(|error| raise(py, &error))
+    }
+
     /// Whether any site is quantized.
     #[getter]
     fn is_quantized(&self) -> bool {

@@ -49,6 +49,12 @@ pub fn stored_parameters(model: &Model) -> Vec<(String, String, String)> {
     model.stored.iter().map(|s| (s.name.clone(), s.parameter.clone(), values(s.values))).collect()
 }
 
+/// The coefficients of the GELU of quantized models (docs/inference.md, section 2): `[3, 32]` in f32, by powers.
+#[pyfunction]
+pub fn gelu_table(py: Python<'_>) -> Bound<'_, PyBytes> {
+    floats(py, swinq::numerics::reference::math::QUADRATIC.0.as_flattened())
+}
+
 /// The float values of all parameters.
 #[pyfunction]
 pub fn parameters<'py>(py: Python<'py>, model: &Model) -> Vec<Float<'py>> {
@@ -101,7 +107,12 @@ pub fn stages<'py>(py: Python<'py>, model: &Model) -> Vec<StageRow<'py>> {
 
 /// The stages of a model for images of `height` x `width` pixels.
 #[pyfunction]
-pub fn grids<'py>(py: Python<'py>, model: &Model, height: usize, width: usize) -> PyResult<Vec<GridRow<'py>>> {
+pub fn grids<'py>(
+    py: Python<'py>,
+    model: &Model,
+    height: usize,
+    width: usize,
+) -> PyResult<Vec<GridRow<'py>>> {
     let found = model.model.config().grids(Size::new(height, width));
     let grids = found.map_err(|error| raise(py, &error.into()))?;
     let rows = |rows: Vec<Option<usize>>| {
@@ -111,7 +122,13 @@ pub fn grids<'py>(py: Python<'py>, model: &Model, height: usize, width: usize) -
     let row = |grid: &swinq::model::Grid| {
         let Size { height, width } = grid.size;
         let masks = PyBytes::new(py, &grid.masks(true));
-        ([height, width], rows(grid.partition(false)), rows(grid.partition(true)), masks, rows(grid.merge_sources()))
+        (
+            [height, width],
+            rows(grid.partition(false)),
+            rows(grid.partition(true)),
+            masks,
+            rows(grid.merge_sources()),
+        )
     };
     Ok(grids.iter().map(row).collect())
 }
@@ -127,7 +144,9 @@ pub fn trained(
     channels: BTreeMap<String, (Vec<f32>, Vec<i8>)>,
     weight_scales: BTreeMap<String, Vec<f32>>,
 ) -> PyResult<Model> {
-    let site = |name: &str| name.parse::<Site>().map_err(|problem| raise_as(py, "ArgumentError", problem.to_string()));
+    let site = |name: &str| {
+        name.parse::<Site>().map_err(|problem| raise_as(py, "ArgumentError", problem.to_string()))
+    };
     let mut trained = TrainedParameters { tensors: held(tensors)?, ..TrainedParameters::default() };
     for (name, amax) in ranges {
         trained.ranges.insert(site(&name)?, amax);

@@ -81,7 +81,8 @@ class Gpu(unittest.TestCase):
                 with torch.no_grad():
                     engine = leaves(module(x))
                 for (_, one), (_, two), (_, four) in zip(engine, found, exact, strict=True):
-                    print(f"{name}: {decibels(two, one):.1f} dB from the engine, which is {decibels(one, four):.1f} dB from float")
+                    differ = int((one.cpu() != two.cpu()).sum())
+                    print(f"{name}: {decibels(two, one):.1f} dB from the engine ({differ} of {one.numel()} differ), {decibels(one, four):.1f} from float")
                     self.assertGreater(decibels(two, one), decibels(one, four) + NEARER)
                     self.assertGreater(decibels(two, four), decibels(one, four) - FARTHER)
 

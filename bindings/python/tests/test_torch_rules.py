@@ -70,6 +70,16 @@ class Refused(Case):
         module.layers[0].register_forward_hook(lambda *_: None)
         self.refused(module, r"`layers\.0` has hooks")
 
+    def test_what_no_gpu_runs(self):
+        """Heads that are not 32 wide are refused before the calibration."""
+        config = transformers.SwinConfig(embed_dim=48, depths=[1, 1], num_heads=[3, 6], window_size=7, image_size=56)
+        program = Inside(randomise(transformers.SwinBackbone(config)))
+        called = []
+        with self.assertRaisesRegex(swinq.EngineError, "heads of 16 channels.*32.*CPU"):
+            swinq.torch.quantize(program, called.append, backend="cuda")
+        self.assertEqual(called, [])
+        self.assertIsInstance(program.backbone, transformers.SwinBackbone)
+
     def test_what_the_engine_does_not_have(self):
         self.refused(timm.create_model("swin_s3_tiny_224").eval(), "window")
         getter = torchvision.models._utils.IntermediateLayerGetter(of_torchvision().features, {"2": "merged"}).eval()

@@ -4,7 +4,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use crate::common;
-use swinq_data::{Dataset, Layout, Loader, LoaderOptions, OfOneSize, SizedLoader, Sizing, Split, preprocess};
+use swinq_data::{
+    Dataset, Layout, Loader, LoaderOptions, OfOneSize, Padding, SizedLoader, Sizing, Split, pad, preprocess,
+};
 use swinq_model::{Batch, BatchSource, Resize, Size, Transform};
 use tempfile::TempDir;
 
@@ -78,7 +80,7 @@ fn batches_have_sizes_of_their_own() {
     assert_eq!(dataset.image_size(22).unwrap(), own[0]);
     // The header lies before the damage.
     assert_eq!(dataset.image_size(5).unwrap(), own[1]);
-    let of = |size, ids: &[usize]| OfOneSize { size, ids: ids.to_vec() };
+    let of = |size, ids: &[usize]| OfOneSize { size, ids: ids.to_vec(), valid: vec![size; ids.len()] };
     let loader =
         |sizing, batches| SizedLoader::new(dataset.clone(), sizing, batches, &small(), &options(0)).unwrap();
     let keep = loader(Sizing::Keep, vec![of(own[1], &[1, 5, 3]), of(own[0], &[2]), of(own[0], &[1])]);
@@ -105,6 +107,38 @@ fn batches_have_sizes_of_their_own() {
     let empty =
         SizedLoader::new(dataset, Sizing::Keep, vec![of(Size::new(0, 4), &[0])], &small(), &options(0));
     assert!(empty.err().unwrap().to_string().contains("size"));
+}
+
+/// Even images have other sizes than odd ones.
+#[test]
+fn batches_are_padded() {
+    let root = damaged_folder();
+    let dataset = Dataset::open(root.path(), Split::Val).unwrap();
+    let sizes = [1, 3, 2, 7].map(|id| (id, dataset.image_size(id).unwrap()));
+    let own = [sizes[2].1, sizes[0].1];
+    let padding = |multiple, to_common| Padding { multiple, to_common };
+    let of = |padding| OfOneSize::batches(sizes, padding, |_| 2);
+    let ids = |batches: &[OfOneSize]| batches.iter().map(|batch| batch.ids.clone()).collect::<Vec<_>>();
+    assert_eq!(ids(&of(padding(32, false))), [vec![1, 3], vec![7], vec![2]]);
+    let common = of(padding(32, true));
+    assert_eq!(ids(&common), [[1, 3], [2, 7]]);
+    assert_eq!(common[1].valid, own);
+    let size = own[0].zip(own[1], |a, b| a.max(b).div_ceil(32) * 32);
+    assert_eq!((common[1].size, common[1].is_padded()), (size, true));
+    assert!(!of(padding(1, false)).iter().any(OfOneSize::is_padded));
+
+    let loader = SizedLoader::new(dataset.clone(), Sizing::Keep, common, &small(), &options(0)).unwrap();
+    let (batch, _) = loader.batch(1).unwrap();
+    let image = |id: usize, valid: Size| {
+        let values = small().normalised(&dataset.decode(id).unwrap().pixels);
+        pad(&values, valid, size)
+    };
+    assert_eq!((batch.size, &batch.ids[..]), (size, &[2, 7][..]));
+    assert_eq!(batch.values(), Some([image(2, own[0]), image(7, own[1])].concat()));
+    let alike = OfOneSize::batches([(1, own[1])], padding(1, true), |_| 2);
+    let loader = SizedLoader::new(dataset.clone(), Sizing::Keep, alike, &small(), &options(0)).unwrap();
+    let (batch, _) = loader.batch(0).unwrap();
+    assert_eq!((batch.values(), batch.pixels), (None, dataset.decode(1).unwrap().pixels));
 }
 
 #[test]

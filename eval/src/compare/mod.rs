@@ -4,11 +4,13 @@ mod limits;
 mod noise;
 mod sites;
 
+use std::collections::BTreeMap;
+
 use comfy_table::{CellAlignment, Table, presets};
 
 use crate::error::EvalError;
-use crate::results::{ModelResult, Results};
-use crate::text::mebibytes;
+use crate::results::{ModelResult, OutputResult, Results, SizeResult, Stats};
+use crate::text::{cosine, mebibytes, relative};
 
 pub use limits::{Limits, exceeded};
 use noise::Spread;
@@ -73,6 +75,7 @@ fn compare_conditions(a: &Results, b: &Results) -> String {
     note("seed", shown(x.seed), shown(y.seed), "");
     let transform = |t: Option<swinq_model::Transform>| t.map_or("none".to_owned(), |t| t.to_string());
     note("transform", transform(x.transform), transform(y.transform), accuracy);
+    note("sizes", shown(x.sizing), shown(y.sizing), "; SQNRs cannot be compared");
     let (x, y) = (&a.environment, &b.environment);
     note("swinq", x.swinq.clone(), y.swinq.clone(), "");
     note("processor", shown(x.cpu.clone()), shown(y.cpu.clone()), speed);
@@ -131,7 +134,16 @@ fn figures(a: &ModelResult, b: &ModelResult) -> (Vec<Row>, usize) {
     push("Acc@1", (a.top1_percent(), b.top1_percent()), &points, false);
     push("Acc@5", (a.top5_percent(), b.top5_percent()), &points, false);
     push("agreement %", (percent(a.agreement), percent(b.agreement)), &points, false);
-    push("SQNR dB", (a.sqnr_db, b.sqnr_db), &|db| format!("{db:.2}"), false);
+    let logits = |model: &ModelResult| model.sqnr_db.filter(|_| model.outputs.is_empty());
+    push("SQNR dB", (logits(a), logits(b)), &|db| format!("{db:.2}"), false);
+    for output in &a.outputs {
+        let Some(other) = b.outputs.iter().find(|other| other.name == output.name) else { continue };
+        let name = |figure: &str| format!("{figure} {}", output.name);
+        let both = |figure: fn(&OutputResult) -> Option<f64>| (figure(output), figure(other));
+        push(&name("SQNR dB"), both(|o| Some(o.sqnr_db)), &|db| format!("{db:.2}"), false);
+        push(&name("cosine"), both(|o| Some(o.cosine)), &cosine, false);
+        push(&name("error"), both(|o| o.relative_error), &relative, false);
+    }
     push("INT8 MACs %", (percent(a.int8_share), percent(b.int8_share)), &points, false);
     push("parameters", (bytes(a.size_bytes), bytes(b.size_bytes)), &size, true);
     push("file", (bytes(a.file_bytes), bytes(b.file_bytes)), &size, true);
@@ -155,20 +167,44 @@ struct Measured {
 /// The figures of time and memory that both runs have of a model.
 fn measured(a: &ModelResult, b: &ModelResult) -> Vec<Measured> {
     let mut found = Vec::new();
-    for (batch, stats) in &a.latency_ms {
-        let Some(other) = b.latency_ms.get(batch) else { continue };
-        let show: fn(f64) -> String = |ms| format!("{ms:.3}");
+    let show: fn(f64) -> String = |ms| format!("{ms:.3}");
+    for (at, stats, other) in latencies(a, b) {
         let median = Spread::of_medians(stats, other);
-        found.push(Measured { name: format!("median ms @ {batch}"), spread: median, show });
+        found.push(Measured { name: format!("median ms @ {at}"), spread: median, show });
         let tail = Spread::of_tails(stats.p99, other.p99);
-        found.push(Measured { name: format!("p99 ms @ {batch}"), spread: tail, show });
+        found.push(Measured { name: format!("p99 ms @ {at}"), spread: tail, show });
     }
-    for (batch, &ips) in &a.throughput_ips {
+    let alike = first_size(a) == first_size(b);
+    for (batch, &ips) in a.throughput_ips.iter().filter(|_| alike) {
         let Some(&other) = b.throughput_ips.get(batch) else { continue };
         let name = format!("images/s @ {batch}");
         found.push(Measured { name, spread: Spread::new(ips, other), show: |ips| format!("{ips:.1}") });
     }
     found
+}
+
+/// The size to which the times of a backbone belong; `None` for a classifier.
+fn first_size(model: &ModelResult) -> Option<[usize; 2]> {
+    model.sizes.first().map(|of_size| of_size.size)
+}
+
+/// The latencies that both runs have of a model: the batch size, for a backbone with the size of the images, and the figures.
+fn latencies<'a>(a: &'a ModelResult, b: &'a ModelResult) -> Vec<(String, &'a Stats, &'a Stats)> {
+    let common = |a: &'a BTreeMap<usize, Stats>, b: &'a BTreeMap<usize, Stats>| {
+        a.iter().filter_map(|(batch, stats)| Some((batch, stats, b.get(batch)?)))
+    };
+    if a.sizes.is_empty() && b.sizes.is_empty() {
+        let of_batch = |(batch, first, second): (&usize, _, _)| (batch.to_string(), first, second);
+        return common(&a.latency_ms, &b.latency_ms).map(of_batch).collect();
+    }
+    let both = a.sizes.iter().filter_map(|own| Some((own, b.at_size(own.size)?)));
+    let of_size = |(own, other): (&'a SizeResult, &'a SizeResult)| {
+        let [height, width] = own.size;
+        let name = move |batch: &usize| format!("{batch} of {height}x{width}");
+        common(&own.latency_ms, &other.latency_ms)
+            .map(move |(batch, first, second)| (name(batch), first, second))
+    };
+    both.flat_map(of_size).collect()
 }
 
 /// The row of a figure, if both runs have it. The change is in percent of the first value if `relative`, else the

@@ -52,6 +52,7 @@ pub fn data(results: &Results) -> Vec<Fact> {
         ("seed", data.seed.map(|n| n.to_string())),
         ("list, SHA-256", data.sha256.clone()),
         ("corrupt, skipped", data.skipped.map(thousands)),
+        ("sizes", data.sizing.clone()),
         ("preprocessing", data.transform.as_ref().map(ToString::to_string)),
     ])
 }

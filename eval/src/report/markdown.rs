@@ -2,7 +2,9 @@
 
 use std::fmt::Write;
 
-use super::{ReportExtras, classes, conditions, layers, matrix, names, sensitivity, steps, tuning, verdict};
+use super::{
+    ReportExtras, classes, conditions, layers, matrix, names, outputs, sensitivity, steps, tuning, verdict,
+};
 use crate::results::Results;
 
 /// Maximum number of classes whose accuracy is listed.
@@ -71,17 +73,21 @@ fn search(out: &mut String, section: &tuning::TuningSection) {
             [&c.name, &c.predicted, &c.measured, &c.speedup, &c.int8, &c.sqnr, &c.difference, &c.changes];
         cells.map(String::clone).to_vec()
     };
-    table(out, &header.map(str::to_owned), &section.rows.iter().map(row).collect::<Vec<_>>());
+    let rows: Vec<Vec<String>> = section.rows.iter().map(row).collect();
+    let (header, rows) = filled_columns(&header.map(str::to_owned), &rows);
+    table(out, &header, &rows);
 }
 
 fn effects(out: &mut String, section: &sensitivity::SensitivitySection) {
     add(out, format_args!("## Sensitivity\n\n{}\n\n", text(&section.summary)));
     let header = ["layer", "SQNR alone", "KL alone", "class changes", "gain in float", "share of MACs"];
     let row = |layer: &sensitivity::ElementRow| {
-        let changes = layer.changes.to_string();
-        [&layer.name, &layer.sqnr, &layer.kl, &changes, &layer.gain, &layer.share].map(String::clone).to_vec()
+        let cells = [&layer.name, &layer.sqnr, &layer.kl, &layer.changes, &layer.gain, &layer.share];
+        cells.map(String::clone).to_vec()
     };
-    table(out, &header.map(str::to_owned), &section.layers.iter().map(row).collect::<Vec<_>>());
+    let rows: Vec<Vec<String>> = section.layers.iter().map(row).collect();
+    let (header, rows) = filled_columns(&header.map(str::to_owned), &rows);
+    table(out, &header, &rows);
 }
 
 /// The columns that have a value in any row: without latency there are no times, and without a baseline no speed-up.
@@ -125,6 +131,14 @@ fn details(out: &mut String, results: &Results, names: &[String], subject: usize
             table(out, &classes.header, &classes.all);
         }
     }
+    if let Some(outputs) = outputs::Outputs::new(model, &ReportExtras::default()) {
+        out.push_str("## Outputs and images\n\n");
+        let row =
+            |o: &outputs::OutputRow| [&o.name, &o.sqnr, &o.cosine, &o.error].map(String::clone).to_vec();
+        let header = ["output", "SQNR", "cosine", "error"].map(str::to_owned);
+        table(out, &header, &outputs.rows.iter().map(row).collect::<Vec<_>>());
+        worst_images(out, &outputs);
+    }
     let images = classes::images(results, model, &ReportExtras::default());
     if !images.is_empty() {
         let header = ["image", "label", "baseline", "model", "KL, nats"].map(str::to_owned);
@@ -134,6 +148,20 @@ fn details(out: &mut String, results: &Results, names: &[String], subject: usize
         };
         table(out, &header, &images.iter().map(row).collect::<Vec<_>>());
     }
+}
+
+/// The images farthest from the baseline, with the SQNR of each output.
+fn worst_images(out: &mut String, outputs: &outputs::Outputs) {
+    if outputs.images.is_empty() {
+        return;
+    }
+    let names = outputs.rows.iter().map(|output| format!("SQNR of {}", output.name));
+    let header: Vec<String> = ["image", "size"].map(str::to_owned).into_iter().chain(names).collect();
+    let row = |image: &outputs::OutputCard| {
+        let outputs = image.outputs.iter().map(|[_, sqnr]| sqnr.clone());
+        [image.name.clone(), image.size.clone()].into_iter().chain(outputs).collect()
+    };
+    table(out, &header, &outputs.images.iter().map(row).collect::<Vec<_>>());
 }
 
 fn conditions(out: &mut String, results: &Results, names: &[String]) {

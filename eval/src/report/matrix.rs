@@ -2,7 +2,7 @@
 
 use crate::interval::Interval;
 use crate::results::{ModelResult, Results};
-use crate::text::{decibels, mebibytes, thousands};
+use crate::text::{cosine, decibels, mebibytes, relative, thousands};
 
 /// A cell: the figure, and its comparison with the baseline.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -89,16 +89,31 @@ impl Table<'_> {
                 Some(Cell { value: thousands(flips.total()), note })
             }),
             self.row("agreement", |m| plain(format!("{:.2} %", 100.0 * m.agreement?))),
-            self.row("SQNR of the logits", |m| plain(decibels(m.sqnr_db?))),
-            self.row("cosine of the logits", |m| plain(format!("{:.6}", m.cosine?))),
+            self.row("SQNR of the logits", |m| plain(decibels(of_logits(m, m.sqnr_db)?))),
+            self.row("cosine of the logits", |m| plain(cosine(of_logits(m, m.cosine)?))),
         ];
-        rows.into_iter().flatten().collect()
+        let outputs = self.results.outputs().into_iter().map(|name| {
+            self.row(format!("SQNR of {name}"), |m| {
+                let output = m.outputs.iter().find(|output| output.name == name)?;
+                let note = output.relative_error.map(|error| format!("error {}", relative(error)));
+                Some(Cell { value: decibels(output.sqnr_db), note: note.unwrap_or_default() })
+            })
+        });
+        rows.into_iter().chain(outputs).flatten().collect()
     }
 
     fn speed(&self) -> Vec<MatrixRow> {
         let mut rows = Vec::new();
         for batch in self.results.batch_sizes() {
-            rows.push(self.row(format!("median ms, batch {batch}"), |m| {
+            let sizes = self.results.timed_sizes();
+            for [height, width] in sizes.into_iter().skip(1) {
+                rows.push(self.row(format!("median ms, batch {batch} of {height}x{width}"), |m| {
+                    self.time(m, |m| Some(m.at_size([height, width])?.latency_ms.get(&batch)?.median))
+                }));
+            }
+            let size = self.results.timed_size();
+            let of_size = size.map_or(String::new(), |[height, width]| format!(" of {height}x{width}"));
+            rows.push(self.row(format!("median ms, batch {batch}{of_size}"), |m| {
                 self.time(m, |m| Some(m.latency_ms.get(&batch)?.median))
             }));
             rows.push(self.row(format!("GPU ms, batch {batch}"), |m| {
@@ -144,6 +159,11 @@ impl Table<'_> {
         let note = base.map_or(String::new(), |base| format!("{:.2}x", base / own));
         Some(Cell { value: format!("{own:.3}"), note })
     }
+}
+
+/// A figure of `model`, if it is that of logits.
+fn of_logits(model: &ModelResult, figure: Option<f64>) -> Option<f64> {
+    figure.filter(|_| model.outputs.is_empty())
 }
 
 fn plain(value: String) -> Option<Cell> {

@@ -10,7 +10,7 @@
 //! | `front`, `labels`, `latency` | accuracy against latency; latency by batch size |
 //! | `places`, `map`, `layers`, `ranges` | sites and layers: precision, error, time, histograms of ranges |
 //! | `sensitivity`, `tuning` | which layers cost accuracy; the recipes that a search tried |
-//! | `classes`, `training` | classes and images that changed; curves of a training |
+//! | `classes`, `outputs`, `training` | classes and images that changed; outputs and images of a backbone; curves of a training |
 //! | `conditions`, `steps` | machine, data, recipes and hashes; the commands |
 //! | `svg` | charts |
 //! | `markdown` | the report as Markdown |
@@ -25,6 +25,7 @@ mod map;
 mod markdown;
 mod matrix;
 mod names;
+mod outputs;
 mod places;
 mod ranges;
 mod sensitivity;
@@ -70,7 +71,7 @@ impl Thumbnail {
 pub struct ReportExtras {
     /// Title of the page; empty for the verdict.
     pub title: String,
-    /// Pictures of the images on which a model disagrees with the baseline, by position in the data set's list.
+    /// Pictures of the images on which a model disagrees with the baseline, or is farthest from it, by position in the data set's list.
     pub thumbnails: BTreeMap<usize, Thumbnail>,
     /// The effect of each layer and site, from `swinq sensitivity`.
     pub sensitivity: Option<Sensitivity>,
@@ -119,6 +120,7 @@ struct Page<'a> {
     ranges: Option<ranges::Ranges>,
     classes: Option<classes::Classes>,
     images: Vec<classes::ImageCard>,
+    outputs: Option<outputs::Outputs>,
     training: Option<training::TrainingSection>,
     environment: Vec<conditions::Fact>,
     data: Vec<conditions::Fact>,
@@ -143,7 +145,7 @@ impl Page<'_> {
 ///
 /// It contains the verdict as its title, a matrix that compares all models, charts of accuracy against latency and of
 /// latency, and, for the model that the verdict is about ([`verdict::subject`]), precision, error and time of its
-/// layers, the ranges of its sites, and the classes and images that changed. The conditions and the commands that
+/// layers, the ranges of its sites, and the classes and images that changed, or the outputs of a backbone. The conditions and the commands that
 /// reproduce the results follow. Figures that were not measured are left out.
 pub fn html(results: &Results, extras: &ReportExtras) -> String {
     let names = names::short_names(&results.models);
@@ -169,6 +171,7 @@ pub fn html(results: &Results, extras: &ReportExtras) -> String {
         ranges: subject.and_then(|i| ranges::Ranges::new(&names[i], &results.models[i])),
         classes: model.and_then(|model| classes::Classes::new(results, model)),
         images: model.map_or(Vec::new(), |model| classes::images(results, model, extras)),
+        outputs: model.and_then(|model| outputs::Outputs::new(model, extras)),
         training: results.training.as_ref().map(training::TrainingSection::new),
         environment: conditions::environment(results),
         data: conditions::data(results),
@@ -213,6 +216,7 @@ fn navigation(page: &Page<'_>) -> Vec<(&'static str, &'static str)> {
         ("map", "Error by site", !page.maps.is_empty()),
         ("ranges", "Ranges", page.ranges.is_some()),
         ("classes", "Classes and images", page.classes.is_some() || !page.images.is_empty()),
+        ("outputs", "Outputs and images", page.outputs.is_some()),
         ("training", "Training", page.training.is_some()),
         ("conditions", "Conditions", true),
         ("steps", "Steps to reproduce", !page.steps.is_empty()),

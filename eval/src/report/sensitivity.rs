@@ -1,6 +1,7 @@
 //! The section about sensitivity: which layers and sites cost accuracy.
 
 use super::svg::{Anchor, Axis, Svg, bar};
+use crate::results::OutputResult;
 use crate::results::sensitivity::{BlockError, Effect, Element, RangeStatistics, Sensitivity};
 use crate::text::{decibels, thousands};
 
@@ -27,7 +28,7 @@ pub struct ElementRow {
     pub bar: String,
     pub sqnr: String,
     pub kl: String,
-    pub changes: usize,
+    pub changes: String,
     /// What leaving it in float gains, with everything else quantized.
     pub gain: String,
     pub share: String,
@@ -51,15 +52,25 @@ impl SensitivitySection {
 }
 
 fn summary(found: &Sensitivity) -> String {
-    let Effect { sqnr_db, kl, top1_changes, .. } = found.whole;
-    format!(
-        "With the whole recipe {} the logits have {} of SQNR and a divergence of {kl:.2e} nats, and {} of {} images \
-         change their class.",
-        found.recipe.name,
-        decibels(sqnr_db),
-        thousands(top1_changes),
-        thousands(found.images)
-    )
+    let Effect { sqnr_db, kl, top1_changes, outputs, .. } = &found.whole;
+    let (recipe, images) = (&found.recipe.name, thousands(found.images));
+    match (kl, top1_changes) {
+        (Some(kl), Some(changes)) => format!(
+            "With the whole recipe {recipe} the logits have {} of SQNR and a divergence of {kl:.2e} nats, and {} of {images} \
+             images change their class.",
+            decibels(*sqnr_db),
+            thousands(*changes)
+        ),
+        _ => {
+            let of_output = |output: &OutputResult| format!("{} {}", output.name, decibels(output.sqnr_db));
+            let outputs: Vec<String> = outputs.iter().map(of_output).collect();
+            format!(
+                "With the whole recipe {recipe} the outputs have an SQNR of {} on {images} images. The SQNR of a layer is \
+                 that of the worst of these outputs.",
+                outputs.join(", ")
+            )
+        }
+    }
 }
 
 /// Noise power relative to the signal.
@@ -79,8 +90,8 @@ fn rows(elements: &[Element], whole: &Effect, macs: u64) -> Vec<ElementRow> {
             name: element.name.clone(),
             bar: bar(&[(if part.is_finite() { part } else { 1.0 }, "noisy")], None),
             sqnr: decibels(element.alone.sqnr_db),
-            kl: format!("{:.2e}", element.alone.kl),
-            changes: element.alone.top1_changes,
+            kl: element.alone.kl.map_or(String::new(), |kl| format!("{kl:.2e}")),
+            changes: element.alone.top1_changes.map_or(String::new(), |changes| changes.to_string()),
             gain: if gain.is_finite() { format!("{gain:+.2} dB") } else { String::new() },
             share: match (element.macs, macs) {
                 (0, _) | (_, 0) => String::new(),

@@ -1,6 +1,7 @@
 //! The section about tuning: the recipes that were tried, and the one that was chosen.
 
 use super::front::{Chart, Point, chart, series};
+use crate::interval::Interval;
 use crate::results::tune::{SearchEnd, TuneCandidate, Tuning, Verdict};
 use crate::text::{decibels, thousands};
 
@@ -56,7 +57,7 @@ impl TuningSection {
 pub fn title(tuning: &Tuning) -> String {
     let check = &tuning.verification;
     let speedup = tuning.candidates.get(tuning.chosen).map_or(0.0, |chosen| chosen.speedup);
-    let limit = format!("a drop of at most {} points of top-1", tuning.goal.max_drop);
+    let limit = tuning.goal.limit();
     let outcome = match check.verdict {
         Verdict::Holds => format!("{limit} holds"),
         Verdict::Fails => format!("{limit} does not hold"),
@@ -93,7 +94,6 @@ fn float_row(tuning: &Tuning) -> CandidateRow {
 }
 
 fn row(tuning: &Tuning, index: usize, candidate: &TuneCandidate) -> CandidateRow {
-    let difference = candidate.top1_difference;
     CandidateRow {
         name: name(tuning, index),
         changes: candidate.changes.join("; "),
@@ -102,12 +102,10 @@ fn row(tuning: &Tuning, index: usize, candidate: &TuneCandidate) -> CandidateRow
         speedup: format!("{:.2}x", candidate.speedup),
         int8: format!("{:.1} %", 100.0 * candidate.int8_share),
         sqnr: decibels(candidate.effect.sqnr_db),
-        difference: format!(
-            "{:+.2} ({:+.2} to {:+.2})",
-            100.0 * difference.difference,
-            100.0 * difference.low,
-            100.0 * difference.high
-        ),
+        difference: candidate.top1_difference.map_or(String::new(), |difference| {
+            let Interval { difference, low, high } = difference;
+            format!("{:+.2} ({:+.2} to {:+.2})", 100.0 * difference, 100.0 * low, 100.0 * high)
+        }),
         chosen: index == tuning.chosen,
     }
 }
@@ -129,38 +127,45 @@ fn front_chart(tuning: &Tuning, named: &[usize], size: [f64; 2]) -> Option<Strin
     };
     let (indices, points): (Vec<usize>, Vec<Point>) =
         tuning.candidates.iter().enumerate().filter_map(point).unzip();
-    let text = Chart {
-        x: "predicted latency, ms (left is faster)",
-        y: "SQNR of the logits, dB",
-        highest: f64::INFINITY,
-        label: "Signal to noise of the logits against predicted latency, one point per recipe",
+    let (y, label) = match tuning.goal.min_sqnr_db {
+        None => (
+            "SQNR of the logits, dB",
+            "Signal to noise of the logits against predicted latency, one point per recipe",
+        ),
+        Some(_) => (
+            "SQNR of the worst output, dB",
+            "Signal to noise of the worst output against predicted latency, one point per recipe",
+        ),
     };
+    let text = Chart { x: "predicted latency, ms (left is faster)", y, highest: f64::INFINITY, label };
     (!points.is_empty()).then(|| chart(&points, size, &text, |i| named.contains(&indices[i])))
 }
 
 fn summary(tuning: &Tuning) -> Vec<String> {
     let (goal, images, check) = (&tuning.goal, &tuning.images, &tuning.verification);
-    let mut limits = vec![format!("a drop of at most {} points of top-1", goal.max_drop)];
+    let mut limits = vec![goal.limit()];
     limits.extend(goal.min_speedup.map(|speedup| format!("a speed-up of at least {speedup}")));
     limits.extend(goal.budget_minutes.map(|minutes| format!("{minutes} minutes of search")));
     let end = match tuning.end {
         SearchEnd::Reached => "The search ended because no further change makes the chosen recipe faster.",
         SearchEnd::DropImpossible => {
-            "No recipe keeps the drop on the search images; the chosen recipe is the closest."
+            "No recipe keeps the limit on the search images; the chosen recipe is the closest."
         }
         SearchEnd::SpeedupImpossible => {
-            "No recipe within the drop reaches the speed-up; the chosen recipe is the fastest within the drop."
+            "No recipe within the limit reaches the speed-up; the chosen recipe is the fastest within the limit."
         }
         SearchEnd::OutOfTime => "The time was used up; the chosen recipe is the best that was found.",
     };
-    let difference = check.top1_difference;
-    let interval = format!(
-        "{:+.2} points (95 % interval {:+.2} to {:+.2}) on {} images that the search did not see",
-        100.0 * difference.difference,
-        100.0 * difference.low,
-        100.0 * difference.high,
-        thousands(check.images)
-    );
+    let of_images = format!("on {} images that the search did not see", thousands(check.images));
+    let interval = match check.top1_difference {
+        None => format!("an SQNR of {} {of_images}", decibels(check.effect.sqnr_db)),
+        Some(Interval { difference, low, high }) => format!(
+            "{:+.2} points (95 % interval {:+.2} to {:+.2}) {of_images}",
+            100.0 * difference,
+            100.0 * low,
+            100.0 * high
+        ),
+    };
     let verdict = match check.verdict {
         Verdict::Holds => format!("The goal holds: {interval}."),
         Verdict::Fails => format!("The goal fails: {interval}."),

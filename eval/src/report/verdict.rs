@@ -3,7 +3,7 @@
 use super::names::short_names;
 use crate::interval::Interval;
 use crate::results::{ModelResult, Precision, Results};
-use crate::text::thousands;
+use crate::text::{decibels, thousands};
 
 /// Loss of top-1, as a fraction, that the 95 % interval must exclude for "no measurable loss".
 const MARGIN: f64 = 0.005;
@@ -151,6 +151,12 @@ fn size(base: &ModelResult, own: &ModelResult) -> Option<String> {
 /// What is known about the accuracy, and on how many images.
 fn accuracy(own: &ModelResult) -> Option<String> {
     let images = own.images.map_or(String::new(), |images| format!(" on {} images", thousands(images)));
+    if let Some(output) = own.lowest_output() {
+        return Some(match output.sqnr_db {
+            f64::INFINITY => format!("equal feature maps{images}"),
+            db => format!("the lowest SQNR of an output is {} ({}){images}", decibels(db), output.name),
+        });
+    }
     let Some(interval) = own.top1_difference else {
         let agreement = own.agreement?;
         return Some(format!("the same class on {:.1} % of the images", 100.0 * agreement));

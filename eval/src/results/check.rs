@@ -1,6 +1,6 @@
 //! Validation of results.
 
-use super::{ModelResult, Results, SCHEMA, Stats};
+use super::{ModelResult, OutputResult, Results, SCHEMA, SizeResult, Stats};
 use crate::error::EvalError;
 use crate::interval::Interval;
 
@@ -51,6 +51,17 @@ impl ModelResult {
                 within(&format!("{at}.top1_difference.{key}"), Some(value), -1.0, 1.0)?;
             }
         }
+        check_outputs(at, &self.outputs)?;
+        for image in &self.worst_images {
+            check_outputs(&format!("{at}.worst_images[{}]", image.id), &image.outputs)?;
+        }
+        for SizeResult { size: [height, width], latency_ms, compute_ms } in &self.sizes {
+            for (key, by_batch) in [("latency_ms", latency_ms), ("compute_ms", compute_ms)] {
+                for (batch, stats) in by_batch {
+                    stats.check(&format!("{at}.sizes[{height}x{width}].{key}.{batch}"))?;
+                }
+            }
+        }
         for image in &self.disagreements {
             let at = format!("{at}.disagreements[{}]", image.id);
             within(&format!("{at}.kl"), Some(image.kl), 0.0, f64::MAX)?;
@@ -89,6 +100,17 @@ impl ModelResult {
         }
         Ok(())
     }
+}
+
+/// Checks the figures of outputs.
+fn check_outputs(at: &str, outputs: &[OutputResult]) -> Result<(), EvalError> {
+    for OutputResult { name, sqnr_db, cosine, relative_error } in outputs {
+        let at = format!("{at}.outputs[{name}]");
+        not_nan(&format!("{at}.sqnr_db"), Some(*sqnr_db))?;
+        within(&format!("{at}.cosine"), Some(*cosine), -1.0, 1.0)?;
+        within(&format!("{at}.relative_error"), *relative_error, 0.0, f64::MAX)?;
+    }
+    Ok(())
 }
 
 impl Stats {

@@ -22,8 +22,8 @@ use swinq_model::Transform;
 use crate::environment::{Environment, Load};
 use crate::error::EvalError;
 
-pub use images::{ClassResult, Disagreement, Flips, Guess};
-pub use model::{ModelResult, Precision, SiteResult, Stats};
+pub use images::{ClassResult, Disagreement, Flips, Guess, ImageResult, OutputResult};
+pub use model::{ModelResult, Precision, SiteResult, SizeResult, Stats};
 pub use origin::{CalibrationSet, Origin};
 pub use profile::{LaunchResult, Profile};
 pub use ranges::{RangeFile, RangeHistogram};
@@ -87,6 +87,9 @@ pub struct DataInfo {
     /// Preprocessing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub transform: Option<Transform>,
+    /// The sizes that images got before a backbone: `keep`, `512x640` or `short:800,long:1333`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sizing: Option<String>,
     /// Class names by class index, if they are known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub class_names: Option<Vec<String>>,
@@ -119,6 +122,23 @@ impl Results {
             .into_iter()
             .max_by_key(|&(batch, count)| (count, std::cmp::Reverse(batch)))
             .map(|(batch, _)| batch)
+    }
+
+    /// Names of the outputs of backbones, in the order of the first model that was compared.
+    pub(crate) fn outputs(&self) -> Vec<String> {
+        let compared = self.models.iter().find(|model| !model.outputs.is_empty());
+        compared.map_or(Vec::new(), |model| model.outputs.iter().map(|output| output.name.clone()).collect())
+    }
+
+    /// The sizes of images for which backbones were timed, in the order of the first model that was.
+    pub(crate) fn timed_sizes(&self) -> Vec<[usize; 2]> {
+        let timed = self.models.iter().find(|model| !model.sizes.is_empty());
+        timed.map_or(Vec::new(), |model| model.sizes.iter().map(|of_size| of_size.size).collect())
+    }
+
+    /// The size of the images to which the times of backbones belong that state none.
+    pub(crate) fn timed_size(&self) -> Option<[usize; 2]> {
+        self.timed_sizes().first().copied()
     }
 
     /// The batch sizes for which at least one model has a latency, in ascending order.

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use swinq_model::{Calibrator, Granularity, Kind};
 
-use super::{ClassResult, Disagreement, Flips, Origin, Profile, RangeHistogram, decibel};
+use super::{
+    ClassResult, Disagreement, Flips, ImageResult, Origin, OutputResult, Profile, RangeHistogram, decibel,
+};
 use crate::accuracy::{Accuracy, percent};
 use crate::fidelity::Fidelity;
 use crate::interval::Interval;
@@ -118,6 +120,18 @@ impl SiteResult {
     }
 }
 
+/// The times of a backbone for images of one size.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct SizeResult {
+    /// Height and width of the images in pixels.
+    pub size: [usize; 2],
+    /// Latency by batch size.
+    pub latency_ms: BTreeMap<usize, Stats>,
+    /// Time on the GPU alone by batch size.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub compute_ms: BTreeMap<usize, Stats>,
+}
+
 /// The results of one model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ModelResult {
@@ -158,12 +172,22 @@ pub struct ModelResult {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agreement: Option<f64>,
     /// Signal-to-quantization-noise ratio of the logits in dB, relative to the baseline's; the text `inf` if they
-    /// are equal.
+    /// are equal. Of a backbone, the lowest of its outputs.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "decibel")]
     pub sqnr_db: Option<f64>,
-    /// Cosine similarity of the logits and the baseline's.
+    /// Cosine similarity of the logits and the baseline's. Of a backbone, the lowest of its outputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cosine: Option<f64>,
+    /// The distance of each output of a backbone from the baseline's, over all images.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<OutputResult>,
+    /// The images whose feature maps are farthest from the baseline's: those with the lowest SQNR at any output, worst first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub worst_images: Vec<ImageResult>,
+    /// The times of a backbone by the size of the images, from the size that most images have. The other times of the model
+    /// are those of the first size.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sizes: Vec<SizeResult>,
     /// Latency by batch size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub latency_ms: BTreeMap<usize, Stats>,
@@ -231,6 +255,9 @@ impl ModelResult {
             agreement: None,
             sqnr_db: None,
             cosine: None,
+            outputs: Vec::new(),
+            worst_images: Vec::new(),
+            sizes: Vec::new(),
             latency_ms: BTreeMap::new(),
             compute_ms: BTreeMap::new(),
             throughput_ips: BTreeMap::new(),
@@ -272,6 +299,11 @@ impl ModelResult {
     /// Sets the time on the GPU alone for a batch size.
     pub fn set_compute(&mut self, batch: usize, compute: &Latency) {
         self.compute_ms.insert(batch, compute.stats());
+    }
+
+    /// The times for images of this height and width, if it is a backbone that was timed on them.
+    pub fn at_size(&self, size: [usize; 2]) -> Option<&SizeResult> {
+        self.sizes.iter().find(|of_size| of_size.size == size)
     }
 
     /// Top-1 accuracy in percent, if measured.

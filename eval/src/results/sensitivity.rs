@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 use swinq_model::Recipe;
 
-use super::{DataInfo, decibel, file};
+use super::{DataInfo, OutputResult, decibel, file};
 use crate::distortion::Distortion;
 use crate::environment::Environment;
 use crate::error::EvalError;
@@ -62,22 +62,28 @@ pub struct Subject {
     pub sha256: String,
 }
 
-/// Distance of a model's logits from those of the float model on the same images.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+/// Distance of a model's outputs from those of the float model on the same images.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
-    /// Signal-to-quantization-noise ratio over all logits in dB; the text `inf` if they are equal.
+    /// Signal-to-quantization-noise ratio over all logits in dB; the text `inf` if they are equal. Of a backbone, the lowest of
+    /// its outputs that count.
     #[serde(with = "decibel::plain")]
     pub sqnr_db: f64,
-    /// Cosine similarity of the two vectors of all logits.
+    /// Cosine similarity of the two vectors of all logits. Of a backbone, the lowest of its outputs that count.
     pub cosine: f64,
     /// Mean over the images of the Kullback-Leibler divergence from the float model's class probabilities to this
-    /// model's, in nats.
-    pub kl: f64,
-    /// Number of images whose top-1 class is not the float model's.
-    pub top1_changes: usize,
+    /// model's, in nats; absent for a backbone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kl: Option<f64>,
+    /// Number of images whose top-1 class is not the float model's; absent for a backbone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top1_changes: Option<usize>,
     /// Number of images that are classified correctly; absent without labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top1_correct: Option<usize>,
+    /// The outputs of a backbone that count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub outputs: Vec<OutputResult>,
 }
 
 /// What an [`Element`] is.

@@ -41,7 +41,8 @@ pub struct Tuning {
     pub front: Vec<usize>,
     /// Index of the candidate that was chosen.
     pub chosen: usize,
-    /// Whether the chosen candidate keeps the goal's drop on the search images, with a margin of one standard error.
+    /// Whether the chosen candidate keeps the goal's drop on the search images, with a margin of one standard error, or the goal's
+    /// SQNR.
     pub kept: bool,
     /// The result for the chosen candidate on images that the search did not see.
     pub verification: Verification,
@@ -57,8 +58,12 @@ pub struct Tuning {
 /// What the user asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
-    /// The largest drop of top-1 accuracy, in percentage points.
-    pub max_drop: f64,
+    /// The largest drop of top-1 accuracy, in percentage points; absent for a backbone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_drop: Option<f64>,
+    /// The least SQNR in dB of every output of a backbone that counts; absent for a classifier.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_sqnr_db: Option<f64>,
     /// The least speedup over the float model on the same engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_speedup: Option<f64>,
@@ -76,6 +81,9 @@ pub struct CostModel {
     pub hardware: String,
     /// Images per inference.
     pub batch_size: usize,
+    /// Height and width of the images before a backbone; absent for a classifier.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_size: Option<[usize; 2]>,
     /// SHA-256 of the table of latencies that the search used, hexadecimal.
     pub table_sha256: String,
 }
@@ -110,26 +118,30 @@ pub struct TuneCandidate {
     pub int8_share: f64,
     /// Distance from the float model on the search images.
     pub effect: Effect,
-    /// Top-1 accuracy minus the float model's on the search images.
-    pub top1_difference: Interval,
+    /// Top-1 accuracy minus the float model's on the search images; absent for a backbone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top1_difference: Option<Interval>,
 }
 
 /// The chosen candidate on the verification images.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Verification {
     /// Number of images.
     pub images: usize,
-    /// Number of images that the float model classifies correctly.
-    pub float_correct: usize,
+    /// Number of images that the float model classifies correctly; absent for a backbone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub float_correct: Option<usize>,
     /// Distance from the float model.
     pub effect: Effect,
-    /// Top-1 accuracy minus the float model's, with the paired 95 % interval.
-    pub top1_difference: Interval,
+    /// Top-1 accuracy minus the float model's, with the paired 95 % interval; absent for a backbone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top1_difference: Option<Interval>,
     /// Whether the goal holds.
     pub verdict: Verdict,
 }
 
-/// Whether the drop of top-1 accuracy is at most the goal's, with 95 % confidence.
+/// Whether the drop of top-1 accuracy is at most the goal's, with 95 % confidence; of a backbone, whether every output that
+/// counts has the goal's SQNR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -146,7 +158,23 @@ pub enum Verdict {
     },
 }
 
+impl Goal {
+    /// The limit in words: `a drop of at most 0.2 points of top-1`, or `an SQNR of at least 30 dB at every output`.
+    pub fn limit(&self) -> String {
+        match (self.max_drop, self.min_sqnr_db) {
+            (_, Some(db)) => format!("an SQNR of at least {db} dB at every output"),
+            (Some(points), None) => format!("a drop of at most {points} points of top-1"),
+            (None, None) => "no limit".to_owned(),
+        }
+    }
+}
+
 impl Verdict {
+    /// The verdict on the lowest SQNR of an output of a backbone in dB.
+    pub fn of_sqnr(db: f64, least: f64) -> Verdict {
+        if db >= least { Verdict::Holds } else { Verdict::Fails }
+    }
+
     /// The verdict on a difference of top-1 accuracies that was measured on `images` images; `max_drop` is in
     /// percentage points. The number of images that would decide follows from the interval's width, which shrinks
     /// with the square root of the number.
@@ -172,9 +200,9 @@ impl Verdict {
 pub enum SearchEnd {
     /// A candidate reached the goal on the search images, and no change that was tried makes it faster.
     Reached,
-    /// No candidate reached the largest drop on the search images; the chosen one is the closest.
+    /// No candidate reached the largest drop, or the least SQNR, on the search images; the chosen one is the closest.
     DropImpossible,
-    /// No candidate within the largest drop reaches the least speedup; the chosen one is the fastest within the
+    /// No candidate within the largest drop, or with the least SQNR, reaches the least speedup; the chosen one is the fastest within the
     /// drop.
     SpeedupImpossible,
     /// The time was used up; the chosen candidate is the best so far.

@@ -195,9 +195,10 @@ fn effect(db: f64) -> Effect {
     Effect {
         sqnr_db: db,
         cosine: 0.999,
-        kl: 10f64.powf(-db / 10.0),
-        top1_changes: 3,
+        kl: Some(10f64.powf(-db / 10.0)),
+        top1_changes: Some(3),
         top1_correct: Some(900),
+        outputs: Vec::new(),
     }
 }
 
@@ -261,7 +262,7 @@ pub fn tuning() -> Tuning {
         speedup: [3.0, 2.8, 2.7, 2.4][i],
         int8_share: 0.9,
         effect: effect(db),
-        top1_difference: Interval { difference: -0.001, low: -0.003, high: 0.001 },
+        top1_difference: Some(Interval { difference: -0.001, low: -0.003, high: 0.001 }),
     };
     let candidates: Vec<TuneCandidate> =
         [20.0, 31.0, 30.0, 38.0].into_iter().enumerate().map(candidate).collect();
@@ -269,11 +270,12 @@ pub fn tuning() -> Tuning {
         schema: 1,
         model: subject(),
         start_recipe: "mode1".to_owned(),
-        goal: Goal { max_drop: 0.2, min_speedup: Some(2.0), budget_minutes: None },
+        goal: Goal { max_drop: Some(0.2), min_sqnr_db: None, min_speedup: Some(2.0), budget_minutes: None },
         cost: CostModel {
             backend: "cpu".to_owned(),
             hardware: "a processor".to_owned(),
             batch_size: 8,
+            image_size: None,
             table_sha256: "ef".repeat(32),
         },
         images: TuneImages { calibration: 80, search: 1000, verification: 2925 },
@@ -285,9 +287,9 @@ pub fn tuning() -> Tuning {
         kept: true,
         verification: Verification {
             images: 2925,
-            float_correct: 2600,
+            float_correct: Some(2600),
             effect: effect(31.0),
-            top1_difference: Interval { difference: -0.001, low: -0.004, high: 0.002 },
+            top1_difference: Some(Interval { difference: -0.001, low: -0.004, high: 0.002 }),
             verdict: Verdict::NotConcluded { images_needed: Some(20_000) },
         },
         end: SearchEnd::Reached,

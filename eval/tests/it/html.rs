@@ -84,7 +84,7 @@ fn full() -> (Results, ReportExtras) {
 }
 
 /// Checks what holds for every page, and returns the number of each element.
-fn check(page: &str) -> BTreeMap<String, usize> {
+pub fn check(page: &str) -> BTreeMap<String, usize> {
     let counts = check_well_formed(page);
     for absent in ["script", "link", "iframe", "object", "image", "use"] {
         assert!(!counts.contains_key(absent), "{absent}");

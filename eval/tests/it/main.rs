@@ -1,5 +1,6 @@
 //! Tests of figures, results, text and reports. One program, because each would link everything again.
 
+mod backbones;
 mod common;
 mod figures;
 mod html;

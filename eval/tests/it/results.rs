@@ -169,7 +169,8 @@ fn other_files_are_refused_with_their_name() {
 
 /// An effect; `db` may be infinite.
 fn effect(db: f64) -> Effect {
-    Effect { sqnr_db: db, cosine: 0.875, kl: 1e-3, top1_changes: 2, top1_correct: Some(7) }
+    let (kl, top1_changes) = (Some(1e-3), Some(2));
+    Effect { sqnr_db: db, cosine: 0.875, kl, top1_changes, top1_correct: Some(7), outputs: Vec::new() }
 }
 
 #[test]
@@ -220,6 +221,12 @@ fn results_conform_to_the_published_schema() {
     full.models[1].stream_ips.insert(128, 52_315.0);
     (full.models[1].image_threads, full.models[1].lanes) = (Some(16), Some(64));
     full.models[1].input_size = Some([320, 480]);
+    let backbones = crate::backbones::results(0.01);
+    (full.models[0].outputs, full.models[0].worst_images, full.models[0].sizes) = {
+        let model = backbones.models[1].clone();
+        (model.outputs, model.worst_images, model.sizes)
+    };
+    full.data.as_mut().unwrap().sizing = Some("keep".to_owned());
     let file = |file: &str| FileRecord { file: file.to_owned(), sha256: "ef".repeat(32) };
     let origin = full.models[1].origin.as_mut().unwrap();
     origin.imported_ranges = Some(file("swin_calib.pth"));

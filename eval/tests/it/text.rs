@@ -225,7 +225,7 @@ fn limits_name_what_exceeds_them_and_refuse_other_conditions() {
     let mut b = a.clone();
     b.models[1].top1_correct = Some(40_274);
     b.models[1].latency_ms.get_mut(&8).unwrap().median *= 1.1;
-    let limits = |max_drop, max_slowdown| Limits { max_drop, max_slowdown };
+    let limits = |max_drop, max_slowdown| Limits { max_drop, max_slowdown, ..Limits::default() };
     let found = exceeded(&a, &b, &limits(Some(0.1), Some(5.0))).unwrap();
     assert_eq!(found.len(), 2, "{found:?}");
     assert!(found[0].contains("drops by 0.200 points") && found[0].contains("limit is 0.1"), "{found:?}");

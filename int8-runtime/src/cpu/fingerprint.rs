@@ -49,8 +49,8 @@ impl Hash {
 
     fn op(&mut self, op: &Op<'_>) {
         match op {
-            Op::Patches(Patches { patch, lookup }) => {
-                self.text(patch);
+            Op::Patches(Patches { patch, lookup, edge }) => {
+                self.text(&(patch, edge));
                 self.f32s(lookup.as_flattened());
             }
             Op::Linear(linear) => self.linear(linear),

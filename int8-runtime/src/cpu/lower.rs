@@ -71,7 +71,7 @@ impl<'a> Lowering<'a> {
     fn kernel(&self, step: &Step<'_>) -> Kernel {
         let (cpu, store) = (self.cpu, &step.store);
         match &step.op {
-            Op::Patches(op) => Kernel::Patches(Patches::new(op.patch, &op.lookup, row_store(store))),
+            Op::Patches(op) => Kernel::Patches(Patches::new(op.patch, op.edge, &op.lookup, row_store(store))),
             Op::Linear(op) => self.linear(op, store),
             Op::Norm(op, order) => match store {
                 Store::Residual { branch, shortcut } => {

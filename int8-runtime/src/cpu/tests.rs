@@ -5,7 +5,7 @@ use std::sync::Arc;
 use swinq_kernels::Cpu;
 use swinq_model::{Size, SwinConfig, WindowPolicy};
 use swinq_numerics::reference::{add_layer_norm_row, layer_norm_row};
-use swinq_numerics::{Images, PAD, Quantizer};
+use swinq_numerics::{ImageEdge, Images, PAD, Quantizer};
 use swinq_plan::{
     Element, Geometry, Linear, Norm, Op, Order, Outline, Output, OutputKind, Patches, Plan, Rows, Step,
     Store, TensorId, TensorSpec, Values, Weight,
@@ -57,7 +57,7 @@ fn plan<'m>(params: &'m Params, quantizer: Quantizer, residual: Store) -> Plan<'
     let spec = |rows, columns| TensorSpec { rows, columns, element: Element::F32 };
     let image = TensorSpec { rows: Rows::Pixels, columns: 3, element: Element::Pixel };
     let lookup = (0..3).map(|c| std::array::from_fn(|b| b as f32 / 64.0 - c as f32)).collect();
-    let patches = Patches { patch: 2, lookup };
+    let patches = Patches { patch: 2, lookup, edge: ImageEdge::Padded };
     let linear = Linear {
         layer: swinq_model::Linear::Head,
         n: C,

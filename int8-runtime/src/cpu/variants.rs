@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use swinq_kernels::Pool;
-use swinq_model::{QuantizedModel, SwinConfig};
+use swinq_model::{QuantizedModel, Size, SwinConfig};
 use swinq_numerics::Images as Input;
 use swinq_plan::{Element, Geometry, Grids, Outline, Plan, TensorId, TensorSpec};
 
@@ -19,31 +19,42 @@ use super::lower::Lowering;
 use super::place::{Arena, Images, Place, tensor_bytes};
 use super::{CpuOptions, Packed};
 use crate::arena::Layout;
+use crate::engine::MOST_OUTPUTS;
 use crate::error::RuntimeError;
+use crate::memory::images_at_a_time;
 use crate::profile::LaunchProfile;
 
-/// A place in the network where one tensor alone is alive: the image, the residual stream, or the logits.
+/// A place in the network where one tensor alone is read later: the image, the residual stream, or the last output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
-    /// The step that reads the tensor next. At the logits it is the number of steps.
+    /// The step that reads the tensor next. At the last output it is the number of steps.
     pub step: usize,
-    /// Module path of that step; `logits` at the end.
+    /// Module path of that step; the name of the last output at the end.
     pub name: String,
-    /// f32 values per image of the tensor (the pixels' bytes for the image).
+    /// f32 values per image of the tensor (the pixels' bytes for the image), for images of the runner's size.
     pub values: usize,
     tensor: TensorId,
+    spec: TensorSpec,
 }
 
 /// The input of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Start<'a> {
-    /// The images: u8 `[images, height, width, channels]`, of the network's own size. The run begins at the first position.
+    /// The images: u8 `[images, height, width, channels]`, of the runner's size. The run begins at the first position.
     Pixels(&'a [u8]),
     /// The tensor at the position of this index, f32 `[images, values]`.
     Stream(usize, &'a [f32]),
 }
 
 impl<'a> Start<'a> {
+    /// Index of the position.
+    fn position(&self) -> usize {
+        match self {
+            Start::Pixels(_) => 0,
+            Start::Stream(position, _) => *position,
+        }
+    }
+
     /// Number of values.
     fn len(&self) -> usize {
         match self {
@@ -77,7 +88,7 @@ impl Variant {
 ///
 /// A launch that several variants have in common is made, and its weight packed, once. A run may begin and end at
 /// any [`Position`], so that what several variants share before their first difference is computed once. The
-/// results equal those of an [`Engine`](crate::Engine) bit for bit.
+/// results equal those of an [`Engine`](crate::Engine) bit for bit. All images of a run have one size ([`VariantRunner::set_size`]).
 pub struct VariantRunner {
     config: SwinConfig,
     options: CpuOptions,
@@ -85,8 +96,12 @@ pub struct VariantRunner {
     /// Lanes for which there is memory.
     side_by_side: usize,
     layout: Layout,
-    /// The geometry of the network's own image size.
+    /// The network without parameters. Its tensors are those of all variants, but for their elements.
+    outline: Outline,
+    /// The geometry of the images' size, at first the network's own.
     geometry: Arc<Geometry>,
+    /// The most images that one thread runs at a time.
+    most: usize,
     positions: Vec<Position>,
     launches: HashMap<Fingerprint, Arc<Launch>>,
 }
@@ -99,26 +114,51 @@ impl VariantRunner {
     pub fn new(model: &QuantizedModel, options: CpuOptions) -> Result<VariantRunner, RuntimeError> {
         crate::Backend::Cpu(options).check()?;
         let plan = Plan::new(model)?;
-        let lanes = Lanes::new(options.threads)?;
-        let geometry = Arc::clone(&plan.own);
-        let bytes = |tensor: &TensorSpec| bytes_of_any_element(tensor, geometry.grids());
-        let layout = Layout::of_plan(&plan.outline(), bytes, |_| options.max_batch);
-        let side_by_side = lanes_in(options.most_memory(), layout.total(), lanes.crew().threads());
-        let runner = VariantRunner {
+        let (outline, positions) = (plan.outline(), positions(&plan));
+        let layout = layout_of(&outline, &plan.own, options.max_batch);
+        let mut runner = VariantRunner {
             config: model.config.clone(),
             options,
-            lanes,
-            side_by_side,
+            lanes: Lanes::new(options.threads)?,
+            side_by_side: 0,
             layout,
-            geometry,
-            positions: positions(&plan),
+            outline,
+            geometry: Arc::clone(&plan.own),
+            most: options.max_batch,
+            positions,
             launches: HashMap::new(),
         };
-        (0..runner.room().lanes).try_for_each(|lane| runner.lanes.reserve(lane, runner.room()))?;
+        runner.reserve()?;
         Ok(runner)
     }
 
-    /// The places where a run may begin or end: the image first, the logits last.
+    /// Takes memory for images of the current size.
+    fn reserve(&mut self) -> Result<(), RuntimeError> {
+        self.side_by_side =
+            lanes_in(self.options.most_memory(), self.layout.total(), self.lanes.crew().threads());
+        (0..self.room().lanes).try_for_each(|lane| self.lanes.reserve(lane, self.room()))
+    }
+
+    /// Sets the size of the images of further runs. Variants stay valid. Of images larger than the network's own fewer run at a
+    /// time.
+    ///
+    /// # Errors
+    /// A size that the network cannot process, or the system refuses memory.
+    pub fn set_size(&mut self, size: Size) -> Result<(), RuntimeError> {
+        if size == self.geometry.image() {
+            return Ok(());
+        }
+        let geometry = Arc::new(Geometry::new(&self.config, size)?);
+        self.most = images_at_a_time(self.options.max_batch, self.config.image_size, size);
+        self.layout = layout_of(&self.outline, &geometry, self.most);
+        for position in &mut self.positions {
+            position.values = geometry.rows(position.spec.rows) * position.spec.columns;
+        }
+        self.geometry = geometry;
+        self.reserve()
+    }
+
+    /// The places where a run may begin or end: the image first, the last output last.
     pub fn positions(&self) -> &[Position] {
         &self.positions
     }
@@ -126,12 +166,12 @@ impl VariantRunner {
     /// Images of which all threads can run some at the same time: `max_batch` for each, or fewer if memory is short. A run may
     /// have more.
     pub fn images_at_a_time(&self) -> usize {
-        self.options.max_batch * self.room().lanes
+        self.most * self.room().lanes
     }
 
     fn room(&self) -> Room<'_> {
-        let VariantRunner { layout, geometry, options, side_by_side, .. } = self;
-        Room { layout, images: options.max_batch, size: geometry.image(), lanes: *side_by_side }
+        let VariantRunner { layout, geometry, most, side_by_side, .. } = self;
+        Room { layout, images: *most, size: geometry.image(), lanes: *side_by_side }
     }
 
     /// How `images` images are divided among the threads.
@@ -141,7 +181,7 @@ impl VariantRunner {
             some => some.min(self.threads()),
         };
         let (threads, lanes) = (self.threads(), self.room().lanes);
-        Bounds { threads, lanes, helpful, most: self.options.max_batch }.divide(images)
+        Bounds { threads, lanes, helpful, most: self.most }.divide(images)
     }
 
     /// Threads in use, the caller's included.
@@ -187,6 +227,22 @@ impl VariantRunner {
         self.positions.iter().rposition(|position| position.step <= step)
     }
 
+    /// The outputs that a run from position `from` computes: those that a step from there on writes. Earlier ones are complete.
+    pub fn outputs_from(&self, from: usize) -> Range<usize> {
+        let outputs = &self.outline.outputs;
+        let computed = |output: &swinq_plan::Output| {
+            let written = self.outline.steps.iter().rposition(|step| step.output == output.tensor);
+            written.is_some_and(|step| step >= self.positions[from].step)
+        };
+        outputs.iter().position(computed).unwrap_or(outputs.len())..outputs.len()
+    }
+
+    /// f32 values per image of output `index`, for images of the runner's size.
+    pub fn output_values(&self, index: usize) -> usize {
+        let spec = self.outline.tensor(self.outline.outputs[index].tensor);
+        self.geometry.rows(spec.rows) * spec.columns
+    }
+
     /// Runs `variant` over `images` images from the position of `from` to the position `to`, and writes the tensor
     /// at `to`, f32 `[images, values]`.
     ///
@@ -194,30 +250,68 @@ impl VariantRunner {
     /// If there is no image, the positions are not ascending, or the length of the input or of
     /// `output` is not that of `images` images.
     pub fn run(&mut self, variant: &Variant, images: usize, from: Start<'_>, to: usize, output: &mut [f32]) {
+        let position = &self.positions[to];
+        let place = Place { tensor: position.tensor, spec: position.spec, residual: false };
+        assert_eq!(output.len(), images * position.values, "the output of {images} images");
+        self.run_into(variant, images, from, to, &[place], &mut [Some(output)]);
+    }
+
+    /// Runs `variant` over `images` images from the position of `from` to the end, and writes the outputs that are computed on
+    /// the way ([`VariantRunner::outputs_from`]): of each output f32 `[images, values]`, the tokens of a feature map one behind
+    /// the other.
+    ///
+    /// # Panics
+    /// As [`VariantRunner::run`].
+    pub fn run_to_outputs(
+        &mut self,
+        variant: &Variant,
+        images: usize,
+        from: Start<'_>,
+        outputs: &mut [&mut [f32]],
+    ) {
+        let computed = self.outputs_from(from.position());
+        assert_eq!(outputs.len(), computed.len(), "the outputs of a run");
+        let mut places = Vec::with_capacity(MOST_OUTPUTS);
+        let mut targets: [Option<&mut [f32]>; MOST_OUTPUTS] = [const { None }; MOST_OUTPUTS];
+        for ((index, output), target) in computed.zip(outputs).zip(&mut targets) {
+            assert_eq!(output.len(), images * self.output_values(index), "output {index} of {images} images");
+            let tensor = self.outline.outputs[index].tensor;
+            places.push(Place { tensor, spec: *self.outline.tensor(tensor), residual: false });
+            *target = Some(output);
+        }
+        self.run_into(variant, images, from, self.positions.len() - 1, &places, &mut targets);
+    }
+
+    /// Runs `variant` from the position of `from` to the position `to`, and writes the tensors at `places` into `outputs`.
+    fn run_into<const N: usize>(
+        &mut self,
+        variant: &Variant,
+        images: usize,
+        from: Start<'_>,
+        to: usize,
+        places: &[Place],
+        outputs: &mut [Option<&mut [f32]>; N],
+    ) {
         assert!(images > 0, "a run of no image");
-        let first = match from {
-            Start::Pixels(_) => 0,
-            Start::Stream(position, _) => position,
-        };
+        let first = from.position();
         assert!(first < to, "a run from position {first} to {to}");
-        let (read, written) = (self.positions[first].values, self.positions[to].values);
+        let read = self.positions[first].values;
         assert_eq!(from.len(), images * read, "the input of {images} images");
-        assert_eq!(output.len(), images * written, "the output of {images} images");
         let mut done = 0;
         for division in self.divide(variant, images) {
             let some = done..done + division.images;
-            let output = &mut output[some.start * written..some.end * written];
-            let ran = self.lanes.run(
-                division,
-                self.room(),
-                &mut [Some(output)],
-                &|pool, arena, group, [output]| {
-                    let images = Images { count: group.len(), geometry: &self.geometry };
-                    let group = (some.start + group.start) * read..(some.start + group.end) * read;
-                    let output = output.as_deref_mut().expect("a run has an output");
-                    self.run_lane(variant, (pool, arena), images, from.part(group), (first, to), output);
-                },
-            );
+            let mut parts = outputs.each_mut().map(|output| {
+                let values = output.as_ref().map_or(0, |output| output.len() / images);
+                output.as_deref_mut().map(|output| &mut output[some.start * values..some.end * values])
+            });
+            let ran = self.lanes.run(division, self.room(), &mut parts, &|pool, arena, group, outputs| {
+                let batch = Images { count: group.len(), geometry: &self.geometry };
+                let group = (some.start + group.start) * read..(some.start + group.end) * read;
+                self.run_lane(variant, (pool, &mut *arena), batch, from.part(group), (first, to));
+                for (place, output) in places.iter().zip(outputs.iter_mut().flatten()) {
+                    output.copy_from_slice(place.f32(batch, arena.buffer(place)));
+                }
+            });
             ran.expect("all lanes have their memory");
             done = some.end;
         }
@@ -231,7 +325,6 @@ impl VariantRunner {
         images: Images<'_>,
         from: Start<'_>,
         (first, to): (usize, usize),
-        output: &mut [f32],
     ) {
         let Packed { plan, launches, segments, .. } = &variant.packed;
         let place = |position: &Position| Place {
@@ -265,8 +358,6 @@ impl VariantRunner {
                 }
             }
         }
-        let place = place(&self.positions[to]);
-        output.copy_from_slice(place.f32(images, arena.buffer(&place)));
     }
 
     /// The time of each launch in one forward of `variant` over the images of one group of threads, when `images` images of
@@ -284,6 +375,12 @@ impl VariantRunner {
         });
         profile.expect("all lanes have their memory")
     }
+}
+
+/// The memory of a lane that runs `images` images of the size of `geometry`.
+fn layout_of(outline: &Outline, geometry: &Geometry, images: usize) -> Layout {
+    let bytes = |tensor: &TensorSpec| bytes_of_any_element(tensor, geometry.grids());
+    Layout::of_plan(outline, bytes, |_| images)
 }
 
 /// Bytes per image of a tensor, whatever its elements: the plans of all variants then have one layout.
@@ -305,6 +402,7 @@ fn positions(plan: &Plan<'_>) -> Vec<Position> {
                     name: next.name.clone(),
                     values: plan.own.rows(spec.rows) * spec.columns,
                     tensor,
+                    spec: *spec,
                 });
             }
         }
@@ -312,7 +410,7 @@ fn positions(plan: &Plan<'_>) -> Vec<Position> {
     let (output, step) = (plan.outputs.last().expect("a plan has an output"), plan.steps.len());
     let (tensor, spec) = (output.tensor, plan.tensor(output.tensor));
     let values = plan.own.rows(spec.rows) * spec.columns;
-    found.push(Position { step, name: output.name.clone(), values, tensor });
+    found.push(Position { step, name: output.name.clone(), values, tensor, spec: *spec });
     found
 }
 

@@ -24,5 +24,6 @@ pub(crate) use engine::Runner;
 pub(crate) use on_stream::{Given, Targets};
 pub use options::{Autotune, CudaOptions, Gemm, StreamType};
 pub(crate) use packed::Packed;
+pub use packed::check_architecture;
 pub(crate) use pool::{Pool, Shared};
 pub use table::{compile_tiles, measure_tiles};

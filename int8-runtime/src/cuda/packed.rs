@@ -3,8 +3,10 @@
 use std::fmt;
 use std::sync::Arc;
 
+use swinq_cuda::ops::attention::HEAD_DIM;
 use swinq_cuda::ops::output::DeviceOutput;
-use swinq_cuda::{Device, KeepContext};
+use swinq_cuda::{CudaError, Device, KeepContext};
+use swinq_model::{Stage, SwinConfig};
 use swinq_plan::{Geometry, Grids, OutputKind, Plan, TensorId};
 
 use super::lower::{Lowered, lower};
@@ -55,6 +57,19 @@ impl fmt::Display for Meaning {
                 )
             }
         }
+    }
+}
+
+/// Refuses an architecture that the kernels do not support, before anything is asked of a GPU.
+///
+/// # Errors
+/// [`CudaError::Unsupported`] for heads of another width than the kernels'.
+pub fn check_architecture(config: &SwinConfig) -> Result<(), CudaError> {
+    match config.stages().iter().map(Stage::head_dim).find(|&width| width != HEAD_DIM) {
+        None => Ok(()),
+        Some(width) => Err(CudaError::Unsupported(format!(
+            "heads of {width} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any"
+        ))),
     }
 }
 

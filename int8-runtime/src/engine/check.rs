@@ -4,7 +4,7 @@ use swinq_model::Size;
 use swinq_numerics::Images;
 use swinq_plan::{Grids, Output};
 
-use super::Engine;
+use super::{Engine, Runner};
 use crate::error::RuntimeError;
 use crate::memory::available_memory;
 use crate::packed::Lowered;
@@ -16,6 +16,19 @@ impl Engine {
     /// [`RuntimeError::Model`] with the reason.
     pub fn check_size(&self, size: Size) -> Result<(), RuntimeError> {
         Ok(Grids::new(self.config(), size).map(drop)?)
+    }
+
+    /// Refuses an image of `size` that the network cannot process, or that needs more memory than allowed
+    /// ([`CpuOptions::max_pixels`](crate::CpuOptions), or half of the memory that is free now).
+    ///
+    /// # Errors
+    /// [`RuntimeError::Model`] with the reason; [`RuntimeError::ImageTooLarge`]; the errors of the GPU.
+    pub fn check_image(&self, size: Size) -> Result<(), RuntimeError> {
+        self.check_size(size)?;
+        match &self.runner {
+            Runner::Cpu(runner) => self.check_room(runner, size),
+            Runner::Cuda(pool) => self.on_gpu(pool, size, |_| Ok(())),
+        }
     }
 
     /// The output `name`.

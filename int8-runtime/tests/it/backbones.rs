@@ -6,7 +6,9 @@ use candle_core::{Device, Tensor};
 use half::f16;
 use swinq_calib::quantize;
 use swinq_float::{FakeQuant, Float, Sites, Swin};
-use swinq_int8_runtime::{Backend, CpuOptions, Engine, Images, OutputLayout, OutputMut, RuntimeError};
+use swinq_int8_runtime::{
+    Backend, CpuOptions, Engine, Images, OutputLayout, OutputMut, RuntimeError, Start, VariantRunner,
+};
 use swinq_kernels::Cpu;
 use swinq_model::quantized::{FloatModel, Param};
 use swinq_model::site::all_sites;
@@ -45,6 +47,12 @@ fn second() -> SwinConfig {
         ..small()
     };
     config.into_backbone(vec![StageOutput::of_stage(1, false)])
+}
+
+/// Two stages under torchvision's rule, which leaves out pixels that fill no patch.
+fn torchvision() -> SwinConfig {
+    let config = SwinConfig { window_policy: WindowPolicy::Pad, ..small() };
+    config.into_backbone(vec![StageOutput::of_stage(0, false), StageOutput::of_stage(1, false)])
 }
 
 fn quantized(float: &FloatModel, recipe: &str) -> QuantizedModel {
@@ -101,9 +109,48 @@ pub fn run_images(
     Ok(values)
 }
 
+/// Of every size, from the image and from every place within the network; a run computes the outputs that are still to come.
+#[test]
+fn variants_compute_the_engines_outputs_from_every_position() {
+    let float = random(backbone(), 5);
+    let models = ["float", "default"].map(|recipe| quantized(&float, recipe));
+    let options = CpuOptions { threads: 2, max_batch: 2, ..CpuOptions::detect().unwrap() };
+    let mut runner = VariantRunner::new(&models[0], options).unwrap();
+    let variants = models.each_ref().map(|model| runner.prepare(model).unwrap());
+    for (height, width) in SIZES {
+        let (size, images) = (Size::new(height, width), 3);
+        runner.set_size(size).unwrap();
+        let pixels = pixels(size, images);
+        for (model, variant) in models.iter().zip(&variants) {
+            let expected = run(&engine(model, options.cpu, 2), size, &pixels, OutputLayout::Rows);
+            let positions: Vec<usize> = runner.positions().iter().map(|position| position.values).collect();
+            let mut firsts = Vec::new();
+            for (at, values) in positions.iter().enumerate().take(positions.len() - 1) {
+                let mut stream = vec![0.0; images * values];
+                let start = match at {
+                    0 => Start::Pixels(&pixels),
+                    _ => {
+                        runner.run(variant, images, Start::Pixels(&pixels), at, &mut stream);
+                        Start::Stream(at, &stream)
+                    }
+                };
+                let computed = runner.outputs_from(at);
+                let lengths = computed.clone().map(|output| images * runner.output_values(output));
+                let mut found: Vec<Vec<f32>> = lengths.map(|length| vec![f32::NAN; length]).collect();
+                let mut outputs: Vec<&mut [f32]> = found.iter_mut().map(|output| &mut output[..]).collect();
+                runner.run_to_outputs(variant, images, start, &mut outputs);
+                assert!(found == expected[computed.clone()], "{size} from position {at}");
+                firsts.push(computed.start);
+            }
+            firsts.dedup();
+            assert_eq!(firsts, [0, 1, 2], "every stage has positions");
+        }
+    }
+}
+
 #[test]
 fn feature_maps_equal_the_simulation() {
-    for config in [backbone(), second()] {
+    for config in [backbone(), second(), torchvision()] {
         let float = random(config, 3);
         for recipe in RECIPES {
             let model = quantized(&float, recipe);
@@ -143,6 +190,11 @@ fn sizes_at_which_the_rule_of_detectors_runs_are_not_skipped() {
     let config = backbone();
     assert!(SIZES.iter().all(|&(height, width)| config.grids(Size::new(height, width)).is_ok()));
     assert!(second().grids(Size::new(65, 97)).is_ok());
+    let grid = |size| torchvision().grids(size).map(|grids| grids[0].size);
+    assert_eq!(grid(Size::new(65, 97)).unwrap(), Size::new(16, 24));
+    assert_eq!(grid(Size::new(30, 61)).unwrap(), Size::new(7, 15));
+    let error = grid(Size::new(3, 61)).unwrap_err().to_string();
+    assert!(error.contains("images of 3x61") && error.contains("do not fill a patch"), "{error}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use criterion::{Criterion, Throughput};
 use half::f16;
 use support::{STAGES, Stage, aligned, for_each, step};
 use swinq_kernels::{AlignedBuf, LayerNorm, MergeNorm, Patches, RowOut};
-use swinq_numerics::{ImageLayout, Images, Pixels, RowMap, RowStore, Size, code_stride};
+use swinq_numerics::{ImageEdge, ImageLayout, Images, Pixels, RowMap, RowStore, Size, code_stride};
 
 /// A map whose order differs from the order in memory, as that of a window partition does.
 fn map(tokens: usize) -> RowMap {
@@ -57,7 +57,7 @@ fn patches(c: &mut Criterion) {
     let values: Vec<f32> = pixels.iter().map(|&byte| f32::from(byte) / 255.0).collect();
     let halves: Vec<f16> = values.iter().map(|&value| f16::from_f32(value)).collect();
     for_each(|_, pool, which| {
-        let op = Patches::new(4, &lookup, RowStore::F32);
+        let op = Patches::new(4, ImageEdge::Padded, &lookup, RowStore::F32);
         let mut out = AlignedBuf::new(4 * 3136 * 48);
         let given = [Pixels::U8(&pixels), Pixels::F32(&values), Pixels::F16(&halves)];
         for (name, bytes, pixels) in [("u8", 1, given[0]), ("f32", 4, given[1]), ("f16", 2, given[2])] {

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::f16;
 use swinq_numerics::sizes::{check_len, elements};
-use swinq_numerics::{ImageLayout, Images, Pixels, Quantizer, RowStore, Size, code_stride};
+use swinq_numerics::{ImageEdge, ImageLayout, Images, Pixels, Quantizer, RowStore, Size, code_stride};
 
 use crate::pool::{Parts, Pool};
 use crate::rows::{RowOut, units_per_task};
@@ -12,8 +12,8 @@ use crate::rows::{RowOut, units_per_task};
 /// The most channels of an image.
 const MAX_CHANNELS: usize = 16;
 
-/// Converts images to rows `[images * grid height * grid width, channels * patch * patch]`, where the grid has
-/// `ceil(height / patch)` by `ceil(width / patch)` patches. Columns are in (channel, y, x) order, as in a convolution's
+/// Converts images to rows `[images * grid height * grid width, channels * patch * patch]`, where the grid of patches is that of
+/// [`ImageEdge::grid`]. Columns are in (channel, y, x) order, as in a convolution's
 /// weight. A table per channel maps each 8-bit pixel to its normalised value, converted for the store; values that are
 /// normalised already are converted for the store one by one. What lies below or to the right of an image has the normalised
 /// value 0.
@@ -21,6 +21,7 @@ const MAX_CHANNELS: usize = 16;
 /// Values come from tables or from the scalar [`Quantizer`], so every instruction set gives the same bits.
 pub struct Patches {
     patch: usize,
+    edge: ImageEdge,
     tables: Tables,
 }
 
@@ -46,11 +47,11 @@ fn stored_code(quantizer: Quantizer, x: f32) -> u8 {
 }
 
 impl Patches {
-    /// The op for patches of `patch` by `patch` pixels; `lookup[channel][byte]` is the normalised value of a pixel.
+    /// The op for patches of `patch` by `patch` pixels, at the right and at the bottom by `edge`; `lookup[channel][byte]` is the normalised value of a pixel.
     ///
     /// # Panics
     /// If `patch` is 0, if there are no channels or more than 16, or if a patch would be larger than a slice can be.
-    pub fn new(patch: usize, lookup: &[[f32; 256]], store: RowStore) -> Patches {
+    pub fn new(patch: usize, edge: ImageEdge, lookup: &[[f32; 256]], store: RowStore) -> Patches {
         let channels = lookup.len();
         assert!(patch > 0, "Patches: patches of 0 pixels");
         assert!(
@@ -67,7 +68,7 @@ impl Patches {
                 Tables::Codes(lookup.iter().map(|table| table.map(|x| stored_code(q, x))).collect(), q)
             }
         };
-        Patches { patch, tables }
+        Patches { patch, edge, tables }
     }
 
     /// Reads `count` images and writes `[count * grid height * grid width, channels * patch * patch]`. Returns whether all
@@ -78,9 +79,10 @@ impl Patches {
     pub fn run(&self, pool: &mut Pool, count: usize, images: Images<'_>, out: RowOut<'_>) -> bool {
         let Images { size: image, pixels, layout } = images;
         let (patch, channels) = (self.patch, self.tables.channels());
+        let grid = self.edge.grid(image, patch);
         check_len("Patches", "pixels", pixels.len(), &[count, image.height, image.width, channels]);
         let columns = channels * patch * patch;
-        let cut = |stride| Cut { patch, count, image, channels, layout, stride };
+        let cut = |stride| Cut { patch, count, image, grid, channels, layout, stride };
         match (&self.tables, out) {
             (Tables::F32(tables), RowOut::F32(out)) => cut(columns).run(pool, pixels, tables, |x| x, out),
             (Tables::Fake(tables, q), RowOut::F32(out)) => {
@@ -169,6 +171,8 @@ struct Cut {
     patch: usize,
     count: usize,
     image: Size,
+    /// Rows and columns of patches of an image.
+    grid: Size,
     channels: usize,
     layout: ImageLayout,
     /// Values from one row of the output to the next.
@@ -203,8 +207,7 @@ impl Cut {
         outside: R::To,
         out: &mut [R::To],
     ) -> bool {
-        let Cut { patch, count, image, channels, stride, .. } = *self;
-        let grid = image.map(|pixels| pixels.div_ceil(patch));
+        let Cut { patch, count, image, grid, channels, stride, .. } = *self;
         check_len("Patches", "output", out.len(), &[count, grid.height, grid.width, stride]);
         let (bands, values) = (count * grid.height, image.area() * channels);
         let each = units_per_task(bands, pool.threads(), 1);
@@ -233,9 +236,9 @@ impl Cut {
         outside: R::To,
         out: &mut [R::To],
     ) -> bool {
-        let Cut { patch, image, channels, layout, stride, .. } = *self;
+        let Cut { patch, image, grid, channels, layout, stride, .. } = *self;
         let lines = patch.min(image.height - top);
-        let inside = if lines == patch { image.width / patch } else { 0 };
+        let inside = if lines == patch { grid.width.min(image.width / patch) } else { 0 };
         let (whole, parts) = out.split_at_mut(inside * stride);
         // With constants for the side of a patch and the number of channels, the loops are unrolled. All published models have
         // these.

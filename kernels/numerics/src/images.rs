@@ -98,6 +98,26 @@ impl<'a> From<&'a [f16]> for Pixels<'a> {
     }
 }
 
+/// What becomes of the pixels at the right and at the bottom of an image that fill no whole patch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImageEdge {
+    /// Their patches are filled with pixels whose normalised value is 0.
+    #[default]
+    Padded,
+    /// They are left out, as by a convolution without padding.
+    Cut,
+}
+
+impl ImageEdge {
+    /// The patches of `patch` by `patch` pixels of an image of `image` pixels.
+    pub fn grid(self, image: Size, patch: usize) -> Size {
+        match self {
+            ImageEdge::Padded => image.map(|side| side.div_ceil(patch)),
+            ImageEdge::Cut => image.map(|side| side / patch),
+        }
+    }
+}
+
 /// The order of the values of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImageLayout {

@@ -13,7 +13,7 @@ pub mod sizes;
 mod spec;
 mod windows;
 
-pub use images::{ImageLayout, Images, Pixels};
+pub use images::{ImageEdge, ImageLayout, Images, Pixels};
 pub use quantizer::{ColumnQuantizers, Quantizer};
 pub use reference::{AttentionQuant, Gelu, HeadScores, Probs};
 pub use rows::{LINE, PAD, RowMap, RowMapError, RowStore, code_stride, odd_lines};

@@ -1,6 +1,6 @@
 //! Checks of a configuration: every field, and every size that follows from the fields.
 
-use swinq_numerics::Size;
+use swinq_numerics::{ImageEdge, Size};
 
 use super::{Grid, Stage, SwinConfig, SwinVersion, WindowPolicy};
 use crate::error::ModelError;
@@ -135,27 +135,55 @@ impl SwinConfig {
             );
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }
+        // A network is built for whole patches, also where its library takes other images.
+        if self.window_policy.image_edge() == ImageEdge::Cut {
+            self.check_divided(self.image_size)?;
+        }
         self.grids(self.image_size).map(drop)
+    }
+
+    /// Refuses an image whose sides are no multiples of the patch.
+    fn check_divided(&self, image: Size) -> Result<(), ModelError> {
+        let patch = self.patch_size;
+        if image.height.is_multiple_of(patch) && image.width.is_multiple_of(patch) {
+            return Ok(());
+        }
+        let text = format!("{} is not a multiple of PATCH_SIZE {patch}", image.short());
+        Err(ModelError::config("DATA.IMG_SIZE", text))
     }
 
     /// The token grid of every stage for an image of `image` pixels. The image is seen as a fresh model of the checkpoint's
     /// library sees it.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for an image that the network cannot process: one that is too large, that the patch does not
-    /// divide where the library does not pad, or for which a stage would have another window than its parameters.
+    /// [`ModelError::Image`] for an image that the network cannot process: one that is too large, that the patch does not
+    /// divide where the library does not pad, or for which a stage would have another window than its parameters;
+    /// [`ModelError::Config`] if the configuration states that size.
     pub fn grids(&self, image: Size) -> Result<Vec<Grid>, ModelError> {
-        bound_both("DATA.IMG_SIZE", image, MAX_IMAGE)?;
-        let patch = self.patch_size;
-        let divided = image.height.is_multiple_of(patch) && image.width.is_multiple_of(patch);
-        if !self.window_policy.pads_images() && !divided {
-            let text = format!("{} is not a multiple of PATCH_SIZE {patch}", image.short());
+        self.checked_grids(image).map_err(|error| match error {
+            ModelError::Config { field, problem } if field == "DATA.IMG_SIZE" && image != self.image_size => {
+                ModelError::Image { size: image, problem }
+            }
+            other => other,
+        })
+    }
+
+    fn checked_grids(&self, image: Size) -> Result<Vec<Grid>, ModelError> {
+        if let Some(side) = [image.height, image.width].iter().find(|side| !(1..=MAX_IMAGE).contains(*side)) {
+            let text = format!("{side} is outside 1..={MAX_IMAGE}; resize the image");
+            return Err(ModelError::config("DATA.IMG_SIZE", text));
+        }
+        if !self.window_policy.takes_any_image() {
+            self.check_divided(image)?;
+        }
+        if self.patches(image).area() == 0 {
+            let text = format!("{image} pixels do not fill a patch of {} pixels", self.patch_size);
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }
         if self.window_policy == WindowPolicy::ShrinkAndPad && image != self.image_size {
             let text = format!(
-                "{image}: the file does not say which library's rule for windows the network follows, so it takes only \
-                 {}; make it again from the library's checkpoint",
+                "the file does not say which library's rule for windows the network follows, so it takes only {}; make it \
+                 again from the library's checkpoint",
                 self.image_size
             );
             return Err(ModelError::config("DATA.IMG_SIZE", text));
@@ -169,7 +197,7 @@ impl SwinConfig {
         }
         if self.ape && grids[0].size != self.patches(self.image_size) {
             let problem = format!(
-                "{image}, but the network has an absolute position embedding for {} only",
+                "the network has an absolute position embedding (absolute_pos_embed) for images of {} only; resize the image",
                 self.image_size
             );
             return Err(ModelError::config("DATA.IMG_SIZE", problem));

@@ -1,4 +1,5 @@
 use super::*;
+use crate::error::ModelError;
 
 /// Grid, window and shift of each stage at the network's own image size, where all are square.
 fn squares(config: &SwinConfig) -> Vec<(usize, usize, usize)> {
@@ -125,4 +126,52 @@ fn images_for_other_windows_are_refused_with_the_remedy() {
     assert!(smaller.contains("5x21 tokens of stage 0 are fewer than its window of 7x7"), "{smaller}");
     assert!(smaller.contains("use a larger image"), "{smaller}");
     config.grids(Size::new(28, 112)).unwrap();
+}
+
+/// Rules of libraries that pad images, that leave out what fills no patch, and that take whole patches only.
+#[test]
+fn images_that_the_patch_does_not_divide() {
+    let config = |window_policy| SwinConfig {
+        image_size: Size::square(32),
+        window_size: Size::square(4),
+        depths: vec![2, 2],
+        num_heads: vec![3, 6],
+        window_policy,
+        ..SwinConfig::default()
+    };
+    let grid = |policy, height, width| {
+        config(policy).grids(Size::new(height, width)).map(|grids| [grids[0].size, grids[1].size])
+    };
+    let sizes = [[9, 13], [5, 7]].map(|[height, width]| Size::new(height, width));
+    assert_eq!(grid(WindowPolicy::Detection, 35, 50).unwrap(), sizes);
+    let sizes = [[8, 12], [4, 6]].map(|[height, width]| Size::new(height, width));
+    assert_eq!(grid(WindowPolicy::Pad, 35, 50).unwrap(), sizes);
+    for policy in [WindowPolicy::Timm, WindowPolicy::TimmAnySize, WindowPolicy::Microsoft] {
+        let message = grid(policy, 35, 50).unwrap_err().to_string();
+        assert!(message.contains("35x50 is not a multiple of PATCH_SIZE 4"), "{message}");
+    }
+    let message = grid(WindowPolicy::Pad, 35, 3).unwrap_err().to_string();
+    assert!(message.contains("images of 35x3") && message.contains("do not fill a patch"), "{message}");
+    // A network is built for whole patches.
+    let built = SwinConfig { image_size: Size::square(33), ..config(WindowPolicy::Pad) };
+    assert!(built.validate().unwrap_err().to_string().contains("DATA.IMG_SIZE"));
+}
+
+/// The reason names the image, not a field of the configuration, which says nothing of it.
+#[test]
+fn images_of_a_size_that_the_network_cannot_process_are_named() {
+    let config = SwinConfig { ape: true, window_policy: WindowPolicy::Detection, ..SwinConfig::default() };
+    config.grids(Size::new(222, 223)).unwrap();
+    let refusal = |height, width| config.grids(Size::new(height, width)).unwrap_err();
+    for (height, width, word) in [
+        (800, 1333, "absolute position embedding (absolute_pos_embed) for images of 224x224"),
+        (4097, 8, "4097 is outside 1..=4096; resize the image"),
+        (8, 0, "0 is outside 1..=4096"),
+    ] {
+        let error = refusal(height, width);
+        let message = error.to_string();
+        assert!(matches!(error, ModelError::Image { .. }), "{message}");
+        assert!(message.starts_with(&format!("images of {height}x{width}: ")), "{message}");
+        assert!(message.contains(word) && !message.contains("DATA.IMG_SIZE"), "{message}");
+    }
 }

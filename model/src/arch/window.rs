@@ -1,7 +1,7 @@
 //! Window policies: how each library finds the windows, the shift and the padding of a token grid.
 
 use serde::{Deserialize, Serialize};
-use swinq_numerics::Size;
+use swinq_numerics::{ImageEdge, Size};
 
 use super::SwinVersion;
 
@@ -24,7 +24,7 @@ pub enum WindowPolicy {
     /// Face, timm and mmpretrain wherever the three agree at the network's own image size.
     ShrinkAndPad,
     /// torchvision's rule. The window keeps its size and every grid is padded to a multiple of it. An axis that one window
-    /// covers is not shifted.
+    /// covers is not shifted. Pixels at the right and at the bottom that fill no patch are left out.
     Pad,
     /// timm's rule. The window shrinks on each axis to that of the grid, and an axis that one window covers is not shifted. The
     /// grid is shifted first and padded then. Odd grids are padded with zeros before merging.
@@ -115,10 +115,14 @@ impl WindowPolicy {
         matches!(self, WindowPolicy::Timm | WindowPolicy::TimmAnySize)
     }
 
-    /// Whether images are padded to a multiple of the patch, with pixels whose normalised value is 0.
-    pub(super) fn pads_images(self) -> bool {
-        use WindowPolicy::{Detection, HuggingFace, HuggingFaceV2, Mmpretrain, ShrinkAndPad};
-        matches!(self, HuggingFace | ShrinkAndPad | HuggingFaceV2 | Mmpretrain | Detection)
+    /// Whether the library takes images whose sides are no multiples of the patch.
+    pub(super) fn takes_any_image(self) -> bool {
+        !matches!(self, WindowPolicy::Microsoft | WindowPolicy::Timm | WindowPolicy::TimmAnySize)
+    }
+
+    /// What becomes of pixels that fill no whole patch. torchvision embeds patches by a convolution without padding.
+    pub fn image_edge(self) -> ImageEdge {
+        if self == WindowPolicy::Pad { ImageEdge::Cut } else { ImageEdge::Padded }
     }
 
     /// Whether files of version 2 may have [`WindowPolicy::ShrinkAndPad`] for this rule.

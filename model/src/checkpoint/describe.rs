@@ -277,5 +277,6 @@ impl Description {
 
 /// The description that the user gives.
 pub(super) fn described(cfg: &LoadedConfig) -> Description {
-    Description { config: cfg.config.clone(), transform: cfg.transform.clone(), labels: None, stages: None }
+    let (config, transform, stages) = (cfg.config.clone(), cfg.transform.clone(), cfg.stages.clone());
+    Description { config, transform, labels: None, stages }
 }

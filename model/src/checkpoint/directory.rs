@@ -48,7 +48,10 @@ pub(super) fn read(
 ) -> Result<Description, ModelError> {
     let backbone = hf::backbone(json)?;
     let is_backbone = backbone.as_ref().is_some_and(|backbone| backbone.alone);
-    let stated = if is_backbone { Task::Features } else { Task::Classification };
+    let mut stated = if is_backbone { Task::Features } else { Task::Classification };
+    if options.cfg.as_ref().is_some_and(|cfg| cfg.task() == Task::Features) {
+        stated = Task::Features;
+    }
     let task = options.task.unwrap_or(stated);
     if let Some(cfg) = &options.cfg {
         return with_cfg(json, cfg, task, backbone);
@@ -112,6 +115,9 @@ fn with_cfg(
 ) -> Result<Description, ModelError> {
     let described = super::describe::described(cfg);
     if task == Task::Features {
+        if described.stages.is_some() {
+            return Ok(described);
+        }
         let stages = backbone.map_or(Ok(None), |backbone| hf::stages(&backbone.config))?;
         return Ok(Description { stages, ..described });
     }

@@ -57,7 +57,7 @@ pub(super) fn backbone(json: &Json) -> Result<Option<Backbone>, ModelError> {
 }
 
 /// The backbone that `json`, its part of `config.json`, describes. `processor` reads the files that state the preprocessing.
-/// Mean, deviation and filter are taken from it, the size is not. With `any_transform`, the caller replaces the transform.
+/// Mean, deviation, filter and divisor of sizes are taken from it, the size is not. With `any_transform`, the caller replaces the transform.
 pub(super) fn describe_backbone(
     folder: &Path,
     json: &Json,
@@ -79,7 +79,9 @@ pub(super) fn describe_backbone(
     let transform = match preprocessor {
         Some(preprocessor) if !any_transform => {
             let (mean, std) = processor::statistics(&preprocessor, config.in_chans)?;
-            Transform { mean, std, filter: processor::filter(&preprocessor)?, ..default }
+            let (filter, size_divisor) =
+                (processor::filter(&preprocessor)?, processor::size_divisor(&preprocessor)?);
+            Transform { filter, mean, std, size_divisor, ..default }
         }
         _ => default,
     };
@@ -227,6 +229,7 @@ fn default_transform(config: &SwinConfig) -> Transform {
         filter: Filter::Bicubic,
         mean,
         std,
+        size_divisor: None,
     }
 }
 

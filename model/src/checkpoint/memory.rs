@@ -140,7 +140,7 @@ pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Re
             );
             return Err(ModelError::config("transform.size", problem));
         }
-        let check = transform.check_statistics();
+        let check = transform.check();
         check.map_err(|(field, problem)| ModelError::config(format!("transform.{field}"), problem))?;
         loaded.model.transform = transform.clone();
     }

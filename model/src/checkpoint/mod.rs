@@ -31,8 +31,8 @@ use swinq_numerics::Size;
 
 pub use dialect::{Dialect, Values};
 pub use ft::{ft_key, ft_site, import_ft_amax};
-pub use parameters::StoredParameter;
 pub use memory::{Documents, ElementType, InMemory, TensorView, load_float_from_memory};
+pub use parameters::StoredParameter;
 pub use random::random_model;
 pub use safetensors::is_quantized_file;
 pub(crate) use safetensors::{MAX_HEADER, check_header};
@@ -228,7 +228,10 @@ impl Stored<'_> {
                 made.describe(options)?.map_or((None, None), |(made, note)| (Some(made), Some(note)))
             }
         };
-        let stated = described.as_ref().map(|description| description.config.task);
+        let stated = described.as_ref().map(|description| match description.stages {
+            Some(_) => Task::Features,
+            None => description.config.task,
+        });
         let task = options.task.or(stated).unwrap_or_default();
         options.check_outputs(task)?;
         let network = Network::find(path, tensors, task, options.dialect, options.prefix.as_deref())?;

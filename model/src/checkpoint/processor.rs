@@ -5,7 +5,7 @@ use swinq_numerics::Size;
 
 use super::json::Json;
 use crate::arch::SwinConfig;
-use crate::batch::{Filter, Resize, Transform, common_statistics};
+use crate::batch::{Filter, MAX_DIVISOR, Resize, Transform, common_statistics};
 use crate::error::ModelError;
 
 /// The defaults of a class. Every class rescales by 1/255 and normalises.
@@ -44,14 +44,15 @@ const fn class(names: &'static [&'static str], filter: Filter, statistics: Stati
 }
 
 /// The classes; a file without a class has the first, which transformers uses for Swins.
-const CLASSES: [Class; 7] = [
+const CLASSES: [Class; 8] = [
     class(&["ViT"], Filter::Bilinear, Statistics::Half, Sides::Square(224)),
     Class { crop: Some(224), ..class(&["DeiT"], Filter::Bicubic, Statistics::Half, Sides::Square(256)) },
     class(&["Beit", "Siglip"], Filter::Bicubic, Statistics::Half, Sides::Square(224)),
     class(&["ConvNext"], Filter::Bicubic, Statistics::Half, Sides::Stated),
     class(&["Donut"], Filter::Bilinear, Statistics::Half, Sides::Stated),
+    class(&["MaskFormer", "Mask2Former"], Filter::Bilinear, Statistics::ImageNet, Sides::Stated),
     class(
-        &["Segformer", "MaskFormer", "Mask2Former", "OneFormer", "Detr", "GroundingDino"],
+        &["Segformer", "OneFormer", "Detr", "GroundingDino"],
         Filter::Bilinear,
         Statistics::ImageNet,
         Sides::Stated,
@@ -145,6 +146,7 @@ pub(super) fn transform(json: &Json, config: &SwinConfig) -> Result<Transform, M
         filter: filter(json)?,
         mean,
         std,
+        size_divisor: None,
     })
 }
 
@@ -162,6 +164,24 @@ pub(super) fn statistics(json: &Json, channels: usize) -> Result<(Vec<f32>, Vec<
     let (mean, std) = (json.means("image_mean", channels)?, json.deviations("image_std", channels)?);
     let mean = or_default(json, "image_mean", mean, |class| Some(default(class).0))?;
     Ok((mean, or_default(json, "image_std", std, |class| Some(default(class).1))?))
+}
+
+/// The number whose multiples the sides of resized images are, if the file states it. The processors of MaskFormer and Mask2Former
+/// resize so; those of other classes do not, and 0 says that they do not.
+///
+/// # Errors
+/// [`ModelError::File`] for another number than 0 to 4096.
+pub(super) fn size_divisor(json: &Json) -> Result<Option<usize>, ModelError> {
+    if !class_of(json)?.is_some_and(|class| class.names.contains(&"MaskFormer")) {
+        return Ok(None);
+    }
+    let field = if json.get("size_divisor").is_some() { "size_divisor" } else { "size_divisibility" };
+    match json.side(field)? {
+        Some(divisor) if divisor > MAX_DIVISOR => {
+            Err(json.error(field, format!("{divisor} is not in 0..={MAX_DIVISOR}")))
+        }
+        stated => Ok(stated.filter(|&divisor| divisor > 0)),
+    }
 }
 
 /// The resize that `size` describes: a side or `{height, width}` resizes both sides; `{shortest_edge}` resizes in

@@ -189,6 +189,7 @@ fn transform(cfg: &Json, config: &SwinConfig) -> Result<Transform, ModelError> {
         filter: cfg.filter("interpolation")?.unwrap_or(Filter::Bicubic),
         mean,
         std,
+        size_divisor: None,
     })
 }
 

@@ -1,4 +1,5 @@
-//! Every key of `config.py` in Microsoft's Swin Transformer repository, as a dotted path.
+//! Every key of `config.py` in Microsoft's Swin Transformer repository, as a dotted path, and `OUT_FEATURES` of detectron2's
+//! configurations, which Microsoft's file does not have: the stages of a backbone that are outputs.
 //!
 //! `super` reads the keys that decide the architecture or the evaluation transform. The other keys are listed so that
 //! files written for Microsoft's code are accepted unchanged; they have no effect.
@@ -36,6 +37,7 @@ pub(super) const KEYS: &[&str] = &[
     "MODEL.SWIN.QK_SCALE",
     "MODEL.SWIN.APE",
     "MODEL.SWIN.PATCH_NORM",
+    "MODEL.SWIN.OUT_FEATURES",
     "MODEL.SWINV2.PATCH_SIZE",
     "MODEL.SWINV2.IN_CHANS",
     "MODEL.SWINV2.EMBED_DIM",
@@ -47,6 +49,7 @@ pub(super) const KEYS: &[&str] = &[
     "MODEL.SWINV2.APE",
     "MODEL.SWINV2.PATCH_NORM",
     "MODEL.SWINV2.PRETRAINED_WINDOW_SIZES",
+    "MODEL.SWINV2.OUT_FEATURES",
     "MODEL.SWIN_MOE.PATCH_SIZE",
     "MODEL.SWIN_MOE.IN_CHANS",
     "MODEL.SWIN_MOE.EMBED_DIM",

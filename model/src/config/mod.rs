@@ -5,11 +5,12 @@ mod presets;
 mod source;
 mod value;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use swinq_numerics::Size;
 
-use crate::arch::{SwinConfig, SwinVersion, Task, WindowPolicy};
+use crate::arch::{StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::{Filter, Resize, Transform};
 use crate::error::ModelError;
 use crate::params::parameters;
@@ -28,6 +29,9 @@ pub struct LoadedConfig {
     pub config: SwinConfig,
     /// Evaluation transform: `DATA.IMG_SIZE`, `TEST.CROP`, `DATA.INTERPOLATION`, ImageNet's mean and deviation.
     pub transform: Transform,
+    /// The stages whose outputs a backbone has, from 0 and in ascending order: `MODEL.SWIN.OUT_FEATURES`. A configuration that
+    /// states them is that of a backbone.
+    pub stages: Option<Vec<usize>>,
     /// Highest rate of DropPath in training: `MODEL.DROP_PATH_RATE`.
     pub drop_path: f64,
     /// The file or the shipped name, for messages and reports.
@@ -66,9 +70,14 @@ impl ConfigOverrides {
 /// Microsoft's default of `MODEL.DROP_PATH_RATE`.
 const DROP_PATH: f64 = 0.1;
 
-/// Names of the shipped configurations.
+/// Names of the shipped configurations of classifiers.
 pub fn shipped_configs() -> impl Iterator<Item = &'static str> {
-    presets::all().map(|(name, _)| *name)
+    presets::classifiers().map(|(name, _)| *name)
+}
+
+/// Names of the shipped configurations of backbones.
+pub fn shipped_backbones() -> impl Iterator<Item = &'static str> {
+    swinq_configs::BACKBONES.iter().map(|(name, _)| *name)
 }
 
 /// Loads a configuration written in Microsoft's keys. Later sources override earlier ones: the `BASE` files (relative to
@@ -76,8 +85,9 @@ pub fn shipped_configs() -> impl Iterator<Item = &'static str> {
 /// code, `DATA.DATASET: imagenet22K` means 21841 classes unless `MODEL.NUM_CLASSES` is set.
 ///
 /// `name_or_path` is an existing file, a path that ends in `.yaml` or `.yml`, or a shipped name (`configs/swin`,
-/// `configs/swinv2`). A shipped name may have the suffix of Microsoft's checkpoint: `_22k`, `_22kto1k` or
-/// `_22kto1k_finetune`. The window policy is Microsoft's; [`crate::load_float`] replaces it with the policy of the
+/// `configs/swinv2`, `configs/backbones`). A shipped name may have the suffix of Microsoft's checkpoint: `_22k`, `_22kto1k` or
+/// `_22kto1k_finetune`; that of a backbone may go on as in its repository (`mask-rcnn_swin-t-p4-w7_fpn_1x_coco`), and `-` and `_`
+/// mean the same in it. The window policy is Microsoft's; [`crate::load_float`] replaces it with the policy of the
 /// checkpoint's dialect.
 ///
 /// # Errors
@@ -104,12 +114,49 @@ pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<Load
     settings.apply(opts)?;
     let config = resolve(name, &settings)?;
     let transform = transform(&config, &settings)?;
+    let stages = stages(&config, &settings)?;
     let key = "MODEL.DROP_PATH_RATE";
     let drop_path = field(&settings, key, "a number", DROP_PATH, Value::as_float)?;
     if !(0.0..1.0).contains(&drop_path) {
         return Err(ModelError::config(key, format!("{drop_path} is outside [0, 1)")));
     }
-    Ok(LoadedConfig { config, transform, drop_path, origin: name_or_path.to_owned() })
+    Ok(LoadedConfig { config, transform, stages, drop_path, origin: name_or_path.to_owned() })
+}
+
+impl LoadedConfig {
+    /// What the configuration says that the network is.
+    pub fn task(&self) -> Task {
+        if self.stages.is_some() { Task::Features } else { Task::Classification }
+    }
+}
+
+/// The stages in `OUT_FEATURES`, from 0 and in ascending order; `None` if it is not set.
+fn stages(config: &SwinConfig, settings: &Settings) -> Result<Option<Vec<usize>>, ModelError> {
+    let key = leaf(config.version, "OUT_FEATURES");
+    let names = field(settings, key, "a list of names such as stage1", None, |value| {
+        if value.is_none() { Some(None) } else { value.as_texts().map(Some) }
+    })?;
+    let Some(names) = names else { return Ok(None) };
+    let stage = |name: &String| {
+        StageOutput::stage_of(name).filter(|&stage| stage < config.depths.len()).ok_or_else(|| {
+            let last = config.depths.len();
+            let name: String = name.chars().take(60).collect();
+            ModelError::config(key, format!("`{name}` is none of the stages stage1 to stage{last}"))
+        })
+    };
+    let stages = names.iter().map(stage).collect::<Result<BTreeSet<_>, _>>()?;
+    if stages.is_empty() {
+        return Err(ModelError::config(key, "names no stage; leave the key out, or name at least one"));
+    }
+    Ok(Some(stages.into_iter().collect()))
+}
+
+/// The key `name` in the section of `version`, which knows it.
+fn leaf(version: SwinVersion, name: &str) -> &'static str {
+    match keys::look_up(&format!("{}.{name}", version.section())) {
+        Known::Leaf(key) => key,
+        _ => unreachable!("{name} is a key of every version"),
+    }
 }
 
 /// The keys that decide the evaluation transform.
@@ -124,6 +171,13 @@ pub(crate) fn override_config(
     transform: &Transform,
     opts: &[(String, String)],
 ) -> Result<(SwinConfig, Transform), ModelError> {
+    let key = leaf(config.version, "OUT_FEATURES");
+    if opts.iter().any(|(given, _)| given == key) {
+        return Err(ModelError::config(
+            key,
+            "belongs to a configuration in --cfg; without one, pass --outputs",
+        ));
+    }
     let mut settings = Settings::default();
     settings.apply(&stated(config, transform))?;
     settings.apply(opts)?;
@@ -193,10 +247,7 @@ fn stated_size(size: Size) -> String {
 fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> {
     let version = version(settings)?;
     // Each version has its own section; keys of the other one have no effect, as in Microsoft's code.
-    let key = |name: &str| match keys::look_up(&format!("{}.{name}", version.section())) {
-        Known::Leaf(key) => key,
-        _ => unreachable!("{name} is a key of every version"),
-    };
+    let key = |name: &str| leaf(version, name);
     let size = |key, default| field(settings, key, "a whole number", default, Value::as_size);
     let extent = |key, default| field(settings, key, "a whole number or two", default, Value::as_extent);
     let flag = |key, default| field(settings, key, "True or False", default, Value::as_bool);

@@ -1,24 +1,36 @@
 //! Names of the shipped configurations.
 
-use swinq_configs::{Named, SWIN, SWINV2};
+use swinq_configs::{BACKBONES, Named, SWIN, SWINV2};
 
-/// Every shipped configuration: Swin V1, then Swin V2.
-pub(super) fn all() -> impl Iterator<Item = &'static Named> {
+/// The shipped configurations of classifiers: Swin V1, then Swin V2.
+pub(super) fn classifiers() -> impl Iterator<Item = &'static Named> {
     SWIN.iter().chain(SWINV2)
 }
 
-/// Finds a shipped configuration by its own name, by the name of its checkpoint (`…_22kto1k`,
-/// `swin_base_patch4_window12_384`), or by the short name that timm and Hugging Face use for the fine-tuned Swin-L and
-/// Swin V2.
+/// Finds a shipped configuration. That of a classifier has its own name, the name of its checkpoint (`…_22kto1k`,
+/// `swin_base_patch4_window12_384`), or the short name that timm and Hugging Face use for the fine-tuned Swin-L and
+/// Swin V2. That of a backbone is the one with which `name` begins.
 pub(super) fn find(name: &str) -> Option<&'static str> {
     let endings = ["", "_finetune", "_22kto1k_finetune", "_ft", "_22kto1k_ft"];
-    let spelled = |ending: &str| all().find(|(preset, _)| preset.strip_prefix(name) == Some(ending));
-    endings.iter().find_map(|ending| spelled(ending)).map(|(_, text)| *text)
+    let spelled = |ending: &str| classifiers().find(|(preset, _)| preset.strip_prefix(name) == Some(ending));
+    let classifier = endings.iter().find_map(|ending| spelled(ending));
+    classifier.or_else(|| backbone(name)).map(|(_, text)| *text)
+}
+
+/// The configuration of a backbone with which `name` begins, the longest of several. Repositories spell their names with `-` and
+/// with `_`, and end them with data sets and schedules.
+fn backbone(name: &str) -> Option<&'static Named> {
+    let spelled = |name: &str| name.replace('_', "-");
+    let name = spelled(name);
+    let begins = |(preset, _): &&Named| {
+        name.strip_prefix(&spelled(preset)).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    BACKBONES.iter().filter(begins).max_by_key(|(preset, _)| preset.len())
 }
 
 /// The shipped name most similar to `name`.
 pub(super) fn nearest(name: &str) -> &'static str {
     let name: String = name.chars().take(80).collect();
     let distance = |(preset, _): &&(&str, &str)| strsim::damerau_levenshtein(&name, preset);
-    all().min_by_key(distance).expect("there are presets").0
+    classifiers().chain(BACKBONES).min_by_key(distance).expect("there are presets").0
 }

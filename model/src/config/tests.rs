@@ -46,6 +46,105 @@ fn checkpoint_names_find_their_configuration() {
     assert!(message.contains("nearest shipped name is swin_tiny_patch4_window7_224"), "{message}");
 }
 
+/// Width, depths, heads and window of a shipped backbone, as Microsoft's names for them.
+fn size_of(name: &str) -> &'static str {
+    let words: Vec<&str> = name.split(['-', '_']).collect();
+    let has = |word: &str| words.contains(&word);
+    match () {
+        () if has("small") || has("s") => "small",
+        () if has("base") || has("b") || has("SwinB") => "base",
+        () if has("large") || has("l") => "large",
+        () => "tiny",
+    }
+}
+
+#[test]
+fn every_shipped_backbone_is_an_official_architecture_with_outputs() {
+    let mut count = 0;
+    for name in shipped_backbones() {
+        let loaded = load_config(name, &[]).unwrap();
+        let SwinConfig { window_size, image_size, version, .. } = loaded.config;
+        let (window, pixels, size) = (window_size.height, image_size.height, size_of(name));
+        let official = match version {
+            SwinVersion::V1 => format!("swin_{size}_patch4_window{window}_{pixels}"),
+            SwinVersion::V2 if pixels == 384 => format!("swinv2_{size}_patch4_window12to24_192to384"),
+            SwinVersion::V2 => format!("swinv2_{size}_patch4_window{window}_{pixels}"),
+        };
+        let official = SwinConfig { name: name.to_owned(), ..SwinConfig::official(&official).unwrap() };
+        assert_eq!(loaded.config, official, "{name}");
+        assert_eq!((loaded.task(), loaded.transform.resize), (Task::Features, Resize::Direct), "{name}");
+        let filter = if version == SwinVersion::V1 { Filter::Bilinear } else { Filter::Bicubic };
+        assert_eq!(loaded.transform.filter, filter, "{name}");
+        // The detectors that read three stages leave out the first.
+        let stages = loaded.stages.unwrap();
+        assert!(stages == [0, 1, 2, 3] || stages == [1, 2, 3], "{name}: {stages:?}");
+        // The name of no backbone is that of a classifier, or hides another backbone's.
+        assert!(shipped_configs().all(|other| other != name));
+        count += 1;
+    }
+    assert_eq!(count, 52);
+}
+
+#[test]
+fn repositories_names_find_their_backbone() {
+    for (name, preset, stages) in [
+        ("mask-rcnn_swin-t-p4-w7_fpn_1x_coco", "mask-rcnn_swin-t-p4-w7", &[0, 1, 2, 3][..]),
+        ("mask_rcnn_swin-t-p4-w7_fpn_fp16_ms-crop-3x_coco", "mask-rcnn_swin-t-p4-w7", &[0, 1, 2, 3]),
+        ("retinanet_swin-t-p4-w7_fpn_1x_coco", "retinanet_swin-t-p4-w7", &[1, 2, 3]),
+        (
+            "mask2former_swin-b-p4-w12-384-in21k_8xb2-lsj-50e_coco-panoptic",
+            "mask2former_swin-b",
+            &[0, 1, 2, 3],
+        ),
+        ("mask2former_swin-t_8xb2-160k_ade20k-512x512", "mask2former_swin-t", &[0, 1, 2, 3]),
+        ("grounding_dino_swin-t_pretrain_obj365_goldg", "grounding_dino_swin-t", &[1, 2, 3]),
+        ("dino_5scale_swin_l_8xb2_12e_coco", "dino-5scale_swin-l", &[0, 1, 2, 3]),
+        ("maskformer2_swin_base_IN21k_384_bs16_50ep", "maskformer2_swin_base", &[0, 1, 2, 3]),
+        ("mask2former-swin-large-coco-panoptic", "mask2former-swin-large", &[0, 1, 2, 3]),
+        ("GroundingDINO_SwinT_OGC", "GroundingDINO_SwinT", &[1, 2, 3]),
+        ("grounding-dino-base", "grounding-dino-base", &[1, 2, 3]),
+        ("cascade_mask_rcnn_swin_b_in21k_50ep", "cascade_mask_rcnn_swin_b_in21k", &[0, 1, 2, 3]),
+        (
+            "swin-base-patch4-window12-in22k-384x384-pre_upernet_8xb2-160k_ade20k-512x512",
+            "swin-base-patch4-window12-in22k-384x384-pre_upernet",
+            &[0, 1, 2, 3],
+        ),
+    ] {
+        let found = load_config(name, &[]).unwrap();
+        let wanted = load_config(preset, &[]).unwrap();
+        assert_eq!(SwinConfig { name: preset.to_owned(), ..found.config }, wanted.config, "{name}");
+        assert_eq!(
+            (found.stages.as_deref(), wanted.stages.as_deref()),
+            (Some(stages), Some(stages)),
+            "{name}"
+        );
+    }
+    // A part of a word is no beginning.
+    let message = load_config("grounding_dino_swin-tt", &[]).unwrap_err().to_string();
+    assert!(message.contains("nearest shipped name is grounding_dino_swin-t"), "{message}");
+}
+
+#[test]
+fn outputs_of_a_configuration_are_stages() {
+    let of = |names: &str| load_text(&format!("MODEL: {{SWIN: {{OUT_FEATURES: {names}}}}}"));
+    assert_eq!(of("[stage4, stage2]").unwrap().stages, Some(vec![1, 3]));
+    assert_eq!((of("None").unwrap().stages, of("None").unwrap().task()), (None, Task::Classification));
+    assert_eq!(load_text("MODEL: {SWINV2: {OUT_FEATURES: [stage1]}}").unwrap().stages, None);
+    let changed = load_config("grounding_dino_swin-t", &opts(&[("MODEL.SWIN.OUT_FEATURES", "['stage3']")]));
+    assert_eq!(changed.unwrap().stages, Some(vec![2]));
+    for (names, word) in [
+        ("[]", "names no stage"),
+        ("[res2]", "`res2` is none of the stages stage1 to stage4"),
+        ("[stage5]", "`stage5`"),
+        ("[stage0]", "`stage0`"),
+        ("stage1", "list of names"),
+        ("[1, 2]", "list of names"),
+    ] {
+        let message = of(names).unwrap_err().to_string();
+        assert!(message.contains("MODEL.SWIN.OUT_FEATURES") && message.contains(word), "{names}: {message}");
+    }
+}
+
 #[test]
 fn lenient_numbers_and_every_architecture_field() {
     let loaded = load_text(

@@ -83,6 +83,14 @@ impl Value {
         }
     }
 
+    /// A list of texts.
+    pub(super) fn as_texts(&self) -> Option<Vec<String>> {
+        match self.decoded() {
+            Value::List(values) => values.iter().map(|value| value.as_text().map(str::to_owned)).collect(),
+            _ => None,
+        }
+    }
+
     pub(super) fn is_none(&self) -> bool {
         self.decoded() == Value::None
     }

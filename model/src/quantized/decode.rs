@@ -190,7 +190,7 @@ fn check_transform(document: &Document) -> Result<(), ModelError> {
             format!("{} means for images of {channels} channels; calibrate again", transform.channels());
         return Err(ModelError::config("transform.mean", problem));
     }
-    transform.check_statistics().map_err(|(field, problem)| {
+    transform.check().map_err(|(field, problem)| {
         ModelError::config(format!("transform.{field}"), format!("{problem}; calibrate again"))
     })?;
     Ok(())

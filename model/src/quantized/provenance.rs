@@ -27,9 +27,10 @@ pub struct CalibrationRecord {
     pub sha256: String,
     /// Seed of the random sample of images.
     pub seed: u64,
-    /// Images per batch; 1 for a backbone.
+    /// Images per batch; 1 for a backbone, unless the images of a batch are padded to a common size.
     pub batch_size: usize,
-    /// How the images of a backbone were resized: `keep`, `800x1344` or `short:800,long:1333`.
+    /// How the images of a backbone were resized, `keep`, `800x1344` or `short:800,long:1333`, and after that how they were padded, if
+    /// they were: `keep, padded to multiples of 32`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sizing: Option<String>,
 }

@@ -268,7 +268,13 @@ fn changed(change: impl Fn(&mut SwinConfig)) -> QuantizedModel {
     let mut config = model("default").config;
     change(&mut config);
     let transform = Transform::microsoft(config.image_size, config.in_chans, false);
-    let cfg = swinq_model::LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() };
+    let cfg = swinq_model::LoadedConfig {
+        config,
+        transform,
+        stages: None,
+        drop_path: 0.0,
+        origin: "test".to_owned(),
+    };
     QuantizedModel::from_float(swinq_model::random_model(&cfg, 1)).unwrap()
 }
 

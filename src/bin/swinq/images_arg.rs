@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use swinq::data::DataError;
-use swinq::{Error, Images, Split};
+use swinq::model::SwinConfig;
+use swinq::{Error, Images, Sizing, Split};
+
+use crate::args::Usage;
 
 /// [`Images::open`]; `option` is the option that selects the split, which the message about a missing split names.
 pub fn open(
@@ -19,4 +22,14 @@ pub fn open(
         }
         _ => error.into(),
     })
+}
+
+/// Refuses `--size` for images of a classifier, whose architecture is `config`.
+pub fn check_size(size: Option<Sizing>, config: &SwinConfig) -> Result<(), Usage> {
+    if size.is_none() || config.is_backbone() {
+        return Ok(());
+    }
+    let problem = "--size is for backbones; a classifier's images have the size of its preprocessing (for a backbone, add \
+                   --task features)";
+    Err(Usage(problem.to_owned()))
 }

@@ -59,11 +59,6 @@ pub fn open_float(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
     Ok(model)
 }
 
-/// [`open_float`] for a command that needs classes: refuses a backbone.
-pub fn open_float_classifier(path: &Path, args: &FloatArgs) -> anyhow::Result<Model> {
-    classifier(path, open_float(path, args)?)
-}
-
 /// `model`, which was read from `path`, if it is a classifier.
 fn classifier(path: &Path, model: Model) -> anyhow::Result<Model> {
     model.check_classifier().with_context(|| path.display().to_string())?;

@@ -45,8 +45,10 @@ impl Steps {
                 let change = changes.last().map_or("the start recipe".to_owned(), |last| {
                     format!("{}, such as {last}", counted(changes.len(), "change"))
                 });
-                let points = 100.0 * difference.difference;
-                note!("trial {number}: {speedup:.2}x, {sqnr_db:.1} dB, top-1 {points:+.2} points; {change}");
+                let points = difference.map_or(String::new(), |difference| {
+                    format!(", top-1 {:+.2} points", 100.0 * difference.difference)
+                });
+                note!("trial {number}: {speedup:.2}x, {sqnr_db:.1} dB{points}; {change}");
             }
             TuneProgress::Verify(done, all) => self.stages.set("verify", "images", done, all),
         }

@@ -1,12 +1,12 @@
 //! Tables of at most 100 columns of text.
 
-use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, presets};
+use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Row, Table, presets};
 
 /// Width of a table in columns of text.
 const WIDTH: u16 = 100;
 
 /// A Markdown table with a first column that is never wrapped. Cells of other columns are, if the table is too wide.
-pub fn markdown<const N: usize>(header: [&str; N]) -> Table {
+pub fn markdown(header: impl Into<Row>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header(header);
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);

@@ -107,7 +107,10 @@ pub fn second_padded() -> SwinConfig {
 pub fn random(config: SwinConfig, seed: u64) -> FloatModel {
     config.validate().unwrap();
     let transform = Transform::microsoft(config.image_size, config.in_chans, false);
-    random_model(&LoadedConfig { config, transform, drop_path: 0.0, origin: "test".to_owned() }, seed)
+    random_model(
+        &LoadedConfig { config, transform, stages: None, drop_path: 0.0, origin: "test".to_owned() },
+        seed,
+    )
 }
 
 /// Codes of `channels` channels with random factors between 1/3 and 3 and random zero points, most of them

@@ -424,7 +424,8 @@ class Model:
     def preprocessing(self) -> dict[str, Any]:
         """The preprocessing of images: ``family`` (``ms``, ``timm``, ``torchvision`` or ``hf``, whose manner it is), ``size``
         (side of the input, or ``[height, width]``), ``resize`` (``direct``, or ``{"shorter_side": n}`` before a center crop),
-        ``filter`` (``bicubic`` or ``bilinear``), ``mean`` and ``std`` of the channels."""
+        ``filter`` (``bicubic`` or ``bilinear``), ``mean`` and ``std`` of the channels, and ``size_divisor`` where a processor rounds
+        the sides of resized images up to its multiples."""
         return dict(self._transform)
 
     @property

@@ -27,7 +27,8 @@ def of_mapping(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     """The mapping of :attr:`Model.preprocessing`; ``family`` may be absent."""
     found = {"family": "ms", **preprocessing}
     keys = ("family", "size", "resize", "filter", "mean", "std")
-    missing, unknown = [key for key in keys if key not in found], [key for key in found if key not in keys]
+    missing = [key for key in keys if key not in found]
+    unknown = [key for key in found if key not in (*keys, "size_divisor")]
     if missing or unknown:
         wrong = f"lacks {', '.join(missing)}" if missing else f"has the unknown key {unknown[0]}"
         raise ArgumentError(f"preprocessing: the mapping {wrong}; its keys are those of Model.preprocessing")

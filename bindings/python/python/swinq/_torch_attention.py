@@ -108,9 +108,9 @@ def _faked(x: Any, quantizer: Quantizer | None, large: Any) -> tuple[Any, Any]:
 
 def _products(q: tuple[Any, Any], k: tuple[Any, Any]) -> Any:
     """``q k^T``. The engine leaves out the product of two second codes."""
-    (q, rest_q), (k, rest_k) = q, (part if part is None else part.transpose(-1, -2) for part in k)
-    scores = q @ k
-    return scores if rest_q is None or rest_k is None else scores + (q @ rest_k + rest_q @ k)
+    (first_q, rest_q), (first_k, rest_k) = q, (part if part is None else part.transpose(-1, -2) for part in k)
+    scores = first_q @ first_k
+    return scores if rest_q is None or rest_k is None else scores + (first_q @ rest_k + rest_q @ first_k)
 
 
 def _weighted(logits: Any, values: Any, sites: Sites) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ._errors import ArgumentError, EngineError
-from ._torch_fake import Quantizer, fake_quantize
+from ._torch_fake import Quantizer, fake_quantize, gather
 from ._torch_graph import dequantized, untraced
 from ._torch_network import Forward, Network
 from ._torch_parameters import Parameters
@@ -73,6 +73,10 @@ class _Constants:
 class ExportForward(Forward):
     """The forward pass whose weights are codes, and whose other parameters and scales are constants."""
 
+    def _current(self) -> dict[str, tuple[Any, Any]]:
+        found: dict[str, tuple[Any, Any]] = untraced(super()._current)
+        return found
+
     def _quantizer(self, name: str, values: int) -> Any:
         return untraced(super()._quantizer, name, 1)
 
@@ -80,30 +84,34 @@ class ExportForward(Forward):
         found: tuple[Any, Any] = untraced(super()._position, name, stage)
         return found
 
-    def _by_channel(self, name: str) -> tuple[float, Any, Any] | None:
-        """The common scale of codes with factors of channels, the factors ``[2, channels]``, and the values of zero points."""
+    def _by_channel(self, name: str) -> tuple[float, Any, Any, Any] | None:
+        """The common scale of codes with factors of channels, the factors, their reciprocals, and the values of the zero points."""
         site = self.scales.site(name)
         if getattr(site, "factors", None) is None:
             return None
-        scale = untraced(lambda: float(site.amax() / 127.0))
-        zeros = untraced(lambda: site.zero_points.float() * scale)
-        return scale, site.factors, zeros
+        scale = untraced(self.current[name][0].item)
+        return scale, *untraced(lambda: [*site.factors.clone().unbind(), site.zero_points.float() * scale])
 
-    def _fake(self, name: str, x: Any, dtype: Any = None, gelu: bool = False) -> Any:
+    def _norm(self, name: str, x: Any, site: str = "", rows: Any = None) -> Any:
+        found = super()._norm(name, x)
+        found = found if rows is None else gather(found, *rows)
+        return self._fake(site, found) if site else found
+
+    def _fake(self, name: str, x: Any, dtype: Any = None, gelu: Any = None) -> Any:
         if name.endswith(".qkv.input"):
             # Zeros stay zeros, so that codes may be made behind the gather of the windows, directly before the product.
             return x
         return self._codes(name, x, gelu)
 
-    def _codes(self, name: str, x: Any, gelu: bool = False) -> Any:
+    def _codes(self, name: str, x: Any, gelu: Any = None) -> Any:
         found = self._by_channel(name)
         if found is None:
             return super()._fake(name, x, torch.float32, gelu)
-        scale, factors, zeros = found
-        x = torch.nn.functional.gelu(x) if gelu else x
-        codes = fake_quantize(x * factors[1] + zeros, Quantizer(untraced(torch.tensor, [scale])), torch.float32)
+        scale, factors, inverse, zeros = found
+        x = x if gelu is None else torch.nn.functional.gelu(x)
+        codes = fake_quantize(x * inverse + zeros, Quantizer(untraced(torch.tensor, [scale])), torch.float32)
         in_codes = self.scales.site(f"{name.removesuffix('.input')}.weight") is not None
-        return codes if in_codes else (codes - zeros) * factors[0]
+        return codes if in_codes else (codes - zeros) * factors
 
     def _product(self, name: str, x: Any) -> Any:
         if name.endswith(".qkv"):
@@ -125,10 +133,10 @@ class ExportForward(Forward):
         if site is None:
             return weight, None
         found = self._by_channel(f"{name}.input")
-        codes, scales = untraced(site.codes, weight, None if found is None else found[1])
-        sums = None
-        if found is not None:
-            sums = untraced(lambda: -((codes.double() * scales.double()[:, None]) @ found[2].double()).float())
+        if found is None:
+            return dequantized(*untraced(site.codes, weight, None)), None
+        codes, scales = untraced(site.codes, weight, self.scales.site(f"{name}.input").factors)
+        sums = untraced(lambda: -((codes.double() * scales.double()[:, None]) @ found[3].double()).float())
         return dequantized(codes, scales), sums
 
 
@@ -152,6 +160,7 @@ def exported(module: Any, values: Values, network: Network, parameters: Paramete
             height, width = (int(side) for side in images.shape[2:])
             untraced(network.stages, images.device)
             untraced(network.grids, height, width, images.device)
+            untraced(network.gelu, images.device)
             constants: Any = _Constants(parameters)
             return ExportForward(network, constants, scales, torch.float32, [], False)(images)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import warnings
-from concurrent.futures import ThreadPoolExecutor
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch

@@ -122,8 +122,8 @@ class SwinModule(torch.nn.Module):
             raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
         if torch.jit.is_tracing() or torch.compiler.is_exporting():
             raise EngineError(
-                "a quantized Swin runs on swinq's engine, which a graph of PyTorch cannot hold; export the float model "
-                "(swinq.torch.restore)"
+                "a quantized Swin runs on swinq's engine, which a graph of PyTorch cannot hold; export a model of "
+                "swinq.torch.prepare, whose graph has its codes, or the float model (swinq.torch.restore)"
             )
         if images.requires_grad and torch.is_grad_enabled():
             raise EngineError(

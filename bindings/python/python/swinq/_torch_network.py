@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from . import _native
 from ._torch_attention import Sites, Windows, attention
-from ._torch_fake import fake_quantize, gather
+from ._torch_fake import add_rows, fake_quantize, fused, gather, linear, linear_in_order, norm
 from ._torch_graph import cast
 from ._torch_parameters import Parameters
 from ._torch_scales import Codes, Scales
@@ -31,10 +31,12 @@ class Stage:
     channels: int
     heads: int
     window: tuple[int, int]
-    #: ``int64 [n, n]``: the row of the bias table for a query and a key.
+    #: ``int64 [n n]``: the row of the bias table for each query and key.
     relative: Any
     #: ``float32 [masks, n, n]``: what is added to a logit under each mask.
     masks: Any
+    #: ``float32 [heads]``: the factor of ``q k^T`` of a Swin V1.
+    factor: Any
 
     @property
     def tokens(self) -> int:
@@ -62,6 +64,7 @@ class Network:
         self.is_v2 = config.get("version") == "v2"
         self._stages: dict[Any, list[Stage]] = {}
         self._grids: dict[Any, list[Grid]] = {}
+        self._gelu: dict[Any, Any] = {}
 
     def __deepcopy__(self, memo: Any) -> Network:
         return self
@@ -77,7 +80,16 @@ class Network:
         n = window[0] * window[1]
         region = torch.frombuffer(bytearray(regions), dtype=torch.uint8).reshape(-1, n)
         masks = (region[:, :, None] != region[:, None, :]).float() * self.config.get("mask", -100.0)
-        return Stage(depth, channels, heads, tuple(window), _integers(relative, device).reshape(n, n), masks.to(device))
+        factor = self.config.get("qk_scale")
+        factor = torch.full((heads,), (channels // heads) ** -0.5 if factor is None else factor, device=device)
+        return Stage(depth, channels, heads, tuple(window), _integers(relative, device), masks.to(device), factor)
+
+    def gelu(self, device: Any) -> Any:
+        """The table of the engine's GELU, ``float32 [3, 32]``: the coefficients of each power."""
+        if device not in self._gelu:
+            table = torch.frombuffer(bytearray(_native.gelu_table()), dtype=torch.float32)
+            self._gelu[device] = table.reshape(3, 32).to(device)
+        return self._gelu[device]
 
     def grids(self, height: int, width: int, device: Any) -> list[Grid]:
         """The stages for images of a size."""
@@ -120,12 +132,17 @@ class Forward:
     #: Whether each block is computed again in the backward pass.
     checkpointing: bool
     images: int = 0
+    #: The scale of each activation and its reciprocal.
+    current: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    #: Whether products are those of the engine, bit for bit: in ``float32`` on a GPU.
+    exact: bool = False
 
     def __call__(self, images: Any) -> dict[str, Any]:
         """The outputs by name for images ``[n, channels, height, width]``: maps ``[n, channels, height, width]``, whose memory has
         the channels last, or logits."""
         config, device = self.network.config, images.device
-        self.images = images.shape[0]
+        self.images, self.current = images.shape[0], self._current()
+        self.exact = self.dtype == torch.float32 and fused(images) is not None
         height, width = (int(side) for side in images.shape[2:])
         grids = self.network.grids(height, width, device)
         names = {output["stage"]: output for output in config.get("outputs", [])}
@@ -139,8 +156,8 @@ class Forward:
             if index + 1 < len(grids):
                 x = self._merge(x, f"layers.{index}.downsample", grid)
         if not names:
-            found["logits"] = self._linear("head", self._norm("norm", x).mean(1))
-            found["logits"] = cast(found["logits"], torch.float32)
+            x = cast(self._norm("norm", x), torch.float32).mean(1)
+            found["logits"] = cast(self._linear("head", x), torch.float32)
         return found
 
     def _embed(self, images: Any, pixels: tuple[int, int], size: tuple[int, int]) -> Any:
@@ -167,19 +184,26 @@ class Forward:
         return checkpoint(self._block, x, name, stage, grid, odd, rate, use_reentrant=False)
 
     def _block(self, x: Any, name: str, stage: Stage, grid: Grid, odd: bool, rate: float) -> Any:
-        after = self.network.is_v2
-        branch = self._attend(x if after else self._norm(f"{name}.norm1", x), f"{name}.attn", stage, grid, odd)
-        x = self._add(x, self._norm(f"{name}.norm1", branch) if after else branch, f"{name}.attn", rate)
-        hidden = self._linear(f"{name}.mlp.fc1", x if after else self._norm(f"{name}.norm2", x))
-        branch = self._linear(f"{name}.mlp.fc2", hidden, gelu=True)
-        return self._add(x, self._norm(f"{name}.norm2", branch) if after else branch, f"{name}.mlp", rate)
+        rows = grid.shifted if odd else grid.plain
+        if self.network.is_v2:
+            windows = gather(self._fake(f"{name}.attn.qkv.input", x), *rows)
+            branch = gather(self._attend(windows, f"{name}.attn", stage, grid, odd), *reversed(rows))
+            x = self._add(x, self._norm(f"{name}.norm1", branch), f"{name}.attn", rate)
+            branch = self._norm(f"{name}.norm2", self._mlp(self._fake(f"{name}.mlp.fc1.input", x), f"{name}.mlp"))
+            return self._add(x, branch, f"{name}.mlp", rate)
+        windows = self._norm(f"{name}.norm1", x, f"{name}.attn.qkv.input", rows)
+        x = self._add(x, self._attend(windows, f"{name}.attn", stage, grid, odd), f"{name}.attn", rate, rows)
+        branch = self._mlp(self._norm(f"{name}.norm2", x, f"{name}.mlp.fc1.input"), f"{name}.mlp")
+        return self._add(x, branch, f"{name}.mlp", rate)
+
+    def _mlp(self, x: Any, name: str) -> Any:
+        """The MLP of an input that has passed its site."""
+        return self._linear(f"{name}.fc2", self._product(f"{name}.fc1", x), gelu=True)
 
     def _attend(self, x: Any, name: str, stage: Stage, grid: Grid, odd: bool) -> Any:
-        rows, back = grid.shifted if odd else grid.plain
+        """Attention of rows in the order of windows, which have passed the site of the input, up to the projection."""
         n, c = stage.tokens, stage.channels
-        # A quantizer does not change zeros, so that rows of padding may be added behind it.
-        x = self._fake(f"{name}.qkv.input", x)
-        qkv = self._product(f"{name}.qkv", gather(x, rows, back)).reshape(-1, n, 3 * c)
+        qkv = self._product(f"{name}.qkv", x).reshape(-1, n, 3 * c)
         scale, bias = self._position(name, stage)
         values = qkv.numel() // (3 * self.images)
         if self.network.is_v2:
@@ -189,29 +213,25 @@ class Forward:
         windows = windows or Windows(n, stage.heads, None, None)
         sites = self._attention_sites(name, values, values // c * n * stage.heads)
         mixed = attention(qkv, scale, bias, windows, sites, self.network.is_v2, self.dtype)
-        return gather(self._linear(f"{name}.proj", mixed.reshape(-1, len(rows), c)), back, rows)
+        return self._linear(f"{name}.proj", mixed.reshape(-1, len(grid.plain[0]), c))
 
     def _attention_sites(self, name: str, values: int, pairs: int) -> Sites:
         """The quantizers of attention. An image has so many queries, keys or values, and so many probabilities."""
         unsigned = isinstance(self.scales.site(f"{name}.probs"), Codes)
         probs = None if unsigned else self._quantizer(f"{name}.probs", pairs)
         q, k, v = (self._quantizer(f"{name}.{part}", values) for part in "qkv")
-        scores = self._quantizer(f"{name}.scores", pairs)
-        return Sites(q, k, v, scores, probs, unsigned)
+        return Sites(q, k, v, self._quantizer(f"{name}.scores", pairs), probs, unsigned)
 
     def _position(self, name: str, stage: Stage) -> tuple[Any, Any]:
         """The factor of ``q k^T`` of each head and the relative position bias ``[heads, n, n]``."""
-        parameters, config = self.parameters, self.network.config
+        parameters = self.parameters
         with torch.autocast(stage.masks.device.type, enabled=False):
             if self.network.is_v2:
                 scale = parameters[f"{name}.logit_scale"].float().flatten().clamp(max=math.log(LARGEST_SCALE)).exp()
                 table = self._table(f"{name}.cpb_mlp", stage, int(name.split(".")[1]))
             else:
-                table = parameters[f"{name}.relative_position_bias_table"].float()
-                factor = config.get("qk_scale")
-                factor = (stage.channels // stage.heads) ** -0.5 if factor is None else factor
-                scale = torch.full((stage.heads,), factor, device=table.device)
-            return scale, table[stage.relative].permute(2, 0, 1).contiguous()
+                scale, table = stage.factor, parameters[f"{name}.relative_position_bias_table"].float()
+            return scale, table.t().index_select(1, stage.relative).unflatten(1, (stage.tokens, -1))
 
     def _table(self, name: str, stage: Stage, index: int) -> Any:
         """The bias table of a Swin V2, ``[rows, heads]`` (docs/inference.md, section 9)."""
@@ -231,40 +251,60 @@ class Forward:
         x = gather(x, *grid.merge).reshape(-1, len(grid.merge[0]) // 4, 4 * int(x.shape[-1]))
         if self.network.is_v2:
             return self._norm(f"{name}.norm", self._linear(f"{name}.reduction", x))
-        return self._linear(f"{name}.reduction", self._norm(f"{name}.norm", x))
+        return self._product(f"{name}.reduction", self._norm(f"{name}.norm", x, f"{name}.reduction.input"))
 
-    def _add(self, x: Any, branch: Any, name: str, rate: float) -> Any:
+    def _add(self, x: Any, branch: Any, name: str, rate: float, rows: Any = None) -> Any:
+        """The residual addition; with ``rows``, of a branch whose rows are in their order."""
+        sites = [self.scales.site(f"{name}.add.{operand}") for operand in ("shortcut", "branch")]
+        if rows is not None and not any(sites) and not rate:
+            return add_rows(x, branch, *rows)
+        branch = branch if rows is None else gather(branch, *reversed(rows))
         branch = self._fake(f"{name}.add.branch", branch, branch.dtype)
         if rate:
             kept = torch.rand(len(branch), 1, 1, device=branch.device) >= rate
             branch = branch * (kept / (1.0 - rate)).to(branch.dtype)
         return self._fake(f"{name}.add.shortcut", x, x.dtype) + branch
 
-    def _norm(self, name: str, x: Any) -> Any:
+    def _norm(self, name: str, x: Any, site: str = "", rows: Any = None) -> Any:
+        """LayerNorm; with the name of a ``site``, its result behind the site, in the order of ``rows``."""
         weight, bias = self.parameters[f"{name}.weight"], self.parameters[f"{name}.bias"]
-        return functional.layer_norm(x, weight.shape, weight, bias, self.network.config["norm_eps"])
+        quantizer = self._quantizer(site, x.numel() // self.images) if site else None
+        stream = torch.float32 if torch.is_autocast_enabled(x.device.type) else x.dtype
+        return norm(x, weight, bias, self.network.config["norm_eps"], quantizer, self.dtype if site else stream, rows)
+
+    def _current(self) -> dict[str, tuple[Any, Any]]:
+        return self.scales.current()
 
     def _quantizer(self, name: str, values: int) -> Any:
         site = self.scales.site(name)
-        return None if site is None else site.quantizer(values)
+        return None if site is None else site.quantizer(*self.current[name], values)
 
-    def _fake(self, name: str, x: Any, dtype: Any = None, gelu: bool = False) -> Any:
+    def _fake(self, name: str, x: Any, dtype: Any = None, gelu: Any = None) -> Any:
         values = x.numel() // self.images
         return fake_quantize(x, self._quantizer(name, values), dtype or self.dtype, gelu)
 
     def _linear(self, name: str, x: Any, gelu: bool = False) -> Any:
         """A linear layer with its sites; with ``gelu``, of GELU of ``x``."""
-        return self._product(name, self._fake(f"{name}.input", x, gelu=gelu))
+        return self._product(name, self._fake(f"{name}.input", x, gelu=self.network.gelu(x.device) if gelu else None))
 
     def _product(self, name: str, x: Any) -> Any:
         """A linear layer whose input has passed its site."""
         parameters = self.parameters
-        bias = parameters[f"{name}.bias"] if f"{name}.bias" in parameters else None
-        weight = self._weight(name)
+        bias = parameters[f"{name}.bias"].to(self.dtype) if f"{name}.bias" in parameters else None
         if self.scales.site(f"{name}.output") is None:
-            return functional.linear(x, weight, None if bias is None else bias.to(self.dtype))
-        product = self._fake(f"{name}.output", functional.linear(x, weight))
-        return product if bias is None else product + bias.to(self.dtype)
+            return self._sums(name, x, bias)
+        product = self._fake(f"{name}.output", self._sums(name, x, None))
+        return product if bias is None else product + bias
+
+    def _sums(self, name: str, x: Any, bias: Any) -> Any:
+        weight = self._weight(name)
+        if not self.exact:
+            return functional.linear(x, weight, bias)
+        given, site = self.scales.site(f"{name}.input"), self.scales.site(f"{name}.weight")
+        if given is None or site is None:
+            return linear_in_order(x, weight, bias)
+        stored, factors = self.parameters[f"{name}.weight"].flatten(1), given.factors
+        return linear(x, weight, bias, self.current[f"{name}.input"][0], site.scales(stored, factors), factors)
 
     def _weight(self, name: str) -> Any:
         weight, site = self.parameters[f"{name}.weight"].flatten(1), self.scales.site(f"{name}.weight")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +129,9 @@ class PreparedSwin(torch.nn.Module):
             tensor = parameters[name].detach().float().cpu().contiguous()
             shape = list(self._shapes()[name])
             held.append((name, shape, tensor.numpy()))
-        ranges, channels, weights = {}, {}, {}
+        ranges: dict[str, float] = {}
+        channels: dict[str, tuple[Sequence[float], Sequence[int]]] = {}
+        weights: dict[str, Sequence[float]] = {}
         for name, site in self.swinq.sites():
             if isinstance(site, Scale):
                 ranges[name] = float(site.amax().detach())

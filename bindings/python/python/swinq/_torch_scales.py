@@ -7,13 +7,13 @@ The names in the state dictionary are ``swinq.SITE.range``, ``swinq.SITE.ratio``
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from . import _native
-from ._torch_fake import Quantizer, codes_of, fake_quantize, fake_weight, largest_scales
+from ._torch_fake import Quantizer, codes_of, fake_quantize, fake_weight, scales_of
 
 #: A learned scale stays within this factor of its calibrated value, in both directions.
 LIMIT = 64.0
@@ -34,12 +34,12 @@ class Scale(torch.nn.Module):
         """The current range, ``[1]``."""
         return self.range * self.ratio.clamp(1 / LIMIT, LIMIT)
 
-    def quantizer(self, values: int) -> Quantizer:
-        """The quantizer of a tensor with so many values per image."""
-        scale = self.amax() / 127.0
-        if self.factors is not None:
-            scale = scale * self.factors[0]
-        return Quantizer(scale, self.zero_points, factor=(values * 127.0) ** -0.5)
+    def quantizer(self, scale: Any, recip: Any, values: int) -> Quantizer:
+        """The quantizer of a tensor with so many values per image, for the current scale and its reciprocal."""
+        factor = (values * 127.0) ** -0.5
+        if self.factors is None:
+            return Quantizer(scale, factor=factor, recips=recip)
+        return Quantizer(scale * self.factors[0], self.zero_points, factor=factor)
 
 
 class WeightScale(torch.nn.Module):
@@ -50,11 +50,14 @@ class WeightScale(torch.nn.Module):
         self.largest = 7.0 if bits == 4 else 127.0
         self.count, self.recomputed = base.numel(), recomputed
         self.register_buffer("base", None if recomputed else base)
-        self.ratio = None if recomputed else torch.nn.Parameter(torch.ones_like(base), requires_grad=learned)
+        self.ratio: Any = None if recomputed else torch.nn.Parameter(torch.ones_like(base), requires_grad=learned)
 
-    def scales(self) -> Any:
-        """The current scales, which must not be recomputed."""
-        return self.base * self.ratio.clamp(1 / LIMIT, LIMIT)
+    def scales(self, weight: Any = None, factors: Any = None) -> Any:
+        """The current scales; if they are recomputed, those of ``weight`` with the factors of its columns."""
+        if not self.recomputed:
+            return self.base * self.ratio.clamp(1 / LIMIT, LIMIT)
+        weight = weight.detach().float()
+        return scales_of(weight if factors is None else weight * factors[0], self.count, self.largest)
 
     def fake(self, weight: Any, factors: Any, dtype: Any) -> Any:
         """A weight ``[out, in]`` as the values that its codes represent. ``factors`` ``[2, in]`` are those of the channels of the
@@ -71,7 +74,7 @@ class WeightScale(torch.nn.Module):
     def codes(self, weight: Any, factors: Any) -> tuple[Any, Any]:
         """The codes ``int8 [out, in]`` of a weight, as :meth:`fake` has them, and their scales."""
         folded = weight.float() if factors is None else weight.float() * factors[0]
-        scales = largest_scales(folded, self.count, self.largest) if self.recomputed else self.scales()
+        scales = self.scales(weight, factors)
         codes = codes_of(folded, Quantizer(scales, None, -self.largest, self.largest))
         return codes.reshape(weight.shape).to(torch.int8), scales
 
@@ -113,12 +116,29 @@ class Scales(torch.nn.Module):
         """The sites with their names."""
         return ((name, part) for name, part in self.named_modules() if isinstance(part, Scale | WeightScale | Codes))
 
-    def site(self, name: str) -> Any:
-        """A site; ``None`` if it is off."""
+    def named(self) -> Iterable[tuple[str, Any]]:
+        """:meth:`sites`, found once."""
         found = self.__dict__["_sites"]
         if not found:
             found.update(self.sites())
-        return found.get(name)
+        items: Iterable[tuple[str, Any]] = found.items()
+        return items
+
+    def site(self, name: str) -> Any:
+        """A site; ``None`` if it is off."""
+        self.named()
+        return self.__dict__["_sites"].get(name)
+
+    def current(self) -> dict[str, tuple[Any, Any]]:
+        """The scale of each activation and its reciprocal, ``[1]`` each, computed together."""
+        named = [(name, site) for name, site in self.named() if isinstance(site, Scale)]
+        if not named:
+            return {}
+        ranges, ratios = (torch.cat([getattr(site, part) for _, site in named]) for part in ("range", "ratio"))
+        scales = ranges * ratios.clamp(1 / LIMIT, LIMIT) / 127.0
+        recips = scales.detach().reciprocal()
+        pairs = zip(scales.split(1), recips.split(1), strict=True)
+        return {name: pair for (name, _), pair in zip(named, pairs, strict=True)}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sites": {}}

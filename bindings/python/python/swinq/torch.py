@@ -78,7 +78,8 @@ def quantize(
     Raises:
         ArgumentError: if nothing was replaced, with the reasons; for images that are not finite.
         NotFoundError, ModelError: for a recipe that does not exist or does not fit.
-        CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before.
+        CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before. Heads that are not 32 wide,
+            which no GPU runs, are refused before the calibration.
     """
     if backend not in ("auto", "cpu", "cuda"):
         raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
@@ -89,7 +90,7 @@ def quantize(
         swin.engine_for(record.device)
         return swin, swin
 
-    return _replaced(model, calibrate, samples, batch_size, engine)
+    return _replaced(model, calibrate, samples, batch_size, engine, backend)
 
 
 def prepare(
@@ -146,7 +147,7 @@ def prepare(
             start_from(swin, found)
         return swin, swin.converted("cpu")
 
-    return _replaced(model, calibrate, samples, batch_size, training)
+    return _replaced(model, calibrate, samples, batch_size, training, "cpu")
 
 
 def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
@@ -191,8 +192,8 @@ def restore(model: Any) -> Any:
     return model
 
 
-def _replaced(model: Any, calibrate: Any, samples: int, batch_size: int, make: Callable[..., Any]) -> Report:
-    """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each."""
+def _replaced(model: Any, calibrate: Any, samples: int, batch_size: int, make: Callable[..., Any], backend: str) -> Report:
+    """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each, which runs on ``backend``."""
     count("samples", samples, 1)
     count("batch_size", batch_size, 1)
     if not isinstance(model, torch.nn.Module):
@@ -204,6 +205,9 @@ def _replaced(model: Any, calibrate: Any, samples: int, batch_size: int, make: C
             opened[module] = _opened(module)
         except Error as error:
             report.left.append(Left(names[0], type(module).__name__, str(error)))
+    for module, float_model in opened.items():
+        if backend == "cuda" or backend == "auto" and any(parameter.is_cuda for parameter in module.parameters()):
+            float_model._native.check_cuda()
     if opened:
         records = run(model, calibrate, opened, samples)
         _process.start_threads("quantize")

@@ -81,6 +81,7 @@ impl Lowering<'_> {
         let position = position.map(|table| table.read());
         let spec = PatchSpec {
             patch: patches.patch,
+            edge: patches.edge,
             lookup: &embedding.lookup(),
             input: embedding.input(),
             weight: &weight,

@@ -4,7 +4,7 @@ use half::f16;
 
 use crate::support::{Rng, assert_sizes_leave_no_trace, assert_varied, step};
 use swinq_kernels::{Patches, Pool, RowOut, add_table};
-use swinq_numerics::{ImageLayout, Images, Pixels, RowStore, Size, code_stride};
+use swinq_numerics::{ImageEdge, ImageLayout, Images, Pixels, RowStore, Size, code_stride};
 
 /// The normalised value of each byte of each channel.
 fn lookup(channels: usize) -> Vec<[f32; 256]> {
@@ -26,11 +26,13 @@ struct Case {
     image: Size,
     patch: usize,
     channels: usize,
+    edge: ImageEdge,
 }
 
 impl Case {
     fn new(images: usize, (height, width): (usize, usize), patch: usize, channels: usize) -> Case {
-        Case { images, image: Size::new(height, width), patch, channels }
+        let (image, edge) = (Size::new(height, width), ImageEdge::Padded);
+        Case { images, image, patch, channels, edge }
     }
 
     fn columns(&self) -> usize {
@@ -59,8 +61,11 @@ impl Case {
 
     /// Patches of `values`, f32 `[images, height, width, channels]`, computed element by element from the definition.
     fn cut(&self, values: &[f32]) -> Vec<f32> {
-        let Case { images, image, patch, channels } = *self;
-        let grid = image.map(|pixels| pixels.div_ceil(patch));
+        let Case { images, image, patch, channels, edge } = *self;
+        let grid = image.map(|pixels| match edge {
+            ImageEdge::Padded => pixels.div_ceil(patch),
+            ImageEdge::Cut => pixels / patch,
+        });
         let value = |index: usize, y: usize, x: usize, channel: usize| {
             if y >= image.height || x >= image.width {
                 return 0.0;
@@ -103,7 +108,7 @@ impl Case {
     fn check_stores(&self, images: Images<'_>, want: &[f32], threads: usize) {
         let (quantizer, mut pool) = (step(2.0 / 127.0), Pool::new(threads));
         let mut run = |store, out: RowOut<'_>| {
-            let op = Patches::new(self.patch, &lookup(self.channels), store);
+            let op = Patches::new(self.patch, self.edge, &lookup(self.channels), store);
             assert!(op.run(&mut pool, self.images, images, out), "{self:?}: all values are finite");
         };
         let mut out = vec![f32::NAN; want.len()];
@@ -153,6 +158,9 @@ fn images_have_any_size_and_number_of_channels() {
         Case::new(2, (7, 8), 4, 4),
         Case::new(2, (13, 6), 16, 6),
         Case::new(1, (5, 9), 2, 16),
+        Case { edge: ImageEdge::Cut, ..Case::new(2, (10, 23), 4, 3) },
+        Case { edge: ImageEdge::Cut, ..Case::new(1, (9, 4), 4, 3) },
+        Case { edge: ImageEdge::Cut, ..Case::new(2, (8, 13), 3, 2) },
     ];
     for case in &cases {
         [1, 2, 3].into_iter().for_each(|threads| case.check(threads));
@@ -161,7 +169,7 @@ fn images_have_any_size_and_number_of_channels() {
 
 #[test]
 fn one_op_runs_over_images_of_several_sizes() {
-    let new = || Patches::new(4, &lookup(3), RowStore::F32);
+    let new = || Patches::new(4, ImageEdge::Padded, &lookup(3), RowStore::F32);
     assert_sizes_leave_no_trace([(10, 7), (8, 16)], new, |op, pool, size| {
         let case = Case::new(2, size, 4, 3);
         let mut out = vec![f32::NAN; case.cut(&case.normalised(&case.pixels())).len()];
@@ -174,7 +182,7 @@ fn one_op_runs_over_images_of_several_sizes() {
 #[test]
 fn values_that_are_not_finite_are_found_in_every_part_of_an_image() {
     let case = Case::new(2, (10, 9), 4, 3);
-    let op = Patches::new(4, &lookup(3), RowStore::Codes(step(2.0 / 127.0)));
+    let op = Patches::new(4, ImageEdge::Padded, &lookup(3), RowStore::Codes(step(2.0 / 127.0)));
     let (mut pool, mut codes) = (Pool::new(2), vec![0; 2 * 9 * code_stride(48)]);
     let mut finite = |pixels: Pixels<'_>, layout| {
         let images = Images { size: case.image, pixels, layout };
@@ -197,7 +205,7 @@ fn values_that_are_not_finite_are_found_in_every_part_of_an_image() {
 #[test]
 fn numbers_of_channels_outside_of_1_to_16_are_refused() {
     for channels in [0, 17] {
-        let new = || Patches::new(4, &lookup(channels), RowStore::F32);
+        let new = || Patches::new(4, ImageEdge::Padded, &lookup(channels), RowStore::F32);
         let payload = std::panic::catch_unwind(new).err().expect("a panic");
         let message = payload.downcast_ref::<String>().expect("a formatted message");
         assert_eq!(*message, format!("Patches: {channels} channels are not 1 to 16"));
@@ -207,7 +215,7 @@ fn numbers_of_channels_outside_of_1_to_16_are_refused() {
 #[test]
 #[should_panic(expected = "Patches: output of 12 elements is not [1, 2, 1, 12]")]
 fn an_output_without_the_patches_of_the_edge_is_refused() {
-    let op = Patches::new(2, &lookup(3), RowStore::F32);
+    let op = Patches::new(2, ImageEdge::Padded, &lookup(3), RowStore::F32);
     op.run(&mut Pool::new(1), 1, of_bytes(Size::new(3, 2), &[0; 18]), RowOut::F32(&mut [0.0; 12]));
 }
 

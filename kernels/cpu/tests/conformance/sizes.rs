@@ -10,7 +10,7 @@ use swinq_kernels::{
     Store, WindowAttention, rows_f32,
 };
 use swinq_numerics::{
-    AttentionQuant, AttentionSpec, HeadsSpec, Images, Probs, Quantizer, RowMap, RowStore, Size,
+    AttentionQuant, AttentionSpec, HeadsSpec, ImageEdge, Images, Probs, Quantizer, RowMap, RowStore, Size,
 };
 
 /// Numbers that are too large. Four times the last one, or 16 times the one before it, is 2^64, which wraps to 0.
@@ -87,7 +87,7 @@ fn every_run_refuses_sizes_whose_product_overflows() {
         let heads = HeadsSpec { heads: 1, head_dim: C, two_codes: &[], codes: None };
         let heads = NormalizeHeads::new(cpu, &heads);
         refused("NormalizeHeads: ", images, || heads.run(pool, images, &[], RowOut::F32(&mut [])));
-        let patches = Patches::new(2, &[[0.0; 256]; 3], RowStore::F32);
+        let patches = Patches::new(2, ImageEdge::Padded, &[[0.0; 256]; 3], RowStore::F32);
         for (images, image) in [(images, Size::square(4)), (0, Size::square(images))] {
             refused("Patches: ", images, || {
                 patches.run(pool, images, Images::new(image, &[0_u8; 0][..]), RowOut::F32(&mut []))
@@ -140,7 +140,7 @@ fn every_constructor_refuses_sizes_whose_product_overflows() {
             refused("NormalizeHeads: ", size, || NormalizeHeads::new(cpu, &spec));
         }
         let lookup = [[0.0; 256]; 3];
-        refused("Patches: ", size, || Patches::new(size, &lookup, RowStore::F32));
+        refused("Patches: ", size, || Patches::new(size, ImageEdge::Padded, &lookup, RowStore::F32));
         refused("LinearI8: ", size, || LinearI8::new(cpu, linear(size, 16, residual()), &[], &[]));
         refused("LinearF32: ", size, || LinearF32::new(cpu, linear(size, 16, residual()), &[]));
         // A weight without rows has no elements, but its panels have a size.

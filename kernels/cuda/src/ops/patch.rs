@@ -1,7 +1,7 @@
 //! Patch embedding, from pixels to the residual stream.
 
 use half::f16;
-use swinq_numerics::{Quantizer, Size};
+use swinq_numerics::{ImageEdge, Quantizer, Size};
 
 use super::linear::pack::pack_half;
 use super::{StreamType, expect, expect_elements, expect_word, int};
@@ -128,6 +128,8 @@ impl InputSite {
 pub struct PatchSpec<'a> {
     /// Side of a patch in pixels.
     pub patch: usize,
+    /// What becomes of the edges of an image that is no multiple of the patch.
+    pub edge: ImageEdge,
     /// Value of each byte of each channel: normalised, and quantized by the input's site (as codes for an
     /// INT8 product). A pixel has 1 to 16 channels.
     pub lookup: &'a [[f32; BYTES]],
@@ -158,6 +160,8 @@ pub struct PatchConfig {
     pub channels: usize,
     /// Side of a patch.
     pub patch: usize,
+    /// What becomes of the edges of an image. The program does not depend on it.
+    pub edge: ImageEdge,
     /// Number of columns.
     pub columns: usize,
     /// Whether operands are INT8.
@@ -198,9 +202,9 @@ impl PatchConfig {
         self.k().next_multiple_of(16) + 8
     }
 
-    /// The patches of an image of `size` pixels. Those at its right and lower edges may extend beyond it.
+    /// The patches of an image of `size` pixels. Those at its right and lower edges may extend beyond it, unless they are cut.
     pub fn grid(&self, size: Size) -> Size {
-        size.map(|side| side.div_ceil(self.patch))
+        self.edge.grid(size, self.patch)
     }
 
     /// The program for images of `form`, whose values go through `site`.
@@ -396,6 +400,7 @@ fn config(spec: &PatchSpec<'_>) -> PatchConfig {
     let config = PatchConfig {
         channels: spec.lookup.len(),
         patch: spec.patch,
+        edge: spec.edge,
         columns: spec.bias.len(),
         integer: spec.multiplier.is_some(),
         output: spec.output.is_some(),

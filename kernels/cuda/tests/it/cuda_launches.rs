@@ -10,7 +10,7 @@ use swinq_cuda::ops::patch::{InputForm, InputSite, PatchConfig};
 use swinq_cuda::ops::rows::RowsConfig;
 use swinq_cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_cuda::{Arch, LaunchConfig};
-use swinq_numerics::Size;
+use swinq_numerics::{ImageEdge, Size};
 
 /// Maximum bytes of shared memory of a block: sm_75, sm_86 and sm_89, sm_80, sm_90.
 const SHARED: [(&str, u32); 4] =
@@ -60,6 +60,7 @@ fn patch_embeddings() {
             let config = PatchConfig {
                 channels: 3,
                 patch,
+                edge: ImageEdge::Padded,
                 columns,
                 integer: true,
                 output: false,
@@ -89,6 +90,7 @@ fn patch_config(channels: usize, stream: StreamType) -> PatchConfig {
     PatchConfig {
         channels,
         patch: 4,
+        edge: ImageEdge::Padded,
         columns: 96,
         integer: true,
         output: false,

@@ -7,7 +7,7 @@ use swinq_cuda::ops::rows::DeviceRows;
 use swinq_cuda::ops::{DeviceMap, DeviceStore, DeviceWindows, RowOrder, StreamType};
 use swinq_cuda::{Device, DeviceBuf, Stream};
 use swinq_numerics::{
-    AttentionQuant, AttentionSpec, MASKS, Probs, RowMap, RowStore, Size, Windows, reference,
+    AttentionQuant, AttentionSpec, ImageEdge, MASKS, Probs, RowMap, RowStore, Size, Windows, reference,
 };
 use swinq_testing::{Rng, assert_same, step};
 
@@ -87,6 +87,7 @@ fn patch_embeddings_read_images_of_each_size() {
         (1..=CHANNELS).map(|c| std::array::from_fn(|byte| byte as f32 / 100.0 - c as f32)).collect();
     let spec = PatchSpec {
         patch: PATCH,
+        edge: ImageEdge::Padded,
         lookup: &lookup,
         input: InputSite::Float,
         weight: &weight,

@@ -1,5 +1,6 @@
 //! One small backbone in the names of every library loads to the same parameters, also from the file of a larger model.
 
+use serde_json::json;
 use swinq_model::{HostTensor, Loaded, StageOutput, SwinConfig, SwinVersion, Task};
 
 use super::*;
@@ -169,6 +170,37 @@ fn refusal(tensors: &StateDict, options: &LoadOptions) -> String {
 /// Names and norms of the outputs.
 fn outputs(config: &SwinConfig) -> Vec<(&str, bool)> {
     config.outputs.iter().map(|output| (output.name.as_str(), output.norm)).collect()
+}
+
+/// A configuration that states outputs is that of a backbone, and its outputs go before those that the file or the folder says.
+#[test]
+fn a_configuration_states_the_outputs() {
+    let config = SwinConfig { task: Task::Classification, outputs: Vec::new(), num_classes: 10, ..config() };
+    let cfg =
+        |stages: Option<Vec<usize>>| LoadedConfig { config: config.clone(), stages, ..config_with(&[]) };
+    let with = |stages| LoadOptions { cfg: Some(cfg(stages)), ..LoadOptions::default() };
+    let found = load(&ours(), &with(Some(vec![1, 2]))).unwrap();
+    assert_eq!(outputs(&found.model.config), [("stage2", true), ("stage3", true)]);
+    assert!(found.remarks.iter().any(|remark| remark.contains("norm0")), "{:?}", found.remarks);
+    let asked = LoadOptions { outputs: Some(vec![0]), ..with(Some(vec![1, 2])) };
+    assert_eq!(outputs(&load(&ours(), &asked).unwrap().model.config), [("stage1", true)]);
+    let message = refusal(&ours(), &LoadOptions { task: Some(Task::Classification), ..with(Some(vec![1])) });
+    assert!(message.contains("norm0"), "{message}");
+    let opts = vec![("MODEL.SWIN.OUT_FEATURES".to_owned(), "[stage1]".to_owned())];
+    let message = refusal(&ours(), &LoadOptions { opts, ..options() });
+    assert!(message.contains("MODEL.SWIN.OUT_FEATURES") && message.contains("--outputs"), "{message}");
+
+    let swin = json!({"model_type": "swin", "embed_dim": 6, "depths": [2, 1, 1], "num_heads": [1, 2, 3], "window_size": 3,
+                      "mlp_ratio": 2.0, "image_size": 48, "out_features": ["stage1", "stage3"]});
+    let host = json!({"model_type": "mask2former", "backbone_config": swin});
+    let by_name = |stage: usize| format!("model.encoder.hidden_states_norms.stage{}", stage + 1);
+    let folder = hf_folder(&host, &transformers("model.encoder.", false, by_name));
+    let read = |options: &LoadOptions| load_float(folder.path(), options).unwrap().config;
+    assert_eq!(outputs(&read(&with(Some(vec![1])))), [("stage2", true)]);
+    let silent = LoadOptions { task: Some(Task::Features), ..with(None) };
+    assert_eq!(outputs(&read(&silent)), [("stage1", true), ("stage3", true)]);
+    std::fs::remove_file(folder.path().join("config.json")).unwrap();
+    assert_eq!(outputs(&read(&with(Some(vec![1])))), [("stage2", true)]);
 }
 
 #[test]
@@ -380,7 +412,6 @@ fn hf_folder(config: &serde_json::Value, tensors: &StateDict) -> tempfile::TempD
 
 #[test]
 fn folders_of_transformers_describe_their_backbones() {
-    use serde_json::json;
     let by_name = |stage: usize| format!("model.encoder.hidden_states_norms.stage{}", stage + 1);
     let swin = json!({"model_type": "swin", "embed_dim": 6, "depths": [2, 1, 1], "num_heads": [1, 2, 3], "window_size": 3,
                       "mlp_ratio": 2.0, "image_size": 48, "out_features": ["stage1", "stage3"]});
@@ -403,6 +434,29 @@ fn folders_of_transformers_describe_their_backbones() {
     let new = json!({"image_processor": {"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]}});
     fs::write(folder.path().join("processor_config.json"), new.to_string()).unwrap();
     assert_eq!(read().unwrap().model.transform.mean, [0.5, 0.5, 0.5]);
+
+    fs::remove_file(folder.path().join("processor_config.json")).unwrap();
+    let divisor = |processor: serde_json::Value| {
+        fs::write(folder.path().join("preprocessor_config.json"), processor.to_string()).unwrap();
+        read().map(|read| read.model.transform.size_divisor).map_err(|error| error.to_string())
+    };
+    for (class, field, value, expected) in [
+        ("Mask2FormerImageProcessor", "size_divisor", json!(32), Some(32)),
+        ("MaskFormerFeatureExtractor", "size_divisibility", json!(64), Some(64)),
+        ("MaskFormerImageProcessor", "size_divisor", json!(0), None),
+        ("MaskFormerImageProcessor", "size_divisor", json!(null), None),
+        ("ViTImageProcessor", "size_divisor", json!(32), None),
+    ] {
+        assert_eq!(divisor(json!({"image_processor_type": class, field: value})), Ok(expected), "{class}");
+    }
+    for value in [json!(4097), json!(-1), json!("32"), json!(1.5)] {
+        let message =
+            divisor(json!({"image_processor_type": "Mask2FormerImageProcessor", "size_divisor": value}));
+        assert!(
+            message.as_ref().is_err_and(|message| message.contains("size_divisor")),
+            "{value}: {message:?}"
+        );
+    }
 
     let changed = |field: &str, value: serde_json::Value| {
         let mut swin = swin.clone();
@@ -469,4 +523,46 @@ fn own_files_describe_backbones_and_what_was_made_from_a_file_does_not() {
     let classifier = LoadOptions { task: Some(Task::Classification), ..LoadOptions::default() };
     assert!(load_float(&own, &classifier).unwrap_err().to_string().contains("is a backbone"));
     assert_eq!(float.config.version, SwinVersion::V1);
+}
+
+/// A large model is saved in shards: the backbone may lie in several, beside other tensors, and in a folder or as an index.
+#[test]
+fn a_backbone_is_found_in_shards() {
+    let by_name = |stage: usize| format!("hidden_states_norms.stage{}", stage + 1);
+    let backbone = transformers("", false, by_name);
+    let mut tensors = prefixed("model.pixel_level_module.encoder.", backbone.clone());
+    let others = ["model.decoder.weight", "class_predictor.bias"].map(|name| (name.to_owned(), one()));
+    tensors.extend(others);
+    let swin = json!({"model_type": "swin", "embed_dim": 6, "depths": [2, 1, 1], "num_heads": [1, 2, 3], "window_size": 3,
+                      "mlp_ratio": 2.0, "image_size": 48, "out_features": ["stage2", "stage3"]});
+    let host = json!({"model_type": "mask2former", "backbone_config": swin});
+    let whole = hf_folder(&host, &tensors);
+    let wanted = load_float(whole.path(), &LoadOptions::default()).unwrap();
+
+    let folder = hf_folder(&host, &tensors);
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    let mut map = serde_json::Map::new();
+    for shard in 0..3 {
+        let file = format!("model-0000{shard}-of-00003.safetensors");
+        let part = tensors.iter().enumerate().filter(|(index, _)| index % 3 == shard);
+        let part: StateDict = part.map(|(_, (name, tensor))| (name.clone(), tensor.clone())).collect();
+        map.extend(part.keys().map(|name| (name.clone(), json!(file))));
+        write(&part, &folder.path().join(file));
+    }
+    let index = folder.path().join("model.safetensors.index.json");
+    fs::write(&index, json!({"weight_map": map}).to_string()).unwrap();
+    let found = load_float_with_remarks(folder.path(), &LoadOptions::default()).unwrap();
+    assert_eq!(
+        (&found.model.tensors, &found.model.config.outputs),
+        (&wanted.tensors, &wanted.config.outputs)
+    );
+    assert!(found.model.source.file.ends_with("index.json"), "{}", found.model.source.file);
+    let named = |word: &str| found.remarks.iter().any(|remark| remark.contains(word));
+    assert!(named("2 tensors outside of the backbone") && named("index.json"), "{:?}", found.remarks);
+    let bare = load_float(&index, &LoadOptions { outputs: Some(vec![1, 2]), ..options() }).unwrap();
+    assert_eq!(bare.tensors, wanted.tensors);
+
+    fs::remove_file(folder.path().join("model-00001-of-00003.safetensors")).unwrap();
+    let message = load_float(&index, &options()).unwrap_err().to_string();
+    assert!(message.contains("model-00001-of-00003.safetensors"), "{message}");
 }

@@ -79,7 +79,8 @@ fn trained_ranges_are_exported_as_they_are_used() {
     let case = Case::new(shifted(), Some(EVERYTHING), |_| true);
     let student = case.student();
     let template = case.quantized.as_ref().unwrap();
-    let exported = export::quantized_student(template, &case.float, student.scales(), student.parameters()).unwrap();
+    let exported =
+        export::quantized_student(template, &case.float, student.scales(), student.parameters()).unwrap();
     let mut compared = 0;
     for (&site, state) in exported.sites.iter().filter(|(site, _)| !site.is_weight()) {
         let Some(fake) = student.scales().fake(site, 1) else { continue };

@@ -37,7 +37,9 @@ Examples:
       --data-path imagenet --name A=float --name B=int8 --report report.html
   swinq eval swin_t.int8.safetensors --data-path imagenet --limit 1000 --json - | jq .models
   swinq eval swin_t.int8.safetensors --data-path imagenet --predictions predictions.csv
-  swinq eval swin_t.int8.safetensors --data-path imagenet --shard 2/8 -o evaluation.2.part";
+  swinq eval swin_t.int8.safetensors --data-path imagenet --shard 2/8 -o evaluation.2.part
+  swinq eval mask_rcnn_swin-t.pth backbone.int8.safetensors --task features --data-path photos \\
+      --size short:800,long:1333 --report report.html";
 
 pub const MERGE: &str = "\
 Examples:
@@ -68,6 +70,8 @@ Examples:
       -o tuned.safetensors
   swinq tune swin_t.pth --cfg swin_tiny_patch4_window7_224 --data-path imagenet --recipe mode1 \\
       --images 4000 --min-speedup 2 --budget 30 -o tuned.safetensors
+  swinq tune mask_rcnn_swin-t.pth --task features --data-path photos --size 512x640 \\
+      --sqnr-of stage3,stage4 --min-sqnr 38 -o tuned.safetensors
 
 A run that was interrupted continues if it is started again with the same arguments.
 
@@ -86,7 +90,7 @@ pub const FEATURES: &str = "\
 Examples:
   swinq features backbone.int8.safetensors street.jpg photos/ --features maps.safetensors
   swinq features backbone.int8.safetensors - --features maps.safetensors \\
-      --size short:800,long:1333 < paths.txt
+      --size short:800,long:1333 --pad-to 32 < paths.txt
   swinq features swin_t.pth cat.jpg --cfg swin_tiny_patch4_window7_224 --size 800x1344 \\
       --features maps.safetensors
 

@@ -4,11 +4,12 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use swinq::model::Size;
-use swinq::{FloatDevice, Shard, Split};
+use swinq::{FloatDevice, Shard, Sizing, Split};
 use swinq_ladder::LadderCommand;
 use swinq_ladder::parse::{at_least_one, batch, seconds, threads};
 
 use super::search::points;
+use super::shared::multiple;
 use super::{BackendArgs, DataArgs, FloatArgs, Threads};
 
 /// Arguments of `eval`.
@@ -21,6 +22,10 @@ pub struct EvalArgs {
     pub float: FloatArgs,
     #[command(flatten)]
     pub data: DataArgs,
+    /// Size of the images of backbones: their own (the default), this height and width, or in proportion so that the shorter
+    /// side has 800 pixels and the longer one at most 1333.
+    #[arg(long, value_name = "keep|HxW|short:800,long:1333")]
+    pub size: Option<Sizing>,
     /// Part of the data set.
     #[arg(long, default_value = "val")]
     pub split: Split,
@@ -38,15 +43,17 @@ pub struct EvalArgs {
     /// Seed of that sample.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Images per batch (default: 32, or 4 for each thread of the CPU engine if these are more).
+    /// Images per batch (default: 32, or 4 for each thread of the CPU engine if these are more; of backbones 8, and fewer
+    /// large images).
     #[arg(long, value_parser = batch)]
     pub batch_size: Option<usize>,
     /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
     #[arg(long, value_name = "N|=N", default_value = "0")]
     pub threads: Threads,
-    /// Batch sizes whose latency is measured after the accuracy.
-    #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8", value_parser = batch)]
-    pub latency: Vec<usize>,
+    /// Batch sizes whose latency is measured after the accuracy (default: 1,8; for backbones 1). Backbones are timed at up to
+    /// four sizes of the images.
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = batch)]
+    pub latency: Option<Vec<usize>>,
     /// Do not measure latency.
     #[arg(long, conflicts_with = "latency")]
     pub no_latency: bool,
@@ -65,7 +72,7 @@ pub struct EvalArgs {
     /// Write the report as Markdown.
     #[arg(long, value_name = "FILE", help_heading = "Report options")]
     pub markdown: Option<PathBuf>,
-    /// Write the class that each model predicts for each image as CSV.
+    /// Write the class that each model, a classifier, predicts for each image as CSV.
     #[arg(long, value_name = "FILE.csv", help_heading = "Report options")]
     pub predictions: Option<PathBuf>,
     /// Leave out the quantization noise of each site, which the files show.
@@ -128,6 +135,9 @@ pub struct BenchArgs {
     /// Sizes of the images, height and width in pixels (320x480); each is a row (default: each model's own size).
     #[arg(long, value_name = "HxW,HxW", value_delimiter = ',', value_parser = size, conflicts_with = "profile")]
     pub size: Vec<Size>,
+    /// Round the sides of --size up to multiples of N pixels, as `features --pad-to` pads images.
+    #[arg(long, value_name = "N", value_parser = multiple, requires = "size")]
+    pub pad_to: Option<usize>,
     /// The most pixels, height times width, of an image (0: what half of the free memory holds).
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_pixels: usize,
@@ -180,6 +190,9 @@ pub struct CompareArgs {
     /// Fail with exit code 4 if the top-1 accuracy of a model drops by more than this, in percentage points.
     #[arg(long, value_name = "POINTS", value_parser = points, allow_negative_numbers = true)]
     pub max_drop: Option<f64>,
+    /// Fail with exit code 4 if the SQNR of an output of a backbone drops by more than this.
+    #[arg(long, value_name = "DB", value_parser = points, allow_negative_numbers = true)]
+    pub max_sqnr_drop: Option<f64>,
     /// Fail with exit code 4 if the median latency of a model at a batch size rises by more than this.
     #[arg(long, value_name = "PERCENT", value_parser = points, allow_negative_numbers = true)]
     pub max_slowdown: Option<f64>,

@@ -22,7 +22,8 @@ pub use model::{
 pub use quantize::{CalibrateArgs, Device, QatArgs};
 pub use search::{SensitivityArgs, TuneArgs};
 pub use shared::{
-    Backend, BackendArgs, CalibrationArgs, DataArgs, Family, FloatArgs, NetworkTask, Residual, Threads, pairs,
+    Backend, BackendArgs, CalibrationArgs, DataArgs, Family, FloatArgs, NetworkTask, PaddingArgs, Residual,
+    Threads, pairs,
 };
 
 /// INT8 quantization toolkit and engine for Swin Transformers: classifiers and backbones.

@@ -7,7 +7,7 @@ use clap_complete::Shell;
 use swinq::{DEFAULT_BATCH, Sizing};
 use swinq_ladder::parse::{at_least_one, batch};
 
-use super::{BackendArgs, FloatArgs, Threads};
+use super::{BackendArgs, FloatArgs, PaddingArgs, Threads};
 
 /// Arguments of `predict`.
 #[derive(Clone, Debug, Args)]
@@ -54,7 +54,9 @@ pub struct FeaturesArgs {
     /// the longer one at most 1333.
     #[arg(long, value_name = "keep|HxW|short:800,long:1333", default_value = "keep")]
     pub size: Sizing,
-    /// The most images of one size that run together; it changes no value.
+    #[command(flatten)]
+    pub padding: PaddingArgs,
+    /// The most images of one size that run together; it changes no value but with --pad-batch.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = batch)]
     pub batch_size: usize,
     /// The most pixels, height times width, of an image (0: what half of the free memory holds). Images up to the size for

@@ -7,7 +7,7 @@ use swinq::model::{Calibrator, Ptq};
 use swinq::{FloatDevice, Shard, Sizing, Split};
 use swinq_ladder::parse::{at_least_one, batch, threads};
 
-use super::FloatArgs;
+use super::{FloatArgs, PaddingArgs};
 
 /// Arguments of `calibrate`.
 #[derive(Clone, Debug, Args)]
@@ -30,6 +30,8 @@ pub struct CalibrateArgs {
     /// side has 800 pixels and the longer one at most 1333. Images of a classifier have the size that it was trained with.
     #[arg(long, value_name = "keep|HxW|short:800,long:1333")]
     pub size: Option<Sizing>,
+    #[command(flatten)]
+    pub padding: PaddingArgs,
     /// Recipe: default, mode1, mode2, or a YAML file.
     #[arg(long, value_name = "NAME|FILE", default_value = "default")]
     pub recipe: String,

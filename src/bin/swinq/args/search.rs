@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use swinq::Split;
+use swinq::{Sizing, Split};
 use swinq_ladder::parse::{at_least_one, batch, positive};
 
 use super::{BackendArgs, CalibrationArgs, DataArgs, FloatArgs, Threads};
@@ -17,6 +17,13 @@ pub struct SubjectArgs {
     pub float: FloatArgs,
     #[command(flatten)]
     pub data: DataArgs,
+    /// Size of the images of a backbone: their own (the default), this height and width, or in proportion so that the shorter
+    /// side has 800 pixels and the longer one at most 1333.
+    #[arg(long, value_name = "keep|HxW|short:800,long:1333")]
+    pub size: Option<Sizing>,
+    /// Outputs of a backbone whose SQNR counts; the worst of them does (default: all).
+    #[arg(long, value_name = "stageK,stageK", value_delimiter = ',')]
+    pub sqnr_of: Vec<String>,
     /// Part of the data set on which models are measured.
     #[arg(long, default_value = "val")]
     pub split: Split,
@@ -52,9 +59,12 @@ pub struct TuneArgs {
     /// (default: all).
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub images: Option<usize>,
-    /// The largest drop of top-1 accuracy, in percentage points.
-    #[arg(long, value_name = "POINTS", default_value_t = 0.2, value_parser = points, allow_negative_numbers = true)]
-    pub max_drop: f64,
+    /// The largest drop of top-1 accuracy of a classifier, in percentage points (default: 0.2).
+    #[arg(long, value_name = "POINTS", value_parser = points, allow_negative_numbers = true)]
+    pub max_drop: Option<f64>,
+    /// The least SQNR of the outputs of a backbone against float, in dB.
+    #[arg(long, value_name = "DB", value_parser = points, allow_negative_numbers = true)]
+    pub min_sqnr: Option<f64>,
     /// The least speedup over the float model on the same engine.
     #[arg(long, value_name = "FACTOR", value_parser = positive)]
     pub min_speedup: Option<f64>,
@@ -63,7 +73,8 @@ pub struct TuneArgs {
     pub budget: Option<f64>,
     #[command(flatten)]
     pub backend: BackendArgs,
-    /// Images per inference whose latency counts.
+    /// Images per inference whose latency counts. Before a backbone they have the size that most images have; on a GPU the
+    /// network's own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = batch)]
     pub batch_size: usize,
     /// Table of measured latencies: read if it exists, and extended (default: OUTPUT.latencies.json).

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use swinq::int8_runtime::cuda::{Autotune, Gemm};
 use swinq::model::{Ptq, StageOutput};
-use swinq::{Dialect, Images, Recipe, Split, Task};
+use swinq::{Dialect, Images, Padding, Recipe, Split, Task};
 use swinq_ladder::parse::{at_least_one, threads};
 
 use super::Usage;
@@ -16,8 +16,8 @@ use crate::images_arg;
 /// Arguments for reading a float checkpoint.
 #[derive(Clone, Debug, Default, Args)]
 pub struct FloatArgs {
-    /// Configuration of a bare float checkpoint: a shipped name (swin_tiny_patch4_window7_224) or a YAML file in
-    /// Microsoft's keys.
+    /// Configuration of a bare float checkpoint: a shipped name (swin_tiny_patch4_window7_224, or that of a detector in its
+    /// repository) or a YAML file in Microsoft's keys.
     #[arg(long, value_name = "NAME|FILE", help_heading = "Model options")]
     pub cfg: Option<String>,
     /// Overrides of the configuration, as `KEY VALUE` pairs up to the next option (MODEL.NUM_CLASSES 10); models stand
@@ -52,6 +52,33 @@ pub struct FloatArgs {
     /// The other models of the command line, which may describe a float checkpoint.
     #[arg(skip)]
     pub described_by: Vec<PathBuf>,
+}
+
+/// Arguments that pad the images of a backbone.
+#[derive(Clone, Copy, Debug, Default, Args)]
+pub struct PaddingArgs {
+    /// Pad images after normalisation with zeros, at the right and at the bottom, to multiples of N pixels, as detectors do
+    /// (32). The feature maps are those of the padded images.
+    #[arg(long, value_name = "N", value_parser = multiple)]
+    pub pad_to: Option<usize>,
+    /// Pad the images of a batch in the same way to a common size, as detectors do: --batch-size images that follow each other
+    /// form a batch.
+    #[arg(long)]
+    pub pad_batch: bool,
+}
+
+impl PaddingArgs {
+    /// The padding.
+    pub fn padding(self) -> Padding {
+        Padding { multiple: self.pad_to.unwrap_or(1), to_common: self.pad_batch }
+    }
+}
+
+/// A multiple to which sides are padded.
+pub fn multiple(text: &str) -> Result<usize, String> {
+    let multiple =
+        text.parse().ok().filter(|&multiple| Padding { multiple, to_common: false }.check().is_ok());
+    multiple.ok_or_else(|| "must be a number of pixels from 1 to 4096".to_owned())
 }
 
 /// What a network is.

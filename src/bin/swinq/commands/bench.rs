@@ -116,6 +116,7 @@ fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec
                 candidates.push(candidate()?);
             }
             for &size in &args.size {
+                let size = size.map(|side| side.next_multiple_of(args.pad_to.unwrap_or(1)));
                 candidates.push(candidate()?.at(size)?);
             }
         }

@@ -7,8 +7,8 @@ use anyhow::Context;
 use swinq::eval::RangeFile;
 use swinq::model::Ptq;
 use swinq::{
-    CalibrateOptions, Calibrated, FloatDevice, Images, Model, ReadOptions, Recipe, Refinement, Rule, Shard,
-    SwinConfig, Trial,
+    CalibrateOptions, Calibrated, FloatDevice, Images, Model, Padding, ReadOptions, Recipe, Refinement, Rule,
+    Shard, SwinConfig, Trial,
 };
 
 use crate::args::{CalibrateArgs, Usage};
@@ -97,12 +97,13 @@ fn float_model(args: &CalibrateArgs) -> anyhow::Result<Model> {
     model_arg::open_float(path, &args.float)
 }
 
-/// Refuses a size for images of a classifier.
+/// Refuses a size and a padding for images of a classifier.
 fn check_size(args: &CalibrateArgs, model: &Model) -> anyhow::Result<()> {
-    if args.size.is_none() || model.config().is_backbone() {
+    images_arg::check_size(args.size, model.config())?;
+    if args.padding.padding() == Padding::default() || model.config().is_backbone() {
         return Ok(());
     }
-    let problem = "--size is for backbones; a classifier's images have the size of its preprocessing (for a backbone, add \
+    let problem = "--pad-to and --pad-batch are for backbones; a classifier's images have the size of its preprocessing (for a backbone, add \
                    --task features)";
     Err(Usage(problem.to_owned()).into())
 }
@@ -158,8 +159,8 @@ fn settings(
     describe(model, &recipe, args, &images, wanted);
     let read =
         ReadOptions { batch_size: args.batch_size, threads: args.threads, skip_corrupt: args.skip_corrupt };
-    let sizing = args.size.unwrap_or_default();
-    Ok((images, CalibrateOptions { recipe, read, device: args.device, sizing }))
+    let (sizing, padding) = (args.size.unwrap_or_default(), args.padding.padding());
+    Ok((images, CalibrateOptions { recipe, read, device: args.device, sizing, padding }))
 }
 
 /// One line for each transform: in how many layers it was kept, and by how much it lowered their error.
@@ -184,7 +185,7 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
     if config.is_backbone() {
         let outputs: Vec<&str> = config.outputs.iter().map(|output| &output.name[..]).collect();
         info!("model      {} ({dialect}, a backbone with {})", config.name, outputs.join(", "));
-        info!("sizes      {}", args.size.unwrap_or_default());
+        info!("sizes      {}{}", args.size.unwrap_or_default(), args.padding.padding());
     } else {
         info!("model      {} ({dialect}, {} classes)", config.name, config.num_classes);
         info!("transform  {}", model.transform());

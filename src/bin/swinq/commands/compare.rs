@@ -22,7 +22,11 @@ pub fn run(args: &CompareArgs) -> anyhow::Result<()> {
     let first = swinq::eval::read_results(&args.first)?;
     let second = swinq::eval::read_results(&args.second)?;
     say!("{}", swinq::eval::compare(&first, &second)?.trim_end());
-    let limits = Limits { max_drop: args.max_drop, max_slowdown: args.max_slowdown };
+    let limits = Limits {
+        max_drop: args.max_drop,
+        max_sqnr_drop: args.max_sqnr_drop,
+        max_slowdown: args.max_slowdown,
+    };
     let found = exceeded(&first, &second, &limits)?;
     if found.is_empty() {
         return Ok(());

@@ -13,7 +13,7 @@ use swinq::{
 
 use crate::args::{EvalArgs, Simulate, Usage};
 use crate::json_arg::JsonArg;
-use crate::out::{caution, info, note, say};
+use crate::out::{caution, counted, info, note, say};
 use crate::paths::{check_inputs, check_outputs, check_part};
 use crate::progress::Progress;
 use crate::{backend_arg, float_device, images_arg, interrupt, model_arg, names, shell};
@@ -71,9 +71,11 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
 fn one_shard(args: &EvalArgs, shard: Shard, output: &Path, command: String) -> anyhow::Result<()> {
     let images = images_arg::open(&args.data.data_path, &args.split, "--split", args.limit, args.seed)?;
     let (mut candidates, notes) = candidates(args, true)?;
+    check_kind(args, &candidates)?;
     info!("shard {shard} of {} of {}", count(images.len()), images.describe());
     let options = EvaluateOptions {
         read: read_options(args, &candidates),
+        sizing: args.size.unwrap_or_default(),
         threads: args.threads.most,
         site_noise: !args.no_sites,
         ..EvaluateOptions::default()
@@ -96,8 +98,42 @@ fn one_shard(args: &EvalArgs, shard: Shard, output: &Path, command: String) -> a
 /// Images per batch where none are stated.
 const BATCH: usize = 32;
 
+/// Batch sizes whose latency is measured where none are stated; of backbones the first alone, because their images are large.
+const LATENCY: [usize; 2] = [1, 8];
+
+/// Whether the models are backbones.
+fn are_backbones(candidates: &[Candidate]) -> bool {
+    candidates.first().is_some_and(|candidate| candidate.config().is_backbone())
+}
+
+/// Refuses options that the models' kind does not have.
+fn check_kind(args: &EvalArgs, candidates: &[Candidate]) -> anyhow::Result<()> {
+    if let Some(first) = candidates.first() {
+        images_arg::check_size(args.size, first.config())?;
+    }
+    if args.predictions.is_some() && are_backbones(candidates) {
+        let text =
+            "--predictions lists classes, which backbones do not have; `swinq features` writes their outputs";
+        return Err(Usage(text.to_owned()).into());
+    }
+    Ok(())
+}
+
+/// The batch sizes whose latency is measured.
+fn latencies(args: &EvalArgs, candidates: &[Candidate]) -> Vec<usize> {
+    match &args.latency {
+        _ if args.no_latency => Vec::new(),
+        Some(stated) => stated.clone(),
+        None => LATENCY[..if are_backbones(candidates) { 1 } else { 2 }].to_vec(),
+    }
+}
+
 /// How the images are read. A CPU engine divides a batch among its threads, so that these need some images each.
 fn read_options(args: &EvalArgs, candidates: &[Candidate]) -> ReadOptions {
+    if are_backbones(candidates) {
+        let batch_size = args.batch_size.unwrap_or(swinq::DEFAULT_BATCH);
+        return ReadOptions { batch_size, threads: args.threads.most, skip_corrupt: args.data.skip_corrupt };
+    }
     let engines = candidates.iter().filter_map(|candidate| candidate.runner.cpu_engine());
     let busy = engines.map(|engine| 4 * engine.threads());
     let batch_size = args.batch_size.unwrap_or_else(|| busy.chain([BATCH]).max().unwrap_or(BATCH));
@@ -107,11 +143,13 @@ fn read_options(args: &EvalArgs, candidates: &[Candidate]) -> ReadOptions {
 /// The results; with `detailed`, also what only files show.
 pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Result<Results> {
     let (mut candidates, notes) = candidates(args, detailed)?;
+    check_kind(args, &candidates)?;
     info!("{} of {}", count(images.len()), images.describe());
     let options = EvaluateOptions {
         read: read_options(args, &candidates),
+        sizing: args.size.unwrap_or_default(),
         threads: args.threads.most,
-        latency: if args.no_latency { Vec::new() } else { args.latency.clone() },
+        latency: latencies(args, &candidates),
         latency_options: LatencyOptions { min_ms: 1000.0 * LATENCY_SECONDS, ..LatencyOptions::default() },
         site_noise: detailed && !args.no_sites,
         profile: detailed,
@@ -185,6 +223,11 @@ impl Observer for Printer {
         self.progress = Some(Progress::new(&model.label(), images));
     }
 
+    fn begin_together(&mut self, models: &[&ModelResult], images: usize) {
+        let label = format!("{} and {}", models[0].label(), counted(models.len() - 1, "other model"));
+        self.progress = Some(Progress::new(&label, images));
+    }
+
     fn images(&mut self, done: usize, _total: usize) -> ControlFlow<()> {
         self.seen = done;
         if let Some(progress) = &mut self.progress {
@@ -236,13 +279,9 @@ impl Observer for Printer {
 /// The candidates: each model on an engine and, if simulation was requested, each quantized model simulated
 /// as well; and remarks for the reader. With `detailed`, the candidates record their files and keep their models.
 fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>, Vec<String>)> {
-    let largest = args
-        .latency
-        .iter()
-        .copied()
-        .filter(|_| !args.no_latency)
-        .chain([args.batch_size.unwrap_or(BATCH)])
-        .max();
+    let timed = args.latency.as_deref().unwrap_or(&LATENCY);
+    let timed = timed.iter().copied().filter(|_| !args.no_latency);
+    let largest = timed.chain([args.batch_size.unwrap_or(BATCH)]).max();
     let engines = backend_arg::engines(&args.backend, args.threads, largest.unwrap_or(1))?;
     if args.simulate == Some(Simulate::Exact) && args.simulate_device.is_some() {
         let text = "--simulate-device applies to fake quantization only; --simulate=exact runs on the CPU";
@@ -257,7 +296,7 @@ fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>
     let float = args.float.described_by(&args.models);
     for (path, name) in args.models.iter().zip(&names) {
         let name = names::shown(path, name.as_ref());
-        let model = model_arg::open_classifier(path, &float)?;
+        let model = model_arg::open(path, &float)?;
         any_float |= !model.describes_itself();
         let first = candidates.len();
         for options in &engines {

@@ -21,7 +21,8 @@ pub fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     let mut options = backend_arg::engine(&args.backend, args.threads, args.batch_size)?;
     options.max_pixels = args.max_pixels;
     let engine = backend_arg::with_remedy(model.engine(&options), &options)?;
-    let how = FeatureOptions { sizing: args.size, batch_size: args.batch_size, threads: args.threads.most };
+    let (sizing, padding) = (args.size, args.padding.padding());
+    let how = FeatureOptions { sizing, padding, batch_size: args.batch_size, threads: args.threads.most };
     let features = Features::new(&engine, &paths, how)?;
     let images = features.images();
     let mut progress = Progress::new("features", images);

@@ -132,7 +132,11 @@ fn describe_network(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Res
     writeln!(out, "  size          {parameters:.2} M parameters, {macs:.3} GMAC{at}")?;
     if backbone {
         writeln!(out, "  outputs       {}", outputs(config))?;
-        writeln!(out, "  pixels        mean {:?}, std {:?}", transform.mean, transform.std)?;
+        write!(out, "  pixels        mean {:?}, std {:?}", transform.mean, transform.std)?;
+        match transform.size_divisor {
+            Some(divisor) => writeln!(out, ", resized sides multiples of {divisor}")?,
+            None => writeln!(out)?,
+        }
     } else {
         writeln!(out, "  transform     {transform}")?;
         writeln!(out, "  labels        {}", labels(model))?;

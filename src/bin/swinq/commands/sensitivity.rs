@@ -20,12 +20,13 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     let cache = beside(&args.output, ".cache");
     let outputs: [&PathBuf; 2] = [&args.output, &cache];
     check_outputs(outputs, inputs.chain([Path::new(&args.subject.calibration.recipe)]))?;
-    let model = model_arg::open_float_classifier(&args.subject.model, &args.subject.float)?;
+    let model = model_arg::open_float(&args.subject.model, &args.subject.float)?;
+    images_arg::check_size(args.subject.size, model.config())?;
     let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
     let images = images_arg::open(data, &args.subject.split, "--split", Some(args.images), calibration.seed)?;
     let train = calibration.images(data)?;
     let (images, remark) = match images.dataset() {
-        Some(data) if data.has_labels() => {
+        Some(data) if data.has_labels() && !model.config().is_backbone() => {
             images.numbered_for(model.config(), model.labels(), model.dialect())?
         }
         _ => (images, None),
@@ -42,6 +43,8 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
             threads: args.subject.threads.most,
             skip_corrupt: args.subject.data.skip_corrupt,
         },
+        sizing: args.subject.size.unwrap_or_default(),
+        sqnr_of: args.subject.sqnr_of.clone(),
         threads: args.subject.threads.most,
         cache: Some(cache.clone()),
     };
@@ -58,18 +61,20 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
 
 /// Prints the layers with the greatest effect, and the error of the stream by block.
 fn print(results: &Sensitivity, top: usize) {
-    let mut table = tables::markdown([
-        "layer",
-        "quantized alone: SQNR dB",
-        "KL",
-        "top-1 changes",
-        "left in float: SQNR dB",
-        "gain dB",
-    ]);
-    for layer in results.ranking().into_iter().take(top) {
-        table.add_row(row(layer, &results.whole));
-    }
-    tables::align_numbers(&mut table, 5);
+    let ranking = results.ranking();
+    let rows: Vec<Vec<String>> =
+        ranking.into_iter().take(top).map(|layer| row(layer, &results.whole)).collect();
+    let outputs = results.whole.outputs.iter().map(|output| format!("{} alone", output.name));
+    let of_classes = ["KL", "top-1 changes"].map(str::to_owned);
+    let middle: Vec<String> =
+        if results.whole.outputs.is_empty() { of_classes.to_vec() } else { outputs.collect() };
+    let header = ["layer", "quantized alone: SQNR dB"].map(str::to_owned).into_iter().chain(middle);
+    let header: Vec<String> =
+        header.chain(["left in float: SQNR dB", "gain dB"].map(str::to_owned)).collect();
+    let columns = header.len();
+    let mut table = tables::markdown(header);
+    table.add_rows(rows);
+    tables::align_numbers(&mut table, columns - 1);
     say!("\n{table}");
     let mut blocks = tables::markdown(["residual stream after", "SQNR dB", "cosine"]);
     for block in &results.blocks {
@@ -77,25 +82,40 @@ fn print(results: &Sensitivity, top: usize) {
     }
     tables::align_numbers(&mut blocks, 2);
     say!("\n{blocks}");
-    let Effect { sqnr_db, kl, top1_changes, .. } = results.whole;
-    say!(
-        "\nrecipe {}: {} dB, KL {kl:.2e}, {top1_changes} of {} images change their top-1 class",
-        results.recipe.name,
-        db(sqnr_db),
-        results.images
-    );
+    say!("\nrecipe {}: {}", results.recipe.name, whole(results));
 }
 
-fn row(layer: &Element, whole: &Effect) -> [String; 6] {
+/// The effect of the whole recipe in words.
+fn whole(results: &Sensitivity) -> String {
+    let Effect { sqnr_db, kl, top1_changes, outputs, .. } = &results.whole;
+    match (kl, top1_changes) {
+        (Some(kl), Some(changes)) => format!(
+            "{} dB, KL {kl:.2e}, {changes} of {} images change their top-1 class",
+            db(*sqnr_db),
+            results.images
+        ),
+        _ => {
+            let outputs: Vec<String> =
+                outputs.iter().map(|output| format!("{} {} dB", output.name, db(output.sqnr_db))).collect();
+            format!("{} on {}", outputs.join(", "), counted(results.images, "image"))
+        }
+    }
+}
+
+/// The row of a layer: of a backbone with the SQNR of each output, of a classifier with what happens to classes.
+fn row(layer: &Element, whole: &Effect) -> Vec<String> {
     let (alone, without) = (&layer.alone, &layer.without);
-    [
-        layer.name.clone(),
-        db(alone.sqnr_db),
-        format!("{:.2e}", alone.kl),
-        alone.top1_changes.to_string(),
-        db(without.sqnr_db),
-        format!("{:+.2}", without.sqnr_db - whole.sqnr_db),
-    ]
+    let mut row = vec![layer.name.clone(), db(alone.sqnr_db)];
+    row.extend(alone.outputs.iter().map(|output| db(output.sqnr_db)));
+    row.extend(alone.kl.map(|kl| format!("{kl:.2e}")));
+    row.extend(alone.top1_changes.map(|changes| changes.to_string()));
+    row.push(db(without.sqnr_db));
+    row.push(match without.sqnr_db - whole.sqnr_db {
+        // Two infinite ratios are equal.
+        gain if gain.is_nan() => "0".to_owned(),
+        gain => format!("{gain:+.2}"),
+    });
+    row
 }
 
 /// Decibels in a table.

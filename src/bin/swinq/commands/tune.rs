@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Parser;
 use swinq::eval::results::tune::{SearchEnd, Verdict, write_tuning};
 use swinq::eval::{Interval, ReportExtras, Tuning};
+use swinq::model::SwinConfig;
 use swinq::model::atomic::write_atomic;
 use swinq::{Images, ReadOptions, ReportFiles, TuneOptions};
 
@@ -16,6 +17,24 @@ use crate::out::{counted, info, note, say};
 use crate::paths::{check_checkpoint, check_inputs, check_outputs};
 use crate::steps::{Steps, beside, stopped};
 use crate::{backend_arg, images_arg, model_arg, shell};
+
+/// The largest drop of top-1 accuracy in percentage points where none is stated.
+const MAX_DROP: f64 = 0.2;
+
+/// Refuses the limit of the other kind of network, and a backbone without one.
+fn check_limit(args: &TuneArgs, config: &SwinConfig) -> Result<(), Usage> {
+    let text = match (config.is_backbone(), args.max_drop, args.min_sqnr) {
+        (true, Some(_), _) => {
+            "--max-drop is for classifiers; a backbone has --min-sqnr DB, the least SQNR of its outputs"
+        }
+        (true, None, None) => {
+            "a backbone has no accuracy: add --min-sqnr DB, the least SQNR of its outputs against float, such as 30"
+        }
+        (false, _, Some(_)) => "--min-sqnr is for backbones; a classifier has --max-drop POINTS",
+        _ => return Ok(()),
+    };
+    Err(Usage(text.to_owned()))
+}
 
 /// The error for a search that does not reach its goal; the program ends with exit code 3.
 #[derive(Debug)]
@@ -43,11 +62,16 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
         inputs.chain([Path::new(&args.subject.calibration.recipe)]),
     )?;
     check_checkpoint(&args.output)?;
-    let model = model_arg::open_float_classifier(&args.subject.model, &args.subject.float)?;
+    let model = model_arg::open_float(&args.subject.model, &args.subject.float)?;
+    images_arg::check_size(args.subject.size, model.config())?;
+    check_limit(args, model.config())?;
     let (data, calibration) = (&args.subject.data.data_path, &args.subject.calibration);
     let images = images_arg::open(data, &args.subject.split, "--split", args.images, calibration.seed)?;
     let train = calibration.images(data)?;
-    let (images, remark) = images.numbered_for(model.config(), model.labels(), model.dialect())?;
+    let (images, remark) = match model.config().is_backbone() {
+        true => (images, None),
+        false => images.numbered_for(model.config(), model.labels(), model.dialect())?,
+    };
     remark.iter().for_each(|remark| note!("{remark}"));
     backend_arg::one_device(&args.backend)?;
     let engines = backend_arg::engines(&args.backend, args.subject.threads, args.batch_size)?;
@@ -61,9 +85,12 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
             threads: args.subject.threads.most,
             skip_corrupt: args.subject.data.skip_corrupt,
         },
+        sizing: args.subject.size.unwrap_or_default(),
+        sqnr_of: args.subject.sqnr_of.clone(),
         engine: engine.clone(),
         batch_size: args.batch_size,
-        max_drop: args.max_drop,
+        max_drop: args.max_drop.unwrap_or(MAX_DROP),
+        min_sqnr: args.min_sqnr,
         min_speedup: args.min_speedup,
         budget: args.budget.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
         cache: Some(cache.clone()),
@@ -113,7 +140,8 @@ fn report(
     };
     (eval.float, eval.data, eval.backend) =
         (args.subject.float.clone(), args.subject.data.clone(), args.backend.clone());
-    (eval.threads, eval.latency) = (args.subject.threads, vec![args.batch_size]);
+    eval.size = args.subject.size;
+    (eval.threads, eval.latency) = (args.subject.threads, Some(vec![args.batch_size]));
     say!("");
     let mut results = eval::evaluate(&eval, verification, true)?;
     results.commands = vec![shell::join(words)];
@@ -131,12 +159,12 @@ fn print(results: &Tuning) {
         let candidate = &results.candidates[index];
         let mark = if index == results.chosen { "*" } else { " " };
         say!(
-            "{mark} {:>8.3} ms  {:.2}x  {:>5.1} % INT8  {:>6.1} dB  top-1 {:+.2} points  {}",
+            "{mark} {:>8.3} ms  {:.2}x  {:>5.1} % INT8  {:>6.1} dB{}  {}",
             candidate.predicted_ms,
             candidate.speedup,
             100.0 * candidate.int8_share,
             candidate.effect.sqnr_db,
-            100.0 * candidate.top1_difference.difference,
+            candidate.top1_difference.map_or(String::new(), |interval| points(interval.difference)),
             counted(candidate.changes.len(), "change")
         );
     }
@@ -157,20 +185,29 @@ fn print(results: &Tuning) {
         );
     }
     let verification = &results.verification;
-    let Interval { difference, low, high } = verification.top1_difference;
-    say!(
-        "verified on {} other images: top-1 {:+.2} points, 95 % interval {:+.2} to {:+.2}: {}",
-        verification.images,
-        100.0 * difference,
-        100.0 * low,
-        100.0 * high,
-        verdict(results)
-    );
+    let found = match verification.top1_difference {
+        None => format!("SQNR {:.1} dB", verification.effect.sqnr_db),
+        Some(Interval { difference, low, high }) => format!(
+            "top-1 {:+.2} points, 95 % interval {:+.2} to {:+.2}",
+            100.0 * difference,
+            100.0 * low,
+            100.0 * high
+        ),
+    };
+    say!("verified on {} other images: {found}: {}", verification.images, verdict(results));
+}
+
+/// A difference of top-1 accuracy in a line.
+fn points(difference: f64) -> String {
+    format!("  top-1 {:+.2} points", 100.0 * difference)
 }
 
 /// The verdict in words.
 fn verdict(results: &Tuning) -> String {
-    let goal = results.goal.max_drop;
+    let Some(goal) = results.goal.max_drop else {
+        let outcome = if results.verification.verdict == Verdict::Holds { "holds" } else { "does not hold" };
+        return format!("{} {outcome}", results.goal.limit());
+    };
     match results.verification.verdict {
         Verdict::Holds => format!("a drop of at most {goal} points holds"),
         Verdict::Fails => format!("the drop is more than {goal} points"),
@@ -190,21 +227,24 @@ fn verdict(results: &Tuning) -> String {
 /// The error if the goal was not reached.
 fn check_goal(results: &Tuning) -> anyhow::Result<()> {
     let (goal, chosen) = (&results.goal, &results.candidates[results.chosen]);
-    let drop = -100.0 * chosen.top1_difference.difference;
+    let closest = match chosen.top1_difference {
+        None => format!("has {:.1} dB", chosen.effect.sqnr_db),
+        Some(interval) => format!("drops {:.2} points", -100.0 * interval.difference),
+    };
+    let margin = if goal.max_drop.is_some() { ", with a margin of one standard error" } else { "" };
     let problem = match results.end {
         SearchEnd::DropImpossible => format!(
-            "no recipe that was tried keeps the drop within {} points on the search images, with a margin of one standard \
-             error; the closest drops {drop:.2}",
-            goal.max_drop
+            "no recipe that was tried keeps {} on the search images{margin}; the closest {closest}",
+            goal.limit()
         ),
         SearchEnd::SpeedupImpossible => format!(
-            "no recipe within the drop is {}x as fast as float; the fastest is {:.2}x",
+            "no recipe within the limit is {}x as fast as float; the fastest is {:.2}x",
             goal.min_speedup.unwrap_or_default(),
             chosen.speedup
         ),
         SearchEnd::OutOfTime if !results.kept => format!(
-            "the budget of {} minutes was used up before a recipe kept the accuracy; the closest drops {drop:.2} points; \
-             the same command continues",
+            "the budget of {} minutes was used up before a recipe kept the limit; the closest {closest}; the same command \
+             continues",
             goal.budget_minutes.unwrap_or_default()
         ),
         SearchEnd::OutOfTime => {

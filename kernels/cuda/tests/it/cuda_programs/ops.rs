@@ -16,7 +16,7 @@ use swinq_cuda::training::{
     AttentionProgram, ColumnsProgram, FakeProgram, LossProgram, NormProgram, ScalesProgram, UpdateProgram,
     column_sums_program, gather_program, patches_program, pointwise_program, table_program,
 };
-use swinq_numerics::{Gelu, Quantizer};
+use swinq_numerics::{Gelu, ImageEdge, Quantizer};
 
 use super::{Arch, Scope};
 
@@ -89,7 +89,9 @@ fn patches(scope: Scope) -> Vec<Program> {
     let mut programs = Vec::new();
     for stream in STREAMS {
         let mut add = |(channels, patch), columns, [integer, output, norm, position]: [bool; 4]| {
-            let config = PatchConfig { channels, patch, columns, integer, output, norm, position, stream };
+            let edge = ImageEdge::Padded;
+            let config =
+                PatchConfig { channels, patch, edge, columns, integer, output, norm, position, stream };
             programs.push(config.program(InputForm::PIXELS, InputSite::Float));
         };
         for columns in [96, 128, 192] {
@@ -119,7 +121,8 @@ fn float_inputs(stream: StreamType, scope: Scope) -> Vec<Program> {
     };
     let program = |element, channels_first, integer| {
         let (channels, patch, columns, output, norm, position) = (3, 4, 96, false, true, false);
-        let config = PatchConfig { channels, patch, columns, integer, output, norm, position, stream };
+        let edge = ImageEdge::Padded;
+        let config = PatchConfig { channels, patch, edge, columns, integer, output, norm, position, stream };
         let site = if integer { InputSite::Codes(quantizer()) } else { InputSite::Float };
         config.program(InputForm { element, channels_first }, site)
     };

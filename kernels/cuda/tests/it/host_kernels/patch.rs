@@ -5,7 +5,7 @@ use swinq_cuda::LaunchConfig;
 use swinq_cuda::ops::linear::pack::pack_half;
 use swinq_cuda::ops::patch::{InputForm, InputSite, InputType, PatchConfig};
 use swinq_cuda::ops::{DeviceStore, StreamType};
-use swinq_numerics::{Quantizer, Size, reference};
+use swinq_numerics::{ImageEdge, Quantizer, Size, reference};
 use swinq_testing::{Rng, step};
 
 use super::compiler::Compiler;
@@ -210,6 +210,7 @@ fn base(stream: StreamType) -> PatchConfig {
     PatchConfig {
         channels: 3,
         patch: 4,
+        edge: ImageEdge::Padded,
         columns: 96,
         integer: false,
         output: false,
@@ -288,6 +289,9 @@ fn images_of_any_size_and_channels_give_the_reference() {
         Case::new(2, (9, 7), PatchConfig { integer: true, position: true, ..channels(4) }),
         Case::new(1, (7, 5), channels(16)),
         Case::new(1, (5, 6), PatchConfig { patch: 3, ..channels(1) }),
+        Case::new(2, (9, 22), PatchConfig { edge: ImageEdge::Cut, ..integer }),
+        Case::new(2, (9, 22), PatchConfig { edge: ImageEdge::Cut, ..base }),
+        Case::new(2, (15, 7), PatchConfig { edge: ImageEdge::Cut, ..channels(2) }),
     ];
     cases.iter().for_each(|case| check(compiler, case));
 }
@@ -328,6 +332,7 @@ fn images_of_any_size_and_channels_are_near_the_reference() {
         Case::new(2, (9, 7), PatchConfig { integer: true, position: true, ..channels(4) }),
         Case::new(1, (7, 12), channels(16)),
         Case::new(1, (5, 6), PatchConfig { patch: 3, ..channels(1) }),
+        Case::new(2, (9, 22), PatchConfig { edge: ImageEdge::Cut, ..integer }),
     ];
     cases.iter().for_each(|case| check_half(compiler, case));
 }
