@@ -20,10 +20,10 @@ OPSETS = "https://docs.nvidia.com/deeplearning/tensorrt/latest/reference/onnx-op
 
 # The operators of our graphs, and of graphs that PyTorch exports with a prepared Swin, that the parser's list has.
 PARSED = set(
-    "Add Cast DequantizeLinear Div Erf Exp Gather Gelu LayerNormalization MatMul Max Mul Pad QuantizeLinear ReduceL2 ReduceMax "
+    "Add Cast DequantizeLinear Div Erf Exp Gather GatherND Gelu LayerNormalization MatMul Max Mul Pad QuantizeLinear ReduceL2 ReduceMax "
     "ReduceMean ReduceSum Reshape Softmax Split Sub Transpose "
     "AveragePool BatchNormalization Clip Concat Constant ConstantOfShape Conv ConvTranspose Expand Flatten Gemm GlobalAveragePool Identity Less Pow "
-    "Reciprocal Relu Resize Shape Sigmoid Slice Sqrt Squeeze Unsqueeze Where".split()
+    "Reciprocal Relu Resize Round Shape Sigmoid Slice Sqrt Squeeze Unsqueeze Where".split()
 )
 
 

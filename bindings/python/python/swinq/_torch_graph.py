@@ -74,7 +74,9 @@ def dequantized(codes: Any, scales: Any) -> Any:
 def _dequantized(codes: Any, scales: Any) -> Any:
     if scales.ndim == 0:
         return operations().dequantize_per_tensor(codes, untraced(scales.item), 0, *SIGNED)
-    return operations().dequantize_per_channel(codes, scales, None, 0, *SIGNED)
+    # ONNX Runtime makes products of codes of those weights only that have zero points.
+    zeros = untraced(lambda: torch.zeros_like(scales, dtype=torch.int8))
+    return operations().dequantize_per_channel(codes, scales, zeros, 0, *SIGNED)
 
 
 class _Constant(torch.autograd.Function):
@@ -88,8 +90,9 @@ class _Constant(torch.autograd.Function):
     @staticmethod
     def symbolic(graph: Any, codes: Any, scales: Any) -> Any:
         """The node in ONNX."""
-        by_row = {"axis_i": 0} if scales.type().sizes() else {}
-        return graph.op("DequantizeLinear", codes, scales, **by_row)
+        sizes = scales.type().sizes()
+        zeros = graph.op("Constant", value_t=torch.zeros(sizes, dtype=torch.int8))
+        return graph.op("DequantizeLinear", codes, scales, zeros, **({"axis_i": 0} if sizes else {}))
 
 
 def weighted(logits: Any, values: Any) -> Any:
@@ -98,8 +101,9 @@ def weighted(logits: Any, values: Any) -> Any:
     Signed codes ``c - 128`` have the same steps, so that the product runs on them; 128 times the sum of the values is added.
     """
     exponentials = (logits - logits.amax(-1, keepdim=True)).exp()
+    # ONNX Runtime makes a product of codes on x86 only if nothing else reads the first operand.
+    total = (exponentials / STEP).round().sum(-1, keepdim=True) * STEP
     codes = quantized(exponentials - MIDDLE, STEP)
-    total = codes.sum(-1, keepdim=True) + int(logits.shape[-1]) * MIDDLE
     return (codes @ values + MIDDLE * values.sum(-2, keepdim=True)) / total
 
 

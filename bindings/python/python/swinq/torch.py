@@ -90,7 +90,7 @@ def quantize(
         swin.engine_for(record.device)
         return swin, swin
 
-    return _replaced(model, calibrate, samples, batch_size, engine, backend)
+    return _replaced(model, calibrate, (samples, batch_size), engine, backend)
 
 
 def prepare(
@@ -147,7 +147,7 @@ def prepare(
             start_from(swin, found)
         return swin, swin.converted("cpu")
 
-    return _replaced(model, calibrate, samples, batch_size, training, "cpu")
+    return _replaced(model, calibrate, (samples, batch_size), training)
 
 
 def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
@@ -192,8 +192,12 @@ def restore(model: Any) -> Any:
     return model
 
 
-def _replaced(model: Any, calibrate: Any, samples: int, batch_size: int, make: Callable[..., Any], backend: str) -> Report:
-    """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each, which runs on ``backend``."""
+def _replaced(
+    model: Any, calibrate: Any, counts: tuple[int, int], make: Callable[..., Any], backend: str = "cpu"
+) -> Report:
+    """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each. ``counts`` are those of
+    images and of images in a batch; ``backend`` must run the Swins."""
+    samples, batch_size = counts
     count("samples", samples, 1)
     count("batch_size", batch_size, 1)
     if not isinstance(model, torch.nn.Module):
