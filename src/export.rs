@@ -9,9 +9,8 @@ use crate::open::Model;
 /// classes, the recipe and the origin, and the hash of a quantized checkpoint if `options` has none.
 ///
 /// # Errors
-/// [`Error::Backbone`]; [`Error::Onnx`] for options that contradict each other, and for a site that the target has no faithful form of.
+/// [`Error::Onnx`] for options that contradict each other or the model, and for a site that the target has no faithful form of.
 pub fn export_onnx(model: &Model, options: &ExportOptions) -> Result<OnnxFile, Error> {
-    model.check_classifier()?;
     let stored = || model.file_info().and_then(|file| file.hash.as_ref()).map(ToString::to_string);
     let checkpoint_hash = options.checkpoint_hash.clone().or_else(stored);
     let options = ExportOptions { checkpoint_hash, ..options.clone() };

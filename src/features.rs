@@ -335,16 +335,16 @@ pub(crate) fn compute_images(
             *values = vec![0.0; length];
         }
     }
-    run_all(engine, images, values)
+    run_all(engine, images, OutputLayout::ChannelsFirst, values)
 }
 
-/// Computes every output of `images` into `values`, one vector for each, with the channels first.
+/// Computes every output of `images` into `values`, one vector for each, in `layout`.
 pub(crate) fn run_all(
     engine: &Engine,
     images: Images<'_>,
+    layout: OutputLayout,
     values: &mut [Vec<f32>],
 ) -> Result<(), RuntimeError> {
-    let layout = OutputLayout::ChannelsFirst;
     let memory = engine.outputs().iter().zip(values);
     let mut outputs: Vec<OutputMut<'_>> =
         memory.map(|(output, values)| OutputMut::new(&output.name, values).in_layout(layout)).collect();

@@ -110,7 +110,7 @@ pub const BACKBONES: &[Named] = embedded!["backbones":
 pub const QUANT: &[Named] = embedded!["quant": "default", "mode1", "mode2"];
 
 /// Training jobs: `configs/qat/*.yaml`.
-pub const QAT: &[Named] = embedded!["qat": "default", "mode1_kl", "w4", "finetune"];
+pub const QAT: &[Named] = embedded!["qat": "default", "mode1_kl", "w4", "finetune", "backbone"];
 
 /// The names of ImageNet-1k's classes (ILSVRC 2012), one per line in the order of the classes: the first word of WordNet for
 /// each. Where two classes share it they are told apart: `crane (bird)`, `crane (machine)`, `maillot`, `tank suit`.

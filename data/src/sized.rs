@@ -174,7 +174,7 @@ impl BatchSource for SizedLoader {
 }
 
 /// `transform` with a direct resize to `size`.
-fn of_size(transform: &Transform, size: Size) -> Transform {
+pub(crate) fn of_size(transform: &Transform, size: Size) -> Transform {
     Transform { size, resize: Resize::Direct, ..transform.clone() }
 }
 

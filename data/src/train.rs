@@ -1,5 +1,6 @@
 //! Batches for training: every epoch has its own random order, and every sample is augmented at random.
 
+use std::borrow::Cow;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use swinq_model::{Batch, BatchSource, BoxError, Draws, LoaderWork, Transform};
@@ -10,11 +11,14 @@ use crate::decoded_cache::DecodedCache;
 use crate::error::DataError;
 use crate::loader::{LoaderOptions, check_index, check_transform};
 use crate::prefetch::{BatchId, Prefetcher, Source};
+use crate::sized::of_size;
 
 /// First word of the key that draws the order of an epoch.
 const ORDER_KEY: u64 = 1;
 /// First word of the key that draws the variation of a sample.
 const SAMPLE_KEY: u64 = 2;
+/// First word of the key that draws the size of batches. The mixing of images in training has the word before.
+const SIZE_KEY: u64 = 4;
 
 /// Options of a [`TrainLoader`].
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +37,8 @@ pub struct TrainOptions {
     pub cache_bytes: u64,
     /// The batches that will be requested. It affects the speed, never a batch.
     pub stride: Stride,
+    /// Number of batches in a row, numbered across epochs, for which one of [`Augment::sizes`] is drawn; at least 1.
+    pub batches_of_one_size: u64,
 }
 
 /// The batches that one of several processes reads: `run` batches in a row out of every `of`, from batch `first` on. Batches
@@ -64,7 +70,7 @@ impl Stride {
 }
 
 impl Default for TrainOptions {
-    /// Seed 0, complete batches only, labels required, no cache, every batch.
+    /// Seed 0, complete batches only, labels required, no cache, every batch, a size for each batch.
     fn default() -> TrainOptions {
         TrainOptions {
             loader: LoaderOptions::default(),
@@ -74,6 +80,7 @@ impl Default for TrainOptions {
             require_labels: true,
             cache_bytes: 0,
             stride: Stride::default(),
+            batches_of_one_size: 1,
         }
     }
 }
@@ -83,7 +90,9 @@ impl Default for TrainOptions {
 ///
 /// The order of epoch `e` depends only on the seed and `e`. The variation of a sample depends only on the
 /// settings, the image's size, the seed, `e` and the sample's position in the order. Hence batch `(e, i)` does
-/// not depend on earlier reads or on the number of threads. Prefetching continues from the end of an epoch into
+/// not depend on earlier reads or on the number of threads. With [`Augment::sizes`], the images of a batch have one of these sizes,
+/// which depends only on the sizes, the seed and the number of the batch, and a whole image is resized to it without a crop.
+/// Prefetching continues from the end of an epoch into
 /// the next.
 ///
 /// Up to [`LoaderOptions::skip_corrupt`] corrupt images are left out of their batches and recorded, as in
@@ -132,6 +141,7 @@ impl TrainLoader {
         options.augment.validate()?;
         check_options(&options, ids.len())?;
         check_transform(&transform)?;
+        options.augment.sizes.iter().try_for_each(|&size| check_transform(&of_size(&transform, size)))?;
         if options.require_labels && !dataset.has_labels() {
             return Err(DataError::NoLabels { data: dataset.describe() });
         }
@@ -203,6 +213,18 @@ impl Shuffled {
         if self.options.drop_last { images / size } else { images.div_ceil(size) }
     }
 
+    /// The preprocessing of the images of `batch`.
+    fn transform(&self, batch: BatchId) -> Cow<'_, Transform> {
+        let sizes = &self.options.augment.sizes;
+        if sizes.is_empty() {
+            return Cow::Borrowed(&self.transform);
+        }
+        let number = batch.epoch.wrapping_mul(self.batches() as u64).wrapping_add(batch.index as u64);
+        let together = number / self.options.batches_of_one_size.max(1);
+        let drawn = Draws::keyed(&[SIZE_KEY, self.options.seed, together]).below(sizes.len());
+        Cow::Owned(of_size(&self.transform, sizes[drawn]))
+    }
+
     /// Number of images in an epoch.
     fn epoch_images(&self) -> usize {
         self.ids.len().min(self.batches().saturating_mul(self.batch_size()))
@@ -224,8 +246,8 @@ impl Shuffled {
 }
 
 impl Source for Shuffled {
-    fn without_images(&self, _batch: BatchId) -> Batch {
-        Batch::empty(self.transform.size, self.transform.channels())
+    fn without_images(&self, batch: BatchId) -> Batch {
+        Batch::empty(self.transform(batch).size, self.transform.channels())
     }
 
     fn image_ids(&self, batch: BatchId) -> Vec<usize> {
@@ -247,8 +269,9 @@ impl Source for Shuffled {
         let position = batch.index * self.batch_size() + slot;
         let (image, _permit) = self.cache.image(id)?;
         let key = [SAMPLE_KEY, self.options.seed, batch.epoch, position as u64];
-        let variation = self.options.augment.draw((image.width, image.height), self.transform.size, &key);
-        Ok(variation.apply(&image, &self.transform))
+        let transform = self.transform(batch);
+        let variation = self.options.augment.draw((image.width, image.height), transform.size, &key);
+        Ok(variation.apply(&image, &transform))
     }
 }
 

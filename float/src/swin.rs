@@ -184,16 +184,28 @@ impl Swin {
         for segment in Segment::all(&self.config) {
             x = self.run_on(&maps, segment, x, sites)?;
             if let Some(index) = segment.output(&self.config) {
-                outputs.push(match &self.output_norms[index] {
-                    Some(norm) => self.ops.norm(&x, norm)?,
-                    None => x.clone(),
-                });
+                outputs.push(self.output(index, &x)?);
             }
         }
         if !self.config.is_backbone() {
             outputs.push(x);
         }
         Ok(outputs)
+    }
+
+    /// Output `index` of a backbone, `[n * tokens, c]`: the residual stream `x` behind the last block of its stage, with the
+    /// output's norm if it has one ([`Segment::output`]).
+    ///
+    /// # Errors
+    /// Candle's errors.
+    ///
+    /// # Panics
+    /// If there is no such output.
+    pub fn output(&self, index: usize, x: &Tensor) -> Result<Tensor, FloatError> {
+        Ok(match &self.output_norms[index] {
+            Some(norm) => self.ops.norm(x, norm)?,
+            None => x.clone(),
+        })
     }
 
     /// The maps for images of `image` pixels.

@@ -20,10 +20,10 @@ pub mod proto;
 use std::path::Path;
 
 use prost::Message;
+use swinq_model::QuantizedModel;
 use swinq_model::atomic::write_atomic;
-use swinq_model::{ModelError, QuantizedModel};
 use swinq_numerics::Probs;
-use swinq_plan::{Op, Plan};
+use swinq_plan::{Geometry, Op, Plan};
 
 pub use check::check;
 pub use error::OnnxError;
@@ -45,18 +45,16 @@ pub struct OnnxFile {
 /// Exports `model`, quantized or float.
 ///
 /// # Errors
-/// [`OnnxError::Option`] for options that contradict each other; [`OnnxError::Site`] for a site without a faithful form
+/// [`OnnxError::Option`] for options that contradict each other or the model; [`OnnxError::Site`] for a site without a faithful form
 /// for the target; [`OnnxError::Float16`] for a value that does not fit; [`OnnxError::TooLarge`]; the errors of
 /// [`Plan::new`].
 pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFile, OnnxError> {
     options.check()?;
-    if model.config.is_backbone() {
-        let problem = "the network is a backbone, and only classifiers can be exported";
-        return Err(ModelError::config("task", problem).into());
-    }
+    let size = options.image_size(&model.config)?;
     let plan = Plan::new(model)?;
-    let transform = &model.transform;
-    let graph = lower::lower(&plan, &model.config.name, (&transform.mean, &transform.std), options)?;
+    let (transform, geometry) = (&model.transform, Geometry::new(&model.config, size)?);
+    let normalisation = (&transform.mean[..], &transform.std[..]);
+    let graph = lower::lower((&plan, &geometry), &model.config.name, normalisation, options)?;
     let remarks = remarks(&plan, options);
     let message = ModelProto {
         ir_version: Some(ir_version(options.opset)),
@@ -68,7 +66,7 @@ pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFil
             domain: Some(String::new()),
             version: Some(options.opset),
         }],
-        metadata_props: metadata::properties(model, options, &remarks),
+        metadata_props: metadata::properties(model, &geometry, options, &remarks),
     };
     let bytes = message.encoded_len();
     if bytes > LARGEST {

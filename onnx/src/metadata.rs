@@ -1,21 +1,23 @@
 //! The metadata of a file: what its user needs to know about the input, the classes and the origin.
 
-use swinq_model::QuantizedModel;
+use swinq_model::{QuantizedModel, StageOutput};
+use swinq_plan::Geometry;
 
 use crate::options::{ExportOptions, InputForm, Target};
 use crate::proto::StringStringEntryProto;
 
-/// The metadata of `model`, exported with `options`. Values are texts, or JSON where they have structure.
+/// The metadata of `model`, exported with `options` for images of the size of `geometry`. Values are texts, or JSON where they have structure.
 pub(crate) fn properties(
     model: &QuantizedModel,
+    geometry: &Geometry,
     options: &ExportOptions,
     remarks: &[String],
 ) -> Vec<StringStringEntryProto> {
     let source = &model.provenance.source;
     let json = |value: serde_json::Result<String>| value.expect("texts and numbers have JSON");
-    let (channels, size) = (model.config.in_chans, model.config.image_size);
-    let sides =
-        size.side().map_or_else(|| format!("{}, {}", size.height, size.width), |_| "size, size".to_owned());
+    let (channels, size) = (model.config.in_chans, geometry.image());
+    let sides = size.side().filter(|_| !model.config.is_backbone());
+    let sides = sides.map_or_else(|| format!("{}, {}", size.height, size.width), |_| "size, size".to_owned());
     let colour = match channels {
         1 => ", luminance",
         3 => ", RGB",
@@ -42,6 +44,15 @@ pub(crate) fn properties(
         ("swinq.quantized", model.is_quantized().to_string()),
         ("swinq.source", json(serde_json::to_string(source))),
     ];
+    if model.config.is_backbone() {
+        let map = |output: &StageOutput| {
+            let grid = geometry.grid(output.stage).size;
+            let channels = model.config.embed_dim << output.stage;
+            format!("{}: float32 [batch, {channels}, {}, {}]", output.name, grid.height, grid.width)
+        };
+        let maps: Vec<String> = model.config.outputs.iter().map(map).collect();
+        properties.push(("swinq.outputs", json(serde_json::to_string(&maps))));
+    }
     if let Some(labels) = &model.labels {
         properties.push(("swinq.labels", json(serde_json::to_string(labels))));
     }

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use swinq_model::{Size, SwinConfig};
+
 use crate::error::OnnxError;
 
 /// The runtime that will run the graph.
@@ -31,10 +33,11 @@ pub enum ProbsForm {
 /// The input of the graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InputForm {
-    /// `images`, f32 `[batch, 3, size, size]`: RGB, normalised with the mean and deviation in the metadata.
+    /// `images`, f32 `[batch, 3, height, width]`: RGB, normalised with the mean and deviation in the metadata; of a backbone
+    /// whatever it was trained on.
     #[default]
     Normalized,
-    /// `pixels`, u8 `[batch, size, size, 3]`: RGB; the graph normalises.
+    /// `pixels`, u8 `[batch, height, width, 3]`: RGB; the graph normalises.
     Pixels,
 }
 
@@ -55,7 +58,7 @@ pub struct ExportOptions {
     pub opset: i64,
     /// The runtime.
     pub target: Target,
-    /// Whether float tensors are f16 inside the graph. Inputs and logits stay f32.
+    /// Whether float tensors are f16 inside the graph. Inputs and outputs stay f32.
     pub fp16: bool,
     /// Images of one inference.
     pub batch: BatchSize,
@@ -63,6 +66,8 @@ pub struct ExportOptions {
     pub probs: Option<ProbsForm>,
     /// The input.
     pub input: InputForm,
+    /// Height and width of the images of a backbone; a classifier's are those of its configuration.
+    pub size: Option<Size>,
     /// The hash in the quantized checkpoint, for the metadata.
     pub checkpoint_hash: Option<String>,
 }
@@ -82,6 +87,7 @@ impl Default for ExportOptions {
             batch: BatchSize::default(),
             probs: None,
             input: InputForm::default(),
+            size: None,
             checkpoint_hash: None,
         }
     }
@@ -92,6 +98,31 @@ impl ExportOptions {
     pub fn probs_form(&self) -> ProbsForm {
         let default = if self.target == Target::TensorRt { ProbsForm::Softmax } else { ProbsForm::Exact };
         self.probs.unwrap_or(default)
+    }
+
+    /// The size of the images of the network `config`.
+    ///
+    /// # Errors
+    /// [`OnnxError::Option`] for a size of a classifier, and for a backbone without a size or with one that it cannot process.
+    pub(crate) fn image_size(&self, config: &SwinConfig) -> Result<Size, OnnxError> {
+        let refuse = |problem: String| Err(OnnxError::Option { option: "--size", problem });
+        let name = &config.name;
+        match (config.is_backbone(), self.size) {
+            (false, None) => Ok(config.image_size),
+            (false, Some(size)) => refuse(format!(
+                "{}x{} is for a backbone, and {name} is a classifier of images of {} pixels; leave it out",
+                size.height, size.width, config.image_size
+            )),
+            (true, None) => refuse(format!(
+                "{name} is a backbone, and a graph is for images of one size; give HEIGHTxWIDTH, as in 800x1344"
+            )),
+            (true, Some(size)) => match config.grids(size) {
+                Ok(_) => Ok(size),
+                Err(error) => {
+                    refuse(format!("{name} cannot process {}x{}: {error}", size.height, size.width))
+                }
+            },
+        }
     }
 
     /// Checks the options against each other.

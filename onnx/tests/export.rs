@@ -11,8 +11,10 @@ use prost::Message;
 use swinq_calib::{quantize, set_channel_codes};
 use swinq_model::quantized::Param;
 use swinq_model::site::all_sites;
-use swinq_model::{BlockId, Linear, Ptq, QuantizedModel, Recipe, Site, SwinConfig};
-use swinq_onnx::proto::{GraphProto, NodeProto, data_type};
+use swinq_model::{
+    BlockId, Linear, Ptq, QuantizedModel, Recipe, Site, Size, StageOutput, SwinConfig, WindowPolicy,
+};
+use swinq_onnx::proto::{GraphProto, NodeProto, ValueInfoProto, data_type};
 use swinq_onnx::{
     BatchSize, ExportOptions, InputForm, ModelProto, OPSETS, OnnxError, ProbsForm, Target, check, export,
 };
@@ -110,6 +112,78 @@ fn every_recipe_of_every_architecture_passes_the_check() {
             }
         }
     }
+}
+
+/// `config` as a backbone by the rule of detectors, whose first output has a norm.
+fn backbone(config: SwinConfig) -> SwinConfig {
+    let config = SwinConfig { window_policy: WindowPolicy::Detection, ..config };
+    config.into_backbone(vec![StageOutput::of_stage(0, true), StageOutput::of_stage(1, false)])
+}
+
+/// The dimensions of an input or an output; 0 is the batch.
+fn dims(info: &ValueInfoProto) -> Vec<i64> {
+    let tensor = info.r#type.as_ref().unwrap().tensor_type.as_ref().unwrap();
+    tensor.shape.as_ref().unwrap().dim.iter().map(|dim| dim.dim_value.unwrap_or(0)).collect()
+}
+
+/// Windows divide the grids of no stage of these sizes, and the patch divides the sides of one only.
+#[test]
+fn backbones_have_named_maps_for_images_of_one_size() {
+    for size in [Size::new(40, 56), Size::new(29, 50)] {
+        let (height, width) = (size.height.div_ceil(4), size.width.div_ceil(4));
+        for name in RECIPES {
+            let model = model(backbone(shifted()), name);
+            for target in [Target::Ort, Target::OpenVino, Target::TensorRt] {
+                for (batch, input, fp16) in [
+                    (BatchSize::Free, InputForm::Normalized, false),
+                    (BatchSize::Fixed(3), InputForm::Pixels, true),
+                ] {
+                    let (default, size) = (ExportOptions::default(), Some(size));
+                    let options = ExportOptions { target, batch, input, fp16, size, ..default };
+                    let file =
+                        export(&model, &options).unwrap_or_else(|e| panic!("{name}, {options:?}: {e}"));
+                    check(&file.model).unwrap();
+                    let (graph, images) = (graph(&file.model), if batch == BatchSize::Free { 0 } else { 3 });
+                    let names: Vec<&str> = graph.output.iter().map(ValueInfoProto::name).collect();
+                    assert_eq!(names, ["stage1", "stage2"]);
+                    let maps: Vec<Vec<i64>> = graph.output.iter().map(dims).collect();
+                    let half = |side: usize| side.div_ceil(2) as i64;
+                    assert_eq!(maps[0], [images, 12, height as i64, width as i64]);
+                    assert_eq!(maps[1], [images, 24, half(height), half(width)]);
+                    let on = model.sites.iter().filter(|(_, state)| state.spec.enabled);
+                    let expected: BTreeSet<String> = on.map(|(site, _)| site.to_string()).collect();
+                    assert_eq!(quantized_sites(&file.model), expected, "{name}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_metadata_of_a_backbone_state_its_maps() {
+    let options = ExportOptions { size: Some(Size::square(36)), ..ExportOptions::default() };
+    let file = export(&model(backbone(shifted()), "default"), &options).unwrap();
+    let metadata: BTreeMap<&str, &str> =
+        file.model.metadata_props.iter().map(|entry| (entry.key(), entry.value())).collect();
+    assert!(metadata["swinq.input"].starts_with("images: float32 [batch, 3, 36, 36], RGB"));
+    let maps: Vec<String> = serde_json::from_str(metadata["swinq.outputs"]).unwrap();
+    assert_eq!(maps, ["stage1: float32 [batch, 12, 9, 9]", "stage2: float32 [batch, 24, 5, 5]"]);
+}
+
+#[test]
+fn the_size_is_for_backbones_and_must_be_one_that_they_take() {
+    let refused = |config: SwinConfig, size: Option<Size>, word: &str| {
+        let options = ExportOptions { size, ..ExportOptions::default() };
+        match export(&model(config, "float"), &options) {
+            Err(OnnxError::Option { option: "--size", problem }) => {
+                assert!(problem.contains(word), "{problem}")
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    refused(backbone(shifted()), None, "as in 800x1344");
+    refused(backbone(shifted()), Some(Size::new(8, 60000)), "cannot process 8x60000");
+    refused(shifted(), Some(Size::square(32)), "is a classifier");
 }
 
 #[test]
@@ -405,6 +479,11 @@ fn the_graphs_are_as_recorded() {
             "second_tensorrt",
             model(second(), "default"),
             ExportOptions { target: Target::TensorRt, ..default() },
+        ),
+        (
+            "backbone_default",
+            model(backbone(shifted()), "default"),
+            ExportOptions { size: Some(Size::new(29, 50)), ..default() },
         ),
     ];
     for (name, model, options) in cases {

@@ -1,6 +1,6 @@
-//! The loss on logits, and its gradient.
+//! The loss of an iteration's images, by the kinds of a network's outputs.
 //!
-//! `labels * CE + kl * KL`, both averaged over the images of an iteration:
+//! The loss of logits is `labels * CE + kl * KL`, both averaged over the images of an iteration:
 //!
 //! ```text
 //! CE = -sum t log p          t = (1 - smoothing) onehot(label) + smoothing / classes; of a mixed image the mean
@@ -11,6 +11,19 @@
 //! The divergence and its factor follow Hinton, Vinyals and Dean, "Distilling the Knowledge in a Neural
 //! Network", 2015. There are few logits, so the loss is computed in f64: here, or by
 //! kernels/cuda/sources/train_loss.cu in iterations on a GPU without the host.
+//!
+//! The loss of feature maps is `outputs * E`, averaged over the images of an iteration:
+//!
+//! ```text
+//! E = sum w_o |x_o - t_o|^2 / |t_o|^2    x_o, t_o: output o of the student and of the teacher; |.|^2 is the sum of the squares of
+//!     -------------------------------    all values of an image; w_o: `output_weights`
+//!                sum w_o
+//! ```
+//!
+//! A squared difference of feature maps is the loss of Romero et al., "FitNets: Hints for Thin Deep Nets", ICLR 2015. The teacher's
+//! squares make it relative, so that each output and each image counts alike, whatever its size and the size of its values: a term
+//! is `10^(-SQNR / 10)`, with the signal-to-quantization-noise ratio in dB by which validations compare models.
+//! [`relative_errors`](swinq_float::ops::taped::relative_errors) computes it where the maps are.
 
 use crate::job::LossKeys;
 use crate::mixing::Partners;
@@ -23,9 +36,11 @@ pub struct LossParts {
     pub labels: f64,
     /// Divergence from the teacher.
     pub kl: f64,
+    /// Relative error of a backbone's outputs.
+    pub outputs: f64,
     /// Difference from the teacher's block outputs.
     pub features: f64,
-    /// The weighted sum of the three parts, which is minimised.
+    /// The weighted sum of these parts, which is minimised.
     pub total: f64,
     /// Number of images whose largest logit is the label's.
     pub correct: usize,
@@ -38,6 +53,7 @@ impl LossParts {
     pub fn add(&mut self, other: &LossParts) {
         self.labels += other.labels;
         self.kl += other.kl;
+        self.outputs += other.outputs;
         self.features += other.features;
         self.total += other.total;
         self.correct += other.correct;
@@ -49,12 +65,12 @@ impl LossParts {
     /// # Errors
     /// The errors of [`World::sum`].
     pub fn add_up(&mut self, world: &mut World) -> Result<(), RankError> {
-        let LossParts { labels, kl, features, total, correct, labelled } = *self;
-        let mut sums = [labels, kl, features, total, correct as f64, labelled as f64];
+        let LossParts { labels, kl, outputs, features, total, correct, labelled } = *self;
+        let mut sums = [labels, kl, outputs, features, total, correct as f64, labelled as f64];
         world.sum(&mut sums)?;
-        let [labels, kl, features, total, correct, labelled] = sums;
-        *self =
-            LossParts { labels, kl, features, total, correct: correct as usize, labelled: labelled as usize };
+        let [labels, kl, outputs, features, total, correct, labelled] = sums;
+        let (correct, labelled) = (correct as usize, labelled as usize);
+        *self = LossParts { labels, kl, outputs, features, total, correct, labelled };
         Ok(())
     }
 
@@ -193,7 +209,7 @@ mod tests {
     );
 
     fn keys() -> LossKeys {
-        LossKeys { labels: 0.7, smoothing: 0.1, kl: 1.3, temperature: 3.0, features: 0.0 }
+        LossKeys { labels: 0.7, smoothing: 0.1, kl: 1.3, temperature: 3.0, ..LossKeys::default() }
     }
 
     fn total(logits: &[f32]) -> f64 {

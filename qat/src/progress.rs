@@ -1,6 +1,7 @@
 //! The progress of a training: its iterations, the loss scale of half precision, and the detection of an exploding loss.
 
 use serde::{Deserialize, Serialize};
+use swinq_model::quantized::Score;
 
 use crate::job::Precision;
 
@@ -17,14 +18,15 @@ const LOSS_AVERAGE_DECAY: f64 = 0.98;
 /// Iterations until the loss's moving average is reliable.
 const LOSS_AVERAGE_WARMUP: u64 = 20;
 
-/// The validation with the highest accuracy so far.
+/// The validation with the highest score so far.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Best {
     /// Iterations done before it.
     pub iteration: u64,
-    /// Fraction of the images classified correctly, 0 to 1.
-    pub top1: f64,
+    /// Its score.
+    #[serde(flatten)]
+    pub score: Score,
 }
 
 /// The state of a run without its tensors.
@@ -46,9 +48,12 @@ pub struct Progress {
     /// Iterations done before the latest validation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validated: Option<u64>,
-    /// Fraction of the images classified correctly before the first iteration, 0 to 1.
+    /// Of a classifier, the fraction of the images classified correctly before the first iteration, 0 to 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub start_top1: Option<f64>,
+    start_top1: Option<f64>,
+    /// Of a backbone, the mean SQNR of its outputs before the first iteration, in dB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    start_sqnr_db: Option<f64>,
     /// The best validation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
@@ -66,7 +71,21 @@ impl Progress {
             steady_iterations: 0,
             validated: None,
             start_top1: None,
+            start_sqnr_db: None,
             best: None,
+        }
+    }
+
+    /// The score before the first iteration.
+    pub fn start(&self) -> Option<Score> {
+        self.start_top1.map(Score::Top1).or(self.start_sqnr_db.map(Score::Sqnr))
+    }
+
+    /// Records the score before the first iteration.
+    pub(crate) fn record_start(&mut self, score: Score) {
+        match score {
+            Score::Top1(top1) => self.start_top1 = Some(top1),
+            Score::Sqnr(db) => self.start_sqnr_db = Some(db),
         }
     }
 

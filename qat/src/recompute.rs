@@ -2,11 +2,10 @@
 //! input of every segment of the network only. The backward pass runs each segment again before it differentiates it. Every
 //! operation has the same bits when it runs again, so losses and gradients are those of a training that keeps everything.
 
-use std::collections::HashMap;
-
 use candle_core::{Tensor, TensorId};
 use swinq_float::tape::{Gradients, Tape};
 use swinq_float::{FloatError, Segment, Swin};
+use swinq_model::Size;
 
 use crate::error::QatError;
 use crate::sites::TrainSites;
@@ -18,62 +17,115 @@ pub(crate) struct Segments<'a> {
     pub sites: &'a mut TrainSites,
 }
 
-/// The logits of `images`, and the input of every segment. Nothing is recorded.
-pub(crate) fn forward(on: &mut Segments<'_>, images: Tensor) -> Result<(Tensor, Vec<Tensor>), QatError> {
+/// The outputs of the network for `images`, and the streams: the input of every segment, and the result of the last one.
+/// Nothing is recorded.
+pub(crate) fn forward(on: &mut Segments<'_>, images: Tensor) -> Result<(Vec<Tensor>, Vec<Tensor>), QatError> {
     on.tape.set_recording(false);
     let result = forward_unrecorded(on, images);
     on.tape.set_recording(true);
     Ok(result?)
 }
 
-fn forward_unrecorded(on: &mut Segments<'_>, images: Tensor) -> Result<(Tensor, Vec<Tensor>), FloatError> {
-    let (mut x, mut inputs) = (images, Vec::new());
-    for segment in Segment::all(on.swin.config()) {
-        inputs.push(x.clone());
-        x = on.swin.run(segment, on.swin.config().image_size, x, on.sites)?;
+fn forward_unrecorded(
+    on: &mut Segments<'_>,
+    images: Tensor,
+) -> Result<(Vec<Tensor>, Vec<Tensor>), FloatError> {
+    let (size, config) = (image_size(on.swin, &images), on.swin.config());
+    let (mut outputs, mut streams) = (Vec::new(), vec![images]);
+    for segment in Segment::all(config) {
+        let input = streams[streams.len() - 1].clone();
+        let x = on.swin.run(segment, size, input, on.sites)?;
+        if let Some(index) = segment.output(config) {
+            outputs.push(on.swin.output(index, &x)?);
+        }
+        streams.push(x);
     }
-    Ok((x, inputs))
+    if !config.is_backbone() {
+        outputs.extend(streams.last().cloned());
+    }
+    Ok((outputs, streams))
 }
 
-/// The gradients of the parameters, from the gradient `dlogits` of the logits and those of some segments' inputs, `seeds`.
-/// `complete` receives each gradient of a parameter as soon as it is complete.
+/// Height and width of the images that the network reads: normalised images, or patches of images of its own size.
+fn image_size(swin: &Swin, images: &Tensor) -> Size {
+    match *images.dims() {
+        [_, _, height, width] => Size::new(height, width),
+        _ => swin.config().image_size,
+    }
+}
+
+/// Gradients of results of the forward pass, which a segment's backward pass takes.
+struct Seeds(Vec<(TensorId, Tensor)>);
+
+impl Seeds {
+    /// The gradients of `tensor`, in order.
+    fn take(&mut self, tensor: &Tensor) -> Vec<Tensor> {
+        self.0.extract_if(.., |(id, _)| *id == tensor.id()).map(|(_, gradient)| gradient).collect()
+    }
+}
+
+/// The gradients of the parameters, from the gradients `seeds` of some outputs and streams. `complete` receives each gradient of a
+/// parameter as soon as it is complete.
 ///
 /// # Errors
 /// Errors of the passes and of `complete`.
 pub(crate) fn backward(
     on: &mut Segments<'_>,
-    inputs: Vec<Tensor>,
-    dlogits: Tensor,
-    mut seeds: HashMap<TensorId, Tensor>,
+    streams: &[Tensor],
+    outputs: &[Tensor],
+    seeds: Vec<(TensorId, Tensor)>,
     complete: &mut dyn FnMut(TensorId, &Tensor) -> candle_core::Result<()>,
 ) -> Result<Gradients, QatError> {
-    let (mut all, mut gradient) = (Gradients::default(), dlogits);
-    let segments = Segment::all(on.swin.config());
-    for (segment, input) in segments.into_iter().zip(inputs).rev() {
-        let seed = seeds.remove(&input.id());
-        on.tape.watch(&input);
-        let passes = differentiate(on, segment, &input, (gradient, seed), complete);
-        on.tape.unwatch(&input);
-        let mut gradients = passes?;
-        let dx = gradients.take(&input);
-        all.merge(gradients)?;
-        let Some(dx) = dx else { break }; // No parameter is before this segment.
-        gradient = dx;
+    let (mut all, mut seeds) = (Gradients::default(), Seeds(seeds));
+    let size = image_size(on.swin, &streams[0]);
+    let mut gradients = seeds.take(&streams[streams.len() - 1]);
+    for (index, segment) in Segment::all(on.swin.config()).into_iter().enumerate().rev() {
+        let input = &streams[index];
+        // An output without a norm is the stream itself, whose gradients are taken already.
+        let of_output = segment.output(on.swin.config());
+        let of_output = of_output.map(|output| (output, seeds.take(&outputs[output])));
+        let of_output = of_output.filter(|(_, seeds)| !seeds.is_empty());
+        let of_input = seeds.take(input);
+        if gradients.is_empty() && of_output.is_none() {
+            gradients = of_input;
+            continue; // No later output depends on this segment.
+        }
+        on.tape.watch(input);
+        let given = Given { of_input, of_result: gradients, of_output };
+        let passes = differentiate(on, (segment, size), input, given, complete);
+        on.tape.unwatch(input);
+        let mut found = passes?;
+        gradients = found.take(input).into_iter().collect();
+        all.merge(found)?;
     }
     Ok(all)
 }
 
-/// Runs `segment` on `input` again and differentiates it: the gradients of its parameters and of `input`, from the gradient of
-/// its output and from `seed`, to which the gradient of `input` is added.
+/// The gradients from which those of a segment follow.
+struct Given {
+    /// Added to the gradient of its input.
+    of_input: Vec<Tensor>,
+    of_result: Vec<Tensor>,
+    /// The index of the output that is the norm of its result, and the gradients of that.
+    of_output: Option<(usize, Vec<Tensor>)>,
+}
+
+/// Runs `segment` for images of `size` on `input` again and differentiates it: the gradients of its parameters and of `input`.
 fn differentiate(
     on: &mut Segments<'_>,
-    segment: Segment,
+    (segment, size): (Segment, Size),
     input: &Tensor,
-    (gradient, seed): (Tensor, Option<Tensor>),
+    given: Given,
     complete: &mut dyn FnMut(TensorId, &Tensor) -> candle_core::Result<()>,
 ) -> Result<Gradients, QatError> {
-    let output = on.swin.run(segment, on.swin.config().image_size, input.clone(), on.sites)?;
-    let seeds = seed.map(|seed| (input.id(), seed)).into_iter().chain([(output.id(), gradient)]);
+    let result = on.swin.run(segment, size, input.clone(), on.sites)?;
+    let with =
+        |id: TensorId, gradients: Vec<Tensor>| gradients.into_iter().map(move |gradient| (id, gradient));
+    let mut seeds: Vec<(TensorId, Tensor)> = with(input.id(), given.of_input).collect();
+    seeds.extend(with(result.id(), given.of_result));
+    if let Some((output, gradients)) = given.of_output {
+        seeds.extend(with(on.swin.output(output, &result)?.id(), gradients));
+    }
     let of_parameters =
         |id, gradient: &Tensor| if id == input.id() { Ok(()) } else { complete(id, gradient) };
     Ok(on.tape.backward_with(seeds, of_parameters)?)

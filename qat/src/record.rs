@@ -11,14 +11,15 @@ pub fn record(job: &Job, identity: &Identity, course: &Course, progress: &Progre
         file: path.display().to_string(),
         sha256: identity.text(key).unwrap_or_default().to_owned(),
     };
-    let parts = [("labels", job.loss.labels), ("kl", job.loss.kl), ("features", job.loss.features)];
+    let (loss, parts) = (&job.loss, ["labels", "kl", "outputs", "features"]);
+    let parts = parts.into_iter().zip([loss.labels, loss.kl, loss.outputs, loss.features]);
     TrainingRecord {
         job: job.name.clone(),
         job_sha256: identity.sha256(),
         quantized: job.quant,
         start: job.model.as_deref().filter(|_| job.quant).map(|path| file(path, "model")),
         iterations: progress.iteration,
-        loss: parts.into_iter().filter(|(_, w)| *w > 0.0).map(|(part, w)| (part.to_owned(), w)).collect(),
+        loss: parts.filter(|(_, w)| *w > 0.0).map(|(part, w)| (part.to_owned(), w)).collect(),
         final_loss: progress.usual_loss,
         teacher: job.teacher_path().map(|path| file(path, "teacher")),
         data: file(&job.data.path, "data.path"),

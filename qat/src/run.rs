@@ -7,7 +7,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use swinq_model::atomic::write_atomic;
 use swinq_model::batch::BoxError;
-use swinq_model::quantized::Chosen;
+use swinq_model::quantized::{Chosen, Score};
 use swinq_model::{BatchSource, LoaderWork, QuantizedModel};
 
 use crate::error::QatError;
@@ -27,22 +27,32 @@ pub const BEST: &str = "best.safetensors";
 pub const JOB: &str = "job.yaml";
 
 /// The result of a validation.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
     /// Number of images.
     pub images: u64,
-    /// Fraction classified correctly, 0 to 1.
-    pub top1: f64,
-    /// Fraction with the correct class among the five highest scores.
+    /// The score on them: the fraction classified correctly, or the mean SQNR of a backbone's outputs.
+    pub score: Score,
+    /// Of a classifier, the fraction with the correct class among the five highest scores.
     pub top5: Option<f64>,
-    /// Fraction on which this model and the teacher predict the same class.
+    /// Of a classifier, the fraction on which this model and the teacher predict the same class.
     pub agreement: Option<f64>,
-    /// Mean squared difference to the teacher's logits.
+    /// Of a classifier, the mean squared difference to the teacher's logits.
     pub logit_mse: Option<f64>,
+    /// Of a backbone, each output and its SQNR against the teacher's over all images, in dB.
+    pub outputs: Vec<(String, f64)>,
     /// Number of the images of the validations before the end of the run, by which models are compared.
     pub compared_images: u64,
-    /// Fraction of those images classified correctly, 0 to 1.
-    pub compared_top1: f64,
+    /// The score on those images.
+    pub compared: Score,
+}
+
+impl Validation {
+    /// A validation with these scores, on `images` images and on the first `compared_images` of them.
+    pub fn new((images, score): (u64, Score), (compared_images, compared): (u64, Score)) -> Validation {
+        let (top5, agreement, logit_mse, outputs) = (None, None, None, Vec::new());
+        Validation { images, score, top5, agreement, logit_mse, outputs, compared_images, compared }
+    }
 }
 
 /// The callbacks that a training needs.
@@ -96,7 +106,7 @@ pub fn checkpoints(output: &Path) -> PathBuf {
 /// several, rank 0 alone reads and writes files and validates; the hooks of any rank may stop all of them.
 ///
 /// The model is validated before the first iteration, when the job asks for it, and at the end. The model with the
-/// highest accuracy so far is kept in the file [`BEST`]. A validation is recorded before the checkpoint of its
+/// highest score so far is kept in the file [`BEST`]. A validation is recorded before the checkpoint of its
 /// iteration is written, so that no validation is lost if the process is killed in between.
 ///
 /// # Errors
@@ -350,6 +360,7 @@ impl Run<'_> {
             loss: loss.total / iterations,
             labels: mean(keys.labels > 0.0, loss.labels),
             kl: mean(keys.kl > 0.0, loss.kl),
+            outputs: mean(keys.outputs > 0.0, loss.outputs),
             features: mean(keys.features > 0.0, loss.features),
             lr: report.lr[0],
             lr_scales: report.lr[1],
@@ -387,7 +398,7 @@ impl Run<'_> {
             let (progress, _) = self.trainer.state();
             progress.validated = Some(iteration);
             if iteration == 0 {
-                progress.start_top1 = Some(found.compared_top1);
+                progress.record_start(found.compared);
             }
         }
         Ok(found)
@@ -404,10 +415,11 @@ impl Run<'_> {
             iteration,
             epoch: self.course.epoch(iteration),
             images: found.images,
-            top1: found.top1,
+            score: found.score,
             top5: found.top5,
             agreement: found.agreement,
             logit_mse: found.logit_mse,
+            outputs: found.outputs.clone(),
             seconds: clock.elapsed().as_secs_f64(),
         };
         // A finished run that is resumed is validated again, but its record is there.
@@ -417,21 +429,22 @@ impl Run<'_> {
         }
         self.hooks.say(&describe(iteration, &found));
         self.keep_best(model, &found)?;
-        if let Some(start) = self.progress().start_top1.filter(|start| end && found.compared_top1 < *start) {
+        let start = self.progress().start().filter(|start| end && found.compared.value() < start.value());
+        if let Some(start) = start {
             self.hooks.warn(&below_start(start, &found));
         }
         Ok(Some(found))
     }
 
-    /// Writes the model if no earlier one was as accurate.
+    /// Writes the model if no earlier one had its score.
     fn keep_best(&mut self, mut model: QuantizedModel, found: &Validation) -> Result<(), QatError> {
-        let best = Best { iteration: self.trainer.iterations_done(), top1: found.compared_top1 };
-        if self.progress().best.is_some_and(|known| known.top1 >= best.top1) {
+        let best = Best { iteration: self.trainer.iterations_done(), score: found.compared };
+        if self.progress().best.is_some_and(|known| known.score.value() >= best.score.value()) {
             return Ok(());
         }
         let mut record = record(self.job, self.identity, self.course, self.progress());
         let data = self.job.data.validation_path().display().to_string();
-        record.chosen_by = Some(Chosen { data, images: found.compared_images, top1: best.top1 });
+        record.chosen_by = Some(Chosen { data, images: found.compared_images, score: best.score });
         model.provenance.training = Some(record);
         model.save(&self.job.output.join(BEST))?;
         self.trainer.state().0.best = Some(best);
@@ -439,24 +452,25 @@ impl Run<'_> {
     }
 }
 
-fn below_start(start: f64, found: &Validation) -> String {
+fn below_start(start: Score, found: &Validation) -> String {
     format!(
-        "the training made the model worse: top-1 {:.2} % of {} images, and {:.2} % before the first iteration; {BEST} is \
-         the best that was validated; lower optimizer.lr, train longer, or keep the start",
-        100.0 * found.compared_top1,
-        found.compared_images,
-        100.0 * start
+        "the training made the model worse: {} of {} images, and {start} before the first iteration; {BEST} is the best that \
+         was validated; lower optimizer.lr, train longer, or keep the start",
+        found.compared, found.compared_images
     )
 }
 
 fn describe(iteration: u64, found: &Validation) -> String {
-    let mut text =
-        format!("iteration {iteration}: top-1 {:.2} % of {} images", 100.0 * found.top1, found.images);
+    let mut text = format!("iteration {iteration}: {} of {} images", found.score, found.images);
     if let Some(agreement) = found.agreement {
         text += &format!(", agreement with the teacher {:.2} %", 100.0 * agreement);
     }
     if let Some(mse) = found.logit_mse {
         text += &format!(", squared difference of logits {mse:.5}");
+    }
+    if !found.outputs.is_empty() {
+        let outputs = found.outputs.iter().map(|(name, db)| format!("{name} {db:.2}"));
+        text += &format!(" ({})", outputs.collect::<Vec<_>>().join(", "));
     }
     text
 }

@@ -1,117 +1,29 @@
 //! The network in training (the student) and its teacher.
 
+mod losses;
+mod teacher;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
+use swinq_float::Swin;
 use swinq_float::tape::{Gradients, Operands, Passes, Tape};
-use swinq_float::{Float, FloatError, Sites, Swin, ops::taped::squared_difference};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Batch, BlockId, HostTensor, QuantizedModel, Site, StateDict, SwinConfig, Transform};
+use swinq_model::{Batch, HostTensor, QuantizedModel, Site, StateDict, SwinConfig, Transform};
 
 use crate::audit::Audit;
 use crate::drop_path::DropPath;
 use crate::error::QatError;
 use crate::flat::Flat;
 use crate::job::{LossKeys, Scales};
-use crate::loss::{LossParts, Targets, loss};
+use crate::loss::LossParts;
 use crate::mixing::Partners;
 use crate::recompute::{self, Segments};
 use crate::scales::{RATIO, ScaleTable};
 use crate::sites::TrainSites;
 
-/// The teacher's outputs for a batch.
-#[derive(Debug)]
-pub struct TeacherOutput {
-    /// Logits `[images, classes]`. They stay on the device, so that the host does not wait for the teacher
-    /// before it starts the student.
-    pub logits: Tensor,
-    /// The blocks' outputs, if the loss compares them.
-    pub features: BTreeMap<BlockId, Tensor>,
-}
-
-/// The float network that the student imitates.
-pub struct Teacher {
-    swin: Swin,
-    transform: Transform,
-    features: bool,
-    /// Records nothing; it selects the implementation of the passes.
-    tape: Tape,
-}
-
-/// Sites of the float forward that collect the blocks' outputs.
-struct Capture(BTreeMap<BlockId, Tensor>);
-
-impl Sites for Capture {
-    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
-        Float.activation(site, x)
-    }
-
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        Float.weight(site, w)
-    }
-
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        Float.attend(site, logits, v)
-    }
-
-    fn watches(&self, _: Site) -> bool {
-        false
-    }
-
-    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), FloatError> {
-        self.0.insert(block, x.clone());
-        Ok(())
-    }
-}
-
-impl Teacher {
-    /// The network of `model`; `features` says whether the loss compares the blocks' outputs.
-    ///
-    /// # Errors
-    /// The errors of [`Swin::new`].
-    pub fn new(
-        model: &FloatModel,
-        features: bool,
-        device: &Device,
-        operands: Operands,
-    ) -> Result<Teacher, QatError> {
-        let tape = Tape::with_operands(operands);
-        let swin = if device.is_cpu() {
-            Swin::new(&model.config, &model.tensors, device)?
-        } else {
-            swinq_model::params::check_parameters(&model.config, &model.tensors)?;
-            Swin::taped(&model.config, &on_device(&model.tensors, device)?, device, &tape)?
-        };
-        Ok(Teacher { swin, transform: model.transform.clone(), features, tape })
-    }
-
-    /// Selects the implementation of the passes on a GPU.
-    pub fn set_passes(&self, passes: Passes) {
-        self.tape.set_passes(passes);
-    }
-
-    /// The forward pass on `batch`.
-    ///
-    /// # Errors
-    /// Errors of the forward pass.
-    pub fn forward(&self, batch: &Batch) -> Result<TeacherOutput, QatError> {
-        self.forward_images(&self.swin.images(batch, &self.transform)?)
-    }
-
-    /// [`Teacher::forward`], on normalised images or their patches ([`Swin::forward`]).
-    ///
-    /// # Errors
-    /// Errors of the forward pass.
-    pub fn forward_images(&self, images: &Tensor) -> Result<TeacherOutput, QatError> {
-        let mut capture = Capture(BTreeMap::new());
-        let logits = match self.features {
-            true => self.swin.forward(images, &mut capture)?,
-            false => self.swin.forward(images, &mut Float)?,
-        };
-        Ok(TeacherOutput { logits, features: capture.0 })
-    }
-}
+pub use teacher::{Teacher, TeacherOutput};
 
 /// Copies `tensors` to the device.
 fn on_device(tensors: &StateDict, device: &Device) -> candle_core::Result<BTreeMap<String, Tensor>> {
@@ -135,8 +47,8 @@ pub struct Student {
     names: HashMap<TensorId, String>,
     /// Whether the backward pass recomputes activations.
     recompute: bool,
-    /// The inputs of the segments in the latest forward pass, if it does.
-    inputs: Vec<Tensor>,
+    /// The inputs of the segments in the latest forward pass and the result of the last one, if it does.
+    streams: Vec<Tensor>,
 }
 
 /// Receives the gradient of a parameter as soon as the backward pass has completed it.
@@ -181,7 +93,7 @@ impl Student {
             flat,
             passes: Passes::default(),
             recompute: false,
-            inputs: Vec::new(),
+            streams: Vec::new(),
             names: parameters.iter().map(|(name, parameter)| (parameter.id(), name.clone())).collect(),
             parameters,
         })
@@ -242,11 +154,12 @@ impl Student {
     pub fn forget(&mut self) {
         self.sites.drop_path = None;
         self.tape.clear();
-        self.inputs.clear();
+        self.streams.clear();
         self.sites.scales.forget();
     }
 
-    /// The forward pass: logits `[images, classes]`, recorded on the tape unless the backward pass recomputes activations.
+    /// The forward pass: every output of the network ([`Swin::outputs`]), recorded on the tape unless the backward pass
+    /// recomputes activations.
     ///
     /// # Errors
     /// Errors of the forward pass.
@@ -255,12 +168,12 @@ impl Student {
         batch: &Batch,
         drop_path: Option<DropPath>,
         features: bool,
-    ) -> Result<Tensor, QatError> {
+    ) -> Result<Vec<Tensor>, QatError> {
         let images = self.swin.images(batch, &self.transform)?;
         self.forward_images(images, batch.len(), drop_path, features)
     }
 
-    /// [`Student::forward`], on `count` normalised images or on their patches ([`Swin::forward`]).
+    /// [`Student::forward`], on `count` normalised images or on their patches ([`Swin::outputs`]).
     ///
     /// # Errors
     /// Errors of the forward pass.
@@ -270,21 +183,21 @@ impl Student {
         count: usize,
         drop_path: Option<DropPath>,
         features: bool,
-    ) -> Result<Tensor, QatError> {
+    ) -> Result<Vec<Tensor>, QatError> {
         self.tape.clear();
         self.sites.images = count;
         self.sites.drop_path = drop_path;
         self.sites.features = features.then(BTreeMap::new);
         if !self.recompute {
-            return Ok(self.swin.forward(&images, &mut self.sites)?);
+            return Ok(self.swin.outputs(&images, &mut self.sites)?);
         }
-        self.inputs.clear();
-        let (logits, inputs) = recompute::forward(&mut self.segments(), images)?;
-        self.inputs = inputs;
-        Ok(logits)
+        self.streams.clear();
+        let (outputs, streams) = recompute::forward(&mut self.segments(), images)?;
+        self.streams = streams;
+        Ok(outputs)
     }
 
-    /// The loss of the batch whose forward pass gave `logits`, and the gradients. Both are multiplied by
+    /// The loss of the batch whose forward pass gave `outputs`, and the gradients. Both are multiplied by
     /// `share`, the batch's fraction of the iteration; the gradients are also multiplied by `loss_scale`.
     ///
     /// # Errors
@@ -292,12 +205,12 @@ impl Student {
     pub fn backward(
         &mut self,
         keys: &LossKeys,
-        logits: &Tensor,
+        outputs: &[Tensor],
         targets: (&Batch, Option<&Partners>),
         teacher_output: Option<&TeacherOutput>,
         factors: (f64, f64),
     ) -> Result<(LossParts, Gradients), QatError> {
-        self.backward_with(keys, logits, targets, teacher_output, factors, &mut |_, _| Ok(()))
+        self.backward_with(keys, outputs, targets, teacher_output, factors, &mut |_, _| Ok(()))
     }
 
     /// [`Student::backward`], which calls `complete` with each gradient as soon as it is complete.
@@ -307,50 +220,33 @@ impl Student {
     pub fn backward_with(
         &mut self,
         keys: &LossKeys,
-        logits: &Tensor,
-        (batch, partners): (&Batch, Option<&Partners>),
+        outputs: &[Tensor],
+        targets: (&Batch, Option<&Partners>),
         teacher_output: Option<&TeacherOutput>,
-        (share, loss_scale): (f64, f64),
+        factors: (f64, f64),
         complete: &mut Complete<'_>,
     ) -> Result<(LossParts, Gradients), QatError> {
-        let host = |logits: &Tensor| logits.flatten_all()?.to_vec1::<f32>();
-        let teacher = teacher_output.map(|teacher_output| host(&teacher_output.logits)).transpose()?;
-        let targets = Targets { labels: &batch.labels, partners, teacher: teacher.as_deref() };
-        let (mut parts, mut gradient) = loss(keys, &host(logits)?, self.config.num_classes, &targets, share);
-        gradient.iter_mut().for_each(|g| *g = (f64::from(*g) * loss_scale) as f32);
-        let dlogits = Tensor::from_vec(gradient, logits.shape(), logits.device())?;
-        let mut seeds = Vec::new();
-        if let (Some(teacher_output), Some(features)) = (teacher_output, self.sites.features.take()) {
-            let part = share / features.len() as f64;
-            for (block, x) in features {
-                let (difference, gradient) = squared_difference(&x, &teacher_output.features[&block])?;
-                parts.features += part * f64::from(difference);
-                seeds.push((x.id(), (gradient * (keys.features * part * loss_scale))?));
-            }
-            parts.total += keys.features * parts.features;
-        }
-        Ok((parts, self.backward_from(logits, dlogits, seeds, complete)?))
+        let (parts, seeds) = self.losses(keys, outputs, targets, teacher_output, factors)?;
+        Ok((parts, self.backward_from(outputs, seeds, complete)?))
     }
 
-    /// The gradients of the parameters, from the gradient `dlogits` of the `logits` of the last forward pass, and from those of
-    /// other results, `seeds`. Calls `complete` with each gradient as soon as it is complete.
+    /// The gradients of the parameters, from those of results of the last forward pass, `seeds`: of some of its `outputs` and of
+    /// blocks. Calls `complete` with each gradient as soon as it is complete.
     ///
     /// # Errors
     /// Errors of the backward passes and of `complete`.
     pub fn backward_from(
         &mut self,
-        logits: &Tensor,
-        dlogits: Tensor,
-        mut seeds: Vec<(TensorId, Tensor)>,
+        outputs: &[Tensor],
+        seeds: Vec<(TensorId, Tensor)>,
         complete: &mut Complete<'_>,
     ) -> Result<Gradients, QatError> {
         let names = std::mem::take(&mut self.names);
         let mut named = |id, gradient: &Tensor| complete(&names[&id], gradient);
         let gradients = if self.recompute {
-            let (inputs, seeds) = (std::mem::take(&mut self.inputs), seeds.into_iter().collect());
-            recompute::backward(&mut self.segments(), inputs, dlogits, seeds, &mut named)
+            let streams = std::mem::take(&mut self.streams);
+            recompute::backward(&mut self.segments(), &streams, outputs, seeds, &mut named)
         } else {
-            seeds.insert(0, (logits.id(), dlogits));
             self.tape.backward_with(seeds, named).map_err(QatError::from)
         };
         self.names = names;
@@ -393,7 +289,7 @@ impl Student {
         self.sites.audit = Some(Audit::default());
         let forward = self.forward(batch, drop_path, false);
         self.tape.clear();
-        self.inputs.clear();
+        self.streams.clear();
         let found = self.sites.audit.take().and_then(|audit| audit.first);
         forward.map(|_| found)
     }

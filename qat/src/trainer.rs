@@ -84,6 +84,7 @@ impl Trainer {
     /// Models that do not fit each other or the job, weights or ranges that cannot be quantized.
     pub fn new(start: &Start<'_>, schedule: Schedule) -> Result<Trainer, QatError> {
         let Start { job, float, .. } = start;
+        job.check_network(&float.config)?;
         let policy = match start.quantized {
             Some(model) => job.quantization.resolve(&job.name, &sites_with_scales(model))?,
             None => Vec::new(),
@@ -290,12 +291,12 @@ impl Trainer {
         let teacher_output = self.teacher.as_ref().map(|teacher| teacher.forward(batch)).transpose()?;
         let features = self.job.loss.features > 0.0;
         let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(number));
-        let logits = self.student.forward(batch, drop_path.clone(), features)?;
+        let outputs = self.student.forward(batch, drop_path.clone(), features)?;
         let batches = (self.job.accumulate * self.world.size()) as f64;
         let factors = (1.0 / batches, self.progress.loss_scale);
         let (loss, gradients) = self.student.backward_with(
             &self.job.loss,
-            &logits,
+            &outputs,
             (batch, partners),
             teacher_output.as_ref(),
             factors,
@@ -303,7 +304,7 @@ impl Trainer {
         )?;
         if !loss.total.is_finite() {
             let found = self.student.first_not_finite(batch, drop_path)?;
-            let found = found.unwrap_or_else(|| "the logits are finite, but the loss is not".to_owned());
+            let found = found.unwrap_or_else(|| "the outputs are finite, but the loss is not".to_owned());
             return Err(self.diverged(format!("the loss is {}: {found}", loss.total)));
         }
         Ok((loss, gradients))

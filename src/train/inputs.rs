@@ -1,13 +1,14 @@
 //! Loads the models and images that a job names, and checks that they fit each other.
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use sha2::{Digest, Sha256};
-use swinq_data::{DataError, Split};
+use swinq_data::{DataError, Sizing, Split};
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::{FileInfo, FloatModel};
-use swinq_model::{Ptq, QuantizedModel, SwinConfig, load_config};
-use swinq_qat::job::{Identity, Job};
+use swinq_model::{Ptq, QuantizedModel, SwinConfig, Task, Transform, load_config};
+use swinq_qat::job::{Identity, Job, JobError};
 use swinq_qat::{QatError, init};
 
 use crate::hex::hex;
@@ -26,6 +27,8 @@ pub struct Inputs {
     pub train: Images,
     /// The images to validate on.
     pub val: Images,
+    /// Of a backbone, how validation images are resized.
+    pub sizing: Sizing,
     /// Highest rate of DropPath.
     pub drop_path: f64,
     /// Warnings, one sentence each: findings that are suspicious but not errors.
@@ -42,27 +45,40 @@ impl Inputs {
         let val_split = split(job.data.val_split);
         let val = Images::open(job.data.validation_path(), val_split, job.data.val_limit, job.seed)
             .map_err(of_data(["data.val_path", "data.val_split"]))?;
-        let mut float = start(job, loaded.as_ref(), &train)?;
-        check_classes(&train, &float)?;
-        check_classes(&val, &float)?;
-        let (quantized, mut warnings): (_, Vec<String>) = match job.model.as_deref().filter(|_| job.quant) {
-            Some(path) => {
-                let (model, file) = calibrated(path, &float)?;
+        let quantized = job.model.as_deref().filter(|_| job.quant).map(calibrated).transpose()?;
+        let options = open_options(job, quantized.as_ref().map(|(model, _)| &model.config));
+        let mut float = start(job, loaded.as_ref(), &options, &train)?;
+        job.check_network(&float.config)?;
+        let (quantized, mut warnings): (_, Vec<String>) = match (quantized, &job.model) {
+            (Some((model, file)), Some(path)) => {
+                check_architecture(path, &model, &float)?;
                 let warnings = [file.warning(path), other_source(path, &model, &float)];
                 (Some(model), warnings.into_iter().flatten().collect())
             }
-            None => (None, Vec::new()),
+            _ => (None, Vec::new()),
         };
-        let labels = float.labels.as_deref().or(quantized.as_ref().and_then(|model| model.labels.as_deref()));
-        let (train, remark) = train.numbered_for(&float.config, labels, &float.source.dialect)?;
-        let (val, val_remark) = val.numbered_for(&float.config, labels, &float.source.dialect)?;
-        warnings.extend(remark.or(val_remark));
+        let (train, val) = match float.config.is_backbone() {
+            true => {
+                check_held_out(job, &train, &val)?;
+                (train, val)
+            }
+            false => {
+                let labels = quantized.as_ref().and_then(|model| model.labels.as_deref());
+                let (images, remark) = numbered([train, val], &float, labels)?;
+                warnings.extend(remark);
+                images.into()
+            }
+        };
+        let sizing = job.validate.size.parse();
+        let sizing = sizing.map_err(|e: swinq_data::ParseSizingError| {
+            JobError::key(&job.name, "validate.size", e.to_string())
+        })?;
         if let Some(model) = quantized.as_ref().filter(|model| is_refined(model)) {
             float.tensors = model.float_tensors();
         }
-        let teacher = job.teacher_path().map(|path| teacher(job, path, &float)).transpose()?;
+        let teacher = job.teacher_path().map(|path| teacher(job, path, &options, &float)).transpose()?;
         let drop_path = job.drop_path.or(loaded.map(|loaded| loaded.drop_path)).unwrap_or(0.0);
-        Ok(Inputs { float, quantized, teacher, train, val, drop_path, warnings })
+        Ok(Inputs { float, quantized, teacher, train, val, sizing, drop_path, warnings })
     }
 
     /// The model that the job starts from, without what calibration rewrote.
@@ -70,7 +86,8 @@ impl Inputs {
         if self.quantized.as_ref().is_some_and(is_refined)
             && let Some(path) = &job.float
         {
-            return Ok(QuantizedModel::from_float(load(job, "float", path)?)?);
+            let options = open_options(job, Some(&self.float.config));
+            return Ok(QuantizedModel::from_float(load(&options, "float", path)?)?);
         }
         Ok(QuantizedModel::from_float(self.float.clone())?)
     }
@@ -121,26 +138,39 @@ fn split(split: swinq_qat::job::Split) -> Split {
     }
 }
 
-/// The options for reading the job's float checkpoints.
-fn open_options(job: &Job) -> OpenOptions {
-    OpenOptions { cfg: job.cfg.clone(), opts: job.config_overrides(), ..OpenOptions::default() }
+/// The options for reading the job's float checkpoints: as the backbone that the calibrated checkpoint `config` is, if it is one.
+fn open_options(job: &Job, config: Option<&SwinConfig>) -> OpenOptions {
+    let backbone = config.filter(|config| config.is_backbone());
+    let stages = |config: &SwinConfig| config.outputs.iter().map(|output| output.stage).collect();
+    OpenOptions {
+        cfg: job.cfg.clone(),
+        opts: job.config_overrides(),
+        prefix: job.prefix.clone(),
+        task: backbone.map(|_| Task::Features),
+        outputs: backbone.map(stages),
+        described_by: job.model.iter().cloned().filter(|_| backbone.is_some()).collect(),
+        ..OpenOptions::default()
+    }
 }
 
 /// Loads the float model that the job's key `key` names.
-fn load(job: &Job, key: &'static str, path: &Path) -> Result<FloatModel, Error> {
-    let model = open_options(job).load_float(path);
-    model.map_err(of_key(key))
+fn load(options: &OpenOptions, key: &'static str, path: &Path) -> Result<FloatModel, Error> {
+    options.load_float(path).map_err(of_key(key))
 }
 
 /// The model that the training starts from.
-fn start(job: &Job, loaded: Option<&LoadedConfig>, train: &Images) -> Result<FloatModel, Error> {
+fn start(
+    job: &Job,
+    loaded: Option<&LoadedConfig>,
+    options: &OpenOptions,
+    train: &Images,
+) -> Result<FloatModel, Error> {
     let Some(path) = &job.float else {
         let loaded = loaded.ok_or_else(|| Error::argument("job", "sets neither `float` nor `cfg`"))?;
         return Ok(init::untrained(loaded, job.seed));
     };
-    let mut model = load(job, "float", path)?;
-    Error::check_classifier(&model.config).map_err(of_key("float"))?;
-    if job.new_head {
+    let mut model = load(options, "float", path)?;
+    if job.new_head && !model.config.is_backbone() {
         let Some((data, classes)) = train.dataset().and_then(|data| Some((data, data.num_classes()?))) else {
             let problem = format!("new_head: {}; a head needs labels to learn", train.describe());
             return Err(Error::Labels { problem });
@@ -149,6 +179,42 @@ fn start(job: &Job, loaded: Option<&LoadedConfig>, train: &Images) -> Result<Flo
         init::replace_head(&mut model, classes, labels, job.seed);
     }
     Ok(model)
+}
+
+/// The images with their classes numbered as `float` numbers them; `labels` are the class names of the calibrated checkpoint.
+fn numbered(
+    images: [Images; 2],
+    float: &FloatModel,
+    labels: Option<&[String]>,
+) -> Result<([Images; 2], Option<String>), Error> {
+    images.iter().try_for_each(|images| check_classes(images, float))?;
+    let labels = float.labels.as_deref().or(labels);
+    let [train, val] = images;
+    let (train, remark) = train.numbered_for(&float.config, labels, &float.source.dialect)?;
+    let (val, val_remark) = val.numbered_for(&float.config, labels, &float.source.dialect)?;
+    Ok(([train, val], remark.or(val_remark)))
+}
+
+/// Refuses validation images of a backbone that are training images too: a folder without splits is the same for both.
+fn check_held_out(job: &Job, train: &Images, val: &Images) -> Result<(), Error> {
+    let names =
+        |images: &Images| -> HashSet<String> { images.ids().iter().map(|id| images.name_of(id)).collect() };
+    let same = |a: &Path, b: &Path| {
+        a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+    };
+    if !same(&job.data.path, job.data.validation_path()) {
+        return Ok(());
+    }
+    let both = names(train).intersection(&names(val)).count();
+    if both == 0 {
+        return Ok(());
+    }
+    let problem = format!(
+        "{both} of the {} validation images are trained on; give other images, or images in {} in the folders train/ and val/",
+        val.len(),
+        job.data.path.display()
+    );
+    Err(JobError::key(&job.name, "data.val_path", problem).into())
 }
 
 /// Refuses images with another number of named classes than the model's, because training on them would make the model
@@ -169,31 +235,53 @@ fn check_classes(images: &Images, model: &FloatModel) -> Result<(), Error> {
     Err(Error::Labels { problem })
 }
 
-/// Loads the calibrated checkpoint, which must have the same architecture as `float`.
-fn calibrated(path: &Path, float: &FloatModel) -> Result<(QuantizedModel, FileInfo), Error> {
+/// Loads the calibrated checkpoint.
+fn calibrated(path: &Path) -> Result<(QuantizedModel, FileInfo), Error> {
     let (model, file) =
         QuantizedModel::load_with_info(path).map_err(|error| of_key("model")(Error::open(path)(error)))?;
+    if !model.is_quantized() {
+        let problem = "quantizes nothing; calibrate it first, or train in float with quant: off".to_owned();
+        return Err(QatError::Mismatch { file: path.display().to_string(), problem }.into());
+    }
+    Ok((model, file))
+}
+
+/// A network in words: its name, and its classes or outputs.
+fn what(config: &SwinConfig) -> String {
+    let outputs: Vec<&str> = config.outputs.iter().map(|output| &output.name[..]).collect();
+    match config.is_backbone() {
+        true => format!("{} with {}", config.name, outputs.join(", ")),
+        false => format!("{} with {} classes", config.name, config.num_classes),
+    }
+}
+
+/// Refuses a calibrated checkpoint with another architecture or preprocessing than `float`.
+fn check_architecture(path: &Path, model: &QuantizedModel, float: &FloatModel) -> Result<(), Error> {
     let mismatch =
         |problem: String| Err(QatError::Mismatch { file: path.display().to_string(), problem }.into());
-    if !model.is_quantized() {
-        return mismatch(
-            "quantizes nothing; calibrate it first, or train in float with quant: off".to_owned(),
-        );
-    }
     if !model.config.is_stated_like(&float.config) {
         return mismatch(format!(
-            "has the architecture {} with {} classes, but float has {} with {}, or their sizes differ; name the \
-             checkpoint that was calibrated from `float`",
-            model.config.name, model.config.num_classes, float.config.name, float.config.num_classes
+            "has the architecture {}, but float has {}, or their sizes, windows or outputs differ; name the checkpoint that was \
+             calibrated from `float`",
+            what(&model.config),
+            what(&float.config)
         ));
     }
-    if model.transform != float.transform {
+    // Images of a backbone are neither resized nor cropped by its preprocessing.
+    let same = match float.config.is_backbone() {
+        true => {
+            let values = |t: &Transform| (t.mean.clone(), t.std.clone(), t.filter);
+            values(&model.transform) == values(&float.transform)
+        }
+        false => model.transform == float.transform,
+    };
+    if !same {
         return mismatch(format!(
             "was calibrated with the preprocessing {}, and float has {}; give the same cfg to both",
             model.transform, float.transform
         ));
     }
-    Ok((model, file))
+    Ok(())
 }
 
 /// Whether the calibration of `model` rewrote its parameters, so that its ranges are not those of the float model.
@@ -216,15 +304,21 @@ fn other_source(path: &Path, model: &QuantizedModel, float: &FloatModel) -> Opti
     })
 }
 
-fn teacher(job: &Job, path: &Path, student: &FloatModel) -> Result<FloatModel, Error> {
-    let model = load(job, "teacher", path)?;
+fn teacher(job: &Job, path: &Path, options: &OpenOptions, student: &FloatModel) -> Result<FloatModel, Error> {
+    let model = load(options, "teacher", path)?;
     let refuse =
         |problem: String| Err(QatError::Teacher { teacher: path.display().to_string(), problem }.into());
     let (its, ours) = (&model.config, &student.config);
     if its.num_classes != ours.num_classes {
         return refuse(format!("it has {} classes, but the model has {}", its.num_classes, ours.num_classes));
     }
-    if its.image_size != ours.image_size {
+    let maps = |config: &SwinConfig| -> Vec<(String, usize)> {
+        config.outputs.iter().map(|output| (output.name.clone(), config.embed_dim << output.stage)).collect()
+    };
+    if maps(its) != maps(ours) || (ours.is_backbone() && its.patch_size != ours.patch_size) {
+        return refuse("its feature maps have other names or shapes than the model's".to_owned());
+    }
+    if !ours.is_backbone() && its.image_size != ours.image_size {
         return refuse(format!(
             "its input size is {} pixels, but the model's is {}",
             its.image_size, ours.image_size

@@ -3,14 +3,14 @@
 mod compare;
 mod inputs;
 mod lock;
+mod maps;
 mod validate;
 
 use std::path::PathBuf;
 
-use swinq_data::{Augment, LoaderOptions, Stride, TrainLoader, TrainOptions};
-use swinq_model::BatchSource;
-use swinq_qat::job::Identity;
-use swinq_qat::job::{Course, Device, Job};
+use swinq_data::{Augment, LoaderOptions, Sizing, Stride, TrainLoader, TrainOptions};
+use swinq_model::{BatchSource, SwinConfig};
+use swinq_qat::job::{Course, Device, Identity, Job, JobError};
 use swinq_qat::ranks::{Meeting, Place, World};
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Begin, Hooks, Outcome, Start, Trainer};
@@ -84,17 +84,13 @@ impl Training {
     /// # Errors
     /// [`Error::Device`]; an error for parameters or sites that cannot be trained.
     pub fn trainer(&self) -> Result<Trainer, Error> {
-        let device = match self.job.device {
-            Device::Cpu => FloatDevice::Cpu,
-            Device::Cuda(ordinal) => FloatDevice::Cuda(ordinal),
-        };
         let start = Start {
             job: &self.job,
             float: &self.inputs.float,
             quantized: self.inputs.quantized.as_ref(),
             teacher: self.inputs.teacher.as_ref(),
             drop_path: self.inputs.drop_path,
-            device: device.open()?,
+            device: float_device(&self.job).open()?,
         };
         Ok(Trainer::new(&start, self.schedule)?)
     }
@@ -185,7 +181,22 @@ pub fn threads(job: &Job, place: &Place) -> usize {
     (cores / place.local_size).max(1)
 }
 
-fn loader(job: &Job, inputs: &Inputs, augment: Augment, place: &Place) -> Result<TrainLoader, Error> {
+/// The device of the job's float networks.
+fn float_device(job: &Job) -> FloatDevice {
+    match job.device {
+        Device::Cpu => FloatDevice::Cpu,
+        Device::Cuda(ordinal) => FloatDevice::Cuda(ordinal),
+    }
+}
+
+fn loader(job: &Job, inputs: &Inputs, mut augment: Augment, place: &Place) -> Result<TrainLoader, Error> {
+    let config = &inputs.float.config;
+    if config.is_backbone() {
+        check_sizes(job, &inputs.float.config, &augment)?;
+        if augment.sizes.is_empty() {
+            augment.sizes.push(config.image_size);
+        }
+    }
     let loader = LoaderOptions {
         batch_size: job.batch_size,
         threads: check_threads(threads(job, place))?,
@@ -199,12 +210,25 @@ fn loader(job: &Job, inputs: &Inputs, augment: Augment, place: &Place) -> Result
         require_labels: job.loss.labels > 0.0,
         cache_bytes: (job.data.cache_mb as u64) << 20,
         stride: stride(job, place),
+        // All batches of an iteration, so that no process waits for the larger images of another.
+        batches_of_one_size: (job.accumulate * place.size) as u64,
         ..TrainOptions::default()
     };
     let images: &Images = &inputs.train;
     let dataset = images.dataset().expect("a job's images are a data set").clone();
     let transform = inputs.float.transform.clone();
     Ok(TrainLoader::new(dataset, images.ids(), transform, options)?)
+}
+
+/// Refuses training sizes that the backbone `config` does not take.
+fn check_sizes(job: &Job, config: &SwinConfig, augment: &Augment) -> Result<(), Error> {
+    for &size in &augment.sizes {
+        config.grids(size).map_err(|error| {
+            let problem = format!("{} is no size for {}: {error}", Sizing::Exact(size), config.name);
+            JobError::key(&job.name, "augment.sizes", problem)
+        })?;
+    }
+    Ok(())
 }
 
 /// The batches of the process at `place`.

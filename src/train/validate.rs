@@ -3,11 +3,13 @@
 use std::ops::ControlFlow;
 
 use swinq_eval::{Collected, EvalError, accuracy, collect};
+use swinq_model::quantized::Score;
 use swinq_model::{BoxError, Logits, QuantizedModel};
 use swinq_qat::Validation;
 use swinq_qat::job::{Device, Job};
 
 use super::Inputs;
+use super::maps::TeacherMaps;
 use crate::int8_runtime::cuda::{Autotune, CudaOptions};
 use crate::{BackendChoice, Engine, EngineOptions, Error, Images, ReadOptions};
 
@@ -19,9 +21,11 @@ pub struct Validator {
     limit: usize,
     read: ReadOptions,
     teacher: Option<Teacher>,
+    /// Of a backbone: the teacher, with which its outputs are compared.
+    maps: Option<TeacherMaps>,
 }
 
-/// The teacher, and its logits of the first images once they are computed.
+/// The teacher of a classifier, and its logits of the first images once they are computed.
 struct Teacher {
     model: QuantizedModel,
     known: Option<Collected>,
@@ -30,12 +34,15 @@ struct Teacher {
 impl Validator {
     /// The validator for `job`.
     pub(super) fn new(job: &Job, inputs: &Inputs) -> Result<Validator, Error> {
+        let backbone = inputs.float.config.is_backbone();
         let teacher = match &inputs.teacher {
-            Some(teacher) => {
+            Some(teacher) if !backbone => {
                 Some(Teacher { model: QuantizedModel::from_float(teacher.clone())?, known: None })
             }
-            None => None,
+            _ => None,
         };
+        let maps = inputs.teacher.as_ref().filter(|_| backbone);
+        let maps = maps.map(|teacher| TeacherMaps::new(job, teacher, inputs.sizing)).transpose()?;
         let all = inputs.val.len();
         let read = ReadOptions {
             batch_size: job.validate.batch_size,
@@ -48,6 +55,7 @@ impl Validator {
             limit: job.validate.limit.unwrap_or(all).min(all),
             read,
             teacher,
+            maps,
         })
     }
 
@@ -74,16 +82,18 @@ impl Validator {
         images: usize,
         stop: &dyn Fn() -> bool,
     ) -> Result<Validation, BoxError> {
+        if let Some(maps) = &self.maps {
+            let engine = Engine::new(model, self.engine.backend()?)?;
+            let compared = self.images.first(self.limit);
+            return maps.compared_with(&engine, (&self.images.first(images), &compared), &self.read, stop);
+        }
         let found = self.run(model, images, stop)?;
         let (accuracy, compared) = (accuracy(&found)?, swinq_eval::accuracy(&first(&found, self.limit))?);
-        let mut validation = Validation {
-            images: accuracy.images as u64,
-            top1: accuracy.top1_percent() / 100.0,
-            top5: Some(accuracy.top5_percent() / 100.0),
-            compared_images: compared.images as u64,
-            compared_top1: compared.top1_percent() / 100.0,
-            ..Validation::default()
+        let of = |accuracy: &swinq_eval::Accuracy| {
+            (accuracy.images as u64, Score::Top1(accuracy.top1_percent() / 100.0))
         };
+        let mut validation = Validation::new(of(&accuracy), of(&compared));
+        validation.top5 = Some(accuracy.top5_percent() / 100.0);
         if let Some(taught) = self.taught(images, stop)? {
             let compared = swinq_eval::fidelity(&taught, &found)?;
             validation.agreement = Some(compared.agreement);

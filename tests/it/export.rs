@@ -55,6 +55,27 @@ fn a_terminated_export_writes_nothing() {
 }
 
 #[test]
+fn a_backbone_is_exported_for_one_size() {
+    let folder = tempfile::tempdir().unwrap();
+    let (backbone, onnx) = (folder.path().join("backbone.safetensors"), folder.path().join("b.onnx"));
+    common::write_backbone(&backbone);
+    let export = |more: &[&str]| {
+        let mut command = swinq(["export", "--onnx"]);
+        command.arg(&onnx).arg(&backbone).args(more).assert()
+    };
+    export(&["--size", "40x56"]).success();
+    let size = Some(swinq::model::Size::new(40, 56));
+    let options = swinq::onnx::ExportOptions { size, ..Default::default() };
+    let file = export_onnx(&Model::open(&backbone).unwrap(), &options).unwrap();
+    assert_eq!(file.encode(), std::fs::read(&onnx).unwrap());
+    assert!(metadata(&file.model, "swinq.outputs").contains("stage2: float32 [batch, "));
+    std::fs::remove_file(&onnx).unwrap();
+    refused(export(&[]), 1, &["--size", "is a backbone", "800x1344"]);
+    refused(export(&["--size", "short:800,long:1333"]), 2, &["HEIGHTxWIDTH"]);
+    assert_eq!(files(folder.path()), ["backbone.safetensors"]);
+}
+
+#[test]
 fn export_refuses_what_it_cannot_write() {
     let folder = tempfile::tempdir().unwrap();
     let onnx = folder.path().join("m.onnx");
@@ -65,6 +86,7 @@ fn export_refuses_what_it_cannot_write() {
     refused(export(&["--opset", "12"]), 2, &["--opset", "18 to 23"]);
     refused(export(&["--target", "tensorrt", "--probs", "exact"]), 2, &["--probs"]);
     refused(export(&["--batch", "none"]), 2, &["--batch"]);
+    refused(export(&["--size", "32x32"]), 1, &["--size", "is a classifier"]);
     let mut command = swinq(["export", "--cfg"]);
     let command = command.arg(sample_cfg()).arg(sample_model()).arg("--onnx").arg(sample_model());
     refused(command.assert(), 1, &["would replace the input"]);

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
+use swinq::model::Size;
 use swinq::onnx::{BatchSize, ExportOptions, InputForm, ProbsForm, Target};
 use swinq::{Error, export_onnx};
 
@@ -24,6 +25,7 @@ pub fn export(
     batch: &str,
     probs: Option<&str>,
     input: &str,
+    size: Option<(usize, usize)>,
 ) -> PyResult<Vec<String>> {
     let targets = [Target::Ort, Target::OpenVino, Target::TensorRt].map(|target| (target.name(), target));
     let forms = [ProbsForm::Exact, ProbsForm::Softmax].map(|form| (form.name(), form));
@@ -36,6 +38,7 @@ pub fn export(
         batch: batch.map_err(|problem| raise_as(py, "ArgumentError", format!("batch: {problem}")))?,
         probs: probs.map(|form| choice(py, "probs", form, &forms)).transpose()?,
         input: choice(py, "input", input, &inputs)?,
+        size: size.map(|(height, width)| Size::new(height, width)),
         checkpoint_hash: None,
     };
     options.check().map_err(|error| raise(py, &error.into()))?;

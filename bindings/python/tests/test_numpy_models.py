@@ -255,6 +255,7 @@ class Exports(Quantized):
             ({"target": "tpu"}, "^target: `tpu` is none of ort, openvino, tensorrt$"),
             ({"probs": "fast"}, "^probs: `fast` is none of exact, softmax$"),
             ({"batch": 0}, "^batch: give a number of images"),
+            ({"size": (64, 96)}, "^size: 64x96 is for a backbone"),
         ]:
             with self.assertRaisesRegex(swinq.ArgumentError, problem):
                 self.int8.export("never.onnx", **options)

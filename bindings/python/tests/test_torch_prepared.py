@@ -3,24 +3,31 @@
 import copy
 import io
 import os
+import subprocess
+import sys
 import tempfile
 import unittest
 import warnings
+from pathlib import Path
 
 try:
+    import timm
     import torch
     import transformers
+    from PIL import Image
+    from safetensors.torch import load_file
 except ImportError as error:
     if "torch" in os.environ.get("REQUIRE_IMPL", ""):
         raise
     raise unittest.SkipTest(f"{error}") from error
 
+from support import normalised
 from torch_models import FOUR, PROGRAMS, STAGES, SWINS, images, of_timm, randomise
 from torch_support import Inside as Program
 from torch_support import error, leaves
 
 import swinq.torch
-from swinq import _torch_network
+from swinq._torch_prepared import PreparedSwin, Template
 from swinq._torch_fake import EDGE, Quantizer, fake_quantize
 
 #: By how many dB the pass that trains is at least nearer to the engine than the engine is to float, and the most that it may be
@@ -129,6 +136,44 @@ class Prepared(unittest.TestCase):
         value(scale).backward()
         difference = (value(torch.tensor([0.03515625])) - value(torch.tensor([0.02734375]))) / 0.0078125
         self.assertAlmostEqual(scale.grad.item(), difference.item(), places=3)
+
+    def test_gradients_are_those_of_the_command(self):
+        module = of_timm(num_classes=3, depths=[1, 2])
+        module.pretrained_cfg = {**module.pretrained_cfg, "crop_pct": 1.0}
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            timm.models.save_for_hf(module, folder / "timm")
+            pixels = ((images(3) * 60 + 128).clamp(0, 255)).to(torch.uint8)
+            for index, image in enumerate(pixels):
+                (folder / f"images/train/{index}").mkdir(parents=True)
+                Image.fromarray(image.permute(1, 2, 0).numpy()).save(folder / f"images/train/{index}/a.png")
+            quantized = swinq.quantize(module, [str(path) for path in sorted(folder.glob("images/train/*/a.png"))], ptq="basic")
+            quantized.save(folder / "q.safetensors")
+            options = {
+                "model": folder / "q.safetensors", "float": folder / "timm", "data.path": folder / "images", "data.val_split": "train",
+                "steps": 1, "batch_size": 3, "optimizer.clip_norm": 0, "loss.labels": 1, "loss.kl": 0, "loss.features": 0,
+                "schedule.warmup_steps": 0, "augment.crop": "none", "augment.flip": 0, "checkpoint.every": 1,
+                "quantization.activation_scales": "learned", "quantization.weight_scales": "learned", "output": folder / "run",
+            }  # fmt: skip
+            words = [str(word) for pair in options.items() for word in pair]
+            run = subprocess.run([sys.executable, "-m", "swinq", "qat", "default", "--opts", *words], capture_output=True, text=True)
+            self.assertEqual(run.returncode, 0, run.stderr)
+            state = load_file(next((folder / "run/checkpoints").glob("*.safetensors")))
+            expected = {name[6:]: value / 0.1 for name, value in state.items() if name.startswith("first/")}
+            x = torch.from_numpy(normalised(pixels.permute(0, 2, 3, 1).numpy(), quantized))
+            swin = swinq.torch.prepare(module, [x]).model
+            swin = PreparedSwin(
+                swin.original, Template(quantized), swin._names, swin._stored, swin._outputs, {}, (True, True), 0.0, False
+            )
+        torch.nn.functional.cross_entropy(swin.train()(x), torch.arange(3)).backward()
+        of_swin = swin.parameters_of_swin()
+        found = {name: of_swin.parts(name)[0].grad for name in of_swin.names()}
+        found |= {f"scale.{name}": site.ratio.grad for name, site in swin.swinq.sites() if getattr(site, "ratio", None) is not None}
+        self.assertEqual(sorted(found), sorted(expected))
+        largest = max(float(value.norm()) for value in expected.values())
+        for name, value in expected.items():
+            difference = float((found[name].flatten() - value.flatten()).norm())
+            self.assertLess(difference, max(0.02 * float(value.norm()), 1e-4 * largest), name)
 
     def test_scales_learn_and_weights_of_a_float_file_load(self):
         program = self.prepared(backbone(), "all")

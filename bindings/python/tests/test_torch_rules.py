@@ -26,7 +26,7 @@ except ImportError as missing:
 
 import torch_detector
 from torch_models import SWINS, images, of_timm, of_torchvision, randomise
-from torch_support import Case, Inside
+from torch_support import Case, Inside, leaves
 
 import swinq
 import swinq.torch
@@ -273,11 +273,16 @@ class Rules(Case):
         process.join()
         self.assertTrue(all(torch.equal(torch.from_numpy(one), other) for one, other in zip(found, self.expected, strict=True)))
 
-    def test_compiled_models_run_it_outside_of_their_graphs(self):
-        self.same(torch.compile(self.program, backend="eager")(self.batch))
-        torch.compiler.reset()
-        with self.assertRaisesRegex(Exception, "disable"):
-            torch.compile(self.program, backend="eager", fullgraph=True)(self.batch)
+    def test_compiled_models_hold_it_as_an_operator(self):
+        for backend in ("eager", "aot_eager"):
+            torch.compiler.reset()
+            with torch.no_grad():
+                compiled = torch.compile(self.program, backend=backend, fullgraph=True)
+                self.same(compiled(self.batch))
+                other = images(1, 96, 64)
+                expected, found = leaves(self.program(other)), leaves(compiled(other))
+            self.assertTrue(all(torch.equal(one, two) for (_, one), (_, two) in zip(expected, found, strict=True)))
+        torch.library.opcheck(torch.ops.swinq.run, (self.batch, self.program.backbone._number), test_utils="test_faketensor")
 
     def test_exports_are_refused(self):
         program = Inside(of_timm(features_only=True, out_indices=(0, 1)))

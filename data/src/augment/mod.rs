@@ -50,6 +50,10 @@ impl Augment {
             CropKind::RandomResized => {
                 Some(crop::random_resized(&mut draws, (width, height), self.scale, self.ratio))
             }
+            CropKind::Proportional => {
+                let ratio = self.ratio.map(|ratio| ratio * size.width as f64 / size.height as f64);
+                Some(crop::random_resized(&mut draws, (width, height), self.scale, ratio))
+            }
             CropKind::Padded => Some(crop::padded(&mut draws, (width, height), self.padding)),
         };
         let flip = draws.unit() < self.flip;
@@ -114,5 +118,33 @@ fn mirror(pixels: &mut [u8], width: usize) {
     let (pixels, _) = pixels.as_chunks_mut::<3>();
     for row in pixels.chunks_exact_mut(width) {
         row.reverse();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_proportional_part_has_the_proportions_of_the_input() {
+        let augment = Augment {
+            crop: CropKind::Proportional,
+            scale: [0.2, 0.5],
+            ratio: [0.9, 1.1],
+            ..Augment::default()
+        };
+        for (size, proportion) in [(Size::new(200, 300), 1.5), (Size::new(300, 150), 0.5)] {
+            let mut found = Vec::new();
+            for index in 0..200 {
+                let CropBox { left, top, width, height } =
+                    augment.draw((900, 700), size, &[9, index]).crop.unwrap();
+                assert!(
+                    left >= 0 && top >= 0 && left as usize + width <= 900 && top as usize + height <= 700
+                );
+                found.push(width as f64 / height as f64 / proportion);
+            }
+            assert!(found.iter().all(|ratio| (0.89..1.11).contains(ratio)), "{found:?}");
+            assert!(found.iter().any(|&ratio| ratio < 0.93) && found.iter().any(|&ratio| ratio > 1.07));
+        }
     }
 }

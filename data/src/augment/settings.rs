@@ -1,6 +1,7 @@
 //! Augmentation settings, as a job file spells them.
 
 use serde::{Deserialize, Serialize};
+use swinq_model::Size;
 
 use crate::error::DataError;
 
@@ -16,6 +17,8 @@ pub enum CropKind {
     /// A random rectangle, resized to the input size: for photographs.
     #[default]
     RandomResized,
+    /// The same, but its width / height is that of the input size times the ratio: for inputs of several sizes.
+    Proportional,
     /// The whole image, shifted at random within a black border and resized to the input size: for small images
     /// such as CIFAR's.
     Padded,
@@ -26,13 +29,18 @@ pub enum CropKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Augment {
-    /// `random_resized`, `padded`, or `none` (the evaluation preprocessing).
+    /// `random_resized`, `proportional`, `padded`, or `none` (the evaluation preprocessing).
     pub crop: CropKind,
-    /// With `random_resized`: minimum and maximum area of the rectangle as fractions of the image's area; 0 <
+    /// Input sizes, one of which is drawn for each iteration; for networks that take images of any size. Empty: the size of the
+    /// model's preprocessing. In a job they are texts such as `512x640`, height and width.
+    #[serde(with = "sizes", skip_serializing_if = "Vec::is_empty")]
+    pub sizes: Vec<Size>,
+    /// With `random_resized` and `proportional`: minimum and maximum area of the rectangle as fractions of the image's area; 0 <
     /// minimum <= maximum <= 1. Fine-tuning for a few epochs often does better with a minimum well above the
     /// default 0.08.
     pub scale: [f64; 2],
-    /// With `random_resized`: minimum and maximum width / height of the rectangle, greater than 0.
+    /// With `random_resized`: minimum and maximum width / height of the rectangle, greater than 0. With `proportional` they are
+    /// multiples of the width / height of the input.
     pub ratio: [f64; 2],
     /// With `padded`: width of the black border in pixels of the source image, which is also the largest shift.
     pub padding: usize,
@@ -64,6 +72,7 @@ impl Default for Augment {
     fn default() -> Augment {
         Augment {
             crop: CropKind::RandomResized,
+            sizes: Vec::new(),
             scale: [0.08, 1.0],
             ratio: [3.0 / 4.0, 4.0 / 3.0],
             padding: 4,
@@ -100,6 +109,39 @@ impl Augment {
         check_limit("saturation", self.saturation, f64::MAX)?;
         check_limit("hue", self.hue, 0.5)?;
         check_limit("erasing", self.erasing, 1.0)
+    }
+}
+
+/// Sizes as texts of the form `HEIGHTxWIDTH`.
+mod sizes {
+    use serde::de::{Error, IgnoredAny};
+    use serde::{Deserialize, Deserializer, Serializer};
+    use swinq_model::Size;
+
+    use crate::sizing::Sizing;
+
+    /// What a list of sizes may hold.
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Given {
+        Text(String),
+        Other(IgnoredAny),
+    }
+
+    #[expect(clippy::ptr_arg, reason = "serde passes a reference to the field")]
+    pub fn serialize<S: Serializer>(sizes: &Vec<Size>, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(sizes.iter().map(|&size| Sizing::Exact(size).to_string()))
+    }
+
+    pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Size>, D::Error> {
+        let size = |given: &Given| match given {
+            Given::Text(text) => match text.parse() {
+                Ok(Sizing::Exact(size)) => Ok(size),
+                _ => Err(D::Error::custom(format!("`{text}` in `sizes` is not HEIGHTxWIDTH as in 512x640"))),
+            },
+            Given::Other(_) => Err(D::Error::custom("`sizes` are texts HEIGHTxWIDTH as in 512x640")),
+        };
+        Vec::<Given>::deserialize(deserializer)?.iter().map(size).collect()
     }
 }
 
@@ -142,6 +184,10 @@ mod tests {
         assert_eq!(cifar, expected);
         assert_eq!(parse(r#"{"crop": "none", "flip": 0}"#), Ok(Augment::none()));
         assert_eq!(parse(&serde_json::to_string(&cifar).unwrap()), Ok(cifar));
+        let sized = parse(r#"{"sizes": ["512x640", "32x24"]}"#).unwrap();
+        assert_eq!(sized.sizes, [Size::new(512, 640), Size::new(32, 24)]);
+        assert_eq!(parse(&serde_json::to_string(&sized).unwrap()), Ok(sized));
+        assert!(!serde_json::to_string(&Augment::default()).unwrap().contains("sizes"));
     }
 
     #[test]
@@ -159,6 +205,9 @@ mod tests {
             (r#"{"hue": 0.6}"#, "hue"),
             (r#"{"erasing": 2}"#, "erasing"),
             (r#"{"hues": 0.1}"#, "hues"),
+            (r#"{"sizes": ["keep"]}"#, "sizes"),
+            (r#"{"sizes": ["512"]}"#, "sizes"),
+            (r#"{"sizes": [512]}"#, "sizes"),
         ] {
             let message = parse(text).unwrap_err();
             assert!(message.contains(&format!("`{field}`")), "{message}");

@@ -255,3 +255,40 @@ fn the_work_of_the_threads_is_counted() {
     let rate = second.images_per_second().unwrap();
     assert!((rate * second.busy.as_secs_f64() / 72.0 - 1.0).abs() < 1e-9, "{rate}");
 }
+
+/// Batches of images of several sizes.
+#[test]
+fn each_iteration_has_one_size_and_whole_images_are_not_cropped() {
+    let sizes = vec![Size::new(16, 24), Size::new(20, 12), Size::new(8, 8)];
+    let augment = Augment { sizes: sizes.clone(), ..augment() };
+    let options = TrainOptions { augment: augment.clone(), batches_of_one_size: 2, ..options() };
+    let all: Vec<Batch> = epochs(options.clone(), 4).concat();
+    for batch in &all {
+        assert!(sizes.contains(&batch.size), "{}", batch.size);
+        assert_eq!(batch.pixels.len(), batch.len() * batch.size.area() * 3);
+    }
+    // Ten batches in an epoch: pairs do not cross its end.
+    assert!(all.chunks(2).all(|pair| pair[0].size == pair[1].size));
+    for size in &sizes {
+        let count = all.chunks(2).filter(|pair| pair[0].size == *size).count();
+        assert!((2..=14).contains(&count), "{size}: {count} of 20");
+    }
+    let mut seeker = loader(options.clone());
+    assert!(seeker.batch(2, 5).unwrap() == all[25] && seeker.batch(0, 3).unwrap() == all[3]);
+    let other = epochs(TrainOptions { seed: 6, ..options.clone() }, 4).concat();
+    assert!(all.iter().zip(&other).any(|(a, b)| a.size != b.size));
+
+    // Without a crop, a whole image is resized, whatever the resize of the preprocessing.
+    let augment = Augment { sizes: vec![Size::new(16, 24)], ..Augment::none() };
+    let covering = Transform { resize: Resize::ShorterSide(20), ..transform() };
+    let mut whole = TrainLoader::new(
+        cifar(),
+        vec![7],
+        covering,
+        TrainOptions { loader: LoaderOptions { batch_size: 1, ..options.loader }, augment, ..options },
+    )
+    .unwrap();
+    let batch = whole.batch(0, 0).unwrap();
+    let direct = Transform { size: Size::new(16, 24), ..transform() };
+    assert!(batch.pixels == preprocess(&cifar().decode(7).unwrap(), &direct));
+}

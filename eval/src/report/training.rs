@@ -10,6 +10,8 @@ pub struct TrainingSection {
     /// From calibration to the last validation, in one sentence.
     pub summary: Option<String>,
     pub curves: Vec<String>,
+    /// What validations compare models by.
+    pub score: &'static str,
     pub validations: Vec<[String; 5]>,
 }
 
@@ -23,12 +25,14 @@ impl TrainingSection {
             run.steps.iter().filter_map(|point| Some([point.step as f64, value(point)?])).collect()
         };
         let validations = |value: fn(&ValidationPoint) -> Option<f64>| -> Vec<[f64; 2]> {
-            run.validations.iter().filter_map(|p| Some([p.step as f64, 100.0 * value(p)?])).collect()
+            run.validations.iter().filter_map(|p| Some([p.step as f64, value(p)?])).collect()
         };
+        let backbone = run.validations.iter().any(|p| p.sqnr_db.is_some());
         let curves = [
             curve("loss", &steps(|p| p.loss), false),
-            curve("validation top-1, %", &validations(|p| Some(p.top1)), true),
-            curve("agreement with the teacher, %", &validations(|p| p.agreement), true),
+            curve("validation top-1, %", &validations(|p| Some(100.0 * p.top1?)), true),
+            curve("validation SQNR, dB", &validations(|p| p.sqnr_db), true),
+            curve("agreement with the teacher, %", &validations(|p| Some(100.0 * p.agreement?)), true),
             curve("learning rate", &steps(|p| p.lr), false),
         ];
         let skip = run.validations.len().saturating_sub(SHOWN - 1);
@@ -38,6 +42,7 @@ impl TrainingSection {
             job: run.job.trim_end().to_owned(),
             summary: summary(&run.validations),
             curves: curves.into_iter().flatten().collect(),
+            score: if backbone { "SQNR, dB" } else { "top-1, %" },
             validations: listed.map(|(_, point)| row(point)).collect(),
         }
     }
@@ -56,12 +61,17 @@ fn summary(validations: &[ValidationPoint]) -> Option<String> {
         }
         _ => String::new(),
     };
+    let step = last.step;
+    if let (Some(from), Some(to)) = (first.sqnr_db, last.sqnr_db) {
+        return Some(format!(
+            "The SQNR of the outputs went from {from:.2} dB {start} to {to:.2} dB at step {step} ({:+.2} dB).",
+            to - from
+        ));
+    }
+    let (from, to) = (100.0 * first.top1?, 100.0 * last.top1?);
     Some(format!(
-        "Top-1 went from {:.3} % {start} to {:.3} % at step {} ({:+.3} points){agreement}.",
-        100.0 * first.top1,
-        100.0 * last.top1,
-        last.step,
-        100.0 * (last.top1 - first.top1)
+        "Top-1 went from {from:.3} % {start} to {to:.3} % at step {step} ({:+.3} points){agreement}.",
+        to - from
     ))
 }
 
@@ -69,7 +79,10 @@ fn row(point: &ValidationPoint) -> [String; 5] {
     [
         point.step.to_string(),
         format!("{:.2}", point.epoch),
-        format!("{:.3}", 100.0 * point.top1),
+        match (point.top1, point.sqnr_db) {
+            (Some(top1), _) => format!("{:.3}", 100.0 * top1),
+            (None, db) => db.map_or(String::new(), |db| format!("{db:.2}")),
+        },
         point.agreement.map_or(String::new(), |agreement| format!("{:.3}", 100.0 * agreement)),
         point.images.to_string(),
     ]

@@ -51,8 +51,12 @@ pub struct ValidationPoint {
     pub epoch: f64,
     /// Number of images.
     pub images: u64,
-    /// Top-1, 0 to 1.
-    pub top1: f64,
+    /// Top-1 of a classifier, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top1: Option<f64>,
+    /// Mean SQNR of a backbone's outputs, in dB.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sqnr_db: Option<f64>,
     /// Fraction of the images on which the model and the teacher predict the same class.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agreement: Option<f64>,
@@ -141,8 +145,17 @@ mod tests {
             let run = read_training(folder(&log).path()).unwrap();
             assert_eq!(run.job, "model: q\n");
             assert_eq!((run.validations.len(), run.validations[0].agreement), (1, Some(0.75)));
+            assert_eq!((run.validations[0].top1, run.validations[0].sqnr_db), (Some(0.5), None));
             assert_eq!((run.steps.len(), run.steps[0].loss, run.steps[0].top1), (1, None, Some(0.25)));
         }
+    }
+
+    #[test]
+    fn the_validations_of_a_backbone_have_an_sqnr() {
+        let log = "{\"kind\":\"validation\",\"step\":0,\"epoch\":0.0,\"images\":9,\"sqnr_db\":38.5,\"sqnr_db.stage1\":40.0,\
+                   \"seconds\":1.0}\n";
+        let run = read_training(folder(log).path()).unwrap();
+        assert_eq!((run.validations[0].top1, run.validations[0].sqnr_db), (None, Some(38.5)));
     }
 
     #[test]

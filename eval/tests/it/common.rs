@@ -179,7 +179,8 @@ fn training() -> TrainingRun {
         step: 100 * i,
         epoch: i as f64,
         images: 1000,
-        top1: 0.8 + 0.01 * i as f64,
+        top1: Some(0.8 + 0.01 * i as f64),
+        sqnr_db: None,
         agreement: Some(0.95 + 0.01 * i as f64),
     };
     TrainingRun {

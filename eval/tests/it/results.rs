@@ -11,7 +11,7 @@ use swinq_eval::{
     DataInfo, Disagreement, Environment, EvalError, Guess, LaunchResult, Load, ModelResult, Precision,
     Profile, Results, SCHEMA, Sensitivity, Stats, read_results, write_results,
 };
-use swinq_model::quantized::{Chosen, FileRecord, TrainingRecord};
+use swinq_model::quantized::{Chosen, FileRecord, Score, TrainingRecord};
 use swinq_model::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, Size, Transform};
 
 fn keys(value: &Value) -> Vec<&str> {
@@ -235,7 +235,7 @@ fn results_conform_to_the_published_schema() {
         loss: [("kl".to_owned(), 1.0)].into(),
         final_loss: Some(0.4),
         teacher: Some(file("swin_t.pth")),
-        chosen_by: Some(Chosen { data: "imagenet".to_owned(), images: 1000, top1: 0.8 }),
+        chosen_by: Some(Chosen { data: "imagenet".to_owned(), images: 1000, score: Score::Top1(0.8) }),
         ..TrainingRecord::default()
     });
     let value = serde_json::to_value(&full).unwrap();

@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 pub use channels::{ChannelCodes, allowed_at as channel_codes_allowed_at};
 pub use file::FileInfo;
 pub use param::{Int8Weight, Param};
-pub use provenance::{CalibrationRecord, Chosen, FileRecord, Provenance, Source, TrainingRecord};
+pub use provenance::{CalibrationRecord, Chosen, FileRecord, Provenance, Score, Source, TrainingRecord};
 
 use swinq_numerics::{ColumnQuantizers, Gelu};
 

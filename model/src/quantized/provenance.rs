@@ -60,7 +60,7 @@ pub struct TrainingRecord {
     pub start: Option<FileRecord>,
     /// Iterations done.
     pub iterations: u64,
-    /// The weights of the parts of the loss that have one: `labels`, `kl`, `features`.
+    /// The weights of the parts of the loss that have one: `labels`, `kl`, `outputs`, `features`.
     pub loss: BTreeMap<String, f64>,
     /// Moving average of the loss at the end; absent before the first iteration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -110,21 +110,51 @@ impl fmt::Display for TrainingRecord {
 
 impl fmt::Display for Chosen {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Chosen { data, images, top1 } = self;
-        write!(f, "the best validated: {images} images of {data} chose it, top-1 {:.2} %", 100.0 * top1)
+        let Chosen { data, images, score } = self;
+        write!(f, "the best validated: {images} images of {data} chose it, {score}")
     }
 }
 
-/// The validation that chose a model among others. Its accuracy on these images is therefore too high an estimate.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+/// The validation that chose a model among others. Its score on these images is therefore too high an estimate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chosen {
     /// Path of the validation images.
     pub data: String,
     /// Number of images.
     pub images: u64,
-    /// Fraction of them classified correctly, 0 to 1.
-    pub top1: f64,
+    /// The score of the model on them.
+    #[serde(flatten)]
+    pub score: Score,
+}
+
+/// What a validation compares the models of a training by; more is better. In a document it is the key `top1` or `sqnr_db`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Score {
+    /// Of a classifier: the fraction of the images that are classified correctly, 0 to 1.
+    #[serde(rename = "top1")]
+    Top1(f64),
+    /// Of a backbone: the mean of its outputs' signal-to-quantization-noise ratios in dB.
+    #[serde(rename = "sqnr_db")]
+    Sqnr(f64),
+}
+
+impl Score {
+    /// The number.
+    pub fn value(self) -> f64 {
+        match self {
+            Score::Top1(value) | Score::Sqnr(value) => value,
+        }
+    }
+}
+
+impl fmt::Display for Score {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Score::Top1(top1) => write!(f, "top-1 {:.2} %", 100.0 * top1),
+            Score::Sqnr(db) => write!(f, "SQNR {db:.2} dB"),
+        }
+    }
 }
 
 /// The origin of a quantized model.

@@ -67,7 +67,7 @@ impl Lowering<'_> {
     /// The windows of an image.
     fn windows(&self, op: &Attention<'_>) -> Arc<Windows> {
         let Order::Windows { stage, shifted } = op.order else { unreachable!("attention runs in windows") };
-        Arc::clone(self.plan.own.windows(stage, shifted))
+        Arc::clone(self.geometry.windows(stage, shifted))
     }
 
     /// Queries, keys and values, each `[batch, windows, tokens, heads, channels]`.

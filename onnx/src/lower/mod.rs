@@ -10,22 +10,23 @@ mod rows;
 use std::collections::{HashMap, HashSet};
 
 use swinq_model::Size;
-use swinq_plan::{Element, Op, Order, Output, Patches, Plan, Step, Store, TensorId};
+use swinq_plan::{Element, Geometry, Op, Order, Output, OutputKind, Patches, Plan, Step, Store, TensorId};
 
 use crate::error::OnnxError;
 use crate::graph::{Attribute, Graph};
 use crate::options::{BatchSize, ExportOptions, InputForm};
 use crate::proto::{GraphProto, data_type};
 
-/// The graph of `plan`, named `name`. `mean` and `std` normalise the pixels.
+/// The graph of `plan`, named `name`, for images of the size of `geometry`. `mean` and `std` normalise the pixels.
 pub(crate) fn lower(
-    plan: &Plan<'_>,
+    (plan, geometry): (&Plan<'_>, &Geometry),
     name: &str,
     (mean, std): (&[f32], &[f32]),
     options: &ExportOptions,
 ) -> Result<GraphProto, OnnxError> {
     let mut lowering = Lowering {
         plan,
+        geometry,
         options,
         graph: Graph::new(name, options.fp16),
         values: HashMap::new(),
@@ -41,6 +42,7 @@ pub(crate) fn lower(
 /// The state of a lowering.
 struct Lowering<'a> {
     plan: &'a Plan<'a>,
+    geometry: &'a Geometry,
     options: &'a ExportOptions,
     graph: Graph,
     /// The current value of each tensor of the plan.
@@ -90,7 +92,7 @@ impl Lowering<'_> {
             Op::PositionEmbedding(table) => {
                 let shape = *self.plan.tensor(step.output);
                 let x = self.value(step.output);
-                let rows = self.plan.own.rows(shape.rows);
+                let rows = self.geometry.rows(shape.rows);
                 let table = self.graph.floats(name, &[1, rows, shape.columns], &table.read());
                 self.graph.node("Add", &format!("{name}.add"), &[&x, &table], &[])
             }
@@ -195,11 +197,20 @@ impl Lowering<'_> {
         self.graph.node("DequantizeLinear", site, &[&codes, &step, zero], &[])
     }
 
-    /// The outputs, in f32.
+    /// The outputs, in f32: logits `[batch, classes]`, feature maps `[batch, channels, height, width]`.
     fn outputs(&mut self) {
-        for Output { name, tensor, .. } in &self.plan.outputs {
+        for Output { name, tensor, kind } in &self.plan.outputs {
             let (x, columns) = (self.value(*tensor), self.plan.tensor(*tensor).columns);
-            let shape = self.graph.list(&[0, columns as i64]);
+            let (x, sides) = match *kind {
+                OutputKind::Logits => (x, vec![columns]),
+                OutputKind::Stage(stage) => {
+                    let grid = self.geometry.grid(stage).size;
+                    let x = self.transpose(&format!("{name}.channels"), &x, &[0, 2, 1]);
+                    (x, vec![columns, grid.height, grid.width])
+                }
+            };
+            let shape: Vec<i64> = [0].into_iter().chain(sides.iter().map(|&side| side as i64)).collect();
+            let shape = self.graph.list(&shape);
             if self.options.fp16 {
                 let half = self.graph.node("Reshape", &format!("{name}.f16"), &[&x, &shape], &[]);
                 let to = Attribute::Int("to", i64::from(data_type::FLOAT));
@@ -207,14 +218,16 @@ impl Lowering<'_> {
             } else {
                 self.graph.node("Reshape", name, &[&x, &shape], &[]);
             }
-            self.graph.output(name, data_type::FLOAT, &[self.batch(), Some(columns)]);
+            let shape: Vec<Option<usize>> =
+                [self.batch()].into_iter().chain(sides.into_iter().map(Some)).collect();
+            self.graph.output(name, data_type::FLOAT, &shape);
         }
     }
 
     /// The input, and its patches `[batch, patches, channels patch^2]`.
     fn patches(&mut self, op: &Patches, normalisation: (&[f32], &[f32])) -> String {
         debug_assert_eq!(self.plan.tensor(self.plan.image()).element, Element::Pixel);
-        let (image, grid, side) = (self.plan.own.image(), self.plan.own.grid(0).size, op.patch as i64);
+        let (image, grid, side) = (self.geometry.image(), self.geometry.grid(0).size, op.patch as i64);
         let channels = op.lookup.len();
         let (height, width) = (grid.height as i64, grid.width as i64);
         let (below, right) = (height * side - image.height as i64, width * side - image.width as i64);

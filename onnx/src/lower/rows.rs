@@ -19,7 +19,7 @@ impl Lowering<'_> {
     /// The rows of `x` in the order of the windows: cyclic shift, padding with zeros and window partition in one Gather.
     pub(super) fn gather_windows(&mut self, name: &str, order: Order, x: String) -> String {
         let Order::Windows { stage: of, shifted } = order else { return x };
-        let map = self.plan.own.map(order);
+        let map = self.geometry.map(order);
         let index = format!("{}.windows.shift{}", stage(name), self.shift(of, shifted));
         self.gather(&format!("{name}.windows"), &index, &sources(map), map.tokens(), x)
     }
@@ -27,7 +27,7 @@ impl Lowering<'_> {
     /// The rows of windows back in the order of the tokens: window reverse, crop and reverse shift.
     pub(super) fn scatter_windows(&mut self, name: &str, order: Order, x: String) -> String {
         let Order::Windows { stage: of, shifted } = order else { return x };
-        let map = self.plan.own.map(order);
+        let map = self.geometry.map(order);
         let mut inverse = vec![0; map.tokens()];
         for (row, token) in sources(map).into_iter().enumerate() {
             if let Some(token) = token {
@@ -42,7 +42,7 @@ impl Lowering<'_> {
     /// 2 x 2 tokens side by side, `columns` in all, and their norm if there is one.
     pub(super) fn merge(&mut self, name: &str, merge: &Merge<'_>, x: String, columns: usize) -> String {
         let index = format!("{}.merge", stage(name));
-        let map = self.plan.own.merge(merge.stage);
+        let map = self.geometry.merge(merge.stage);
         let x = self.gather(&format!("{name}.tokens"), &index, &sources(map), map.tokens(), x);
         let shape = self.graph.list(&[0, (map.rows().len() / 4) as i64, columns as i64]);
         let x = self.graph.node("Reshape", &format!("{name}.merged"), &[&x, &shape], &[]);
@@ -54,7 +54,7 @@ impl Lowering<'_> {
 
     /// The cyclic shift of a stage's blocks, as names have it.
     fn shift(&self, stage: usize, shifted: bool) -> String {
-        self.plan.own.grid(stage).shift_of(shifted).short()
+        self.geometry.grid(stage).shift_of(shifted).short()
     }
 
     /// The rows `sources` of `x`, which has `tokens` rows; `None` is a row of zeros. `index` names the constant.

@@ -33,14 +33,14 @@ impl DeviceStep {
             }
             _ => None,
         };
-        let logits = work.student.forward_images(rows, count, drop_path, false)?;
-        let teacher = wanted.as_ref().map(|wanted| &wanted.logits);
-        let dlogits = self.loss(&logits, teacher, work, pass)?;
+        let outputs = work.student.forward_images(rows, count, drop_path, false)?;
+        let (logits, teacher) = (&outputs[0], wanted.as_ref().map(|wanted| &wanted.outputs[0]));
+        let seeds = vec![(logits.id(), self.loss(logits, teacher, work, pass)?)];
         drop(wanted);
         let mut sink =
             Sink::new(work.student, pass, self.exchange.take(), (&self.seen, self.kinds.is_some()));
         let (kernels, gradients) = (&self.kernels, &self.gradients);
-        let done = work.student.backward_from(&logits, dlogits, Vec::new(), &mut |name, gradient| {
+        let done = work.student.backward_from(&outputs, seeds, &mut |name, gradient| {
             sink.take(kernels, gradients, name, gradient)
         });
         let ended = done.and_then(|_| Ok(sink.finish(kernels, gradients)?));

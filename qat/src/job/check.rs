@@ -63,7 +63,7 @@ impl Job {
             ));
         }
         if self.loss.needs_teacher() && self.teacher_path().is_none() {
-            let problem = "is not set, but loss.kl or loss.features needs one; give a float checkpoint, or set both to 0";
+            let problem = "is not set, but loss.kl, loss.outputs or loss.features needs one; give a float checkpoint, or set them to 0";
             return Err(JobError::key(origin, "teacher", problem));
         }
         need(!self.data.path.as_os_str().is_empty(), "data.path", "the training images")?;
@@ -149,6 +149,7 @@ impl Job {
         vec![
             number("loss.labels", l.labels, l.labels >= 0.0, weight),
             number("loss.kl", l.kl, l.kl >= 0.0, weight),
+            number("loss.outputs", l.outputs, l.outputs >= 0.0, weight),
             number("loss.features", l.features, l.features >= 0.0, weight),
             number(
                 "loss.smoothing",
@@ -178,7 +179,7 @@ impl Job {
 
     fn check_combinations(&self, origin: &str) -> Result<(), JobError> {
         if self.loss.labels == 0.0 && !self.loss.needs_teacher() {
-            let problem = "is empty: labels, kl and features are all 0; give one of them a weight";
+            let problem = "is empty: labels, kl, outputs and features are all 0; give one of them a weight";
             return Err(JobError::key(origin, "loss", problem));
         }
         if self.precision != Precision::F32 && self.device == Device::Cpu {

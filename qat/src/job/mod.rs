@@ -18,6 +18,7 @@ mod error;
 mod identity;
 mod quantization;
 mod sections;
+mod task;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -67,6 +68,9 @@ pub struct Job {
     pub cfg: Option<String>,
     /// Overrides of keys of that configuration, such as `{MODEL.NUM_CLASSES: 10}`. Default: none.
     pub opts: BTreeMap<String, Value>,
+    /// What the names of a backbone's tensors begin with, if the float checkpoints have several backbones. Default: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix: Option<String>,
     /// Whether a float training replaces the head of `float` with an untrained one for the classes of the
     /// images. Default false.
     pub new_head: bool,
@@ -131,6 +135,7 @@ impl Default for Job {
             float: None,
             cfg: None,
             opts: BTreeMap::new(),
+            prefix: None,
             new_head: false,
             teacher: None,
             data: DataKeys::default(),
@@ -274,6 +279,7 @@ fn schema() -> Value {
         model: Some(PathBuf::from(text())),
         float: Some(PathBuf::from(text())),
         cfg: Some(text()),
+        prefix: Some(text()),
         teacher: Some(PathBuf::from(text())),
         data: DataKeys {
             val_path: Some(PathBuf::from(text())),
@@ -283,9 +289,14 @@ fn schema() -> Value {
         },
         epochs: Some(1.0),
         steps: Some(1),
+        loss: LossKeys {
+            outputs: 1.0,
+            output_weights: BTreeMap::from([(text(), 1.0)]),
+            ..LossKeys::default()
+        },
         mixing: MixingKeys { mixup: 1.0, ..MixingKeys::default() },
         drop_path: Some(0.0),
-        validate: ValidateKeys { limit: Some(1), ..ValidateKeys::default() },
+        validate: ValidateKeys { limit: Some(1), size: text(), ..ValidateKeys::default() },
         ..Job::default()
     };
     serde_json::to_value(job).expect("a job is plain data")

@@ -1,8 +1,10 @@
 //! The sections of a job: their keys, ranges and defaults.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use swinq_model::SwinConfig;
 
 use super::course::Course;
 use super::values::{ScheduleKind, Split, optional_path};
@@ -105,7 +107,14 @@ pub struct ScheduleKeys {
     pub kind: ScheduleKind,
 }
 
-/// `loss`: a sum of up to three parts, each with its weight.
+/// Whether a key is off. Keys that are younger than the first trainings are left out of what is written where they are off, so
+/// that older trainings can be resumed.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(x: &f64) -> bool {
+    *x == 0.0
+}
+
+/// `loss`: a sum of parts, each with its weight. Labels and divergence are for classifiers, outputs for backbones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LossKeys {
@@ -119,20 +128,42 @@ pub struct LossKeys {
     /// Temperature of the divergence: it divides the logits of both networks, and its square multiplies the
     /// divergence. Above 0, at most 100. Default 2.
     pub temperature: f64,
+    /// Weight of the relative error of a backbone's outputs against the teacher's, at least 0. Default 0.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub outputs: f64,
+    /// Weights of single outputs among them, by name (`stage1`), at least 0; the others have 1. Default: none.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub output_weights: BTreeMap<String, f64>,
     /// Weight of the mean squared difference to the teacher's block outputs, at least 0. Default 0.
     pub features: f64,
 }
 
 impl Default for LossKeys {
     fn default() -> LossKeys {
-        LossKeys { labels: 1.0, smoothing: 0.0, kl: 1.0, temperature: 2.0, features: 0.0 }
+        LossKeys {
+            labels: 1.0,
+            smoothing: 0.0,
+            kl: 1.0,
+            temperature: 2.0,
+            outputs: 0.0,
+            output_weights: BTreeMap::new(),
+            features: 0.0,
+        }
     }
 }
 
 impl LossKeys {
     /// Whether the loss needs a teacher.
     pub fn needs_teacher(&self) -> bool {
-        self.kl > 0.0 || self.features > 0.0
+        self.kl > 0.0 || self.outputs > 0.0 || self.features > 0.0
+    }
+
+    /// The share of each output of the backbone `config` in the loss of the outputs; their sum is 1, unless all weights are 0.
+    pub fn weights_of(&self, config: &SwinConfig) -> Vec<f64> {
+        let weight = |name: &String| self.output_weights.get(name).copied().unwrap_or(1.0);
+        let weights: Vec<f64> = config.outputs.iter().map(|output| weight(&output.name)).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.into_iter().map(|weight| if sum > 0.0 { weight / sum } else { 0.0 }).collect()
     }
 }
 
@@ -176,11 +207,21 @@ pub struct ValidateKeys {
     pub limit: Option<usize>,
     /// Images per batch, 1 to 65536. Default 64.
     pub batch_size: usize,
+    /// The size of a backbone's validation images: a text that swinq's option `--size` takes. Default `keep`, the images' own.
+    #[serde(skip_serializing_if = "is_keep")]
+    pub size: String,
+}
+
+/// The default of [`ValidateKeys::size`].
+pub(super) const KEEP: &str = "keep";
+
+fn is_keep(size: &str) -> bool {
+    size == KEEP
 }
 
 impl Default for ValidateKeys {
     fn default() -> ValidateKeys {
-        ValidateKeys { every: 0, limit: None, batch_size: 64 }
+        ValidateKeys { every: 0, limit: None, batch_size: 64, size: KEEP.to_owned() }
     }
 }
 

@@ -6,8 +6,8 @@ use super::error::JobError;
 use swinq_model::yaml;
 
 /// Sections whose keys are not checked here: `augment` belongs to the data loader, `opts` to model
-/// configurations.
-const OPEN: [&str; 2] = ["augment", "opts"];
+/// configurations, and the names of outputs to the network.
+const OPEN: [&str; 3] = ["augment", "opts", "loss.output_weights"];
 
 /// A tree of values, and the schema that it must fit.
 pub(super) struct Tree<'a> {
@@ -95,7 +95,8 @@ impl<'a> Tree<'a> {
             return Ok(vec!["opts", inner]);
         }
         let parts: Vec<&str> = key.split('.').collect();
-        if OPEN.contains(&parts[0]) && parts.iter().all(|part| !part.is_empty()) {
+        let below = |open: &str| key == open || key.starts_with(&format!("{open}."));
+        if OPEN.into_iter().any(below) && parts.iter().all(|part| !part.is_empty()) {
             return Ok(parts);
         }
         match parts.iter().try_fold(self.schema, |schema, part| schema.get(part)) {
@@ -154,12 +155,16 @@ fn with_plain_types(message: &str) -> String {
 
 /// Every key of `schema` as a dotted path, including sections.
 pub(super) fn keys(schema: &Value) -> Vec<String> {
+    keys_below("", schema)
+}
+
+fn keys_below(prefix: &str, schema: &Value) -> Vec<String> {
     let mut names = Vec::new();
     for (key, value) in schema.as_object().into_iter().flatten() {
-        names.push(key.clone());
-        if !OPEN.contains(&key.as_str()) {
-            names.extend(keys(value).into_iter().map(|inner| format!("{key}.{inner}")));
-        }
+        let name = format!("{prefix}{key}");
+        let inner = if OPEN.contains(&&*name) { Vec::new() } else { keys_below(&format!("{name}."), value) };
+        names.push(name);
+        names.extend(inner);
     }
     names
 }

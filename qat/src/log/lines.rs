@@ -82,6 +82,8 @@ fn kept_bytes(path: &Path, text: &[u8], done: u64) -> Result<usize, LogError> {
 #[cfg(test)]
 mod tests {
     use super::super::{IterationRecord, ValidationRecord};
+    use swinq_model::quantized::Score;
+
     use super::*;
 
     fn record(iteration: u64) -> Record {
@@ -100,7 +102,19 @@ mod tests {
         for at in [10, 20, 30, 40, 50] {
             lines.write(&record(at)).unwrap();
             if at == 30 {
-                let validation = ValidationRecord { iteration: 30, ..ValidationRecord::default() };
+                let (top5, agreement, logit_mse, outputs) = (None, None, None, Vec::new());
+                let (iteration, epoch, images, score, seconds) = (30, 1.0, 1, Score::Top1(0.5), 1.0);
+                let validation = ValidationRecord {
+                    iteration,
+                    epoch,
+                    images,
+                    score,
+                    top5,
+                    agreement,
+                    logit_mse,
+                    outputs,
+                    seconds,
+                };
                 lines.write(&Record::Validation(validation)).unwrap();
             }
         }

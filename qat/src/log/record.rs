@@ -1,6 +1,7 @@
 //! The log's records: of iterations and of validations.
 
 use serde_json::Value;
+use swinq_model::quantized::Score;
 
 /// A record of the iterations since the previous record. Losses and accuracy are means over their images;
 /// `None` was not computed.
@@ -16,6 +17,8 @@ pub struct IterationRecord {
     pub labels: Option<f64>,
     /// Divergence from the teacher's distribution, before its weight.
     pub kl: Option<f64>,
+    /// Relative error of a backbone's outputs, before its weight.
+    pub outputs: Option<f64>,
     /// Mean squared difference to the teacher's block outputs, before its weight.
     pub features: Option<f64>,
     /// Learning rate of the weights.
@@ -38,7 +41,7 @@ pub struct IterationRecord {
 }
 
 /// A validation.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ValidationRecord {
     /// Number of iterations done before the validation.
     pub iteration: u64,
@@ -46,14 +49,16 @@ pub struct ValidationRecord {
     pub epoch: f64,
     /// Number of images.
     pub images: u64,
-    /// Fraction of the images whose label had the highest score, 0 to 1.
-    pub top1: f64,
+    /// The fraction of the images whose label had the highest score, 0 to 1, or the mean SQNR of a backbone's outputs.
+    pub score: Score,
     /// Fraction of the images whose label was among the five highest scores.
     pub top5: Option<f64>,
     /// Fraction of the images on which the model and the teacher predict the same class.
     pub agreement: Option<f64>,
     /// Mean squared difference to the teacher's logits.
     pub logit_mse: Option<f64>,
+    /// Each output of a backbone and its SQNR, in dB.
+    pub outputs: Vec<(String, f64)>,
     /// Duration in seconds.
     pub seconds: f64,
 }
@@ -85,7 +90,7 @@ impl Record {
         for (key, value) in &values {
             let number = value.filter(|value| value.is_finite());
             if value.is_some() && number.is_none() {
-                non_finite.push(*key);
+                non_finite.push(key);
             }
             line += &format!(",\"{key}\":{}", number.map_or(Value::Null, |number| plain_number(key, number)));
         }
@@ -109,33 +114,51 @@ impl Record {
         }
     }
 
-    /// Every number except the iteration, in the order of the JSON line.
-    fn values(&self) -> Vec<(&'static str, Option<f64>)> {
+    /// Every number except the iteration, in the order of the JSON line. Younger keys than the first logs' are absent where they
+    /// do not apply.
+    fn values(&self) -> Vec<(String, Option<f64>)> {
+        let named = |values: Vec<(&str, Option<f64>)>| -> Vec<(String, Option<f64>)> {
+            values.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+        };
         match self {
-            Record::Iteration(r) => vec![
-                ("epoch", Some(r.epoch)),
-                ("loss", Some(r.loss)),
-                ("labels", r.labels),
-                ("kl", r.kl),
-                ("features", r.features),
-                ("lr", Some(r.lr)),
-                ("lr_scales", Some(r.lr_scales)),
-                ("grad_norm", Some(r.grad_norm)),
-                ("top1", r.top1),
-                ("images_per_second", Some(r.images_per_second)),
-                ("loader_images_per_second", r.loader_images_per_second),
-                ("loader_wait", r.loader_wait),
-                ("seconds", Some(r.seconds)),
-            ],
-            Record::Validation(r) => vec![
-                ("epoch", Some(r.epoch)),
-                ("images", Some(r.images as f64)),
-                ("top1", Some(r.top1)),
-                ("top5", r.top5),
-                ("agreement", r.agreement),
-                ("logit_mse", r.logit_mse),
-                ("seconds", Some(r.seconds)),
-            ],
+            Record::Iteration(r) => {
+                let mut values = named(vec![
+                    ("epoch", Some(r.epoch)),
+                    ("loss", Some(r.loss)),
+                    ("labels", r.labels),
+                    ("kl", r.kl),
+                    ("features", r.features),
+                    ("lr", Some(r.lr)),
+                    ("lr_scales", Some(r.lr_scales)),
+                    ("grad_norm", Some(r.grad_norm)),
+                    ("top1", r.top1),
+                    ("images_per_second", Some(r.images_per_second)),
+                    ("loader_images_per_second", r.loader_images_per_second),
+                    ("loader_wait", r.loader_wait),
+                    ("seconds", Some(r.seconds)),
+                ]);
+                values.extend(r.outputs.map(|error| ("outputs".to_owned(), Some(error))));
+                values
+            }
+            Record::Validation(r) => {
+                let mut values = named(vec![("epoch", Some(r.epoch)), ("images", Some(r.images as f64))]);
+                match r.score {
+                    Score::Top1(top1) => values.extend(named(vec![
+                        ("top1", Some(top1)),
+                        ("top5", r.top5),
+                        ("agreement", r.agreement),
+                        ("logit_mse", r.logit_mse),
+                    ])),
+                    Score::Sqnr(db) => {
+                        values.push(("sqnr_db".to_owned(), Some(db)));
+                        values.extend(
+                            r.outputs.iter().map(|(name, db)| (format!("sqnr_db.{name}"), Some(*db))),
+                        );
+                    }
+                }
+                values.push(("seconds".to_owned(), Some(r.seconds)));
+                values
+            }
         }
     }
 }
@@ -148,6 +171,23 @@ fn plain_number(key: &str, number: f64) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn validation(score: Score) -> ValidationRecord {
+        let (top5, agreement, logit_mse, outputs) = (None, None, None, vec![("stage1".to_owned(), 41.5)]);
+        let (iteration, epoch, images, seconds) = (9, 0.5, 10_000, 2.0);
+        ValidationRecord { iteration, epoch, images, score, top5, agreement, logit_mse, outputs, seconds }
+    }
+
+    #[test]
+    fn a_validation_of_a_backbone_has_the_sqnr_of_each_output() {
+        let record = Record::Validation(validation(Score::Sqnr(38.25)));
+        assert_eq!(
+            record.to_line(),
+            "{\"kind\":\"validation\",\"step\":9,\"epoch\":0.5,\"images\":10000,\"sqnr_db\":38.25,\"sqnr_db.stage1\":41.5,\
+             \"seconds\":2.0}"
+        );
+        assert!(record.scalars().contains(&("val/sqnr_db.stage1".to_owned(), 41.5)));
+    }
 
     #[test]
     fn a_line_has_every_key_and_lists_values_that_are_not_finite() {
@@ -166,8 +206,7 @@ mod tests {
              \"loader_images_per_second\":null,\"loader_wait\":null,\"seconds\":0.0,\"non_finite\":[\"loss\",\"kl\"]}"
         );
         assert!(serde_json::from_str::<Value>(&line).is_ok());
-        let record =
-            ValidationRecord { iteration: 9, images: 10_000, top1: 0.5, ..ValidationRecord::default() };
+        let record = validation(Score::Top1(0.5));
         let value: Value = serde_json::from_str(&Record::Validation(record).to_line()).unwrap();
         assert_eq!((value["images"].as_u64(), value["top5"].is_null()), (Some(10_000), true));
         assert!(value.get("non_finite").is_none());
@@ -179,7 +218,7 @@ mod tests {
         let scalars = Record::Iteration(record).scalars();
         assert!(scalars.contains(&("train/kl".to_owned(), 0.5)));
         assert!(!scalars.iter().any(|(tag, _)| tag == "train/labels"));
-        let scalars = Record::Validation(ValidationRecord::default()).scalars();
+        let scalars = Record::Validation(validation(Score::Top1(0.5))).scalars();
         assert!(scalars.iter().all(|(tag, _)| tag.starts_with("val/")));
     }
 }

@@ -101,8 +101,8 @@ fn values(slots: &[Slot]) -> usize {
     slots.last().map_or(0, |slot| slot.start + slot.len)
 }
 
-/// Sorts parameters by the time at which the backward pass finishes their gradients: head, last norm, stages and their blocks
-/// from the last to the first, patch embedding. A parameter at another place would only delay its bucket.
+/// Sorts parameters by the time at which the backward pass finishes their gradients: head, last norm, stages with the norms of
+/// their outputs and their blocks from the last to the first, patch embedding. A parameter at another place would only delay its bucket.
 fn distance_from_loss(name: &str) -> (usize, usize, usize, &str) {
     let path = name.strip_prefix(crate::scales::RATIO).unwrap_or(name);
     let number = |after: &str| -> Option<usize> {
@@ -110,9 +110,10 @@ fn distance_from_loss(name: &str) -> (usize, usize, usize, &str) {
         rest.split('.').next()?.parse().ok()
     };
     let before = |count: usize| usize::MAX - count;
-    match (number("layers."), number("blocks.")) {
+    let of_output = path.strip_prefix("norm").and_then(|rest| rest.split('.').next()?.parse().ok());
+    match (number("layers.").or(of_output), number("blocks.")) {
         (Some(stage), Some(block)) => (2, before(stage), before(block), path),
-        (Some(stage), None) => (2, before(stage), 0, path), // Merging follows the blocks.
+        (Some(stage), None) => (2, before(stage), 0, path), // Merging and the output's norm follow the blocks.
         _ if path.starts_with("head") => (0, 0, 0, path),
         _ if path.starts_with("norm") => (1, 0, 0, path),
         _ => (3, 0, 0, path),

@@ -58,8 +58,8 @@ impl OnDevice {
 }
 
 impl Trainer {
-    /// Whether iterations run without the host: on a GPU, without the feature loss, which the host computes, and on several
-    /// processes with NCCL on all of them.
+    /// Whether iterations run without the host: on a GPU, for a classifier, without the feature loss, which the host computes, and
+    /// on several processes with NCCL on all of them.
     pub(super) fn iterates_on_device(&mut self) -> Result<bool, QatError> {
         if let Some(decided) = self.on_device.decided {
             return Ok(decided);
@@ -78,6 +78,9 @@ impl Trainer {
 
     /// Why the host takes part in iterations on a GPU; `None` if it does not.
     fn needs_host(&mut self) -> Result<Option<String>, QatError> {
+        if self.student.config().is_backbone() {
+            return Ok(Some("iterations wait for the host: images of a backbone differ in size".to_owned()));
+        }
         if self.job.loss.features > 0.0 {
             return Ok(Some("iterations wait for the host: it computes `loss.features`".to_owned()));
         }
@@ -259,7 +262,8 @@ impl Trainer {
         source: &mut dyn BatchSource,
     ) -> Result<IterationReport, QatError> {
         let Outcome { labels, kl, total, correct, norm, updated, unusable } = *outcome;
-        let mut loss = LossParts { labels, kl, features: 0.0, total, correct: correct as usize, labelled };
+        let mut loss =
+            LossParts { labels, kl, total, correct: correct as usize, labelled, ..LossParts::default() };
         if !updated && unusable {
             let found = self.student.parameter_not_finite()?;
             return Err(self.diverged(found.unwrap_or_else(|| "a parameter is not finite".to_owned())));
@@ -304,7 +308,7 @@ impl Trainer {
                 break;
             }
         }
-        let found = found.unwrap_or_else(|| "the logits are finite, but the loss is not".to_owned());
+        let found = found.unwrap_or_else(|| "the outputs are finite, but the loss is not".to_owned());
         Ok(self.diverged(format!("the loss is {total}: {found}")))
     }
 }

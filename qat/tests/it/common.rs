@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use candle_core::{Device, Tensor};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Ptq, QuantizedModel, Recipe};
+use swinq_model::{Batch, BatchSource, BoxError, Ptq, QuantizedModel, Recipe, Size};
 pub use swinq_testing::model::{
     StripedImages as Images, odd, padded, random, random_channels, second, second_padded, shifted,
 };
@@ -26,6 +26,27 @@ pub fn calibrated(float: &FloatModel, recipe: &str, source: &mut Images) -> Quan
     )
     .unwrap()
     .model
+}
+
+/// Images whose size follows from the number of the batch and of the epoch.
+pub struct OfSizes {
+    pub images: Images,
+    pub sizes: Vec<Size>,
+}
+
+impl BatchSource for OfSizes {
+    fn batches(&self) -> usize {
+        self.images.batches()
+    }
+
+    fn images(&self) -> usize {
+        self.images.images()
+    }
+
+    fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError> {
+        let size = self.sizes[(epoch as usize + index) % self.sizes.len()];
+        Images { size, ..self.images }.batch(epoch, index)
+    }
 }
 
 /// The values of a tensor, row-major.

@@ -1,6 +1,7 @@
 //! `swinq qat` on the bundled sample: its results, which the other commands accept, killed and interrupted
 //! runs, and refusals.
 
+mod backbones;
 mod ranks;
 mod refusals;
 

@@ -176,9 +176,10 @@ pub struct StripedImages {
 }
 
 impl StripedImages {
-    /// Images for `config`.
+    /// Images for `config`, of one class for a backbone.
     pub fn of(config: &SwinConfig, batch_size: usize, batches: usize) -> StripedImages {
-        StripedImages { size: config.image_size, classes: config.num_classes as u32, batch_size, batches }
+        let classes = config.num_classes.max(1) as u32;
+        StripedImages { size: config.image_size, classes, batch_size, batches }
     }
 
     fn image(&self, id: u64, class: u32, pixels: &mut Vec<u8>) {

@@ -379,6 +379,7 @@ class Model:
         batch: int | str = "free",
         probs: str | None = None,
         input: str = "normalized",
+        size: tuple[int, int] | None = None,
     ) -> list[str]:
         """Writes the model, float or quantized, as an ONNX file; completely, or not at all. It is the file that
         ``swinq export`` writes.
@@ -387,21 +388,23 @@ class Model:
             path: the file, ``.onnx``.
             opset: version of ONNX's operators, 18 to 23.
             target: the runtime that will run the graph: ``ort`` (ONNX Runtime), ``openvino`` or ``tensorrt``.
-            fp16: whether float tensors are f16 inside the graph; inputs and logits stay f32.
+            fp16: whether float tensors are f16 inside the graph; inputs and outputs stay f32.
             batch: images of one inference: a number, or ``free``.
             probs: form of attention probabilities of kind ``u8``: ``exact``, the engine's arithmetic, or ``softmax``,
                 which runtimes fuse and which loses some precision. ``None``: ``softmax`` for TensorRT, else ``exact``.
-            input: ``normalized``, ``float32 [batch, 3, size, size]``, or ``pixels``, ``uint8 [batch, size, size, 3]``.
+            input: ``normalized``, ``float32 [batch, 3, height, width]``, or ``pixels``, ``uint8 [batch, height, width, 3]``.
+            size: height and width of a backbone's images, because a graph is for images of one size. The outputs have
+                their own names, and are ``float32 [batch, channels, height, width]``.
 
         Returns:
             Remarks on the file, such as what an option costs; the command prints them.
 
         Raises:
-            ArgumentError: for options that contradict each other.
+            ArgumentError: for options that contradict each other or the model.
             ModelError: for a site that the target has no faithful form of.
             NotFoundError, FileError: if the file cannot be written.
         """
-        return _native.export(self._native, os.fspath(path), opset, target, fp16, str(batch), probs, input)
+        return _native.export(self._native, os.fspath(path), opset, target, fp16, str(batch), probs, input, size)
 
     @property
     def name(self) -> str:

@@ -50,6 +50,7 @@ def export(
     batch: str,
     probs: str | None,
     input: str,
+    size: tuple[int, int] | None,
 ) -> list[str]: ...
 
 class Model:

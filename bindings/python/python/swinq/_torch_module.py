@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from . import _torch_compile
 from ._errors import ArgumentError, EngineError
 from ._model import Engine, Model, open
 from ._torch_calls import bound, check_arguments, images_of
@@ -20,6 +21,13 @@ from ._torch_outputs import CHANNELS_LAST, made, tensors
 #: The types in which an engine writes outputs for images of these types; others are converted.
 TYPES = {torch.float16: "float16"}
 TYPES_ON_GPU = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
+
+
+#: Why a module cannot be traced or exported.
+NO_GRAPH = (
+    "a quantized Swin runs on swinq's engine, which a graph of PyTorch cannot hold; export a model of swinq.torch.prepare, whose graph "
+    "has its codes, or the float model (swinq.torch.restore)"
+)
 
 
 class SwinModule(torch.nn.Module):
@@ -58,7 +66,8 @@ class SwinModule(torch.nn.Module):
         self._engines: dict[tuple[str, int], Engine] = {}
         self._signature = inspect.signature(original.forward)
         self.training = original.training
-        self.forward = with_signature(self._run, self._signature)
+        self._number = _torch_compile.registered(self)
+        self.forward = with_signature(self._run, self._signature, self._compiled)
 
     @property
     def original(self) -> Any:
@@ -90,19 +99,50 @@ class SwinModule(torch.nn.Module):
             given, arguments = bound(self._signature, args, kwargs)
             check_arguments(arguments, self._arguments)
         images = images_of(given)
-        self._check(images)
-        return made(self._outputs, self._outputs_of(images), images.dtype, given)
+        self.check_images(images)
+        return made(self._outputs, self.outputs_of(images), images.dtype, given)
 
-    def _outputs_of(self, images: Any) -> dict[str, Any]:
+    def _compiled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """:meth:`_run` in a graph of ``torch.compile``. Calls with other arguments than images stay outside of it."""
+        if torch.compiler.is_exporting():
+            raise EngineError(NO_GRAPH)
+        if len(args) != 1 or kwargs or self._arguments or not isinstance(args[0], torch.Tensor):
+            return torch.compiler.disable(self._run)(args, kwargs)
+        found = dict(zip(self._names, _torch_compile.run(args[0], self._number), strict=True))
+        return made(self._outputs, self._in_channels(found), args[0].dtype, args[0])
+
+    def outputs_of(self, images: Any) -> dict[str, Any]:
         """The outputs of the engine by name; maps are ``[n, channels, height, width]``."""
-        on_gpu = images.is_cuda and self._backend != "cpu"
-        dtype = (TYPES_ON_GPU if on_gpu else TYPES).get(images.dtype, "float32")
-        found = self.engine_for(images.device).run(
-            images, self._names, layout="NCHW", out_layout=self._out_layout, dtype=dtype
+        return self._in_channels(self.computed(images))
+
+    def computed(self, images: Any) -> dict[str, Any]:
+        """The outputs of the engine by name, as it writes them."""
+        return self.engine_for(images.device).run(
+            images, self._names, layout="NCHW", out_layout=self._out_layout, dtype=self._type_of(images)
         )
-        if self._out_layout == "NHWC":
-            found = {name: value.permute(0, 3, 1, 2) if value.ndim == 4 else value for name, value in found.items()}
+
+    def computed_shapes(self, images: Any) -> list[tuple[list[int], Any]]:
+        """The shape and the type of each output of :meth:`computed`."""
+        number, _, height, width = (int(side) for side in images.shape)
+        engine, dtype = self.engine_for(images.device), getattr(torch, self._type_of(images))
+        found = []
+        for name in self._names:
+            shape = engine._shape(name, height, width)
+            if self._out_layout == "NHWC" and len(shape) == 3:
+                shape = [*shape[1:], shape[0]]
+            found.append(([number, *shape], dtype))
         return found
+
+    def _type_of(self, images: Any) -> str:
+        """The type in which the engine writes outputs for images."""
+        on_gpu = images.is_cuda and self._backend != "cpu"
+        return (TYPES_ON_GPU if on_gpu else TYPES).get(images.dtype, "float32")
+
+    def _in_channels(self, found: dict[str, Any]) -> dict[str, Any]:
+        """Outputs as the engine writes them, with the channels of maps second."""
+        if self._out_layout == "NCHW":
+            return found
+        return {name: value.permute(0, 3, 1, 2) if value.ndim == 4 else value for name, value in found.items()}
 
     def check(self) -> None:
         """Raises if an earlier call on a GPU, or a recorded graph, met a value that is not finite (see :meth:`Engine.check`).
@@ -113,7 +153,8 @@ class SwinModule(torch.nn.Module):
         for engine in self._engines.values():
             engine.check()
 
-    def _check(self, images: Any) -> None:
+    def check_images(self, images: Any) -> None:
+        """Refuses images that the engine cannot run, and calls in which it cannot run."""
         if self.training:
             raise EngineError(
                 "a quantized Swin cannot be trained; call eval() on the model, or swinq.torch.restore(model) to train it"
@@ -121,10 +162,7 @@ class SwinModule(torch.nn.Module):
         if not isinstance(images, torch.Tensor) or not images.is_floating_point():
             raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
         if torch.jit.is_tracing() or torch.compiler.is_exporting():
-            raise EngineError(
-                "a quantized Swin runs on swinq's engine, which a graph of PyTorch cannot hold; export a model of "
-                "swinq.torch.prepare, whose graph has its codes, or the float model (swinq.torch.restore)"
-            )
+            raise EngineError(NO_GRAPH)
         if images.requires_grad and torch.is_grad_enabled():
             raise EngineError(
                 "a quantized Swin gives no gradients, and its input requires them; call the model under torch.no_grad() or "
@@ -184,13 +222,18 @@ def _loaded(original: Any, file: bytes, outputs: Any, arguments: Any, backend: s
     return module
 
 
-def with_signature(run: Callable[[tuple[Any, ...], Mapping[str, Any]], Any], signature: inspect.Signature) -> Any:
-    """A function with a signature, of whose arguments ``run`` gets a tuple and a dictionary. ``torch.compile`` leaves it out of its
-    graphs."""
+Call = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
+
+
+def with_signature(run: Call, signature: inspect.Signature, compiled: Call | None = None) -> Any:
+    """A function with a signature, of whose arguments ``run`` gets a tuple and a dictionary; in graphs of ``torch.compile``
+    ``compiled`` gets them. Without ``compiled`` it stays outside of graphs."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
+        if compiled is not None and torch.compiler.is_compiling():
+            return compiled(args, kwargs)
         return run(args, kwargs)
 
-    found = torch.compiler.disable(forward)
+    found: Any = torch.compiler.disable(forward) if compiled is None else forward
     found.__signature__ = signature
     return found

@@ -171,7 +171,7 @@ class PreparedSwin(torch.nn.Module):
         exact = None
         if not self.training and images.device.type == "cpu":
             with torch.no_grad():
-                exact = self._engine()._outputs_of(images.detach())
+                exact = self._engine().outputs_of(images.detach())
             if not torch.is_grad_enabled():
                 return made(self._outputs, exact, images.dtype, given)
         found = self._forward(images)

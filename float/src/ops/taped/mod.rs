@@ -13,6 +13,7 @@ pub mod cuda;
 mod fake_quant;
 mod hidden;
 mod host;
+mod maps;
 mod norm;
 mod position;
 
@@ -30,6 +31,7 @@ pub use fake_quant::{
     fake_quantize_weight,
 };
 pub use hidden::{FakeHidden, hidden};
+pub use maps::relative_errors;
 pub(super) use norm::{norm, norm_then_gather};
 pub(crate) use position::{position_table, without_key_gradient};
 

@@ -473,3 +473,61 @@ fn biases_of_keys_get_no_gradient() {
     let (got, want) = (values(&gradients[0]), values(&weights_of(&out)));
     assert_eq!((&got[..3], &got[3..6], &got[6..]), (&want[..3], &[0.0; 3][..], &want[6..]));
 }
+
+/// The squared difference of each image over the squares of its target, in f64.
+fn relative_errors_of(x: &[f32], target: &[f32], images: usize) -> Vec<f64> {
+    let of_image = x.len() / images;
+    let squares = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>();
+    let f64s = |x: &[f32]| x.iter().map(|&x| f64::from(x)).collect::<Vec<f64>>();
+    let pairs = x.chunks(of_image).zip(target.chunks(of_image));
+    let error = |(x, target): (&[f32], &[f32])| {
+        let (x, target) = (f64s(x), f64s(target));
+        let difference: Vec<f64> = x.iter().zip(&target).map(|(x, t)| x - t).collect();
+        squares(&difference) / squares(&target)
+    };
+    pairs.map(error).collect()
+}
+
+#[test]
+fn relative_errors_and_their_gradients_are_those_of_finite_differences() {
+    let (images, shape) = (3, [3 * 35, 8]);
+    let (x, target) = (noise(&shape, 1), noise(&shape, 2));
+    let (data, wanted) = (values(&x), values(&target));
+    let expected = relative_errors_of(&data, &wanted, images);
+    assert!(expected.iter().any(|error| (error / expected[0] - 1.0).abs() > 1e-3), "{expected:?}");
+    for tape in [Tape::default(), composed_tape()] {
+        let (errors, gradient) = relative_errors(&tape, &x, &target, images, 0.7).unwrap();
+        for (error, expected) in errors.iter().zip(&expected) {
+            assert!((error / expected - 1.0).abs() < 1e-5, "{errors:?} and {expected:?}");
+        }
+        let gradient = values(&gradient);
+        for at in (0..data.len()).step_by(17) {
+            let moved = |step: f32| {
+                let mut data = data.clone();
+                data[at] += step;
+                0.7 * relative_errors_of(&data, &wanted, images).iter().sum::<f64>()
+            };
+            let numeric = (moved(1e-2) - moved(-1e-2)) / 2e-2;
+            assert!((f64::from(gradient[at]) - numeric).abs() < 1e-6, "{at}: {} and {numeric}", gradient[at]);
+        }
+    }
+}
+
+/// Parts of fixed size are added in order: an image of several parts, and one that is no whole number of them.
+#[test]
+fn relative_errors_of_large_maps() {
+    let shape = [2 * 1111, 48];
+    let (x, target) = (noise(&shape, 3), noise(&shape, 4));
+    let (errors, _) = relative_errors(&Tape::default(), &x, &target, 2, 1.0).unwrap();
+    let expected = relative_errors_of(&values(&x), &values(&target), 2);
+    assert!(errors.iter().zip(&expected).all(|(a, b)| (a / b - 1.0).abs() < 1e-6), "{errors:?} {expected:?}");
+}
+
+#[test]
+fn a_map_of_zeros_has_no_relative_error() {
+    let target = Tensor::cat(&[&noise(&[4, 2], 1), &noise(&[4, 2], 2).zeros_like().unwrap()], 0).unwrap();
+    for tape in [Tape::default(), composed_tape()] {
+        let error = relative_errors(&tape, &noise(&[8, 2], 3), &target, 2, 1.0).unwrap_err().to_string();
+        assert!(error.contains("map of image 1") && error.contains("zero everywhere"), "{error}");
+    }
+}

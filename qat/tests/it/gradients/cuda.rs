@@ -40,9 +40,10 @@ fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
     student.update_scales().unwrap();
     let teacher_output =
         Teacher::new(&case.teacher, true, device, Operands::F32).unwrap().forward(&case.batch).unwrap();
-    let logits = student.forward(&case.batch, None, true).unwrap();
-    let (parts, gradients) =
-        student.backward(&keys(), &logits, (&case.batch, None), Some(&teacher_output), (1.0, 1.0)).unwrap();
+    let outputs = student.forward(&case.batch, None, true).unwrap();
+    let (parts, gradients) = student
+        .backward(&case.keys(), &outputs, (&case.batch, None), Some(&teacher_output), (1.0, 1.0))
+        .unwrap();
     let host =
         |parameter: &Tensor| values(&gradients.get(parameter).unwrap().to_device(&Device::Cpu).unwrap());
     let all = student.parameters().iter().map(|(name, p)| (name.clone(), host(p))).collect();
@@ -67,7 +68,7 @@ fn gpu_agrees(what: &str, mut case: Case) {
     let Some(gpu) = gpu() else { return };
     let (mut composed_off, mut fused_off) = (Vec::new(), Vec::new());
     for batch in 0..BATCHES {
-        case.batch = Images::of(&case.float.config, 3, BATCHES).batch(0, batch).unwrap();
+        case.batch = case.images().batch(0, batch).unwrap();
         let cpu = iteration(&case, &Device::Cpu, Passes::Fused);
         let [composed, fused] =
             [Passes::Composed, Passes::Fused].map(|passes| iteration(&case, &gpu.device, passes));
@@ -120,6 +121,15 @@ fn gpu_quantized_training() {
         gpu_agrees("everything", Case::new(config, Some(EVERYTHING), |_| true));
     }
     gpu_agrees("w4", Case::new(padded(), Some(W4), |_| true));
+}
+
+#[test]
+fn gpu_training_of_backbones() {
+    for (first, size) in [(true, Size::new(32, 32)), (false, Size::new(37, 22))] {
+        let case = |recipe| Case::new(backbone(first), recipe, |site| site.is_weight()).with_images_of(size);
+        gpu_agrees("a backbone in float", case(None));
+        gpu_agrees("a backbone", case(Some("default")));
+    }
 }
 
 #[test]

@@ -17,7 +17,10 @@ use swinq_calib::set_channel_codes;
 use swinq_float::FloatClassifier;
 use swinq_float::tape::{Operands, Passes};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Batch, BatchSource, BlockId, Classifier, Linear, QuantizedModel, Site, SwinConfig};
+use swinq_model::{
+    Batch, BatchSource, BlockId, Classifier, Linear, QuantizedModel, Site, Size, StageOutput, SwinConfig,
+    WindowPolicy,
+};
 use swinq_qat::export;
 use swinq_qat::job::{Job, LossKeys, Scales};
 use swinq_qat::scales::sites_with_scales;
@@ -39,6 +42,8 @@ pub(crate) struct Case {
     pub(crate) quantized: Option<QuantizedModel>,
     pub(crate) policy: Vec<(Site, Scales)>,
     pub(crate) teacher: FloatModel,
+    /// The size of the images.
+    pub(crate) size: Size,
     pub(crate) batch: Batch,
 }
 
@@ -51,6 +56,7 @@ impl Case {
 
     /// [`Case::new`] of a network with its parameters.
     fn of(float: FloatModel, recipe: Option<&str>, learned: impl Fn(Site) -> bool) -> Case {
+        let size = float.config.image_size;
         let mut images = Images::of(&float.config, 3, 1);
         let teacher = random(float.config.clone(), 6);
         let quantized = recipe.map(|recipe| {
@@ -66,7 +72,18 @@ impl Case {
         let sites = quantized.as_ref().map(sites_with_scales).unwrap_or_default();
         let policy = sites.into_iter().map(|site| (site, scales(site))).collect();
         let batch = images.batch(0, 0).unwrap();
-        Case { float, quantized, policy, teacher, batch }
+        Case { float, quantized, policy, teacher, size, batch }
+    }
+
+    /// The case with images of another size.
+    fn with_images_of(mut self, size: Size) -> Case {
+        self.size = size;
+        self.batch = self.images().batch(0, 0).unwrap();
+        self
+    }
+
+    fn images(&self) -> Images {
+        Images { size: self.size, ..Images::of(&self.float.config, 3, BATCHES) }
     }
 
     /// Gives every input of `mlp.fc2` scales and zero points of its channels.
@@ -106,7 +123,21 @@ impl Case {
 const GOLDEN_RATIO: f32 = 1.618_034;
 
 fn keys() -> LossKeys {
-    LossKeys { labels: 0.7, smoothing: 0.1, kl: 1.3, temperature: 3.0, features: 0.4 }
+    let (labels, smoothing, kl, temperature, features) = (0.7, 0.1, 1.3, 3.0, 0.4);
+    LossKeys { labels, smoothing, kl, temperature, features, ..LossKeys::default() }
+}
+
+/// The loss of a backbone.
+fn keys_of_maps() -> LossKeys {
+    let output_weights = BTreeMap::from([("stage2".to_owned(), 2.5)]);
+    LossKeys { labels: 0.0, kl: 0.0, outputs: 0.8, output_weights, features: 0.4, ..LossKeys::default() }
+}
+
+impl Case {
+    /// The keys of the loss that suits the network.
+    fn keys(&self) -> LossKeys {
+        if self.float.config.is_backbone() { keys_of_maps() } else { keys() }
+    }
 }
 
 /// The distance of two vectors, relative to the length of the second.
@@ -123,7 +154,7 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
 fn agree(what: &str, mut case: Case) {
     let most = if case.quantized.is_some() { NOISE } else { ROUNDING };
     let far = (0..BATCHES).map(|batch| {
-        case.batch = Images::of(&case.float.config, 3, BATCHES).batch(0, batch).unwrap();
+        case.batch = case.images().batch(0, batch).unwrap();
         let (far, of) = farthest(what, &case);
         eprintln!("{what}, batch {batch}: the farthest is {of} by {far:.1e}");
         assert!(far < most, "{what}: {of} is off by {far}");
@@ -138,7 +169,7 @@ fn farthest(what: &str, case: &Case) -> (f64, String) {
     let mut student = case.student();
     let teacher_output =
         Teacher::new(&case.teacher, true, &Device::Cpu, Operands::F32).unwrap().forward(&case.batch).unwrap();
-    let logits = student.forward(&case.batch, None, true).unwrap();
+    let outputs = student.forward(&case.batch, None, true).unwrap();
     let mut complete = BTreeMap::new();
     let mut once = |name: &str, gradient: &Tensor| {
         assert!(
@@ -149,10 +180,10 @@ fn farthest(what: &str, case: &Case) -> (f64, String) {
     };
     let targets = (&case.batch, None);
     let (parts, gradients) = student
-        .backward_with(&keys(), &logits, targets, Some(&teacher_output), (1.0, 1.0), &mut once)
+        .backward_with(&case.keys(), &outputs, targets, Some(&teacher_output), (1.0, 1.0), &mut once)
         .unwrap();
     let reference = Reference::new(case, student.parameters());
-    let (loss, wanted) = reference.gradients(case, &keys(), &teacher_output);
+    let (loss, wanted) = reference.gradients(case, &case.keys(), &teacher_output);
     let mut errors = Errors::of_loss(parts.total, loss);
     for (name, parameter) in student.parameters() {
         let want = values(&wanted[name]);
@@ -270,6 +301,22 @@ fn the_default_recipe() {
     }
 }
 
+/// A backbone by the rule of detectors; the first output has a norm and the second has none, or the other way round.
+fn backbone(first: bool) -> SwinConfig {
+    let config = SwinConfig { window_policy: WindowPolicy::Detection, ..shifted() };
+    config.into_backbone(vec![StageOutput::of_stage(0, first), StageOutput::of_stage(1, !first)])
+}
+
+/// Images of another size than that for which the network was built, whose sides are no multiple of the patch.
+#[test]
+fn backbones() {
+    for (first, size) in [(true, Size::new(32, 32)), (false, Size::new(37, 22))] {
+        let case = |recipe| Case::new(backbone(first), recipe, |site| site.is_weight()).with_images_of(size);
+        agree("a backbone in float", case(None));
+        agree("a backbone", case(Some("default")));
+    }
+}
+
 #[test]
 fn mode1() {
     agree("mode1", Case::new(padded(), Some("mode1"), |_| false));
@@ -301,7 +348,7 @@ fn logits_are_those_of_the_exported_model_in_simulation() {
     let channels = ["default", EVERYTHING].map(|recipe| (recipe, case(recipe).with_channels()));
     for (recipe, case) in plain.into_iter().chain(v2).chain(channels) {
         let mut student = case.student();
-        let logits = values(&student.forward(&case.batch, None, false).unwrap());
+        let logits = values(&student.forward(&case.batch, None, false).unwrap()[0]);
         let template = case.quantized.as_ref().unwrap();
         let exported =
             export::quantized_student(template, &case.float, student.scales(), student.parameters()).unwrap();

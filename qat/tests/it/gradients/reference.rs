@@ -118,9 +118,12 @@ impl Reference {
         let swin = Swin::differentiable(&case.float.config, &tensors, device).unwrap();
         let images = swin.images(&case.batch, &case.float.transform).unwrap();
         let mut sites = ReferenceSites { reference: self, features: BTreeMap::new() };
-        let logits = swin.forward(&images, &mut sites).unwrap();
-        let features = sites.features;
-        let loss = total_loss(keys, &logits, &features, &case.batch.labels, teacher_output).unwrap();
+        let outputs = swin.outputs(&images, &mut sites).unwrap();
+        let loss = match case.float.config.is_backbone() {
+            true => loss_of_maps(keys, case, &outputs, teacher_output),
+            false => loss_of_logits(keys, &outputs[0], &case.batch.labels, teacher_output),
+        };
+        let loss = (loss.unwrap() + loss_of_blocks(keys, &sites.features, teacher_output).unwrap()).unwrap();
         let found = loss.backward().unwrap();
         let gradient = |(name, variable): (&String, &Var)| {
             let gradient = found.get(variable).unwrap_or_else(|| panic!("candle has no gradient of {name}"));
@@ -183,10 +186,9 @@ fn log_softmax(x: &Tensor) -> Result<Tensor> {
     below.broadcast_sub(&below.exp()?.sum_keepdim(1)?.log()?)
 }
 
-fn total_loss(
+fn loss_of_logits(
     keys: &LossKeys,
     logits: &Tensor,
-    features: &BTreeMap<BlockId, Tensor>,
     labels: &[u32],
     teacher_output: &TeacherOutput,
 ) -> Result<Tensor> {
@@ -197,12 +199,40 @@ fn total_loss(
         .enumerate()
         .for_each(|(i, &l)| targets[i * classes + l as usize] += 1.0 - keys.smoothing as f32);
     let targets = Tensor::from_vec(targets, (images, classes), logits.device())?;
-    let mut loss = ((targets * log_softmax(logits)?)?.sum_all()? * (-keys.labels / images as f64))?;
+    let loss = ((targets * log_softmax(logits)?)?.sum_all()? * (-keys.labels / images as f64))?;
     let t = keys.temperature;
-    let teacher = (&teacher_output.logits / t)?;
+    let teacher = (&teacher_output.outputs[0] / t)?;
     let log_q = log_softmax(&teacher)?;
     let apart = (log_q.exp()? * (&log_q - log_softmax(&(logits / t)?)?)?)?.sum_all()?;
-    loss = (loss + (apart * (keys.kl * t * t / images as f64))?)?;
+    loss + (apart * (keys.kl * t * t / images as f64))?
+}
+
+fn loss_of_maps(
+    keys: &LossKeys,
+    case: &Case,
+    maps: &[Tensor],
+    teacher_output: &TeacherOutput,
+) -> Result<Tensor> {
+    let images = case.batch.len();
+    let weights: Vec<f64> = (case.float.config.outputs.iter())
+        .map(|output| keys.output_weights.get(&output.name).copied().unwrap_or(1.0))
+        .collect();
+    let mut loss = Tensor::new(0f32, maps[0].device())?;
+    for ((map, target), weight) in maps.iter().zip(&teacher_output.outputs).zip(&weights) {
+        let rows = |x: &Tensor| x.reshape((images, ()));
+        let errors = (rows(&(map - target)?)?.sqr()?.sum(1)? / rows(target)?.sqr()?.sum(1)?)?;
+        let share = weight / weights.iter().sum::<f64>();
+        loss = (loss + (errors.mean_all()? * (keys.outputs * share))?)?;
+    }
+    Ok(loss)
+}
+
+fn loss_of_blocks(
+    keys: &LossKeys,
+    features: &BTreeMap<BlockId, Tensor>,
+    teacher_output: &TeacherOutput,
+) -> Result<Tensor> {
+    let mut loss = Tensor::new(0f32, &Device::Cpu)?;
     for (block, x) in features {
         let squares = (x - &teacher_output.features[block])?.sqr()?.mean_all()?;
         loss = (loss + (squares * (keys.features / features.len() as f64))?)?;

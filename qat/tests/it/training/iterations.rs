@@ -4,7 +4,7 @@ use swinq_model::Transform;
 use swinq_model::config::LoadedConfig;
 
 use super::*;
-use crate::common::second;
+use crate::common::{OfSizes, second};
 
 fn mean(losses: &[f64]) -> f64 {
     losses.iter().sum::<f64>() / losses.len() as f64
@@ -174,10 +174,10 @@ fn the_average_follows_the_parameters() {
 /// A batch is empty if all its images were skipped as corrupt.
 #[test]
 fn an_empty_batch_adds_nothing() {
-    struct Empty(Images);
+    struct Empty(OfSizes);
     impl swinq_model::BatchSource for Empty {
         fn batches(&self) -> usize {
-            self.0.batches
+            self.0.batches()
         }
 
         fn images(&self) -> usize {

@@ -1,5 +1,6 @@
 //! Whole trainings of a tiny network: iterations, resuming, damaged checkpoints, divergence.
 
+mod backbones;
 mod divergence;
 mod iterations;
 mod resuming;
@@ -9,10 +10,10 @@ mod validations;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Images, calibrated, random, shifted, values};
+use crate::common::{Images, OfSizes, calibrated, random, shifted, values};
 use candle_core::Device;
-use swinq_model::quantized::FloatModel;
-use swinq_model::{BoxError, QuantizedModel, SwinConfig};
+use swinq_model::quantized::{FloatModel, Score};
+use swinq_model::{BoxError, QuantizedModel, Size, SwinConfig};
 use swinq_qat::job::{Course, Identity, Job};
 use swinq_qat::log::IterationRecord;
 use swinq_qat::schedule::Schedule;
@@ -24,11 +25,16 @@ pub(crate) const FULL: &str = "quantization: {activation_scales: learned, weight
                         drop_path: 0.3\noptimizer: {lr: 1e-3, lr_scales: 1e-2, ema: 0.9}\nschedule: {warmup_steps: 2}\n\
                         mixing: {mixup: 0.8, cutmix: 1, probability: 0.7}\n";
 
+/// Batches of an epoch.
+const BATCHES: usize = 3;
+
 /// A job and its models.
 pub(crate) struct Setup {
     pub(crate) job: Job,
     pub(crate) float: FloatModel,
     pub(crate) quantized: Option<QuantizedModel>,
+    /// The sizes of the images, in turn by batch.
+    pub(crate) sizes: Vec<Size>,
     pub(crate) folder: tempfile::TempDir,
 }
 
@@ -36,8 +42,13 @@ impl Setup {
     /// A job of `iterations` with batches of four images. `keys` are further lines of the job; `recipe` is
     /// the recipe of the calibrated checkpoint, `None` for a float training.
     pub(crate) fn new(recipe: Option<&str>, iterations: u64, keys: &str) -> Setup {
-        let config = SwinConfig { depths: vec![2, 1], ..shifted() };
+        Setup::of(SwinConfig { depths: vec![2, 1], ..shifted() }, recipe, iterations, keys)
+    }
+
+    /// [`Setup::new`] for a network of `config`.
+    pub(crate) fn of(config: SwinConfig, recipe: Option<&str>, iterations: u64, keys: &str) -> Setup {
         let float = random(config, 5);
+        let sizes = vec![float.config.image_size];
         let folder = tempfile::tempdir().unwrap();
         let model = if recipe.is_some() { "model: q\n" } else { "quant: off\n" };
         let output = folder.path().display();
@@ -46,7 +57,7 @@ impl Setup {
         );
         let job = Job::from_yaml("test", &text, &[]).unwrap();
         let quantized = recipe.map(|recipe| calibrated(&float, recipe, &mut Images::of(&float.config, 4, 1)));
-        Setup { job, float, quantized, folder }
+        Setup { job, float, quantized, sizes, folder }
     }
 
     pub(crate) fn trainer(&self) -> Trainer {
@@ -62,12 +73,13 @@ impl Setup {
     }
 
     pub(crate) fn course(&self) -> Course {
-        self.job.course(self.images().batches * self.job.batch_size)
+        self.job.course(BATCHES * self.job.batch_size)
     }
 
     /// Three batches per epoch, so that iterations of two batches cross its end.
-    pub(crate) fn images(&self) -> Images {
-        Images::of(&self.float.config, self.job.batch_size, 3)
+    pub(crate) fn images(&self) -> OfSizes {
+        let images = Images::of(&self.float.config, self.job.batch_size, BATCHES);
+        OfSizes { images, sizes: self.sizes.clone() }
     }
 
     pub(crate) fn identity(&self) -> Identity {
@@ -171,8 +183,9 @@ impl Hooks for Watch {
         if self.stop_in_validation == Some(self.done) {
             return Ok(None);
         }
-        let top1 = self.accuracies.get(self.validated.len() - 1).copied().unwrap_or_default();
-        Ok(Some(Validation { images: 1, compared_images: 1, compared_top1: top1, ..Validation::default() }))
+        let value = self.accuracies.get(self.validated.len() - 1).copied().unwrap_or_default();
+        let score = if model.config.is_backbone() { Score::Sqnr(value) } else { Score::Top1(value) };
+        Ok(Some(Validation::new((1, score), (1, score))))
     }
 
     fn progress(&mut self, done: u64, report: &IterationReport, _: Option<&IterationRecord>) {

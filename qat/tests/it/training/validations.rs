@@ -1,6 +1,6 @@
 //! Validations: before the first iteration, the best model, and validations that are interrupted.
 
-use swinq_model::quantized::Chosen;
+use swinq_model::quantized::{Chosen, Score};
 
 use super::*;
 
@@ -42,8 +42,8 @@ fn the_best_validated_model_is_kept_with_the_validation_that_chose_it() {
         let record = kept.provenance.training.clone().unwrap();
         assert_eq!(record.iterations, iteration, "{accuracies:?}");
         assert!(record.quantized);
-        let top1 = accuracies[iteration as usize / 2];
-        assert_eq!(record.chosen_by, Some(Chosen { data: "d".to_owned(), images: 1, top1 }));
+        let score = Score::Top1(accuracies[iteration as usize / 2]);
+        assert_eq!(record.chosen_by, Some(Chosen { data: "d".to_owned(), images: 1, score }));
         assert_eq!(kept.params == trainer.model().unwrap().params, iteration == 6);
         let worse = accuracies[3] < accuracies[0];
         let warned =

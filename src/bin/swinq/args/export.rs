@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use swinq::Sizing;
+use swinq::model::Size;
 use swinq::onnx::{BatchSize, ExportOptions, InputForm, ProbsForm, Target};
 
 use super::FloatArgs;
@@ -23,7 +25,10 @@ pub struct ExportArgs {
     /// The runtime that will run the graph.
     #[arg(long, value_enum, default_value_t = TargetArg::Ort)]
     pub target: TargetArg,
-    /// Make float tensors f16 inside the graph; inputs and logits stay f32.
+    /// Height and width of a backbone's images, such as 800x1344: a graph is for images of one size.
+    #[arg(long, value_name = "HEIGHTxWIDTH", value_parser = size)]
+    pub size: Option<Size>,
+    /// Make float tensors f16 inside the graph; inputs and outputs stay f32.
     #[arg(long)]
     pub fp16: bool,
     /// Images of one inference: a number, or free.
@@ -33,7 +38,7 @@ pub struct ExportArgs {
     /// loses some precision. TensorRT has softmax only; the others have exact unless you say otherwise.
     #[arg(long, value_enum)]
     pub probs: Option<ProbsArg>,
-    /// Input of the graph: normalised f32 [batch, 3, size, size], or u8 pixels [batch, size, size, 3].
+    /// Input of the graph: normalised f32 [batch, 3, height, width], or u8 pixels [batch, height, width, 3].
     #[arg(long, value_enum, default_value_t = InputArg::Normalized)]
     pub input: InputArg,
 }
@@ -58,8 +63,17 @@ impl ExportArgs {
                 InputArg::Normalized => InputForm::Normalized,
                 InputArg::Pixels => InputForm::Pixels,
             },
+            size: self.size,
             checkpoint_hash: None,
         }
+    }
+}
+
+/// The value of `--size`.
+fn size(text: &str) -> Result<Size, String> {
+    match text.parse() {
+        Ok(Sizing::Exact(size)) => Ok(size),
+        _ => Err("give HEIGHTxWIDTH, as in 800x1344, with sides of 1 to 65535".to_owned()),
     }
 }
 

@@ -12,7 +12,7 @@ pub fn run(args: &ExportArgs) -> anyhow::Result<()> {
     let options = args.options();
     options.check().map_err(|error| Usage(error.to_string()))?;
     check_outputs([&args.onnx], [args.model.as_path()].into_iter().chain(args.float.files()))?;
-    let model = model_arg::open_classifier(&args.model, &args.float)?;
+    let model = model_arg::open(&args.model, &args.float)?;
     args.float.check_used(!model.describes_itself())?;
     let file = export_onnx(&model, &options)?;
     interrupt::check_before_writing()?;

@@ -7,9 +7,10 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use swinq::model::quantized::Score;
 use swinq::qat::job::{Device, Job};
 use swinq::qat::ranks::{Meeting, Place};
-use swinq::qat::{Begin, Outcome, QatError, Trainer};
+use swinq::qat::{Begin, Outcome, QatError, Trainer, Validation};
 use swinq::train::Compared;
 use swinq::{FloatDevice, Training};
 
@@ -186,23 +187,38 @@ fn check_job(given: &str, training: &Training) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints the accuracy of the models before, during and after the training.
+/// Prints the scores of the models before, during and after the training.
 fn compared(rows: &[Compared]) {
-    let mut table = tables::markdown(["", "top-1 %", "top-5 %", "as teacher %", "file"]);
-    tables::align_numbers(&mut table, 3);
-    let images = rows.first().map_or(0, |row| row.validation.images);
-    let percent = |value: Option<f64>| value.map_or(String::new(), |value| format!("{:.2}", 100.0 * value));
-    for Compared { kind, file, note, validation } in rows {
+    let Some(first) = rows.first() else { return };
+    let outputs = &first.validation.outputs;
+    let mut head = match first.validation.score {
+        Score::Top1(_) => ["", "top-1 %", "top-5 %", "as teacher %"].map(str::to_owned).to_vec(),
+        Score::Sqnr(_) => ["", "SQNR dB"].map(str::to_owned).to_vec(),
+    };
+    head.extend(outputs.iter().map(|(name, _)| name.clone()));
+    let numbers = head.len() - 1;
+    head.push("file".to_owned());
+    let mut table = tables::markdown(head);
+    tables::align_numbers(&mut table, numbers);
+    for row in rows {
+        let Compared { kind, file, note, .. } = row;
         let file = file.display();
-        table.add_row([
-            (*kind).to_owned(),
-            percent(Some(validation.top1)),
-            percent(validation.top5),
-            percent(validation.agreement),
-            if note.is_empty() { file.to_string() } else { format!("{file} ({note})") },
-        ]);
+        let file = if note.is_empty() { file.to_string() } else { format!("{file} ({note})") };
+        table.add_row([vec![(*kind).to_owned()], scores(&row.validation), vec![file]].concat());
     }
-    say!("on {images} validation images:\n{table}");
+    say!("on {} validation images:\n{table}", first.validation.images);
+}
+
+/// The cells of a validation.
+fn scores(found: &Validation) -> Vec<String> {
+    let percent = |value: Option<f64>| value.map_or(String::new(), |value| format!("{:.2}", 100.0 * value));
+    match found.score {
+        Score::Top1(top1) => [Some(top1), found.top5, found.agreement].map(percent).to_vec(),
+        Score::Sqnr(db) => {
+            let all = [db].into_iter().chain(found.outputs.iter().map(|(_, db)| *db));
+            all.map(|db| format!("{db:.2}")).collect()
+        }
+    }
 }
 
 fn use_threads(threads: usize) -> anyhow::Result<()> {
@@ -214,8 +230,15 @@ fn describe(training: &Training, place: &Place) {
     let Training { job, inputs, course, schedule, .. } = training;
     info!("{}", job.to_string().trim_end());
     info!("");
-    info!("model       {}, {} classes", inputs.float.config.name, inputs.float.config.num_classes);
-    info!("transform   {}", inputs.float.transform);
+    let config = &inputs.float.config;
+    if config.is_backbone() {
+        let outputs: Vec<&str> = config.outputs.iter().map(|output| &output.name[..]).collect();
+        info!("model       {}, a backbone with {}", config.name, outputs.join(", "));
+        info!("sizes       {} in validations", inputs.sizing);
+    } else {
+        info!("model       {}, {} classes", config.name, config.num_classes);
+        info!("transform   {}", inputs.float.transform);
+    }
     info!("images      {} of {}", inputs.train.len(), inputs.train.describe());
     info!("validation  {} of {}", inputs.val.len(), inputs.val.describe());
     if place.size > 1 {

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use swinq::eval::{Accuracy, near_chance};
+use swinq::model::quantized::Score;
 use swinq::model::{BoxError, QuantizedModel};
 use swinq::qat::job::Course;
 use swinq::qat::log::IterationRecord;
@@ -53,7 +54,12 @@ fn line(record: &IterationRecord) -> String {
         record.loader_images_per_second.map(|rate| format!(" (loader {rate:.0})")).unwrap_or_default();
     let wait = record.loader_wait.filter(|&wait| wait > NOTABLE_WAIT);
     let wait = wait.map(|wait| format!(", {:.0} % waiting for images", 100.0 * wait)).unwrap_or_default();
-    format!("loss {:.4}{top1}, {:.0} images/s{loader}{wait}", record.loss, record.images_per_second)
+    // Relative errors of outputs are small, whatever their weight.
+    let loss = match record.outputs {
+        Some(error) => format!("loss {:.4} (outputs {error:.3e})", record.loss),
+        None => format!("loss {:.4}", record.loss),
+    };
+    format!("{loss}{top1}, {:.0} images/s{loader}{wait}", record.images_per_second)
 }
 
 impl Hooks for TrainHooks {
@@ -62,7 +68,8 @@ impl Hooks for TrainHooks {
         // A float training may start with a new head, which guesses.
         let remark =
             found.as_ref().filter(|_| !self.warned && (end || model.is_quantized())).and_then(|found| {
-                let correct = (found.top1 * found.images as f64).round() as usize;
+                let Score::Top1(top1) = found.score else { return None };
+                let correct = (top1 * found.images as f64).round() as usize;
                 let accuracy =
                     Accuracy { images: found.images as usize, top1_correct: correct, top5_correct: correct };
                 near_chance(&accuracy, model.config.num_classes)

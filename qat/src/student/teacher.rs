@@ -1,0 +1,105 @@
+//! The float network that the student imitates.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Device, Tensor};
+use swinq_float::tape::{Operands, Passes, Tape};
+use swinq_float::{Float, FloatError, Sites, Swin};
+use swinq_model::quantized::FloatModel;
+use swinq_model::{Batch, BlockId, Site, Transform};
+
+use super::on_device;
+use crate::error::QatError;
+
+/// The teacher's outputs for a batch.
+#[derive(Debug)]
+pub struct TeacherOutput {
+    /// The network's outputs ([`Swin::outputs`]). They stay on the device, so that the host does not wait for the teacher
+    /// before it starts the student.
+    pub outputs: Vec<Tensor>,
+    /// The blocks' outputs, if the loss compares them.
+    pub features: BTreeMap<BlockId, Tensor>,
+}
+
+/// The float network that the student imitates.
+pub struct Teacher {
+    swin: Swin,
+    transform: Transform,
+    features: bool,
+    /// Records nothing; it selects the implementation of the passes.
+    tape: Tape,
+}
+
+/// Sites of the float forward that collect the blocks' outputs.
+struct Capture(BTreeMap<BlockId, Tensor>);
+
+impl Sites for Capture {
+    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
+        Float.activation(site, x)
+    }
+
+    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
+        Float.weight(site, w)
+    }
+
+    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        Float.attend(site, logits, v)
+    }
+
+    fn watches(&self, _: Site) -> bool {
+        false
+    }
+
+    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), FloatError> {
+        self.0.insert(block, x.clone());
+        Ok(())
+    }
+}
+
+impl Teacher {
+    /// The network of `model`; `features` says whether the loss compares the blocks' outputs.
+    ///
+    /// # Errors
+    /// The errors of [`Swin::new`].
+    pub fn new(
+        model: &FloatModel,
+        features: bool,
+        device: &Device,
+        operands: Operands,
+    ) -> Result<Teacher, QatError> {
+        let tape = Tape::with_operands(operands);
+        let swin = if device.is_cpu() {
+            Swin::new(&model.config, &model.tensors, device)?
+        } else {
+            swinq_model::params::check_parameters(&model.config, &model.tensors)?;
+            Swin::taped(&model.config, &on_device(&model.tensors, device)?, device, &tape)?
+        };
+        Ok(Teacher { swin, transform: model.transform.clone(), features, tape })
+    }
+
+    /// Selects the implementation of the passes on a GPU.
+    pub fn set_passes(&self, passes: Passes) {
+        self.tape.set_passes(passes);
+    }
+
+    /// The forward pass on `batch`.
+    ///
+    /// # Errors
+    /// Errors of the forward pass.
+    pub fn forward(&self, batch: &Batch) -> Result<TeacherOutput, QatError> {
+        self.forward_images(&self.swin.images(batch, &self.transform)?)
+    }
+
+    /// [`Teacher::forward`], on normalised images or their patches ([`Swin::outputs`]).
+    ///
+    /// # Errors
+    /// Errors of the forward pass.
+    pub fn forward_images(&self, images: &Tensor) -> Result<TeacherOutput, QatError> {
+        let mut capture = Capture(BTreeMap::new());
+        let outputs = match self.features {
+            true => self.swin.outputs(images, &mut capture)?,
+            false => self.swin.outputs(images, &mut Float)?,
+        };
+        Ok(TeacherOutput { outputs, features: capture.0 })
+    }
+}
