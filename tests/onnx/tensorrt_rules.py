@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 GUIDE = "https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library"
 TYPES = f"{GUIDE}/work-quantized-types.html"
@@ -18,10 +18,12 @@ OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md (
 IMPORTER = "https://github.com/NVIDIA/TensorRT/issues/2774 and /issues/4698 (assertions of the ONNX importer)"
 OPSETS = "https://docs.nvidia.com/deeplearning/tensorrt/latest/reference/onnx-opset-guide.html"
 
-# The operators of our graphs that the parser's list has.
+# The operators of our graphs, and of graphs that PyTorch exports with a prepared Swin, that the parser's list has.
 PARSED = set(
-    "Add Cast DequantizeLinear Div Erf Exp Gather Gelu LayerNormalization MatMul Max Mul Pad QuantizeLinear ReduceL2 ReduceMax "
-    "ReduceMean ReduceSum Reshape Softmax Split Sub Transpose".split()
+    "Add Cast DequantizeLinear Div Erf Exp Gather GatherND Gelu LayerNormalization MatMul Max Mul Pad QuantizeLinear ReduceL2 ReduceMax "
+    "ReduceMean ReduceSum Reshape Softmax Split Sub Transpose "
+    "AveragePool BatchNormalization Clip Concat Constant ConstantOfShape Conv ConvTranspose Expand Flatten Gemm GlobalAveragePool Identity Less Pow "
+    "Reciprocal Relu Resize Round Shape Sigmoid Slice Sqrt Squeeze Unsqueeze Where".split()
 )
 
 
@@ -32,6 +34,10 @@ class Graph:
         inferred = onnx.shape_inference.infer_shapes(self.model, strict_mode=True, data_prop=True).graph
         self.nodes = self.model.graph.node
         self.constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer}
+        # The parser takes nodes as it takes initializers.
+        for node in self.of("Constant"):
+            value = helper.get_attribute_value(node.attribute[0])
+            self.constants[node.output[0]] = numpy_helper.to_array(value) if isinstance(value, TensorProto) else np.asarray(value)
         self.producer = {output: node for node in self.nodes for output in node.output}
         self.readers = {}
         for node in self.nodes:

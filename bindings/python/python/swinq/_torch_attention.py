@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ._torch_fake import Quantizer, fake_quantize, fused
+from ._torch_graph import cast, exporting, untraced, weighted
 
 #: From this factor of ``q k^T`` on, a head of a Swin V2 has a second code for its queries and keys.
 SECOND_CODES = 16.0
@@ -66,29 +67,27 @@ def attention(qkv: Any, scale: Any, bias: Any, windows: Windows, sites: Sites, s
 
 def composed(qkv: Any, scale: Any, bias: Any, windows: Windows, sites: Sites, second_codes: bool, dtype: Any) -> Any:
     """:func:`attention` in operations of PyTorch, in ``float32``."""
-    qkv = qkv.chunk(3, -1) if isinstance(qkv, torch.Tensor) else qkv
-    count, n, heads = qkv[0].shape[0], windows.tokens, windows.heads
+    qkv = qkv.split(int(qkv.shape[-1]) // 3, -1) if isinstance(qkv, torch.Tensor) else qkv
+    n, heads, channels = windows.tokens, windows.heads, int(qkv[0].shape[-1])
     # Products of f32 must not become products of half precision by the caller's autocast.
     with torch.autocast(qkv[0].device.type, enabled=False):
-        q, k, v = (part.float().unflatten(-1, (heads, -1)).transpose(1, 2) for part in qkv)
+        q, k, v = (_of_heads(part, n, heads, channels) for part in qkv)
         second_codes = second_codes and sites.q is not None and sites.k is not None
         large = (scale.detach() >= SECOND_CODES)[:, None, None] if second_codes else None
-        (q, rest_q), (k, rest_k) = _faked(q, sites.q, large), _faked(k, sites.k, large)
-        scores = q @ k.transpose(-1, -2)
-        if rest_q is not None and rest_k is not None:
-            # The engine leaves out the products of two second codes.
-            scores = scores - rest_q @ rest_k.transpose(-1, -2)
+        scores = _products(_faked(q, sites.q, large), _faked(k, sites.k, large))
         scores = fake_quantize(scores, sites.scores, torch.float32)
         logits = scores * scale[:, None, None] + bias
         if windows.masks is not None:
-            masks = windows.masks[windows.mask]
-            logits = (logits.unflatten(0, (-1, len(masks))) + masks[:, None]).flatten(0, 1)
-        if sites.unsigned:
-            probs = _Unsigned.apply(logits)
-        else:
-            probs = fake_quantize(logits.softmax(-1), sites.probs, torch.float32)
-        found = probs @ fake_quantize(v, sites.v, torch.float32)
-        return found.transpose(1, 2).reshape(count, n, -1).to(dtype)
+            masks = windows.masks.index_select(0, windows.mask)
+            logits = logits.reshape(-1, len(windows.mask), heads, n, n) + masks.reshape(-1, 1, n, n)
+            logits = logits.reshape(-1, heads, n, n)
+        found = _weighted(logits, fake_quantize(v, sites.v, torch.float32), sites)
+        return cast(found.transpose(1, 2).reshape(-1, n, channels), dtype)
+
+
+def _of_heads(x: Any, tokens: int, heads: int, channels: int) -> Any:
+    """Rows ``[windows, tokens, channels]`` as ``float32 [windows, heads, tokens, channels of a head]``."""
+    return cast(x, torch.float32).reshape(-1, tokens, heads, channels // heads).transpose(1, 2)
 
 
 def _faked(x: Any, quantizer: Quantizer | None, large: Any) -> tuple[Any, Any]:
@@ -96,12 +95,29 @@ def _faked(x: Any, quantizer: Quantizer | None, large: Any) -> tuple[Any, Any]:
     found = fake_quantize(x, quantizer, torch.float32)
     if quantizer is None or large is None:
         return found, None
+    if exporting():
+        step = Quantizer(untraced(torch.div, quantizer.scale, PARTS))
+        return found, fake_quantize((x - found) * large, step, torch.float32)
     with torch.no_grad():
         scaled = x * quantizer.recip()
         code = scaled.clamp(quantizer.low, quantizer.high).round()
         rest = ((scaled - code) * PARTS).clamp(-127.0, 127.0).round() / PARTS * quantizer.scale
         rest = torch.where(large, rest, 0.0)
-    return found + rest, rest
+    return found, rest
+
+
+def _products(q: tuple[Any, Any], k: tuple[Any, Any]) -> Any:
+    """``q k^T``. The engine leaves out the product of two second codes."""
+    (first_q, rest_q), (first_k, rest_k) = q, (part if part is None else part.transpose(-1, -2) for part in k)
+    scores = first_q @ first_k
+    return scores if rest_q is None or rest_k is None else scores + (first_q @ rest_k + rest_q @ first_k)
+
+
+def _weighted(logits: Any, values: Any, sites: Sites) -> Any:
+    """The values weighted with the probabilities of the logits."""
+    if not sites.unsigned:
+        return fake_quantize(logits.softmax(-1), sites.probs, torch.float32) @ values
+    return weighted(logits, values) if exporting() else _Unsigned.apply(logits) @ values
 
 
 def exp_255(x: Any) -> Any:

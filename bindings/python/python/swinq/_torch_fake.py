@@ -4,7 +4,8 @@ The forward pass is that of the engine (docs/inference.md, "Sites"): ``code * sc
 backward pass rounding passes gradients through and clipping stops them; a learned scale has LSQ's gradient (Esser et al., "Learned
 Step Size Quantization", ICLR 2020). Unlike the engine a NaN stays a NaN, so that a scaler of gradients sees it.
 
-On a GPU the passes are Triton's kernels (``_torch_kernels``); elsewhere they are operations of PyTorch.
+On a GPU the passes are Triton's kernels (``_torch_kernels``); elsewhere they are operations of PyTorch. In a graph that PyTorch records
+they are those of ``_torch_graph``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+from ._torch_graph import cast, exporting, quantized, rows_of, untraced
 
 #: The codes of an activation.
 LOW, HIGH = -128.0, 127.0
@@ -44,7 +47,7 @@ interpreted = False
 
 def fused(tensor: Any) -> Any:
     """The kernels, if they take this tensor."""
-    return kernels() if tensor.is_cuda or interpreted else None
+    return kernels() if (tensor.is_cuda or interpreted) and not exporting() else None
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,10 @@ def fake_quantize(x: Any, quantizer: Quantizer | None, dtype: Any, gelu: Any = N
     """``x`` as the values that its codes represent, in ``dtype``; with ``gelu``, of the engine's GELU of ``x``, whose table ``gelu``
     is. Without a quantizer only the type changes, and GELU is that of the error function."""
     if quantizer is None:
-        return (x if gelu is None else torch.nn.functional.gelu(x)).to(dtype)
+        return cast(x if gelu is None else torch.nn.functional.gelu(x), dtype)
+    if exporting():
+        x = x if gelu is None else torch.nn.functional.gelu(cast(x, torch.float32))
+        return cast(quantized(x, untraced(quantizer.scale.item)), dtype)
     if gelu is not None and fused(x) is None:
         x, gelu = _Gelu.apply(x, gelu), None
     return _Fake.apply(x, quantizer.scale, quantizer, dtype, gelu)
@@ -172,6 +178,12 @@ def scales_of(weight: Any, count: int, largest: float) -> Any:
     return torch.where(scale.reciprocal().isfinite(), scale, 1.0)
 
 
+def codes_of(x: Any, quantizer: Quantizer) -> Any:
+    """The codes of a tensor, a row for each scale."""
+    codes, _ = _codes(x, quantizer.recip(), quantizer)
+    return codes
+
+
 class _Weight(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: Any, scales: int, largest: float, factors: Any, dtype: Any) -> Any:
@@ -180,10 +192,8 @@ class _Weight(torch.autograd.Function):
         if found is not None and scales == len(weight):
             return found.fake_weight(weight, largest, factors, dtype)
         folded = weight.float() if factors is None else weight.float() * factors[0]
-        scale = scales_of(folded, scales, largest)
-        quantizer = Quantizer(scale, None, -largest, largest)
-        codes, _ = _codes(folded, quantizer.recip(), quantizer)
-        value = _values(codes, scale, quantizer).reshape(weight.shape)
+        quantizer = Quantizer(scales_of(folded, scales, largest), None, -largest, largest)
+        value = _values(codes_of(folded, quantizer), quantizer.scale, quantizer).reshape(weight.shape)
         return (value if factors is None else value * factors[1]).to(dtype)
 
     @staticmethod
@@ -243,7 +253,7 @@ def norm(x: Any, weight: Any, bias: Any, eps: float, quantizer: Quantizer | None
         scale = None if quantizer is None else quantizer.scale
         return _Norm.apply(x, weight, bias, scale, eps, quantizer, dtype, rows)
     with torch.autocast(x.device.type, enabled=False):
-        found = torch.nn.functional.layer_norm(x.float(), weight.shape, weight.float(), bias.float(), eps)
+        found = torch.nn.functional.layer_norm(cast(x, torch.float32), weight.shape, weight.float(), bias.float(), eps)
     found = fake_quantize(found, quantizer, dtype)
     # A quantizer does not change zeros, so that rows of padding may be added behind it.
     return found if rows is None else gather(found, *rows)
@@ -273,11 +283,15 @@ class _Norm(torch.autograd.Function):
 def gather(x: Any, rows: Any, back: Any) -> Any:
     """Rows ``[n, len(rows), c]`` of ``x`` ``[n, tokens, c]``; -1 gives a row of zeros. ``back`` is the inverse: for each token the
     place of its row, or -1."""
+    if exporting():
+        return rows_of(x, rows)
     return _Gather.apply(x, rows, back)
 
 
 def add_rows(x: Any, branch: Any, rows: Any, back: Any) -> Any:
     """``x`` ``[n, tokens, c]`` plus the rows ``back`` of ``branch``, whose rows are those of the map ``rows``."""
+    if exporting():
+        return x + rows_of(branch, back)
     return _AddRows.apply(x, branch, rows, back)
 
 

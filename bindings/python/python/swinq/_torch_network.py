@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from . import _native
 from ._torch_attention import Sites, Windows, attention
 from ._torch_fake import add_rows, fake_quantize, fused, gather, linear, linear_in_order, norm
+from ._torch_graph import cast
 from ._torch_parameters import Parameters
 from ._torch_scales import Codes, Scales
 
@@ -140,11 +141,12 @@ class Forward:
         """The outputs by name for images ``[n, channels, height, width]``: maps ``[n, channels, height, width]``, whose memory has
         the channels last, or logits."""
         config, device = self.network.config, images.device
-        self.images, self.current = len(images), self.scales.current()
+        self.images, self.current = images.shape[0], self._current()
         self.exact = self.dtype == torch.float32 and fused(images) is not None
-        grids = self.network.grids(images.shape[2], images.shape[3], device)
+        height, width = (int(side) for side in images.shape[2:])
+        grids = self.network.grids(height, width, device)
         names = {output["stage"]: output for output in config.get("outputs", [])}
-        x, found, block = self._embed(images, grids[0].size), {}, 0
+        x, found, block = self._embed(images, (height, width), grids[0].size), {}, 0
         for index, (stage, grid) in enumerate(zip(self.network.stages(device), grids, strict=True)):
             for number in range(stage.depth):
                 x = self._run_block(x, f"layers.{index}.blocks.{number}", stage, grid, number % 2 == 1, block)
@@ -154,16 +156,18 @@ class Forward:
             if index + 1 < len(grids):
                 x = self._merge(x, f"layers.{index}.downsample", grid)
         if not names:
-            found["logits"] = self._linear("head", self._norm("norm", x).float().mean(1)).float()
+            x = cast(self._norm("norm", x), torch.float32).mean(1)
+            found["logits"] = cast(self._linear("head", x), torch.float32)
         return found
 
-    def _embed(self, images: Any, size: tuple[int, int]) -> Any:
+    def _embed(self, images: Any, pixels: tuple[int, int], size: tuple[int, int]) -> Any:
         patch = self.network.config["patch_size"]
-        down, right = (side * patch - pixels for side, pixels in zip(size, images.shape[2:], strict=True))
+        down, right = (side * patch - given for side, given in zip(size, pixels, strict=True))
         if down or right:
             images = functional.pad(images, (0, right, 0, down))
-        parts = images.unflatten(2, (size[0], patch)).unflatten(4, (size[1], patch))
-        x = self._linear("patch_embed.proj", parts.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2))
+        channels = int(images.shape[1])
+        parts = images.reshape(-1, channels, size[0], patch, size[1], patch).permute(0, 2, 4, 1, 3, 5)
+        x = self._linear("patch_embed.proj", parts.reshape(-1, size[0] * size[1], channels * patch**2))
         if "patch_embed.norm.weight" in self.parameters:
             x = self._norm("patch_embed.norm", x)
         return x + self.parameters["absolute_pos_embed"] if "absolute_pos_embed" in self.parameters else x
@@ -171,7 +175,7 @@ class Forward:
     def _output(self, x: Any, output: Any, index: int, grid: Grid) -> Any:
         if output.get("norm"):
             x = self._norm(f"norm{index}", x)
-        return x.unflatten(1, grid.size).permute(0, 3, 1, 2)
+        return x.reshape(-1, *grid.size, int(x.shape[-1])).permute(0, 3, 1, 2)
 
     def _run_block(self, x: Any, name: str, stage: Stage, grid: Grid, odd: bool, number: int) -> Any:
         rate = self.drop_path[number] if self.drop_path else 0.0
@@ -203,21 +207,20 @@ class Forward:
         scale, bias = self._position(name, stage)
         values = qkv.numel() // (3 * self.images)
         if self.network.is_v2:
-            parts = qkv.chunk(3, -1)
+            parts = qkv.split(c, -1)
             qkv = [_unit(parts[0], stage.heads), _unit(parts[1], stage.heads), parts[2]]
         windows = Windows(n, stage.heads, stage.masks, grid.mask) if odd and grid.mask is not None else None
         windows = windows or Windows(n, stage.heads, None, None)
         sites = self._attention_sites(name, values, values // c * n * stage.heads)
         mixed = attention(qkv, scale, bias, windows, sites, self.network.is_v2, self.dtype)
-        return self._linear(f"{name}.proj", mixed.reshape(self.images, -1, c))
+        return self._linear(f"{name}.proj", mixed.reshape(-1, len(grid.plain[0]), c))
 
     def _attention_sites(self, name: str, values: int, pairs: int) -> Sites:
         """The quantizers of attention. An image has so many queries, keys or values, and so many probabilities."""
-        probs = self.scales.site(f"{name}.probs")
-        unsigned = isinstance(probs, Codes)
+        unsigned = isinstance(self.scales.site(f"{name}.probs"), Codes)
+        probs = None if unsigned else self._quantizer(f"{name}.probs", pairs)
         q, k, v = (self._quantizer(f"{name}.{part}", values) for part in "qkv")
-        signed = None if unsigned else self._quantizer(f"{name}.probs", pairs)
-        return Sites(q, k, v, self._quantizer(f"{name}.scores", pairs), signed, unsigned)
+        return Sites(q, k, v, self._quantizer(f"{name}.scores", pairs), probs, unsigned)
 
     def _position(self, name: str, stage: Stage) -> tuple[Any, Any]:
         """The factor of ``q k^T`` of each head and the relative position bias ``[heads, n, n]``."""
@@ -245,7 +248,7 @@ class Forward:
         return 16.0 * functional.linear(hidden, parameters[f"{name}.2.weight"].float()).sigmoid()
 
     def _merge(self, x: Any, name: str, grid: Grid) -> Any:
-        x = gather(x, *grid.merge).reshape(self.images, -1, 4 * x.shape[-1])
+        x = gather(x, *grid.merge).reshape(-1, len(grid.merge[0]) // 4, 4 * int(x.shape[-1]))
         if self.network.is_v2:
             return self._norm(f"{name}.norm", self._linear(f"{name}.reduction", x))
         return self._product(f"{name}.reduction", self._norm(f"{name}.norm", x, f"{name}.reduction.input"))
@@ -268,6 +271,9 @@ class Forward:
         quantizer = self._quantizer(site, x.numel() // self.images) if site else None
         stream = torch.float32 if torch.is_autocast_enabled(x.device.type) else x.dtype
         return norm(x, weight, bias, self.network.config["norm_eps"], quantizer, self.dtype if site else stream, rows)
+
+    def _current(self) -> dict[str, tuple[Any, Any]]:
+        return self.scales.current()
 
     def _quantizer(self, name: str, values: int) -> Any:
         site = self.scales.site(name)
@@ -309,9 +315,10 @@ class Forward:
 
 def _unit(x: Any, heads: int) -> Any:
     """``x`` ``[windows, n, c]`` in ``float32``, with vectors of length 1 in each head."""
-    x = x.float().unflatten(-1, (heads, -1))
+    tokens, channels = (int(side) for side in x.shape[1:])
+    x = cast(x, torch.float32).reshape(-1, tokens, heads, channels // heads)
     squares = (x * x).sum(-1, keepdim=True)
     # A vector that is shorter than 1e-12, such as a key of padding, gets no gradient: the derivative there is 1e12.
     short = squares < 1e-24
     inverse = torch.where(short, 1e12, torch.where(short, 1.0, squares).rsqrt())
-    return (x * inverse).flatten(2)
+    return (x * inverse).reshape(-1, tokens, channels)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from . import _native
 from ._errors import ArgumentError, EngineError
 from ._model import Model
 from ._torch_calls import bound, check_arguments, images_of
+from ._torch_export import Values, exported
+from ._torch_graph import exporting, operations
 from ._torch_module import SwinModule, file_of, opened, with_signature
 from ._torch_network import Forward, Network
 from ._torch_outputs import CHANNELS_LAST, made, tensors
@@ -95,6 +98,9 @@ class PreparedSwin(torch.nn.Module):
         self._rates = [self._drop_path * i / max(depths - 1, 1) for i in range(depths)] if self._drop_path else []
         #: The versions of the current parameters, and the engine's module for them.
         self._converted: tuple[Any, SwinModule | None] = (None, None)
+        self._values = Values()
+        with contextlib.suppress(ImportError):
+            operations()
         self.forward = with_signature(self._run, self._signature)
 
     @property
@@ -156,6 +162,8 @@ class PreparedSwin(torch.nn.Module):
         images = images_of(given)
         if not isinstance(images, torch.Tensor) or not images.is_floating_point() or images.ndim != 4:
             raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
+        if exporting():
+            return made(self._outputs, self._exported(images), images.dtype, given)
         exact = None
         if not self.training and images.device.type == "cpu":
             with torch.no_grad():
@@ -176,6 +184,16 @@ class PreparedSwin(torch.nn.Module):
         forward = Forward(self._network, self.parameters_of_swin(), self.swinq, dtype, rates, self.checkpointing)
         return forward(images)
 
+    def _exported(self, images: Any) -> dict[str, Any]:
+        found = exported(self, self._values, self._network, self.parameters_of_swin(), self.swinq, images)
+        return {name: value.contiguous() for name, value in found.items()}
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        """As for every module; an exporter reads the parameters by it, before it calls the module."""
+        if "_values" in self.__dict__:
+            self._values.hold(self)
+        return super().named_modules(*args, **kwargs)
+
     def forward_with_filtered_kwargs(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module with those arguments that it knows, as backbones of transformers have it."""
         return self(*args, **{name: value for name, value in kwargs.items() if name in self._signature.parameters})
@@ -190,7 +208,7 @@ class PreparedSwin(torch.nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("forward", "_signature", "_network", "_of_swin", "_converted", "_rates", "_known_shapes"):
+        for name in ("forward", "_signature", "_network", "_of_swin", "_converted", "_rates", "_known_shapes", "_values"):
             state.pop(name, None)
         return state
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import _native
-from ._torch_fake import Quantizer, fake_quantize, fake_weight, scales_of
+from ._torch_fake import Quantizer, codes_of, fake_quantize, fake_weight, scales_of
 
 #: A learned scale stays within this factor of its calibrated value, in both directions.
 LIMIT = 64.0
@@ -69,6 +69,14 @@ class WeightScale(torch.nn.Module):
         if factors is None:
             return fake_quantize(weight, quantizer, dtype)
         return (fake_quantize(weight.float() * factors[0], quantizer, torch.float32) * factors[1]).to(dtype)
+
+
+    def codes(self, weight: Any, factors: Any) -> tuple[Any, Any]:
+        """The codes ``int8 [out, in]`` of a weight, as :meth:`fake` has them, and their scales."""
+        folded = weight.float() if factors is None else weight.float() * factors[0]
+        scales = self.scales(weight, factors)
+        codes = codes_of(folded, Quantizer(scales, None, -self.largest, self.largest))
+        return codes.reshape(weight.shape).to(torch.int8), scales
 
 
 class Codes(torch.nn.Module):
