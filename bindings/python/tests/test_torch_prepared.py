@@ -32,7 +32,7 @@ from swinq._torch_fake import EDGE, Quantizer, fake_quantize
 
 #: By how many dB the pass that trains is at least nearer to the engine than the engine is to float, and the most that it may be
 #: farther from float. Sums in another order flip codes.
-NEARER, FARTHER = 2, 0.5
+NEARER, FARTHER = 2, 1
 
 
 def Inside(module) -> torch.nn.Module:
