@@ -148,7 +148,7 @@ fn open_options(job: &Job, config: Option<&SwinConfig>) -> OpenOptions {
         prefix: job.prefix.clone(),
         task: backbone.map(|_| Task::Features),
         outputs: backbone.map(stages),
-        described_by: job.model.iter().cloned().filter(|_| backbone.is_some()).collect(),
+        described_by: job.model.iter().filter(|_| backbone.is_some()).cloned().collect(),
         ..OpenOptions::default()
     }
 }

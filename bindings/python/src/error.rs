@@ -83,7 +83,7 @@ fn message(error: &Error) -> String {
 
 /// A message of the program with its options in Python's words.
 pub fn in_python(message: &str) -> String {
-    const WORDS: [(&str, &str); 16] = [
+    const WORDS: [(&str, &str); 17] = [
         ("pass --cfg NAME or --cfg FILE.yaml", "pass cfg=, a name of swinq.shipped_configs() or a YAML file"),
         (
             "State --transform timm or --transform ms to decide",
@@ -93,6 +93,7 @@ pub fn in_python(message: &str) -> String {
         ("--opset", "opset"),
         ("--fp16", "fp16"),
         ("--batch", "batch"),
+        ("--size", "size"),
         ("--probs", "probs"),
         ("--ptq basic", "ptq=\"basic\""),
         ("--cfg", "cfg="),

@@ -41,11 +41,8 @@ fn on_host(x: &Tensor, target: &Tensor, images: usize, factor: f64) -> Result<(V
     let of_image = x.elem_count() / images;
     let (x, target) = (x.contiguous()?, target.contiguous()?);
     let (errors, gradient) = slices(&[&x, &target], |values| {
-        let parts = |values: &[f32]| -> Vec<f64> {
-            let sums =
-                map_each(values.chunks(GRAIN), |part| part.iter().map(|&v| f64::from(v).powi(2)).sum());
-            sums
-        };
+        let energy = |part: &[f32]| -> f64 { part.iter().map(|&v| f64::from(v).powi(2)).sum() };
+        let parts = |values: &[f32]| -> Vec<f64> { map_each(values.chunks(GRAIN), energy) };
         let (mut errors, mut signals) = (Vec::new(), Vec::new());
         let mut gradient = vec![0.0f32; values[0].len()];
         let of_images = values[0].chunks(of_image).zip(values[1].chunks(of_image));
