@@ -172,6 +172,11 @@ def fake_weight(weight: Any, scales: int, largest: float, factors: Any, dtype: A
     return _Weight.apply(weight, scales, largest, factors, dtype)
 
 
+def folded(weight: Any, factors: Any) -> Any:
+    """The matrix ``[out, in]`` in ``float32`` whose codes a weight has: times the ``factors`` ``[2, in]`` of its columns, if any."""
+    return weight.float() if factors is None else weight.float() * factors[0]
+
+
 def scales_of(weight: Any, count: int, largest: float) -> Any:
     """The scales of the largest magnitudes of ``count`` equal parts of a weight. Where they cannot be used they are 1."""
     scale = weight.reshape(count, -1).abs().amax(1) / largest
@@ -191,9 +196,9 @@ class _Weight(torch.autograd.Function):
         found = fused(weight)
         if found is not None and scales == len(weight):
             return found.fake_weight(weight, largest, factors, dtype)
-        folded = weight.float() if factors is None else weight.float() * factors[0]
-        quantizer = Quantizer(scales_of(folded, scales, largest), None, -largest, largest)
-        value = _values(codes_of(folded, quantizer), quantizer.scale, quantizer).reshape(weight.shape)
+        matrix = folded(weight, factors)
+        quantizer = Quantizer(scales_of(matrix, scales, largest), None, -largest, largest)
+        value = _values(codes_of(matrix, quantizer), quantizer.scale, quantizer).reshape(weight.shape)
         return (value if factors is None else value * factors[1]).to(dtype)
 
     @staticmethod
@@ -218,10 +223,9 @@ class _Linear(torch.autograd.Function):
         ctx.save_for_backward(x, weight)
         scale_x, scale_w = scale_x.detach(), scale_w.detach()
         codes_x = (x / (scale_x if factors is None else scale_x * factors[0])).round()
-        codes_w = ((weight if factors is None else weight * factors[0]) / scale_w[:, None]).round()
-        sums = codes_x @ codes_w.t()
-        product = sums * (scale_x * scale_w)
-        return product if bias is None else torch.addcmul(bias, sums, scale_x * scale_w)
+        codes_w = (folded(weight, factors) / scale_w[:, None]).round()
+        sums, step = codes_x @ codes_w.t(), scale_x * scale_w
+        return sums * step if bias is None else torch.addcmul(bias, sums, step)
 
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
@@ -264,7 +268,7 @@ class _Norm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Any, weight: Any, bias: Any, scale: Any, eps: float, quantizer: Any, dtype: Any, rows: Any
     ) -> Any:
-        ctx.quantizer, ctx.rows, ctx.eps = quantizer, rows, eps
+        ctx.quantizer, ctx.rows = quantizer, rows
         x, recip = x.contiguous(), None if quantizer is None else quantizer.recip()
         out, means = fused(x).norm(x, weight, bias, eps, scale, recip, dtype, rows)
         ctx.save_for_backward(x, weight, bias, recip, means)

@@ -82,6 +82,15 @@ def _scores(q, k, ql, kl, ON: tl.constexpr, SECOND: tl.constexpr, PRECISE: tl.co
 
 
 @triton.jit
+def _addend(bias_ptr, masks_ptr, mask_ptr, head, window, place, valid, n, MASKED: tl.constexpr):
+    # What is added to the logits of a head: the position bias, and the mask of the window.
+    add = tl.load(bias_ptr + head * n * n + place, mask=valid, other=0.0)
+    if MASKED:
+        add += tl.load(masks_ptr + tl.load(mask_ptr + window) * n * n + place, mask=valid, other=0.0)
+    return add
+
+
+@triton.jit
 def _weights(logits, keys, UNSIGNED: tl.constexpr, SIGNED: tl.constexpr, probs_scale_ptr, probs_recip_ptr):
     # The slope of the softmax, the weights before they are multiplied by `factor`, the factor of each row, and the softmax in
     # steps of signed codes.
@@ -125,10 +134,7 @@ def _attention_forward(
     ql, kl = _second(x_q, q, recips_ptr, SECOND, large), _second(x_k, k, recips_ptr + 1, SECOND, large)
     valid = (row < n)[:, None] & (key < n)[None, :]
     place = row[:, None] * n + key[None, :]
-    add = tl.load(bias_ptr + head * n * n + place, mask=valid, other=0.0)
-    if MASKED:
-        which = tl.load(mask_ptr + window % windows)
-        add += tl.load(masks_ptr + which * n * n + place, mask=valid, other=0.0)
+    add = _addend(bias_ptr, masks_ptr, mask_ptr, head, window % windows, place, valid, n, MASKED)
     scores = _scores(q, k, ql, kl, Q and K, SECOND, PRECISE)
     logits = tl.fma(scores, (s_q * s_k * factor) + 0.0 * scores, add)
     keys = (key < n)[None, :]
@@ -176,10 +182,7 @@ def _attention_backward(
                     ql = _second(x_q, q, recips_ptr, SECOND, large)
                     valid = (row < n)[:, None] & (key < n)[None, :]
                     place = row[:, None] * n + key[None, :]
-                    add = tl.load(bias_ptr + head * n * n + place, mask=valid, other=0.0)
-                    if MASKED:
-                        which = tl.load(mask_ptr + window % windows)
-                        add += tl.load(masks_ptr + which * n * n + place, mask=valid, other=0.0)
+                    add = _addend(bias_ptr, masks_ptr, mask_ptr, head, window % windows, place, valid, n, MASKED)
                     product = _scores(q, k, ql, kl, Q and K, SECOND, PRECISE) * (s_q * s_k)
                     keys = (key < n)[None, :]
                     logits = tl.where(keys, product * factor + add, float("-inf"))

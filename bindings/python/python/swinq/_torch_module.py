@@ -30,7 +30,32 @@ NO_GRAPH = (
 )
 
 
-class SwinModule(torch.nn.Module):
+class Replacement(torch.nn.Module):
+    """A module in the place of a Swin, ``original``. What it does not have itself, it reads from the original."""
+
+    #: The signature of the original's ``forward``.
+    _signature: inspect.Signature
+
+    @property
+    def original(self) -> Any:
+        """The module that this one replaces."""
+        return self.__dict__["_original"]
+
+    def forward_with_filtered_kwargs(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module with those arguments that it knows, as backbones of transformers have it."""
+        return self(*args, **{name: value for name, value in kwargs.items() if name in self._signature.parameters})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith(("__", "forward")) or "_original" not in self.__dict__:
+                reason = "; the engine of a Swin runs its forward only" if name.startswith("forward") else ""
+                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{reason}") from None
+        return getattr(self.original, name)
+
+
+class SwinModule(Replacement):
     """A Swin that swinq's engine runs, in the place of the module ``original``, which it keeps but does not register.
 
     It has no parameters and no entries of a state dictionary. What it does not have itself, it reads from the original:
@@ -68,11 +93,6 @@ class SwinModule(torch.nn.Module):
         self.training = original.training
         self._number = _torch_compile.registered(self)
         self.forward = with_signature(self._run, self._signature, self._compiled)
-
-    @property
-    def original(self) -> Any:
-        """The module that this one replaces."""
-        return self.__dict__["_original"]
 
     @property
     def model(self) -> Model:
@@ -168,19 +188,6 @@ class SwinModule(torch.nn.Module):
                 "a quantized Swin gives no gradients, and its input requires them; call the model under torch.no_grad() or "
                 "torch.inference_mode(), or swinq.torch.restore(model) to train it"
             )
-
-    def forward_with_filtered_kwargs(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module with those arguments that it knows, as backbones of transformers have it."""
-        return self(*args, **{name: value for name, value in kwargs.items() if name in self._signature.parameters})
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith(("__", "forward")) or "_original" not in self.__dict__:
-                reason = "; the engine of a Swin runs its forward only" if name.startswith("forward") else ""
-                raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'{reason}") from None
-        return getattr(self.original, name)
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
         if fn(torch.empty(0)).dtype != torch.float32:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from . import _native
-from ._errors import ArgumentError, EngineError
+from ._errors import ArgumentError
 from ._model import Model
 from ._torch_calls import bound, check_arguments, images_of
 from ._torch_export import Values, exported
 from ._torch_graph import exporting, operations
-from ._torch_module import SwinModule, file_of, opened, with_signature
+from ._torch_module import Replacement, SwinModule, file_of, opened, with_signature
 from ._torch_network import Forward, Network
 from ._torch_outputs import CHANNELS_LAST, made, tensors
 from ._torch_parameters import Parameters, read
@@ -39,7 +39,7 @@ def _template(file: bytes) -> Template:
     return Template(opened(file))
 
 
-class PreparedSwin(torch.nn.Module):
+class PreparedSwin(Replacement):
     """A Swin in training, in the place of the module ``original``, whose parameters it has under the same names.
 
     Beside them it has ``swinq``, the scales of its sites. In training, and on a GPU, the forward pass is PyTorch's with fake
@@ -65,7 +65,7 @@ class PreparedSwin(torch.nn.Module):
     ) -> None:
         """
         Args:
-            original: the module that it replaces.
+            original: the module that it replaces. Both have the same parameters.
             template: the calibrated model.
             names: new beginnings of names of the state dictionary of the original.
             stored: which of its tensors are parameters (``_native.stored_parameters``).
@@ -92,8 +92,8 @@ class PreparedSwin(torch.nn.Module):
     def _set_up(self) -> None:
         self._signature = inspect.signature(self.original.forward)
         config = self._template.model._config
-        self._of_swin = Parameters(self, self._names, self._stored, config.get("version") == "v2")
         self._network = Network(self._template.model._native, config)
+        self._of_swin = Parameters(self, self._names, self._stored, self._network.is_v2)
         depths = sum(config["depths"])
         self._rates = [self._drop_path * i / max(depths - 1, 1) for i in range(depths)] if self._drop_path else []
         #: The versions of the current parameters, and the engine's module for them.
@@ -102,11 +102,6 @@ class PreparedSwin(torch.nn.Module):
         with contextlib.suppress(ImportError):
             operations()
         self.forward = with_signature(self._run, self._signature)
-
-    @property
-    def original(self) -> Any:
-        """The module that this one replaces. It has the same parameters."""
-        return self.__dict__["_original"]
 
     def parameters_of_swin(self) -> Parameters:
         """The parameters in swinq's names."""
@@ -122,8 +117,7 @@ class PreparedSwin(torch.nn.Module):
         held = []
         for name in parameters.names():
             tensor = parameters[name].detach().float().cpu().contiguous()
-            shape = list(self._shapes()[name])
-            held.append((name, shape, tensor.numpy()))
+            held.append((name, list(tensor.shape), tensor.numpy()))
         ranges, weights = {}, {}
         channels: dict[str, tuple[Sequence[float], Sequence[int]]] = {}
         for name, site in self.swinq.sites():
@@ -134,13 +128,6 @@ class PreparedSwin(torch.nn.Module):
             elif isinstance(site, WeightScale) and not site.recomputed:
                 weights[name] = site.scales().detach().float().tolist()
         return Model(_native.trained(self._template.model._native, held, ranges, channels, weights))
-
-    def _shapes(self) -> dict[str, Any]:
-        found = self.__dict__.get("_known_shapes")
-        if found is None:
-            found = {name: shape for name, shape, _ in _native.parameters(self._template.model._native)}
-            self.__dict__["_known_shapes"] = found
-        return found
 
     def converted(self, backend: str = "auto", options: Mapping[str, Any] | None = None) -> SwinModule:
         """The engine's module with the current parameters and scales."""
@@ -194,21 +181,9 @@ class PreparedSwin(torch.nn.Module):
             self._values.hold(self)
         return super().named_modules(*args, **kwargs)
 
-    def forward_with_filtered_kwargs(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module with those arguments that it knows, as backbones of transformers have it."""
-        return self(*args, **{name: value for name, value in kwargs.items() if name in self._signature.parameters})
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith(("__", "forward")) or "_original" not in self.__dict__:
-                raise
-        return getattr(self.original, name)
-
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("forward", "_signature", "_network", "_of_swin", "_converted", "_rates", "_known_shapes", "_values"):
+        for name in ("forward", "_signature", "_network", "_of_swin", "_converted", "_rates", "_values"):
             state.pop(name, None)
         return state
 

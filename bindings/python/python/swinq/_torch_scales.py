@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from . import _native
-from ._torch_fake import Quantizer, codes_of, fake_quantize, fake_weight, scales_of
+from ._torch_fake import Quantizer, codes_of, fake_quantize, fake_weight, folded, scales_of
 
 #: A learned scale stays within this factor of its calibrated value, in both directions.
 LIMIT = 64.0
@@ -56,8 +56,7 @@ class WeightScale(torch.nn.Module):
         """The current scales; if they are recomputed, those of ``weight`` with the factors of its columns."""
         if not self.recomputed:
             return self.base * self.ratio.clamp(1 / LIMIT, LIMIT)
-        weight = weight.detach().float()
-        return scales_of(weight if factors is None else weight * factors[0], self.count, self.largest)
+        return scales_of(folded(weight.detach(), factors), self.count, self.largest)
 
     def fake(self, weight: Any, factors: Any, dtype: Any) -> Any:
         """A weight ``[out, in]`` as the values that its codes represent. ``factors`` ``[2, in]`` are those of the channels of the
@@ -68,14 +67,12 @@ class WeightScale(torch.nn.Module):
         quantizer = Quantizer(self.scales(), None, -self.largest, self.largest, factor)
         if factors is None:
             return fake_quantize(weight, quantizer, dtype)
-        return (fake_quantize(weight.float() * factors[0], quantizer, torch.float32) * factors[1]).to(dtype)
-
+        return (fake_quantize(folded(weight, factors), quantizer, torch.float32) * factors[1]).to(dtype)
 
     def codes(self, weight: Any, factors: Any) -> tuple[Any, Any]:
         """The codes ``int8 [out, in]`` of a weight, as :meth:`fake` has them, and their scales."""
-        folded = weight.float() if factors is None else weight.float() * factors[0]
         scales = self.scales(weight, factors)
-        codes = codes_of(folded, Quantizer(scales, None, -self.largest, self.largest))
+        codes = codes_of(folded(weight, factors), Quantizer(scales, None, -self.largest, self.largest))
         return codes.reshape(weight.shape).to(torch.int8), scales
 
 
@@ -91,7 +88,7 @@ class Scales(torch.nn.Module):
         super().__init__()
         #: The sites by their names; the modules of the tree.
         self.__dict__["_sites"] = {}
-        for name, kind, bits, calibrator, amax, factors, zero_points, scales in _native.quantized_sites(model):
+        for name, _, bits, calibrator, amax, factors, zero_points, scales in _native.quantized_sites(model):
             if scales is not None:
                 recomputed = calibrator == "max" and not weights
                 site: Any = WeightScale(_floats(scales), bits, recomputed, weights)
@@ -99,7 +96,6 @@ class Scales(torch.nn.Module):
                 site = Codes()
             else:
                 site = Scale(amax, _floats(factors), _floats(zero_points), activations)
-            site.kind = kind
             self._add(name, site)
         self._register_load_state_dict_pre_hook(self._say_what_is_missing)
 

@@ -144,7 +144,7 @@ def prepare(
 
     def training(module: Any, float_model: Model, record: Record, outputs: Any) -> Any:
         found = _quantized(float_model, record, recipe, ptq, batch_size, progress)
-        names = describe(module, "hf" if library_of(module) == "transformers" else NORMALISED).renamed
+        names = describe(module, _stand_in(module)).renamed
         stored = _native.stored_parameters(float_model._native)
         swin = PreparedSwin(
             module, Template(found), names, stored, outputs, record.arguments, LEARNED[learned], drop_path, checkpointing
@@ -212,8 +212,8 @@ def _replaced(
     count("batch_size", batch_size, 1)
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"model: a {type(model).__name__} is no torch.nn.Module")
-    report, opened = Report(model), {}
-    for module, names in _swins(model).items():
+    report, opened, places = Report(model), {}, _swins(model)
+    for module, names in places.items():
         try:
             _check_hooks(module)
             opened[module] = _opened(module)
@@ -227,7 +227,7 @@ def _replaced(
         _process.start_threads("quantize")
     swins = []
     for module, float_model in opened.items():
-        names = _swins(model)[module]
+        names = places[module]
         try:
             outputs = _checked(float_model, records[module])
         except Error as error:
@@ -277,17 +277,22 @@ def _check_hooks(module: Any) -> None:
 def _opened(module: Any) -> Model:
     """The float model of a module. Its images are normalised, so that a preprocessing that is not known is not needed."""
     try:
-        return _read(module, None, None)
+        return _read(module, None)
     except PreprocessingError:
-        of_transformers = library_of(module) == "transformers"
-        return _read(module, "hf" if of_transformers else None, None if of_transformers else NORMALISED)
+        return _read(module, _stand_in(module))
 
 
-def _read(module: Any, family: str | None, preprocessing: Any) -> Model:
+def _stand_in(module: Any) -> Any:
+    """A preprocessing for a module whose own is not known."""
+    return "hf" if library_of(module) == "transformers" else NORMALISED
+
+
+def _read(module: Any, preprocessing: Any) -> Model:
     """The model of a module. Remarks on what its state dictionary has beside it are of no interest, because its outputs are
     checked."""
+    family = preprocessing if isinstance(preprocessing, str) else None
     reading: Reading = (None, [], None, None, None, family, None, None, None)
-    return Model(load(module, family or preprocessing, reading))
+    return Model(load(module, preprocessing, reading))
 
 
 def _checked(model: Model, record: Record) -> Any:
