@@ -30,21 +30,27 @@ from detection_swin import Backbone
 
 MEAN, DEVIATION = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
 SIZE, BATCH, CLASSES = (512, 640), 16, 10
-#: Recipes from the mildest on: what has 4-bit weights beside the INT8 of `default`.
+#: Recipes from the mildest on: the patterns of the weights that have 4 bits beside the INT8 of `default`, and the granularity of
+#: their scales.
 SETTINGS = {
-    "W8": [],
-    "W4 fc1": ["**.fc1.weight"],
-    "W4 fc1, fc2": ["**.{fc1,fc2}.weight"],
-    "W4": ["**.weight"],
+    "W8": ([], "channel"),
+    "W4 fc1": (["fc1"], "channel"),
+    "W4 fc1, fc2": (["fc1", "fc2"], "channel"),
+    "W4": ([""], "channel"),
+    "W4 by tensor, fc1": (["fc1"], "tensor"),
+    "W4 by tensor, fc1, fc2": (["fc1", "fc2"], "tensor"),
+    "W4 by tensor": ([""], "tensor"),
 }
 
 
-def recipe(patterns):
-    """The rules of `default` without refinement, and 4 bits for the weights of these patterns."""
+def recipe(setting):
+    """The rules of `default` without refinement, and 4 bits for the weights of a setting."""
+    layers, granularity = SETTINGS[setting]
+    of_layer = [f"**.{layer}.weight" if layer else "**.weight" for layer in layers]
     rules = [
         {"match": "**", "enable": True, "granularity": "channel", "calibrator": {"percentile": 99.99}},
         {"match": "**.weight", "calibrator": "max"},
-        *({"match": pattern, "bits": 4} for pattern in patterns),
+        *({"match": pattern, "bits": 4, "granularity": granularity} for pattern in of_layer),
         *({"match": pattern, "enable": False} for pattern in ("{patch_embed,head}.**", "**.scores", "**.add.*", "**.output")),
     ]
     return {"name": "qat", "description": "of the training benchmark", "rules": rules}
@@ -108,7 +114,7 @@ def iou(model, validation, score, amp=False):
 def with_swinq(model, calibration, setting):
     import swinq.torch
 
-    swinq.torch.prepare(model, calibration, recipe(SETTINGS[setting]), learned="all")
+    swinq.torch.prepare(model, calibration, recipe(setting), learned="all")
     return model, swinq.torch.scales(model)
 
 
@@ -116,11 +122,10 @@ def with_modelopt(model, calibration, setting):
     """The same sites: inputs and weights of linear layers, per-channel weights, fixed ranges; ModelOpt has no learned ones."""
     import modelopt.torch.quantization as mtq
 
-    weights = {"num_bits": 8, "axis": 0}
-    config = {"*weight_quantizer": weights, "*input_quantizer": {"num_bits": 8, "axis": None}, "default": {"enable": False}}
-    for pattern in ("fc1", "fc2") if setting in ("W4 fc1", "W4 fc1, fc2") else ("",) if setting == "W4" else ():
-        if pattern != "fc2" or setting != "W4 fc1":
-            config[f"*{pattern}*weight_quantizer"] = {"num_bits": 4, "axis": 0}
+    layers, granularity = SETTINGS[setting]
+    config = {"*weight_quantizer": {"num_bits": 8, "axis": 0}, "*input_quantizer": {"num_bits": 8, "axis": None}, "default": {"enable": False}}
+    for layer in layers:
+        config[f"*{layer}*weight_quantizer"] = {"num_bits": 4, "axis": 0 if granularity == "channel" else None}
     for name in ("*norm*", "*patch_embed*", "head.*"):
         config[name] = {"enable": False}
 

@@ -1,6 +1,7 @@
 """A step of training of a Swin-T backbone in float, prepared by swinq, and with NVIDIA ModelOpt's fake quantization.
 
     python training_on_gpu.py [--height 512] [--width 640] [--batch 16] [--tools float,swinq,modelopt] [--json FILE]
+    torchrun --nproc-per-node 2 training_on_gpu.py --tools float,swinq     # DistributedDataParallel, --batch images on each GPU
 
 The steps run side by side in rounds under bfloat16 autocast: forward, the sum of squares of four maps as the loss, backward,
 AdamW. Random weights; calibration on two images. Needs torch with CUDA, timm and swinq; `modelopt` needs nvidia-modelopt.
@@ -9,18 +10,22 @@ AdamW. Random weights; calibration on two images. Needs torch with CUDA, timm an
 import argparse
 import copy
 import json
+import os
 import statistics
 import time
 import warnings
 
 import timm
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 import swinq.torch
 
 warnings.filterwarnings("ignore")
 #: Rounds, and steps of each tool in one.
 ROUNDS, STEPS = 5, 6
+#: The number of this process, and of all processes.
+RANK, WORLD = (int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))
 
 
 def backbone():
@@ -54,6 +59,8 @@ class Step:
 
     def __init__(self, name, images):
         self.model, self.images = TOOLS[name](backbone().eval(), images).train(), images
+        if WORLD > 1:
+            self.model = DistributedDataParallel(self.model, device_ids=[RANK])
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-5, fused=True)
 
     def __call__(self):
@@ -81,6 +88,9 @@ def main():
     arguments.add_argument("--tools", default=",".join(TOOLS))
     arguments.add_argument("--json")
     given = arguments.parse_args()
+    torch.cuda.set_device(RANK)
+    if WORLD > 1:
+        torch.distributed.init_process_group("nccl", device_id=torch.device("cuda", RANK))
     images = torch.randn(given.batch, 3, given.height, given.width, device="cuda")
     steps, memory = {}, {}
     for name in given.tools.split(","):
@@ -90,18 +100,22 @@ def main():
         for _ in range(3):
             loss = float(steps[name]())
         memory[name] = (torch.cuda.max_memory_allocated() - before) / 2**30
-        print(f"{name:22} loss {loss:.4f}, {memory[name]:.2f} GiB", flush=True)
+        print(f"{name:22} loss {loss:.4f}, {memory[name]:.2f} GiB, process {RANK}", flush=True)
     times = {name: [] for name in steps}
     for _ in range(ROUNDS):
         for name, step in steps.items():
             times[name].append(step.milliseconds())
+    if WORLD > 1:
+        torch.distributed.destroy_process_group()
+    if RANK:
+        return
     found = {name: statistics.median(values) for name, values in times.items()}
     for name, value in found.items():
         ratio = f"{value / found['float']:.3f} of float" if "float" in found else ""
         print(f"{name:22} {value:8.2f} ms  {ratio}")
     if given.json:
         with open(given.json, "w") as file:
-            json.dump({"gpu": torch.cuda.get_device_name(), "milliseconds": times, "GiB": memory, **vars(given)}, file)
+            json.dump({"gpu": torch.cuda.get_device_name(), "milliseconds": times, "GiB": memory, "processes": WORLD, **vars(given)}, file)
 
 
 if __name__ == "__main__":

@@ -30,12 +30,13 @@ def _gelu_slope(x):
 
 @triton.jit
 def _tile(row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    # The places of a tile's scales, and which of them exist.
-    if ROWS:
-        return row[:, None], (row < rows)[:, None]
+    # The places of a tile's scales, and which of them exist. One return: Triton compiles what follows a return, too, and all returns
+    # must have one type.
     if COLUMNS:
-        return column[None, :], (column < columns)[None, :]
-    return row[:, None] * 0, (row < rows)[:, None]
+        place, known = column[None, :], (column < columns)[None, :]
+    else:
+        place, known = row[:, None] if ROWS else row[:, None] * 0, (row < rows)[:, None]
+    return place, known
 
 
 @triton.jit
