@@ -36,7 +36,7 @@ impl Segment {
         segments
     }
 
-    /// The index of the output of a backbone that the result of the segment is, before its norm.
+    /// The index of the output of a backbone that the result of the segment is, before its norm. A stage has one at most.
     pub fn output(self, config: &SwinConfig) -> Option<usize> {
         let Segment::Half(BlockId { stage, block }, Half::Mlp) = self else { return None };
         let last = block + 1 == config.depths[stage];

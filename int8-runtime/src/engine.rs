@@ -34,7 +34,7 @@ pub struct Engine {
     runner: Runner,
 }
 
-/// The most outputs of a network.
+/// The most outputs of a network. A configuration has at most 8 stages, and each has one output at most.
 pub const MOST_OUTPUTS: usize = 16;
 
 /// The name of the output of a classifier.

@@ -8,7 +8,8 @@
 //! A plan does not know the size of the image: it names rows ([`Rows`]) and their order ([`Order`]). A [`Geometry`] counts and
 //! lists them for one image size.
 //!
-//! Only two places describe the computations of a Swin: the float forward (`swinq-float`) and the plan.
+//! Only three places describe the computations of a Swin: the float forward (`swinq-float`), the plan, and the forward of
+//! training in PyTorch (`_torch_network.py`).
 
 mod build;
 mod geometry;
@@ -63,7 +64,7 @@ pub struct TensorSpec {
 /// One op with its operands.
 #[derive(Clone, Debug)]
 pub struct Step<'m> {
-    /// Module path in Microsoft's naming, for profiles, listings and errors.
+    /// Module path in Microsoft's naming, for profiles, listings, errors and values of ONNX. No other step has it.
     pub name: String,
     /// The op, with its parameters.
     pub op: Op<'m>,
@@ -89,7 +90,7 @@ pub enum OutputKind {
 /// An output of a plan: a tensor that the caller gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Its name, by which callers ask for it.
+    /// Its name, by which callers ask for it. No step has it.
     pub name: String,
     /// What it is.
     pub kind: OutputKind,

@@ -87,7 +87,7 @@ struct Lowering<'a> {
 impl Lowering<'_> {
     /// The device layout of the plan's tensors.
     fn tensors(&self) -> Vec<DeviceTensor> {
-        // The scores are those of a tensor that the last step reads.
+        // The last step of a classifier is the head, which reads the mean over tokens.
         let pooled = self.scores.and(self.plan.steps.last()).map(|step| step.input);
         let element = |id: TensorId, element: Element| match element {
             Element::Pixel => DeviceElement::Pixel,

@@ -136,7 +136,7 @@ pub struct OutputFlags<'a> {
 enum Source {
     /// Tokens of the stream, with gamma, beta and epsilon of a norm.
     Map { config: MapConfig, columns: usize, norm: Option<(DeviceSlice, DeviceSlice, f32)> },
-    /// f32 scores.
+    /// The values of an f32 tensor, in their order, such as scores.
     Values { columns: usize },
 }
 
@@ -176,7 +176,7 @@ impl DeviceOutput {
         Ok(DeviceOutput { device: device.clone(), source, kernels: Kernels::new() })
     }
 
-    /// f32 scores, `columns` for each image.
+    /// The values of an f32 tensor, in their order, such as scores: `columns` for each image.
     pub fn values(device: &Device, columns: usize) -> DeviceOutput {
         let source = Source::Values { columns };
         DeviceOutput { device: device.clone(), source, kernels: Kernels::new() }
