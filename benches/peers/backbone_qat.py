@@ -201,7 +201,7 @@ def main():
         print(f"{setting}: swinq without training {found['settings'][setting]:.4f}", flush=True)
         if found["float"] - found["settings"][setting] >= given.loss:
             break
-    for tool in given.tools.split(","):
+    for tool in filter(None, given.tools.split(",")):
         torch.manual_seed(0)
         model, scales = TOOLS[tool](segmenter(given, score), calibration, setting)
         before = iou(model, validation, score)

@@ -38,6 +38,13 @@ def prepared(model, images, **options):
     return swinq.torch.prepare(model, [images[:2]], **options).model
 
 
+def graphed(model, images):
+    """The prepared model, whose forward and backward pass for images of this size are two CUDA graphs."""
+    model = prepared(model, images).train()
+    with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+        return torch.cuda.make_graphed_callables(model, (images,))
+
+
 def modelopt(model, images):
     import modelopt.torch.quantization as mtq
 
@@ -48,6 +55,7 @@ def modelopt(model, images):
 TOOLS = {
     "float": lambda model, images: model,
     "swinq": prepared,
+    "swinq graphed": graphed,
     "swinq learned": lambda model, images: prepared(model, images, learned="all"),
     "swinq checkpointing": lambda model, images: prepared(model, images, checkpointing=True),
     "modelopt": modelopt,

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use swinq_cuda::ops::output::OutputType;
 use swinq_cuda::ops::patch::InputForm;
 use swinq_cuda::{CudaError, DeviceSlice, Event, Nvtx, Pipeline, Stream};
 use swinq_model::{Size, SwinConfig};
@@ -110,9 +111,11 @@ impl Runner {
         size: Size,
         runs: usize,
     ) -> Result<Option<Vec<Duration>>, RuntimeError> {
-        if self.prepare(images, size)? < images {
+        let of = self.of_size(size, images)?;
+        if of.most < images {
             return Ok(None);
         }
+        self.prepare_for(images, &of, OutputType::F16)?;
         let pixels = self.load(&[], images * size.area() * self.config.in_chans)?;
         let _range = self.nvtx.map(|nvtx| nvtx.range(&format!("graphs of {images} images")));
         let (prepared, images) = self.prepared((size, images), &pixels);
@@ -122,7 +125,7 @@ impl Runner {
         marks[0].record(on)?;
         for mark in &marks[1..] {
             embed(&self.packed.steps, &prepared.launches, &self.memory, on, images)?;
-            prepared.graph.launch(on)?;
+            prepared.run(&self.packed, &self.memory, on, images)?;
             write(&self.packed, &self.memory, on, images, &regions)?;
             mark.record(on)?;
         }

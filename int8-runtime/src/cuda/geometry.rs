@@ -1,7 +1,7 @@
 //! The geometry of an image size on a GPU: the order of the rows, and the masks of the windows.
 
 use swinq_cuda::ops::{DeviceMap, DeviceWindows, RowOrder, TokenRows};
-use swinq_cuda::{CudaError, Device};
+use swinq_cuda::{CudaError, Device, Stream, Upload};
 use swinq_plan::{Geometry, Grids, Order, Rows};
 
 /// What the size of an image decides, on a device.
@@ -30,20 +30,22 @@ pub(crate) enum Gather {
 
 impl DeviceGeometry {
     /// Copies `geometry` to the device. With `codes`, launches that add to the stream store its codes in the order of windows.
+    /// The host waits for `on`.
     pub(crate) fn new(
         device: &Device,
+        on: &Stream,
         geometry: &Geometry,
         codes: bool,
     ) -> Result<DeviceGeometry, CudaError> {
         let stages = geometry.stages();
+        let mut upload = Upload::new(device, (0..stages).map(|stage| most_bytes(geometry, stage)).sum())?;
         let stage = |stage| {
             let codes = codes && !geometry.grid(stage).is_padded();
-            StageGeometry::new(device, geometry, stage, (codes, stage + 1 < stages))
+            StageGeometry::new(&mut upload, geometry, stage, (codes, stage + 1 < stages))
         };
-        Ok(DeviceGeometry {
-            grids: geometry.grids().clone(),
-            stages: (0..stages).map(stage).collect::<Result<_, _>>()?,
-        })
+        let stages = (0..stages).map(stage).collect();
+        upload.finish(on)?;
+        Ok(DeviceGeometry { grids: geometry.grids().clone(), stages })
     }
 
     pub(crate) fn grids(&self) -> &Grids {
@@ -107,24 +109,28 @@ impl DeviceGeometry {
 impl StageGeometry {
     /// With `codes`, the rows of tokens too; with `merge`, patch merging follows the stage.
     fn new(
-        device: &Device,
+        upload: &mut Upload,
         geometry: &Geometry,
         stage: usize,
         (codes, merge): (bool, bool),
-    ) -> Result<StageGeometry, CudaError> {
+    ) -> StageGeometry {
         let [even, odd] = [false, true].map(|shifted| geometry.windows(stage, shifted));
-        let windows = DeviceWindows::new(device, even)?;
-        let rows = codes.then(|| TokenRows::new(device, even.map())).transpose()?;
+        let windows = DeviceWindows::sent(upload, even);
+        let rows = codes.then(|| TokenRows::sent(upload, even.map()));
         let shifts = even != odd;
-        let shifted = if shifts { DeviceWindows::new(device, odd)? } else { windows.clone() };
+        let shifted = if shifts { DeviceWindows::sent(upload, odd) } else { windows.clone() };
         let rows = rows.map(|rows| {
-            let shifted = if shifts { TokenRows::new(device, odd.map())? } else { rows.clone() };
-            Ok([rows, shifted])
+            let shifted = if shifts { TokenRows::sent(upload, odd.map()) } else { rows.clone() };
+            [rows, shifted]
         });
-        Ok(StageGeometry {
-            windows: [windows, shifted],
-            rows: rows.transpose()?,
-            merge: merge.then(|| DeviceMap::new(device, geometry.merge(stage))).transpose()?,
-        })
+        let merge = merge.then(|| DeviceMap::sent(upload, geometry.merge(stage)));
+        StageGeometry { windows: [windows, shifted], rows, merge }
     }
+}
+
+/// The most bytes that a stage takes on the device.
+fn most_bytes(geometry: &Geometry, stage: usize) -> usize {
+    let grid = geometry.grid(stage);
+    let windows = 4 * grid.window_rows() + grid.windows() + 4 * grid.tokens();
+    2 * windows + 16 * grid.merged().area() + 7 * Upload::ALIGN
 }

@@ -1,5 +1,6 @@
 //! Inference from host memory to host memory: batches in parts, whose outputs travel through the results.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use swinq_cuda::ops::output::{OutputForm as DeviceForm, OutputType};
@@ -93,10 +94,10 @@ impl Runner {
             asked.push(Asked { index, form: (*form).into(), bytes: bytes.len() / images });
             memory.push(bytes);
         }
-        let of = self.of_size(size)?;
-        let (each, image) = (each.min(of.most), bytes.len() / images);
-        self.reserve_results(&asked, each.min(images))?;
-        self.reserve_pipeline(each.min(images) * image, self.memory.results().bytes())?;
+        let (each, image) = (each.min(self.at_a_time(size)), bytes.len() / images);
+        let of = self.of_size(size, each.min(images))?;
+        let results = self.reserve_results(&asked, each.min(images))?;
+        self.reserve_pipeline(each.min(images) * image, results)?;
         let (mut parts, mut transfers) = (Vec::new(), Vec::new());
         let numbers = self.prepare_parts((images, each), &of)?;
         for ((part, number), input) in numbers.into_iter().enumerate().zip(bytes.chunks(each * image)) {
@@ -124,7 +125,7 @@ impl Runner {
             let prepared = sizes.get((size, *number)).expect("the batch is prepared");
             let images = Images { count: *count, of: &of, input: Some((pixels, form)) };
             embed_in(*number, packed, &prepared.launches, memory, on, images)?;
-            prepared.graph.launch(on)?;
+            prepared.run(packed, memory, on, Images { count: *number, ..images })?;
             write(packed, memory, on, images, regions)
         };
         let pipeline = self.pipeline.as_mut().expect("it is reserved");
@@ -146,24 +147,33 @@ impl Runner {
         Ok(())
     }
 
-    /// Makes room for the results of `count` images.
-    fn reserve_results(&mut self, asked: &[Asked], count: usize) -> Result<(), RuntimeError> {
+    /// Makes room for the results of `count` images, and returns the bytes up to the end of the last.
+    fn reserve_results(&mut self, asked: &[Asked], count: usize) -> Result<usize, RuntimeError> {
         let regions = regions(&self.packed, &self.memory, asked, count);
         let end = regions.iter().map(|region| (region.begin + region.bytes).next_multiple_of(ALIGN)).max();
-        self.reserve((0, end.unwrap_or(0)))
+        let end = end.unwrap_or(0);
+        self.reserve((0, end))?;
+        Ok(end)
     }
 
     /// Chooses kernels for batches of `images` images of `size`, or as many as run at a time, records their graph, and makes room
     /// for all outputs in f32. No-op if already prepared. Returns the number of images.
     pub(crate) fn prepare(&mut self, images: usize, size: Size) -> Result<usize, RuntimeError> {
-        let of = self.of_size(size)?;
-        let images = images.min(of.most);
-        self.reserve_results(
-            &self.asked_for_all(&of, DeviceForm { element: OutputType::F32, channels_first: false }),
-            images,
-        )?;
-        self.prepare_batch(images, &of, Effort::Measure)?;
+        let images = images.min(self.at_a_time(size));
+        let of = self.of_size(size, images)?;
+        self.prepare_for(images, &of, OutputType::F32)?;
         Ok(images)
+    }
+
+    /// Prepares a batch of `images` images, with room for all outputs in the type `element`.
+    pub(super) fn prepare_for(
+        &mut self,
+        images: usize,
+        of: &Arc<OfSize>,
+        element: OutputType,
+    ) -> Result<(), RuntimeError> {
+        self.reserve_results(&self.asked_for_all(of, DeviceForm { element, channels_first: false }), images)?;
+        self.prepare_batch(images, of, Effort::Measure, true)
     }
 
     /// Resets all flags, and tells what they say. `known` is whether all outputs that are asked for have a flag.

@@ -1,5 +1,7 @@
 //! The buffers of an engine: one arena, in which tensors that are never alive at the same time share memory.
 
+use std::sync::Arc;
+
 use swinq_cuda::ops::output::{OutputFlags, OutputForm};
 use swinq_cuda::ops::patch::InputForm;
 use swinq_cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
@@ -65,8 +67,10 @@ impl Places {
 
 /// What a runner has prepared for an image size, whatever the number of images.
 pub(crate) struct OfSize {
-    pub(crate) geometry: DeviceGeometry,
+    pub(crate) geometry: Arc<DeviceGeometry>,
     pub(crate) places: Places,
+    /// The number of images for which it was made.
+    pub(crate) asked: usize,
     /// The most images at a time.
     pub(crate) most: usize,
 }

@@ -10,6 +10,7 @@ use swinq_model::Size;
 
 use super::engine::{Runner, embed_in, run_all};
 use super::memory::{Images, OfSize};
+use super::tune::Effort;
 use crate::engine::MOST_OUTPUTS;
 use crate::error::RuntimeError;
 
@@ -53,7 +54,7 @@ impl Runner {
         let (of, numbers) = match recorded {
             true => self.prepared_parts(images, size).ok_or(RuntimeError::NotPrepared { size, images })?,
             false => {
-                let of = self.of_size(size)?;
+                let of = self.of_size(size, images)?;
                 let numbers = self.prepare_parts((images, of.most), &of)?;
                 (of, numbers)
             }
@@ -75,8 +76,11 @@ impl Runner {
 
     /// Chooses kernels for `images` images of `size`, and records the graphs of their parts, unless they are prepared.
     pub(crate) fn prepare_on(&mut self, images: usize, size: Size) -> Result<(), RuntimeError> {
-        let of = self.of_size(size)?;
-        self.prepare_parts((images, of.most), &of).map(drop)
+        let of = self.of_size(size, images)?;
+        for number in self.prepare_parts((images, of.most), &of)? {
+            self.prepare_batch(number, &of, Effort::Reuse, true)?;
+        }
+        Ok(())
     }
 
     /// The number of images of the prepared batch in which each part of `images` images of `size` runs, if all are prepared.
@@ -111,7 +115,7 @@ impl Runner {
             let all = Images { count: number, ..images };
             run_all(&packed.steps, &prepared.launches[1..], memory, on, all, None)?;
         } else {
-            prepared.graph.launch(on)?;
+            prepared.run(packed, memory, on, Images { count: number, ..images })?;
         }
         for ((index, output), target) in packed.outputs.iter().enumerate().zip(targets) {
             let Some((values, form)) = target else { continue };

@@ -1,15 +1,19 @@
 //! What a runner prepares for a batch: the geometry of its images on the device, the kernels of its launches, and their graph.
+//!
+//! A graph saves the host time at each run, and recording it takes as long as some dozens of runs save. So a batch that nobody
+//! announced gets one when it has run a few times; until then its launches are put on the stream one by one.
 
 use std::sync::Arc;
 
-use swinq_cuda::Graph;
 use swinq_cuda::ops::linear::Target;
+use swinq_cuda::{CudaError, Graph, Stream};
 use swinq_model::Size;
-use swinq_plan::Geometry;
+use swinq_plan::{Geometry, Grids};
 
 use super::engine::{Runner, run_all};
 use super::geometry::DeviceGeometry;
-use super::memory::{Images, OfSize, Places};
+use super::memory::{Images, Memory, OfSize, Places};
+use super::packed::Packed;
 use super::sizes::Batch;
 use super::step::{Choice, DeviceOp, DeviceStep};
 use super::tune::{Effort, Trial};
@@ -19,12 +23,36 @@ use crate::memory::images_at_a_time;
 /// A step that runs for a batch: its index, and the kernel chosen for it if it is a linear layer.
 pub(super) type Launch = (usize, Option<Choice>);
 
+/// Runs of a batch without a graph.
+const RUNS_WITHOUT: usize = 16;
+
 /// What a runner has prepared for a number of images of one size.
 pub(super) struct Prepared {
-    /// All launches but the first, which reads the images.
-    pub(super) graph: Graph,
+    /// All launches but the first, which reads the images; `None` as long as they run one by one.
+    graph: Option<Graph>,
+    /// Runs without a graph.
+    runs: usize,
     pub(super) of: Arc<OfSize>,
     pub(super) launches: Vec<Launch>,
+}
+
+impl Prepared {
+    /// Puts all launches but the first on `on`, for all `images` of the prepared batch.
+    pub(super) fn run(
+        &self,
+        packed: &Packed,
+        memory: &Memory,
+        on: &Stream,
+        images: Images<'_>,
+    ) -> Result<(), CudaError> {
+        if let Some(graph) = &self.graph {
+            return graph.launch(on);
+        }
+        let mut launches = self.launches[1..].iter();
+        launches.try_for_each(|(index, choice)| {
+            memory.run((*index, &packed.steps[*index]), choice.as_ref(), on, images)
+        })
+    }
 }
 
 impl Runner {
@@ -38,7 +66,7 @@ impl Runner {
         let (size, mut parts) = (of.geometry.grids().image(), Vec::new());
         for part in (0..images).step_by(each).map(|first| each.min(images - first)) {
             let padded = self.sizes.padded((size, part), of.most);
-            self.prepare_batch(padded, of, self.effort(size))?;
+            self.prepare_batch(padded, of, self.effort(size), false)?;
             parts.push(padded);
         }
         Ok(parts)
@@ -56,21 +84,57 @@ impl Runner {
         }
     }
 
-    /// What all batches of images of `size` share. It lives as long as a batch of that size is prepared.
-    pub(super) fn of_size(&mut self, size: Size) -> Result<Arc<OfSize>, RuntimeError> {
-        if let Some(prepared) = self.sizes.of_size(size) {
-            return Ok(Arc::clone(&prepared.of));
+    /// What all batches of up to `images` images of `size` share. It lives as long as a batch of that size is prepared. More images
+    /// than before need other places, so that the batches of that size are prepared anew.
+    pub(super) fn of_size(&mut self, size: Size, images: usize) -> Result<Arc<OfSize>, RuntimeError> {
+        let asked = images.min(self.options.max_batch);
+        let known = self.sizes.of_size(size).map(|prepared| Arc::clone(&prepared.of));
+        if let Some(of) = known.as_ref().filter(|of| of.asked.max(of.most) >= asked) {
+            return Ok(Arc::clone(of));
         }
         let (packed, own) = (Arc::clone(&self.packed), self.own_size());
-        let geometry = match size == own {
-            true => Arc::clone(&packed.own),
-            false => Arc::new(Geometry::new(&self.config, size)?),
+        let geometry = match (&known, size == own) {
+            (Some(of), _) => Arc::clone(&of.geometry),
+            (None, true) => self.on_device(&packed.own)?,
+            (None, false) => self.on_device(&Geometry::new(&self.config, size)?)?,
         };
-        let most = images_at_a_time(self.options.max_batch, own, size);
-        let places = Places::new(&packed, geometry.grids(), most);
+        let (places, most) = self.places(geometry.grids(), asked)?;
+        if known.is_some() {
+            self.last.synchronize()?;
+            self.sizes.forget(size);
+        }
         self.reserve((places.bytes, 0))?;
-        let geometry = DeviceGeometry::new(packed.device(), &geometry, packed.codes_in_windows())?;
-        Ok(Arc::new(OfSize { geometry, places, most }))
+        Ok(Arc::new(OfSize { geometry, places, asked, most }))
+    }
+
+    fn on_device(&self, geometry: &Geometry) -> Result<Arc<DeviceGeometry>, RuntimeError> {
+        let packed = &self.packed;
+        let geometry =
+            DeviceGeometry::new(packed.device(), &self.stream, geometry, packed.codes_in_windows())?;
+        Ok(Arc::new(geometry))
+    }
+
+    /// The most images of `size` at a time in inference from host memory: as many as take the memory of a full batch of images of
+    /// the network's own size. Copies overlap with the computation of small parts.
+    pub(super) fn at_a_time(&self, size: Size) -> usize {
+        images_at_a_time(self.options.max_batch, self.own_size(), size)
+    }
+
+    /// Places for `asked` images at a time, or for fewer, if half of the free memory does not hold them, but at least for as many as
+    /// inference from host memory runs; and that number.
+    fn places(&self, grids: &Grids, asked: usize) -> Result<(Places, usize), RuntimeError> {
+        let least = self.at_a_time(grids.image());
+        let mut most = asked.next_power_of_two().min(self.options.max_batch).max(least);
+        let mut places = Places::new(&self.packed, grids, most);
+        if most == least || self.memory.has_room((places.bytes, 0)) {
+            return Ok((places, most));
+        }
+        let room = self.packed.device().memory()?.0 / 2;
+        while most > least && places.bytes > room {
+            most = (most / 2).max(least);
+            places = Places::new(&self.packed, grids, most);
+        }
+        Ok((places, most))
     }
 
     /// Makes room for so many bytes of the arena and of the results. If memory grows, all graphs are dropped, because they hold
@@ -85,28 +149,42 @@ impl Runner {
         Ok(())
     }
 
-    /// Prepares a batch, unless it is, and marks it as the most recently used one.
+    /// Prepares a batch, unless it is, and marks it as the most recently used one. Its graph is recorded if it is `announced`, or
+    /// has run without one for some time.
     pub(super) fn prepare_batch(
         &mut self,
         count: usize,
         of: &Arc<OfSize>,
         effort: Effort,
+        announced: bool,
     ) -> Result<(), RuntimeError> {
         let batch: Batch = (of.geometry.grids().image(), count);
-        if self.sizes.touch(batch).is_some() {
-            return Ok(());
+        if let Some(prepared) = self.sizes.touch(batch) {
+            prepared.runs += 1;
+            let due = prepared.graph.is_none() && (announced || prepared.runs > RUNS_WITHOUT);
+            return if due { self.record(batch) } else { Ok(()) };
         }
-        // Measurements use the arena, and no graph is destroyed while it runs.
-        self.last.synchronize()?;
+        if effort == Effort::Measure || !self.sizes.has_room() {
+            // Measurements use the arena, and nothing that work on a stream uses is destroyed before it is done.
+            self.last.synchronize()?;
+        }
         self.sizes.make_room();
         let launches = self.launches_of(count, of, effort)?;
-        let (steps, memory, on) = (&self.packed.steps, &self.memory, &self.stream);
-        let images = Images { count, of, input: None };
-        let graph = on.capture(|| run_all(steps, &launches[1..], memory, on, images, None))?;
+        self.first = false;
+        self.sizes.insert(batch, Prepared { graph: None, runs: 0, of: Arc::clone(of), launches });
+        if announced || effort != Effort::Reuse { self.record(batch) } else { Ok(()) }
+    }
+
+    /// Records the graph of a prepared batch.
+    fn record(&mut self, batch: Batch) -> Result<(), RuntimeError> {
+        let (packed, memory, on) = (&self.packed, &self.memory, &self.stream);
+        let prepared = self.sizes.touch(batch).expect("the batch is prepared");
+        let images = Images { count: batch.1, of: &prepared.of, input: None };
+        let graph =
+            on.capture(|| run_all(&packed.steps, &prepared.launches[1..], memory, on, images, None))?;
         graph.upload(on)?;
         on.synchronize()?;
-        self.first = false;
-        self.sizes.insert(batch, Prepared { graph, of: Arc::clone(of), launches });
+        prepared.graph = Some(graph);
         Ok(())
     }
 

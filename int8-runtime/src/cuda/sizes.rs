@@ -1,4 +1,4 @@
-//! The batches for which kernels are chosen and graphs are recorded: numbers of images of a size in pixels. A batch of
+//! The batches for which kernels are chosen: numbers of images of a size in pixels. A batch of
 //! another number of images is padded to one of them, because preparing a batch takes far longer than an inference, and a
 //! number may occur only once, such as that of the last batch of an evaluation. A number that keeps occurring is prepared if
 //! padding would more than double the work.
@@ -7,8 +7,9 @@ use std::collections::HashMap;
 
 use swinq_model::Size;
 
-/// Maximum number of prepared batches.
-const MOST: usize = 16;
+/// Maximum number of prepared batches. Detectors see hundreds of sizes; what a batch holds on the device is about 2 MB for images of
+/// 800 x 1333 pixels.
+const MOST: usize = 256;
 
 /// Number of batches that are padded to more than twice their size before a smaller batch is prepared.
 const PATIENCE: usize = 3;
@@ -45,10 +46,10 @@ impl<T> Sizes<T> {
     }
 
     /// What is prepared for the batch, which becomes the most recently used one.
-    pub(crate) fn touch(&mut self, batch: Batch) -> Option<&T> {
+    pub(crate) fn touch(&mut self, batch: Batch) -> Option<&mut T> {
         let at = self.used.iter().position(|(used, _)| *used == batch)?;
         self.used[at..].rotate_left(1);
-        self.used.last().map(|(_, prepared)| prepared)
+        self.used.last_mut().map(|(_, prepared)| prepared)
     }
 
     /// What is prepared for the batch.
@@ -67,9 +68,14 @@ impl<T> Sizes<T> {
         numbers.filter(|&prepared| prepared >= images).min()
     }
 
+    /// Whether there is room for another batch.
+    pub(crate) fn has_room(&self) -> bool {
+        self.used.len() < MOST
+    }
+
     /// Removes the batch that was not used for longest, if there is no room for another one.
     pub(crate) fn make_room(&mut self) -> Option<T> {
-        if self.used.len() < MOST {
+        if self.has_room() {
             return None;
         }
         let ((size, _), prepared) = self.used.remove(0);
@@ -82,6 +88,12 @@ impl<T> Sizes<T> {
     /// Adds a batch as the most recently used one. There must be room for it.
     pub(crate) fn insert(&mut self, batch: Batch, prepared: T) {
         self.used.push((batch, prepared));
+    }
+
+    /// Removes all batches of images of `size`.
+    pub(crate) fn forget(&mut self, size: Size) {
+        self.used.retain(|((of, _), _)| *of != size);
+        self.padded.retain(|(of, _), _| *of != size);
     }
 
     /// Removes all batches.
@@ -169,15 +181,18 @@ mod tests {
         assert!(sizes.touch((OWN, 1)).is_some() && sizes.touch((OWN, MOST)).is_none());
         assert!(sizes.of_size(WIDE).is_some());
         assert!(
-            prepare(&mut sizes, (OWN, 100), Rc::clone(&own))
+            prepare(&mut sizes, (OWN, 1000), Rc::clone(&own))
                 .is_some_and(|removed| Rc::ptr_eq(&removed, &wide))
         );
         assert!(sizes.of_size(WIDE).is_none() && Rc::strong_count(&wide) == 1);
         assert!(sizes.padded.is_empty(), "batches of a forgotten size are not counted");
-        assert!(prepare(&mut sizes, (OWN, 101), own).is_some());
+        assert!(prepare(&mut sizes, (OWN, 1001), own).is_some());
         assert!(sizes.get((OWN, 2)).is_none() && sizes.get((OWN, 1)).is_some());
         assert_eq!(sizes.padded((OWN, 2), 128), 3);
+        sizes.insert((WIDE, 4), wide);
+        sizes.forget(OWN);
+        assert!(sizes.of_size(OWN).is_none() && sizes.of_size(WIDE).is_some());
         sizes.clear();
-        assert!(sizes.of_size(OWN).is_none());
+        assert!(sizes.of_size(WIDE).is_none());
     }
 }

@@ -42,7 +42,7 @@ pub use graph::Graph;
 pub use kernel::Kernel;
 pub use launch::{LaunchConfig, Params, launch};
 pub use library::{Library, Missing};
-pub use memory::{DeviceBuf, DeviceSlice};
+pub use memory::{DeviceBuf, DeviceSlice, Upload};
 pub use nvrtc::{Compiled, compile, compile_text};
 pub use nvtx::{Nvtx, Range};
 pub use pinned::PinnedBuf;

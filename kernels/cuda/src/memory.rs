@@ -114,6 +114,46 @@ impl DeviceBuf {
     }
 }
 
+/// Several arrays that one copy brings to the device, into one allocation.
+pub struct Upload {
+    to: DeviceSlice,
+    bytes: Vec<u8>,
+}
+
+impl Upload {
+    /// Alignment of an array in the allocation.
+    pub const ALIGN: usize = 256;
+
+    /// Allocates room for `most` bytes, the alignment of each array included.
+    ///
+    /// # Errors
+    /// The device has too little free memory, or the driver fails.
+    pub fn new(device: &Device, most: usize) -> Result<Upload, CudaError> {
+        Ok(Upload { to: DeviceBuf::new(device, most)?.all(), bytes: Vec::with_capacity(most) })
+    }
+
+    /// The place of `values` on the device, where they are after [`Upload::finish`].
+    ///
+    /// # Panics
+    /// If there is no room for them.
+    pub fn put<T: Plain>(&mut self, values: &[T]) -> DeviceSlice {
+        let begin = self.bytes.len().next_multiple_of(Upload::ALIGN);
+        self.bytes.resize(begin, 0);
+        // SAFETY: the values are borrowed, and have as many bytes, without padding (`Plain`).
+        let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
+        self.bytes.extend_from_slice(bytes);
+        self.to.slice(begin, bytes.len())
+    }
+
+    /// Copies all arrays to the device. The copy is complete when this returns; it waits for earlier work on `stream`.
+    ///
+    /// # Errors
+    /// The stream is being captured, or the driver fails.
+    pub fn finish(self, stream: &Stream) -> Result<(), CudaError> {
+        self.to.slice(0, self.bytes.len()).copy_from(stream, &self.bytes)
+    }
+}
+
 /// Waits for the default stream of the current context. A memset, and the last part of a copy from pageable
 /// memory, may still be in flight when their functions return, and the streams of this crate do not wait for
 /// the default stream.

@@ -72,12 +72,18 @@ impl Grid {
             };
             (source < side).then_some(source)
         };
-        let token = |(y, x): (usize, usize)| {
-            let y = source(y, shift.height, self.padded.height, size.height)?;
-            let x = source(x, shift.width, self.padded.width, size.width)?;
-            Some(y * size.width + x)
-        };
-        self.window_order().map(token).collect()
+        let axis = |shift, padded, side| (0..padded).map(|at| source(at, shift, padded, side)).collect::<Vec<_>>();
+        let rows = axis(shift.height, self.padded.height, size.height);
+        let columns = axis(shift.width, self.padded.width, size.width);
+        let mut tokens = Vec::with_capacity(self.window_rows());
+        for rows in rows.chunks_exact(self.window.height) {
+            for columns in columns.chunks_exact(self.window.width) {
+                for y in rows {
+                    tokens.extend(columns.iter().map(|x| Some((*y)? * size.width + (*x)?)));
+                }
+            }
+        }
+        tokens
     }
 
     /// The number of the mask of each window ([`Stage::mask_regions`](super::Stage::mask_regions)): 0 in even blocks.
@@ -91,24 +97,17 @@ impl Grid {
         (0..windows.area()).map(mask).collect()
     }
 
-    /// Row and column of every token of the padded grid, window by window, row-major in each window.
-    fn window_order(&self) -> impl Iterator<Item = (usize, usize)> {
-        let (window, windows) = (self.window, self.window_grid());
-        let corner = move |i: usize| (i / windows.width * window.height, i % windows.width * window.width);
-        (0..windows.area()).map(corner).flat_map(move |(top, left)| {
-            (0..window.area()).map(move |i| (top + i / window.width, left + i % window.width))
-        })
-    }
-
     /// Patch merging's gather of the image: four rows for each merged token, in Microsoft's order: top left, bottom left, top
     /// right, bottom right. `None` is the padding of an odd grid.
     pub fn merge_sources(&self) -> Vec<Option<usize>> {
         let (size, merged) = (self.size, self.merged());
         let at = |y: usize, x: usize| (y < size.height && x < size.width).then_some(y * size.width + x);
-        let four = |i: usize| {
-            let (y, x) = (2 * (i / merged.width), 2 * (i % merged.width));
-            [at(y, x), at(y + 1, x), at(y, x + 1), at(y + 1, x + 1)]
-        };
-        (0..merged.area()).flat_map(four).collect()
+        let mut sources = Vec::with_capacity(4 * merged.area());
+        for y in (0..2 * merged.height).step_by(2) {
+            for x in (0..2 * merged.width).step_by(2) {
+                sources.extend([at(y, x), at(y + 1, x), at(y, x + 1), at(y + 1, x + 1)]);
+            }
+        }
+        sources
     }
 }

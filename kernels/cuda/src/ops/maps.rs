@@ -3,7 +3,7 @@
 
 use swinq_numerics::{RowMap, Windows};
 
-use crate::{CudaError, Device, DeviceBuf, DeviceSlice};
+use crate::{CudaError, Device, DeviceSlice, Stream, Upload};
 
 /// A [`RowMap`] on the device. It takes 4 bytes for each row.
 #[derive(Clone)]
@@ -19,8 +19,12 @@ impl DeviceMap {
     /// # Errors
     /// The device has too little free memory, or the driver fails.
     pub fn new(device: &Device, map: &RowMap) -> Result<DeviceMap, CudaError> {
-        let slice = DeviceBuf::from_slice(device, map.rows())?.all();
-        Ok(DeviceMap { slice, rows: map.rows().len(), tokens: map.tokens() })
+        alone(device, size_of_val(map.rows()), |upload| DeviceMap::sent(upload, map))
+    }
+
+    /// `map`, sent with `upload`.
+    pub fn sent(upload: &mut Upload, map: &RowMap) -> DeviceMap {
+        DeviceMap { slice: upload.put(map.rows()), rows: map.rows().len(), tokens: map.tokens() }
     }
 
     /// Rows of an image.
@@ -55,12 +59,18 @@ impl DeviceWindows {
     /// # Errors
     /// The device has too little free memory, or the driver fails.
     pub fn new(device: &Device, windows: &Windows) -> Result<DeviceWindows, CudaError> {
+        let bytes = size_of_val(windows.map().rows()).next_multiple_of(Upload::ALIGN) + windows.count();
+        alone(device, bytes, |upload| DeviceWindows::sent(upload, windows))
+    }
+
+    /// `windows`, sent with `upload`.
+    pub fn sent(upload: &mut Upload, windows: &Windows) -> DeviceWindows {
         let masks = Some(windows.masks()).filter(|masks| masks.iter().any(|&mask| mask != 0));
-        Ok(DeviceWindows {
-            map: DeviceMap::new(device, windows.map())?,
-            masks: masks.map(|masks| Ok(DeviceBuf::from_slice(device, masks)?.all())).transpose()?,
+        DeviceWindows {
+            map: DeviceMap::sent(upload, windows.map()),
+            masks: masks.map(|masks| upload.put(masks)),
             count: windows.count(),
-        })
+        }
     }
 
     /// The order of the tokens, window by window.
@@ -111,14 +121,30 @@ impl TokenRows {
     /// # Panics
     /// If `map` has padding.
     pub fn new(device: &Device, map: &RowMap) -> Result<TokenRows, CudaError> {
+        alone(device, 4 * map.tokens(), |upload| TokenRows::sent(upload, map))
+    }
+
+    /// The inverse of `map`, sent with `upload`.
+    ///
+    /// # Panics
+    /// If `map` has padding.
+    pub fn sent(upload: &mut Upload, map: &RowMap) -> TokenRows {
         let rows = rows_of_tokens(map).expect("the map has no padding");
-        Ok(TokenRows { slice: DeviceBuf::from_slice(device, &rows)?.all(), tokens: rows.len() })
+        TokenRows { slice: upload.put(&rows), tokens: rows.len() }
     }
 
     /// Bytes of device memory.
     pub fn bytes(&self) -> usize {
         self.slice.bytes()
     }
+}
+
+/// What `put` sends, of at most `bytes` bytes, in an upload of its own.
+fn alone<T>(device: &Device, bytes: usize, put: impl FnOnce(&mut Upload) -> T) -> Result<T, CudaError> {
+    let mut upload = Upload::new(device, bytes)?;
+    let sent = put(&mut upload);
+    upload.finish(&Stream::new(device)?)?;
+    Ok(sent)
 }
 
 /// The row of each token, if no row is padding.
