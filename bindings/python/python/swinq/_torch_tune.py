@@ -101,12 +101,10 @@ def tune(
     for name, value in (("max_drop", max_drop), ("min_speedup", min_speedup), ("budget", budget)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ArgumentError(f"{name}: {value} is not a number from 0 on")
-    program = Program(model, calibrate, evaluate, module, samples, backend, options)
-    function = observer(progress)
-    caller = program.caller(metric, cache, function)
+    program = Program(model, evaluate, (metric, cache), backend, options)
+    swin, function = program.record(calibrate, module, samples), observer(progress)
     if latencies is None and cache is not None:
         latencies = f"{os.fspath(cache)}.latencies.json"
-    swin = program.swin
     try:
         text, native = _native.tune(
             swin.model._native,
@@ -117,7 +115,7 @@ def tune(
             batch_size,
             (max_drop, min_speedup, budget),
             None if latencies is None else os.fspath(latencies),
-            caller,
+            program.caller(function),
         )
     finally:
         close(function)
@@ -166,10 +164,8 @@ def sensitivity(
     Raises:
         The errors of :func:`tune`; ArgumentError for parts that there are not.
     """
-    program = Program(model, calibrate, evaluate, module, samples, backend, options)
-    function = observer(progress)
-    caller = program.caller(metric, cache, function)
-    swin = program.swin
+    program = Program(model, evaluate, (metric, cache), backend, options)
+    swin, function = program.record(calibrate, module, samples), observer(progress)
     try:
         text = _native.sensitivity(
             swin.model._native,
@@ -178,7 +174,7 @@ def sensitivity(
             ptq,
             options.get("threads", 0),
             (parts, only),
-            caller,
+            program.caller(function),
         )
     finally:
         close(function)
@@ -188,16 +184,19 @@ def sensitivity(
 class Program:
     """A model of the user's with one Swin, and the metric."""
 
+    #: The Swin.
+    swin: Found
+
     def __init__(
         self,
         model: Any,
-        calibrate: Calibrate,
         evaluate: Evaluate,
-        module: str | None,
-        samples: int,
+        kept: tuple[str | None, PathLike | None],
         backend: str,
         options: Mapping[str, Any],
     ) -> None:
+        """``kept`` are the name of the metric and the cache."""
+        metric, cache = kept
         if not callable(evaluate):
             raise ArgumentError(f"evaluate: a {type(evaluate).__name__} is no function of the model")
         if backend not in ("auto", "cpu", "cuda"):
@@ -205,11 +204,19 @@ class Program:
         for name in options:
             if name not in ENGINE_NUMBERS and name != "residual":
                 raise ArgumentError(f"{name}: is no option of an engine; those are {', '.join(ENGINE_NUMBERS)}, residual")
+        name_of_metric = metric or name_of(evaluate)
+        if cache is not None and name_of_metric is None:
+            raise ArgumentError(f"metric: is missing; {evaluate!r} has no name by which the cache could know its values again")
         self.model, self.evaluate, self.options, self.backend = model, evaluate, options, backend
-        swins, left = found(model, calibrate, samples, one(model, module), backend)
+        self.metric, self.cache = name_of_metric or "metric", cache
+
+    def record(self, calibrate: Calibrate, module: str | None, samples: int) -> Found:
+        """Finds the Swin, and runs the calibration."""
+        swins, left = found(self.model, calibrate, samples, one(self.model, module), self.backend)
         if left:
             raise ArgumentError(f"model: {left[0]}")
-        self.swin: Found = swins[0]
+        self.swin = swins[0]
+        return self.swin
 
     def engine(self) -> tuple[str, dict[str, int], str]:
         """The engine whose latency counts."""
@@ -221,21 +228,17 @@ class Program:
         chosen = {name: value for name, value in self.options.items() if name != "residual"}
         return backend, ENGINE_NUMBERS | numbers | chosen, self.options.get("residual", "f16")
 
-    def caller(self, metric: str | None, cache: PathLike | None, progress: Any) -> dict[str, Any]:
+    def caller(self, progress: Any) -> dict[str, Any]:
         """What the extension module calls, and what the values depend on."""
-        name, backend = metric or name_of(self.evaluate), self.engine()
-        if cache is not None and name is None:
-            raise ArgumentError(f"metric: is missing; {self.evaluate!r} has no name by which the cache could know its values again")
-        context = ""
-        if cache is not None:
-            context = " ".join((digest(self.model), *self.swin.names, backend[0], backend[2]))
+        backend, _, residual = self.engine()
+        context = "" if self.cache is None else " ".join((digest(self.model), *self.swin.names, backend, residual))
         return {
             "evaluate": self.value,
-            "metric": name or "metric",
+            "metric": self.metric,
             "context": context,
-            "on_cache": lambda *what: found_in(cache, *what),
+            "on_cache": lambda *what: found_in(self.cache, *what),
             "progress": progress,
-            "cache": None if cache is None else os.fspath(cache),
+            "cache": None if self.cache is None else os.fspath(self.cache),
         }
 
     def value(self, native: _native.Model | None) -> float:
