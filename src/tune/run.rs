@@ -20,6 +20,9 @@ use crate::sensitivity::metric::Metric;
 use crate::sensitivity::{info, run_key, subject};
 use crate::{BackendChoice, DEFAULT_BATCH, EngineOptions, Error, Images, Model, environment};
 
+/// What is measured before the long measurements.
+type First<'a> = dyn FnMut(&mut Journal) -> Result<(), Error> + 'a;
+
 /// What a search measures with.
 pub(super) struct Run<'a> {
     options: &'a TuneOptions,
@@ -38,7 +41,7 @@ impl<'a> Run<'a> {
         options: &'a TuneOptions,
         metric: Metric,
         (calibration, search): (&Images, Vec<Batch>),
-        (command, first): (&str, &mut dyn FnMut(&mut Journal) -> Result<(), Error>),
+        (command, first): (&str, &mut First<'_>),
         progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
     ) -> Result<(Run<'a>, Space), Error> {
         let max_batch = options.batch_size.max(DEFAULT_BATCH);

@@ -133,7 +133,7 @@ pub fn tune(
         max_drop,
         min_sqnr: None,
         min_speedup,
-        budget: budget.map(|minutes| Duration::from_secs_f64(60.0 * minutes)),
+        budget: budget.map(|minutes| Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX)),
         cache: caller.cache.clone(),
         latencies,
     };
