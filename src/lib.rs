@@ -25,6 +25,7 @@
 //! | `calibrate_shard`, `evaluate_shard` | do the same in parts, which `merge_calibration` and `merge_evaluation` join (feature `float`) |
 //! | `sensitivity` | measures the effect of each layer's quantization (feature `float`) |
 //! | `tune` | searches the fastest recipe that keeps the accuracy (feature `float`) |
+//! | `sensitivity_by_metric`, `tune_by_metric` | do the same for a program that contains the model, by its own metric (feature `float`) |
 //! | `Training` | trains a quantized or float model (feature `float`) |
 //!
 //! [`Model`] and [`Engine`] are `Send + Sync`. The library never prints, reads the command line or ends the
@@ -53,6 +54,8 @@ pub mod doctor;
 mod engine;
 mod error;
 mod evaluate;
+#[cfg(feature = "float")]
+mod evaluation;
 #[cfg(feature = "onnx")]
 mod export;
 mod features;
@@ -105,11 +108,16 @@ pub use calibration::{
     quantize_with_ft_ranges, quantize_with_ranges,
 };
 #[cfg(feature = "float")]
+pub use evaluation::{Evaluate, Evaluation};
+#[cfg(feature = "float")]
 pub use float_device::FloatDevice;
 #[cfg(feature = "float")]
 pub use journal::Found;
 #[cfg(feature = "float")]
-pub use sensitivity::{SensitivityOptions, SensitivityProgress, sensitivity};
+pub use sensitivity::{
+    MetricSensitivity, PartKinds, PartSensitivity, PartsOf, SensitivityOptions, SensitivityProgress,
+    sensitivity, sensitivity_by_metric,
+};
 #[cfg(feature = "float")]
 pub use shards::{
     MergedCalibration, MergedEvaluation, Part, calibrate_shard, evaluate_shard, merge_calibration,
@@ -122,7 +130,7 @@ pub use train::Training;
 #[cfg(feature = "float")]
 pub use trained::TrainedParameters;
 #[cfg(feature = "float")]
-pub use tune::{TuneOptions, TuneProgress, Tuned, tune};
+pub use tune::{TuneOptions, TuneProgress, Tuned, tune, tune_by_metric};
 
 pub use swinq_data::{Padding, RgbImage, Sizing, Split, decode_image, pad};
 pub use swinq_int8_runtime::{CudaOptions, Engine, usable_gpu};

@@ -10,6 +10,7 @@ use swinq_model::site::all_linears;
 use swinq_model::{HostTensor, Linear, ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec};
 
 use crate::calibration::{Named, batches_for, record};
+use crate::journal::RunKey;
 use crate::{Error, FloatDevice, Images, ReadOptions};
 
 /// Pattern of the sites that a search may enable although a recipe leaves them off: the operands of products.
@@ -299,6 +300,12 @@ fn check_ptq(float: &FloatModel, recipe: &Recipe) -> Result<(), Error> {
             ),
         )),
     }
+}
+
+/// A hash of what distinguishes the models of one run: the settings and ranges of their sites.
+pub(crate) fn identity(model: &QuantizedModel) -> String {
+    let sites = model.sites.iter().map(|(site, state)| (site.to_string(), &state.spec, state.amax));
+    RunKey::new("model").with_json(&sites.collect::<Vec<_>>()).finish()
 }
 
 /// A rule for the sites of this name that switches them on or off.

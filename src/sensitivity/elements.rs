@@ -2,12 +2,12 @@
 
 use swinq_eval::results::sensitivity::ElementKind;
 use swinq_int8_runtime::Outline;
-use swinq_model::site::{BlockId, all_linears, all_sites};
+use swinq_model::site::{BlockId, Half, Operand, all_linears, all_sites};
 use swinq_model::{Linear, QuantizedModel, Rule, Site};
 
 use crate::quantizer::switch;
 
-/// A site, a linear layer or an attention product.
+/// A site, a linear layer, an attention product or a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) kind: PartKind,
@@ -24,9 +24,30 @@ pub(crate) enum PartKind {
     Scores(BlockId),
     /// The product of a block's probabilities and values.
     Values(BlockId),
+    /// Everything in a block.
+    Block(BlockId),
 }
 
 impl PartKind {
+    /// The layers and products of a block.
+    fn of_block(b: BlockId) -> [PartKind; 6] {
+        let linear = PartKind::Linear;
+        let attention = [linear(Linear::Qkv(b)), PartKind::Scores(b), PartKind::Values(b)];
+        let [qkv, scores, values] = attention;
+        [qkv, scores, values, linear(Linear::Proj(b)), linear(Linear::Fc1(b)), linear(Linear::Fc2(b))]
+    }
+
+    /// The sites that must be on for the part's products to run in INT8.
+    pub(crate) fn operands(self) -> Vec<Site> {
+        match self {
+            PartKind::Site(site) => vec![site],
+            PartKind::Linear(l) => vec![Site::Input(l), Site::Weight(l)],
+            PartKind::Scores(b) => vec![Site::Q(b), Site::K(b)],
+            PartKind::Values(b) => vec![Site::V(b), Site::Probs(b)],
+            PartKind::Block(b) => PartKind::of_block(b).into_iter().flat_map(PartKind::operands).collect(),
+        }
+    }
+
     /// The sites that the part may have.
     fn possible_sites(self) -> Vec<Site> {
         match self {
@@ -34,6 +55,15 @@ impl PartKind {
             PartKind::Linear(l) => vec![Site::Input(l), Site::Weight(l), Site::Output(l)],
             PartKind::Scores(b) => vec![Site::Q(b), Site::K(b)],
             PartKind::Values(b) => vec![Site::V(b), Site::Probs(b)],
+            PartKind::Block(b) => {
+                let parts = PartKind::of_block(b).into_iter().flat_map(PartKind::possible_sites);
+                let add =
+                    |half| [Operand::Branch, Operand::Shortcut].map(|operand| Site::Add(b, half, operand));
+                parts
+                    .chain([Site::Scores(b)])
+                    .chain([Half::Attn, Half::Mlp].into_iter().flat_map(add))
+                    .collect()
+            }
         }
     }
 
@@ -43,6 +73,7 @@ impl PartKind {
             PartKind::Site(_) => ElementKind::Site,
             PartKind::Linear(_) => ElementKind::Linear,
             PartKind::Scores(_) | PartKind::Values(_) => ElementKind::AttentionProduct,
+            PartKind::Block(_) => ElementKind::Block,
         }
     }
 
@@ -55,6 +86,7 @@ impl PartKind {
             PartKind::Linear(linear) => of(linear.to_string()),
             // The two products of a block have the same number.
             PartKind::Scores(b) | PartKind::Values(b) => of(format!("{b}.attn")) / 2,
+            PartKind::Block(b) => PartKind::of_block(b).into_iter().map(|part| part.macs(plan)).sum(),
         }
     }
 }
@@ -66,6 +98,7 @@ impl std::fmt::Display for PartKind {
             PartKind::Linear(linear) => linear.fmt(f),
             PartKind::Scores(b) => write!(f, "{b}.attn.qk"),
             PartKind::Values(b) => write!(f, "{b}.attn.pv"),
+            PartKind::Block(b) => b.fmt(f),
         }
     }
 }
@@ -108,13 +141,18 @@ pub(crate) fn layers(model: &QuantizedModel) -> Vec<Part> {
     parts.filter(is_int8).collect()
 }
 
-/// Whether both operands of the part's product are on.
+/// Every block of `model`, and every layer outside of blocks, that has quantized sites, in forward order.
+pub(crate) fn blocks(model: &QuantizedModel) -> Vec<Part> {
+    let kind = |linear| match linear {
+        Linear::Qkv(block) => Some(PartKind::Block(block)),
+        Linear::Proj(_) | Linear::Fc1(_) | Linear::Fc2(_) => None,
+        Linear::PatchEmbed | Linear::Reduction(_) | Linear::Head => Some(PartKind::Linear(linear)),
+    };
+    let all = all_linears(&model.config).into_iter().filter_map(kind).map(|kind| Part::of(model, kind));
+    all.filter(|part| !part.sites.is_empty()).collect()
+}
+
+/// Whether the operands of the part's products are on.
 pub(crate) fn is_int8(part: &Part) -> bool {
-    let on = |site| part.sites.contains(&site);
-    match part.kind {
-        PartKind::Site(_) => !part.sites.is_empty(),
-        PartKind::Linear(l) => on(Site::Input(l)) && on(Site::Weight(l)),
-        PartKind::Scores(b) => on(Site::Q(b)) && on(Site::K(b)),
-        PartKind::Values(b) => on(Site::V(b)) && on(Site::Probs(b)),
-    }
+    part.kind.operands().iter().all(|site| part.sites.contains(site))
 }

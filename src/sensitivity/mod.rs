@@ -4,6 +4,7 @@
 //! and left alone in float in the quantized model. The engine runs both. What a variant shares with the model that
 //! it was made from is computed once for a group of images, and the variant runs from its first difference on.
 
+mod by_metric;
 pub(crate) mod elements;
 pub(crate) mod metric;
 mod ranges;
@@ -17,7 +18,7 @@ use swinq_calib::Progress;
 use swinq_data::{Dataset, Padding, Sizing};
 use swinq_eval::results::sensitivity::{BlockError, Element, SENSITIVITY_SCHEMA, Sensitivity, Subject};
 use swinq_eval::{DataInfo, Distortion, EffectSums, EvalError};
-use swinq_int8_runtime::{Variant, VariantRunner};
+use swinq_int8_runtime::{Outline, Variant, VariantRunner};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, QuantizedModel, Recipe, Rule};
 
@@ -25,6 +26,7 @@ use crate::calibration::batches_for;
 use crate::journal::{Found, Journal, RunKey};
 use crate::quantizer::Quantizer;
 use crate::{EngineOptions, Error, Images, Model, ReadOptions, environment};
+pub use by_metric::{MetricSensitivity, PartKinds, PartSensitivity, PartsOf, sensitivity_by_metric};
 use elements::{Part, layers, sites};
 use metric::{Metric, first_of};
 use walk::{Walk, group_of, groups};
@@ -58,6 +60,8 @@ pub enum SensitivityProgress {
     Cache(Found),
     /// Measurements: done, all.
     Measure(usize, usize),
+    /// Values of a metric of the caller's: known, all. It is first called before the first evaluation.
+    Evaluate(usize, usize),
 }
 
 /// Measures the effect of every part of `model`, a float model, under the recipe of `options`.
@@ -90,10 +94,13 @@ pub fn sensitivity(
     let quantizer = Quantizer::calibrate(float, &options.recipe, calibration, how, &mut |step| {
         progress(SensitivityProgress::Calibrate(step))
     })?;
-    let mut run = Run::new(quantizer, options, metric, &batches)?;
-    if options.cache.is_some() && progress(SensitivityProgress::Cache(run.journal.found())).is_break() {
-        return Err(Error::Interrupted);
-    }
+    let parts = |model: &QuantizedModel| {
+        let mut parts = layers(model);
+        let layers = parts.len();
+        parts.extend(sites(model));
+        Ok((parts, layers))
+    };
+    let mut run = Run::new(quantizer, options, metric, &batches, ("sensitivity", parts), progress)?;
     let measured = run.measure(&batches, progress)?;
     run.results(options, images, &batches, measured)
 }
@@ -160,30 +167,35 @@ struct Run {
     runner: VariantRunner,
     journal: Journal,
     metric: Metric,
-    /// Layers first, then sites.
+    /// The first `layers` are measured on all images, the others on some.
     parts: Vec<Part>,
     layers: usize,
 }
 
 impl Run {
+    /// A run whose journal's key begins with `command`. `parts` gives the parts of a model, and the number of those that are measured on
+    /// all images; they are the first.
     fn new(
         mut quantizer: Quantizer,
         options: &SensitivityOptions,
         metric: Metric,
         batches: &[Batch],
+        (command, parts): (&str, impl FnOnce(&QuantizedModel) -> Result<(Vec<Part>, usize), Error>),
+        progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
     ) -> Result<Run, Error> {
         let recipe = options.recipe.clone();
         let model = quantizer.apply(&recipe)?;
         let runner = VariantRunner::new(model, EngineOptions::cpu(options.threads).cpu_options()?)?;
-        let mut parts = layers(model);
-        let layers = parts.len();
-        parts.extend(sites(model));
+        let (parts, layers) = parts(model)?;
         let journal = match &options.cache {
             Some(path) => {
-                Journal::open(path, &run_key("sensitivity", &mut quantizer, (&recipe, &metric), batches)?)?
+                Journal::open(path, &run_key(command, &mut quantizer, (&recipe, &metric), batches)?)?
             }
             None => Journal::in_memory(),
         };
+        if options.cache.is_some() && progress(SensitivityProgress::Cache(journal.found())).is_break() {
+            return Err(Error::Interrupted);
+        }
         Ok(Run { quantizer, recipe, runner, journal, metric, parts, layers })
     }
 
@@ -362,15 +374,8 @@ impl Run {
     ) -> Result<Sensitivity, Error> {
         let recipe = self.recipe.clone();
         let plan = self.prepare(&recipe)?.plan().clone();
-        let element = |(part, [alone, without]): (&Part, &[EffectSums; 2])| Element {
-            name: part.kind.to_string(),
-            kind: part.kind.result(),
-            sites: part.sites.iter().map(ToString::to_string).collect(),
-            macs: part.kind.macs(&plan),
-            alone: alone.effect(),
-            without: without.effect(),
-        };
-        let mut elements: Vec<Element> = self.parts.iter().zip(&measured.parts).map(element).collect();
+        let parts = self.parts.iter().zip(&measured.parts);
+        let mut elements: Vec<Element> = parts.map(|(part, sums)| element(part, sums, &plan)).collect();
         let sites = elements.split_off(self.layers);
         let model = self.quantizer.apply(&recipe)?.clone();
         let first = &batches[0];
@@ -394,6 +399,18 @@ impl Run {
             data: Some(info(images, &model, options.sizing)),
             recipe: options.recipe.clone(),
         })
+    }
+}
+
+/// A part and its effects, quantized alone and left alone in float; `plan` is that of the quantized model.
+fn element(part: &Part, [alone, without]: &[EffectSums; 2], plan: &Outline) -> Element {
+    Element {
+        name: part.kind.to_string(),
+        kind: part.kind.result(),
+        sites: part.sites.iter().map(ToString::to_string).collect(),
+        macs: part.kind.macs(plan),
+        alone: alone.effect(),
+        without: without.effect(),
     }
 }
 
@@ -444,10 +461,8 @@ pub(crate) fn run_key(
         key = key.with_json(&(outputs, &float.config.outputs));
     }
     for batch in batches {
-        key = key.with(&batch.pixels).with_json(&batch.labels);
-        if float.config.is_backbone() {
-            key = key.with_json(&(batch.size.height, batch.size.width));
-        }
+        let size = (batch.size.height, batch.size.width);
+        key = key.with(&batch.pixels).with_json(&batch.labels).with_json(&size);
     }
     Ok(key.finish())
 }

@@ -1,7 +1,7 @@
 //! A walk through a model with a group of images: what variants share before their first difference is computed
 //! once.
 
-use swinq_int8_runtime::{Start, Variant, VariantRunner};
+use swinq_int8_runtime::{ImageLayout, Images, Pixels, Start, Variant, VariantRunner};
 use swinq_model::{Batch, Size, SwinConfig};
 
 use super::metric::Computed;
@@ -24,6 +24,8 @@ pub(crate) fn groups(all: &Batch, each: usize) -> Vec<Batch> {
 pub(crate) struct Walk<'a> {
     base: &'a Variant,
     images: &'a Batch,
+    /// The values of normalised images, f32 `[images, channels, height, width]`; `None` for bytes.
+    values: Option<Vec<f32>>,
     position: usize,
     /// The tensor at the position, `[images, values]`; empty at the first position.
     stream: Vec<f32>,
@@ -32,7 +34,7 @@ pub(crate) struct Walk<'a> {
 impl<'a> Walk<'a> {
     /// A walk of `images` through `base`, at the first position. The runner must have the images' size.
     pub(crate) fn new(base: &'a Variant, images: &'a Batch) -> Walk<'a> {
-        Walk { base, images, position: 0, stream: Vec::new() }
+        Walk { base, images, values: images.values(), position: 0, stream: Vec::new() }
     }
 
     /// The residual stream after the walk has gone on to `position`, `[images, values]`.
@@ -68,12 +70,21 @@ impl<'a> Walk<'a> {
         Computed { first: computed.start, values }
     }
 
+    /// The images.
+    fn pixels(&self) -> Images<'_> {
+        let size = self.images.size;
+        match &self.values {
+            None => Images::new(size, &self.images.pixels[..]),
+            Some(values) => Images { size, pixels: Pixels::F32(values), layout: ImageLayout::ChannelsFirst },
+        }
+    }
+
     /// The tensor at the walk's position of `count` images from `first` on.
     fn start(&self, runner: &VariantRunner, first: usize, count: usize) -> Start<'_> {
         let values = runner.positions()[self.position].values;
         let range = first * values..(first + count) * values;
         match self.position {
-            0 => Start::Pixels(&self.images.pixels[range]),
+            0 => Start::Images(self.pixels().of_values(range)),
             position => Start::Stream(position, &self.stream[range]),
         }
     }

@@ -11,10 +11,11 @@ use swinq_int8_runtime::{Plan, Variant, VariantRunner};
 use swinq_model::{Batch, Logits, QuantizedModel, Recipe, Size};
 
 use super::changes::{Space, State};
+use super::judge::Judge;
 use super::latencies::Latencies;
 use super::stopwatch::Stopwatch;
-use crate::journal::{Journal, RunKey};
-use crate::quantizer::Quantizer;
+use crate::journal::Journal;
+use crate::quantizer::{Quantizer, identity};
 use crate::sensitivity::metric::{Metric, Outputs, first_of};
 use crate::sensitivity::walk::{GROUP, Walk, group_of, groups};
 use crate::{BackendChoice, EngineOptions, Error};
@@ -27,8 +28,10 @@ const KEPT_BYTES: usize = 1 << 30;
 pub(super) struct Trial {
     /// Distance from the float model on the search images.
     pub(super) sums: EffectSums,
-    /// Top-1 accuracy minus the float model's on the search images; `None` for a backbone.
+    /// Top-1 accuracy minus the float model's on the search images; `None` for images without labels.
     pub(super) difference: Option<Interval>,
+    /// The caller's metric, if it decides.
+    pub(super) value: Option<f64>,
     /// Share of the multiply-accumulates in INT8.
     pub(super) int8_share: f64,
     /// Predicted latency.
@@ -178,11 +181,12 @@ impl Bench {
         &mut self.quantizer
     }
 
-    /// Runs a recipe on all search images, unless the journal has it. `tick` is called after every batch, and may
-    /// stop the run.
+    /// Runs a recipe on all search images, and asks `judge` for its value, unless the journal has them. `tick` is called after every
+    /// batch, and may stop the run.
     pub(super) fn trial(
         &mut self,
         recipe: &Recipe,
+        judge: &mut Judge<'_>,
         tick: &mut dyn FnMut() -> Result<(), Error>,
     ) -> Result<Trial, Error> {
         let unable = || Error::argument("recipe", format!("the backend cannot run `{}`", recipe.name));
@@ -198,7 +202,8 @@ impl Bench {
                 kept
             }
         };
-        Ok(Trial { sums: kept.sums, difference: kept.difference, int8_share, predicted_ms })
+        let value = judge.value(self.quantizer.apply(recipe)?, &mut self.journal)?;
+        Ok(Trial { sums: kept.sums, difference: kept.difference, value, int8_share, predicted_ms })
     }
 
     /// Runs the float model on the search images, and keeps its outputs: those of the first group, and as many more as may be
@@ -261,7 +266,9 @@ impl Bench {
         });
         let mut sums = EffectSums::default();
         sums.add(&reference.logits, &own.logits, &own.labels)?;
-        Ok(Kept { sums, difference: Some(top1_difference(&reference, &own)?) })
+        let labelled = !own.labels.is_empty();
+        let difference = labelled.then(|| top1_difference(&reference, &own)).transpose()?;
+        Ok(Kept { sums, difference })
     }
 
     /// The noise of `state` and of `states` on the first search images. Each of `states` runs from
@@ -383,10 +390,4 @@ fn outputs_of(runner: &mut VariantRunner, variant: &Variant, group: &Batch) -> R
 /// `outputs`, borrowed.
 fn whole(outputs: &Outputs) -> Vec<&[f32]> {
     outputs.iter().map(|output| &output[..]).collect()
-}
-
-/// A hash of what distinguishes the models of one run: the settings and ranges of their sites.
-fn identity(model: &QuantizedModel) -> String {
-    let sites = model.sites.iter().map(|(site, state)| (site.to_string(), &state.spec, state.amax));
-    RunKey::new("model").with_json(&sites.collect::<Vec<_>>()).finish()
 }

@@ -95,7 +95,7 @@ impl Space {
             let part = Part::of(model, kind);
             let on = is_int8(&part);
             space.options.push(if on { repairs(model, &part) } else { Vec::new() });
-            space.parts.push(if on { part } else { Part { kind, sites: operands(kind) } });
+            space.parts.push(if on { part } else { Part { kind, sites: kind.operands() } });
             space.on.push(on);
         }
         space
@@ -192,16 +192,6 @@ impl Space {
                 for_sites(true, Rule { granularity: Some(Granularity::Channel), ..Rule::default() })
             }
         }
-    }
-}
-
-/// The sites that must be on for the part's product to run in INT8.
-fn operands(kind: PartKind) -> Vec<Site> {
-    match kind {
-        PartKind::Site(site) => vec![site],
-        PartKind::Linear(l) => vec![Site::Input(l), Site::Weight(l)],
-        PartKind::Scores(b) => vec![Site::Q(b), Site::K(b)],
-        PartKind::Values(b) => vec![Site::V(b), Site::Probs(b)],
     }
 }
 

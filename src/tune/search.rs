@@ -10,6 +10,7 @@ use swinq_model::Site;
 
 use super::bench::{Bench, Probe, Trial};
 use super::changes::{Aspect, Change, Space, State};
+use super::judge::Judge;
 use super::{TuneOptions, TuneProgress};
 use crate::Error;
 use crate::sensitivity::elements::PartKind;
@@ -28,9 +29,10 @@ const ALMOST: f64 = 0.8;
 const LEAST_SAVING: f64 = 0.002;
 
 /// The candidates of a search.
-pub(super) struct Search<'a> {
+pub(super) struct Search<'a, 'j> {
     bench: &'a mut Bench,
     space: Space,
+    judge: Judge<'j>,
     options: &'a TuneOptions,
     begin: Instant,
     progress: &'a mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
@@ -49,15 +51,16 @@ pub(super) struct Outcome {
     pub(super) end: SearchEnd,
 }
 
-impl<'a> Search<'a> {
+impl<'a, 'j> Search<'a, 'j> {
     pub(super) fn new(
         bench: &'a mut Bench,
         space: Space,
+        judge: Judge<'j>,
         options: &'a TuneOptions,
         progress: &'a mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
-    ) -> Search<'a> {
+    ) -> Search<'a, 'j> {
         let (trials, banned) = (Vec::new(), Vec::new());
-        Search { bench, space, options, begin: Instant::now(), progress, trials, banned }
+        Search { bench, space, judge, options, begin: Instant::now(), progress, trials, banned }
     }
 
     /// Runs the search.
@@ -66,7 +69,7 @@ impl<'a> Search<'a> {
         let mut state = State::new();
         let mut trial = self.trial(&state)?;
         let mut ranking = None;
-        while !self.keeps_accuracy(&trial) {
+        while !self.judge.keeps(&trial) {
             if self.out_of_time() {
                 return Ok(self.outcome(SearchEnd::OutOfTime));
             }
@@ -111,7 +114,7 @@ impl<'a> Search<'a> {
             }
             let next = step.apply(&self.space, &state);
             let trial = self.trial(&next)?;
-            if self.keeps_accuracy(&trial) {
+            if self.judge.keeps(&trial) {
                 state = next;
             }
         }
@@ -205,7 +208,7 @@ impl<'a> Search<'a> {
             return Ok(trial.clone());
         }
         let recipe = self.space.recipe(state);
-        let trial = self.bench.trial(&recipe, &mut ticker(self.progress))?;
+        let trial = self.bench.trial(&recipe, &mut self.judge, &mut ticker(self.progress))?;
         self.trials.push((state.clone(), trial.clone()));
         let effect = trial.sums.effect();
         let report = TuneProgress::Trial {
@@ -213,6 +216,7 @@ impl<'a> Search<'a> {
             speedup: self.bench.float_ms() / trial.predicted_ms,
             sqnr_db: effect.sqnr_db,
             difference: trial.difference,
+            value: trial.value,
             changes: &self.space.describe(state),
         };
         match (self.progress)(report) {
@@ -230,17 +234,6 @@ impl<'a> Search<'a> {
         self.bench.predict(&self.space.recipe(state))
     }
 
-    /// Whether the drop on the search images plus its standard error is at most the goal's. Without the margin a
-    /// search on few images would stop at a recipe that has only been lucky. A backbone must have the goal's SQNR.
-    fn keeps_accuracy(&self, trial: &Trial) -> bool {
-        let Some(difference) = trial.difference else {
-            return self.options.min_sqnr.is_none_or(|least| trial.sums.effect().sqnr_db >= least);
-        };
-        let drop = trial.sums.top1_standard_error() - difference.difference;
-        // The tolerance is far below the share of one image.
-        100.0 * drop <= self.options.max_drop + 1e-9
-    }
-
     fn out_of_time(&self) -> bool {
         self.options.budget.is_some_and(|budget| self.begin.elapsed() >= budget)
     }
@@ -248,15 +241,14 @@ impl<'a> Search<'a> {
     /// The fastest candidate that keeps the accuracy; if there is none, the closest to the float model.
     fn outcome(self, mut end: SearchEnd) -> Outcome {
         let float_ms = self.bench.float_ms();
-        let kept = |index: &usize| self.keeps_accuracy(&self.trials[*index].1);
+        let kept = |index: &usize| self.judge.keeps(&self.trials[*index].1);
         let faster = |a: &usize, b: &usize| {
             let (a, b) = (&self.trials[*a].1, &self.trials[*b].1);
             a.predicted_ms.total_cmp(&b.predicted_ms)
         };
         let closer = |a: &usize, b: &usize| {
             let [a, b] = [a, b].map(|&index| &self.trials[index].1);
-            let difference = |trial: &Trial| trial.difference.map_or(0.0, |difference| difference.difference);
-            let by_drop = difference(a).total_cmp(&difference(b));
+            let by_drop = self.judge.closeness(a).total_cmp(&self.judge.closeness(b));
             by_drop.then(a.sums.effect().sqnr_db.total_cmp(&b.sums.effect().sqnr_db))
         };
         let all = 0..self.trials.len();
@@ -277,6 +269,7 @@ impl<'a> Search<'a> {
             int8_share: trial.int8_share,
             effect: trial.sums.effect(),
             top1_difference: trial.difference,
+            value: trial.value,
         };
         let kept = kept(&chosen);
         Outcome { candidates: self.trials.iter().map(candidate).collect(), chosen, kept, end }

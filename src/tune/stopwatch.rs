@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use swinq_int8_runtime::{Start, Variant, VariantRunner};
+use swinq_int8_runtime::{Images, Start, Variant, VariantRunner};
 use swinq_model::{QuantizedModel, Size};
 
 use super::latencies::Latencies;
@@ -64,7 +64,13 @@ impl Stopwatch {
         let mut output = vec![0.0; images * runner.positions()[last].values];
         let mut infer = |runner: &mut VariantRunner, variant: &Variant| {
             let start = Instant::now();
-            runner.run(variant, images, Start::Pixels(&self.pixels), last, &mut output);
+            runner.run(
+                variant,
+                images,
+                Start::Images(Images::new(self.size, &self.pixels[..])),
+                last,
+                &mut output,
+            );
             milliseconds(start.elapsed())
         };
         let (mut references, mut wholes, mut names) = (Vec::new(), Vec::new(), Vec::new());

@@ -159,7 +159,7 @@ fn a_search_reaches_the_sqnr_of_an_output() {
     assert_eq!(names, ["stage2"]);
     // The largest of the sizes of equally many search images.
     assert_eq!(results.cost.image_size, Some([64, 96]));
-    let check = &results.verification;
+    let check = results.verification.as_ref().unwrap();
     let holds = check.effect.sqnr_db >= least;
     assert_eq!((check.images, check.verdict == Verdict::Holds), (4, holds));
     assert_eq!(

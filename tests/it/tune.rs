@@ -218,7 +218,7 @@ fn the_command_writes_its_files_and_says_what_is_out_of_reach() {
     let results = read_tuning(&folder.path().join("tuned.safetensors.json")).unwrap();
     assert_eq!(results.images.search, 16);
     assert_eq!(results.images.verification, 16);
-    assert_eq!(results.verification.verdict, Verdict::Holds);
+    assert_eq!(results.verification.as_ref().unwrap().verdict, Verdict::Holds);
     let model = Model::open(&output).unwrap();
     let yaml = std::fs::read_to_string(folder.path().join("tuned.safetensors.yaml")).unwrap();
     assert_eq!(Recipe::from_yaml("tuned", &yaml).unwrap(), model.as_quantized().recipe);

@@ -12,6 +12,7 @@ mod export;
 mod images;
 mod model;
 mod quantize;
+mod search;
 mod training;
 mod work;
 
@@ -37,6 +38,8 @@ mod native {
     use super::model::Model;
     #[pymodule_export]
     use super::quantize::quantize;
+    #[pymodule_export]
+    use super::search::{sensitivity, tune};
     #[pymodule_export]
     use super::training::{
         gelu_table, grids, parameters, quantized_sites, stages, stored_parameters, trained,

@@ -7,7 +7,7 @@ use swinq::{CalibrateOptions, Error, Phase, ReadOptions, Recipe, Rule, change_re
 use crate::error::{raise, raise_as};
 use crate::images::Images;
 use crate::model::Model;
-use crate::work;
+use crate::work::{self, Step};
 
 /// Quantizes the float `model` on `images`. `recipe` is a name, a file, or the text of a recipe if `is_text`; `ptq`
 /// overrides how it finds the numbers of each layer.
@@ -28,6 +28,26 @@ pub fn quantize(
     skip_corrupt: usize,
     progress: Option<Bound<'_, PyAny>>,
 ) -> PyResult<(Model, Vec<String>)> {
+    let recipe = recipe_of(py, model, (recipe, is_text), ptq)?;
+    let read = ReadOptions { batch_size, threads, skip_corrupt };
+    let options = CalibrateOptions { recipe, read, ..CalibrateOptions::default() };
+    let (model, images) = (model.model.clone(), images.images.clone());
+    let calibrated = work::run(py, progress.as_ref(), move |reporter| {
+        let mut step = |step: swinq::Progress| reporter.ask(step_of(step));
+        let calibrated = swinq::calibrate(model, &options, &images, &mut step)?;
+        Ok((calibrated.model, calibrated.skipped))
+    })?;
+    let (model, skipped) = calibrated.map_err(|error: Error| raise(py, &error))?;
+    Ok((model.into(), skipped))
+}
+
+/// The recipe for `model` that the arguments of [`quantize`] name.
+pub fn recipe_of(
+    py: Python<'_>,
+    model: &Model,
+    (recipe, is_text): (&str, bool),
+    ptq: Option<&str>,
+) -> PyResult<Recipe> {
     let ptq = ptq.map(str::parse::<Ptq>).transpose();
     let ptq = ptq.map_err(|problem| raise_as(py, "ArgumentError", format!("ptq: {problem}")))?;
     let found = match is_text {
@@ -36,22 +56,15 @@ pub fn quantize(
     };
     let rules = ptq.map(Rule::with_ptq).into_iter().collect();
     let changed = found.and_then(|recipe| change_recipe(recipe, rules, model.model.config()));
-    let recipe = changed.map_err(|error| raise(py, &error))?;
-    let read = ReadOptions { batch_size, threads, skip_corrupt };
-    let options = CalibrateOptions { recipe, read, ..CalibrateOptions::default() };
-    let (model, images) = (model.model.clone(), images.images.clone());
-    let calibrated = work::run(py, progress.as_ref(), move |reporter| {
-        let mut step = |step: swinq::Progress| {
-            let phase = match step.phase {
-                Phase::Observe => "observe",
-                Phase::Refine => "refine",
-                Phase::Reconstruct => "reconstruct",
-            };
-            reporter.step(phase, step.done, step.total)
-        };
-        let calibrated = swinq::calibrate(model, &options, &images, &mut step)?;
-        Ok((calibrated.model, calibrated.skipped))
-    })?;
-    let (model, skipped) = calibrated.map_err(|error: Error| raise(py, &error))?;
-    Ok((model.into(), skipped))
+    changed.map_err(|error| raise(py, &error))
+}
+
+/// A step of a calibration, for Python.
+pub fn step_of(step: swinq::Progress) -> Step {
+    let phase = match step.phase {
+        Phase::Observe => "observe",
+        Phase::Refine => "refine",
+        Phase::Reconstruct => "reconstruct",
+    };
+    (phase, step.done, step.total)
 }

@@ -18,20 +18,33 @@ const PATIENCE: Duration = Duration::from_millis(250);
 const STACK: usize = 8 << 20;
 
 /// A phase, and the numbers of things done and of all.
-type Step = (&'static str, usize, usize);
+pub type Step = (&'static str, usize, usize);
 
-/// The work's end of the connection to the thread that waits for it.
-pub struct Reporter {
-    steps: Sender<Step>,
-    answers: Receiver<()>,
+/// The work's end of the connection to the thread that waits for it. It asks `Q`, and gets `A`.
+pub struct Asker<Q, A> {
+    questions: Sender<Q>,
+    answers: Receiver<A>,
     stopped: Arc<AtomicBool>,
 }
+
+/// An [`Asker`] that reports progress.
+pub type Reporter = Asker<Step, ()>;
 
 impl Reporter {
     /// Reports progress, and waits until Python has seen it. `Break` if the work is to stop.
     pub fn step(&mut self, phase: &'static str, done: usize, total: usize) -> ControlFlow<()> {
-        let seen = self.steps.send((phase, done, total)).is_ok() && self.answers.recv().is_ok();
-        if seen { self.check() } else { ControlFlow::Break(()) }
+        self.ask((phase, done, total))
+    }
+}
+
+impl<Q, A> Asker<Q, A> {
+    /// Asks Python, and waits for the answer. `Break` if the work is to stop.
+    pub fn ask(&mut self, question: Q) -> ControlFlow<(), A> {
+        let sent = self.questions.send(question).is_ok();
+        match (sent.then(|| self.answers.recv()), self.is_stopped()) {
+            (Some(Ok(answer)), false) => ControlFlow::Continue(answer),
+            _ => ControlFlow::Break(()),
+        }
     }
 
     /// `Break` if the work is to stop.
@@ -48,11 +61,8 @@ impl Reporter {
 /// Runs `work` and returns its result. The calling thread calls `function` with each step of the work, and looks for
 /// signals.
 ///
-/// The call ends soon after Ctrl-C, even if `work` looks at its [`Reporter`] seldom. Work that has not ended by then
-/// goes on in its thread up to its next look, so it must own what it uses, and must not use Python.
-///
 /// # Errors
-/// The exception of a signal's handler (`KeyboardInterrupt`) or of `function`; `OSError` if there can be no thread.
+/// As [`converse`].
 ///
 /// # Panics
 /// If `work` panics.
@@ -61,33 +71,53 @@ pub fn run<T: Send + 'static>(
     function: Option<&Bound<'_, PyAny>>,
     work: impl FnOnce(&mut Reporter) -> T + Send + 'static,
 ) -> PyResult<T> {
-    let (steps, mut reported) = mpsc::channel();
-    let (answer, answers) = mpsc::channel();
+    let answer = |step: Step| match function {
+        Some(function) => function.call1(step).map(|_| ()),
+        None => Ok(()),
+    };
+    converse(py, answer, work)
+}
+
+/// Runs `work` and returns its result. The calling thread answers the questions of the work by `answer`, and looks for signals.
+///
+/// The call ends soon after Ctrl-C, even if `work` looks at its [`Reporter`] seldom. Work that has not ended by then
+/// goes on in its thread up to its next look, so it must own what it uses, and must not use Python.
+///
+/// # Errors
+/// The exception of a signal's handler (`KeyboardInterrupt`) or of `answer`; `OSError` if there can be no thread.
+///
+/// # Panics
+/// If `work` panics.
+pub fn converse<Q: Send + 'static, A: Send + 'static, T: Send + 'static>(
+    py: Python<'_>,
+    mut answer: impl FnMut(Q) -> PyResult<A>,
+    work: impl FnOnce(&mut Asker<Q, A>) -> T + Send + 'static,
+) -> PyResult<T> {
+    let (questions, mut asked) = mpsc::channel();
+    let (answered, answers) = mpsc::channel();
     let stopped = Arc::new(AtomicBool::new(false));
-    let mut reporter = Reporter { steps, answers, stopped: Arc::clone(&stopped) };
+    let mut asker = Asker { questions, answers, stopped: Arc::clone(&stopped) };
     let thread = thread::Builder::new().name("swinq call".to_owned()).stack_size(STACK);
-    let thread = thread.spawn(move || work(&mut reporter))?;
+    let thread = thread.spawn(move || work(&mut asker))?;
     loop {
         // The receiver moves in and out, because it cannot be shared with the closure.
-        let (step, receiver) = py.detach(move || (reported.recv_timeout(POLL), reported));
-        reported = receiver;
-        let seen = match step {
-            Ok(step) => py.check_signals().and_then(|()| match function {
-                Some(function) => function.call1(step).map(|_| ()),
-                None => Ok(()),
-            }),
-            Err(RecvTimeoutError::Timeout) => py.check_signals(),
+        let (question, receiver) = py.detach(move || (asked.recv_timeout(POLL), asked));
+        asked = receiver;
+        let seen = match question {
+            Ok(question) => py.check_signals().and_then(|()| answer(question).map(Some)),
+            Err(RecvTimeoutError::Timeout) => py.check_signals().map(|()| None),
             Err(RecvTimeoutError::Disconnected) => break,
         };
-        if let Err(raised) = seen {
-            stopped.store(true, Ordering::Relaxed);
-            drop(answer);
-            py.detach(move || wait(&reported));
-            return Err(raised);
-        }
-        if step.is_ok() {
+        match seen {
+            Err(raised) => {
+                stopped.store(true, Ordering::Relaxed);
+                drop(answered);
+                py.detach(move || wait(&asked));
+                return Err(raised);
+            }
             // The work has ended if nobody receives the answer.
-            let _ = answer.send(());
+            Ok(Some(answer)) => drop(answered.send(answer)),
+            Ok(None) => {}
         }
     }
     match py.detach(|| thread.join()) {
@@ -97,7 +127,7 @@ pub fn run<T: Send + 'static>(
 }
 
 /// Waits for the end of work that was stopped, for [`PATIENCE`] at most.
-fn wait(reported: &Receiver<Step>) {
+fn wait<Q>(asked: &Receiver<Q>) {
     let end = Instant::now() + PATIENCE;
-    while reported.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok() {}
+    while asked.recv_timeout(end.saturating_duration_since(Instant::now())).is_ok() {}
 }

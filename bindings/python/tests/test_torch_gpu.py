@@ -267,6 +267,20 @@ class Modules(unittest.TestCase):
                     if before.is_floating_point() and before.isfinite().all():
                         self.assertLess(error(other, before), 1e-4, "restored")
 
+    def test_a_search_runs_candidates_on_the_gpu_and_counts_its_latency(self):
+        program, x = Inside(of_timm(**GPU, features_only=True, out_indices=(0, 1))).to(DEVICE), images(4).to(DEVICE)
+        with torch.no_grad():
+            expected = [value for _, value in leaves(program(x))]
+
+        def near(model):
+            found = [value for _, value in leaves(model(x))]
+            self.assertTrue(all(value.is_cuda for value in found))
+            return -max(error(value, other) for value, other in zip(found, expected, strict=True))
+
+        found = swinq.torch.tune(program, [x], near, max_drop=1.0, budget=0)
+        self.assertEqual((found.kept, found.results["cost"]["backend"], found.results["cost"]["image_size"]), (True, "cuda", [224, 224]))
+        self.assertTrue(-0.1 < found.best.value < -1e-3 and 0 < found.best.predicted_ms < found.float_predicted_ms, found)
+
     def test_types_follow_the_images(self):
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
             program = Inside(of_timm(**GPU, features_only=True, out_indices=(0, 1)).to(dtype)).to(DEVICE)

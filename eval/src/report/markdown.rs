@@ -67,14 +67,16 @@ fn search(out: &mut String, section: &tuning::TuningSection) {
     for sentence in &section.summary {
         add(out, format_args!("{}\n\n", text(sentence)));
     }
-    let header = ["recipe", "predicted ms", "measured ms", "speed-up", "INT8", "SQNR", "top-1", "changes"];
+    let times = ["recipe", "predicted ms", "measured ms", "speed-up", "INT8", "SQNR"];
+    let header: Vec<String> =
+        times.into_iter().chain([section.difference, "changes"]).map(str::to_owned).collect();
     let row = |c: &tuning::CandidateRow| {
         let cells =
             [&c.name, &c.predicted, &c.measured, &c.speedup, &c.int8, &c.sqnr, &c.difference, &c.changes];
         cells.map(String::clone).to_vec()
     };
     let rows: Vec<Vec<String>> = section.rows.iter().map(row).collect();
-    let (header, rows) = filled_columns(&header.map(str::to_owned), &rows);
+    let (header, rows) = filled_columns(&header, &rows);
     table(out, &header, &rows);
 }
 

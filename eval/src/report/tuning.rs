@@ -2,7 +2,7 @@
 
 use super::front::{Chart, Point, chart, series};
 use crate::interval::Interval;
-use crate::results::tune::{SearchEnd, TuneCandidate, Tuning, Verdict};
+use crate::results::tune::{SearchEnd, TuneCandidate, Tuning, Verdict, Verification};
 use crate::text::{decibels, thousands};
 
 /// The section about tuning.
@@ -11,6 +11,8 @@ pub struct TuningSection {
     /// SQNR against latency, for wide and for narrow pages.
     pub wide: Option<String>,
     pub narrow: Option<String>,
+    /// The head of the column of differences from float.
+    pub difference: &'static str,
     pub rows: Vec<CandidateRow>,
     pub tried: usize,
     /// The rules of the chosen recipe.
@@ -42,6 +44,10 @@ impl TuningSection {
             summary: summary(tuning),
             wide: draw([880.0, 380.0]),
             narrow: draw([340.0, 330.0]),
+            difference: match tuning.goal.metric {
+                None => "top-1 difference, points",
+                Some(_) => "difference from float",
+            },
             rows: std::iter::once(float_row(tuning))
                 .chain(shown.iter().filter_map(|&i| Some(row(tuning, i, tuning.candidates.get(i)?))))
                 .collect(),
@@ -55,19 +61,21 @@ impl TuningSection {
 
 /// The result of `tuning` in one sentence, for a report without a comparison of models.
 pub fn title(tuning: &Tuning) -> String {
-    let check = &tuning.verification;
     let speedup = tuning.candidates.get(tuning.chosen).map_or(0.0, |chosen| chosen.speedup);
     let limit = tuning.goal.limit();
-    let outcome = match check.verdict {
-        Verdict::Holds => format!("{limit} holds"),
-        Verdict::Fails => format!("{limit} does not hold"),
-        Verdict::NotConcluded { .. } => format!("{limit} is not concluded"),
+    let outcome = match &tuning.verification {
+        None if tuning.kept => format!("{limit} holds"),
+        None => format!("{limit} does not hold"),
+        Some(check) => {
+            let holds = match check.verdict {
+                Verdict::Holds => "holds",
+                Verdict::Fails => "does not hold",
+                Verdict::NotConcluded { .. } => "is not concluded",
+            };
+            format!("{limit} {holds} on {} images", thousands(check.images))
+        }
     };
-    format!(
-        "Tuned {}: {speedup:.1}x faster than float, {outcome} on {} images",
-        tuning.model.architecture,
-        thousands(check.images)
-    )
+    format!("Tuned {}: {speedup:.1}x faster than float, {outcome}", tuning.model.architecture)
 }
 
 fn name(tuning: &Tuning, index: usize) -> String {
@@ -102,12 +110,20 @@ fn row(tuning: &Tuning, index: usize, candidate: &TuneCandidate) -> CandidateRow
         speedup: format!("{:.2}x", candidate.speedup),
         int8: format!("{:.1} %", 100.0 * candidate.int8_share),
         sqnr: decibels(candidate.effect.sqnr_db),
-        difference: candidate.top1_difference.map_or(String::new(), |difference| {
-            let Interval { difference, low, high } = difference;
-            format!("{:+.2} ({:+.2} to {:+.2})", 100.0 * difference, 100.0 * low, 100.0 * high)
-        }),
+        difference: difference(tuning, candidate),
         chosen: index == tuning.chosen,
     }
+}
+
+/// The difference from the float model: of the user's metric, or of top-1 in points, with its interval.
+fn difference(tuning: &Tuning, candidate: &TuneCandidate) -> String {
+    if let (Some(metric), Some(value)) = (&tuning.goal.metric, candidate.value) {
+        return format!("{:+.4}", value - metric.float);
+    }
+    candidate.top1_difference.map_or(String::new(), |difference| {
+        let Interval { difference, low, high } = difference;
+        format!("{:+.2} ({:+.2} to {:+.2})", 100.0 * difference, 100.0 * low, 100.0 * high)
+    })
 }
 
 /// All candidates with a finite SQNR; those in `named` have a name.
@@ -127,12 +143,13 @@ fn front_chart(tuning: &Tuning, named: &[usize], size: [f64; 2]) -> Option<Strin
     };
     let (indices, points): (Vec<usize>, Vec<Point>) =
         tuning.candidates.iter().enumerate().filter_map(point).unzip();
-    let (y, label) = match tuning.goal.min_sqnr_db {
-        None => (
+    let is_classifier = tuning.candidates.iter().all(|candidate| candidate.effect.kl.is_some());
+    let (y, label) = match is_classifier {
+        true => (
             "SQNR of the logits, dB",
             "Signal to noise of the logits against predicted latency, one point per recipe",
         ),
-        Some(_) => (
+        false => (
             "SQNR of the worst output, dB",
             "Signal to noise of the worst output against predicted latency, one point per recipe",
         ),
@@ -142,7 +159,7 @@ fn front_chart(tuning: &Tuning, named: &[usize], size: [f64; 2]) -> Option<Strin
 }
 
 fn summary(tuning: &Tuning) -> Vec<String> {
-    let (goal, images, check) = (&tuning.goal, &tuning.images, &tuning.verification);
+    let (goal, images) = (&tuning.goal, &tuning.images);
     let mut limits = vec![goal.limit()];
     limits.extend(goal.min_speedup.map(|speedup| format!("a speed-up of at least {speedup}")));
     limits.extend(goal.budget_minutes.map(|minutes| format!("{minutes} minutes of search")));
@@ -156,26 +173,8 @@ fn summary(tuning: &Tuning) -> Vec<String> {
         }
         SearchEnd::OutOfTime => "The time was used up; the chosen recipe is the best that was found.",
     };
-    let of_images = format!("on {} images that the search did not see", thousands(check.images));
-    let interval = match check.top1_difference {
-        None => format!("an SQNR of {} {of_images}", decibels(check.effect.sqnr_db)),
-        Some(Interval { difference, low, high }) => format!(
-            "{:+.2} points (95 % interval {:+.2} to {:+.2}) {of_images}",
-            100.0 * difference,
-            100.0 * low,
-            100.0 * high
-        ),
-    };
-    let verdict = match check.verdict {
-        Verdict::Holds => format!("The goal holds: {interval}."),
-        Verdict::Fails => format!("The goal fails: {interval}."),
-        Verdict::NotConcluded { images_needed: Some(needed) } => {
-            format!("Not concluded: {interval}. About {} images would decide.", thousands(needed))
-        }
-        Verdict::NotConcluded { images_needed: None } => format!("Not concluded: {interval}."),
-    };
     vec![
-        verdict,
+        verdict(tuning),
         format!("Goal: {}. {end}", limits.join(", ")),
         format!(
             "Calibrated on {} images, searched on {}; latency of {} on {} at batch {}.",
@@ -186,4 +185,40 @@ fn summary(tuning: &Tuning) -> Vec<String> {
             tuning.cost.batch_size
         ),
     ]
+}
+
+/// Whether the goal holds, in a sentence.
+fn verdict(tuning: &Tuning) -> String {
+    match (&tuning.verification, &tuning.goal.metric) {
+        (Some(check), _) => verified(check),
+        (None, Some(metric)) => {
+            let value = tuning.candidates.get(tuning.chosen).and_then(|chosen| chosen.value);
+            let outcome = if tuning.kept { "holds" } else { "fails" };
+            let value = value.map_or_else(|| "unknown".to_owned(), |value| value.to_string());
+            format!("The goal {outcome}: {} is {value}, and {} in float.", metric.name, metric.float)
+        }
+        (None, None) => "The goal was not verified.".to_owned(),
+    }
+}
+
+/// The result on images that the search did not see, in a sentence.
+fn verified(check: &Verification) -> String {
+    let of_images = format!("on {} images that the search did not see", thousands(check.images));
+    let interval = match check.top1_difference {
+        None => format!("an SQNR of {} {of_images}", decibels(check.effect.sqnr_db)),
+        Some(Interval { difference, low, high }) => format!(
+            "{:+.2} points (95 % interval {:+.2} to {:+.2}) {of_images}",
+            100.0 * difference,
+            100.0 * low,
+            100.0 * high
+        ),
+    };
+    match check.verdict {
+        Verdict::Holds => format!("The goal holds: {interval}."),
+        Verdict::Fails => format!("The goal fails: {interval}."),
+        Verdict::NotConcluded { images_needed: Some(needed) } => {
+            format!("Not concluded: {interval}. About {} images would decide.", thousands(needed))
+        }
+        Verdict::NotConcluded { images_needed: None } => format!("Not concluded: {interval}."),
+    }
 }

@@ -96,12 +96,14 @@ pub enum ElementKind {
     Linear,
     /// A product of attention: the sites of its operands together.
     AttentionProduct,
+    /// A block: all of its sites together.
+    Block,
 }
 
 /// A site, a linear layer or an attention product, and the effect of its quantization.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Element {
-    /// Name: of the site, of the layer, or `layers.S.blocks.B.attn.qk` and `layers.S.blocks.B.attn.pv` for the
+    /// Name: of the site, of the layer, of the block, or `layers.S.blocks.B.attn.qk` and `layers.S.blocks.B.attn.pv` for the
     /// products of attention.
     pub name: String,
     /// What it is.

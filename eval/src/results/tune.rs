@@ -44,8 +44,9 @@ pub struct Tuning {
     /// Whether the chosen candidate keeps the goal's drop on the search images, with a margin of one standard error, or the goal's
     /// SQNR.
     pub kept: bool,
-    /// The result for the chosen candidate on images that the search did not see.
-    pub verification: Verification,
+    /// The result for the chosen candidate on images that the search did not see; absent where a metric of the user's decides.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification: Option<Verification>,
     /// Why the search ended.
     pub end: SearchEnd,
     /// The machine and software of the run.
@@ -56,9 +57,12 @@ pub struct Tuning {
 }
 
 /// What the user asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Goal {
-    /// The largest drop of top-1 accuracy, in percentage points; absent for a backbone.
+    /// The metric of the user's that decides, if one does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<MetricGoal>,
+    /// The largest drop of top-1 accuracy, in percentage points; absent for a backbone, and where a metric of the user's decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_drop: Option<f64>,
     /// The least SQNR in dB of every output of a backbone that counts; absent for a classifier.
@@ -70,6 +74,17 @@ pub struct Goal {
     /// Minutes that the search may take.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_minutes: Option<f64>,
+}
+
+/// The goal for a metric of the user's, such as the box AP of a detector that contains the model. A greater value is better.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct MetricGoal {
+    /// The metric's name.
+    pub name: String,
+    /// The value of the user's float model.
+    pub float: f64,
+    /// The largest drop below that value, in the metric's unit.
+    pub max_drop: f64,
 }
 
 /// The engine whose latency is the cost of a candidate.
@@ -118,9 +133,12 @@ pub struct TuneCandidate {
     pub int8_share: f64,
     /// Distance from the float model on the search images.
     pub effect: Effect,
-    /// Top-1 accuracy minus the float model's on the search images; absent for a backbone.
+    /// Top-1 accuracy minus the float model's on the search images; absent for a backbone, and for images without labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top1_difference: Option<Interval>,
+    /// The value of the user's metric; absent if the goal has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
 }
 
 /// The chosen candidate on the verification images.
@@ -159,8 +177,12 @@ pub enum Verdict {
 }
 
 impl Goal {
-    /// The limit in words: `a drop of at most 0.2 points of top-1`, or `an SQNR of at least 30 dB at every output`.
+    /// The limit in words: `a drop of at most 0.2 points of top-1`, `an SQNR of at least 30 dB at every output`, or `a drop of AP of
+    /// at most 0.5 from 46.2`.
     pub fn limit(&self) -> String {
+        if let Some(MetricGoal { name, float, max_drop }) = &self.metric {
+            return format!("a drop of {name} of at most {max_drop} from {float}");
+        }
         match (self.max_drop, self.min_sqnr_db) {
             (_, Some(db)) => format!("an SQNR of at least {db} dB at every output"),
             (Some(points), None) => format!("a drop of at most {points} points of top-1"),

@@ -264,6 +264,7 @@ pub fn tuning() -> Tuning {
         int8_share: 0.9,
         effect: effect(db),
         top1_difference: Some(Interval { difference: -0.001, low: -0.003, high: 0.001 }),
+        value: None,
     };
     let candidates: Vec<TuneCandidate> =
         [20.0, 31.0, 30.0, 38.0].into_iter().enumerate().map(candidate).collect();
@@ -271,7 +272,13 @@ pub fn tuning() -> Tuning {
         schema: 1,
         model: subject(),
         start_recipe: "mode1".to_owned(),
-        goal: Goal { max_drop: Some(0.2), min_sqnr_db: None, min_speedup: Some(2.0), budget_minutes: None },
+        goal: Goal {
+            metric: None,
+            max_drop: Some(0.2),
+            min_sqnr_db: None,
+            min_speedup: Some(2.0),
+            budget_minutes: None,
+        },
         cost: CostModel {
             backend: "cpu".to_owned(),
             hardware: "a processor".to_owned(),
@@ -286,13 +293,13 @@ pub fn tuning() -> Tuning {
         front: vec![0, 1, 3],
         chosen: 1,
         kept: true,
-        verification: Verification {
+        verification: Some(Verification {
             images: 2925,
             float_correct: Some(2600),
             effect: effect(31.0),
             top1_difference: Some(Interval { difference: -0.001, low: -0.004, high: 0.002 }),
             verdict: Verdict::NotConcluded { images_needed: Some(20_000) },
-        },
+        }),
         end: SearchEnd::Reached,
         environment: Environment::default(),
         data: None,

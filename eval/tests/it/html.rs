@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::common;
+use swinq_eval::results::tune::MetricGoal;
 use swinq_eval::{
     Disagreement, Environment, Interval, ModelResult, Precision, ReportExtras, Results, Thumbnail, html,
     markdown,
@@ -386,6 +387,30 @@ fn sensitivity_and_tuning_are_shown() {
     let title = "<title>Tuned Swin-T: 2.8x faster than float, a drop of at most 0.2 points of top-1 is not concluded \
                  on 2,925 images</title>";
     assert!(alone.contains(title), "{}", &alone[..300]);
+}
+
+#[test]
+fn a_search_by_a_metric_of_the_users_shows_it() {
+    let mut tuning = common::tuning();
+    (tuning.goal.max_drop, tuning.verification) = (None, None);
+    tuning.goal.metric = Some(MetricGoal { name: "box AP".to_owned(), float: 46.0, max_drop: 0.5 });
+    for (candidate, value) in tuning.candidates.iter_mut().zip([44.0, 45.75, 45.25, 46.0]) {
+        (candidate.value, candidate.top1_difference, candidate.effect.kl) = (Some(value), None, None);
+    }
+    let extras = ReportExtras { tuning: Some(tuning), ..ReportExtras::default() };
+    let page = html(&Results::new(Environment::default()), &extras);
+    check_well_formed(&page);
+    for text in [
+        "<title>Tuned Swin-T: 2.8x faster than float, a drop of box AP of at most 0.5 from 46 holds</title>",
+        "The goal holds: box AP is 45.75, and 46 in float.",
+        "<th scope=\"col\">difference from float</th>",
+        "<td>-0.2500</td>",
+        "SQNR of the worst output",
+    ] {
+        assert!(page.contains(text), "{text}");
+    }
+    assert!(!page.contains("top-1 difference"));
+    check_tables(&markdown(&Results::new(Environment::default()), &extras));
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub struct Position {
     pub step: usize,
     /// Module path of that step; the name of the last output at the end.
     pub name: String,
-    /// f32 values per image of the tensor (the pixels' bytes for the image), for images of the runner's size.
+    /// Values per image of the tensor, for images of the runner's size: f32, but for the image.
     pub values: usize,
     tensor: TensorId,
     spec: TensorSpec,
@@ -40,8 +40,8 @@ pub struct Position {
 /// The input of a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Start<'a> {
-    /// The images: u8 `[images, height, width, channels]`, of the runner's size. The run begins at the first position.
-    Pixels(&'a [u8]),
+    /// The images, of the runner's size. The run begins at the first position.
+    Images(Input<'a>),
     /// The tensor at the position of this index, f32 `[images, values]`.
     Stream(usize, &'a [f32]),
 }
@@ -50,7 +50,7 @@ impl<'a> Start<'a> {
     /// Index of the position.
     fn position(&self) -> usize {
         match self {
-            Start::Pixels(_) => 0,
+            Start::Images(_) => 0,
             Start::Stream(position, _) => *position,
         }
     }
@@ -58,7 +58,7 @@ impl<'a> Start<'a> {
     /// Number of values.
     fn len(&self) -> usize {
         match self {
-            Start::Pixels(pixels) => pixels.len(),
+            Start::Images(images) => images.pixels.len(),
             Start::Stream(_, stream) => stream.len(),
         }
     }
@@ -66,7 +66,7 @@ impl<'a> Start<'a> {
     /// The values `range`.
     fn part(self, range: Range<usize>) -> Start<'a> {
         match self {
-            Start::Pixels(pixels) => Start::Pixels(&pixels[range]),
+            Start::Images(images) => Start::Images(images.of_values(range)),
             Start::Stream(position, stream) => Start::Stream(position, &stream[range]),
         }
     }
@@ -247,8 +247,8 @@ impl VariantRunner {
     /// at `to`, f32 `[images, values]`.
     ///
     /// # Panics
-    /// If there is no image, the positions are not ascending, or the length of the input or of
-    /// `output` is not that of `images` images.
+    /// If there is no image, the positions are not ascending, the images have another size than the runner's, or the length of the
+    /// input or of `output` is not that of `images` images.
     pub fn run(&mut self, variant: &Variant, images: usize, from: Start<'_>, to: usize, output: &mut [f32]) {
         let position = &self.positions[to];
         let place = Place { tensor: position.tensor, spec: position.spec, residual: false };
@@ -295,6 +295,9 @@ impl VariantRunner {
         assert!(images > 0, "a run of no image");
         let first = from.position();
         assert!(first < to, "a run from position {first} to {to}");
+        if let Start::Images(input) = &from {
+            assert_eq!(input.size, self.geometry.image(), "the size of the images");
+        }
         let read = self.positions[first].values;
         assert_eq!(from.len(), images * read, "the input of {images} images");
         let mut done = 0;
@@ -332,15 +335,14 @@ impl VariantRunner {
             spec: *plan.tensor(position.tensor),
             residual: false,
         };
-        let pixels = match from {
-            Start::Pixels(pixels) => pixels,
+        let input = match from {
+            Start::Images(input) => input,
             Start::Stream(position, stream) => {
                 let buffer = arena.buffer_mut(&place(&self.positions[position])).as_f32_mut();
                 buffer[..stream.len()].copy_from_slice(stream);
-                &[]
+                Input::new(images.geometry.image(), &[][..] as &[u8])
             }
         };
-        let input = Input::new(images.geometry.image(), pixels);
         let steps = self.positions[first].step..self.positions[to].step;
         let reached = |part: &&Part| part.launches.end > steps.start && part.launches.start < steps.end;
         for part in parts(segments, images.geometry).filter(reached) {

@@ -7,7 +7,8 @@ use half::f16;
 use swinq_calib::quantize;
 use swinq_float::{FakeQuant, Float, Sites, Swin};
 use swinq_int8_runtime::{
-    Backend, CpuOptions, Engine, Images, OutputLayout, OutputMut, RuntimeError, Start, VariantRunner,
+    Backend, CpuOptions, Engine, ImageLayout, Images, OutputLayout, OutputMut, RuntimeError, Start,
+    VariantRunner,
 };
 use swinq_kernels::Cpu;
 use swinq_model::quantized::{FloatModel, Param};
@@ -128,9 +129,15 @@ fn variants_compute_the_engines_outputs_from_every_position() {
             for (at, values) in positions.iter().enumerate().take(positions.len() - 1) {
                 let mut stream = vec![0.0; images * values];
                 let start = match at {
-                    0 => Start::Pixels(&pixels),
+                    0 => Start::Images(Images::new(size, &pixels[..])),
                     _ => {
-                        runner.run(variant, images, Start::Pixels(&pixels), at, &mut stream);
+                        runner.run(
+                            variant,
+                            images,
+                            Start::Images(Images::new(size, &pixels[..])),
+                            at,
+                            &mut stream,
+                        );
                         Start::Stream(at, &stream)
                     }
                 };
@@ -144,6 +151,15 @@ fn variants_compute_the_engines_outputs_from_every_position() {
             }
             firsts.dedup();
             assert_eq!(firsts, [0, 1, 2], "every stage has positions");
+            // Normalised images give the same, because the engine reads the values that it would have computed.
+            let values: Vec<f32> =
+                pixels.chunks(size.area() * 3).flat_map(|image| model.transform.normalised(image)).collect();
+            let floats = Images { layout: ImageLayout::ChannelsFirst, ..Images::new(size, &values[..]) };
+            let mut found: Vec<Vec<f32>> = expected.iter().map(|map| vec![f32::NAN; map.len()]).collect();
+            let mut outputs: Vec<&mut [f32]> = found.iter_mut().map(|output| &mut output[..]).collect();
+            runner.run_to_outputs(variant, images, Start::Images(floats), &mut outputs);
+            let expected = run_images(&engine(model, options.cpu, 2), floats, OutputLayout::Rows).unwrap();
+            assert!(found == expected, "{size} from floats");
         }
     }
 }

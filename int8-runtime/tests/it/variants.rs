@@ -1,14 +1,19 @@
 //! Variants of one model: their logits equal an engine's from every position, and launches that variants share
 //! are made once.
 
-use crate::common::{self, CLASSES, pixels};
-use swinq_int8_runtime::{Backend, CpuOptions, Engine, Start, VariantRunner};
-use swinq_model::QuantizedModel;
+use crate::common::{self, CLASSES, SIZE, pixels};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine, Images, Start, VariantRunner};
+use swinq_model::{QuantizedModel, Size};
 
 const IMAGES: usize = 3;
 
 fn options(threads: usize) -> CpuOptions {
     CpuOptions { threads, max_batch: IMAGES, ..CpuOptions::detect().unwrap() }
+}
+
+/// A run from the images `pixels`.
+fn images(pixels: &[u8]) -> Start<'_> {
+    Start::Images(Images::new(Size::square(SIZE), pixels))
 }
 
 /// The engine's logits.
@@ -35,7 +40,7 @@ fn logits_equal_the_engines_from_every_position() {
             let pixels = pixels(IMAGES);
             for (at, position) in positions.iter().enumerate().take(last).skip(1) {
                 let mut stream = vec![0.0; IMAGES * position.values];
-                runner.run(&variant, IMAGES, Start::Pixels(&pixels), at, &mut stream);
+                runner.run(&variant, IMAGES, images(&pixels), at, &mut stream);
                 let mut logits = vec![0.0; IMAGES * CLASSES];
                 runner.run(&variant, IMAGES, Start::Stream(at, &stream), last, &mut logits);
                 assert_eq!(logits, expected, "{name} from {}, {threads} threads", position.name);
@@ -64,7 +69,7 @@ fn variants_share_the_launches_that_are_equal() {
     assert_eq!(runner.positions()[at].name, "layers.1.blocks.1.norm2");
     let prefix = {
         let mut stream = vec![0.0; IMAGES * runner.positions()[at].values];
-        runner.run(&first, IMAGES, Start::Pixels(&pixels(IMAGES)), at, &mut stream);
+        runner.run(&first, IMAGES, images(&pixels(IMAGES)), at, &mut stream);
         stream
     };
     let (last, mut logits) = (runner.positions().len() - 1, vec![0.0; IMAGES * CLASSES]);

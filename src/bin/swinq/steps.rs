@@ -28,6 +28,9 @@ impl Steps {
             swinq::SensitivityProgress::Measure(done, all) => {
                 self.stages.set("measure", "measurements", done, all)
             }
+            swinq::SensitivityProgress::Evaluate(done, all) => {
+                self.stages.set("evaluate", "models", done, all)
+            }
             swinq::SensitivityProgress::Cache(found) => self.found(found),
         }
         interrupt::check()
@@ -40,7 +43,7 @@ impl Steps {
             TuneProgress::Cache(found) => self.found(found),
             TuneProgress::Latencies(done, all) => self.stages.set("time launches", "models", done, all),
             TuneProgress::Probe => {}
-            TuneProgress::Trial { number, speedup, sqnr_db, difference, changes } => {
+            TuneProgress::Trial { number, speedup, sqnr_db, difference, changes, value: _ } => {
                 self.finish();
                 let change = changes.last().map_or("the start recipe".to_owned(), |last| {
                     format!("{}, such as {last}", counted(changes.len(), "change"))

@@ -31,6 +31,26 @@ def quantize(
     skip_corrupt: int,
     progress: _Progress | None,
 ) -> tuple[Model, list[str]]: ...
+def tune(
+    model: Model,
+    images: Images,
+    recipe: tuple[str, bool],
+    ptq: str | None,
+    engine: tuple[str, dict[str, int], str],
+    batch_size: int,
+    goal: tuple[float, float | None, float | None],
+    latencies: str | None,
+    caller: dict[str, Any],
+) -> tuple[str, Model]: ...
+def sensitivity(
+    model: Model,
+    images: Images,
+    recipe: tuple[str, bool],
+    ptq: str | None,
+    threads: int,
+    parts: tuple[str, str],
+    caller: dict[str, Any],
+) -> str: ...
 def evaluate(
     models: Sequence[tuple[str, Model]],
     images: Images,

@@ -80,7 +80,7 @@ def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dic
 
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module in records]
     try:
-        with torch.no_grad(), _evaluating(model):
+        with torch.no_grad(), evaluating(model):
             _call(model, calibrate, lambda: all(record.images >= samples for record in records.values()))
     finally:
         for handle in handles:
@@ -113,7 +113,7 @@ def _on(value: Any, device: Any) -> Any:
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """Evaluation mode, after which each module is in its own again."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

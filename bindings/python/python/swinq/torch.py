@@ -13,14 +13,17 @@
 >>> swinq.torch.convert(detector)
 
 :func:`prepare` puts a :class:`PreparedSwin` there, which a loop of PyTorch trains for INT8, and :func:`convert` a :class:`SwinModule`
-with the trained parameters. This module needs PyTorch (``pip install torch``), which the rest of the package does not.
+with the trained parameters.
+
+>>> print(swinq.torch.tune(detector, calibrate=loader, evaluate=box_ap, max_drop=0.002))
+
+:func:`tune` searches the recipe that :func:`quantize` should have, by a metric of the program's own, and :func:`sensitivity` measures
+what it gains if a part of the Swin stays in float. This module needs PyTorch (``pip install torch``), which the rest of the package does not.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -29,25 +32,38 @@ try:
 except ImportError as error:
     raise ImportError("swinq.torch needs PyTorch: pip install torch") from error
 
-from . import _native, _process
-from ._errors import ArgumentError, Error, PreprocessingError, count
-from ._layers import library_of
-from ._model import Model
-from ._modules import Reading, describe, load, reader_of
-from ._progress import Progress, close, observer
+from . import _native
+from ._errors import ArgumentError
+from ._modules import describe
+from ._progress import Progress
 from ._torch_module import InPlace, SwinModule
-from ._torch_outputs import made, matched, relative_error, tensors
 from ._torch_prepared import PreparedSwin, Template, start_from
-from ._torch_record import Record, run
+from ._torch_replace import Found, exchanged, in_place_of, quantized, replaced, stand_in
 from ._torch_report import Left, Replaced, Report
+from ._torch_search import Candidate, Part, Sensitivity, Tuning
+from ._torch_tune import sensitivity, tune
 
-__all__ = ["Left", "PreparedSwin", "Replaced", "Report", "SwinModule", "convert", "prepare", "quantize", "restore", "scales"]
+__all__ = [
+    "Candidate",
+    "Left",
+    "Part",
+    "PreparedSwin",
+    "Replaced",
+    "Report",
+    "Sensitivity",
+    "SwinModule",
+    "Tuning",
+    "convert",
+    "prepare",
+    "quantize",
+    "restore",
+    "scales",
+    "sensitivity",
+    "tune",
+]
 
 #: The values of ``learned`` of :func:`prepare`: whether the scales of activations and of weights are learned.
 LEARNED = {"none": (False, False), "activations": (True, False), "weights": (False, True), "all": (True, True)}
-
-#: A preprocessing for classifiers of torchvision whose own is not known.
-NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
 
 
 def quantize(
@@ -90,13 +106,12 @@ def quantize(
     if backend not in ("auto", "cpu", "cuda"):
         raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
 
-    def engine(module: Any, float_model: Model, record: Record, outputs: Any) -> Any:
-        found = _quantized(float_model, record, recipe, ptq, batch_size, progress)
-        swin = SwinModule(module, found, outputs, record.arguments, backend, options)
-        swin.engine_for(record.device)
+    def engine(found: Found) -> Any:
+        swin = in_place_of(found, quantized(found, recipe, ptq, batch_size, progress), backend, options)
+        swin.engine_for(found.record.device)
         return swin, swin
 
-    return _replaced(model, calibrate, (samples, batch_size), engine, backend)
+    return replaced(model, calibrate, (samples, batch_size), engine, backend)
 
 
 def prepare(
@@ -142,18 +157,18 @@ def prepare(
     if not 0.0 <= drop_path < 1.0:
         raise ArgumentError(f"drop_path: {drop_path} is not in [0, 1)")
 
-    def training(module: Any, float_model: Model, record: Record, outputs: Any) -> Any:
-        found = _quantized(float_model, record, recipe, ptq, batch_size, progress)
-        names = describe(module, _stand_in(module)).renamed
-        stored = _native.stored_parameters(float_model._native)
+    def training(found: Found) -> Any:
+        int8, module = quantized(found, recipe, ptq, batch_size, progress), found.module
+        names = describe(module, stand_in(module)).renamed
+        stored, arguments = _native.stored_parameters(found.model._native), found.record.arguments
         swin = PreparedSwin(
-            module, Template(found), names, stored, outputs, record.arguments, LEARNED[learned], drop_path, checkpointing
+            module, Template(int8), names, stored, found.outputs, arguments, LEARNED[learned], drop_path, checkpointing
         )
         if ptq != "basic":
-            start_from(swin, found)
+            start_from(swin, int8)
         return swin, swin.converted("cpu")
 
-    return _replaced(model, calibrate, (samples, batch_size), training)
+    return replaced(model, calibrate, (samples, batch_size), training)
 
 
 def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
@@ -178,7 +193,7 @@ def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
     converted = [(swin, swin.converted(backend, options)) for swin in swins]
     for swin, engine in converted:
         engine.train(swin.training)
-        model = _exchanged(model, swin, engine)
+        model = exchanged(model, swin, engine)
     return model
 
 
@@ -195,185 +210,8 @@ def restore(model: Any) -> Any:
     one of the modules that :func:`quantize` and :func:`prepare` make."""
     for swin in [module for module in model.modules() if isinstance(module, SwinModule | PreparedSwin)]:
         swin.original.train(swin.training)
-        model = _exchanged(model, swin, swin.original)
+        model = exchanged(model, swin, swin.original)
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), InPlace):
             del module.forward
     return model
-
-
-def _replaced(
-    model: Any, calibrate: Any, counts: tuple[int, int], make: Callable[..., Any], backend: str = "cpu"
-) -> Report:
-    """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each. ``counts`` are those of
-    images and of images in a batch; ``backend`` must run the Swins."""
-    samples, batch_size = counts
-    count("samples", samples, 1)
-    count("batch_size", batch_size, 1)
-    if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(f"model: a {type(model).__name__} is no torch.nn.Module")
-    report, opened, places = Report(model), {}, _swins(model)
-    for module, names in places.items():
-        try:
-            _check_hooks(module)
-            opened[module] = _opened(module)
-        except Error as error:
-            report.left.append(Left(names[0], type(module).__name__, str(error)))
-    for module, float_model in opened.items():
-        if backend == "cuda" or backend == "auto" and any(parameter.is_cuda for parameter in module.parameters()):
-            float_model._native.check_cuda()
-    if opened:
-        records = run(model, calibrate, opened, samples)
-        _process.start_threads("quantize")
-    swins = []
-    for module, float_model in opened.items():
-        names = places[module]
-        try:
-            outputs = _checked(float_model, records[module])
-        except Error as error:
-            report.left.append(Left(names[0], type(module).__name__, str(error)))
-            continue
-        swin, engine = make(module, float_model, records[module], outputs)
-        swins.append(swin)
-        report.replaced.append(_described(engine, names, records[module]))
-    for swin in swins:
-        report.model = _exchanged(report.model, swin.original, swin)
-    for left in report.left if report.replaced else ():
-        warnings.warn(f"model: {left}", stacklevel=3)
-    report.left.extend(_others(report))
-    if not report.replaced:
-        raise ArgumentError(f"model: no Swin of {type(model).__name__} can be replaced. {report}".rstrip())
-    return report
-
-
-def _swins(model: Any) -> dict[Any, list[str]]:
-    """The outermost Swins, with the names of the places of each."""
-    found: dict[Any, list[str]] = {}
-
-    def visit(module: Any, name: str) -> None:
-        if isinstance(module, SwinModule | PreparedSwin):
-            return
-        if reader_of(module) is not None:
-            found.setdefault(module, []).append(name)
-            return
-        for part, child in module._modules.items():
-            if child is not None:
-                visit(child, f"{name}.{part}" if name else part)
-
-    visit(model, "")
-    return found
-
-
-def _check_hooks(module: Any) -> None:
-    """Refuses a module in which hooks observe or change what is computed, but for those of transformers, which collect outputs."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    for name, part in module.named_modules():
-        hooks = [hook for kind in kinds for hook in getattr(part, kind).values()]
-        if any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks):
-            place = f"`{name}`" if name else "it"
-            raise ArgumentError(f"{place} has hooks, which an engine does not call; remove them")
-
-
-def _opened(module: Any) -> Model:
-    """The float model of a module. Its images are normalised, so that a preprocessing that is not known is not needed."""
-    try:
-        return _read(module, None)
-    except PreprocessingError:
-        return _read(module, _stand_in(module))
-
-
-def _stand_in(module: Any) -> Any:
-    """A preprocessing for a module whose own is not known."""
-    return "hf" if library_of(module) == "transformers" else NORMALISED
-
-
-def _read(module: Any, preprocessing: Any) -> Model:
-    """The model of a module. Remarks on what its state dictionary has beside it are of no interest, because its outputs are
-    checked."""
-    family = preprocessing if isinstance(preprocessing, str) else None
-    reading: Reading = (None, [], None, None, None, family, None, None, None)
-    return Model(load(module, preprocessing, reading))
-
-
-def _checked(model: Model, record: Record) -> Any:
-    """The structure of the outputs of a module, which are those of the float engine on the first image.
-
-    Raises:
-        ArgumentError: for a module that was not called, or that computes something else.
-    """
-    if record.problem is not None:
-        raise ArgumentError(record.problem)
-    if not record.batches:
-        problem = "the calibration did not call it; if the model calls another method of it, such as forward_features"
-        raise ArgumentError(f"{problem}, it cannot be replaced")
-    return matched(record.outputs, _first(model, record), record.tolerance)
-
-
-def _first(model: Model, record: Record) -> dict[str, Any]:
-    """The outputs of a model on the first image of a record, on the CPU."""
-    found: dict[str, Any] = model.engine(backend="cpu").run(record.batches[0][:1], layout="NCHW")
-    return found
-
-
-def _quantized(
-    model: Model, record: Record, recipe: Any, ptq: str | None, batch_size: int, progress: bool | Progress | None
-) -> Model:
-    """The model, calibrated on the recorded images."""
-    if recipe is None:
-        return model
-    collector = _native.Collector(model._native)
-    for batch in record.batches:
-        collector.add_values(batch.numpy(), *batch.shape[2:])
-    mapping, function = isinstance(recipe, Mapping), observer(progress)
-    text = json.dumps(recipe) if mapping else os.fspath(recipe)
-    try:
-        found, _ = _native.quantize(model._native, collector.finish(), text, mapping, ptq, batch_size, 0, 0, function)
-    finally:
-        close(function)
-    return Model(found)
-
-
-def _described(swin: SwinModule, names: list[str], record: Record) -> Replaced:
-    original, sites = swin.original, swin.model.sites
-    found = _first(swin.model, record)
-    noise = {}
-    for (place, expected), (_, leaf) in zip(tensors(record.outputs), tensors(swin._outputs), strict=True):
-        error = relative_error(made(leaf, found, torch.float32, None), expected.value)
-        noise[place] = -20 * torch.log10(torch.tensor(error).clamp_min(1e-30)).item()
-    return Replaced(
-        names=tuple(names),
-        library=library_of(original) or type(original).__module__.partition(".")[0],
-        kind=type(original).__name__,
-        parameters=sum(parameter.numel() for parameter in original.parameters()),
-        int8_sites=sum(site.quantized for site in sites),
-        float_sites=sum(not site.quantized for site in sites),
-        images=record.images,
-        sqnr_db=noise,
-    )
-
-
-def _exchanged(model: Any, old: Any, new: Any) -> Any:
-    """The model with ``new`` at every place of ``old``."""
-    if model is old:
-        return new
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child is old:
-                parent._modules[name] = new
-    return model
-
-
-def _others(report: Report) -> list[Left]:
-    """Modules with the parameters of windowed attention that are in no Swin that was found."""
-    replaced = [module for module in report.model.modules() if isinstance(module, SwinModule | PreparedSwin)]
-    known = {part for module in [*_swins(report.model), *replaced] for part in module.modules()}
-    marks = ("relative_position_bias_table", "cpb_mlp", "continuous_position_bias_mlp")
-    found = []
-    for name, module in report.model.named_modules():
-        if module not in known and any(hasattr(module, mark) for mark in marks):
-            found.append(name)
-    if not found:
-        return []
-    kind = type(report.model.get_submodule(found[0])).__name__
-    reason = f"its module has not the structure of a Swin that swinq knows ({len(found)} modules with windowed attention)"
-    return [Left(found[0], kind, reason)]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser;
-use swinq::eval::results::tune::{SearchEnd, Verdict, write_tuning};
+use swinq::eval::results::tune::{Goal, SearchEnd, Verdict, write_tuning};
 use swinq::eval::{Interval, ReportExtras, Tuning};
 use swinq::model::SwinConfig;
 use swinq::model::atomic::write_atomic;
@@ -184,7 +184,7 @@ fn print(results: &Tuning) {
             float / latency.median
         );
     }
-    let verification = &results.verification;
+    let Some(verification) = &results.verification else { return };
     let found = match verification.top1_difference {
         None => format!("SQNR {:.1} dB", verification.effect.sqnr_db),
         Some(Interval { difference, low, high }) => format!(
@@ -194,7 +194,11 @@ fn print(results: &Tuning) {
             100.0 * high
         ),
     };
-    say!("verified on {} other images: {found}: {}", verification.images, verdict(results));
+    say!(
+        "verified on {} other images: {found}: {}",
+        verification.images,
+        verdict(&results.goal, verification.verdict)
+    );
 }
 
 /// A difference of top-1 accuracy in a line.
@@ -203,22 +207,22 @@ fn points(difference: f64) -> String {
 }
 
 /// The verdict in words.
-fn verdict(results: &Tuning) -> String {
-    let Some(goal) = results.goal.max_drop else {
-        let outcome = if results.verification.verdict == Verdict::Holds { "holds" } else { "does not hold" };
-        return format!("{} {outcome}", results.goal.limit());
+fn verdict(goal: &Goal, verdict: Verdict) -> String {
+    let Some(max_drop) = goal.max_drop else {
+        let outcome = if verdict == Verdict::Holds { "holds" } else { "does not hold" };
+        return format!("{} {outcome}", goal.limit());
     };
-    match results.verification.verdict {
-        Verdict::Holds => format!("a drop of at most {goal} points holds"),
-        Verdict::Fails => format!("the drop is more than {goal} points"),
+    match verdict {
+        Verdict::Holds => format!("a drop of at most {max_drop} points holds"),
+        Verdict::Fails => format!("the drop is more than {max_drop} points"),
         Verdict::NotConcluded { images_needed: Some(images) } => {
             format!(
-                "not concluded whether the drop is at most {goal} points; about {images} images would decide"
+                "not concluded whether the drop is at most {max_drop} points; about {images} images would decide"
             )
         }
         Verdict::NotConcluded { images_needed: None } => {
             format!(
-                "not concluded: the drop seen is exactly {goal} points, so that more images of this kind decide nothing"
+                "not concluded: the drop seen is exactly {max_drop} points, so that more images of this kind decide nothing"
             )
         }
     }
@@ -257,8 +261,8 @@ fn check_goal(results: &Tuning) -> anyhow::Result<()> {
 }
 
 fn refuted(results: &Tuning) -> anyhow::Result<()> {
-    match results.verification.verdict {
-        Verdict::Fails => {
+    match results.verification.as_ref().map(|verification| verification.verdict) {
+        Some(Verdict::Fails) => {
             let problem = "the verification refutes the goal that the search reached; give more images";
             Err(Unreached(problem.to_owned()).into())
         }

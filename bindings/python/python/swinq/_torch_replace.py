@@ -1,0 +1,246 @@
+"""Swins in models of PyTorch: where they are, what they are called with, and others in their places."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import _native, _process
+from ._errors import ArgumentError, Error, PreprocessingError, count
+from ._layers import library_of
+from ._model import Model
+from ._modules import Reading, load, reader_of
+from ._progress import Progress, close, observer
+from ._torch_module import SwinModule
+from ._torch_outputs import made, matched, relative_error, tensors
+from ._torch_prepared import PreparedSwin
+from ._torch_record import Record, run
+from ._torch_report import Left, Replaced, Report
+
+#: A preprocessing for classifiers of torchvision whose own is not known.
+NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+@dataclass
+class Found:
+    """A Swin that can be replaced."""
+
+    module: Any
+    #: The names of its places in the model.
+    names: list[str]
+    #: The float model.
+    model: Model
+    record: Record
+    #: The structure of its outputs.
+    outputs: Any
+
+
+def replaced(
+    model: Any, calibrate: Any, counts: tuple[int, int], make: Callable[[Found], Any], backend: str = "cpu"
+) -> Report:
+    """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each. ``counts`` are those of
+    images and of images in a batch; ``backend`` must run the Swins."""
+    samples, batch_size = counts
+    count("batch_size", batch_size, 1)
+    swins, left = found(model, calibrate, samples, swins_of(model), backend)
+    report, made = Report(model, left=left), []
+    for swin in swins:
+        module, engine = make(swin)
+        made.append(module)
+        report.replaced.append(described(engine, swin))
+    for module in made:
+        report.model = exchanged(report.model, module.original, module)
+    for each in report.left if report.replaced else ():
+        warnings.warn(f"model: {each}", stacklevel=3)
+    report.left.extend(_others(report))
+    if not report.replaced:
+        raise ArgumentError(f"model: no Swin of {type(model).__name__} can be replaced. {report}".rstrip())
+    return report
+
+
+def found(
+    model: Any, calibrate: Any, samples: int, places: Mapping[Any, list[str]], backend: str
+) -> tuple[list[Found], list[Left]]:
+    """The Swins among ``places`` that can be replaced, with what ``calibrate`` called them with, and the others. ``backend`` must run
+    the former."""
+    count("samples", samples, 1)
+    opened, left, swins = {}, [], []
+    for module, names in places.items():
+        try:
+            _check_hooks(module)
+            opened[module] = _opened(module)
+        except Error as error:
+            left.append(Left(names[0], type(module).__name__, str(error)))
+    for module, float_model in opened.items():
+        if backend == "cuda" or backend == "auto" and any(parameter.is_cuda for parameter in module.parameters()):
+            float_model._native.check_cuda()
+    if opened:
+        records = run(model, calibrate, opened, samples)
+        _process.start_threads("quantize")
+    for module, float_model in opened.items():
+        try:
+            outputs = _checked(float_model, records[module])
+        except Error as error:
+            left.append(Left(places[module][0], type(module).__name__, str(error)))
+            continue
+        swins.append(Found(module, places[module], float_model, records[module], outputs))
+    return swins, left
+
+
+def swins_of(model: Any) -> dict[Any, list[str]]:
+    """The outermost Swins of a model, with the names of the places of each."""
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(f"model: a {type(model).__name__} is no torch.nn.Module")
+    found: dict[Any, list[str]] = {}
+
+    def visit(module: Any, name: str) -> None:
+        if isinstance(module, SwinModule | PreparedSwin):
+            return
+        if reader_of(module) is not None:
+            found.setdefault(module, []).append(name)
+            return
+        for part, child in module._modules.items():
+            if child is not None:
+                visit(child, f"{name}.{part}" if name else part)
+
+    visit(model, "")
+    return found
+
+
+def _check_hooks(module: Any) -> None:
+    """Refuses a module in which hooks observe or change what is computed, but for those of transformers, which collect outputs."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    for name, part in module.named_modules():
+        hooks = [hook for kind in kinds for hook in getattr(part, kind).values()]
+        if any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks):
+            place = f"`{name}`" if name else "it"
+            raise ArgumentError(f"{place} has hooks, which an engine does not call; remove them")
+
+
+def _opened(module: Any) -> Model:
+    """The float model of a module. Its images are normalised, so that a preprocessing that is not known is not needed."""
+    try:
+        return _read(module, None)
+    except PreprocessingError:
+        return _read(module, stand_in(module))
+
+
+def stand_in(module: Any) -> Any:
+    """A preprocessing for a module whose own is not known."""
+    return "hf" if library_of(module) == "transformers" else NORMALISED
+
+
+def _read(module: Any, preprocessing: Any) -> Model:
+    """The model of a module. Remarks on what its state dictionary has beside it are of no interest, because its outputs are
+    checked."""
+    family = preprocessing if isinstance(preprocessing, str) else None
+    reading: Reading = (None, [], None, None, None, family, None, None, None)
+    return Model(load(module, preprocessing, reading))
+
+
+def _checked(model: Model, record: Record) -> Any:
+    """The structure of the outputs of a module, which are those of the float engine on the first image.
+
+    Raises:
+        ArgumentError: for a module that was not called, or that computes something else.
+    """
+    if record.problem is not None:
+        raise ArgumentError(record.problem)
+    if not record.batches:
+        problem = "the calibration did not call it; if the model calls another method of it, such as forward_features"
+        raise ArgumentError(f"{problem}, it cannot be replaced")
+    return matched(record.outputs, _first(model, record), record.tolerance)
+
+
+def _first(model: Model, record: Record) -> dict[str, Any]:
+    """The outputs of a model on the first image of a record, on the CPU."""
+    found: dict[str, Any] = model.engine(backend="cpu").run(record.batches[0][:1], layout="NCHW")
+    return found
+
+
+def quantized(
+    swin: Found, recipe: Any, ptq: str | None, batch_size: int, progress: bool | Progress | None
+) -> Model:
+    """The model of a Swin, calibrated on the recorded images."""
+    if recipe is None:
+        return swin.model
+    function = observer(progress)
+    try:
+        found, _ = _native.quantize(
+            swin.model._native, images_of(swin), *recipe_text(recipe), ptq, batch_size, 0, 0, function
+        )
+    finally:
+        close(function)
+    return Model(found)
+
+
+def images_of(swin: Found) -> _native.Images:
+    """The recorded images."""
+    collector = _native.Collector(swin.model._native)
+    for batch in swin.record.batches:
+        collector.add_values(batch.numpy(), *batch.shape[2:])
+    return collector.finish()
+
+
+def recipe_text(recipe: Any) -> tuple[str, bool]:
+    """A recipe for the extension module: its name, its file, or its text, and whether it is the text."""
+    mapping = isinstance(recipe, Mapping)
+    return json.dumps(recipe) if mapping else os.fspath(recipe), mapping
+
+
+def described(engine: SwinModule, swin: Found) -> Replaced:
+    """What is reported about a Swin in whose place is ``engine``, or what trains for it."""
+    original, sites, record = swin.module, engine.model.sites, swin.record
+    found = _first(engine.model, record)
+    noise = {}
+    for (place, expected), (_, leaf) in zip(tensors(record.outputs), tensors(engine._outputs), strict=True):
+        error = relative_error(made(leaf, found, torch.float32, None), expected.value)
+        noise[place] = -20 * torch.log10(torch.tensor(error).clamp_min(1e-30)).item()
+    return Replaced(
+        names=tuple(swin.names),
+        library=library_of(original) or type(original).__module__.partition(".")[0],
+        kind=type(original).__name__,
+        parameters=sum(parameter.numel() for parameter in original.parameters()),
+        int8_sites=sum(site.quantized for site in sites),
+        float_sites=sum(not site.quantized for site in sites),
+        images=record.images,
+        sqnr_db=noise,
+    )
+
+
+def in_place_of(swin: Found, model: Model, backend: str, options: Mapping[str, Any]) -> SwinModule:
+    """The module that runs ``model`` in the place of a Swin."""
+    return SwinModule(swin.module, model, swin.outputs, swin.record.arguments, backend, options)
+
+
+def exchanged(model: Any, old: Any, new: Any) -> Any:
+    """The model with ``new`` at every place of ``old``."""
+    if model is old:
+        return new
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child is old:
+                parent._modules[name] = new
+    return model
+
+
+def _others(report: Report) -> list[Left]:
+    """Modules with the parameters of windowed attention that are in no Swin that was found."""
+    replaced = [module for module in report.model.modules() if isinstance(module, SwinModule | PreparedSwin)]
+    known = {part for module in [*swins_of(report.model), *replaced] for part in module.modules()}
+    marks = ("relative_position_bias_table", "cpb_mlp", "continuous_position_bias_mlp")
+    found = []
+    for name, module in report.model.named_modules():
+        if module not in known and any(hasattr(module, mark) for mark in marks):
+            found.append(name)
+    if not found:
+        return []
+    kind = type(report.model.get_submodule(found[0])).__name__
+    reason = f"its module has not the structure of a Swin that swinq knows ({len(found)} modules with windowed attention)"
+    return [Left(found[0], kind, reason)]

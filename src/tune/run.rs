@@ -1,0 +1,189 @@
+//! The parts of a search: the calibration, the journal and the table, the bench, and the results.
+
+use std::ops::ControlFlow;
+
+use swinq_eval::results::tune::{
+    CostModel, Goal, TUNE_SCHEMA, TuneCandidate, TuneImages, Tuning, Verification,
+};
+use swinq_model::quantized::FloatModel;
+use swinq_model::{Batch, QuantizedModel, Recipe, Size};
+
+use super::bench::{Bench, Parts};
+use super::changes::Space;
+use super::judge::Judge;
+use super::latencies::Latencies;
+use super::search::{Outcome, Search};
+use super::{TuneOptions, TuneProgress, Tuned, verify};
+use crate::journal::Journal;
+use crate::quantizer::Quantizer;
+use crate::sensitivity::metric::Metric;
+use crate::sensitivity::{info, run_key, subject};
+use crate::{BackendChoice, DEFAULT_BATCH, EngineOptions, Error, Images, Model, environment};
+
+/// What is measured before the long measurements.
+type First<'a> = dyn FnMut(&mut Journal) -> Result<(), Error> + 'a;
+
+/// What a search measures with.
+pub(super) struct Run<'a> {
+    options: &'a TuneOptions,
+    /// The engine whose latency counts; resolved.
+    engine: EngineOptions,
+    /// The size of the images whose latency counts.
+    size: Size,
+    pub(super) bench: Bench,
+}
+
+impl<'a> Run<'a> {
+    /// A search for the recipe of `float`, and where it looks. `first` is called before the long measurements. `float` is calibrated on the images. Recipes are compared on the batches; `command` is what the
+    /// key of the journal begins with.
+    pub(super) fn new(
+        float: FloatModel,
+        options: &'a TuneOptions,
+        metric: Metric,
+        (calibration, search): (&Images, Vec<Batch>),
+        (command, first): (&str, &mut First<'_>),
+        progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
+    ) -> Result<(Run<'a>, Space), Error> {
+        let max_batch = options.batch_size.max(DEFAULT_BATCH);
+        let engine = EngineOptions { max_batch, ..options.engine.clone().resolved()? };
+        let mut on_step = |step| progress(TuneProgress::Calibrate(step));
+        let how = (&options.read, options.sizing);
+        let start = options.recipe.clone();
+        let mut quantizer = Quantizer::calibrate(float, &start, calibration, how, &mut on_step)?;
+        let mut journal = match &options.cache {
+            Some(path) => {
+                Journal::open(path, &run_key(command, &mut quantizer, (&start, &metric), &search)?)?
+            }
+            None => Journal::in_memory(),
+        };
+        report(progress, TuneProgress::Cache(journal.found()))?;
+        first(&mut journal)?;
+        let size = timed_size(quantizer.float(), &search, &engine);
+        let config = &quantizer.float().config;
+        let machine = match config.is_backbone() || size != config.image_size {
+            false => engine.describe()?,
+            true => format!("{}, images of {size}", engine.describe()?),
+        };
+        let table = match &options.latencies {
+            Some(path) => Latencies::open(path, machine, options.batch_size)?,
+            None => Latencies::new(machine, options.batch_size),
+        };
+        let space = Space::new(&start, quantizer.apply(&start)?);
+        let parts = Parts {
+            quantizer,
+            start,
+            metric,
+            search,
+            journal,
+            table,
+            table_path: options.latencies.clone(),
+            engine: engine.clone(),
+            size,
+        };
+        let mut timed = |done, all| report(progress, TuneProgress::Latencies(done, all));
+        let bench = Bench::new(parts, &space, &mut timed)?;
+        Ok((Run { options, engine, size, bench }, space))
+    }
+
+    /// Searches in `space`.
+    pub(super) fn search(
+        &mut self,
+        space: Space,
+        judge: Judge<'_>,
+        progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
+    ) -> Result<Outcome, Error> {
+        Search::new(&mut self.bench, space, judge, self.options, progress).run()
+    }
+
+    /// Compares `model` with the float model on images that the search did not see.
+    pub(super) fn verify(
+        &mut self,
+        model: &QuantizedModel,
+        images: &Images,
+        progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
+    ) -> Result<Verification, Error> {
+        let float = self.bench.model(&Recipe::float())?;
+        let mut on_images = |done, all| progress(TuneProgress::Verify(done, all));
+        let metric = self.bench.metric();
+        verify::verify([&float, model], metric, &self.engine, images, self.options, &mut on_images)
+    }
+
+    /// Measures the latency of `model`, the chosen one, and assembles the results. `images` are those of search and verification.
+    pub(super) fn finish(
+        mut self,
+        outcome: Outcome,
+        model: QuantizedModel,
+        (goal, counts, verification): (Goal, TuneImages, Option<Verification>),
+        images: &Images,
+    ) -> Result<Tuned, Error> {
+        let Outcome { mut candidates, chosen, kept, end } = outcome;
+        let Run { options, ref engine, size, ref mut bench } = self;
+        let (float, start) = (bench.model(&Recipe::float())?, bench.model(&candidates[0].recipe)?);
+        let latencies = verify::latencies([&float, &start, &model], engine, (size, options.batch_size))?;
+        let [float_latency, start_latency, latency] = latencies;
+        candidates[0].latency_ms = Some(start_latency);
+        candidates[chosen].latency_ms = Some(latency);
+        let results = Tuning {
+            schema: TUNE_SCHEMA,
+            model: subject(bench.quantizer()),
+            start_recipe: options.recipe.name.clone(),
+            goal,
+            cost: CostModel {
+                backend: engine.backend()?.name(),
+                hardware: bench.table().machine.clone(),
+                batch_size: options.batch_size,
+                image_size: model.config.is_backbone().then_some([size.height, size.width]),
+                table_sha256: bench.table().sha256(),
+            },
+            images: counts,
+            float_ms: bench.float_ms(),
+            float_latency_ms: float_latency,
+            front: front(&candidates),
+            candidates,
+            chosen,
+            kept,
+            verification,
+            end,
+            environment: environment(engine.threads)?,
+            data: Some(info(images, &model, options.sizing)),
+        };
+        Ok(Tuned { results, model: Model::from_quantized(model)? })
+    }
+}
+
+/// The size of the images whose latency counts: on a CPU the one that most images have, on a GPU the model's own.
+fn timed_size(float: &FloatModel, search: &[Batch], engine: &EngineOptions) -> Size {
+    let own = float.config.image_size;
+    if engine.backend == BackendChoice::Cuda {
+        return own;
+    }
+    search.iter().max_by_key(|batch| (batch.len(), batch.size.area())).map_or(own, |batch| batch.size)
+}
+
+/// Indices of the candidates that no other candidate beats in both latency and SQNR, from the fastest.
+fn front(candidates: &[TuneCandidate]) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..candidates.len()).collect();
+    order.sort_by(|&a, &b| {
+        let [a, b] = [a, b].map(|index| &candidates[index]);
+        let by_time = a.predicted_ms.total_cmp(&b.predicted_ms);
+        by_time.then(b.effect.sqnr_db.total_cmp(&a.effect.sqnr_db))
+    });
+    let mut best = f64::NEG_INFINITY;
+    order.retain(|&index| {
+        let better = candidates[index].effect.sqnr_db > best;
+        best = best.max(candidates[index].effect.sqnr_db);
+        better
+    });
+    order
+}
+
+/// Calls `progress`; [`Error::Interrupted`] if it stops the run.
+fn report(
+    progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
+    what: TuneProgress<'_>,
+) -> Result<(), Error> {
+    match progress(what) {
+        ControlFlow::Continue(()) => Ok(()),
+        ControlFlow::Break(()) => Err(Error::Interrupted),
+    }
+}
