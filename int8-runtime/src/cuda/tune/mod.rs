@@ -158,6 +158,9 @@ impl Tuner {
 
     /// The programs that [`Tuner::choose`] will request if nothing is measured.
     pub(crate) fn programs(&self, linear: &DeviceLinear, m: usize, effort: Effort) -> Vec<Program> {
+        if effort == Effort::Reuse && self.reusable(linear, m).is_some() {
+            return Vec::new();
+        }
         let own = !self.effort.measures() && self.gemm != Gemm::CublasLt;
         let tile = self.tiles(linear, m, effort).into_iter().next().filter(|_| own);
         tile.map(|tile| linear.kind().program(tile)).into_iter().collect()
@@ -187,7 +190,22 @@ impl Tuner {
         tiles
     }
 
+    /// The kernel that [`Effort::Reuse`] prefers, if a measured tile tells it: the loaded one whose number of rows is nearest. To rank
+    /// all tiles takes the host longer than many an inference.
+    fn reusable(&self, linear: &DeviceLinear, m: usize) -> Option<Arc<OwnLinear>> {
+        if self.effort == Autotune::Off || self.gemm == Gemm::CublasLt {
+            return None;
+        }
+        let measured = table::tiles(self.device.name(), m, linear.shape(), linear.kind());
+        measured.into_iter().find_map(|tile| self.loaded.get(&(linear.kind(), tile)).cloned())
+    }
+
     fn unmeasured(&mut self, trial: &Trial<'_>, effort: Effort) -> Result<Choice, CudaError> {
+        if effort == Effort::Reuse
+            && let Some(own) = self.reusable(trial.linear, trial.m)
+        {
+            return Ok(Choice::Own(own));
+        }
         if let Some(lt) = self.lt.clone().filter(|_| self.gemm == Gemm::CublasLt)
             && let Some(library) = trial.linear.library(&lt, trial.m)?.into_iter().next()
         {

@@ -252,9 +252,10 @@ impl Tile {
             tiles.extend(Tile::with_roles(k_bytes, gpu.shared));
         }
         tiles.retain(|tile| tile.shared() <= gpu.shared && tile.threads() <= 1024);
-        let cost = |tile: &Tile| tile.cost(m, n, k_bytes, gpu);
-        tiles.sort_by(|a, b| cost(a).total_cmp(&cost(b)).then(a.cmp(b)));
-        tiles
+        let cost = |tile: Tile| (tile.cost(m, n, k_bytes, gpu), tile);
+        let mut tiles: Vec<(f64, Tile)> = tiles.into_iter().map(cost).collect();
+        tiles.sort_by(|(a, first), (b, second)| a.total_cmp(b).then(first.cmp(second)));
+        tiles.into_iter().map(|(_, tile)| tile).collect()
     }
 
     /// Selects `count` of `candidates`, which are sorted by the cost model. Different shapes come first,
