@@ -102,6 +102,24 @@ class Gpu(unittest.TestCase):
                 losses.append(loss.item())
             self.assertLess(losses[-1], 0.8 * losses[0])
 
+    def test_graphs_compute_what_the_module_computes(self):
+        module, x = Inside(SWINS["timm any size"]()).cuda(), images(2).cuda()
+        swinq.torch.prepare(module, [x], learned="all")
+        graphed = copy.deepcopy(module).train()
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            graphed = torch.cuda.make_graphed_callables(graphed, (x,))
+        for model in (module.train(), graphed):
+            for _ in range(2):
+                model.zero_grad()
+                with torch.autocast("cuda", torch.bfloat16):
+                    loss_of(model(x)).backward()
+        gradients = {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+        found = {name: parameter.grad for name, parameter in graphed.named_parameters() if parameter.grad is not None}
+        self.assertEqual(set(gradients), set(found))
+        for name, gradient in gradients.items():
+            if gradient.norm() > 1e-6:
+                self.assertLess(error(found[name], gradient), 0.02, name)
+
     def test_heads_of_other_sizes_take_operations(self):
         q = torch.randn(3, 4, 600, 8, device="cuda")
         self.assertFalse(_torch_fake.kernels().takes_attention((q[0],), _torch_attention.Windows(600, 1, None, None), _torch_attention.Sites()))

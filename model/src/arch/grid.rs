@@ -72,7 +72,8 @@ impl Grid {
             };
             (source < side).then_some(source)
         };
-        let axis = |shift, padded, side| (0..padded).map(|at| source(at, shift, padded, side)).collect::<Vec<_>>();
+        let axis =
+            |shift, padded, side| (0..padded).map(|at| source(at, shift, padded, side)).collect::<Vec<_>>();
         let rows = axis(shift.height, self.padded.height, size.height);
         let columns = axis(shift.width, self.padded.width, size.width);
         let mut tokens = Vec::with_capacity(self.window_rows());
