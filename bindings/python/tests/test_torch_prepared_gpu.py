@@ -107,7 +107,7 @@ class Gpu(unittest.TestCase):
         swinq.torch.prepare(module, [x], learned="all")
         graphed = copy.deepcopy(module).train()
         with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
-            graphed = torch.cuda.make_graphed_callables(graphed, (x,))
+            graphed.backbone = torch.cuda.make_graphed_callables(graphed.backbone, (x,))
         for model in (module.train(), graphed):
             for _ in range(2):
                 model.zero_grad()
