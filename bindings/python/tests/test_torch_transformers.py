@@ -118,6 +118,22 @@ class Transformers(unittest.TestCase):
         self.assertIsNotNone(config.calibrate)
         kind.from_pretrained(path, quantization_config=SwinqConfig(batch for batch in [x]))
 
+    def test_a_folder_that_would_lack_the_swins_is_not_written(self):
+        kind, path, x = self.made("UPerNet")
+        model = kind.from_pretrained(path)
+        swinq.torch.quantize(model, [x])
+        with self.assertRaisesRegex(swinq.Error, r"attach\(model\)"):
+            model.save_pretrained(self.folder / "lost")
+        with self.assertRaisesRegex(swinq.Error, r"attach\(model\)"):
+            copy.deepcopy(model).save_pretrained(self.folder / "lost")
+        self.assertFalse((self.folder / "lost").exists())
+        # Both remedies of the message.
+        attach(copy.deepcopy(model)).save_pretrained(self.folder / "int8")
+        with torch.no_grad():
+            self.assert_equal(kind.from_pretrained(self.folder / "int8")(x), model(x))
+            swinq.torch.restore(model).save_pretrained(self.folder / "restored")
+            self.assert_equal(kind.from_pretrained(self.folder / "restored")(x), kind.from_pretrained(path)(x))
+
     def test_trained_and_replaced_models_are_saved_when_they_are_attached(self):
         for name in ("UPerNet", "classifier"):
             kind, path, x = self.made(name)

@@ -254,6 +254,32 @@ class InPlace:
         return InPlace, (self.module, self.swin)
 
 
+class Unsaved:
+    """The ``save_pretrained`` of a model of transformers that has Swins on engines: its folder would lack their weights, and
+    ``from_pretrained`` would draw them at random."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise ArgumentError(
+            "save_pretrained: the weights of the quantized Swin are in its engine, and the folder would lack them; call "
+            "swinq.transformers.attach(model).save_pretrained(...), or swinq.torch.restore(model) to save the float model"
+        )
+
+
+def guard(model: Any) -> None:
+    """Lets ``save_pretrained`` refuse in the models within ``model`` that have Swins on engines, and in no others."""
+    for part in model.modules():
+        if not hasattr(type(part), "save_pretrained"):
+            continue
+        unguard(part)
+        if any(isinstance(module, SwinModule) for module in part.modules()):
+            part.__dict__["save_pretrained"] = Unsaved()
+
+
+def unguard(model: Any) -> None:
+    """Lets ``model`` save again."""
+    model.__dict__.pop("save_pretrained", None)
+
+
 def in_place(swin: SwinModule) -> Any:
     """The original of ``swin``, which now runs it. Its parameters are also those of a shallow copy, the new original of ``swin``."""
     module = swin.original

@@ -17,7 +17,7 @@ from ._layers import library_of
 from ._model import Model
 from ._modules import Reading, load, reader_of
 from ._progress import Progress, close, observer
-from ._torch_module import SwinModule
+from ._torch_module import SwinModule, guard
 from ._torch_outputs import made, matched, relative_error, tensors
 from ._torch_prepared import PreparedSwin
 from ._torch_record import Record, run
@@ -227,6 +227,7 @@ def exchanged(model: Any, old: Any, new: Any) -> Any:
         for name, child in parent._modules.items():
             if child is old:
                 parent._modules[name] = new
+    guard(model)
     return model
 
 

@@ -29,7 +29,7 @@ import torch
 from . import torch as _torch
 from ._errors import ArgumentError, Error, ModelError
 from ._progress import Progress
-from ._torch_module import InPlace, SwinModule, file_of, in_place, opened
+from ._torch_module import InPlace, SwinModule, file_of, in_place, opened, unguard
 from ._torch_report import Report
 from ._transformers_outputs import described, structure_of
 
@@ -146,6 +146,7 @@ class SwinqQuantizer(HfQuantizer):
         )
         if self.report.model is not model:
             self.report.model = in_place(self.report.model)
+        unguard(model)
 
     def _open(self, model: Any, swin: Mapping[str, Any]) -> None:
         """Puts the module of a saved Swin in its place."""
@@ -200,7 +201,7 @@ class SwinqQuantizer(HfQuantizer):
 
 def attach(model: Any) -> Any:
     """Makes ``save_pretrained`` of a model write a folder that ``from_pretrained`` opens in INT8, after :func:`swinq.torch.quantize`
-    or, with trained Swins, :func:`swinq.torch.convert`. Without it a folder has only what stays in PyTorch.
+    or, with trained Swins, :func:`swinq.torch.convert`. Without it ``save_pretrained`` refuses.
 
     Args:
         model: a model of transformers whose Swins are :class:`swinq.torch.SwinModule`, or such a module in the place of one.
@@ -220,6 +221,7 @@ def attach(model: Any) -> Any:
         raise ArgumentError("model: has no quantized Swin; call swinq.torch.quantize or swinq.torch.convert first")
     found.config.quantization_config = SwinqConfig()
     found.hf_quantizer = SwinqQuantizer(found.config.quantization_config)
+    unguard(found)
     return found
 
 
