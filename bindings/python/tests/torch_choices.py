@@ -1,0 +1,140 @@
+"""Runs of a program whose choices by score are recorded, and taken again in another run.
+
+A program that differs in its last bits may choose another query, box, class or pixel, and everything behind such a choice then
+differs by as much as it likes. With the choices of the first run in the second one, every tensor can be compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torchvision  # noqa: F401  defines torchvision::nms
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_support import error, leaves
+
+import swinq.torch
+
+#: Operators that give a choice, and operators that give values with the indices that they chose; all of floating-point tensors.
+WHOLE = {"aten::argmax", "aten::argmin", "aten::gt", "aten::ge", "aten::lt", "aten::le", "torchvision::nms"}
+INDEXED = {"aten::topk", "aten::sort", "aten::max", "aten::min"}
+
+
+class Choices(TorchDispatchMode):
+    """Records every choice by score and the scores; with those of an ``earlier`` run, takes the same choices."""
+
+    def __init__(self, earlier: Choices | None = None):
+        super().__init__()
+        self.earlier = earlier
+        #: The operator, its scores and the choice.
+        self.made: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        found, name = func(*args, **kwargs), func._schema.name
+        indexed = name in INDEXED and isinstance(found, tuple | list)
+        if not (indexed or name in WHOLE) or not any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in args):
+            return found
+        scores, choice = args[0].detach().clone(), (found[1] if indexed else found).clone()
+        if self.earlier is not None:
+            before = self.earlier.made[len(self.made)]
+            assert (name, scores.shape) == (before[0], before[1].shape), f"{name} {scores.shape} instead of {before[0]} {before[1].shape}"
+            choice = before[2]
+            found = (_taken(func, args, kwargs, choice), choice.clone()) if indexed else choice.clone()
+        self.made.append((name, scores, choice))
+        return found
+
+
+def _taken(func, args, kwargs, indices):
+    """The values of the first argument at the indices that an operator chose."""
+    names = [argument.name for argument in func._schema.arguments]
+    dim = dict(zip(names, args), **kwargs).get("dim", -1)
+    if indices.ndim == args[0].ndim:
+        return args[0].gather(dim, indices)
+    return args[0].gather(dim, indices.unsqueeze(dim)).squeeze(dim)
+
+
+@dataclass
+class Run:
+    """A run of a program."""
+
+    #: What the program gave.
+    result: Any
+    choices: Choices
+    #: The floating-point tensors that each module outside of the Swins gave, by the module's name and in the order of the calls.
+    tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    #: The same for the Swins.
+    swins: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+
+
+def observed(program: torch.nn.Module, swins: set[str], call: Callable[[torch.nn.Module], Any], earlier: Run | None = None) -> Run:
+    """Runs ``call(program)``, with the choices of an ``earlier`` run. ``swins`` are the names of the Swins."""
+    names = {module: name for name, module in program.named_modules()}
+    run = Run(None, Choices(earlier.choices if earlier else None))
+
+    def hook(module, _, output):
+        name = names.get(module)
+        if name is None or any(name.startswith(f"{swin}.") for swin in swins if swin) or ("" in swins and name):
+            return
+        into = run.swins if name in swins else run.tensors
+        for path, one in leaves(output, ""):
+            # The hidden states of a Swin are read by no program, and the engine does not have them.
+            if one.is_floating_point() and not (name in swins and path.startswith(".hidden_states")):
+                into.append((f"{name}{path}", one.detach().clone()))
+
+    handle = torch.nn.modules.module.register_module_forward_hook(hook)
+    try:
+        with torch.no_grad(), run.choices:
+            run.result = call(program)
+    finally:
+        handle.remove()
+    return run
+
+
+def differences(found: Run, expected: Run) -> dict[str, float]:
+    """The largest relative difference of each kind of tensor: outputs of the Swins, of other modules, and scores before a choice."""
+    scores = [[(name, one) for name, one, _ in run.choices.made if one.is_floating_point()] for run in (found, expected)]
+    kinds = {"swin": (found.swins, expected.swins), "modules": (found.tensors, expected.tensors), "scores": tuple(scores)}
+    for kind, (ours, theirs) in kinds.items():
+        differing = {name for name, _ in theirs} ^ {name for name, _ in ours}
+        assert len(ours) == len(theirs), f"{kind}: {len(ours)} tensors instead of {len(theirs)}: {sorted(differing)}"
+    return {kind: max((_difference(*pair) for pair in zip(*runs, strict=True)), default=0.0) for kind, runs in kinds.items()}
+
+
+def _difference(found: tuple[str, torch.Tensor], expected: tuple[str, torch.Tensor]) -> float:
+    """The relative difference of two tensors, where they are finite; both have infinities at the same places."""
+    (name, one), (place, other) = found, expected
+    finite = other.isfinite()
+    assert (name, one.shape) == (place, other.shape), f"{name} {one.shape} instead of {place} {other.shape}"
+    assert torch.equal(one.isfinite(), finite), f"{name}: other values are finite"
+    return error(one[finite], other[finite]) if other[finite].any() else one[finite].abs().sum().item()
+
+
+def swins_of(report: swinq.torch.Report) -> set[str]:
+    """The names of the Swins that were replaced."""
+    return {name for replaced in report.replaced for name in replaced.names}
+
+
+def result_difference(found: Any, expected: Any, path: str = "result") -> float:
+    """The largest relative difference of what two runs gave. Types, shapes, integers, texts and truths must be equal."""
+    assert type(found) is type(expected), f"{path}: {type(found)} instead of {type(expected)}"
+    if isinstance(expected, torch.Tensor):
+        assert (found.shape, found.dtype) == (expected.shape, expected.dtype), f"{path}: {found.shape} instead of {expected.shape}"
+        if expected.is_floating_point():
+            return _difference((path, found), (path, expected))
+        assert torch.equal(found, expected), path
+        return 0.0
+    if isinstance(expected, float):
+        # Scores of segments are rounded to six digits.
+        return max(abs(found - expected) - 1.01e-6, 0.0) / max(abs(expected), 1e-30)
+    if isinstance(expected, dict) or hasattr(expected, "items"):
+        assert list(found.keys()) == list(expected.keys()), path
+        return max((result_difference(found[key], part, f"{path}.{key}") for key, part in expected.items()), default=0.0)
+    if isinstance(expected, tuple | list):
+        assert len(found) == len(expected), f"{path}: {len(found)} instead of {len(expected)}"
+        return max((result_difference(one, other, f"{path}[{i}]") for i, (one, other) in enumerate(zip(found, expected))), default=0.0)
+    if isinstance(expected, str | int | None):
+        assert found == expected, f"{path}: {found!r} instead of {expected!r}"
+    return 0.0
