@@ -17,12 +17,11 @@ except ImportError as missing:
         raise
     raise unittest.SkipTest(f"{missing}") from missing
 
-from torch_choices import Choices, differences, observed, result_difference, swins_of
+import torch_openmmlab
+from torch_choices import Choices, compared
 from torch_models import PROGRAMS, images, redraw
-from torch_processing import check, process
+from torch_processing import calls, check
 from torch_support import INT8, SAME
-
-import swinq.torch
 
 
 class Programs(unittest.TestCase):
@@ -34,37 +33,27 @@ class Programs(unittest.TestCase):
                 if name.startswith("DPT"):
                     # A depth of zero everywhere would hide mistakes.
                     torch.nn.init.constant_(program.head.head[4].bias, 5.0)
-                self.check(name, program, more, images(2, 128, 128))
+                self.check(name, program, calls(name, images(2, 128, 128), more))
 
-    def check(self, name, program, more, batch):
-        def call(model):
-            outputs = model(pixel_values=batch, **more)
-            return {"outputs": outputs, **process(name, model, outputs, batch)}
+    def test_openmmlab(self):
+        for name, (package, config, changes, size) in torch_openmmlab.PROGRAMS.items():
+            with self.subTest(name=name):
+                try:
+                    program = redraw(torch_openmmlab.built(package, config, changes), seed=1)
+                except ImportError as problem:
+                    self.skipTest(f"{problem}")
+                self.check(name, program, torch_openmmlab.calls(name, images(2, *size)), torch_openmmlab.check)
 
-        def calibrate(model):
-            model(pixel_values=batch, **more)
-
-        report = swinq.torch.quantize(program, calibrate, None)
-        self.assertEqual((len(report.replaced), report.left), (1, []))
-        swins = swins_of(report)
-        expected = observed(swinq.torch.restore(program), swins, call)
-        check(self, _results(expected))
-        for recipe in (None, "default"):
-            report = swinq.torch.quantize(program, calibrate, recipe)
-            found = observed(program, swins, call, expected)
-            errors = {**differences(found, expected), "result": result_difference(found.result, expected.result)}
-            if recipe is None:
-                self.assertLess(max(errors.values()), SAME, errors)
-            free = observed(program, swins, call)
-            check(self, _results(free))
-            self.assertGreater(min(report.replaced[0].sqnr_db.values()), 100 if recipe is None else INT8)
-            shown = ", ".join(f"{kind} {-20 * math.log10(max(value, 1e-30)):.1f} dB" for kind, value in errors.items())
-            print(f"{name}: {report}; {len(found.choices.made)} choices held; {shown}")
-            swinq.torch.restore(program)
-
-
-def _results(run):
-    return {kind: part for kind, part in run.result.items() if kind != "outputs"}
+    def check(self, name, program, calls, check=check):
+        """Every tensor is that of the original with no site quantized, and the results are well-formed in INT8, too."""
+        for found in compared(program, *calls):
+            self.assertEqual((len(found.report.replaced), found.report.left), (1, []))
+            if found.recipe is None:
+                self.assertLess(max(found.errors.values()), SAME, found.errors)
+            check(self, {kind: part for kind, part in found.result.items() if kind != "outputs"})
+            self.assertGreater(min(found.report.replaced[0].sqnr_db.values()), 100 if found.recipe is None else INT8)
+            shown = ", ".join(f"{kind} {-20 * math.log10(max(value, 1e-30)):.1f} dB" for kind, value in found.errors.items())
+            print(f"{name}: {found.report}; {found.choices} choices held; {shown}")
 
 
 class Held(unittest.TestCase):

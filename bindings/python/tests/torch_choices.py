@@ -6,7 +6,8 @@ differs by as much as it likes. With the choices of the first run in the second 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,9 +113,35 @@ def _difference(found: tuple[str, torch.Tensor], expected: tuple[str, torch.Tens
     return error(one[finite], other[finite]) if other[finite].any() else one[finite].abs().sum().item()
 
 
-def swins_of(report: swinq.torch.Report) -> set[str]:
-    """The names of the Swins that were replaced."""
-    return {name for replaced in report.replaced for name in replaced.names}
+@dataclass
+class Comparison:
+    """A program whose Swins were replaced, against the original with its choices."""
+
+    recipe: str | None
+    report: swinq.torch.Report
+    #: The largest relative differences: those of :func:`differences`, and of what the program gave (``result``).
+    errors: dict[str, float]
+    #: The number of choices by score.
+    choices: int
+    #: What the program gave with its own choices, and the seconds that this took.
+    result: Any
+    seconds: float
+
+
+def compared(program: torch.nn.Module, calibrate: Callable[[Any], Any], call: Callable[[Any], Any]) -> Iterator[Comparison]:
+    """Replaces the Swins of a program with no site quantized, and in INT8, and restores them."""
+    names = {name for replaced in swinq.torch.quantize(program, calibrate, None).replaced for name in replaced.names}
+    swinq.torch.restore(program)
+    expected = observed(program, names, call)
+    for recipe in (None, "default"):
+        report = swinq.torch.quantize(program, calibrate, recipe)
+        found = observed(program, names, call, expected)
+        errors = {**differences(found, expected), "result": result_difference(found.result, expected.result)}
+        start = time.perf_counter()
+        with torch.no_grad():
+            result = call(program)
+        yield Comparison(recipe, report, errors, len(found.choices.made), result, time.perf_counter() - start)
+        swinq.torch.restore(program)
 
 
 def result_difference(found: Any, expected: Any, path: str = "result") -> float:

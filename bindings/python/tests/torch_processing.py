@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import unittest
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,6 +64,19 @@ def process(name: str, program: torch.nn.Module, outputs: Any, images: torch.Ten
         return {"depths": DPTImageProcessor().post_process_depth_estimation(outputs, target_sizes=SIZES)}
     assert name.startswith("Grounding DINO"), name
     return _boxes(outputs)
+
+
+def calls(name: str, images: torch.Tensor, more: dict[str, Any]) -> tuple[Callable[[Any], Any], Callable[[Any], dict[str, Any]]]:
+    """What calibrates the program ``name`` on two images, and what runs it with all that it does after its outputs."""
+
+    def run(program):
+        return program(pixel_values=images, **more)
+
+    def whole(program):
+        outputs = run(program)
+        return {"outputs": outputs, **process(name, program, outputs, images)}
+
+    return run, whole
 
 
 def check(test: unittest.TestCase, results: dict[str, Any]) -> None:
