@@ -34,7 +34,7 @@ def redraw(program: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in program.named_parameters():
-            mean = 1.0 if "norm" in name and name.endswith("weight") and parameter.ndim == 1 else 0.0
+            mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
             spread = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.1
             if "logit_scale" in name:
                 mean, spread = 2.0, 0.1

@@ -1,7 +1,7 @@
 """Programs of OpenMMLab's packages by the configurations in them, with random parameters.
 
-mmpretrain, mmsegmentation and mmdet run beside ``mmcv-lite==2.1.0``, which has no compiled operators; a stand-in gives those that the
-programs need, by torchvision.
+mmpretrain, mmsegmentation and mmdet run beside ``mmcv-lite==2.1.0``, which has no compiled operators; a stand-in has that which
+the programs need, by torchvision.
 """
 
 import contextlib
@@ -24,21 +24,14 @@ def _nms(boxes, scores, iou_threshold, offset):
     return torchvision.ops.nms(boxes, scores, iou_threshold)
 
 
-def _roi_align(images, rois, output, _y, _x, aligned_height, aligned_width, spatial_scale, sampling_ratio, pool_mode, aligned):
-    assert pool_mode == 1
-    size = (aligned_height, aligned_width)
-    output.copy_(torchvision.ops.roi_align(images, rois, size, spatial_scale, sampling_ratio, aligned))
-
-
 class _Operators(types.ModuleType):
     """Stands for ``mmcv._ext``."""
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
-        found = {"nms": _nms, "roi_align_forward": _roi_align}.get(name)
-        if found is not None:
-            return found
+        if name == "nms":
+            return _nms
 
         def missing(*_, **__):
             raise RuntimeError(f"mmcv-lite has no operator {name}")
@@ -57,29 +50,31 @@ def package(name: str):
         module = _Operators("mmcv._ext")
         module.__spec__ = ModuleSpec("mmcv._ext", None)
         sys.modules["mmcv._ext"] = module
-    if name == "mmpretrain":
-        # Its multimodal models need transformers 4.
+    if importlib.util.find_spec("mmpretrain") is not None:
+        # mmdet imports it, too. Its multimodal models need transformers 4.
         importlib.import_module("mmpretrain.utils.dependency").WITH_MULTIMODAL = False
     importlib.import_module(f"{name}.models")
     return importlib.import_module(name)
 
 
 def built(name: str, config: str, changes: dict) -> torch.nn.Module:
-    """The model of a configuration of a package, without the weights that it would download. ``changes`` are merged into it."""
+    """The model of a configuration of a package, without the weights that it would download, with ``changes`` in it."""
     from mmengine import Config
     from mmengine.registry import DefaultScope
 
     found = package(name)
     file = Path(found.__file__).parent / ".mim/configs" / config
-    described = Config.fromfile(file)
-    described.merge_from_dict({"model.backbone.init_cfg": None, **{f"model.{key}": value for key, value in changes.items()}})
+    described = Config.fromfile(file).model
+    for key, value in {"backbone.init_cfg": None, **changes}.items():
+        part, _, last = key.rpartition(".")
+        described[part][last] = value
     registry = importlib.import_module(f"{name}.registry").MODELS
     with contextlib.ExitStack() as stack:
         stack.enter_context(DefaultScope.overwrite_default_scope(name))
-        return registry.build(described.model).eval()
+        return registry.build(described).eval()
 
 
-#: Programs by name: the package, the configuration, what is changed for a tiny one, and the size of its images.
+#: Programs by name: the package, the configuration, what is changed for a tiny one (``None``: there is none), and the size of images.
 PROGRAMS = {
     "mmpretrain, Swin classifier": (
         "mmpretrain", "swin_transformer/swin-tiny_16xb64_in1k.py",
@@ -99,13 +94,8 @@ PROGRAMS = {
         {**{f"backbone.{key}": value for key, value in TINY.items()}, "neck.in_channels": CHANNELS[1:], "neck.out_channels": 32,
          "bbox_head.in_channels": 32, "bbox_head.feat_channels": 32, "bbox_head.stacked_convs": 1}, (256, 320),
     ),
-    "mmdet, Mask R-CNN": (
-        "mmdet", "swin/mask-rcnn_swin-t-p4-w7_fpn_1x_coco.py",
-        {**{f"backbone.{key}": value for key, value in TINY.items()}, "neck.in_channels": CHANNELS}, (256, 320),
-    ),
     "mmdet, Mask2Former": (
-        "mmdet", "mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco-panoptic.py",
-        {**{f"backbone.{key}": value for key, value in TINY.items()}, "panoptic_head.in_channels": CHANNELS}, (256, 320),
+        "mmdet", "mask2former/mask2former_swin-t-p4-w7-224_8xb2-lsj-50e_coco-panoptic.py", None, (256, 320),
     ),
 }  # fmt: skip
 
