@@ -17,6 +17,7 @@ except ImportError as missing:
     raise unittest.SkipTest(f"{missing}") from missing
 
 import torch_detector
+import torch_openmmlab
 from torch_models import SWINS, images, of_timm, randomise
 from torch_support import INT8, SAME, Case, Inside
 
@@ -54,14 +55,37 @@ class EveryLibrary(Case):
             self.assertTrue(torch.equal(found[stage].mask, part.mask))
 
     def test_openmmlab(self):
-        try:
-            from mmpretrain.models import SwinTransformer
-        except ImportError as problem:
-            self.skipTest(f"{problem}")
+        backbones = self.backbones_of_mmpretrain()
         small = {"arch": {"embed_dims": 48, "depths": [2, 2], "num_heads": [3, 6]}, "out_indices": (0, 1)}
         for options in [{"pad_small_map": True}, {}, {"use_abs_pos_embed": True}]:
             with self.subTest(options=options):
-                self.check(randomise(SwinTransformer(**small, **options)))
+                self.check(randomise(backbones.SwinTransformer(**small, **options)))
+
+    def test_openmmlab_v2(self):
+        backbones = self.backbones_of_mmpretrain()
+        arch = {"embed_dims": 48, "depths": [2, 2], "num_heads": [3, 6], "extra_norm_every_n_blocks": 0}
+        small = {"arch": arch, "img_size": 64, "out_indices": (0, 1), "pretrained_window_sizes": [0, 0]}
+        for options in [{}, {"window_size": [16, 8]}, {"use_abs_pos_embed": True}, {"pretrained_window_sizes": [4, 4]}]:
+            program = Inside(randomise(backbones.SwinTransformerV2(**{**small, **options})))
+            batches = [images(1, 64, 64), *([] if "use_abs_pos_embed" in options else [images(2, 100, 150), images(1, 224, 96)])]
+            with self.subTest(options=options), torch.no_grad():
+                expected = [program(batch) for batch in batches]
+                swinq.torch.quantize(program, batches, None)
+                for batch, values in zip(batches, expected, strict=True):
+                    self.assert_alike(program(batch), values, SAME)
+                swinq.torch.restore(program)
+                report = swinq.torch.quantize(program, batches)
+                self.assertGreater(min(report.replaced[0].sqnr_db.values()), INT8)
+        for options, reason in [({"pad_small_map": True}, "pad_small_map"), ({"window_size": [8, 4]}, "windows of")]:
+            program = Inside(randomise(backbones.SwinTransformerV2(**{**small, **options})))
+            with self.subTest(options=options), self.assertRaisesRegex(swinq.ArgumentError, reason):
+                swinq.torch.quantize(program, [images(1, 64, 64)])
+
+    def backbones_of_mmpretrain(self):
+        try:
+            return torch_openmmlab.package("mmpretrain").models.backbones
+        except ImportError as problem:
+            self.skipTest(f"{problem}")
 
     def test_other_channels_and_sizes(self):
         module = of_timm(features_only=True, out_indices=(0, 1), in_chans=5, strict_img_size=False)

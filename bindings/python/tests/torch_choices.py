@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,14 +23,37 @@ WHOLE = {"aten::argmax", "aten::argmin", "aten::gt", "aten::ge", "aten::lt", "at
 INDEXED = {"aten::topk", "aten::sort", "aten::max", "aten::min"}
 
 
+class Trace:
+    """Tensors of a run in the order in which they came, or the largest difference from those of an ``earlier`` trace, which are then
+    not kept twice."""
+
+    def __init__(self, earlier: Trace | None = None):
+        self.earlier = earlier
+        self.kept: list[tuple[str, torch.Tensor]] = []
+        self.count, self.error = 0, 0.0
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        if self.earlier is None:
+            self.kept.append((name, tensor.detach().clone()))
+        else:
+            assert self.count < len(self.earlier.kept), f"{name} is one tensor more"
+            self.error = max(self.error, _difference((name, tensor), self.earlier.kept[self.count]))
+        self.count += 1
+
+    def end(self) -> float:
+        """The largest relative difference. Both traces have as many tensors."""
+        assert self.earlier is None or self.count == len(self.earlier.kept), f"{self.count} tensors instead of {len(self.earlier.kept)}"
+        return self.error
+
+
 class Choices(TorchDispatchMode):
     """Records every choice by score and the scores; with those of an ``earlier`` run, takes the same choices."""
 
     def __init__(self, earlier: Choices | None = None):
         super().__init__()
         self.earlier = earlier
-        #: The operator, its scores and the choice.
-        self.made: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+        self.made: list[torch.Tensor] = []
+        self.scores = Trace(earlier.scores if earlier else None)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -38,14 +61,12 @@ class Choices(TorchDispatchMode):
         indexed = name in INDEXED and isinstance(found, tuple | list)
         if not (indexed or name in WHOLE) or not any(isinstance(one, torch.Tensor) and one.is_floating_point() for one in args):
             return found
-        scores, choice = args[0].detach().clone(), (found[1] if indexed else found).clone()
-        if self.earlier is not None:
-            before = self.earlier.made[len(self.made)]
-            assert (name, scores.shape) == (before[0], before[1].shape), f"{name} {scores.shape} instead of {before[0]} {before[1].shape}"
-            choice = before[2]
-            found = (_taken(func, args, kwargs, choice), choice.clone()) if indexed else choice.clone()
-        self.made.append((name, scores, choice))
-        return found
+        self.scores.add(name, args[0])
+        if self.earlier is None:
+            self.made.append((found[1] if indexed else found).clone())
+            return found
+        choice = self.earlier.made[self.scores.count - 1]
+        return (_taken(func, args, kwargs, choice), choice.clone()) if indexed else choice.clone()
 
 
 def _taken(func, args, kwargs, indices):
@@ -57,33 +78,33 @@ def _taken(func, args, kwargs, indices):
     return args[0].gather(dim, indices.unsqueeze(dim)).squeeze(dim)
 
 
-@dataclass
 class Run:
-    """A run of a program."""
+    """A run of a program; with an ``earlier`` one, its choices and the differences from it."""
 
-    #: What the program gave.
-    result: Any
-    choices: Choices
-    #: The floating-point tensors that each module outside of the Swins gave, by the module's name and in the order of the calls.
-    tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
-    #: The same for the Swins.
-    swins: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    def __init__(self, earlier: Run | None = None):
+        self.choices = Choices(earlier.choices if earlier else None)
+        #: The floating-point tensors that the Swins, and that each other module gave, by the module's name.
+        self.swins, self.modules = Trace(earlier.swins if earlier else None), Trace(earlier.modules if earlier else None)
+        #: What the program gave.
+        self.result: Any = None
+
+    def differences(self) -> dict[str, float]:
+        """The largest relative difference of each kind of tensor; ``scores`` are those before a choice."""
+        return {"swin": self.swins.end(), "modules": self.modules.end(), "scores": self.choices.scores.end()}
 
 
 def observed(program: torch.nn.Module, swins: set[str], call: Callable[[torch.nn.Module], Any], earlier: Run | None = None) -> Run:
     """Runs ``call(program)``, with the choices of an ``earlier`` run. ``swins`` are the names of the Swins."""
-    names = {module: name for name, module in program.named_modules()}
-    run = Run(None, Choices(earlier.choices if earlier else None))
+    names, run = {module: name for name, module in program.named_modules()}, Run(earlier)
 
     def hook(module, _, output):
         name = names.get(module)
-        if name is None or any(name.startswith(f"{swin}.") for swin in swins if swin) or ("" in swins and name):
+        if name is None or any(name.startswith(f"{swin}.") for swin in swins):
             return
-        into = run.swins if name in swins else run.tensors
         for path, one in leaves(output, ""):
             # The hidden states of a Swin are read by no program, and the engine does not have them.
             if one.is_floating_point() and not (name in swins and path.startswith(".hidden_states")):
-                into.append((f"{name}{path}", one.detach().clone()))
+                (run.swins if name in swins else run.modules).add(f"{name}{path}", one)
 
     handle = torch.nn.modules.module.register_module_forward_hook(hook)
     try:
@@ -92,16 +113,6 @@ def observed(program: torch.nn.Module, swins: set[str], call: Callable[[torch.nn
     finally:
         handle.remove()
     return run
-
-
-def differences(found: Run, expected: Run) -> dict[str, float]:
-    """The largest relative difference of each kind of tensor: outputs of the Swins, of other modules, and scores before a choice."""
-    scores = [[(name, one) for name, one, _ in run.choices.made if one.is_floating_point()] for run in (found, expected)]
-    kinds = {"swin": (found.swins, expected.swins), "modules": (found.tensors, expected.tensors), "scores": tuple(scores)}
-    for kind, (ours, theirs) in kinds.items():
-        differing = {name for name, _ in theirs} ^ {name for name, _ in ours}
-        assert len(ours) == len(theirs), f"{kind}: {len(ours)} tensors instead of {len(theirs)}: {sorted(differing)}"
-    return {kind: max((_difference(*pair) for pair in zip(*runs, strict=True)), default=0.0) for kind, runs in kinds.items()}
 
 
 def _difference(found: tuple[str, torch.Tensor], expected: tuple[str, torch.Tensor]) -> float:
@@ -119,7 +130,7 @@ class Comparison:
 
     recipe: str | None
     report: swinq.torch.Report
-    #: The largest relative differences: those of :func:`differences`, and of what the program gave (``result``).
+    #: The largest relative differences: those of :meth:`Run.differences`, and of what the program gave (``result``).
     errors: dict[str, float]
     #: The number of choices by score.
     choices: int
@@ -136,11 +147,11 @@ def compared(program: torch.nn.Module, calibrate: Callable[[Any], Any], call: Ca
     for recipe in (None, "default"):
         report = swinq.torch.quantize(program, calibrate, recipe)
         found = observed(program, names, call, expected)
-        errors = {**differences(found, expected), "result": result_difference(found.result, expected.result)}
+        errors = {**found.differences(), "result": result_difference(found.result, expected.result)}
         start = time.perf_counter()
         with torch.no_grad():
             result = call(program)
-        yield Comparison(recipe, report, errors, len(found.choices.made), result, time.perf_counter() - start)
+        yield Comparison(recipe, report, errors, found.choices.scores.count, result, time.perf_counter() - start)
         swinq.torch.restore(program)
 
 

@@ -22,8 +22,8 @@ def swin(sizes: dict, **more) -> transformers.SwinConfig:
     return transformers.SwinConfig(**sizes, **{"out_features": STAGES, **more})
 
 
-def mask2former(sizes: dict, **more):
-    config = transformers.Mask2FormerConfig(backbone_config=swin(sizes), num_labels=80, **more)
+def mask2former(sizes: dict):
+    config = transformers.Mask2FormerConfig(backbone_config=swin(sizes), num_labels=80)
     return transformers.Mask2FormerForUniversalSegmentation(config), {}
 
 
@@ -72,13 +72,13 @@ def donut():
 #: Programs of transformers by name: what makes one with the arguments of its calls beside the images, and the size of the images.
 TRANSFORMERS = {
     "Mask2Former, Swin-T": (lambda: mask2former(TINY), (256, 320)),
-    "Mask2Former, Swin-L": (lambda: mask2former(LARGE, num_queries=200), (256, 320)),
     "MaskFormer, Swin-B": (maskformer, (256, 320)),
     "OneFormer, Swin-T": (oneformer, (256, 320)),
     "UPerNet, Swin-T": (upernet, (256, 320)),
     "Grounding DINO, Swin-T": (grounding_dino, (256, 320)),
     "DPT, Swin V2-B": (dpt, (384, 384)),
-    "Donut, donut-base": (donut, (320, 240)),
+    "Donut, donut-base": (donut, (640, 480)),
+    "Mask2Former, Swin-L": (lambda: mask2former(LARGE), (256, 320)),
 }
 
 #: Backbones alone, by name, and the size of the images.
