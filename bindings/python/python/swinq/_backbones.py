@@ -93,11 +93,11 @@ def _openmmlab_v2(module: Any, preprocessing: Any) -> Description:
     attentions = [block.attn.w_msa for block in blocks]
     size, patch = side(patches.init_input_size), side(patches.projection.kernel_size)
     windows = [side(attention.window_size) for attention in attentions]
-    grids = [-(-size // (patch << stage)) for stage in range(len(blocks))]
     if any(block.attn.pad_small_map for block in blocks):
         raise ArgumentError("model: pad_small_map shifts every grid of a Swin V2, which the engine does for no Swin V2")
-    if windows != [min(windows[0], grid) for grid in grids]:
-        raise ArgumentError(f"model: windows of {windows} for the stages; swinq has one for all, or that of a smaller grid")
+    if any(window != windows[0] for window in windows):
+        # In images of other sizes than the network's, the engine shifts these windows by half of the first stage's.
+        raise ArgumentError(f"model: its stages have windows of {windows}; swinq runs a Swin V2 of mmpretrain with one for all stages")
     values = {
         "EMBED_DIM": patches.projection.out_channels,
         "PATCH_SIZE": patch,
