@@ -10,15 +10,16 @@ try:
     import timm  # noqa: F401
     import torch
     import torchvision  # noqa: F401
-    import transformers
+    import transformers  # noqa: F401
 except ImportError as missing:
     if "torch" in os.environ.get("REQUIRE_IMPL", ""):
         raise
     raise unittest.SkipTest(f"{missing}") from missing
 
 import torch_detector
-from torch_models import PROGRAMS, SWINS, images, of_timm, randomise
-from torch_support import INT8, SAME, Case, Inside, error, leaves
+import torch_openmmlab
+from torch_models import SWINS, images, of_timm, randomise
+from torch_support import INT8, SAME, Case, Inside
 
 import swinq
 import swinq.torch
@@ -54,14 +55,37 @@ class EveryLibrary(Case):
             self.assertTrue(torch.equal(found[stage].mask, part.mask))
 
     def test_openmmlab(self):
-        try:
-            from mmpretrain.models import SwinTransformer
-        except ImportError as problem:
-            self.skipTest(f"{problem}")
+        backbones = self.backbones_of_mmpretrain()
         small = {"arch": {"embed_dims": 48, "depths": [2, 2], "num_heads": [3, 6]}, "out_indices": (0, 1)}
         for options in [{"pad_small_map": True}, {}, {"use_abs_pos_embed": True}]:
             with self.subTest(options=options):
-                self.check(randomise(SwinTransformer(**small, **options)))
+                self.check(randomise(backbones.SwinTransformer(**small, **options)))
+
+    def test_openmmlab_v2(self):
+        backbones = self.backbones_of_mmpretrain()
+        arch = {"embed_dims": 48, "depths": [2, 2], "num_heads": [3, 6], "extra_norm_every_n_blocks": 0}
+        small = {"arch": arch, "img_size": 64, "out_indices": (0, 1), "pretrained_window_sizes": [0, 0]}
+        for options in [{}, {"use_abs_pos_embed": True}, {"pretrained_window_sizes": [4, 4]}]:
+            program = Inside(randomise(backbones.SwinTransformerV2(**{**small, **options})))
+            batches = [images(1, 64, 64), *([] if "use_abs_pos_embed" in options else [images(2, 100, 150), images(1, 224, 96)])]
+            with self.subTest(options=options), torch.no_grad():
+                expected = [program(batch) for batch in batches]
+                swinq.torch.quantize(program, batches, None)
+                for batch, values in zip(batches, expected, strict=True):
+                    self.assert_alike(program(batch), values, SAME)
+                swinq.torch.restore(program)
+                report = swinq.torch.quantize(program, batches)
+                self.assertGreater(min(report.replaced[0].sqnr_db.values()), INT8)
+        for options, reason in [({"pad_small_map": True}, "pad_small_map"), ({"window_size": [16, 8]}, "windows of")]:
+            program = Inside(randomise(backbones.SwinTransformerV2(**{**small, **options})))
+            with self.subTest(options=options), self.assertRaisesRegex(swinq.ArgumentError, reason):
+                swinq.torch.quantize(program, [images(1, 64, 64)])
+
+    def backbones_of_mmpretrain(self):
+        try:
+            return torch_openmmlab.package("mmpretrain").models.backbones
+        except ImportError as problem:
+            self.skipTest(f"{problem}")
 
     def test_other_channels_and_sizes(self):
         module = of_timm(features_only=True, out_indices=(0, 1), in_chans=5, strict_img_size=False)
@@ -84,60 +108,6 @@ class EveryLibrary(Case):
                 report = swinq.torch.quantize(program, [batch])
                 self.assert_alike(program(batch), expected, 0.05)
             self.assertGreater(min(report.replaced[0].sqnr_db.values()), INT8)
-
-
-class Programs(Case):
-    def test_models_of_transformers(self):
-        for name, make in PROGRAMS.items():
-            with self.subTest(name=name):
-                program, more = make()
-                randomise(program)
-                if name.startswith("DPT"):
-                    # A depth of zero everywhere would hide mistakes.
-                    torch.nn.init.constant_(program.head.head[4].bias, 5.0)
-                batch = images(2, 128, 128)
-
-                def call(model, batch=batch, more=more):
-                    with torch.no_grad():
-                        return model(pixel_values=batch, **more)
-
-                expected = call(program)
-                for recipe in (None, "default"):
-                    report = swinq.torch.quantize(program, call, recipe)
-                    self.assertEqual((len(report.replaced), report.left), (1, []))
-                    found = call(program)
-                    self.assertIs(type(found), type(expected))
-                    print(f"{name}: {report}")
-                    for (path, one), (_, other) in zip(leaves(found), leaves(expected), strict=True):
-                        # Other tensors hold what was masked, as infinities.
-                        if recipe is None and one.is_floating_point() and other.isfinite().all():
-                            self.assertLess(error(one, other), SAME, path)
-                    self.post_process(name, program, found)
-                    swinq.torch.restore(program)
-
-    def post_process(self, name, program, found):
-        """The model's own steps after its outputs."""
-        if name == "Donut":
-            batch = images(2, 128, 128)
-            words = program.generate(pixel_values=batch, max_new_tokens=5, num_beams=2)
-            self.assertEqual(len(words), 2)
-            return
-        processors = {
-            "Mask2Former": transformers.Mask2FormerImageProcessor,
-            "MaskFormer": transformers.MaskFormerImageProcessor,
-            "Grounding DINO": transformers.GroundingDinoImageProcessor,
-            "DPT with Swin V2": transformers.DPTImageProcessor,
-        }
-        sizes = [(100, 120), (64, 64)]
-        if name.startswith("Mask"):
-            maps = processors[name]().post_process_semantic_segmentation(found, target_sizes=sizes)
-            self.assertEqual([tuple(part.shape) for part in maps], sizes)
-        elif name == "Grounding DINO":
-            boxes = processors[name]().post_process_object_detection(found, threshold=0.0, target_sizes=sizes)
-            self.assertEqual(len(boxes), 2)
-        elif name.startswith("DPT"):
-            depths = processors[name]().post_process_depth_estimation(found, target_sizes=sizes)
-            self.assertEqual([tuple(part["predicted_depth"].shape) for part in depths], sizes)
 
 
 if __name__ == "__main__":

@@ -28,6 +28,21 @@ def randomise(module: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
     return module
 
 
+def redraw(program: torch.nn.Module, seed: int = 0) -> torch.nn.Module:
+    """Random parameters for a whole program, of any depth and width: what a layer gives is about as large as what it gets, so that
+    its outputs depend on the image and grow by no power of the depth."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in program.named_parameters():
+            mean = 1.0 if parameter.ndim == 1 and name.endswith("weight") else 0.0
+            spread = parameter[0].numel() ** -0.5 if parameter.ndim > 1 else 0.1
+            if "logit_scale" in name:
+                mean, spread = 2.0, 0.1
+            parameter.normal_(mean, min(spread, 1.0), generator=generator)
+    program.eval()
+    return program
+
+
 def images(count: int = 2, height: int = 224, width: int = 224, channels: int = 3, seed: int = 0) -> torch.Tensor:
     """Smooth normalised images ``[count, channels, height, width]``."""
     generator = torch.Generator().manual_seed(seed)
@@ -93,7 +108,7 @@ def _mask2former() -> tuple[torch.nn.Module, dict]:
     config = transformers.Mask2FormerConfig(
         backbone_config=transformers.SwinConfig(**FOUR, out_features=STAGES),
         feature_size=32, mask_feature_size=32, hidden_dim=32, encoder_feedforward_dim=64, dim_feedforward=64,
-        encoder_layers=1, decoder_layers=2, num_attention_heads=4, num_queries=10,
+        encoder_layers=1, decoder_layers=2, num_attention_heads=4, num_queries=10, num_labels=7,
     )  # fmt: skip
     return transformers.Mask2FormerForUniversalSegmentation(config), {}
 
@@ -104,7 +119,7 @@ def _maskformer() -> tuple[torch.nn.Module, dict]:
         decoder_config=transformers.DetrConfig(d_model=32, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=64,
                                                decoder_ffn_dim=64, decoder_attention_heads=4, encoder_attention_heads=4,
                                                num_queries=10),
-        fpn_feature_size=32, mask_feature_size=32,
+        fpn_feature_size=32, mask_feature_size=32, num_labels=7,
     )  # fmt: skip
     return transformers.MaskFormerForInstanceSegmentation(config), {}
 
@@ -114,7 +129,7 @@ def _oneformer() -> tuple[torch.nn.Module, dict]:
         backbone_config=transformers.SwinConfig(**FOUR, out_features=STAGES),
         conv_dim=32, mask_dim=32, hidden_dim=32, encoder_feedforward_dim=64, dim_feedforward=64, encoder_layers=1,
         decoder_layers=2, num_attention_heads=4, num_queries=10, is_training=False, task_seq_len=7,
-        text_encoder_width=32, text_encoder_num_layers=1,
+        text_encoder_width=32, text_encoder_num_layers=1, num_labels=7,
     )  # fmt: skip
     return transformers.OneFormerForUniversalSegmentation(config), {"task_inputs": torch.arange(7)[None].repeat(2, 1)}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._description import Description, in_microsoft_keys, in_timm_keys, side, version_of
+from ._description import Description, has_bias, in_microsoft_keys, in_timm_keys, side, version_of
 from ._errors import ArgumentError
 from ._preprocessing import transform_of
 
@@ -72,6 +72,10 @@ def _is_traced(features: Any) -> bool:
 
 def openmmlab(module: Any, preprocessing: Any) -> Description:
     """A backbone with the structure of OpenMMLab's: a tuple of maps ``[n, channels, height, width]``."""
+    if getattr(module, "out_after_downsample", False):
+        raise ArgumentError("model: out_after_downsample gives maps after the merging of patches, which the engine does not have")
+    if version_of(module) == 2:
+        return _openmmlab_v2(module, preprocessing)
     described = _by_shapes(module, preprocessing)
     attention = _first_msa(module)
     if not getattr(attention, "pad_small_map", True):
@@ -79,8 +83,36 @@ def openmmlab(module: Any, preprocessing: Any) -> Description:
     size = getattr(module.patch_embed, "init_input_size", None)
     if size is not None:
         described.opts["DATA.IMG_SIZE"] = side(size)
-    if getattr(module, "out_after_downsample", False):
-        raise ArgumentError("model: out_after_downsample gives maps after the merging of patches, which the engine does not have")
+    return described
+
+
+def _openmmlab_v2(module: Any, preprocessing: Any) -> Description:
+    """A Swin V2 of mmpretrain, whose attributes describe it: shapes do not tell the windows. Its tables of coordinates tell the
+    pretrained ones."""
+    blocks, patches = [stage.blocks[0] for stage in module.stages], module.patch_embed
+    attentions = [block.attn.w_msa for block in blocks]
+    size, patch = side(patches.init_input_size), side(patches.projection.kernel_size)
+    windows = [side(attention.window_size) for attention in attentions]
+    if any(block.attn.pad_small_map for block in blocks):
+        raise ArgumentError("model: pad_small_map shifts every grid of a Swin V2, which the engine does for no Swin V2")
+    if any(window != windows[0] for window in windows):
+        # In images of other sizes than the network's, the engine shifts these windows by half of the first stage's.
+        raise ArgumentError(f"model: its stages have windows of {windows}; swinq runs a Swin V2 of mmpretrain with one for all stages")
+    values = {
+        "EMBED_DIM": patches.projection.out_channels,
+        "PATCH_SIZE": patch,
+        "DEPTHS": [len(stage.blocks) for stage in module.stages],
+        "NUM_HEADS": [attention.num_heads for attention in attentions],
+        "WINDOW_SIZE": windows[0],
+        "MLP_RATIO": blocks[0].ffn.feedforward_channels / blocks[0].ffn.embed_dims,
+        "QKV_BIAS": has_bias(attentions[0]),
+        "IN_CHANS": patches.projection.in_channels,
+        "APE": bool(module.use_abs_pos_embed),
+        "PATCH_NORM": patches.norm is not None,
+    }
+    name = f"{type(module).__module__.partition('.')[0]} {type(module).__name__}"
+    described = in_microsoft_keys(name, 2, size, 1, values, transform_of(preprocessing))
+    described.task, described.outputs = "features", sorted(int(stage) for stage in module.out_indices)
     return described
 
 
