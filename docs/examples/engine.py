@@ -286,7 +286,7 @@ class Engine:
         else:
             side = (image[0] // patch) >> index if policy == "hugging_face_v2" else grid.min()
             window, covered = np.minimum(size, side), side <= size
-        return window, np.where(covered, 0, size // 2), -(-grid // window) * window
+        return window, np.where(covered, 0, window // 2), -(-grid // window) * window
 
     def shift_and_pad(self, x, shift, padded):
         """[images, height, width, c] to the padded grid, shifted cyclically."""

@@ -107,6 +107,24 @@ fn official_second_versions_have_their_published_windows() {
     }
 }
 
+/// mmpretrain's Swin V2 states a window for each stage, and shifts by half of it.
+#[test]
+fn windows_of_mmpretrain_that_are_smaller_than_the_first_are_shifted_by_their_half() {
+    let config = SwinConfig {
+        version: SwinVersion::V2,
+        image_size: Size::square(64),
+        window_size: Size::square(16),
+        depths: vec![2, 2],
+        num_heads: vec![3, 6],
+        window_policy: WindowPolicy::Mmpretrain,
+        ..SwinConfig::default()
+    };
+    let found = |size| config.grids(size).unwrap().iter().map(|g| (g.window, g.shift)).collect::<Vec<_>>();
+    let [large, small, none] = [16, 8, 0].map(Size::square);
+    assert_eq!(found(Size::square(64)), [(large, none), (small, none)]);
+    assert_eq!(found(Size::new(100, 150)), [(large, small), (small, Size::square(4))]);
+}
+
 /// Windows that shrank at the network's own size would grow for a larger image, and shrink for a smaller one.
 #[test]
 fn images_for_other_windows_are_refused_with_the_remedy() {

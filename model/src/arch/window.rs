@@ -82,7 +82,7 @@ impl WindowPolicy {
             WindowPolicy::Mmpretrain => {
                 let window = window.map(|window| window.min(own.height).min(own.width));
                 let covered = grid.height.min(grid.width) <= window.height;
-                WindowRule { window, shift: shift.map(|shift| unless(covered, shift)) }
+                WindowRule { window, shift: window.map(|window| unless(covered, window / 2)) }
             }
             WindowPolicy::Detection => WindowRule { window, shift },
         }

@@ -95,9 +95,12 @@ def _openmmlab_v2(module: Any, preprocessing: Any) -> Description:
     windows = [side(attention.window_size) for attention in attentions]
     if any(block.attn.pad_small_map for block in blocks):
         raise ArgumentError("model: pad_small_map shifts every grid of a Swin V2, which the engine does for no Swin V2")
-    if any(window != windows[0] for window in windows):
-        # In images of other sizes than the network's, the engine shifts these windows by half of the first stage's.
-        raise ArgumentError(f"model: its stages have windows of {windows}; swinq runs a Swin V2 of mmpretrain with one for all stages")
+    expected = [min(windows[0], -(-size // (patch << stage))) for stage in range(len(windows))]
+    if windows != expected:
+        raise ArgumentError(
+            f"model: its stages have windows of {windows}; swinq runs a Swin V2 of mmpretrain whose windows are no larger than the grids "
+            f"at its own size, and equal otherwise: {expected}"
+        )
     values = {
         "EMBED_DIM": patches.projection.out_channels,
         "PATCH_SIZE": patch,
