@@ -99,7 +99,7 @@ impl Runner {
         let results = self.reserve_results(&asked, each.min(images))?;
         self.reserve_pipeline(each.min(images) * image, results)?;
         let (mut parts, mut transfers) = (Vec::new(), Vec::new());
-        let numbers = self.prepare_parts((images, each), &of)?;
+        let numbers = self.prepare_parts((images, each), &of, false)?;
         for ((part, number), input) in numbers.into_iter().enumerate().zip(bytes.chunks(each * image)) {
             let count = each.min(images - part * each);
             let regions = regions(&self.packed, &self.memory, &asked, count);

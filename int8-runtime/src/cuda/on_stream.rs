@@ -10,7 +10,6 @@ use swinq_model::Size;
 
 use super::engine::{Runner, embed_in, run_all};
 use super::memory::{Images, OfSize};
-use super::tune::Effort;
 use crate::engine::MOST_OUTPUTS;
 use crate::error::RuntimeError;
 
@@ -55,7 +54,7 @@ impl Runner {
             true => self.prepared_parts(images, size).ok_or(RuntimeError::NotPrepared { size, images })?,
             false => {
                 let of = self.of_size(size, images)?;
-                let numbers = self.prepare_parts((images, of.most), &of)?;
+                let numbers = self.prepare_parts((images, of.most), &of, false)?;
                 (of, numbers)
             }
         };
@@ -77,10 +76,7 @@ impl Runner {
     /// Chooses kernels for `images` images of `size`, and records the graphs of their parts, unless they are prepared.
     pub(crate) fn prepare_on(&mut self, images: usize, size: Size) -> Result<(), RuntimeError> {
         let of = self.of_size(size, images)?;
-        for number in self.prepare_parts((images, of.most), &of)? {
-            self.prepare_batch(number, &of, Effort::Reuse, true)?;
-        }
-        Ok(())
+        self.prepare_parts((images, of.most), &of, true).map(drop)
     }
 
     /// The number of images of the prepared batch in which each part of `images` images of `size` runs, if all are prepared.

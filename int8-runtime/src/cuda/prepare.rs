@@ -56,17 +56,18 @@ impl Prepared {
 }
 
 impl Runner {
-    /// Prepares for `images` images of the size of `of`, `each` at a time. Returns the prepared number of images of
-    /// each part.
+    /// Prepares for `images` images of the size of `of`, `each` at a time, with graphs if they are `announced`. Returns the prepared
+    /// number of images of each part.
     pub(super) fn prepare_parts(
         &mut self,
         (images, each): (usize, usize),
         of: &Arc<OfSize>,
+        announced: bool,
     ) -> Result<Vec<usize>, RuntimeError> {
         let (size, mut parts) = (of.geometry.grids().image(), Vec::new());
         for part in (0..images).step_by(each).map(|first| each.min(images - first)) {
             let padded = self.sizes.padded((size, part), of.most);
-            self.prepare_batch(padded, of, self.effort(size), false)?;
+            self.prepare_batch(padded, of, self.effort(size), announced)?;
             parts.push(padded);
         }
         Ok(parts)
