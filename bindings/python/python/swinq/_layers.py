@@ -87,4 +87,4 @@ def classes_of(head: Any) -> int:
     if len(linear) == 1:
         return int(linear[0].out_features)
     what = "no linear layer" if not linear else f"{len(linear)} linear layers"
-    raise ArgumentError(f"model: its head, a {type(head).__name__}, has {what}; swinq runs classifiers with one")
+    raise ArgumentError(f"model: its head ({type(head).__name__}) has {what}; swinq runs classifiers with one")

@@ -52,7 +52,7 @@ def load(model: Any, preprocessing: Any, reading: Reading) -> _native.Model:
         state = renamed(module.state_dict(), described.renamed)
         if task not in (None, described.task or "classification"):
             what = "backbone" if described.task else "classifier"
-            raise ArgumentError(f"task: the module {type(module).__name__} is a {what}, and runs as one")
+            raise ArgumentError(f"task: the module {type(module).__name__} is a {what}, and runs as one; leave task out")
         task, outputs = described.task, described.outputs if outputs is None else outputs
     if cfg is None:
         cfg, opts = described.cfg, [(key, str(value)) for key, value in described.opts.items()] + opts

@@ -153,8 +153,8 @@ def _checked(model: Model, record: Record) -> Any:
     if record.problem is not None:
         raise ArgumentError(record.problem)
     if not record.batches:
-        problem = "the calibration did not call it; if the model calls another method of it, such as forward_features"
-        raise ArgumentError(f"{problem}, it cannot be replaced")
+        problem = "the calibration did not call it; see that it has images; if the model calls another method of it, such as"
+        raise ArgumentError(f"{problem} forward_features, it cannot be replaced")
     return matched(record.outputs, _first(model, record), record.tolerance)
 
 
