@@ -133,7 +133,11 @@ impl OpenOptions {
             }
             Task::Features => {
                 let names: Vec<&str> = model.config.outputs.iter().map(|output| &output.name[..]).collect();
-                let problem = format!("{path} is quantized and has the outputs {}", names.join(", "));
+                let problem = format!(
+                    "{path} is quantized and has the outputs {}; leave --outputs out, or give the \
+                     float checkpoint",
+                    names.join(", ")
+                );
                 Err(Error::argument("outputs", problem))
             }
         }

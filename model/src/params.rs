@@ -104,8 +104,8 @@ impl List {
 
 /// The problem of a checkpoint that has every parameter but those of the classifier.
 pub(crate) const HEADLESS: &str = "the classifier is missing: the checkpoint is a backbone without a head (timm's \
-    num_classes=0, or a pretraining); give the checkpoint of the whole model, or pass --task features to read it as a \
-    backbone";
+    num_classes=0, or a pretraining); give the checkpoint of the whole model, or compute its feature maps with `swinq \
+    features` (other commands: --task features)";
 
 /// A parameter that [`check_parameters`] can check.
 pub trait Parameter {
@@ -236,7 +236,10 @@ fn misshapen(config: &SwinConfig, name: &str, shape: &[usize], found: &[usize]) 
             );
             ModelError::mismatch(name, problem)
         }
-        _ => ModelError::tensor(name, format!("shape {found:?}, but {} has {shape:?}", config.name)),
+        _ => ModelError::tensor(
+            name,
+            format!("shape {found:?}, but the configuration {} gives {shape:?}", config.name),
+        ),
     }
 }
 

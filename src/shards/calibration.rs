@@ -87,8 +87,8 @@ pub fn calibrate_shard(
 ) -> Result<Part, Error> {
     check_recipe(&model, &options.recipe)?;
     if model.config().is_backbone() {
-        let problem =
-            "a backbone is calibrated as a whole, because shards divide batches of images of one size";
+        let problem = "a backbone is calibrated as a whole, because shards divide batches of images of one size; leave \
+             --shard out";
         return Err(Error::argument("shard", problem));
     }
     let own_images = images.shard(shard, options.read.batch_size)?;

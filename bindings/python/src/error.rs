@@ -83,7 +83,7 @@ fn message(error: &Error) -> String {
 
 /// A message of the program with its options in Python's words.
 pub fn in_python(message: &str) -> String {
-    const WORDS: [(&str, &str); 17] = [
+    const WORDS: [(&str, &str); 23] = [
         ("pass --cfg NAME or --cfg FILE.yaml", "pass cfg=, a name of swinq.shipped_configs() or a YAML file"),
         (
             "State --transform timm or --transform ms to decide",
@@ -97,6 +97,12 @@ pub fn in_python(message: &str) -> String {
         ("--probs", "probs"),
         ("--ptq basic", "ptq=\"basic\""),
         ("--cfg", "cfg="),
+        ("pass --opts", "pass opts="),
+        ("cfg=: --opts", "cfg= and opts="),
+        ("(other commands: --task features)", "(in Python: task=\"features\")"),
+        ("(or --task features)", "(or task=\"features\")"),
+        ("add --task features", "add task=\"features\""),
+        ("--outputs", "outputs="),
         ("--dialect", "dialect="),
         ("--weights", "weights="),
         ("--prefix", "prefix="),

@@ -148,7 +148,7 @@ impl SwinConfig {
         if image.height.is_multiple_of(patch) && image.width.is_multiple_of(patch) {
             return Ok(());
         }
-        let text = format!("{} is not a multiple of PATCH_SIZE {patch}", image.short());
+        let text = format!("{} is not a multiple of PATCH_SIZE {patch}; use a multiple of it", image.short());
         Err(ModelError::config("DATA.IMG_SIZE", text))
     }
 

@@ -35,7 +35,7 @@ pub(super) fn of(
         None => norms.clone(),
     };
     if let Some(stage) = stages.iter().find(|&&stage| stage >= described) {
-        let problem = format!("stage{} is none of {}, which has {described} stages", stage + 1, config.name);
+        let problem = format!("stage{} is no stage of {}, which has {described}", stage + 1, config.name);
         return Err(ModelError::config("outputs", problem));
     }
     let Some(&last) = stages.last() else {

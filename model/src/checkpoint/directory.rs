@@ -88,8 +88,9 @@ fn library(json: &Json, task: Task, has_backbone: bool) -> Result<Library, Model
         (Some(_), _, Task::Features) if has_backbone => Ok(Library::Transformers),
         (None, Some(_), _) => Ok(Library::Timm),
         (Some(other), _, Task::Features) => {
-            let problem =
-                format!("a `{other}` has no Swin that this program runs; pass --cfg NAME or --cfg FILE.yaml");
+            let problem = format!(
+                "a `{other}` is not known to contain a Swin; if it does, pass --cfg NAME or --cfg FILE.yaml"
+            );
             Err(json.error("model_type", problem))
         }
         (Some(other), ..) => {

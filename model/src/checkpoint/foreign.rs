@@ -78,8 +78,8 @@ pub(super) fn refuse_pretraining(tensors: &RawDict<'_>) -> Result<(), ModelError
     let found = PRETRAININGS.iter().find_map(|kind| Some((kind, mark(kind)?)));
     found.map_or(Ok(()), |(kind, name)| {
         let problem = format!(
-            "the checkpoint is a pretraining {}, which has no classes; give a fine-tuned classifier, or read its backbone with \
-             --task features",
+            "the checkpoint is a pretraining {}, which has no classes; give a fine-tuned classifier, or compute its feature maps \
+             with `swinq features` (other commands: --task features)",
             kind.what
         );
         Err(ModelError::tensor(name, problem))

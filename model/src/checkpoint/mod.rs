@@ -92,8 +92,8 @@ impl LoadOptions {
         if self.outputs.is_none() || task == Task::Features {
             return Ok(());
         }
-        let problem =
-            "a classifier has one output, its logits; for the feature maps of stages add --task features";
+        let problem = "a classifier has one output, its logits; for feature maps of stages, \
+                       `swinq features`, or add --task features";
         Err(ModelError::config("--outputs", problem))
     }
 }

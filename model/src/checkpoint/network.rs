@@ -267,7 +267,8 @@ fn among_others(keys: &[&str], roots: &[&str]) -> String {
         others => format!(" among {} other tensors ({})", others.len(), name_list(others)),
     };
     format!(
-        "has a network under {}{beside}; pass --prefix {} to read {} alone, or --task features for its feature maps",
+        "has a network under {}{beside}; pass --prefix {} to read {} alone; `swinq features` (or --task \
+         features) reads a backbone",
         quoted.join(", "),
         roots.first().unwrap_or(&""),
         if roots.len() > 1 { "that one" } else { "it" }

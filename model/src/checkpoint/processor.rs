@@ -102,7 +102,8 @@ fn or_default<T>(
         return Ok(value);
     }
     class_of(json)?.and_then(default).ok_or_else(|| {
-        let problem = "is missing, and swinq does not know the default of its class; state the field, or pass --transform";
+        let problem = "is missing, and swinq does not know the default of its class; state the field, or pass \
+                       --transform hf";
         json.error(field, problem)
     })
 }
@@ -207,14 +208,19 @@ fn resize(json: &Json, wanted: Size, crop: bool) -> Result<Resize, ModelError> {
     let (in_proportion, resized) = sides("size")?;
     let result = if crop { sides("crop_size")?.1 } else { resized };
     if result != wanted && (crop || !in_proportion) {
-        let problem = format!("gives images of {result} pixels, but config.json has image_size {wanted}");
+        let problem = format!(
+            "gives images of {result} pixels, but config.json has image_size {wanted}; correct one of \
+             them, or pass --transform hf"
+        );
         return Err(json.error("size", problem));
     }
     match (in_proportion, crop) {
         (true, true) => Ok(Resize::ShorterSide(resized.height)),
-        (true, false) => {
-            Err(json.error("size", "a shortest_edge without do_center_crop gives images of different sizes"))
-        }
+        (true, false) => Err(json.error(
+            "size",
+            "a shortest_edge without do_center_crop gives images of different sizes; state \
+             do_center_crop, or pass --transform hf",
+        )),
         (false, _) if resized == wanted => Ok(Resize::Direct),
         (false, _) => Err(json.error("size", "a direct resize followed by a crop is not supported")),
     }

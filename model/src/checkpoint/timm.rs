@@ -43,7 +43,11 @@ pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
     let transform = transform(&cfg, &config)?;
     let labels = labels(json, config.num_classes)?;
     if let Some(labels) = labels.as_ref().filter(|labels| labels.names.len() != config.num_classes) {
-        let problem = format!("{} names for {} classes", labels.names.len(), config.num_classes);
+        let problem = format!(
+            "{} names for {} classes; correct the file, or pass --cfg NAME or --cfg FILE.yaml",
+            labels.names.len(),
+            config.num_classes
+        );
         return Err(json.error("label_names", problem));
     }
     Ok(Description { config, transform, labels, stages: None })

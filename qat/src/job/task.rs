@@ -56,7 +56,8 @@ impl Job {
     fn keys_of_backbones(&self) -> Vec<Unfit> {
         let mut unfit: Vec<Unfit> = Vec::new();
         if self.loss.outputs > 0.0 {
-            let why = "it has no feature maps; set it to 0, and compare logits by loss.kl";
+            let why = "it has no feature maps; set it to 0 and loss.kl to 1, or give a backbone (`swinq calibrate \
+                       --task features`) as `model`";
             unfit.push(("loss.outputs", self.loss.outputs.to_string(), why));
         }
         if !self.loss.output_weights.is_empty() {
