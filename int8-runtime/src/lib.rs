@@ -11,6 +11,7 @@ mod cpu;
 pub mod cuda;
 mod engine;
 mod error;
+mod launches;
 mod memory;
 mod packed;
 mod profile;
@@ -24,6 +25,7 @@ pub use engine::{
     OutputValues,
 };
 pub use error::RuntimeError;
+pub use launches::{LaunchSteps, Launches};
 pub use packed::PackedModel;
 pub use profile::LaunchProfile;
 pub use swinq_numerics::{ImageLayout, Images, Pixels};

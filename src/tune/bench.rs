@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use swinq_eval::{Collected, EffectSums, Interval, top1_difference};
-use swinq_int8_runtime::{Plan, Variant, VariantRunner};
+use swinq_int8_runtime::{LaunchSteps, Outline, Plan, Variant, VariantRunner};
 use swinq_model::{Batch, Logits, QuantizedModel, Recipe, Size};
 
 use super::changes::{Space, State};
@@ -348,28 +348,43 @@ impl Bench {
         if let Some(&known) = self.predicted.get(&key) {
             return Ok(known);
         }
-        let plan = Plan::new(model)?.outline();
-        let mut predicted = self.table.predict(&plan);
-        if predicted.is_none() {
-            match self.measure(recipe) {
-                Ok(()) => predicted = self.table.predict(&plan),
-                // The GPU has no kernel for some recipes.
-                Err(Error::Runtime(_)) if self.on_gpu && *recipe != self.start => {}
-                Err(error) => return Err(error),
-            }
-        }
+        let plan = Plan::new(model)?;
+        let (launches, plan) = (self.stopwatch.launches(&plan), plan.outline());
+        let predicted = match launches.and_then(|launches| self.predict_launches(recipe, &plan, &launches)) {
+            // The GPU has no kernel for some recipes.
+            Err(Error::Runtime(_)) if self.on_gpu && *recipe != self.start => None,
+            predicted => predicted?,
+        };
         self.predicted.insert(key, predicted);
         Ok(predicted)
     }
 
-    /// Measures the launches of a recipe's model, and keeps them.
-    fn measure(&mut self, recipe: &Recipe) -> Result<(), Error> {
+    fn predict_launches(
+        &mut self,
+        recipe: &Recipe,
+        plan: &Outline,
+        launches: &[LaunchSteps],
+    ) -> Result<Option<f64>, Error> {
+        if self.table.predict(plan, launches).is_none() {
+            self.measure(recipe, launches)?;
+        }
+        Ok(self.table.predict(plan, launches))
+    }
+
+    /// Measures the `launches` of a recipe's model, and keeps them.
+    fn measure(&mut self, recipe: &Recipe, launches: &[LaunchSteps]) -> Result<(), Error> {
         let reference = self.quantizer.apply(&self.start)?.clone();
         let reference_variant = self.runner.prepare(&reference)?;
         let model = self.quantizer.apply(recipe)?;
         let variant = self.runner.prepare(model)?;
         let (table, runner) = (&mut self.table, &mut self.runner);
-        self.stopwatch.measure(runner, (model, &variant), (&reference, &reference_variant), table)?;
+        self.stopwatch.measure(
+            runner,
+            (model, &variant),
+            (&reference, &reference_variant),
+            launches,
+            table,
+        )?;
         if let Some(path) = &self.table_path {
             self.table.save(path)?;
         }

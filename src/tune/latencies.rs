@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use swinq_int8_runtime::Outline;
+use swinq_int8_runtime::{LaunchSteps, Outline};
 use swinq_model::atomic::write_atomic;
 use swinq_model::text_file::{self, MAX_RESULTS};
 
@@ -13,7 +13,7 @@ use crate::Error;
 use crate::hex::hex;
 
 /// Version of the file.
-const SCHEMA: u32 = 1;
+const SCHEMA: u32 = 2;
 
 /// The measured time of every variant of every launch on one machine, for one batch size.
 ///
@@ -26,8 +26,6 @@ pub struct Latencies {
     pub(crate) machine: String,
     /// Images per inference.
     pub(crate) batch_size: usize,
-    /// Names of the launches of an inference, in order.
-    names: Vec<String>,
     /// Milliseconds of each variant of a launch.
     ms: BTreeMap<String, f64>,
     /// The latency of the start recipe's model at the first measurement. Later measurements are scaled by what the
@@ -38,8 +36,7 @@ pub struct Latencies {
 impl Latencies {
     /// A table without entries.
     pub(crate) fn new(machine: String, batch_size: usize) -> Latencies {
-        let (names, ms) = (Vec::new(), BTreeMap::new());
-        Latencies { schema: SCHEMA, machine, batch_size, names, ms, reference_ms: None }
+        Latencies { schema: SCHEMA, machine, batch_size, ms: BTreeMap::new(), reference_ms: None }
     }
 
     /// Reads the table at `path`; a table without entries if there is no file.
@@ -92,41 +89,38 @@ impl Latencies {
         hex(Sha256::digest(text))
     }
 
-    /// The predicted latency of a model with the plan `plan` in milliseconds; `None` if a launch was not measured.
-    pub(crate) fn predict(&self, plan: &Outline) -> Option<f64> {
-        if self.names.is_empty() {
-            return None;
-        }
-        self.names.iter().map(|name| self.ms.get(&key(name, plan))).sum()
+    /// The predicted latency of a model with the plan `plan` and its `launches` in milliseconds; `None` if a launch was not
+    /// measured.
+    pub(crate) fn predict(&self, plan: &Outline, launches: &[LaunchSteps]) -> Option<f64> {
+        launches.iter().map(|launch| self.ms.get(&key(launch, plan))).sum()
     }
 
-    /// Adds a measurement of a model with the plan `plan`: `times` holds the milliseconds of each launch by name,
+    /// Adds a measurement of a model with the plan `plan`: `times` holds the milliseconds of each of its `launches`,
     /// `whole_ms` the latency of the model, and `reference_ms` that of the start recipe's model measured in turn.
     /// The times are scaled so that their sum is the latency. Variants that the table holds stay as they are.
-    pub(crate) fn add(&mut self, plan: &Outline, times: &[(String, f64)], whole_ms: f64, reference_ms: f64) {
+    pub(crate) fn add(
+        &mut self,
+        plan: &Outline,
+        (launches, times): (&[LaunchSteps], &[f64]),
+        whole_ms: f64,
+        reference_ms: f64,
+    ) {
+        assert_eq!(launches.len(), times.len(), "a time for each launch");
         let first = *self.reference_ms.get_or_insert(reference_ms);
-        let sum: f64 = times.iter().map(|(_, ms)| ms).sum();
-        let scale = whole_ms / sum * first / reference_ms;
-        if self.names.is_empty() {
-            self.names = times.iter().map(|(name, _)| name.clone()).collect();
-        }
-        for (name, ms) in times {
-            self.ms.entry(key(name, plan)).or_insert(ms * scale);
+        let scale = whole_ms / times.iter().sum::<f64>() * first / reference_ms;
+        for (launch, ms) in launches.iter().zip(times) {
+            self.ms.entry(key(launch, plan)).or_insert(ms * scale);
         }
     }
 }
 
-/// The variant of the launch `name` in a model with the plan `plan`. A backend may run several steps as one launch,
-/// which has the first part of their names.
-fn key(name: &str, plan: &Outline) -> String {
-    let exact: Vec<_> = plan.steps.iter().filter(|step| step.name == name).collect();
-    let within = || plan.steps.iter().filter(|step| step.name.starts_with(name)).collect();
-    let steps = if exact.is_empty() { within() } else { exact };
-    let text = steps.iter().map(|step| {
+/// The variant of `launch` in a model with the plan `plan`: its name, and what each of its steps reads and writes.
+fn key(launch: &LaunchSteps, plan: &Outline) -> String {
+    let text = plan.steps[launch.steps.clone()].iter().map(|step| {
         let reads = plan.tensor(step.input).element.name();
         // The scale does not change the time.
         let writes = step.store.split(" (scale").next().unwrap_or_default();
         format!("{}, {reads} -> {writes}", step.op)
     });
-    format!("{name}: {}", text.collect::<Vec<_>>().join("; "))
+    format!("{}: {}", launch.name, text.collect::<Vec<_>>().join("; "))
 }

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use swinq_int8_runtime::{Images, Start, Variant, VariantRunner};
+use swinq_int8_runtime::{Images, LaunchProfile, LaunchSteps, Launches, Plan, Start, Variant, VariantRunner};
 use swinq_model::{QuantizedModel, Size};
 
 use super::latencies::Latencies;
@@ -17,6 +17,7 @@ const ROUNDS: usize = 15;
 /// Measures models whose launches are not in a table yet.
 pub(super) struct Stopwatch {
     engine: EngineOptions,
+    launches: Launches,
     /// The size of the images.
     size: Size,
     pixels: Vec<u8>,
@@ -31,23 +32,31 @@ impl Stopwatch {
         batch_size: usize,
     ) -> Result<Stopwatch, Error> {
         let pixels = noise_of(size, channels, batch_size)?.pixels;
-        Ok(Stopwatch { engine: engine.clone(), size, pixels, batch_size })
+        let launches = Launches::new(&engine.backend()?)?;
+        Ok(Stopwatch { engine: engine.clone(), launches, size, pixels, batch_size })
     }
 
-    /// Adds the launches of `model`, prepared as `variant`, to `table`. `reference` is the start recipe's model; the
+    /// The launches of a model with the plan `plan`.
+    pub(super) fn launches(&self, plan: &Plan<'_>) -> Result<Vec<LaunchSteps>, Error> {
+        let most = self.engine.backend()?.max_batch();
+        Ok(self.launches.of(plan, self.batch_size.min(most))?)
+    }
+
+    /// Adds the `launches` of `model`, prepared as `variant`, to `table`. `reference` is the start recipe's model; the
     /// two take turns.
     pub(super) fn measure(
         &self,
         runner: &mut VariantRunner,
         (model, variant): (&QuantizedModel, &Variant),
         reference: (&QuantizedModel, &Variant),
+        launches: &[LaunchSteps],
         table: &mut Latencies,
     ) -> Result<(), Error> {
         match self.engine.backend {
-            BackendChoice::Cuda => self.measure_on_gpu(model, reference.0, table),
+            BackendChoice::Cuda => self.measure_on_gpu(model, reference.0, launches, table),
             _ => {
                 runner.set_size(self.size)?;
-                self.measure_on_cpu(runner, variant, reference.1, table);
+                self.measure_on_cpu(runner, (variant, reference.1), launches, table);
                 Ok(())
             }
         }
@@ -56,8 +65,8 @@ impl Stopwatch {
     fn measure_on_cpu(
         &self,
         runner: &mut VariantRunner,
-        variant: &Variant,
-        reference: &Variant,
+        (variant, reference): (&Variant, &Variant),
+        launches: &[LaunchSteps],
         table: &mut Latencies,
     ) {
         let (images, last) = (self.batch_size, runner.positions().len() - 1);
@@ -73,8 +82,8 @@ impl Stopwatch {
             );
             milliseconds(start.elapsed())
         };
-        let (mut references, mut wholes, mut names) = (Vec::new(), Vec::new(), Vec::new());
-        let mut launches: Vec<Vec<f64>> = Vec::new();
+        let (mut references, mut wholes) = (Vec::new(), Vec::new());
+        let mut times = vec![Vec::new(); launches.len()];
         let start = Instant::now();
         // The first round warms up.
         for round in 0.. {
@@ -82,25 +91,23 @@ impl Stopwatch {
                 break;
             }
             let (reference, whole) = (infer(runner, reference), infer(runner, variant));
-            let profile = runner.profile(variant, images, &self.pixels);
+            let profile = times_of(&runner.profile(variant, images, &self.pixels), launches);
             if round == 0 {
-                names = profile.iter().map(|launch| launch.name.clone()).collect();
-                launches = vec![Vec::new(); names.len()];
                 continue;
             }
             references.push(reference);
             wholes.push(whole);
-            let times = profile.iter().map(|launch| milliseconds(launch.time));
-            launches.iter_mut().zip(times).for_each(|(all, time)| all.push(time));
+            times.iter_mut().zip(profile).for_each(|(all, time)| all.push(time));
         }
-        let times: Vec<(String, f64)> = names.into_iter().zip(launches.into_iter().map(median)).collect();
-        table.add(variant.plan(), &times, median(wholes), median(references));
+        let times: Vec<f64> = times.into_iter().map(median).collect();
+        table.add(variant.plan(), (launches, &times), median(wholes), median(references));
     }
 
     fn measure_on_gpu(
         &self,
         model: &QuantizedModel,
         reference: &QuantizedModel,
+        launches: &[LaunchSteps],
         table: &mut Latencies,
     ) -> Result<(), Error> {
         let (images, backend) = (self.batch_size, self.engine.backend()?);
@@ -113,11 +120,19 @@ impl Stopwatch {
                 times.extend(compute.into_iter().map(milliseconds));
             }
         }
-        let times: Vec<(String, f64)> =
-            profile.into_iter().map(|launch| (launch.name, milliseconds(launch.time))).collect();
-        table.add(engine.plan(), &times, median(wholes), median(references));
+        let times = times_of(&profile, launches);
+        table.add(engine.plan(), (launches, &times), median(wholes), median(references));
         Ok(())
     }
+}
+
+/// The milliseconds of each of `launches`, whose `profile` this is.
+fn times_of(profile: &[LaunchProfile], launches: &[LaunchSteps]) -> Vec<f64> {
+    assert!(
+        profile.iter().map(|launch| &launch.name).eq(launches.iter().map(|launch| &launch.name)),
+        "a profile has the launches that the backend said"
+    );
+    profile.iter().map(|launch| milliseconds(launch.time)).collect()
 }
 
 fn milliseconds(time: Duration) -> f64 {

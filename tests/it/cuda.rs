@@ -1,6 +1,7 @@
 //! The CUDA backend on a GPU, against the CPU engine. The tests need no file: models are random, and images
 //! are noise. Without a GPU they print that they are skipped, or fail if `REQUIRE_IMPL` names `cuda`.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 
 use crate::common::{gpu, with_channels};
@@ -8,7 +9,8 @@ use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_int8_runtime::cuda::{Autotune, CudaOptions, Gemm, StreamType};
 use swinq_int8_runtime::{
-    Backend, CpuOptions, Engine, Images, LOGITS, OutputMut, RuntimeError, Traced, TracedValues,
+    Backend, CpuOptions, Engine, Images, LOGITS, LaunchSteps, Launches, OutputMut, Plan, RuntimeError,
+    Traced, TracedValues,
 };
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::LoadedConfig;
@@ -182,6 +184,45 @@ pub fn sqnr_db(exact: &[f32], got: &[f32]) -> f64 {
     let signal: f64 = exact.iter().map(|&x| square(x)).sum();
     let noise: f64 = exact.iter().zip(got).map(|(&a, &b)| square(a - b)).sum();
     10.0 * (signal / noise).log10()
+}
+
+#[test]
+fn the_launches_of_a_plan_are_those_that_an_engine_makes() {
+    if !gpu("the_launches_of_a_plan_are_those_that_an_engine_makes") {
+        return;
+    }
+    for config in configs() {
+        let float = float(config);
+        for recipe in ["default", "mode1", "channels", "float"] {
+            let model = quantized(&float, recipe);
+            let plan = Plan::new(&model).unwrap();
+            for (stream, gemm) in [
+                (StreamType::F16, Gemm::Own),
+                (StreamType::F32, Gemm::Own),
+                (StreamType::F16, Gemm::CublasLt),
+            ] {
+                let backend = Backend::Cuda(options(stream, gemm));
+                let (engine, launches) =
+                    (Engine::new(&model, backend).unwrap(), Launches::new(&backend).unwrap());
+                for count in [1, 4] {
+                    let what = format!("{}, {recipe}, {}, {count} images", float.config.name, backend.name());
+                    let said = launches.of(&plan, count).unwrap();
+                    let profile = engine.profile(&images(&model, count), 1).unwrap();
+                    let names = |launch: &LaunchSteps| launch.name.clone();
+                    let made: Vec<String> = profile.into_iter().map(|launch| launch.name).collect();
+                    assert_eq!(said.iter().map(names).collect::<Vec<_>>(), made, "{what}");
+                    let steps: Vec<usize> = said.into_iter().flat_map(|launch| launch.steps).collect();
+                    // Padded windows have a launch for codes that another launch stores elsewhere.
+                    let once: BTreeSet<usize> = steps.iter().copied().collect();
+                    assert!(once.iter().copied().eq(0..plan.steps.len()), "{what}: {steps:?}");
+                    assert!(
+                        once.len() == steps.len() || float.config.name.contains("padded"),
+                        "{what}: {steps:?}"
+                    );
+                }
+            }
+        }
+    }
 }
 
 #[test]

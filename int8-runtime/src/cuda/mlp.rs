@@ -2,7 +2,7 @@
 //! launch where there is a kernel for it.
 
 use swinq_cuda::ops::StreamType;
-use swinq_cuda::ops::mlp::{DeviceMlp, MlpNorm, MlpSpec};
+use swinq_cuda::ops::mlp::{DeviceMlp, MlpConfig, MlpNorm, MlpSpec};
 use swinq_cuda::{CudaError, Device};
 use swinq_numerics::{ColumnQuantizers, Gelu};
 use swinq_plan::{Linear, Norm, Op, Order, Step, Store, TensorId};
@@ -60,6 +60,22 @@ impl<'a> Mlp<'a> {
             _ => None,
         }
     }
+
+    /// Calls `f` with the MLP in the words of the op.
+    fn with_spec<T>(&self, stream: StreamType, f: impl FnOnce(&MlpSpec<'_>) -> T) -> T {
+        let (gamma, beta) = (self.norm.gamma.read(), self.norm.beta.read());
+        let biases = [self.fc1, self.fc2].map(|linear| linear.bias.map(|bias| bias.read()));
+        f(&MlpSpec {
+            norm: (&gamma, &beta),
+            of: self.of,
+            epsilon: self.norm.eps,
+            fc1: int8_linear(self.fc1, biases[0].as_deref()),
+            gelu: self.gelu,
+            fc2: int8_linear(self.fc2, biases[1].as_deref()),
+            channels: self.channels,
+            stream,
+        })
+    }
 }
 
 /// The quantizers of the columns of codes; `Some(None)` if all columns have the same, `None` if no codes are stored.
@@ -76,46 +92,52 @@ fn adds(step: &Step<'_>, stream: TensorId) -> bool {
     step.output == stream && matches!(step.store, Store::Residual { branch: None, shortcut: None })
 }
 
-/// The launch of an MLP.
-pub(super) struct LoweredMlp {
+/// An MLP that one launch computes.
+pub(super) struct FusedMlp<'a> {
+    /// The name of the launch.
     pub(super) name: String,
-    pub(super) op: DeviceMlp,
-    pub(super) weight_bytes: u64,
-    /// The codes of the new stream.
-    pub(super) codes: Option<Codes>,
-    /// Steps of the plan that the launch computes.
-    pub(super) count: usize,
+    mlp: Mlp<'a>,
+    stream: StreamType,
+    config: MlpConfig,
 }
 
-/// The launch of the MLP that `steps` begins with. `None` if `steps` does not begin with an MLP, or there is no kernel
-/// for it. With `next_codes` it also computes the step after the MLP, if that step computes codes of the new stream.
-pub(super) fn lower_mlp(
-    device: &Device,
-    steps: &[Step<'_>],
-    stream: StreamType,
-    next_codes: bool,
-) -> Result<Option<LoweredMlp>, CudaError> {
-    let Some(mlp) = Mlp::of(steps, next_codes) else { return Ok(None) };
-    let (gamma, beta) = (mlp.norm.gamma.read(), mlp.norm.beta.read());
-    let biases = [mlp.fc1, mlp.fc2].map(|linear| linear.bias.map(|bias| bias.read()));
-    let spec = MlpSpec {
-        norm: (&gamma, &beta),
-        of: mlp.of,
-        epsilon: mlp.norm.eps,
-        fc1: int8_linear(mlp.fc1, biases[0].as_deref()),
-        gelu: mlp.gelu,
-        fc2: int8_linear(mlp.fc2, biases[1].as_deref()),
-        channels: mlp.channels,
-        stream,
-    };
-    let Some(config) = DeviceMlp::config(device, &spec) else { return Ok(None) };
-    Ok(Some(LoweredMlp {
-        name: steps[1].name.trim_end_matches(".fc1").to_owned(),
-        weight_bytes: (spec.fc1.codes.len() + spec.fc2.codes.len()) as u64,
-        op: DeviceMlp::new(device, config, &spec)?,
-        codes: mlp.codes,
-        count: mlp.count,
-    }))
+impl<'a> FusedMlp<'a> {
+    /// The MLP that `steps` begins with. `None` if `steps` does not begin with an MLP, or there is no kernel for it. With
+    /// `next_codes` it also computes the step after the MLP, if that step computes codes of the new stream.
+    pub(super) fn find(
+        device: &Device,
+        steps: &'a [Step<'a>],
+        stream: StreamType,
+        next_codes: bool,
+    ) -> Option<FusedMlp<'a>> {
+        let mlp = Mlp::of(steps, next_codes)?;
+        let config = mlp.with_spec(stream, |spec| DeviceMlp::config(device, spec))?;
+        Some(FusedMlp { name: steps[1].name.trim_end_matches(".fc1").to_owned(), mlp, stream, config })
+    }
+
+    /// Steps of the plan that the launch computes.
+    pub(super) fn count(&self) -> usize {
+        self.mlp.count
+    }
+
+    /// The codes of the new stream.
+    pub(super) fn codes(&self) -> Option<Codes> {
+        self.mlp.codes
+    }
+
+    /// The least number of rows for which the launch is faster than one for each step.
+    pub(super) fn least_rows(&self, device: &Device) -> usize {
+        self.config.least_rows(device.multiprocessors())
+    }
+
+    /// The op, with its weights on the device, and their bytes.
+    pub(super) fn lower(self, device: &Device) -> Result<(DeviceMlp, u64), CudaError> {
+        let config = self.config;
+        self.mlp.with_spec(self.stream, |spec| {
+            let bytes = (spec.fc1.codes.len() + spec.fc2.codes.len()) as u64;
+            Ok((DeviceMlp::new(device, config, spec)?, bytes))
+        })
+    }
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ mod engine;
 mod geometry;
 mod host;
 mod int8;
+mod launches;
 mod lower;
 mod memory;
 mod mlp;
@@ -21,6 +22,7 @@ mod when;
 mod window_block;
 
 pub(crate) use engine::Runner;
+pub use launches::DeviceLaunches;
 pub(crate) use on_stream::{Given, Targets};
 pub use options::{Autotune, CudaOptions, Gemm, StreamType};
 pub(crate) use packed::Packed;

@@ -73,15 +73,23 @@ pub fn check_architecture(config: &SwinConfig) -> Result<(), CudaError> {
     }
 }
 
+/// The scores of a classifier.
+pub(super) fn scores_of(plan: &Plan<'_>) -> Option<TensorId> {
+    plan.outputs.iter().find(|output| output.kind == OutputKind::Logits).map(|output| output.tensor)
+}
+
+/// Whether one launch may compute half of a block: with cuBLASLt, the library computes the products.
+pub(super) fn fuses(options: &CudaOptions) -> bool {
+    options.gemm != Gemm::CublasLt
+}
+
 impl Packed {
     /// Lowers `plan` for the GPU and the residual stream of `options`: packs and uploads its weights.
     pub(crate) fn new(plan: &Plan<'_>, options: &CudaOptions) -> Result<Packed, RuntimeError> {
         let device = Device::open(options.device)?;
         let _context = KeepContext::new(&device)?;
-        let scores = plan.outputs.iter().find(|output| output.kind == OutputKind::Logits);
-        let scores = scores.map(|output| output.tensor);
-        // With cuBLASLt, the library computes the products.
-        let lowered = lower(&device, (plan, scores), options.residual, options.gemm != Gemm::CublasLt)?;
+        let scores = scores_of(plan);
+        let lowered = lower(&device, (plan, scores), options.residual, fuses(options))?;
         let (own, Lowered { steps, tensors, outputs }) = (Arc::clone(&plan.own), lowered);
         Ok(Packed { device, steps, tensors, outputs, scores, own })
     }

@@ -1,7 +1,7 @@
 //! The attention half of a transformer block as one launch: LayerNorm, QKV, window attention, projection and
 //! residual addition, in the order of Swin V1 or V2.
 
-use swinq_cuda::ops::window_block::{DeviceWindowBlock, WindowBlockSpec};
+use swinq_cuda::ops::window_block::{DeviceWindowBlock, WindowBlockConfig, WindowBlockSpec};
 use swinq_cuda::{CudaError, Device};
 use swinq_numerics::RowStore;
 use swinq_plan::{Attention, Geometry, Linear, Norm, Op, Order, Rows, Step, Store};
@@ -94,12 +94,30 @@ impl<'a> WindowBlock<'a> {
 
     /// Whether the kernel computes this attention on `device`.
     pub(super) fn fits(&self, device: &Device) -> bool {
-        // The values of the bias decide nothing.
-        DeviceWindowBlock::config(device, self.post_norm, &self.attention.spec(&[], RowStore::F32)).is_some()
+        self.config(device).is_some()
     }
 
-    /// Prepares the launch, which [fits](Self::fits) `device`. `own` is the geometry of the network's own size.
-    pub(super) fn lower(&self, device: &Device, own: &Geometry) -> Result<DeviceStep, CudaError> {
+    fn config(&self, device: &Device) -> Option<WindowBlockConfig> {
+        // The values of the bias decide nothing.
+        DeviceWindowBlock::config(device, self.post_norm, &self.attention.spec(&[], RowStore::F32))
+    }
+
+    /// The name of the launch: that of attention.
+    pub(super) fn name(&self) -> &'a str {
+        let attend = self.steps.iter().find(|step| matches!(step.op, Op::Attention(_)));
+        &attend.expect("attention is one of the steps").name
+    }
+
+    /// The batches for which the launch, which [fits](Self::fits) `device`, is faster than one for each step. `own` is the
+    /// geometry of the network's own size.
+    pub(super) fn when(&self, device: &Device, own: &Geometry) -> When {
+        let config = self.config(device).expect("the kernel fits");
+        let least = config.least_windows(device.multiprocessors()) * self.attention.tokens;
+        When::from_rows(Rows::Windows(self.stage), least, own)
+    }
+
+    /// Prepares the launch, which [fits](Self::fits) `device`.
+    pub(super) fn lower(&self, device: &Device, name: String, when: When) -> Result<DeviceStep, CudaError> {
         let bias = self.attention.bias.expand();
         let (gamma, beta) = (self.norm.gamma.read(), self.norm.beta.read());
         let biases = [self.qkv, self.proj].map(|linear| linear.bias.map(|bias| bias.read()));
@@ -115,10 +133,9 @@ impl<'a> WindowBlock<'a> {
         let (stage, shifted) = (self.stage, self.shifted);
         let (stream, rows, order) =
             (self.steps[0].input, Rows::Windows(stage), Order::Windows { stage, shifted });
-        let attend = self.steps.iter().find(|step| matches!(step.op, Op::Attention(_)));
         Ok(DeviceStep {
-            name: attend.expect("attention is one of the steps").name.clone(),
-            when: When::from_rows(rows, op.least_windows() * self.attention.tokens, own),
+            name,
+            when,
             op: DeviceOp::WindowBlock(op, order),
             input: stream,
             output: stream,

@@ -9,7 +9,6 @@ use swinq_plan::{Linear, Norm, Op, Patches, Step, Store, Values, Weight};
 use super::Lowering;
 use crate::cuda::step::{DeviceOp, DeviceStep};
 use crate::cuda::when::When;
-use crate::error::RuntimeError;
 
 /// The plan's steps of the patch embedding, which one launch computes.
 pub(super) struct Embedding<'a> {
@@ -24,15 +23,15 @@ pub(super) struct Embedding<'a> {
 }
 
 impl<'a> Embedding<'a> {
-    /// Splits `steps` into the patch embedding and the steps after it.
-    pub(super) fn split(steps: &'a [Step<'a>]) -> (Embedding<'a>, &'a [Step<'a>]) {
+    /// The patch embedding at the beginning of `steps`, and the number of its steps.
+    pub(super) fn find(steps: &'a [Step<'a>]) -> (Embedding<'a>, usize) {
         let [first, step, rest @ ..] = steps else { unreachable!("a plan begins with the patch embedding") };
         let (Op::Patches(patches), Op::Linear(linear)) = (&first.op, &step.op) else {
             unreachable!("a plan begins with the patch embedding")
         };
         let store = &first.store;
         let mut embedding = Embedding { patches, store, linear, step, norm: None, position: None };
-        let mut count = 0;
+        let mut count = 2;
         for step in rest {
             match &step.op {
                 Op::NormInPlace(norm) => embedding.norm = Some(norm),
@@ -41,7 +40,7 @@ impl<'a> Embedding<'a> {
             }
             count += 1;
         }
-        (embedding, &rest[count..])
+        (embedding, count)
     }
 
     /// The site of the input.
@@ -65,9 +64,13 @@ impl<'a> Embedding<'a> {
 }
 
 impl Lowering<'_> {
-    pub(super) fn patch_embed(&self, embedding: &Embedding<'_>) -> Result<DeviceStep, RuntimeError> {
+    pub(super) fn patch_embed(
+        &self,
+        embedding: &Embedding<'_>,
+        name: String,
+        when: When,
+    ) -> Result<DeviceStep, CudaError> {
         let Embedding { patches, linear, step, norm, position, .. } = embedding;
-        let name = "patch_embed";
         // The kernel multiplies codes as floats.
         let (multiplier, weight) = match &linear.weight {
             Weight::Int8 { codes, multiplier, .. } => {
@@ -93,12 +96,11 @@ impl Lowering<'_> {
             position: position.as_deref(),
             stream: self.stream,
         };
-        let on_device = |error| RuntimeError::on_device(name, error);
-        self.check_width(linear.n).map_err(on_device)?;
+        self.check_width(linear.n)?;
         Ok(DeviceStep {
-            name: name.to_owned(),
-            when: When::ANY,
-            op: DeviceOp::PatchEmbed(DevicePatchEmbed::new(self.device, &spec).map_err(on_device)?),
+            name,
+            when,
+            op: DeviceOp::PatchEmbed(DevicePatchEmbed::new(self.device, &spec)?),
             input: self.plan.image(),
             output: step.output,
             codes: None,

@@ -2,6 +2,7 @@
 //! op, except that half of a block may be one launch: the MLP, and in an f16 stream attention.
 
 mod embedding;
+mod planned;
 mod sequence;
 
 use swinq_cuda::ops::attention::DeviceAttention;
@@ -20,12 +21,14 @@ use swinq_plan::{
 };
 
 use self::embedding::Embedding;
+use self::planned::{Planned, Span};
 pub(super) use self::sequence::stored_codes;
 use super::geometry::Gather;
 use super::packed::PackedOutput;
 use super::step::{DeviceElement, DeviceOp, DeviceStep, DeviceTensor};
 use super::when::When;
 use crate::error::RuntimeError;
+use crate::launches::LaunchSteps;
 
 /// The steps of a plan, and its tensors, indexed as in the plan. Tensors that no step uses get no memory.
 pub(crate) struct Lowered {
@@ -42,23 +45,26 @@ pub(crate) fn lower(
     stream: StreamType,
     fuse: bool,
 ) -> Result<Lowered, RuntimeError> {
-    let writes_stream = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
-    let streams = plan.steps.iter().filter(writes_stream).map(|step| step.output).collect();
-    let branches = plan.steps.iter().filter(|step| reads_branch(step)).map(|step| step.input).collect();
-    let lowering = Lowering { device, plan, scores, stream, fuse, streams, branches };
+    let lowering = Lowering::new(device, (plan, scores), stream, fuse);
     let tensors = lowering.tensors();
-    let (embedding, mut rest) = Embedding::split(&plan.steps);
-    let mut steps = vec![lowering.patch_embed(&embedding)?];
-    while let [first, ..] = rest {
-        let count = match lowering.is_map(first) {
-            true => Ok(1),
-            false => lowering.next(rest, &mut steps),
-        };
-        rest = &rest[count.map_err(|error| RuntimeError::on_device(&first.name, error))?..];
-    }
+    let steps = lowering.launches()?.into_iter().map(Planned::build).collect::<Result<_, _>>()?;
     let outputs = plan.outputs.iter().map(|output| lowering.output(output)).collect::<Result<_, _>>();
     let outputs = outputs.map_err(|error| RuntimeError::on_device("outputs", error))?;
     Ok(Lowered { steps, tensors, outputs })
+}
+
+/// The launches of `images` images of the network's own size, as [`lower`] makes them. Nothing is compiled or copied.
+pub(crate) fn launches(
+    device: &Device,
+    (plan, scores): (&Plan<'_>, Option<TensorId>),
+    stream: StreamType,
+    fuse: bool,
+    images: usize,
+) -> Result<Vec<LaunchSteps>, RuntimeError> {
+    let lowering = Lowering::new(device, (plan, scores), stream, fuse);
+    let planned = lowering.launches()?;
+    let runs = planned.into_iter().filter(|launch| launch.when.holds(images, plan.own.grids()));
+    Ok(runs.map(|launch| LaunchSteps { name: launch.name, steps: launch.steps }).collect())
 }
 
 /// Whether `step` reads a linear layer's result that has the type of the stream.
@@ -84,7 +90,36 @@ struct Lowering<'a> {
     branches: Vec<TensorId>,
 }
 
-impl Lowering<'_> {
+impl<'a> Lowering<'a> {
+    fn new(
+        device: &'a Device,
+        (plan, scores): (&'a Plan<'a>, Option<TensorId>),
+        stream: StreamType,
+        fuse: bool,
+    ) -> Lowering<'a> {
+        let writes_stream = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
+        let streams = plan.steps.iter().filter(writes_stream).map(|step| step.output).collect();
+        let branches = plan.steps.iter().filter(|step| reads_branch(step)).map(|step| step.input).collect();
+        Lowering { device, plan, scores, stream, fuse, streams, branches }
+    }
+
+    /// All launches, for any batch.
+    fn launches(&self) -> Result<Vec<Planned<'_>>, RuntimeError> {
+        let all = Span { first: 0, steps: &self.plan.steps };
+        let (embedding, count) = Embedding::find(all.steps);
+        let build = move |name, when| self.patch_embed(&embedding, name, when);
+        let mut launches = vec![Planned::new("patch_embed", &When::ANY, (all, count), build)];
+        let mut rest = all.after(count);
+        while let [first, ..] = rest.steps {
+            let count = match self.is_map(first) {
+                true => Ok(1),
+                false => self.next(rest, &mut launches),
+            };
+            rest = rest.after(count.map_err(|error| RuntimeError::on_device(&first.name, error))?);
+        }
+        Ok(launches)
+    }
+
     /// The device layout of the plan's tensors.
     fn tensors(&self) -> Vec<DeviceTensor> {
         // The last step of a classifier is the head, which reads the mean over tokens.
@@ -145,21 +180,24 @@ impl Lowering<'_> {
         Ok(PackedOutput { name, source, op })
     }
 
-    /// The launch for `step`.
-    fn step(&self, step: &Step<'_>, when: &When) -> Result<DeviceStep, CudaError> {
-        let rows = self.plan.tensor(step.input).rows;
-        let (op, weight_bytes) = self.op(step)?;
-        Ok(DeviceStep {
-            name: step.name.clone(),
-            when: when.clone(),
-            op,
-            input: step.input,
-            output: step.output,
-            codes: None,
-            rows,
-            macs_per_row: step.macs_per_row,
-            weight_bytes,
-        })
+    /// The launch for the first step of `span`.
+    fn step<'b>(&'b self, span: Span<'b>, when: &When) -> Planned<'b> {
+        let step = &span.steps[0];
+        let build = move |name, when| {
+            let (op, weight_bytes) = self.op(step)?;
+            Ok(DeviceStep {
+                name,
+                when,
+                op,
+                input: step.input,
+                output: step.output,
+                codes: None,
+                rows: self.plan.tensor(step.input).rows,
+                macs_per_row: step.macs_per_row,
+                weight_bytes,
+            })
+        };
+        Planned::new(&step.name, when, (span, 1), build)
     }
 
     fn op(&self, step: &Step<'_>) -> Result<(DeviceOp, u64), CudaError> {

@@ -254,6 +254,12 @@ impl MlpConfig {
         all
     }
 
+    /// The least number of rows for which the launch is faster than LayerNorm and two linear layers on a device with
+    /// `multiprocessors`, by measurement: where weights pass through a ring, blocks with few rows mostly wait for them.
+    pub fn least_rows(&self, multiprocessors: u32) -> usize {
+        if self.stages() == 0 { 1 } else { ROWS * multiprocessors as usize / 4 }
+    }
+
     /// The constants of the codes of hidden columns in the order of `Constants` of the kernel, and what the zero points add to
     /// each sum of fc2, whose weight is `codes`. A column that is not among the `numbers` has code 0.
     fn channel_constants(
@@ -360,12 +366,6 @@ impl DeviceMlp {
             epsilon: spec.epsilon,
             recips: [spec.fc1.input.recip(), spec.fc2.input.recip(), code_recip],
         })
-    }
-
-    /// The least number of rows for which the launch is faster than LayerNorm and two linear layers, by measurement:
-    /// where weights pass through a ring, blocks with few rows mostly wait for them.
-    pub fn least_rows(&self) -> usize {
-        if self.config.stages() == 0 { 1 } else { ROWS * self.multiprocessors as usize / 4 }
     }
 
     /// Whether the op can store the codes of the new stream.

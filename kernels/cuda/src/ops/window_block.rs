@@ -140,6 +140,12 @@ impl WindowBlockConfig {
             .define("TWO_CODES", self.two_codes().into())
     }
 
+    /// Number of windows from which on this launch is faster than a launch for each op on a device with `multiprocessors`. A
+    /// single window takes longer the more heads there are; then the launch pays off only if it fills most multiprocessors.
+    pub fn least_windows(&self, multiprocessors: u32) -> usize {
+        if self.heads <= 4 { 0 } else { multiprocessors as usize * 3 / 4 }
+    }
+
     /// Launch configuration for `total` windows on a device with `multiprocessors`. A block fills a
     /// multiprocessor, and its groups loop over windows.
     pub fn launch(&self, total: usize, multiprocessors: usize) -> LaunchConfig {
@@ -204,12 +210,6 @@ impl DeviceWindowBlock {
             regions: super::attention::padded_regions(device, (attention.tokens, ROWS), attention.regions)?,
             config,
         })
-    }
-
-    /// Number of windows from which on this launch is faster than a launch for each op. A single window takes
-    /// longer the more heads there are; then the launch pays off only if it fills most multiprocessors.
-    pub fn least_windows(&self) -> usize {
-        if self.config.heads <= 4 { 0 } else { self.multiprocessors * 3 / 4 }
     }
 
     /// Updates the stream of `images` images with `windows` each, f16 `[images * tokens, channels]`. Sets the u32 at

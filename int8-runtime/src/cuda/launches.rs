@@ -1,0 +1,31 @@
+//! The launches of a plan on a GPU, without its weights.
+
+use swinq_cuda::Device;
+use swinq_plan::{OutputKind, Plan};
+
+use super::lower::launches;
+use super::options::CudaOptions;
+use super::packed::{fuses, scores_of};
+use crate::error::RuntimeError;
+use crate::launches::LaunchSteps;
+
+/// Tells which launches an engine on a GPU makes of a plan.
+pub struct DeviceLaunches {
+    device: Device,
+    options: CudaOptions,
+}
+
+impl DeviceLaunches {
+    pub(crate) fn new(options: &CudaOptions) -> Result<DeviceLaunches, RuntimeError> {
+        Ok(DeviceLaunches { device: Device::open(options.device)?, options: *options })
+    }
+
+    pub(crate) fn of(&self, plan: &Plan<'_>, images: usize) -> Result<Vec<LaunchSteps>, RuntimeError> {
+        let (stream, fuse) = (self.options.residual, fuses(&self.options));
+        let mut all = launches(&self.device, (plan, scores_of(plan)), stream, fuse, images)?;
+        // A launch of its own writes each map.
+        let maps = plan.outputs.iter().filter(|output| matches!(output.kind, OutputKind::Stage(_)));
+        all.extend(maps.map(|output| LaunchSteps { name: output.name.clone(), steps: 0..0 }));
+        Ok(all)
+    }
+}
