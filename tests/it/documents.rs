@@ -2,8 +2,8 @@
 //! logits equal those of `swinq predict` bit for bit. `docs/examples/weights.py` implements
 //! `docs/calibration.md`; its quantized weights equal those of `swinq calibrate` bit for bit.
 //!
-//! The tests need Python (`SWINQ_PYTHON`, else `python3`) with numpy and safetensors. Without it they print
-//! SKIPPED, or fail if `REQUIRE_IMPL` names `numpy`.
+//! These tests need Python (`SWINQ_PYTHON`, else `python3`) with numpy and safetensors. Without it they print
+//! SKIPPED, or fail if `REQUIRE_IMPL` names `numpy`. The last test counts phrases of documents and comments.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -342,5 +342,88 @@ fn the_page_and_the_program_have_the_same_coefficients() {
         for number in rows.iter().flat_map(|row| &row[1..]) {
             assert!(program.contains(number), "{number}");
         }
+    }
+}
+
+/// Prepositions before "which" in a relative clause.
+const PREPOSITIONS: [&str; 11] =
+    ["at", "behind", "by", "for", "from", "in", "of", "on", "to", "under", "with"];
+
+/// The most relative clauses with a preposition ("of which"), and the most noun clauses, in documents and in comments.
+/// A change that removes some lowers the numbers, and no change raises them.
+const IN_DOCUMENTS: [usize; 2] = [1, 6];
+const IN_COMMENTS: [usize; 2] = [372, 418];
+
+/// The files below `folder` whose names end with one of `endings`, without hidden and built ones.
+fn files(folder: &Path, endings: &[&str]) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        if path.is_dir() {
+            if name != "target" && !name.starts_with('.') {
+                found.extend(files(&path, endings));
+            }
+        } else if endings.iter().any(|ending| name.ends_with(ending)) {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// `word` in lower case, without the punctuation around it.
+fn bare(word: &str) -> String {
+    word.trim_matches(|c: char| !c.is_ascii_alphanumeric()).to_lowercase()
+}
+
+/// Whether a relative clause with a preposition begins with these two words.
+fn is_relative(pair: &[&str]) -> bool {
+    let first = pair[0].trim_start_matches('(').to_lowercase();
+    PREPOSITIONS.contains(&first.as_str()) && bare(pair[1]) == "which"
+}
+
+/// Counts the relative clauses and the noun clauses of a text by their first words.
+fn clauses(text: &str) -> [usize; 2] {
+    let words: Vec<&str> = text.split_whitespace().collect();
+    [
+        words.windows(2).filter(|pair| is_relative(pair)).count(),
+        words.iter().filter(|word| bare(word) == "what").count(),
+    ]
+}
+
+/// A document without its blocks of code.
+fn prose(page: &str) -> String {
+    page.split("```").step_by(2).collect::<Vec<_>>().join(" ")
+}
+
+/// The comments of a source file.
+fn comments(source: &str) -> String {
+    let lines = source.lines().map(str::trim_start).filter(|line| line.starts_with("//"));
+    lines.map(|line| line.trim_start_matches(['/', '!'])).collect::<Vec<_>>().join("\n")
+}
+
+/// The sum of the clauses of all files with `endings`, except histories and licences.
+fn count(endings: &[&str], text: fn(&str) -> String) -> [usize; 2] {
+    let mut sum = [0; 2];
+    for path in files(&root(), endings) {
+        if !path.ends_with("CHANGELOG.md") && !path.ends_with("THIRD-PARTY.md") {
+            let [relative, noun] = clauses(&text(&std::fs::read_to_string(path).unwrap()));
+            sum = [sum[0] + relative, sum[1] + noun];
+        }
+    }
+    sum
+}
+
+#[test]
+fn documents_and_comments_keep_to_plain_english() {
+    let documents = count(&[".md"], prose);
+    let comments = count(&[".rs", ".cu", ".cuh"], comments);
+    for (place, found, most) in [("documents", documents, IN_DOCUMENTS), ("comments", comments, IN_COMMENTS)]
+    {
+        assert!(
+            found[0] <= most[0] && found[1] <= most[1],
+            "{place} have {found:?} relative clauses with a preposition and noun clauses, at most {most:?} are allowed: \
+             write subject, verb, object (CONTRIBUTING.md)"
+        );
     }
 }
