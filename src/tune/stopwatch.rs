@@ -13,6 +13,8 @@ use crate::{BackendChoice, Engine, EngineOptions, Error};
 const MEASURE: Duration = Duration::from_millis(1500);
 /// The least rounds of a measurement.
 const ROUNDS: usize = 15;
+/// The most rounds of a measurement on the CPU: a median of more gains little, and small models run thousands in the time.
+const MOST_ROUNDS: usize = 100;
 
 /// Measures models whose launches are not in a table yet.
 pub(super) struct Stopwatch {
@@ -87,7 +89,7 @@ impl Stopwatch {
         let start = Instant::now();
         // The first round warms up.
         for round in 0.. {
-            if round > ROUNDS && start.elapsed() > MEASURE {
+            if round > MOST_ROUNDS || round > ROUNDS && start.elapsed() > MEASURE {
                 break;
             }
             let (reference, whole) = (infer(runner, reference), infer(runner, variant));

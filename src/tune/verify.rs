@@ -15,6 +15,9 @@ use crate::{
     Candidate, Engine, EngineOptions, Error, EvaluateOptions, Images, Model, features, infer_images,
 };
 
+/// Least total time of the recorded runs of each model, in milliseconds.
+const LATENCY_MS: f64 = 1000.0;
+
 /// Runs the float model and the chosen model on `images`.
 pub(super) fn verify(
     models: [&QuantizedModel; 2],
@@ -106,6 +109,7 @@ pub(super) fn latencies<const N: usize>(
         Box::new(move || Ok(features::compute(engine, batch, &mut values)?))
     });
     let mut steps: Vec<Step<'_>> = steps.collect();
-    let found = measure_interleaved(&mut steps, &LatencyOptions::default())?;
+    let found =
+        measure_interleaved(&mut steps, &LatencyOptions { min_ms: LATENCY_MS, ..LatencyOptions::default() })?;
     Ok(std::array::from_fn(|index| found[index].stats()))
 }

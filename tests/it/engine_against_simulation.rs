@@ -124,36 +124,22 @@ fn float_on_every_instruction_set() {
 fn batches_of_any_size_give_the_same_logits() {
     let float = float_model();
     let model = quantized(&float, &Recipe::shipped("default").unwrap());
-    let whole = run(&engine(&model, Cpu::scalar()), &float, 33);
-    for max_batch in [1, 3, 8] {
-        for cpu in Cpu::available() {
-            let one = Engine::new(
-                &model,
-                Backend::Cpu(CpuOptions {
-                    threads: 1,
-                    max_batch: 33,
-                    image_threads: 0,
-                    max_memory: 0,
-                    max_pixels: 0,
-                    cpu,
-                }),
-            )
-            .unwrap();
-            let split = Engine::new(
-                &model,
-                Backend::Cpu(CpuOptions {
-                    threads: 3,
-                    max_batch,
-                    image_threads: 0,
-                    max_memory: 0,
-                    max_pixels: 0,
-                    cpu,
-                }),
-            )
-            .unwrap();
-            let (one, split) = (run(&one, &float, 33), run(&split, &float, 33));
-            assert_eq!(one.logits, split.logits, "{} in parts of {max_batch}", cpu);
-            assert_eq!(one.logits, whole.logits, "{} against the reference", cpu);
+    let options = CpuOptions {
+        threads: 1,
+        max_batch: 33,
+        image_threads: 0,
+        max_memory: 0,
+        max_pixels: 0,
+        cpu: Cpu::scalar(),
+    };
+    let run_with =
+        |options: CpuOptions| run(&Engine::new(&model, Backend::Cpu(options)).unwrap(), &float, 33).logits;
+    let whole = run_with(options);
+    for cpu in Cpu::available() {
+        assert_eq!(run_with(CpuOptions { cpu, ..options }), whole, "{cpu} against the reference");
+        for max_batch in [1, 3, 8] {
+            let split = run_with(CpuOptions { threads: 3, max_batch, cpu, ..options });
+            assert_eq!(split, whole, "{cpu} in parts of {max_batch}");
         }
     }
 }

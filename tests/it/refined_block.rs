@@ -153,15 +153,13 @@ fn branches(swin: &Swin, transform: &Transform, sites: impl Sites) -> BTreeMap<H
     sites.found
 }
 
-/// SQNR in dB of both branches together, and of each.
-fn sqnr(model: &FloatModel, int8: &QuantizedModel) -> (f64, Vec<f64>) {
-    let float = Swin::new(&model.config, &model.tensors, &Device::Cpu).unwrap();
-    let exact = branches(&float, &model.transform, Float);
+/// SQNR in dB of both branches together against `exact`, and of each.
+fn sqnr(exact: &BTreeMap<Half, Vec<f32>>, model: &FloatModel, int8: &QuantizedModel) -> (f64, Vec<f64>) {
     let swin = Swin::new(&int8.config, &int8.float_tensors(), &Device::Cpu).unwrap();
     let found = branches(&swin, &model.transform, FakeQuant::new(int8, &Device::Cpu).unwrap());
     let mut each = Vec::new();
     let mut total = 0.0;
-    for (half, exact) in &exact {
+    for (half, exact) in exact {
         let mut distortion = Distortion::default();
         distortion.update(exact, &found[half]).unwrap();
         each.push(distortion.sqnr_db());
@@ -250,26 +248,30 @@ fn results(model: &FloatModel, tensors: &StateDict, sites: impl Sites) -> BTreeM
     sites.found
 }
 
-/// Of each layer: the mean squared error of its result, and the root of the sum over channels of the squared mean error.
-fn errors(model: &FloatModel, int8: &QuantizedModel) -> BTreeMap<String, [f64; 2]> {
-    let exact = results(model, &model.tensors, Float);
+/// Of each layer: the mean squared error of its result against `exact`, and the root of the sum over channels of the
+/// squared mean error.
+fn errors(
+    exact: &BTreeMap<String, Vec<f32>>,
+    model: &FloatModel,
+    int8: &QuantizedModel,
+) -> BTreeMap<String, [f64; 2]> {
     let found = results(model, &int8.float_tensors(), FakeQuant::new(int8, &Device::Cpu).unwrap());
-    let error = |(name, exact): (String, Vec<f32>)| {
+    let error = |(name, exact): (&String, &Vec<f32>)| {
         let width = match name.as_str() {
             "attn.qkv" => 512,
             "mlp.fc1" => 1024,
             _ => 256,
         };
-        let errors: Vec<f64> = exact.iter().zip(&found[&name]).map(|(a, b)| f64::from(b - a)).collect();
+        let errors: Vec<f64> = exact.iter().zip(&found[name]).map(|(a, b)| f64::from(b - a)).collect();
         let mut means = vec![0.0; width];
         for row in errors.chunks_exact(width) {
             means.iter_mut().zip(row).for_each(|(sum, error)| *sum += error);
         }
         let rows = (errors.len() / width) as f64;
         let square = errors.iter().map(|error| error * error).sum::<f64>() / errors.len() as f64;
-        (name, [square, means.iter().map(|sum| (sum / rows).powi(2)).sum::<f64>().sqrt()])
+        (name.clone(), [square, means.iter().map(|sum| (sum / rows).powi(2)).sum::<f64>().sqrt()])
     };
-    exact.into_iter().map(error).collect()
+    exact.iter().map(error).collect()
 }
 
 #[test]
@@ -280,7 +282,8 @@ fn reconstruction_removes_the_errors_of_4_bit_weights_of_a_real_block() {
     let file = SafeTensors::deserialize(&bytes).unwrap();
     for ratio in [8.0, 32.0] {
         let model = model(&file, ratio);
-        let of = |ptq| errors(&model, &calibrated(&model, "default", 4, ptq, 10));
+        let exact = results(&model, &model.tensors, Float);
+        let of = |ptq| errors(&exact, &model, &calibrated(&model, "default", 4, ptq, 10));
         let [basic, refined, reconstructed] = [Ptq::Basic, Ptq::Refined, Ptq::Reconstruct].map(of);
         for (layer, [square, mean]) in reconstructed {
             let removed = |before: f64, after: f64| 1.0 - after / before;
@@ -308,7 +311,9 @@ fn refinement_gains_on_a_real_block_with_outliers() {
     let file = SafeTensors::deserialize(&bytes).unwrap();
     for ratio in [8.0, 32.0] {
         let model = model(&file, ratio);
-        let of = |recipe, ptq| sqnr(&model, &calibrated(&model, recipe, 8, ptq, 12));
+        let float = Swin::new(&model.config, &model.tensors, &Device::Cpu).unwrap();
+        let exact = branches(&float, &model.transform, Float);
+        let of = |recipe, ptq| sqnr(&exact, &model, &calibrated(&model, recipe, 8, ptq, 12));
         let (mode1, default) = (of("mode1", Ptq::Basic), of("default", Ptq::Basic));
         let refined = of("default", Ptq::Refined);
         eprintln!("outliers x{ratio}: mode1 {mode1:.2?}, default {default:.2?}, refined {refined:.2?} dB");
