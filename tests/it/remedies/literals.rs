@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::root;
 
-/// The folders of the sources that are searched. The program's own (`src/bin`) prints what arguments it was given.
+/// The folders of the sources that are searched. Most strings of the program (`src/bin`) are names of its arguments.
 const FOLDERS: [&str; 3] = ["model/src", "qat/src", "src"];
 /// Folders in these that are not searched.
 const LEFT_OUT: [&str; 1] = ["src/bin"];

@@ -4,6 +4,7 @@
 mod figures;
 mod literals;
 mod opening;
+mod program;
 mod training;
 
 use std::cell::RefCell;
@@ -154,6 +155,7 @@ fn every_remedy_with_an_option_is_accepted() {
     opening::cases(&book);
     figures::cases(&book);
     training::cases(&book);
+    program::cases(&book);
     let (cases, mut missing) = (book.cases.take(), book.failures.take());
     for literal in literals::all() {
         if NO_REMEDIES.contains(&literal.text.as_str()) {
