@@ -278,8 +278,7 @@ fn among_others(keys: &[&str], roots: &[&str]) -> String {
 /// The error for tensor names that fit no dialect.
 fn unknown_dialect(path: &Path, keys: &[&str]) -> ModelError {
     let problem = format!(
-        "its tensors follow no known naming convention of a Swin, whose first layer is `patch_embed.proj` or another name of \
-         it; it has {}. Give the checkpoint of a Swin",
+        "its tensors follow no known naming convention of a Swin ({}); give the checkpoint of a Swin",
         name_list(keys)
     );
     ModelError::file(path, problem)
