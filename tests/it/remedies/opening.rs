@@ -303,7 +303,7 @@ fn descriptions(book: &Book) {
         &["features ms.pth --cfg small.yaml"],
     );
     book.opening(
-        &format!("eval ms.pth --opts {SMALL_OPTS} DATA.IMG_SIZE 24"),
+        &format!("eval ms.pth --opts {SMALL_OPTS} DATA.IMG_SIZE 24 TEST.CROP True"),
         "no --cfg; its tensors are those of",
         &["eval ms.pth --cfg small.yaml"],
     );
