@@ -26,4 +26,4 @@ pub use histogram::Histogram;
 pub use observe::Observe;
 pub use quantize::quantize;
 pub use refine::{RefinedParameters, Refinement, Trial, norm_before};
-pub use weight::{largest_code, quantize_by_scales, quantize_weight, weight_scales};
+pub use weight::{quantize_by_scales, quantize_weight, weight_scales};

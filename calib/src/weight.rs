@@ -8,12 +8,7 @@ use crate::calibrator::amax_for_codes;
 use crate::error::CalibError;
 use crate::histogram::Histogram;
 
-/// The largest code `Q` of a weight site: 127 for 8 bits, 7 for 4.
-pub fn largest_code(spec: &SiteSpec) -> u8 {
-    if spec.bits == 4 { 7 } else { 127 }
-}
-
-/// The scales of `weight` (output channels first): `s = amax / Q`, with `Q` of [`largest_code`].
+/// The scales of `weight` (output channels first): `s = amax / Q`, with `Q` of [`SiteSpec::largest_code`].
 ///
 /// The site's calibrator chooses `amax` from the magnitudes of each output channel or of the whole tensor,
 /// depending on the site's granularity. If the largest magnitude is zero or so small that the reciprocal of its
@@ -24,13 +19,11 @@ pub fn largest_code(spec: &SiteSpec) -> u8 {
 /// for a channel with larger values.
 pub fn weight_scales(weight: &HostTensor, spec: &SiteSpec) -> Result<Vec<f32>, CalibError> {
     let (_, columns) = weight.matrix();
-    let scale = |(channel, values): (usize, &[f32])| {
-        channel_scale(values, spec.calibrator, largest_code(spec)).map_err(|problem| CalibError::Weight {
-            shape: weight.shape.clone(),
-            channel,
-            problem,
-        })
-    };
+    let scale =
+        |(channel, values): (usize, &[f32])| {
+            channel_scale(values, spec.calibrator, spec.largest_code())
+                .map_err(|problem| CalibError::Weight { shape: weight.shape.clone(), channel, problem })
+        };
     match spec.granularity {
         _ if weight.data.is_empty() => Ok(Vec::new()),
         Granularity::Tensor => Ok(vec![scale((0, &weight.data))?]),
@@ -75,7 +68,7 @@ fn choose_amax(values: &[f32], calibrator: Calibrator, largest_code: u8) -> Resu
 /// # Errors
 /// The errors of [`weight_scales`].
 pub fn quantize_weight(weight: &HostTensor, spec: &SiteSpec) -> Result<Int8Weight, CalibError> {
-    Ok(quantize_by_scales(weight, weight_scales(weight, spec)?, largest_code(spec)))
+    Ok(quantize_by_scales(weight, weight_scales(weight, spec)?, spec.largest_code()))
 }
 
 /// Quantizes `weight` (output channels first) with given scales: one for the whole tensor, or one per output

@@ -83,7 +83,7 @@ def amax(values, calibrator, q):
 
 def quantize(weight, entry):
     """Codes and scales of a weight, with the settings in its entry of the site table."""
-    q = 7 if entry["bits"] == 4 else 127
+    q = {4: 7, 7: 63, 8: 127}[entry["bits"]]
     channels = weight.reshape(len(weight), -1) if entry["granularity"] == "channel" else weight.reshape(1, -1)
     scales = np.array([f32(amax(channel, entry["calibrator"], q)) / f32(q) for channel in channels], f32)
     codes = np.rint(np.clip(channels * (f32(1) / scales)[:, None], f32(-q), f32(q)))

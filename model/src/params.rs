@@ -104,7 +104,7 @@ impl List {
 
 /// The problem of a checkpoint that has every parameter but those of the classifier.
 pub(crate) const HEADLESS: &str = "the classifier is missing: the checkpoint is a backbone without a head (timm's \
-    num_classes=0, or a pretraining); give the checkpoint of the whole model, or compute its feature maps with `swinq \
+    num_classes=0, a detector's, or a pretraining); give the checkpoint of the whole model, or compute its feature maps with `swinq \
     features` (other commands: --task features)";
 
 /// A parameter that [`check_parameters`] can check.
@@ -144,8 +144,8 @@ pub fn check_parameters(
     let missing: Vec<&str> = known.iter().filter(|n| !tensors.contains_key(**n)).copied().collect();
     let extra: Vec<&str> = tensors.keys().map(String::as_str).filter(|n| !known.contains(n)).collect();
     if let Some(first) = missing.first().or(extra.first()) {
-        if extra.is_empty() && missing == ["head.bias", "head.weight"] {
-            return Err(ModelError::tensor(*first, HEADLESS));
+        if is_headless(&missing, &extra) {
+            return Err(ModelError::tensor("head.weight", HEADLESS));
         }
         let name = &config.name;
         let problem = match depth_difference(config, tensors.keys()) {
@@ -163,6 +163,19 @@ pub fn check_parameters(
         check_tensor(config, name, shape, &tensors[name])?;
     }
     Ok(())
+}
+
+/// Whether only the classifier is missing, with or without its norm, and only norms of outputs are unexpected.
+fn is_headless(missing: &[&str], extra: &[&str]) -> bool {
+    let of_classifier = |name: &&str| name.starts_with("head.") || name.starts_with("norm.");
+    let of_output = |name: &&str| {
+        let module = name.strip_suffix(".weight").or_else(|| name.strip_suffix(".bias"));
+        let stage = module.and_then(|module| module.strip_prefix("norm"));
+        stage.is_some_and(|stage| stage.parse::<usize>().is_ok())
+    };
+    ["head.bias", "head.weight"].iter().all(|name| missing.contains(name))
+        && missing.iter().all(of_classifier)
+        && extra.iter().all(of_output)
 }
 
 /// Blocks of each stage of the tensors with these names, in Microsoft's naming.

@@ -153,7 +153,7 @@ pub struct Rule {
     /// Whether the sites are quantized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enable: Option<bool>,
-    /// Bits of a code: 8, or 4 for weights.
+    /// Bits of a code: 8, or 7 or 4 for weights.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits: Option<u8>,
     /// Granularity of the scales of weights.
@@ -213,6 +213,15 @@ impl SiteSpec {
     /// codes.
     pub fn needs_scale(&self, site: Site) -> bool {
         self.enabled && !site.is_weight() && self.kind == Kind::S8
+    }
+
+    /// The largest code `Q` of a weight: 127 for 8 bits, 63 for 7, 7 for 4. Its codes are `-Q..=Q`.
+    pub fn largest_code(&self) -> u8 {
+        match self.bits {
+            4 => 7,
+            7 => 63,
+            _ => 127,
+        }
     }
 }
 
@@ -280,8 +289,8 @@ impl Recipe {
     /// The effective setting of every site of `config`, in forward order.
     ///
     /// # Errors
-    /// [`ModelError::Recipe`] for a rule that matches no site, naming the nearest sites; for 4-bit activations, `u8`
-    /// outside `probs`, a fixed range of a weight, and `ptq` of an activation.
+    /// [`ModelError::Recipe`] for a rule that matches no site, naming the nearest sites; for activations of less than 8 bits,
+    /// `u8` outside `probs`, a fixed range of a weight, and `ptq` of an activation.
     pub fn resolve(&self, config: &SwinConfig) -> Result<Vec<(Site, SiteSpec)>, ModelError> {
         let sites = all_sites(config);
         let mut table: Vec<(Site, SiteSpec)> = sites.iter().map(|&site| (site, default_spec(site))).collect();
@@ -350,8 +359,8 @@ impl Rule {
         if self.pattern.is_empty() {
             return Err("`match` is empty".to_owned());
         }
-        if let Some(bits) = self.bits.filter(|b| ![4, 8].contains(b)) {
-            return Err(format!("bits {bits} is not supported; use 8, or 4 for weights"));
+        if let Some(bits) = self.bits.filter(|b| ![4, 7, 8].contains(b)) {
+            return Err(format!("bits {bits} is not supported; use 8, or 7 or 4 for weights"));
         }
         if let Some(amax) = self.amax.filter(|a| !(a.is_finite() && *a > 0.0)) {
             return Err(format!("amax {amax} is not a positive number"));
@@ -360,8 +369,8 @@ impl Rule {
     }
 
     fn apply(&self, site: Site, spec: &mut SiteSpec) -> Result<(), String> {
-        if self.bits == Some(4) && !site.is_weight() {
-            return Err("4 bits are supported for weights only".to_owned());
+        if let Some(bits) = self.bits.filter(|&bits| bits != 8 && !site.is_weight()) {
+            return Err(format!("{bits} bits are supported for weights only"));
         }
         if self.kind == Some(Kind::U8) && !matches!(site, Site::Probs(_)) {
             return Err("kind u8 is supported for `probs` sites only".to_owned());

@@ -39,6 +39,7 @@ def main():
         "no_average": {"state_dict": exact, "state_dict_ema": None, "epoch": 3},
         "mmengine": {"meta": {"epoch": 3}, "state_dict": exact, "ema_state_dict": other},
         "mmcv": {"meta": {"epoch": 3}, "state_dict": exact | copies},
+        "both": {"state_dict": exact, "state_dict_ema": exact},
         "teacher": {"student": other, "teacher": exact, "epoch": 3},
     }
     for name, content in files.items():

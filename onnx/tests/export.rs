@@ -45,10 +45,19 @@ rules:
   - {match: '{layers.1.blocks.0.mlp.fc2,head}.weight', enable: false}
 ";
 
+/// Every site on, and weights of 7 bits.
+const W7: &str = "
+name: w7
+rules:
+  - {match: '**', enable: true}
+  - {match: '**.weight', bits: 7}
+";
+
 fn recipe(name: &str) -> Recipe {
     match name {
         "all" => Recipe::from_yaml("all", ALL).unwrap(),
         "mixed" => Recipe::from_yaml("mixed", MIXED).unwrap(),
+        "w7" => Recipe::from_yaml("w7", W7).unwrap(),
         _ => Recipe::shipped(name).unwrap().with_ptq(Ptq::Basic),
     }
 }
@@ -214,6 +223,20 @@ fn exactly_the_sites_that_are_on_are_quantized() {
             assert_eq!(quantized_sites(&file.model), expected, "{}, {name}", config.name);
         }
     }
+}
+
+/// Weights of 7 bits are codes that no sum of two products with codes of 8 bits saturates.
+#[test]
+fn weights_of_7_bits_keep_their_codes() {
+    let file = export(&model(shifted(), "w7"), &ExportOptions::default()).unwrap();
+    let constants = graph(&file.model).initializer.iter();
+    let weights = nodes(&file.model, "DequantizeLinear").into_iter().map(|node| node.input[0].clone());
+    let weights: BTreeSet<String> = weights.collect();
+    let found: Vec<u8> = constants
+        .filter(|constant| weights.contains(constant.name()))
+        .map(|constant| constant.raw_data().iter().map(|&byte| (byte as i8).unsigned_abs()).max().unwrap())
+        .collect();
+    assert!(!found.is_empty() && found.iter().all(|&most| most == 63), "{found:?}");
 }
 
 #[test]

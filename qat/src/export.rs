@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
-use swinq_calib::{fold_factors, largest_code, quantize_by_scales, quantize_weight};
+use swinq_calib::{fold_factors, quantize_by_scales, quantize_weight};
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, Param, Source};
 use swinq_model::{HostTensor, Linear, QuantizedModel, Site, StateDict, SwinConfig, all_linears};
@@ -66,7 +66,7 @@ pub fn quantized(
             None => Cow::Borrowed(&trained.tensors[&name]),
         };
         let weight = match (trained.weight_scales)(linear)? {
-            Some(scales) => quantize_by_scales(&tensor, scales, largest_code(spec)),
+            Some(scales) => quantize_by_scales(&tensor, scales, spec.largest_code()),
             None => quantize_weight(&tensor, spec)?,
         };
         model.params.insert(name, Param::Int8(weight));

@@ -3,7 +3,7 @@
 use swinq_model::config::LoadedConfig;
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, Source};
-use swinq_model::{Draws, HostTensor, StateDict};
+use swinq_model::{Draws, HostTensor, Problem, StateDict};
 
 /// Standard deviation of Swin's initial weights, which are truncated at two deviations.
 const DEVIATION: f64 = 0.02;
@@ -42,9 +42,9 @@ pub fn untrained(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     }
 }
 
-/// Replaces the head of `model` with an untrained one for `classes` classes.
+/// Replaces the head of `model` with an untrained one for `classes` classes, of which an image has one.
 pub fn replace_head(model: &mut FloatModel, classes: usize, labels: Option<Vec<String>>, seed: u64) {
-    model.config.num_classes = classes;
+    (model.config.num_classes, model.config.problem) = (classes, Problem::SingleLabel);
     model.labels = labels;
     model.labels_from = None;
     for (name, shape) in parameters(&model.config).into_iter().filter(|(name, _)| name.starts_with("head.")) {
@@ -96,7 +96,9 @@ mod tests {
         assert_eq!(model.tensors["norm.weight"].data, vec![1.0; 768]);
         assert_eq!(model.tensors["layers.0.blocks.0.attn.qkv.bias"].data, vec![0.0; 288]);
         let before = model.tensors.clone();
+        model.config.problem = Problem::MultiLabel;
         replace_head(&mut model, 10, None, 4);
+        assert_eq!(model.config.problem, Problem::SingleLabel);
         swinq_model::params::check_parameters(&model.config, &model.tensors).unwrap();
         assert_eq!(model.tensors["head.weight"].shape, [10, 768]);
         assert!(before.iter().all(|(name, t)| name.starts_with("head.") || *t == model.tensors[name]));

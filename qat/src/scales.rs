@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_calib::{CalibError, largest_code, weight_scales};
+use swinq_calib::{CalibError, weight_scales};
 use swinq_float::ops::taped::{
     FakeActivation, FakeChannels, FakeWeight, LearnedScale, WeightScales, resident_columns,
 };
@@ -107,7 +107,7 @@ impl WeightScale {
     #[cfg(feature = "cuda")]
     fn on_device(&self, weight: &Tensor) -> candle_core::Result<Option<Tensor>> {
         use swinq_float::ops::taped::cuda::{learned_scales, scales_of_weight};
-        let largest = f32::from(largest_code(&self.spec));
+        let largest = f32::from(self.spec.largest_code());
         if let Some([ratio, base]) = &self.ratio {
             let factor = lsq_factor(weight.elem_count() / self.base.len(), largest);
             return learned_scales(ratio, base, factor).map(Some);
@@ -120,7 +120,7 @@ impl WeightScale {
 
     /// Computes the scales from the values of [`WeightScale::source`].
     fn scales(&self, values: Vec<f32>) -> Vec<f32> {
-        let largest = f32::from(largest_code(&self.spec));
+        let largest = f32::from(self.spec.largest_code());
         let scale = |(value, base): (f32, &f32)| match self.ratio.is_some() {
             true => base * value,
             false if (value / largest).recip().is_finite() => value / largest,
@@ -330,7 +330,7 @@ impl ScaleTable {
     /// values.
     pub fn fake_weight(&self, linear: Linear, values: usize) -> Option<FakeWeight> {
         let scale = self.weights.get(&linear)?;
-        let largest = f32::from(largest_code(&scale.spec));
+        let largest = f32::from(scale.spec.largest_code());
         let learned = scale.ratio.as_ref().map(|[ratio, _]| LearnedScale {
             ratio: ratio.clone(),
             base: scale.base.clone(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use candle_core::{D, Device, Tensor};
-use swinq_calib::{Histogram, largest_code, weight_scales};
+use swinq_calib::{Histogram, weight_scales};
 use swinq_eval::results::sensitivity::{ChannelSpread, Percentile, RangeStatistics};
 use swinq_float::{Float, FloatError, Sites, Swin};
 use swinq_model::quantized::ChannelCodes;
@@ -85,7 +85,7 @@ fn weight(tensor: &HostTensor, linear: Linear, spec: &SiteSpec) -> Result<RangeS
     histogram.add(&tensor.data)?;
     let (rows, columns) = tensor.matrix();
     let scales = weight_scales(tensor, spec)?;
-    let largest_code = f32::from(largest_code(spec));
+    let largest_code = f32::from(spec.largest_code());
     let (mut clipped, mut zeroed) = (0usize, 0usize);
     for (row, values) in tensor.data.chunks(columns).enumerate() {
         let scale = if scales.len() == 1 { scales[0] } else { scales[row] };

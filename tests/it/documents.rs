@@ -134,6 +134,14 @@ const W4_ADD: &str = "
   - {match: '**.{scores,output}', enable: false}
 ";
 
+/// A recipe with 7-bit weights, for processors whose sums of two products saturate.
+const W7: &str = "
+  - {match: '**', enable: true, calibrator: mse}
+  - {match: '**.weight', bits: 7, ptq: refined}
+  - {match: '{patch_embed,head}.**', enable: false}
+  - {match: '**.{scores,output,branch,shortcut}', enable: false}
+";
+
 /// A recipe with every site on, and probabilities of both kinds.
 const ALL: &str = "
   - {match: '**', enable: true, calibrator: entropy}
@@ -165,7 +173,9 @@ fn the_numpy_engine_gives_the_bits_of_the_sample() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("q.safetensors");
     let sample = Noise::of(&float_model().config);
-    for (name, rules) in [("default", ""), ("mode1", ""), ("w4", W4_ADD), ("all", ALL), ("mixed", MIXED)] {
+    let recipes =
+        [("default", ""), ("mode1", ""), ("w4", W4_ADD), ("w7", W7), ("all", ALL), ("mixed", MIXED)];
+    for (name, rules) in recipes {
         let file = folder.path().join(format!("{name}.yaml"));
         std::fs::write(&file, yaml(rules)).unwrap();
         let recipe = if rules.is_empty() { name } else { file.to_str().unwrap() };
@@ -274,6 +284,7 @@ const WEIGHTS: &str = "
   - {match: '**.proj.weight', calibrator: {percentile: 97.3}}
   - {match: 'layers.1.**.fc2.weight', calibrator: mse, granularity: tensor}
   - {match: 'layers.0.**.fc2.weight', calibrator: mse, bits: 4}
+  - {match: 'layers.0.**.fc1.weight', bits: 7}
   - {match: 'layers.0.**.{input,q,k,v}', enable: true, amax: 3.5}
 ";
 

@@ -150,7 +150,7 @@ fn rule(site: Site, draw: u32) -> Rule {
     Rule {
         pattern: site.to_string(),
         enable: Some(!draw.is_multiple_of(4)),
-        bits: (weight && draw % 16 == 1).then_some(4),
+        bits: Some(if draw % 16 == 1 { 4 } else { 7 }).filter(|_| weight && matches!(draw % 16, 1 | 3)),
         granularity: weight.then_some(if draw.is_multiple_of(3) {
             Granularity::Tensor
         } else {

@@ -31,6 +31,7 @@ mod rectangles;
 mod refined;
 mod refined_block;
 mod refusals;
+mod remedies;
 mod search_by_metric;
 mod second_version;
 mod sensitivity;

@@ -131,14 +131,28 @@ fn scores_are_those_of_the_problem() {
     assert!(kind == "number" && classes.iter().all(|&(class, value)| value == logit(class)), "{classes:?}");
     let (kind, classes) = found("single_label_classification");
     assert!(kind == "softmax" && (classes.iter().map(|(_, p)| p).sum::<f64>() - 1.0).abs() < 1e-9);
-    let model = with_problem("multi_label_classification");
-    let mut command = swinq(["eval", "--no-latency", "--data-path"]);
-    command.arg(sample_data()).arg(model.path());
-    refused(
-        command.assert(),
-        1,
-        &["is a multi-label classifier, for which swinq has no measure of accuracy"],
-    );
+}
+
+/// Commands that measure accuracy by labels, or train on it.
+#[test]
+fn problems_without_a_measure_are_refused_by_name() {
+    for (problem, name) in
+        [("multi_label_classification", "multi-label classifier"), ("regression", "regression")]
+    {
+        let model = with_problem(problem);
+        let output = model.path().join("out");
+        let name = format!("is a {name}, for which swinq has no measure of accuracy");
+        let data = |command: &str, more: &[&str]| {
+            let mut command = swinq([command]);
+            command.arg(model.path()).args(more).arg("--data-path").arg(sample_data()).assert()
+        };
+        refused(data("eval", &["--no-latency"]), 1, &[&name]);
+        refused(data("tune", &["--max-drop", "1", "-o", output.to_str().unwrap()]), 1, &[&name]);
+        let mut qat = swinq(["qat", "default", "--opts", "quant", "off", "loss.kl", "0", "float"]);
+        qat.arg(model.path()).arg("data.path").arg(sample_data()).arg("output").arg(&output);
+        refused(qat.assert(), 1, &[&name]);
+        assert!(!output.exists());
+    }
 }
 
 /// A budget that is as large as one image of 32 x 32 pixels, and one that is smaller than any: images wait for each

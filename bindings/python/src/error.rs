@@ -83,7 +83,7 @@ fn message(error: &Error) -> String {
 
 /// A message of the program with its options in Python's words.
 pub fn in_python(message: &str) -> String {
-    const WORDS: [(&str, &str); 23] = [
+    const WORDS: [(&str, &str); 26] = [
         ("pass --cfg NAME or --cfg FILE.yaml", "pass cfg=, a name of swinq.shipped_configs() or a YAML file"),
         (
             "State --transform timm or --transform ms to decide",
@@ -102,6 +102,9 @@ pub fn in_python(message: &str) -> String {
         ("(other commands: --task features)", "(in Python: task=\"features\")"),
         ("(or --task features)", "(or task=\"features\")"),
         ("add --task features", "add task=\"features\""),
+        ("--task features", "task=\"features\""),
+        ("--opts", "opts="),
+        ("--skip-corrupt", "skip_corrupt"),
         ("--outputs", "outputs="),
         ("--dialect", "dialect="),
         ("--weights", "weights="),

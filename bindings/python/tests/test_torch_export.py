@@ -196,6 +196,14 @@ class Export(unittest.TestCase):
                 self.assertEqual(bool(factors), name == "factors")
                 self.both(name, made, x)
 
+    def test_weights_of_7_bits_are_exported(self):
+        x = images(2, 64, 96)
+        recipe = {"name": "w7", "rules": [*EVERYTHING["rules"], {"match": "**.weight", "bits": 7}]}
+        made = program, _ = prepared(SWINS["transformers backbone"](), x, recipe=recipe)
+        largest = {site.largest for _, site in program.backbone.swinq.sites() if hasattr(site, "largest")}
+        self.assertEqual(largest, {63.0})
+        self.both("7 bits", made, x)
+
     def test_whole_programs(self):
         # The exporter of TorchScript does not know the pooling of UPerNet.
         for name, exporters in (("UPerNet", [True]), ("DPT with Swin V2", [True, False])):

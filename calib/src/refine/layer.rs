@@ -9,7 +9,7 @@ use swinq_model::{HostTensor, SiteSpec};
 
 use crate::channels::fold_factors;
 use crate::error::CalibError;
-use crate::weight::{largest_code, round};
+use crate::weight::round;
 
 /// How a layer's input is rounded.
 #[derive(Clone, Debug, PartialEq)]
@@ -227,7 +227,7 @@ pub fn least(candidates: impl IntoIterator<Item = (f32, f64)>) -> (f32, f64) {
 /// inputs of mean square `square[j]`. Errors of columns are taken as independent.
 pub fn weight_error(weight: &HostTensor, scales: &[f32], spec: &SiteSpec, square: &[f64]) -> f64 {
     let (_, width) = weight.matrix();
-    let limit = f32::from(largest_code(spec));
+    let limit = f32::from(spec.largest_code());
     let square: Vec<f32> = square.iter().map(|square| *square as f32).collect();
     let row = |(index, row): (usize, &[f32])| {
         let scale = if scales.len() == 1 { scales[0] } else { scales[index] };

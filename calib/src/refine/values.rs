@@ -20,7 +20,7 @@ use super::norm::{STRENGTHS, factors, means};
 use super::sample::{ChannelMap, Rows, Windows};
 use crate::channels::fold_factors;
 use crate::error::CalibError;
-use crate::weight::{largest_code, quantize_by_scales, weight_scales};
+use crate::weight::{quantize_by_scales, weight_scales};
 
 /// The sampled attention of a block, and the projection after it.
 pub struct ValuePath<'a> {
@@ -138,7 +138,7 @@ impl Judge {
         let mixed = Codes::Tensor(ranges.mixed).round(&mixed.map_err(float_error)?, width);
         let weight = fold_factors(path.weight, &map.factor);
         let scales = weight_scales(&weight, path.spec)?;
-        let rounded = quantize_by_scales(&weight, scales, largest_code(path.spec)).dequantize();
+        let rounded = quantize_by_scales(&weight, scales, path.spec.largest_code()).dequantize();
         let mut output = product(mixed, &rounded.data, width)?;
         let moved = super::norm::moved_to_bias(path.weight, &map.shift);
         let add = |row: &mut [f32]| row.iter_mut().zip(&moved).for_each(|(y, b)| *y += *b as f32);

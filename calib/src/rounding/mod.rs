@@ -27,7 +27,7 @@ use swinq_model::quantized::Int8Weight;
 use swinq_model::{Granularity, HostTensor, SiteSpec};
 
 use crate::error::CalibError;
-use crate::weight::{largest_code, weight_scales};
+use crate::weight::weight_scales;
 use algebra::{Cholesky, TILE};
 use codes::{Form, Square, Tile};
 
@@ -183,7 +183,7 @@ impl Search<'_> {
     }
 
     fn limit(&self) -> f32 {
-        f32::from(largest_code(self.spec))
+        f32::from(self.spec.largest_code())
     }
 
     fn by_channel(&self, scales: &[f32]) -> Result<(Vec<f32>, Vec<f32>)> {

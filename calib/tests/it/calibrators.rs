@@ -73,7 +73,7 @@ fn mse_is_the_brute_force_minimum() {
         let histogram = histogram(&sample.values);
         let (width, max) = (histogram.width(), f64::from(histogram.max()));
         let bins = bins(&sample.values, width);
-        for largest_code in [127u8, 7] {
+        for largest_code in [127u8, 63, 7] {
             let q = f64::from(largest_code);
             let least = mse_candidates(bins.len(), width, max)
                 .into_iter()

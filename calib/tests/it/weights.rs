@@ -20,7 +20,7 @@ fn weight() -> HostTensor {
 
 #[test]
 fn max_per_channel_and_per_tensor_follow_the_contract() {
-    for (bits, limit) in [(8, 127.0f32), (4, 7.0)] {
+    for (bits, limit) in [(8, 127.0f32), (7, 63.0), (4, 7.0)] {
         for granularity in [Granularity::Channel, Granularity::Tensor] {
             let weight = weight();
             let quantized = quantize_weight(&weight, &spec(bits, granularity, Calibrator::Max)).unwrap();

@@ -111,14 +111,13 @@ fn other_splits(root: &Path, split: &Split) -> Result<Option<Vec<String>>, DataE
     let is_split = |name: &String| SPLITS.contains(&name.to_ascii_lowercase().as_str());
     let common = [Split::Train, Split::Val];
     let has = |name: &&Split| root.join(format!("{name}.zip")).exists() || root.join(name.as_str()).is_dir();
-    let other = common.iter().find(has);
-    let splits = other.is_some() || (!folders.is_empty() && folders.iter().all(is_split));
+    let mut found: Vec<String> = common.iter().filter(has).map(Split::to_string).collect();
+    let splits = !found.is_empty() || (!folders.is_empty() && folders.iter().all(is_split));
     if !splits && common.contains(split) {
         return Ok(None);
     }
-    let own = other.map(Split::to_string);
-    let others = folders.into_iter().filter(|name| Some(name) != own.as_ref() && splits && is_split(name));
-    let mut found: Vec<String> = own.iter().cloned().chain(others).collect();
+    let others = folders.into_iter().filter(|name| splits && is_split(name) && !found.contains(name));
+    found.extend(others.collect::<Vec<_>>());
     let for_training = |name: &str| name.to_ascii_lowercase().starts_with("train");
     found.sort_by_key(|name| for_training(name) != for_training(split.as_str()));
     found.truncate(SHOWN);

@@ -164,6 +164,10 @@ fn missing_parts_of_a_layout_are_named() {
     // Images for training are not named before others.
     let both = folder(&["train/a/1.png", "valid/a/1.png"]);
     assert!(message(open(both.path(), Split::Val)).ends_with("the data set has `valid`, `train`"));
+    // An archive is a split too, beside a folder.
+    fs::write(only_train.path().join("val.zip"), "").unwrap();
+    let test: Split = "test".parse().unwrap();
+    assert!(message(open(only_train.path(), test)).ends_with("the data set has `val`, `train`"));
     for name in ["", "..", "a/b", "a\\b"] {
         assert!(name.parse::<Split>().unwrap_err().to_string().contains("is not a split"), "{name}");
     }

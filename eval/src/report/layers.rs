@@ -182,7 +182,7 @@ impl View<'_> {
         let products = products.map(|pair| pair.iter().all(|site| self.is_on(&format!("{launch}.{site}"))));
         match (weight, launch.ends_with(".attn")) {
             (Some(weight), _) if self.is_int8(launch) => match weight.bits {
-                Some(4) => "INT8 (4-bit weights)".to_owned(),
+                Some(bits) if bits < 8 => format!("INT8 ({bits}-bit weights)"),
                 _ => "INT8".to_owned(),
             },
             (Some(_), _) => "float".to_owned(),

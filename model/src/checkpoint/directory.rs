@@ -123,9 +123,12 @@ fn with_cfg(
         return Ok(Description { stages, ..described });
     }
     let classes = cfg.config.num_classes;
-    let (labels, problem) = match library(json, task, backbone.is_some())? {
-        Library::Transformers => (hf::labels(json)?, hf::problem(json)?),
-        Library::Timm => (timm::labels(json, classes)?, cfg.config.problem),
+    let is_known = ["model_type", "architecture"].iter().any(|field| json.get(field).is_some());
+    let library = is_known.then(|| library(json, task, backbone.is_some())).transpose()?;
+    let (labels, problem) = match library {
+        Some(Library::Transformers) => (hf::labels(json)?, hf::problem(json)?),
+        Some(Library::Timm) => (timm::labels(json, classes)?, cfg.config.problem),
+        None => (None, cfg.config.problem),
     };
     let config = SwinConfig { problem, ..described.config };
     let labels = labels.filter(|labels| labels.names.len() == classes);

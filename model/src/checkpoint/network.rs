@@ -278,7 +278,7 @@ fn among_others(keys: &[&str], roots: &[&str]) -> String {
 /// The error for tensor names that fit no dialect.
 fn unknown_dialect(path: &Path, keys: &[&str]) -> ModelError {
     let problem = format!(
-        "its tensors follow no known naming convention of a Swin ({}); if they do, name it with --dialect",
+        "its tensors follow no known naming convention of a Swin ({}); give the checkpoint of a Swin",
         name_list(keys)
     );
     ModelError::file(path, problem)

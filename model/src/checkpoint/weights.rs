@@ -142,6 +142,10 @@ fn shard_path(index: &Path, name: &str) -> Result<PathBuf, ModelError> {
         return Err(ModelError::file(index, problem));
     }
     let path = folder.join(name);
+    if !path.exists() {
+        let problem = format!("names the shard `{name}`, which is not there; copy or download it too");
+        return Err(ModelError::file(index, problem));
+    }
     let real = |path: &Path| path.canonicalize().map_err(|error| ModelError::io(path, error));
     let (shard, own) = (real(&path)?, real(index)?);
     if shard.parent() != own.parent() && shard.parent() != Some(&real(folder)?) {

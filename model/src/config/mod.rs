@@ -113,6 +113,7 @@ pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<Load
     };
     settings.apply(opts)?;
     let config = resolve(name, &settings)?;
+    check_sections(config.version, opts)?;
     let transform = transform(&config, &settings)?;
     let stages = stages(&config, &settings)?;
     let key = "MODEL.DROP_PATH_RATE";
@@ -159,6 +160,22 @@ fn leaf(version: SwinVersion, name: &str) -> &'static str {
     }
 }
 
+/// Refuses overrides in the section of another version, which have no effect.
+fn check_sections(version: SwinVersion, opts: &[(String, String)]) -> Result<(), ModelError> {
+    let own = format!("{}.", version.section());
+    let foreign = |key: &&String| key.starts_with("MODEL.SWIN") && !key.starts_with(&own);
+    let Some(key) = opts.iter().map(|(key, _)| key).find(foreign) else { return Ok(()) };
+    let last = key.rsplit('.').next().unwrap_or_default();
+    let here = format!("{own}{last}");
+    let remedy = match keys::look_up(&here) {
+        Known::Leaf(key) => format!("override {key}"),
+        _ => "leave it out".to_owned(),
+    };
+    let problem =
+        format!("has no effect, because the keys of this model are those of {}; {remedy}", version.section());
+    Err(ModelError::config(key, problem))
+}
+
 /// The keys that decide the evaluation transform.
 const TRANSFORM_KEYS: [&str; 3] = ["DATA.IMG_SIZE", "TEST.CROP", "DATA.INTERPOLATION"];
 
@@ -182,6 +199,7 @@ pub(crate) fn override_config(
     settings.apply(&stated(config, transform))?;
     settings.apply(opts)?;
     let mut changed = resolve(config.name.clone(), &settings)?;
+    check_sections(changed.version, opts)?;
     (changed.window_policy, changed.problem) = (config.window_policy, config.problem);
     if config.is_backbone() {
         let outputs = config.outputs.clone();
@@ -246,7 +264,7 @@ fn stated_size(size: Size) -> String {
 
 fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> {
     let version = version(settings)?;
-    // Each version has its own section; keys of the other one have no effect, as in Microsoft's code.
+    // Each version has its own section; keys of the other one in a file have no effect, as in Microsoft's code.
     let key = |name: &str| leaf(version, name);
     let size = |key, default| field(settings, key, "a whole number", default, Value::as_size);
     let extent = |key, default| field(settings, key, "a whole number or two", default, Value::as_extent);

@@ -202,6 +202,25 @@ fn each_version_reads_its_own_section() {
 }
 
 #[test]
+fn overrides_in_the_section_of_another_version_are_refused() {
+    let load = |name: &str, key: &str| load_config(name, &opts(&[(key, "[1, 1, 1, 1]")]));
+    let (v1, v2) = ("swin_tiny_patch4_window7_224", "swinv2_tiny_patch4_window8_256");
+    for (name, key, remedy) in [
+        (v2, "MODEL.SWIN.DEPTHS", "those of MODEL.SWINV2; override MODEL.SWINV2.DEPTHS"),
+        (v1, "MODEL.SWINV2.DEPTHS", "those of MODEL.SWIN; override MODEL.SWIN.DEPTHS"),
+        (v1, "MODEL.SWIN_MLP.DEPTHS", "override MODEL.SWIN.DEPTHS"),
+        (v2, "MODEL.SWIN.QK_SCALE", "those of MODEL.SWINV2; leave it out"),
+    ] {
+        let message = load(name, key).unwrap_err().to_string();
+        assert!(message.contains(key) && message.contains(remedy), "{message}");
+    }
+    assert_eq!(load(v2, "MODEL.SWINV2.DEPTHS").unwrap().config.depths, [1; 4]);
+    // The version that the overrides state counts.
+    let changed = opts(&[("MODEL.TYPE", "swinv2"), ("MODEL.SWINV2.DEPTHS", "[1, 1, 1, 1]")]);
+    assert_eq!(load_config(v1, &changed).unwrap().config.depths, [1; 4]);
+}
+
+#[test]
 fn the_dataset_of_22k_decides_the_classes_as_in_microsofts_code() {
     assert_eq!(load_text("DATA: {DATASET: imagenet22K}").unwrap().config.num_classes, 21841);
     let set = "DATA: {DATASET: imagenet22K}\nMODEL: {NUM_CLASSES: 7}";

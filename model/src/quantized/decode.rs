@@ -331,7 +331,7 @@ fn read_int8(
     file: &SafeTensors,
 ) -> Result<Int8Weight, ModelError> {
     let codes = read_codes(name, &shape, file)?;
-    let limit = if spec.bits == 4 { 7 } else { 127 };
+    let limit = spec.largest_code();
     let over = |codes: &[i8]| codes.iter().fold(false, |over, code| over | (code.unsigned_abs() > limit));
     if over(&codes)
         && let Some(code) = codes.iter().find(|code| code.unsigned_abs() > limit)

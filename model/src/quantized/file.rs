@@ -150,6 +150,10 @@ impl QuantizedModel {
     /// # Errors
     /// Those of [`QuantizedModel::load`].
     pub fn load_with_info(path: &Path) -> Result<(QuantizedModel, FileInfo), ModelError> {
+        if path.is_dir() {
+            let problem = "is a folder; give the file that `swinq calibrate` wrote";
+            return Err(ModelError::file(path, problem));
+        }
         QuantizedModel::from_bytes(path, &std::fs::read(path).map_err(|e| ModelError::io(path, e))?)
     }
 

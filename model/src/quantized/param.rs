@@ -4,7 +4,7 @@ use crate::error::ModelError;
 use crate::params::Parameter;
 use crate::tensor::HostTensor;
 
-/// An INT8 weight: codes in [-127, 127] (or [-7, 7]), `weight = code * scale`.
+/// An INT8 weight: codes in [-127, 127] (7 bits: [-63, 63], 4 bits: [-7, 7]), `weight = code * scale`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Int8Weight {
     /// Sizes, output channels first.

@@ -72,7 +72,8 @@ fn a_rule_without_a_match_names_the_nearest_sites() {
 #[test]
 fn impossible_rules_are_refused() {
     for (rules, word) in [
-        ("  - {match: '**', bits: 4}\n", "4 bits"),
+        ("  - {match: '**', bits: 4}\n", "4 bits are supported for weights only"),
+        ("  - {match: '**', bits: 7}\n", "7 bits are supported for weights only"),
         ("  - {match: '**.input', kind: u8}\n", "kind u8"),
         ("  - {match: '**.weight', amax: 1.0}\n", "amax"),
         ("  - {match: '**', ptq: basic}\n", "match `**.weight`"),
@@ -81,7 +82,7 @@ fn impossible_rules_are_refused() {
         assert!(message.contains(word), "{message}");
     }
     for (rules, word) in [
-        ("  - {match: '**', bits: 3}\n", "bits 3"),
+        ("  - {match: '**', bits: 3}\n", "bits 3 is not supported; use 8, or 7 or 4 for weights"),
         ("  - {match: '**', amax: -1}\n", "amax"),
         ("  - {match: '**', calibrator: {percentile: 0}}\n", "percentile"),
         ("  - {match: '**', enabled: true}\n", "enabled"),

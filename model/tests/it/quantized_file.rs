@@ -244,6 +244,8 @@ fn assert_message(outcome: Result<QuantizedModel, String>, words: &[&str]) {
 
 #[test]
 fn other_files_are_refused() {
+    let message = QuantizedModel::load(folder().path()).unwrap_err().to_string();
+    assert!(message.contains("is a folder; give the file that `swinq calibrate` wrote"), "{message}");
     assert_message(
         load_bytes(b"PK\x03\x04 not this"),
         &["is a truncated or damaged safetensors file", "q.safetensors"],

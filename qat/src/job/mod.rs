@@ -185,6 +185,13 @@ impl Job {
                             "{source}; a job is YAML. To train a checkpoint: qat default --opts model {name_or_path} ..."
                         ),
                     },
+                    std::io::ErrorKind::InvalidInput if path.is_dir() => JobError::Yaml {
+                        job: name_or_path.to_owned(),
+                        problem: format!(
+                            "is a folder; a job is a YAML file. To train the model in it: qat default --opts float \
+                             {name_or_path} ..."
+                        ),
+                    },
                     _ => JobError::Io { path: path.to_owned(), source },
                 };
                 Job::from_yaml(name_or_path, &text_file::read(path, MAX_WRITTEN).map_err(io)?, overrides)

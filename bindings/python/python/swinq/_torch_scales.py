@@ -47,7 +47,7 @@ class WeightScale(torch.nn.Module):
 
     def __init__(self, base: Any, bits: int, recomputed: bool, learned: bool) -> None:
         super().__init__()
-        self.largest = 7.0 if bits == 4 else 127.0
+        self.largest = {4: 7.0, 7: 63.0, 8: 127.0}[bits]
         self.count, self.recomputed = base.numel(), recomputed
         self.register_buffer("base", None if recomputed else base)
         self.ratio: Any = None if recomputed else torch.nn.Parameter(torch.ones_like(base), requires_grad=learned)

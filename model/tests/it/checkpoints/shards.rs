@@ -158,7 +158,8 @@ fn missing_repeated_and_unlisted_tensors_name_the_shard() {
         "{message}"
     );
     let message = edit(&|folder| fs::remove_file(folder.join(SHARDS[1])).unwrap());
-    assert!(message.contains(SHARDS[1]), "{message}");
+    assert!(message.contains(INDEX) && message.contains(SHARDS[1]), "{message}");
+    assert!(message.contains("which is not there; copy or download it too"), "{message}");
     let text = r#"{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}"#;
     let message = edit(&|folder| fs::write(folder.join(INDEX), text).unwrap());
     assert!(message.contains("`a` is stated twice"), "{message}");

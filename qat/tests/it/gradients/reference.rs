@@ -97,7 +97,7 @@ impl Reference {
         };
         let weight = &case.float.tensors[&linear.weight_name()];
         let base = swinq_calib::weight_scales(weight, &state.spec).unwrap();
-        let largest = if state.spec.bits == 4 { 7.0 } else { 127.0 };
+        let largest = f64::from(state.spec.largest_code());
         SiteScale { base, ratio, largest, lowest: -largest }
     }
 
