@@ -4,10 +4,10 @@ use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
 use super::CpuTime;
 
-/// The figures of memory. 0 stands for a figure that the system does not state.
+/// A figure of the memory. 0 stands for one that the system does not state.
 fn of_memory(figure: impl Fn(&System) -> u64) -> Option<u64> {
     let kind = RefreshKind::nothing().with_memory(MemoryRefreshKind::nothing().with_ram());
-    Some(figure(&System::new_with_specifics(kind))).filter(|&bytes| bytes > 0)
+    Some(figure(&System::new_with_specifics(kind).ok()?)).filter(|&bytes| bytes > 0)
 }
 
 pub(super) fn memory() -> Option<u64> {
@@ -32,17 +32,18 @@ pub(super) fn peak_memory() -> Option<u64> {
 
 pub(super) fn processor() -> Option<String> {
     let kind = RefreshKind::nothing().with_cpu(CpuRefreshKind::nothing());
-    let system = System::new_with_specifics(kind);
+    let system = System::new_with_specifics(kind).ok()?;
     let name = system.cpus().first()?.brand().trim().to_owned();
     Some(name).filter(|name| !name.is_empty())
 }
 
 pub(super) fn host() -> Option<String> {
-    System::host_name()
+    System::host_name().ok()
 }
 
 pub(super) fn load_average() -> Option<f64> {
-    (!cfg!(windows)).then(|| System::load_average().one)
+    // What it states for Windows is its own estimate, which begins at 0.
+    if cfg!(windows) { None } else { System::load_average().ok().map(|load| load.one) }
 }
 
 pub(super) fn cpu_time() -> Option<CpuTime> {
