@@ -1,4 +1,4 @@
-//! Figures of Windows and macOS.
+//! Figures of Windows.
 
 use sysinfo::{CpuRefreshKind, MemoryRefreshKind, RefreshKind, System};
 
@@ -42,8 +42,7 @@ pub(super) fn host() -> Option<String> {
 }
 
 pub(super) fn load_average() -> Option<f64> {
-    // What it states for Windows is its own estimate, which begins at 0.
-    if cfg!(windows) { None } else { System::load_average().ok().map(|load| load.one) }
+    None
 }
 
 pub(super) fn cpu_time() -> Option<CpuTime> {
