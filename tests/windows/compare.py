@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = ["sample/model.safetensors", "--cfg", "sample/cfg.yaml"]
 DATA = ["--data-path", "images"]
-BYTES = ["quickstart/int8.safetensors", "int8.safetensors", "logits.safetensors", "maps.safetensors", "int8.onnx",
+BYTES = ["quickstart/int8.safetensors", "int8.safetensors", "logits.safetensors", "int8.onnx",
          "predict.txt", "out/model.safetensors", "out/best.safetensors"]
 JSON = ["quickstart/results.json", "eval.json", "inspect.json"]
 # Keys of JSON that describe the machine, times and speeds.
@@ -86,7 +86,6 @@ class System:
         self.run("export", "int8.safetensors", "--onnx", "int8.onnx")
         out, _ = self.run("inspect", "int8.safetensors", "--json")
         (self.folder / "inspect.json").write_text(out)
-        self.run("features", "int8.safetensors", *images, "--features", "maps.safetensors")
         if killed:
             self.kill("qat", "job.yaml", at="4/12 iterations")
         self.run("qat", "job.yaml", *(["--resume"] if killed else []))
