@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
+use swinq_system::machine::{self, CpuTime};
 
 /// The GPU of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -65,12 +66,12 @@ impl Environment {
             swinq: env!("CARGO_PKG_VERSION").to_owned(),
             os: std::env::consts::OS.to_owned(),
             arch: std::env::consts::ARCH.to_owned(),
-            cpu: read_proc("/proc/cpuinfo").and_then(|text| field(&text, "model name").map(str::to_owned)),
+            cpu: machine::processor(),
             isa: isa.map(str::to_owned),
             cores: std::thread::available_parallelism().ok().map(usize::from),
             threads,
-            memory_bytes: read_proc("/proc/meminfo").and_then(|text| kibibytes(&text, "MemTotal")),
-            load_average: load_average(),
+            memory_bytes: machine::memory(),
+            load_average: machine::load_average(),
             time: iso_utc(SystemTime::now()),
             gpu: None,
             libraries,
@@ -95,27 +96,16 @@ pub struct LoadMeter {
     start: Option<CpuTime>,
 }
 
-/// Processor time since the system started, in clock ticks (100 per second on Linux).
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct CpuTime {
-    /// Of all processes and the kernel, on all cores.
-    busy: f64,
-    /// Of this process.
-    own: f64,
-    /// Real time.
-    real: f64,
-}
-
 impl LoadMeter {
     /// Starts a measurement.
     pub fn start() -> LoadMeter {
-        LoadMeter { start: cpu_time() }
+        LoadMeter { start: machine::cpu_time() }
     }
 
     /// The load since the start.
     pub fn finish(self) -> Load {
-        let other = self.start.zip(cpu_time()).and_then(|(start, end)| other_cores(start, end));
-        Load { average: load_average(), other_cores: other }
+        let other = self.start.zip(machine::cpu_time()).and_then(|(start, end)| other_cores(start, end));
+        Load { average: machine::load_average(), other_cores: other }
     }
 }
 
@@ -126,51 +116,9 @@ fn other_cores(start: CpuTime, end: CpuTime) -> Option<f64> {
     (real > 0.0).then(|| (other / real).max(0.0))
 }
 
-/// The load average of the last minute; `None` on systems without `/proc`.
-fn load_average() -> Option<f64> {
-    read_proc("/proc/loadavg")?.split_whitespace().next()?.parse().ok()
-}
-
-fn cpu_time() -> Option<CpuTime> {
-    let own = own_ticks(&read_proc("/proc/self/stat")?)?;
-    let real = 100.0 * read_proc("/proc/uptime")?.split_whitespace().next()?.parse::<f64>().ok()?;
-    Some(CpuTime { busy: busy_ticks(&read_proc("/proc/stat")?)?, own, real })
-}
-
-/// Ticks of user, nice, system, irq, softirq and steal time in the first line of `/proc/stat`.
-fn busy_ticks(stat: &str) -> Option<f64> {
-    let fields = stat.lines().next()?.strip_prefix("cpu ")?.split_whitespace();
-    let ticks: Vec<f64> = fields.map(str::parse).collect::<Result<_, _>>().ok()?;
-    let at = |index: usize| ticks.get(index).copied();
-    Some(at(0)? + at(1)? + at(2)? + at(5)? + at(6)? + at(7)?)
-}
-
-/// User and system ticks of a process in its `stat` file. The fields follow the name, which is in parentheses.
-fn own_ticks(stat: &str) -> Option<f64> {
-    let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
-    Some(fields.next()?.parse::<f64>().ok()? + fields.next()?.parse::<f64>().ok()?)
-}
-
 /// Peak resident memory of this process in bytes: `VmHWM` on Linux, `None` on other systems.
 pub fn peak_memory_bytes() -> Option<u64> {
-    kibibytes(&read_proc("/proc/self/status")?, "VmHWM")
-}
-
-/// Reads a file of `/proc`; `None` on systems without it.
-fn read_proc(path: &str) -> Option<String> {
-    std::fs::read_to_string(path).ok()
-}
-
-/// The value of the first line `key : value`; `None` if it is missing or empty.
-fn field<'a>(text: &'a str, key: &str) -> Option<&'a str> {
-    let pairs = text.lines().filter_map(|line| line.split_once(':'));
-    let mut values = pairs.filter(|(name, _)| name.trim() == key).map(|(_, value)| value.trim());
-    values.next().filter(|value| !value.is_empty())
-}
-
-/// The value of a line `key: N kB`, in bytes.
-fn kibibytes(text: &str, key: &str) -> Option<u64> {
-    field(text, key)?.strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    machine::peak_memory()
 }
 
 /// `time` in UTC as ISO 8601, to the second.
@@ -223,23 +171,6 @@ mod tests {
     }
 
     #[test]
-    fn fields_of_proc_files_are_parsed() {
-        let text = "processor\t: 0\nmodel name\t: Some CPU @ 2:1\nmodel name\t: Other\nVmHWM:\t  12 kB\nVmPeak: x kB\n";
-        assert_eq!(field(text, "model name"), Some("Some CPU @ 2:1"));
-        assert_eq!(kibibytes(text, "VmHWM"), Some(12 * 1024));
-        assert_eq!(kibibytes(text, "VmPeak"), None);
-        assert_eq!(kibibytes(text, "VmRSS"), None);
-    }
-
-    #[test]
-    fn processor_times_are_parsed() {
-        assert_eq!(busy_ticks("cpu  10 2 30 400 50 6 7 8 0 0\ncpu0 1\n"), Some(63.0));
-        assert_eq!(busy_ticks("intr 3"), None);
-        let stat = "12 (a) b) S 1 2 3 4 5 6 7 8 9 10 1100 22 5 5 20";
-        assert_eq!(own_ticks(stat), Some(1122.0));
-    }
-
-    #[test]
     fn the_own_work_is_not_the_load_of_others() {
         let start = CpuTime { busy: 1000.0, own: 200.0, real: 500.0 };
         let end = CpuTime { busy: 1350.0, own: 400.0, real: 600.0 };
@@ -257,12 +188,6 @@ mod tests {
         assert_eq!((environment.threads, environment.isa.as_deref()), (3, Some("avx2")));
         assert_eq!(environment.swinq, env!("CARGO_PKG_VERSION"));
         assert_eq!(environment.libraries["cublaslt"], "12.8");
-        if cfg!(target_os = "linux") {
-            assert!(environment.memory_bytes.unwrap() > 1 << 20);
-            let block = vec![1u8; 8 << 20];
-            assert!(peak_memory_bytes().unwrap() > std::hint::black_box(&block).len() as u64);
-        } else {
-            assert_eq!(peak_memory_bytes(), None);
-        }
+        assert!(environment.memory_bytes.unwrap() > 1 << 20);
     }
 }

@@ -1,13 +1,14 @@
 //! Atomic file writes: a file has its complete content or does not exist.
 //!
-//! A file is written as `.swinq-*.part` in the folder of its target, then renamed. While it is written it is locked, so
+//! A file is written as `.swinq-*.part` in the folder of its target, then renamed. While it is written it is held, so
 //! that a later write in this folder can tell the remains of a process that was killed, which it removes, from files that
 //! another process is writing.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use swinq_system::files;
 use tempfile::NamedTempFile;
 
 use crate::error::ModelError;
@@ -75,10 +76,10 @@ impl AtomicFile {
             existing.map_or(Ok(()), |existing| file.set_permissions(existing.permissions()))?;
             file.sync_all()
         })?;
-        let AtomicFile { path, target, temporary } = self;
-        temporary.persist(&target).map_err(|e| ModelError::io(&path, e.error))?;
-        let folder = File::open(folder_of(&target)).and_then(|folder| folder.sync_all());
-        folder.map_err(|e| ModelError::io(&path, e))
+        let AtomicFile { path, target, mut temporary } = self;
+        files::replace(temporary.path(), &target).map_err(|e| ModelError::io(&path, e))?;
+        temporary.disable_cleanup(true);
+        files::sync_folder(folder_of(&target)).map_err(|e| ModelError::io(&path, e))
     }
 }
 
@@ -104,6 +105,12 @@ fn target_of(path: &Path) -> Result<PathBuf, ModelError> {
             Ok(found) if found.is_symlink() => {
                 let link = target.read_link().map_err(|e| ModelError::io(path, e))?;
                 target = folder_of(&target).join(link);
+            }
+            Ok(found) if found.is_file() && files::is_protected(&found) => {
+                return Err(ModelError::file(
+                    path,
+                    "is read-only; remove the attribute, or name another file",
+                ));
             }
             Ok(found) if found.is_file() => return Ok(target),
             Ok(found) if found.is_dir() => {
@@ -131,7 +138,7 @@ fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A locked temporary file in the folder of `target`. Errors name `path`.
+/// A held temporary file in the folder of `target`. Errors name `path`.
 fn temporary_beside(path: &Path, target: &Path) -> Result<NamedTempFile, ModelError> {
     let folder = folder_of(target);
     if !folder.is_dir() {
@@ -139,21 +146,9 @@ fn temporary_beside(path: &Path, target: &Path) -> Result<NamedTempFile, ModelEr
         return Err(ModelError::io(path, std::io::Error::new(ErrorKind::NotFound, problem)));
     }
     remove_remains(folder);
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(PREFIX).suffix(SUFFIX);
-    #[cfg(unix)]
-    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    loop {
-        // Only the kind of the error is kept: its text names the temporary file, which the user does not know.
-        let file = builder.tempfile_in(folder).map_err(|e| ModelError::io(path, e.kind().into()))?;
-        match file.as_file().try_lock() {
-            // Another process took the file for remains between its creation and its lock.
-            Err(TryLockError::WouldBlock) => {}
-            Ok(()) if !file.path().exists() => {}
-            // File systems without locks are as good as any, but for the remains.
-            Ok(()) | Err(TryLockError::Error(_)) => return Ok(file),
-        }
-    }
+    let file = tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).make_in(folder, files::create_held);
+    // Only the kind of the error is kept: its text names the temporary file, which the user does not know.
+    file.map_err(|e| ModelError::io(path, e.kind().into()))
 }
 
 /// Removes the temporary files in `folder` that no process is writing. What cannot be read or removed stays.
@@ -163,9 +158,9 @@ fn remove_remains(folder: &Path) {
         let name = entry.file_name();
         let ours = name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX));
         let regular = entry.file_type().is_ok_and(|kind| kind.is_file());
-        if ours && regular && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+        if ours && regular {
             // A file that another process removes first is gone all the same.
-            let _ = std::fs::remove_file(entry.path());
+            let _ = files::remove_abandoned(&entry.path());
         }
     }
 }

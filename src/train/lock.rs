@@ -1,9 +1,12 @@
 //! The lock of a run's output folder: two trainings in one folder would remove each other's checkpoints.
 
-use std::fs::{File, OpenOptions, TryLockError};
+use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
+
+use swinq_system::files::{self, Hold};
+use swinq_system::machine;
 
 use crate::Error;
 
@@ -17,19 +20,21 @@ const MOST_SHOWN: u64 = 256;
 #[derive(Debug)]
 pub(super) struct RunLock {
     path: PathBuf,
-    file: File,
+    /// There until the lock is dropped.
+    file: Option<File>,
 }
 
 impl Drop for RunLock {
-    /// Removes the file if the training failed before it wrote anything else. The lock is still held: a process that
-    /// opened the file before finds in [`RunLock::take`] that it is gone.
+    /// Removes the file if the training failed before it wrote anything else.
     fn drop(&mut self) {
         let folder = self.path.parent().unwrap_or(Path::new("."));
         let others =
             |entry: std::io::Result<std::fs::DirEntry>| entry.map_or(true, |e| e.file_name() != NAME);
-        if folder.read_dir().is_ok_and(|mut entries| !entries.any(others)) {
+        if folder.read_dir().is_ok_and(|mut entries| !entries.any(others))
+            && let Some(file) = self.file.take()
+        {
             // Nothing depends on whether the file is there.
-            let _ = std::fs::remove_file(&self.path);
+            let _ = files::remove_held(&self.path, file);
         }
     }
 }
@@ -41,47 +46,32 @@ impl RunLock {
     /// [`Error::Busy`] naming the process that holds the lock; [`Error::Io`].
     pub(super) fn take(folder: &Path) -> Result<RunLock, Error> {
         let path = folder.join(NAME);
-        let io = |error| Error::io(&path)(error);
-        let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(false).open(&path).map_err(io)?;
-        match file.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                let mut holder = String::new();
-                // The message is useful without the name of the holder, too.
-                let _ = file.take(MOST_SHOWN).read_to_string(&mut holder);
-                return Err(Error::Busy { folder: folder.to_owned(), holder: holder.trim().to_owned() });
-            }
-            // File systems without locks are as good as any, but for this check.
-            Ok(()) | Err(TryLockError::Error(_)) => {}
-        }
-        if !is_at(&file, &path) {
-            let holder = "one that ends just now".to_owned();
-            return Err(Error::Busy { folder: folder.to_owned(), holder });
-        }
-        // From here on, a failure removes the file again.
-        let mut lock = RunLock { path: path.clone(), file };
-        let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        let host = if host.trim().is_empty() { String::new() } else { format!(" on {}", host.trim()) };
-        let since = swinq_eval::iso_utc(SystemTime::now());
-        let holder = format!("process {}{host}, since {since}\n", std::process::id());
-        let file = &mut lock.file;
-        file.set_len(0).and_then(|()| file.rewind()).map_err(io)?;
-        file.write_all(holder.as_bytes()).map_err(io)?;
+        let busy = |holder: String| Error::Busy { folder: folder.to_owned(), holder };
+        let mut file = match files::hold(&path).map_err(|error| Error::io(&path)(error))? {
+            Hold::Taken(file) => file,
+            Hold::Busy => return Err(busy(holder(&path))),
+            Hold::Removed => return Err(busy("one that ends just now".to_owned())),
+        };
+        let written = write_holder(&mut file);
+        // A failure to write removes the file again.
+        let lock = RunLock { path, file: Some(file) };
+        written.map_err(|error| Error::io(&lock.path)(error))?;
         Ok(lock)
     }
 }
 
-/// Whether `path` still names the open `file`.
-#[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> bool {
-    use std::os::unix::fs::MetadataExt;
-    let identity = |found: std::io::Result<std::fs::Metadata>| found.ok().map(|m| (m.dev(), m.ino()));
-    let open = identity(file.metadata());
-    open.is_some() && open == identity(path.metadata())
+/// The text of [`write_holder`] in the file at `path`, which another process holds. The message is useful without it, too.
+fn holder(path: &Path) -> String {
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(MOST_SHOWN).read_to_string(&mut text));
+    read.map_or(String::new(), |_| text.trim().to_owned())
 }
 
-/// Other systems do not remove open files.
-#[cfg(not(unix))]
-fn is_at(_: &File, _: &Path) -> bool {
-    true
+/// Writes who holds the file.
+fn write_holder(file: &mut File) -> std::io::Result<()> {
+    let host = machine::host().map_or(String::new(), |host| format!(" on {host}"));
+    let since = swinq_eval::iso_utc(SystemTime::now());
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(format!("process {}{host}, since {since}\n", std::process::id()).as_bytes())
 }

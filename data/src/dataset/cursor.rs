@@ -4,6 +4,8 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::Arc;
 
+use swinq_system::files::read_at;
+
 /// Size of the buffer in bytes.
 const BUFFER: usize = 1 << 16;
 
@@ -83,18 +85,6 @@ impl Seek for Cursor {
         })?;
         Ok(self.position)
     }
-}
-
-/// Reads from `offset` on, independent of the file's own position.
-#[cfg(unix)]
-fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::unix::fs::FileExt::read_at(file, out, offset)
-}
-
-/// Reads from `offset` on.
-#[cfg(windows)]
-fn read_at(file: &File, out: &mut [u8], offset: u64) -> io::Result<usize> {
-    std::os::windows::fs::FileExt::seek_read(file, out, offset)
 }
 
 #[cfg(test)]

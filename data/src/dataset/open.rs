@@ -238,8 +238,8 @@ fn names_of(images: Vec<(usize, String)>) -> Vec<String> {
     images.into_iter().map(|(_, name)| name).collect()
 }
 
-/// Refuses a list in which one of the `missing` names, by their positions, is that of an image and more: a column that no tab
-/// separates.
+/// Refuses a list in which one of the `missing` names, by their positions, is that of an image and more, a column that no tab
+/// separates, or that of an image with backslashes between its folders.
 fn refuse_separators(
     list: &Path,
     missing: &[(usize, String)],
@@ -248,6 +248,16 @@ fn refuse_separators(
     /// Blanks, commas and semicolons of a name that are looked at.
     const SEPARATORS: usize = 64;
     for (index, name) in missing {
+        let slashed = name.replace('\\', "/");
+        if slashed != *name && exists(&slashed) {
+            let problem =
+                format!("folders are separated by `/`, and this line has backslashes; write {slashed}");
+            return Err(DataError::List {
+                path: list.to_owned(),
+                line: list::line_of(list, *index)?,
+                problem,
+            });
+        }
         let mut separators = name.match_indices([' ', ',', ';']).take(SEPARATORS);
         let Some((at, separator)) = separators.find(|(at, _)| exists(&name[..*at])) else { continue };
         let what = match separator {

@@ -6,6 +6,8 @@
 
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use swinq_system::machine::permitted_memory;
+
 /// Budget if the system does not say how much memory it has.
 const DEFAULT: u64 = 2 << 30;
 
@@ -73,7 +75,7 @@ impl Drop for Permit {
 /// The budget of this process.
 fn shared() -> &'static Budget {
     static SHARED: OnceLock<Budget> = OnceLock::new();
-    SHARED.get_or_init(|| Budget::new(memory().map_or(DEFAULT, |bytes| bytes / 4)))
+    SHARED.get_or_init(|| Budget::new(permitted_memory().map_or(DEFAULT, |bytes| bytes / 4)))
 }
 
 /// Waits for `bytes` of the process's budget.
@@ -87,17 +89,6 @@ pub(crate) fn acquire(bytes: u64) -> Permit {
 pub fn set_decode_memory(bytes: u64) {
     shared().lock().limit = bytes;
     shared().changed.notify_all();
-}
-
-/// Memory of the system or of the control group in bytes, where Linux states it.
-fn memory() -> Option<u64> {
-    let read = |path| std::fs::read_to_string(path).ok();
-    let total = read("/proc/meminfo").and_then(|text| {
-        let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
-    });
-    let group = read("/sys/fs/cgroup/memory.max").and_then(|text| text.trim().parse().ok());
-    total.map(|kib| kib * 1024).into_iter().chain(group).min()
 }
 
 #[cfg(test)]
@@ -181,12 +172,5 @@ mod tests {
         formats.dedup();
         assert_eq!(formats, ["Bmp", "Jpeg", "Netpbm", "Png", "Tiff", "WebP"]);
         assert!(images > 70, "{images} images");
-    }
-
-    #[test]
-    fn linux_states_its_memory() {
-        if cfg!(target_os = "linux") {
-            assert!(memory().is_some_and(|bytes| bytes > 1 << 20));
-        }
     }
 }

@@ -106,6 +106,23 @@ fn lists_with_and_without_classes() {
 }
 
 #[test]
+fn backslashes_are_explained_where_they_separate_no_folders() {
+    let zip = zip_layout(&[("cat/1.png", fixture("rgb.png"))], "cat\\1.png\t0\n");
+    let text = message(open(zip.path(), Split::Val));
+    assert!(text.contains("val_map.txt, line 1: folders are separated by `/`"), "{text}");
+    assert!(text.contains("write cat/1.png"), "{text}");
+    let root = folder(&["images/c.png"]);
+    put(root.path(), "list.txt", b"images\\c.png\t1\n");
+    let list = open(&root.path().join("list.txt"), Split::Val);
+    if cfg!(windows) {
+        assert_eq!(list.unwrap().len(), 1);
+    } else {
+        let text = message(list);
+        assert!(text.contains("list.txt, line 1: folders are separated by `/`"), "{text}");
+    }
+}
+
+#[test]
 fn columns_that_no_tab_separates_are_explained() {
     let root = folder(&["images/a b.png", "images/c.png"]);
     let refusal = |list: &str| {

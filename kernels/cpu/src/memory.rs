@@ -1,7 +1,11 @@
-//! Settings of the process's memory.
+//! Settings of the process's memory, and requests for pages. Systems other than Linux have no such requests for memory that
+//! is already mapped; there the functions do nothing.
 
+use std::ops::Range;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 use std::sync::atomic::{AtomicBool, Ordering};
+
+use memmap2::MmapRaw;
 
 /// Bytes of a large page.
 pub(crate) const LARGE_PAGE: usize = 2 << 20;
@@ -67,4 +71,19 @@ pub(crate) fn ask_for_large_pages<T>(memory: *const [T]) {
     }
     #[cfg(not(target_os = "linux"))]
     let _ = memory;
+}
+
+/// Gives the pages `bytes` of the anonymous `memory` back to the system, and keeps their addresses. A refusal changes nothing.
+///
+/// # Safety
+/// `bytes` are whole pages within `memory`, and nothing reads them before they are written again.
+pub(crate) unsafe fn give_back_pages(memory: &MmapRaw, bytes: Range<usize>) {
+    #[cfg(target_os = "linux")]
+    {
+        let advice = memmap2::UncheckedAdvice::DontNeed;
+        // SAFETY: the caller's promise.
+        let _ = unsafe { memory.unchecked_advise_range(advice, bytes.start, bytes.len()) };
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = (memory, bytes);
 }

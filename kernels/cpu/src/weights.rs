@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use memmap2::{MmapMut, MmapRaw};
 use swinq_numerics::LINE;
 
-use crate::memory::{LARGE_PAGE, ask_for_large_pages};
+use crate::memory::{LARGE_PAGE, ask_for_large_pages, give_back_pages};
 
 /// Bytes of a chunk. Pages that hold no weights take no memory.
 const CHUNK: usize = 16 << 20;
@@ -103,16 +103,11 @@ impl Chunk {
     /// Gives the memory of `bytes`, which were taken and are not used any more, back to the system.
     fn give_back(&self, bytes: Range<usize>) {
         let (from, to) = (bytes.start.next_multiple_of(GIVEN_BACK), bytes.end / GIVEN_BACK * GIVEN_BACK);
-        #[cfg(target_os = "linux")]
         if from < to {
-            let (from, len, advice) = (self.start + from, to - from, memmap2::UncheckedAdvice::DontNeed);
-            // SAFETY: `from` starts a page, because the chunk starts a large page, and all `len` bytes belong to weights
-            // that are dropped: nothing reads them, and `Chunk::take` gives them to nobody else. A refusal changes
-            // nothing.
-            let _ = unsafe { self.memory.unchecked_advise_range(advice, from, len) };
+            // SAFETY: `from` starts a page, because the chunk starts a large page, and all bytes up to `to` belong to
+            // weights that are dropped: nothing reads them, and `Chunk::take` gives them to nobody else.
+            unsafe { give_back_pages(&self.memory, self.start + from..self.start + to) };
         }
-        #[cfg(not(target_os = "linux"))]
-        let _ = (from, to);
     }
 
     /// The address of byte `byte`.

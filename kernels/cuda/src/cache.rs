@@ -5,13 +5,15 @@
 //! file and then renamed, and its content carries its own hash. Processes can therefore share a directory
 //! without locks, and a damaged file is compiled again.
 //!
-//! Machine code from another user must not run. Therefore the directory is created for its owner alone
-//! (0700), temporary files are created exclusively, and an entry is read only if the directory and the entry
-//! belong to the user who runs the program.
+//! Machine code from another user must not run. Therefore the directory is created for its owner alone,
+//! temporary files are created exclusively, and an entry is read only if the directory and the entry
+//! belong to the user who runs the program ([`private`]).
 
-use std::fs::{self, File, OpenOptions};
+mod private;
+
+use std::ffi::OsString;
+use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,12 +25,27 @@ use super::{CudaError, Program, library, sources};
 const MAGIC: &[u8; 8] = b"SWINQCU1";
 const HEADER: usize = 8 + 8 + 32;
 
-/// Folder of compiled kernels: `$SWINQ_CACHE`, `$XDG_CACHE_HOME/swinq` or `~/.cache/swinq`; `None` if none of
-/// the three variables is set.
+/// Folder of compiled kernels: `$SWINQ_CACHE`, else `swinq` in the user's folder for caches; `None` if that is unknown, too.
+///
+/// | system | the user's folder for caches |
+/// | --- | --- |
+/// | Linux | `$XDG_CACHE_HOME`, else `~/.cache` |
+/// | macOS | `~/Library/Caches` |
+/// | Windows | `%LOCALAPPDATA%` |
 pub fn cache_dir() -> Option<PathBuf> {
-    let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let xdg = || var("XDG_CACHE_HOME").filter(|dir| dir.is_absolute()).map(|dir| dir.join("swinq"));
-    var("SWINQ_CACHE").or_else(xdg).or_else(|| Some(var("HOME")?.join(".cache/swinq")))
+    cache_dir_of(std::env::consts::OS, |name| std::env::var_os(name))
+}
+
+/// [`cache_dir`] on the system `os` with the environment `var`.
+fn cache_dir_of(os: &str, var: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+    let var = |name| var(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let in_home = |path| Some(var("HOME")?.join(path));
+    let caches = || match os {
+        "windows" => var("LOCALAPPDATA"),
+        "macos" => in_home("Library/Caches"),
+        _ => var("XDG_CACHE_HOME").filter(|dir| dir.is_absolute()).or_else(|| in_home(".cache")),
+    };
+    var("SWINQ_CACHE").or_else(|| Some(caches()?.join("swinq")))
 }
 
 /// Returns the machine code of `program` for `arch` from the cache; compiles and stores it if it is not
@@ -73,30 +90,11 @@ fn key(program: &Program, arch: &str) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// User ID of this process.
-fn user() -> u32 {
-    unsafe extern "C" {
-        // POSIX: `geteuid` takes no arguments and always succeeds.
-        safe fn geteuid() -> u32;
-    }
-    geteuid()
-}
-
-/// Whether only `user` can have written the file or directory of `metadata`: `user` owns it, and nobody else
-/// may write to it.
-fn is_own(metadata: &fs::Metadata, user: u32) -> bool {
-    metadata.uid() == user && metadata.mode() & 0o022 == 0
-}
-
 /// The bytes of a file in the cache, if it and its directory belong to this user.
 pub fn read(path: &Path) -> Option<Vec<u8>> {
-    read_as(path, user())
-}
-
-fn read_as(path: &Path, user: u32) -> Option<Vec<u8>> {
-    is_own(&fs::metadata(path.parent()?).ok()?, user).then_some(())?;
+    private::is_own(&fs::metadata(path.parent()?).ok()?).then_some(())?;
     let mut file = File::open(path).ok()?;
-    is_own(&file.metadata().ok()?, user).then_some(())?;
+    private::is_own(&file.metadata().ok()?).then_some(())?;
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes).ok()?;
     Some(bytes)
@@ -122,8 +120,8 @@ fn store(path: &Path, payload: &[u8]) -> io::Result<()> {
 pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let dir = path.parent().unwrap_or(Path::new("."));
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    if !is_own(&fs::metadata(dir)?, user()) {
+    private::create_dir(dir)?;
+    if !private::is_own(&fs::metadata(dir)?) {
         let what = format!("{} belongs to another user, or others may write to it", dir.display());
         return Err(io::Error::new(io::ErrorKind::PermissionDenied, what));
     }
@@ -137,7 +135,7 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 fn create(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+    let mut file = private::create_file(path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }
@@ -153,8 +151,6 @@ fn header(payload: &[u8]) -> [u8; HEADER] {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
-
     use super::*;
 
     fn entry() -> (tempfile::TempDir, PathBuf) {
@@ -194,21 +190,28 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_that_another_user_may_have_written_is_not_loaded() {
-        let (_dir, path) = entry();
-        store(&path, b"machine code").unwrap();
-        let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-        assert_eq!(fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777, 0o700);
-        assert!(read_as(&path, user()).is_some());
-        assert_eq!(read_as(&path, user() + 1), None);
-        for at in [&path, path.parent().unwrap()] {
-            mode(at, 0o777);
-            assert_eq!(load(&path), None);
-            mode(at, 0o700);
-            assert!(load(&path).is_some());
+    fn the_folder_is_the_systems_for_caches() {
+        let folder = |os: &str, set: &[(&str, &str)]| {
+            let value =
+                |name: &str| set.iter().find(|(n, _)| *n == name).map(|(_, value)| OsString::from(value));
+            cache_dir_of(os, value).map(|dir| dir.display().to_string().replace('\\', "/"))
+        };
+        let home = ("HOME", "/home/a");
+        let root = if cfg!(windows) { "C:/x" } else { "/x" };
+        assert_eq!(folder("linux", &[home]).unwrap(), "/home/a/.cache/swinq");
+        assert_eq!(folder("linux", &[home, ("XDG_CACHE_HOME", root)]).unwrap(), format!("{root}/swinq"));
+        assert_eq!(folder("linux", &[home, ("XDG_CACHE_HOME", "x")]).unwrap(), "/home/a/.cache/swinq");
+        assert_eq!(
+            folder("macos", &[home, ("XDG_CACHE_HOME", root)]).unwrap(),
+            "/home/a/Library/Caches/swinq"
+        );
+        let local = ("LOCALAPPDATA", "C:/Users/a/AppData/Local");
+        assert_eq!(folder("windows", &[local, home]).unwrap(), "C:/Users/a/AppData/Local/swinq");
+        assert_eq!(folder("windows", &[local, ("SWINQ_CACHE", "D:/c")]).unwrap(), "D:/c");
+        assert_eq!(folder("linux", &[("SWINQ_CACHE", ""), home]).unwrap(), "/home/a/.cache/swinq");
+        for os in ["linux", "macos", "windows"] {
+            assert_eq!(folder(os, &[("HOME", "")]), None);
         }
-        mode(path.parent().unwrap(), 0o777);
-        assert!(store(&path, b"machine code").is_err());
     }
 
     #[test]

@@ -3,13 +3,15 @@
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
 
+use super::library::names::LOADER_PATH;
+
 /// An error of a CUDA library, or of a request that it cannot fulfil.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CudaError {
     /// A library is not on the loader's path.
     #[error(
-        "{library} is not found; install it ({package}), and set LD_LIBRARY_PATH to its directory if the loader \
+        "{library} is not found; install it ({package}), and set {LOADER_PATH} to its directory if the loader \
          does not look there"
     )]
     MissingLibrary {

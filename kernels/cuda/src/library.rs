@@ -8,6 +8,8 @@ use cudarc::{cublaslt, driver, nvrtc};
 
 use super::{CudaError, nccl, nvtx};
 
+pub(crate) mod names;
+
 /// A library that is loaded at run time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Library {
@@ -40,34 +42,12 @@ impl Library {
 
     /// File name without version.
     pub fn file(self) -> &'static str {
-        match self {
-            Library::Driver => "libcuda.so",
-            Library::Nvrtc => "libnvrtc.so",
-            Library::CublasLt => "libcublasLt.so",
-            Library::Cublas => "libcublas.so",
-            Library::Nccl => "libnccl.so.2",
-            Library::Nvtx => "libnvtx3interop.so",
-        }
+        names::of(self).file
     }
 
     /// Package to install.
     pub fn package(self) -> &'static str {
-        match self {
-            Library::Driver => "the NVIDIA driver, 525 or newer",
-            Library::Nvrtc => {
-                "the CUDA toolkit 12 or 13, or its part: nvidia-cuda-nvrtc from PyPI, libnvrtc12 from Debian"
-            }
-            Library::CublasLt => {
-                "the CUDA toolkit 12 or 13, or its part: nvidia-cublas from PyPI, libcublaslt12 from Debian"
-            }
-            Library::Cublas => {
-                "the CUDA toolkit 12 or 13, or its part: nvidia-cublas from PyPI, libcublas12 from Debian"
-            }
-            Library::Nccl => {
-                "nvidia-nccl-cu13 or nvidia-nccl-cu12 from PyPI, libnccl2 from NVIDIA's packages"
-            }
-            Library::Nvtx => "nvidia-nvtx from PyPI; libnvToolsExt.so of the CUDA toolkit 12 does as well",
-        }
+        names::of(self).package
     }
 }
 

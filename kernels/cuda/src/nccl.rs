@@ -10,11 +10,9 @@ use libloading::Library as Opened;
 use super::CudaError;
 use super::device::Context;
 use super::error::check;
-use super::library::{self, Library};
+use super::library::{self, Library, names};
 use super::training::Training;
 
-/// File names of the library.
-const FILES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 /// The status of success.
 const SUCCESS: c_int = 0;
 /// `ncclFloat32` and `ncclSum`.
@@ -51,7 +49,7 @@ struct Functions {
 impl Functions {
     fn load() -> Option<Functions> {
         // SAFETY: this loads the library, which runs NVIDIA's initialisers; the user's loader path selects the file.
-        let library = FILES.iter().find_map(|file| unsafe { Opened::new(*file) }.ok())?;
+        let library = names::NCCL.iter().find_map(|file| unsafe { Opened::new(*file) }.ok())?;
         let library: &'static Opened = Box::leak(Box::new(library));
         // SAFETY: each name has the type that nccl.h (2.18 and newer) declares.
         unsafe {

@@ -65,7 +65,8 @@ impl Target {
             Some(version) if version >= OLDEST => Target::among(arch, &supported()?),
             version => {
                 let (major, minor) = version.unwrap_or_default();
-                let what = format!("libnvrtc.so is version {major}.{minor}; install 12.0 or newer");
+                let what =
+                    format!("{} is version {major}.{minor}; install 12.0 or newer", Library::Nvrtc.file());
                 Err(CudaError::Unsupported(what))
             }
         }

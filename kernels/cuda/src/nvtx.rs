@@ -6,11 +6,7 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 
 use super::CudaError;
-use super::library::{self, Library};
-
-/// File names of version 3, and of the older library that CUDA 12 still includes.
-const FILES: [&str; 4] =
-    ["libnvtx3interop.so.1", "libnvtx3interop.so", "libnvToolsExt.so.1", "libnvToolsExt.so"];
+use super::library::{self, Library, names};
 
 type Push = unsafe extern "C" fn(*const c_char) -> c_int;
 type Pop = unsafe extern "C" fn() -> c_int;
@@ -62,7 +58,7 @@ impl Drop for Range {
 /// The library's functions; `None` if it is missing.
 pub(super) fn loaded() -> Option<Nvtx> {
     static FOUND: OnceLock<Option<Nvtx>> = OnceLock::new();
-    *FOUND.get_or_init(|| FILES.iter().find_map(|file| load(file)))
+    *FOUND.get_or_init(|| names::NVTX.iter().find_map(|file| load(file)))
 }
 
 fn load(file: &str) -> Option<Nvtx> {
@@ -92,7 +88,10 @@ mod tests {
             Err(error) => {
                 println!("SKIPPED: {error}");
                 let text = error.to_string();
-                assert!(text.contains("libnvtx3interop.so") && text.contains("nvidia-nvtx"), "{text}");
+                assert!(
+                    text.contains(Library::Nvtx.file()) && text.contains(Library::Nvtx.package()),
+                    "{text}"
+                );
             }
         }
     }

@@ -1,92 +1,73 @@
-//! Writing files: what is refused, followed, kept and cleaned up.
+//! Writing files: what is refused, replaced and cleaned up.
 
-#![cfg(unix)]
+#[cfg(unix)]
+mod unix;
 
 use std::fs::{File, read, read_dir, write};
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::os::unix::net::UnixListener;
+use std::io::Read;
 use std::path::Path;
 
-use swinq_model::atomic::{check_writable, write_atomic};
+use swinq_model::atomic::{AtomicFile, check_writable, write_atomic};
+use swinq_system::files;
 
 fn save(path: &Path, content: &[u8]) -> Result<(), String> {
     write_atomic(path, |out| out.write_all(content)).map_err(|error| error.to_string())
 }
 
-fn mode(path: &Path) -> u32 {
-    path.metadata().unwrap().permissions().mode() & 0o777
-}
-
 #[test]
-fn only_regular_files_are_replaced() {
+fn folders_and_missing_folders_are_refused() {
     let folder = tempfile::tempdir().unwrap();
-    let socket = folder.path().join("socket");
-    let _listener = UnixListener::bind(&socket).unwrap();
-    let link = folder.path().join("link");
-    symlink(&socket, &link).unwrap();
-    for path in [Path::new("/dev/null"), &socket, &link] {
-        let message = save(path, b"x").unwrap_err();
-        assert!(message.contains("regular file") && message.contains(path.to_str().unwrap()), "{message}");
-        assert!(check_writable(path).is_err());
-    }
-    assert!(!Path::new("/dev/null").metadata().unwrap().is_file() && !socket.metadata().unwrap().is_file());
     let message = save(folder.path(), b"x").unwrap_err();
     assert!(message.contains("is a folder"), "{message}");
     assert!(save(&folder.path().join("no/file"), b"x").unwrap_err().contains("does not exist"));
+    assert_eq!(read_dir(folder.path()).unwrap().count(), 0);
 }
 
-#[cfg(target_os = "linux")]
 #[test]
-fn files_that_the_process_has_open_are_not_replaced() {
-    use std::os::fd::AsRawFd;
+fn a_file_that_a_reader_has_open_is_replaced_and_the_reader_reads_on() {
     let folder = tempfile::tempdir().unwrap();
-    let [log, link] = ["log.txt", "link"].map(|name| folder.path().join(name));
-    write(&log, "earlier lines").unwrap();
-    let open = File::options().append(true).open(&log).unwrap();
-    let (_reader, writer) = std::io::pipe().unwrap();
-    for number in [open.as_raw_fd(), writer.as_raw_fd()] {
-        let paths = [format!("/dev/fd/{number}"), format!("/proc/self/fd/{number}")];
-        let thread = format!("/proc/thread-self/fd/{number}");
-        symlink(&paths[0], &link).unwrap();
-        for path in [Path::new(&paths[0]), Path::new(&paths[1]), Path::new(&thread), &link] {
-            let message = save(path, b"x").unwrap_err();
-            assert!(message.contains("has open") && message.contains(path.to_str().unwrap()), "{message}");
-            assert!(check_writable(path).is_err());
-        }
-        std::fs::remove_file(&link).unwrap();
+    let path = folder.path().join("file");
+    save(&path, b"first").unwrap();
+    let mut reader = File::open(&path).unwrap();
+    for content in [&b"second"[..], b"third"] {
+        save(&path, content).unwrap();
+        assert_eq!(read(&path).unwrap(), content);
     }
-    assert_eq!(read(&log).unwrap(), b"earlier lines");
+    let mut text = String::new();
+    reader.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "first");
     assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]
-fn symbolic_links_are_followed() {
+fn a_file_that_is_not_committed_leaves_the_old_one_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("data")).unwrap();
-    let [target, new] = ["data/target", "data/new"].map(|name| folder.path().join(name));
-    write(&target, "old").unwrap();
-    for (name, to) in [("existing", "data/target"), ("dangling", "data/new"), ("second", "existing")] {
-        let link = folder.path().join(name);
-        symlink(to, &link).unwrap();
-        save(&link, name.as_bytes()).unwrap();
-        assert!(link.symlink_metadata().unwrap().is_symlink(), "{name}");
-    }
-    assert_eq!((read(&target).unwrap(), read(&new).unwrap()), (b"second".to_vec(), b"dangling".to_vec()));
-    let circle = folder.path().join("circle");
-    symlink("circle", &circle).unwrap();
-    assert!(save(&circle, b"x").unwrap_err().contains("symbolic links"));
+    let path = folder.path().join("file");
+    save(&path, b"old").unwrap();
+    let mut file = AtomicFile::create(&path).unwrap();
+    file.write(|file| std::io::Write::write_all(file, b"new")).unwrap();
+    drop(file);
+    assert_eq!(read(&path).unwrap(), b"old");
+    assert_eq!(read_dir(folder.path()).unwrap().count(), 1);
 }
 
 #[test]
-fn permissions_are_those_of_the_old_file_or_of_the_umask() {
+fn a_read_only_file_is_refused_on_windows_and_replaced_on_unix() {
     let folder = tempfile::tempdir().unwrap();
-    let [old, new, ordinary] = ["old", "new", "ordinary"].map(|name| folder.path().join(name));
-    write(&old, "old").unwrap();
-    std::fs::set_permissions(&old, PermissionsExt::from_mode(0o640)).unwrap();
-    File::create(&ordinary).unwrap();
-    save(&old, b"x").unwrap();
-    save(&new, b"x").unwrap();
-    assert_eq!((mode(&old), mode(&new)), (0o640, mode(&ordinary)));
+    let path = folder.path().join("file");
+    save(&path, b"old").unwrap();
+    let mut permissions = path.metadata().unwrap().permissions();
+    permissions.set_readonly(true);
+    std::fs::set_permissions(&path, permissions).unwrap();
+    let (checked, saved) = (check_writable(&path), save(&path, b"new"));
+    if cfg!(windows) {
+        assert!(checked.is_err());
+        assert!(saved.unwrap_err().contains("is read-only"));
+    } else {
+        checked.unwrap();
+        saved.unwrap();
+        assert!(path.metadata().unwrap().permissions().readonly());
+    }
 }
 
 #[test]
@@ -94,11 +75,10 @@ fn remains_of_a_killed_process_are_removed_and_files_being_written_are_not() {
     let folder = tempfile::tempdir().unwrap();
     let [remains, busy, other] =
         [".swinq-killed.part", ".swinq-busy.part", ".other.part"].map(|name| folder.path().join(name));
-    for path in [&remains, &busy, &other] {
+    for path in [&remains, &other] {
         write(path, "half").unwrap();
     }
-    let lock = File::open(&busy).unwrap();
-    lock.try_lock().unwrap();
+    let _held = files::create_held(&busy).unwrap();
     // A write inside a write: the inner one must not remove the outer one's file.
     let path = folder.path().join("file");
     write_atomic(&path, |out| {

@@ -1,60 +1,52 @@
-//! Ctrl-C, SIGTERM and SIGHUP: the first signal asks the work to stop cleanly, the second ends the process.
+//! Ctrl-C, SIGTERM and SIGHUP, and the console's events of Windows: the first asks the work to stop cleanly, the second ends the
+//! process.
+
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::{Duration, Instant};
+
+#[cfg(unix)]
+use unix as system;
+#[cfg(windows)]
+use windows as system;
+
+use crate::out;
 
 /// The first signal that was received; 0 for none.
 static SIGNAL: AtomicI32 = AtomicI32::new(0);
 
-/// Installs the handler. Without one, as on systems other than Unix, the signals end the process at once. That also
-/// leaves no incomplete file, because writes are atomic.
+/// Two signals within this time count as one, because `timeout` and service managers signal a process and
+/// then its group.
+const TWICE: Duration = Duration::from_millis(500);
+
+/// Installs the handler. If the system refuses it, signals end the process at once. That also leaves no incomplete file,
+/// because writes are atomic.
 pub fn install() {
-    #[cfg(unix)]
-    unix::install();
+    system::install();
 }
 
-#[cfg(unix)]
-mod unix {
-    use std::sync::atomic::Ordering;
-    use std::time::{Duration, Instant};
+/// What to do with the next signal.
+#[derive(Default)]
+struct Watch {
+    first: Option<Instant>,
+}
 
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    use signal_hook::iterator::Signals;
-
-    use super::SIGNAL;
-    use crate::out;
-
-    /// Two signals within this time count as one, because `timeout` and service managers signal a process and
-    /// then its group.
-    const TWICE: Duration = Duration::from_millis(500);
-
-    pub fn install() {
-        if let Ok(signals) = Signals::new([SIGINT, SIGTERM, SIGHUP]) {
-            std::thread::spawn(|| watch(signals));
-        }
-    }
-
-    /// How to end the process, in the way in which `signal` came.
-    fn again(signal: i32) -> &'static str {
-        match signal {
-            SIGINT => "press Ctrl-C again",
-            SIGTERM => "send SIGTERM again",
-            _ => "send a second signal",
-        }
-    }
-
-    fn watch(mut signals: Signals) {
-        let mut first: Option<Instant> = None;
-        for signal in signals.forever() {
-            match first {
-                None => {
-                    first = Some(Instant::now());
-                    SIGNAL.store(signal, Ordering::SeqCst);
-                    out::error_line(format_args!("\nstopping; {} to end at once", again(signal)));
-                }
-                Some(at) if at.elapsed() > TWICE => std::process::exit(128 + signal),
-                Some(_) => {}
+impl Watch {
+    /// Asks the work to stop, or ends the process for a second signal. `again` tells how to send one.
+    fn receive(&mut self, signal: i32, again: &str) {
+        match self.first {
+            None => {
+                self.first = Some(Instant::now());
+                SIGNAL.store(signal, Ordering::SeqCst);
+                out::error_line(format_args!("\nstopping; {again} to end at once"));
             }
+            Some(at) if at.elapsed() > TWICE => std::process::exit(128 + signal),
+            Some(_) => {}
         }
     }
 }

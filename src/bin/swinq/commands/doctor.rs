@@ -68,7 +68,7 @@ fn use_of_gpus(found: &Diagnosis) {
             say!("  kernel cache    {}, {count} files (set SWINQ_CACHE to choose another)", dir.display());
         }
         None => {
-            say!("  kernel cache    none: each process compiles the kernels again; set SWINQ_CACHE or HOME")
+            say!("  kernel cache    none: each process compiles the kernels again; set SWINQ_CACHE")
         }
     }
     match &found.auto {
