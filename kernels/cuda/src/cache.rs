@@ -7,7 +7,7 @@
 //!
 //! Machine code from another user must not run. Therefore the directory is created for its owner alone,
 //! temporary files are created exclusively, and an entry is read only if the directory and the entry
-//! belong to the user who runs the program ([`private`]).
+//! belong to the user who runs the program (`private`).
 
 mod private;
 
