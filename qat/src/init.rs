@@ -42,7 +42,7 @@ pub fn untrained(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     }
 }
 
-/// Replaces the head of `model` with an untrained one for `classes` classes, of which an image has one.
+/// Replaces the head of `model` with an untrained one for `classes` classes; an image has one of them.
 pub fn replace_head(model: &mut FloatModel, classes: usize, labels: Option<Vec<String>>, seed: u64) {
     (model.config.num_classes, model.config.problem) = (classes, Problem::SingleLabel);
     model.labels = labels;

@@ -365,9 +365,11 @@ impl Bench {
         plan: &Outline,
         launches: &[LaunchSteps],
     ) -> Result<Option<f64>, Error> {
-        if self.table.predict(plan, launches).is_none() {
-            self.measure(recipe, launches)?;
+        let known = self.table.predict(plan, launches);
+        if known.is_some() {
+            return Ok(known);
         }
+        self.measure(recipe, launches)?;
         Ok(self.table.predict(plan, launches))
     }
 

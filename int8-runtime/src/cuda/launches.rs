@@ -5,7 +5,7 @@ use swinq_plan::{OutputKind, Plan};
 
 use super::lower::launches;
 use super::options::CudaOptions;
-use super::packed::{fuses, scores_of};
+use super::packed::fuses;
 use crate::error::RuntimeError;
 use crate::launches::LaunchSteps;
 
@@ -22,7 +22,7 @@ impl DeviceLaunches {
 
     pub(crate) fn of(&self, plan: &Plan<'_>, images: usize) -> Result<Vec<LaunchSteps>, RuntimeError> {
         let (stream, fuse) = (self.options.residual, fuses(&self.options));
-        let mut all = launches(&self.device, (plan, scores_of(plan)), stream, fuse, images)?;
+        let mut all = launches(&self.device, plan, stream, fuse, images)?;
         // A launch of its own writes each map.
         let maps = plan.outputs.iter().filter(|output| matches!(output.kind, OutputKind::Stage(_)));
         all.extend(maps.map(|output| LaunchSteps { name: output.name.clone(), steps: 0..0 }));

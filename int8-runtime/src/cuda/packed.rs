@@ -7,9 +7,9 @@ use swinq_cuda::ops::attention::HEAD_DIM;
 use swinq_cuda::ops::output::DeviceOutput;
 use swinq_cuda::{CudaError, Device, KeepContext};
 use swinq_model::{Stage, SwinConfig};
-use swinq_plan::{Geometry, Grids, OutputKind, Plan, TensorId};
+use swinq_plan::{Geometry, Grids, Plan, TensorId};
 
-use super::lower::{Lowered, lower};
+use super::lower::{Lowered, lower, scores_of};
 use super::memory::Places;
 use super::options::{CudaOptions, Gemm};
 use super::step::{DeviceStep, DeviceTensor};
@@ -73,11 +73,6 @@ pub fn check_architecture(config: &SwinConfig) -> Result<(), CudaError> {
     }
 }
 
-/// The scores of a classifier.
-pub(super) fn scores_of(plan: &Plan<'_>) -> Option<TensorId> {
-    plan.outputs.iter().find(|output| output.kind == OutputKind::Logits).map(|output| output.tensor)
-}
-
 /// Whether one launch may compute half of a block: with cuBLASLt, the library computes the products.
 pub(super) fn fuses(options: &CudaOptions) -> bool {
     options.gemm != Gemm::CublasLt
@@ -88,10 +83,9 @@ impl Packed {
     pub(crate) fn new(plan: &Plan<'_>, options: &CudaOptions) -> Result<Packed, RuntimeError> {
         let device = Device::open(options.device)?;
         let _context = KeepContext::new(&device)?;
-        let scores = scores_of(plan);
-        let lowered = lower(&device, (plan, scores), options.residual, fuses(options))?;
+        let lowered = lower(&device, plan, options.residual, fuses(options))?;
         let (own, Lowered { steps, tensors, outputs }) = (Arc::clone(&plan.own), lowered);
-        Ok(Packed { device, steps, tensors, outputs, scores, own })
+        Ok(Packed { device, steps, tensors, outputs, scores: scores_of(plan), own })
     }
 
     pub(crate) fn device(&self) -> &Device {

@@ -28,7 +28,7 @@ pub fn cases(book: &Book) {
     search(book);
 }
 
-/// Writes `pictures`, six images, and `broken`, three of which are damaged.
+/// Writes `pictures`, six images, and `broken`, with three damaged ones.
 fn images(book: &Book) {
     for (folder, damaged) in [("pictures", 0), ("broken", 3)] {
         std::fs::create_dir_all(book.path(folder)).unwrap();

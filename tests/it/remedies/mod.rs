@@ -28,7 +28,7 @@ struct Case {
 struct Book {
     folder: tempfile::TempDir,
     cases: RefCell<Vec<Case>>,
-    /// What is not as messages promise.
+    /// Failures of promises that messages make.
     failures: RefCell<Vec<String>>,
 }
 

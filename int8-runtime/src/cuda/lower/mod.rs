@@ -37,15 +37,15 @@ pub(crate) struct Lowered {
     pub(crate) outputs: Vec<PackedOutput>,
 }
 
-/// Lowers `plan`, whose scores are `scores` if it has any, for `device`. With `fuse`, one launch computes half of a block
+/// Lowers `plan` for `device`. With `fuse`, one launch computes half of a block
 /// (attention or MLP) where there is a kernel for it.
 pub(crate) fn lower(
     device: &Device,
-    (plan, scores): (&Plan<'_>, Option<TensorId>),
+    plan: &Plan<'_>,
     stream: StreamType,
     fuse: bool,
 ) -> Result<Lowered, RuntimeError> {
-    let lowering = Lowering::new(device, (plan, scores), stream, fuse);
+    let lowering = Lowering::new(device, plan, stream, fuse);
     let tensors = lowering.tensors();
     let steps = lowering.launches()?.into_iter().map(Planned::build).collect::<Result<_, _>>()?;
     let outputs = plan.outputs.iter().map(|output| lowering.output(output)).collect::<Result<_, _>>();
@@ -56,15 +56,20 @@ pub(crate) fn lower(
 /// The launches of `images` images of the network's own size, as [`lower`] makes them. Nothing is compiled or copied.
 pub(crate) fn launches(
     device: &Device,
-    (plan, scores): (&Plan<'_>, Option<TensorId>),
+    plan: &Plan<'_>,
     stream: StreamType,
     fuse: bool,
     images: usize,
 ) -> Result<Vec<LaunchSteps>, RuntimeError> {
-    let lowering = Lowering::new(device, (plan, scores), stream, fuse);
+    let lowering = Lowering::new(device, plan, stream, fuse);
     let planned = lowering.launches()?;
     let runs = planned.into_iter().filter(|launch| launch.when.holds(images, plan.own.grids()));
     Ok(runs.map(|launch| LaunchSteps { name: launch.name, steps: launch.steps }).collect())
+}
+
+/// The scores of a classifier.
+pub(super) fn scores_of(plan: &Plan<'_>) -> Option<TensorId> {
+    plan.outputs.iter().find(|output| output.kind == OutputKind::Logits).map(|output| output.tensor)
 }
 
 /// Whether `step` reads a linear layer's result that has the type of the stream.
@@ -91,16 +96,11 @@ struct Lowering<'a> {
 }
 
 impl<'a> Lowering<'a> {
-    fn new(
-        device: &'a Device,
-        (plan, scores): (&'a Plan<'a>, Option<TensorId>),
-        stream: StreamType,
-        fuse: bool,
-    ) -> Lowering<'a> {
+    fn new(device: &'a Device, plan: &'a Plan<'a>, stream: StreamType, fuse: bool) -> Lowering<'a> {
         let writes_stream = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
         let streams = plan.steps.iter().filter(writes_stream).map(|step| step.output).collect();
         let branches = plan.steps.iter().filter(|step| reads_branch(step)).map(|step| step.input).collect();
-        Lowering { device, plan, scores, stream, fuse, streams, branches }
+        Lowering { device, plan, scores: scores_of(plan), stream, fuse, streams, branches }
     }
 
     /// All launches, for any batch.
