@@ -24,6 +24,7 @@ pub use attention::Attention;
 pub use classifier::FloatClassifier;
 pub use error::FloatError;
 pub use fake_quant::FakeQuant;
+pub use maps::Maps;
 pub use segment::Segment;
 pub use swin::Swin;
 pub use threads::{default_threads, map_each, on_every_core, use_threads};

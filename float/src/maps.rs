@@ -8,11 +8,11 @@ use crate::error::FloatError;
 use crate::ops::Gather;
 
 /// The index maps of every stage for one image size.
-pub(super) struct Maps {
+pub struct Maps {
     /// Height and width of the images.
-    pub image: Size,
+    pub(crate) image: Size,
     /// Every stage.
-    pub stages: Vec<StageMaps>,
+    pub(crate) stages: Vec<StageMaps>,
 }
 
 impl Maps {
@@ -20,20 +20,15 @@ impl Maps {
     ///
     /// # Errors
     /// An image that the network cannot process ([`SwinConfig::grids`]).
-    pub fn new(config: &SwinConfig, image: Size, device: &Device) -> Result<Maps, FloatError> {
+    pub(crate) fn new(config: &SwinConfig, image: Size, device: &Device) -> Result<Maps, FloatError> {
         let grids = config.grids(image)?.into_iter().zip(config.stages());
         let stages = grids.map(|(grid, stage)| StageMaps::new(config, &stage, grid, device));
         Ok(Maps { image, stages: stages.collect::<Result<_, _>>()? })
     }
-
-    /// Tokens of an image after the patch embedding.
-    pub fn tokens(&self) -> usize {
-        self.stages[0].grid.tokens()
-    }
 }
 
 /// The index maps of a stage: the windows of even and of odd blocks, and patch merging.
-pub(super) struct StageMaps {
+pub(crate) struct StageMaps {
     pub grid: Grid,
     pub windows: [Windows; 2],
     /// Rows of the bias table, `[n * n]`.

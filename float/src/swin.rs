@@ -147,8 +147,7 @@ impl Swin {
         Ok(Tensor::from_vec(values, (n, channels, size.height, size.width), &self.device)?)
     }
 
-    /// Logits `[n, classes]` of normalised images, f32 `[n, channels, height, width]`, or of the patches of images of the size
-    /// for which the network was built, `[n * tokens, channels * patch^2]`.
+    /// Logits `[n, classes]` of normalised images, f32 `[n, channels, height, width]`.
     ///
     /// # Errors
     /// [`ModelError::Config`] for images that the network cannot process, and errors of `sites`.
@@ -167,19 +166,29 @@ impl Swin {
     /// # Errors
     /// [`ModelError::Config`] for images that the network cannot process, and errors of `sites`.
     pub fn outputs(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Vec<Tensor>, FloatError> {
-        let (channels, patch) = (self.config.in_chans, self.config.patch_size);
-        let maps = match *images.dims() {
-            [rows, columns]
-                if columns == channels * patch * patch && rows.is_multiple_of(self.maps.tokens()) =>
-            {
-                Arc::clone(&self.maps)
+        match *images.dims() {
+            [_, channels, height, width] if channels == self.config.in_chans => {
+                self.outputs_of(Size::new(height, width), images, sites)
             }
-            [_, found, height, width] if found == channels => self.maps_of(Size::new(height, width))?,
             ref other => {
+                let channels = self.config.in_chans;
                 let problem = format!("the model takes [n, {channels}, height, width], not {other:?}");
-                return Err(ModelError::config("DATA.IMG_SIZE", problem).into());
+                Err(ModelError::config("DATA.IMG_SIZE", problem).into())
             }
-        };
+        }
+    }
+
+    /// [`Swin::outputs`] for images of `image` pixels, or for their patches `[n * tokens, channels * patch^2]`.
+    ///
+    /// # Errors
+    /// The errors of [`Swin::outputs`].
+    pub fn outputs_of(
+        &self,
+        image: Size,
+        images: &Tensor,
+        sites: &mut dyn Sites,
+    ) -> Result<Vec<Tensor>, FloatError> {
+        let maps = self.maps(image)?;
         let (mut x, mut outputs) = (images.clone(), Vec::new());
         for segment in Segment::all(&self.config) {
             x = self.run_on(&maps, segment, x, sites)?;
@@ -208,8 +217,12 @@ impl Swin {
         })
     }
 
-    /// The maps for images of `image` pixels.
-    fn maps_of(&self, image: Size) -> Result<Arc<Maps>, FloatError> {
+    /// The index maps for images of `image` pixels. The network keeps those of the sizes that were used last; a CUDA graph that
+    /// reads them must hold them.
+    ///
+    /// # Errors
+    /// [`ModelError::Config`] for images that the network cannot process.
+    pub fn maps(&self, image: Size) -> Result<Arc<Maps>, FloatError> {
         if image == self.maps.image {
             return Ok(Arc::clone(&self.maps));
         }
@@ -238,7 +251,7 @@ impl Swin {
         x: Tensor,
         sites: &mut dyn Sites,
     ) -> Result<Tensor, FloatError> {
-        self.run_on(&*self.maps_of(image)?, segment, x, sites)
+        self.run_on(&*self.maps(image)?, segment, x, sites)
     }
 
     /// [`Swin::run`] for images of the size of `maps`.

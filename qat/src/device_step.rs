@@ -3,18 +3,18 @@
 //! launched again for every batch.
 //!
 //! What changes from batch to batch lies in memory that the graph reads: pixels, labels, factors of dropped branches, learning
-//! rates. What a graph allocates, it also frees.
+//! rates. What a graph allocates, it also frees. A backbone's batches have images of several sizes: each size has graphs of its own.
 
 mod graphs;
+mod maps;
 mod pass;
 mod sink;
 mod update;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_cuda::Graph;
 use swinq_cuda::nccl::{Exchange, Meeting};
 use swinq_cuda::training::{Controls, Outcome, Staging, Training};
 use swinq_float::ops::taped::cuda::{failed, training, write};
@@ -25,6 +25,7 @@ use crate::error::QatError;
 use crate::job::Job;
 use crate::mixing::Partners;
 use crate::student::{Student, Teacher};
+use graphs::Recorded;
 
 /// The memory of a training's iterations on a GPU, and their graphs.
 pub(crate) struct DeviceStep {
@@ -33,9 +34,11 @@ pub(crate) struct DeviceStep {
     /// Images of a batch.
     images: usize,
     staging: Staging,
-    /// u8 `[images, size, size, 3]`.
+    /// The bytes of the largest batch that was loaded. A batch `[images, height, width, channels]` lies at their start.
     pixels: Tensor,
-    /// The value of each byte, `[3, 256]`.
+    /// Height and width of the images of the loaded batch.
+    size: Size,
+    /// The value of each byte, `[channels, 256]`.
     table: Tensor,
     /// `[images]`.
     labels: Tensor,
@@ -54,17 +57,17 @@ pub(crate) struct DeviceStep {
     kinds: Option<Tensor>,
     /// The parameters that have gradients.
     seen: BTreeSet<String>,
-    graphs: BTreeMap<Pass, Graph>,
+    graphs: HashMap<(Pass, Size), Recorded>,
     /// Whether passes are recorded, and why not.
     capture: Result<(), String>,
-    /// Whether a pass over a whole batch has run, which compiles kernels and fills caches. That cannot be recorded.
-    warm: bool,
+    /// The sizes of whole batches over which a pass has run, which compiles kernels and fills caches. That cannot be recorded.
+    warm: HashSet<Size>,
     exchange: Option<Exchange>,
 }
 
 /// The passes that differ in what they do: an iteration's first one stores gradients and later ones add to them, and the last
 /// one exchanges them with other processes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Pass {
     pub first: bool,
     pub last: bool,
@@ -109,8 +112,8 @@ impl DeviceStep {
         let kernels = training(device.as_cuda_device()?)?;
         let (flat, _) = student.flat().expect("the student is on a GPU");
         let (images, channels) = (job.batch_size, student.config().in_chans);
-        let Size { height, width } = student.config().image_size;
-        let pixels = Tensor::zeros((images, height, width, channels), DType::U8, &device)?;
+        let size = student.config().image_size;
+        let pixels = Tensor::zeros(images * size.area() * channels, DType::U8, &device)?;
         let table = student.transform().lookup();
         let table: Vec<f32> = table.iter().flat_map(|row| row.iter().copied()).collect();
         let drop = |path: &DropPath| Tensor::zeros((path.branches(), images), DType::F32, &device);
@@ -130,11 +133,12 @@ impl DeviceStep {
             average: moments.average,
             kinds: None,
             seen: BTreeSet::new(),
-            graphs: BTreeMap::new(),
+            graphs: HashMap::new(),
             capture,
-            warm: false,
+            warm: HashSet::new(),
             exchange: None,
             pixels,
+            size,
             images,
             kernels,
             device,
@@ -173,8 +177,15 @@ impl DeviceStep {
         }
     }
 
-    /// Stores the pixels of the next batch where the GPU copies them from.
+    /// Stores the pixels of the next batch where the GPU copies them from. A larger batch than any before takes new memory, for
+    /// which passes are recorded anew.
     pub fn stage(&mut self, batch: &Batch) -> Result<(), QatError> {
+        let bytes = batch.pixels.len();
+        if bytes > self.pixels.elem_count() {
+            self.release();
+            self.pixels = Tensor::zeros(bytes, DType::U8, &self.device)?;
+            self.staging = Staging::new(&self.kernels, bytes).map_err(failed)?;
+        }
         Ok(self.staging.fill(&batch.pixels).map_err(failed)?)
     }
 
@@ -186,7 +197,10 @@ impl DeviceStep {
         drop_path: Option<&DropPath>,
     ) -> Result<(), QatError> {
         let (kernels, staging) = (&self.kernels, &mut self.staging);
-        write(&self.pixels.narrow(0, 0, batch.len())?, |to| staging.send(kernels, to).map_err(failed))?;
+        write(&self.pixels.narrow(0, 0, batch.pixels.len())?, |to| {
+            staging.send(kernels, to).map_err(failed)
+        })?;
+        self.size = batch.size;
         let upload = |values: &[u32], to: &Tensor| {
             if values.is_empty() {
                 return Ok(());

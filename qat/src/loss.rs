@@ -23,7 +23,8 @@
 //! A squared difference of feature maps is the loss of Romero et al., "FitNets: Hints for Thin Deep Nets", ICLR 2015. The teacher's
 //! squares make it relative, so that each output and each image counts alike, whatever its size and the size of its values: a term
 //! is `10^(-SQNR / 10)`, with the signal-to-quantization-noise ratio in dB by which validations compare models.
-//! [`relative_errors`](swinq_float::ops::taped::relative_errors) computes it where the maps are.
+//! [`relative_errors`](swinq_float::ops::taped::relative_errors) computes it where the maps are, and kernels/cuda/sources/train_maps.cu
+//! in iterations on a GPU without the host.
 
 use crate::job::LossKeys;
 use crate::mixing::Partners;

@@ -17,24 +17,35 @@ pub(crate) struct Segments<'a> {
     pub sites: &'a mut TrainSites,
 }
 
-/// The outputs of the network for `images`, and the streams: the input of every segment, and the result of the last one.
-/// Nothing is recorded.
-pub(crate) fn forward(on: &mut Segments<'_>, images: Tensor) -> Result<(Vec<Tensor>, Vec<Tensor>), QatError> {
+/// The streams of a forward pass: the input of every segment, and the result of the last one.
+pub(crate) struct Streams {
+    /// Height and width of the images.
+    image: Size,
+    tensors: Vec<Tensor>,
+}
+
+/// The outputs of the network for `images` of `image` pixels, or for their patches, and the streams. Nothing is recorded.
+pub(crate) fn forward(
+    on: &mut Segments<'_>,
+    image: Size,
+    images: Tensor,
+) -> Result<(Vec<Tensor>, Streams), QatError> {
     on.tape.set_recording(false);
-    let result = forward_unrecorded(on, images);
+    let result = forward_unrecorded(on, image, images);
     on.tape.set_recording(true);
     Ok(result?)
 }
 
 fn forward_unrecorded(
     on: &mut Segments<'_>,
+    image: Size,
     images: Tensor,
-) -> Result<(Vec<Tensor>, Vec<Tensor>), FloatError> {
-    let (size, config) = (image_size(on.swin, &images), on.swin.config());
+) -> Result<(Vec<Tensor>, Streams), FloatError> {
+    let config = on.swin.config();
     let (mut outputs, mut streams) = (Vec::new(), vec![images]);
     for segment in Segment::all(config) {
         let input = streams[streams.len() - 1].clone();
-        let x = on.swin.run(segment, size, input, on.sites)?;
+        let x = on.swin.run(segment, image, input, on.sites)?;
         if let Some(index) = segment.output(config) {
             outputs.push(on.swin.output(index, &x)?);
         }
@@ -43,15 +54,7 @@ fn forward_unrecorded(
     if !config.is_backbone() {
         outputs.extend(streams.last().cloned());
     }
-    Ok((outputs, streams))
-}
-
-/// Height and width of the images that the network reads: normalised images, or patches of images of its own size.
-fn image_size(swin: &Swin, images: &Tensor) -> Size {
-    match *images.dims() {
-        [_, _, height, width] => Size::new(height, width),
-        _ => swin.config().image_size,
-    }
+    Ok((outputs, Streams { image, tensors: streams }))
 }
 
 /// Gradients of results of the forward pass, which a segment's backward pass takes.
@@ -71,13 +74,13 @@ impl Seeds {
 /// Errors of the passes and of `complete`.
 pub(crate) fn backward(
     on: &mut Segments<'_>,
-    streams: &[Tensor],
+    streams: &Streams,
     outputs: &[Tensor],
     seeds: Vec<(TensorId, Tensor)>,
     complete: &mut dyn FnMut(TensorId, &Tensor) -> candle_core::Result<()>,
 ) -> Result<Gradients, QatError> {
     let (mut all, mut seeds) = (Gradients::default(), Seeds(seeds));
-    let size = image_size(on.swin, &streams[0]);
+    let Streams { image, tensors: streams } = streams;
     let mut gradients = seeds.take(&streams[streams.len() - 1]);
     for (index, segment) in Segment::all(on.swin.config()).into_iter().enumerate().rev() {
         let input = &streams[index];
@@ -92,7 +95,7 @@ pub(crate) fn backward(
         }
         on.tape.watch(input);
         let given = Given { of_input, of_result: gradients, of_output };
-        let passes = differentiate(on, (segment, size), input, given, complete);
+        let passes = differentiate(on, (segment, *image), input, given, complete);
         on.tape.unwatch(input);
         let mut found = passes?;
         gradients = found.take(input).into_iter().collect();

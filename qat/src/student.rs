@@ -7,10 +7,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
-use swinq_float::Swin;
 use swinq_float::tape::{Gradients, Operands, Passes, Tape};
+use swinq_float::{Maps, Swin};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Batch, HostTensor, QuantizedModel, Site, StateDict, SwinConfig, Transform};
+use swinq_model::{Batch, HostTensor, QuantizedModel, Site, Size, StateDict, SwinConfig, Transform};
 
 use crate::audit::Audit;
 use crate::drop_path::DropPath;
@@ -19,7 +19,7 @@ use crate::flat::Flat;
 use crate::job::{LossKeys, Scales};
 use crate::loss::LossParts;
 use crate::mixing::Partners;
-use crate::recompute::{self, Segments};
+use crate::recompute::{self, Segments, Streams};
 use crate::scales::{RATIO, ScaleTable};
 use crate::sites::TrainSites;
 
@@ -47,8 +47,8 @@ pub struct Student {
     names: HashMap<TensorId, String>,
     /// Whether the backward pass recomputes activations.
     recompute: bool,
-    /// The inputs of the segments in the latest forward pass and the result of the last one, if it does.
-    streams: Vec<Tensor>,
+    /// What the latest forward pass kept, if it does.
+    streams: Option<Streams>,
 }
 
 /// Receives the gradient of a parameter as soon as the backward pass has completed it.
@@ -93,7 +93,7 @@ impl Student {
             flat,
             passes: Passes::default(),
             recompute: false,
-            streams: Vec::new(),
+            streams: None,
             names: parameters.iter().map(|(name, parameter)| (parameter.id(), name.clone())).collect(),
             parameters,
         })
@@ -114,6 +114,14 @@ impl Student {
     /// On a GPU, where the parameters lie, and the memory in which they do.
     pub(crate) fn flat(&self) -> Option<&(Arc<Flat>, Tensor)> {
         self.flat.as_ref()
+    }
+
+    /// The index maps for images of `size` ([`Swin::maps`]).
+    ///
+    /// # Errors
+    /// Images that the network cannot process.
+    pub fn maps(&self, size: Size) -> Result<Arc<Maps>, QatError> {
+        Ok(self.swin.maps(size)?)
     }
 
     /// The preprocessing of the images.
@@ -154,7 +162,7 @@ impl Student {
     pub fn forget(&mut self) {
         self.sites.drop_path = None;
         self.tape.clear();
-        self.streams.clear();
+        self.streams = None;
         self.sites.scales.forget();
     }
 
@@ -170,15 +178,16 @@ impl Student {
         features: bool,
     ) -> Result<Vec<Tensor>, QatError> {
         let images = self.swin.images(batch, &self.transform)?;
-        self.forward_images(images, batch.len(), drop_path, features)
+        self.forward_images(batch.size, images, batch.len(), drop_path, features)
     }
 
-    /// [`Student::forward`], on `count` normalised images or on their patches ([`Swin::outputs`]).
+    /// [`Student::forward`], on `count` normalised images of `size` or on their patches ([`Swin::outputs_of`]).
     ///
     /// # Errors
     /// Errors of the forward pass.
     pub fn forward_images(
         &mut self,
+        size: Size,
         images: Tensor,
         count: usize,
         drop_path: Option<DropPath>,
@@ -189,11 +198,11 @@ impl Student {
         self.sites.drop_path = drop_path;
         self.sites.features = features.then(BTreeMap::new);
         if !self.recompute {
-            return Ok(self.swin.outputs(&images, &mut self.sites)?);
+            return Ok(self.swin.outputs_of(size, &images, &mut self.sites)?);
         }
-        self.streams.clear();
-        let (outputs, streams) = recompute::forward(&mut self.segments(), images)?;
-        self.streams = streams;
+        self.streams = None;
+        let (outputs, streams) = recompute::forward(&mut self.segments(), size, images)?;
+        self.streams = Some(streams);
         Ok(outputs)
     }
 
@@ -244,7 +253,7 @@ impl Student {
         let names = std::mem::take(&mut self.names);
         let mut named = |id, gradient: &Tensor| complete(&names[&id], gradient);
         let gradients = if self.recompute {
-            let streams = std::mem::take(&mut self.streams);
+            let streams = self.streams.take().expect("a forward pass comes first");
             recompute::backward(&mut self.segments(), &streams, outputs, seeds, &mut named)
         } else {
             self.tape.backward_with(seeds, named).map_err(QatError::from)
@@ -289,7 +298,7 @@ impl Student {
         self.sites.audit = Some(Audit::default());
         let forward = self.forward(batch, drop_path, false);
         self.tape.clear();
-        self.streams.clear();
+        self.streams = None;
         let found = self.sites.audit.take().and_then(|audit| audit.first);
         forward.map(|_| found)
     }

@@ -10,7 +10,7 @@ use swinq_qat::job::{Device, Job};
 
 use super::Inputs;
 use super::maps::TeacherMaps;
-use crate::int8_runtime::cuda::{Autotune, CudaOptions};
+use crate::int8_runtime::cuda::CudaOptions;
 use crate::{BackendChoice, Engine, EngineOptions, Error, Images, ReadOptions};
 
 /// Runs models on the validation images of a job.
@@ -131,8 +131,8 @@ fn is_interruption(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(EvalError::Interrupted { .. }))
 }
 
-/// The options of the engine for the job's device. The engine does not measure kernels, because a validation
-/// is too short to win back the time.
+/// The options of the engine for the job's device. By default it measures no kernels, which a validation would be too short to
+/// win back.
 fn engine_options(job: &Job) -> EngineOptions {
     let options = EngineOptions { threads: job.threads, ..EngineOptions::default() };
     match job.device {
@@ -140,7 +140,7 @@ fn engine_options(job: &Job) -> EngineOptions {
         Device::Cuda(device) => EngineOptions {
             backend: BackendChoice::Auto,
             max_batch: job.validate.batch_size,
-            cuda: CudaOptions { device, autotune: Autotune::Off, ..CudaOptions::default() },
+            cuda: CudaOptions { device, ..CudaOptions::default() },
             ..options
         },
     }

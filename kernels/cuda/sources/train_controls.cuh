@@ -20,8 +20,9 @@ struct Controls {
 
 // The result of an iteration.
 struct Outcome {
-    // The loss: cross-entropy, divergence and their weighted sum, and the number of images that are classified correctly.
-    f64 labels, kl, total, correct;
+    // The loss: cross-entropy, divergence, relative error of feature maps and their weighted sum; and the number of images that
+    // are classified correctly.
+    f64 labels, kl, outputs, total, correct;
     // Norm of the gradient without the factor of the loss.
     f64 norm;
     // Whether the parameters were updated, and the number of blocks that found one that was not finite.

@@ -103,6 +103,7 @@ KERNEL(loss_of_batch)(const Params p) {
     Outcome* o = p.outcome;
     o->labels = p.first ? labels : o->labels + labels;
     o->kl = p.first ? kl : o->kl + kl;
+    o->outputs = 0.0;
     o->total = p.first ? total : o->total + total;
     o->correct = p.first ? correct : o->correct + correct;
 }

@@ -52,6 +52,7 @@ pub const SOURCES: &[(&str, &str)] = table![
     "train_fake.cu",
     "train_images.cu",
     "train_loss.cu",
+    "train_maps.cu",
     "train_norm.cu",
     "train_pointwise.cu",
     "train_rows.cu",

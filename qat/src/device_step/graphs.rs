@@ -1,27 +1,47 @@
 //! Passes as CUDA graphs, which are recorded once and launched again.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use swinq_cuda::CudaError;
+use swinq_cuda::{CudaError, Graph};
+use swinq_float::Maps;
 use swinq_float::ops::taped::cuda::failed;
+use swinq_model::Size;
 
 use super::{DeviceStep, Pass, Work};
 use crate::error::QatError;
 
+/// Number of image sizes whose passes are recorded; those of others are launched kernel by kernel.
+const SIZES: usize = 16;
+
+/// A recorded pass.
+pub(super) struct Recorded {
+    graph: Graph,
+    /// The index maps that the graph reads: those of the student and of the teacher.
+    _maps: [Option<Arc<Maps>>; 2],
+}
+
 impl DeviceStep {
-    /// Whether passes over `count` images may be recorded now.
+    /// Whether passes over the loaded batch, of `count` images, may be recorded now.
     pub fn may_record(&self, count: usize) -> bool {
-        count == self.images && self.warm && self.kinds.is_some() && self.capture.is_ok()
+        let able = count == self.images && self.kinds.is_some() && self.capture.is_ok();
+        able && self.warm.contains(&self.size) && self.has_place()
+    }
+
+    /// Whether images of the size of the loaded batch are among those whose passes are recorded.
+    fn has_place(&self) -> bool {
+        let sizes: HashSet<Size> = self.graphs.keys().map(|(_, size)| *size).collect();
+        sizes.len() < SIZES || sizes.contains(&self.size)
     }
 
     /// Whether kernels are still to be compiled, which takes a while.
     pub fn is_cold(&self) -> bool {
-        !self.warm
+        !self.warm.contains(&self.size)
     }
 
-    /// Whether `pass` is recorded.
+    /// Whether `pass` over the loaded batch is recorded.
     pub fn is_recorded(&self, pass: Pass) -> bool {
-        self.graphs.contains_key(&pass)
+        self.graphs.contains_key(&(pass, self.size))
     }
 
     /// Records `pass` over the loaded batch. `false` if that fails; no pass is recorded from then on.
@@ -37,7 +57,9 @@ impl DeviceStep {
         });
         match recorded {
             Ok(graph) => {
-                self.graphs.insert(pass, graph);
+                let taught = work.teacher.map(|teacher| teacher.maps(self.size)).transpose()?;
+                let maps = [Some(work.student.maps(self.size)?), taught];
+                self.graphs.insert((pass, self.size), Recorded { graph, _maps: maps });
                 // Graphs have memory of their own.
                 kernels.trim().map_err(failed)?;
                 Ok(true)
@@ -62,7 +84,7 @@ impl DeviceStep {
     /// # Panics
     /// If it is not recorded.
     pub fn launch(&self, pass: Pass) -> Result<(), QatError> {
-        let launched = self.graphs[&pass].launch(self.kernels.stream());
+        let launched = self.graphs[&(pass, self.size)].graph.launch(self.kernels.stream());
         launched.map_err(|error| QatError::Tensor(failed(error)))
     }
 }

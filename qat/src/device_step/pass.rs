@@ -1,11 +1,13 @@
 //! A pass over a batch: forward, loss and backward, kernel by kernel.
 
-use candle_core::Tensor;
+use candle_core::{Tensor, TensorId};
 use swinq_cuda::training::{LossWeights, Outcome, Targets};
 use swinq_float::ops::taped::cuda::{Held, failed, patches, tensor, write};
 
 use super::sink::Sink;
 use super::{DeviceStep, Pass, Work};
+use swinq_model::Size;
+
 use crate::error::QatError;
 use crate::student::Student;
 
@@ -17,25 +19,29 @@ impl DeviceStep {
         let _cache = self.capture.is_ok().then(|| device.enable_cuda_graph_htod_cache());
         let result = self.passes_of(work, pass);
         work.student.forget();
-        self.warm |= result.is_ok() && work.count == self.images;
+        if result.is_ok() && work.count == self.images {
+            self.warm.insert(self.size);
+        }
         result
     }
 
     fn passes_of(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
-        let count = work.count;
+        let (count, size) = (work.count, self.size);
         work.student.update_scales()?;
-        let patch = work.student.config().patch_size;
-        let rows = patches(&self.pixels.narrow(0, 0, count)?, &self.table, patch)?;
-        let wanted = work.teacher.map(|teacher| teacher.forward_images(&rows)).transpose()?;
+        let rows = self.patches(work)?;
+        let wanted = work.teacher.map(|teacher| teacher.forward_images(size, &rows)).transpose()?;
         let drop_path = match (work.drop_path, &self.dropped) {
             (Some(drop_path), Some(dropped)) => {
                 Some(drop_path.resident(dropped.narrow(1, 0, count)?.contiguous()?))
             }
             _ => None,
         };
-        let outputs = work.student.forward_images(rows, count, drop_path, false)?;
-        let (logits, teacher) = (&outputs[0], wanted.as_ref().map(|wanted| &wanted.outputs[0]));
-        let seeds = vec![(logits.id(), self.loss(logits, teacher, work, pass)?)];
+        let outputs = work.student.forward_images(size, rows, count, drop_path, false)?;
+        let taught = wanted.as_ref().map(|wanted| wanted.outputs.as_slice());
+        let seeds = match work.student.config().is_backbone() {
+            true => self.loss_of_maps(&outputs, taught.unwrap_or_default(), work, pass)?,
+            false => vec![self.loss_of_logits(&outputs[0], taught.map(|taught| &taught[0]), work, pass)?],
+        };
         drop(wanted);
         let mut sink =
             Sink::new(work.student, pass, self.exchange.take(), (&self.seen, self.kinds.is_some()));
@@ -50,14 +56,23 @@ impl DeviceStep {
         ended
     }
 
-    /// The gradient of the logits. The loss is stored or added on the device.
-    fn loss(
+    /// The patches of the loaded batch.
+    fn patches(&self, work: &Work<'_>) -> Result<Tensor, QatError> {
+        let (config, Size { height, width }) = (work.student.config(), self.size);
+        let bytes = work.count * self.size.area() * config.in_chans;
+        let pixels =
+            self.pixels.narrow(0, 0, bytes)?.reshape((work.count, height, width, config.in_chans))?;
+        Ok(patches(&pixels, &self.table, config.patch_size, config.grid_size(0, self.size))?)
+    }
+
+    /// The gradient of the logits, with their id. The loss is stored or added on the device.
+    fn loss_of_logits(
         &self,
         logits: &Tensor,
         teacher: Option<&Tensor>,
         work: &Work<'_>,
         pass: Pass,
-    ) -> Result<Tensor, QatError> {
+    ) -> Result<(TensorId, Tensor), QatError> {
         let (count, keys) = (work.count, &work.job.loss);
         let weights = LossWeights {
             labels: keys.labels,
@@ -86,7 +101,7 @@ impl DeviceStep {
             gradient = Some(tensor(found.map_err(failed)?, device, logits.shape()));
             Ok(())
         })?;
-        Ok(gradient.expect("set by the call"))
+        Ok((logits.id(), gradient.expect("set by the call")))
     }
 
     /// A pass of a process whose batch is empty: it adds nothing.

@@ -1,12 +1,13 @@
 //! The float network that the student imitates.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use swinq_float::tape::{Operands, Passes, Tape};
-use swinq_float::{Float, FloatError, Sites, Swin};
+use swinq_float::{Float, FloatError, Maps, Sites, Swin};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Batch, BlockId, Site, Transform};
+use swinq_model::{Batch, BlockId, Site, Size, Transform};
 
 use super::on_device;
 use crate::error::QatError;
@@ -87,18 +88,26 @@ impl Teacher {
     /// # Errors
     /// Errors of the forward pass.
     pub fn forward(&self, batch: &Batch) -> Result<TeacherOutput, QatError> {
-        self.forward_images(&self.swin.images(batch, &self.transform)?)
+        self.forward_images(batch.size, &self.swin.images(batch, &self.transform)?)
     }
 
-    /// [`Teacher::forward`], on normalised images or their patches ([`Swin::outputs`]).
+    /// The index maps for images of `size` ([`Swin::maps`]).
+    ///
+    /// # Errors
+    /// Images that the network cannot process.
+    pub fn maps(&self, size: Size) -> Result<Arc<Maps>, QatError> {
+        Ok(self.swin.maps(size)?)
+    }
+
+    /// [`Teacher::forward`], on normalised images of `size` or their patches ([`Swin::outputs_of`]).
     ///
     /// # Errors
     /// Errors of the forward pass.
-    pub fn forward_images(&self, images: &Tensor) -> Result<TeacherOutput, QatError> {
+    pub fn forward_images(&self, size: Size, images: &Tensor) -> Result<TeacherOutput, QatError> {
         let mut capture = Capture(BTreeMap::new());
         let outputs = match self.features {
-            true => self.swin.outputs(images, &mut capture)?,
-            false => self.swin.outputs(images, &mut Float)?,
+            true => self.swin.outputs_of(size, images, &mut capture)?,
+            false => self.swin.outputs_of(size, images, &mut Float)?,
         };
         Ok(TeacherOutput { outputs, features: capture.0 })
     }

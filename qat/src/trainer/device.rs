@@ -58,8 +58,8 @@ impl OnDevice {
 }
 
 impl Trainer {
-    /// Whether iterations run without the host: on a GPU, for a classifier, without the feature loss, which the host computes, and
-    /// on several processes with NCCL on all of them.
+    /// Whether iterations run without the host: on a GPU, without the feature loss, which the host computes, and on several
+    /// processes with NCCL on all of them.
     pub(super) fn iterates_on_device(&mut self) -> Result<bool, QatError> {
         if let Some(decided) = self.on_device.decided {
             return Ok(decided);
@@ -78,9 +78,6 @@ impl Trainer {
 
     /// Why the host takes part in iterations on a GPU; `None` if it does not.
     fn needs_host(&mut self) -> Result<Option<String>, QatError> {
-        if self.student.config().is_backbone() {
-            return Ok(Some("iterations wait for the host: images of a backbone differ in size".to_owned()));
-        }
         if self.job.loss.features > 0.0 {
             return Ok(Some("iterations wait for the host: it computes `loss.features`".to_owned()));
         }
@@ -172,7 +169,7 @@ impl Trainer {
         let together = pass.last && world.size() > 1;
         if count == 0 {
             // All of its images were skipped as corrupt.
-            all_say(world, together, false)?;
+            all(world, together, [false, false])?;
             return step.nothing(&self.student, pass);
         }
         let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(loaded.number));
@@ -182,10 +179,12 @@ impl Trainer {
         step.load(&loaded.batch, loaded.partners.as_ref(), drop_path.as_ref())?;
         let (student, teacher) = (&mut self.student, self.teacher.as_ref());
         let mut work = Work { student, teacher, drop_path: drop_path.as_ref(), job: &self.job, count, share };
-        let mut as_graph = all_say(world, together, step.may_record(count))?;
-        if as_graph && !step.is_recorded(pass) {
-            let recorded = step.record(&mut work, pass)?;
-            as_graph = all_say(world, together, recorded)?;
+        let (able, known) = (step.may_record(count), step.is_recorded(pass));
+        let [mut as_graph, all_known] = all(world, together, [able, known])?;
+        if as_graph && !all_known {
+            // Images of one process may have a size that is recorded, and those of another may not.
+            let recorded = known || step.record(&mut work, pass)?;
+            [as_graph] = all(world, together, [recorded])?;
             if recorded && !as_graph {
                 step.stop_recording("another process cannot record them".to_owned());
             }
@@ -261,9 +260,9 @@ impl Trainer {
         labelled: usize,
         source: &mut dyn BatchSource,
     ) -> Result<IterationReport, QatError> {
-        let Outcome { labels, kl, total, correct, norm, updated, unusable } = *outcome;
-        let mut loss =
-            LossParts { labels, kl, total, correct: correct as usize, labelled, ..LossParts::default() };
+        let Outcome { labels, kl, outputs, total, correct, norm, updated, unusable } = *outcome;
+        let correct = correct as usize;
+        let mut loss = LossParts { labels, kl, outputs, total, correct, labelled, ..LossParts::default() };
         if !updated && unusable {
             let found = self.student.parameter_not_finite()?;
             return Err(self.diverged(found.unwrap_or_else(|| "a parameter is not finite".to_owned())));
@@ -308,17 +307,24 @@ impl Trainer {
                 break;
             }
         }
+        if found.is_none()
+            && self.student.config().is_backbone()
+            && let Err(error) = self.local_gradients(source, &mut |_, _| Ok(()))
+        {
+            // It names the image whose map is zero everywhere.
+            return Ok(error);
+        }
         let found = found.unwrap_or_else(|| "the outputs are finite, but the loss is not".to_owned());
         Ok(self.diverged(format!("the loss is {total}: {found}")))
     }
 }
 
-/// Whether all processes say yes, if they decide `together`; otherwise what this one says.
-fn all_say(world: &mut World, together: bool, yes: bool) -> Result<bool, QatError> {
+/// What all processes say, if they decide `together`; otherwise what this one says.
+fn all<const N: usize>(world: &mut World, together: bool, says: [bool; N]) -> Result<[bool; N], QatError> {
     if !together {
-        return Ok(yes);
+        return Ok(says);
     }
-    let mut against = [if yes { 0.0 } else { 1.0 }];
+    let mut against = says.map(|yes| if yes { 0.0 } else { 1.0 });
     world.sum(&mut against)?;
-    Ok(against[0] == 0.0)
+    Ok(against.map(|against| against == 0.0))
 }

@@ -14,31 +14,47 @@ struct PatchesParams {
     pixels: u64,
     table: u64,
     out: u64,
-    size: u32,
+    height: u32,
+    width: u32,
+    channels: u32,
     patch: u32,
-    grid: u32,
+    rows: u32,
+    columns: u32,
     count: u32,
 }
 
 // SAFETY: `repr(C)`, with the fields of `Params` in train_images.cu in the same order.
 unsafe impl Params for PatchesParams {}
 
-/// The images of a batch.
+/// The images of a batch, and the patches into which they are divided.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Patches {
     /// Number of images.
     pub images: usize,
-    /// Pixels of an edge of an image.
-    pub size: usize,
+    /// Height and width of an image, in pixels.
+    pub size: [usize; 2],
+    /// Number of channels.
+    pub channels: usize,
     /// Pixels of an edge of a patch.
     pub patch: usize,
+    /// Rows and columns of patches. What lies beyond them is cut off, and what they lack is zero.
+    pub grid: [usize; 2],
 }
 
 impl Patches {
+    /// Number of bytes of the images.
+    pub fn bytes(self) -> usize {
+        self.images * self.size[0] * self.size[1] * self.channels
+    }
+
+    /// Number of values of a patch.
+    pub fn values(self) -> usize {
+        self.channels * self.patch * self.patch
+    }
+
     /// Number of results.
     pub fn count(self) -> usize {
-        let grid = self.size / self.patch;
-        self.images * grid * grid * 3 * self.patch * self.patch
+        self.images * self.grid[0] * self.grid[1] * self.values()
     }
 }
 
@@ -53,41 +69,41 @@ pub fn patches_launch(count: usize) -> LaunchConfig {
 }
 
 impl Training {
-    /// The normalised patches of `pixels` `[images, size, size, 3]`: `[images * grid^2, 3 * patch^2]`, a row channel by channel.
-    /// `table` `[3, 256]` has the value of each byte.
+    /// The normalised patches of `pixels` `[images, height, width, channels]`: `[images * rows * columns, channels * patch^2]`, a
+    /// row channel by channel. `table` `[channels, 256]` has the value of each byte.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// If lengths do not match, or the patches do not fill the images.
+    /// If lengths do not match, or there is no patch.
     pub fn patches(
         &self,
         pixels: &CudaView<'_, u8>,
         table: &CudaView<'_, f32>,
         of: Patches,
     ) -> Result<CudaSlice<f32>, CudaError> {
-        let Patches { images, size, patch } = of;
-        assert!(
-            patch > 0 && size > 0 && size.is_multiple_of(patch),
-            "patches of {patch} in images of {size}"
-        );
+        let Patches { size: [height, width], channels, patch, grid: [rows, columns], .. } = of;
         let count = of.count();
+        assert!(count > 0, "{of:?} have no values");
         let mut out = self.allocate(count)?;
-        let (from, _pixels) = self.read("patches", pixels, images * size * size * 3);
-        let (values, _table) = self.read("patches: table", table, 3 * 256);
+        let (from, _pixels) = self.read("patches", pixels, of.bytes());
+        let (values, _table) = self.read("patches: table", table, channels * 256);
         let (to, written) = self.write(&mut out);
         let params = PatchesParams {
             pixels: from,
             table: values,
             out: to,
-            size: uint(size),
+            height: uint(height),
+            width: uint(width),
+            channels: uint(channels),
             patch: uint(patch),
-            grid: uint(size / patch),
+            rows: uint(rows),
+            columns: uint(columns),
             count: uint(count),
         };
-        // SAFETY: `PatchesParams` is the kernel's parameter. It writes `count` values, and reads a pixel of the images and a
-        // value of the table for each.
+        // SAFETY: `PatchesParams` is the kernel's parameter. It writes `count` values, and reads a value of the table and a pixel
+        // of the images for each that lies in an image.
         unsafe { self.launch(&patches_program(), patches_launch(count), &params)? };
         drop(written);
         Ok(out)

@@ -104,6 +104,8 @@ pub struct Outcome {
     pub labels: f64,
     /// Divergence from the teacher.
     pub kl: f64,
+    /// Relative error of a backbone's feature maps.
+    pub outputs: f64,
     /// Their weighted sum.
     pub total: f64,
     /// Number of images that are classified correctly.
@@ -118,12 +120,21 @@ pub struct Outcome {
 
 impl Outcome {
     /// Number of values.
-    pub const LEN: usize = 7;
+    pub const LEN: usize = 8;
 
     /// The result in `values`, in the order of the kernels.
     pub fn from_values(values: &[f64; Outcome::LEN]) -> Outcome {
-        let [labels, kl, total, correct, norm, updated, unusable] = *values;
-        Outcome { labels, kl, total, correct, norm, updated: updated > 0.0, unusable: unusable > 0.0 }
+        let [labels, kl, outputs, total, correct, norm, updated, unusable] = *values;
+        Outcome {
+            labels,
+            kl,
+            outputs,
+            total,
+            correct,
+            norm,
+            updated: updated > 0.0,
+            unusable: unusable > 0.0,
+        }
     }
 }
 

@@ -16,6 +16,8 @@ use candle_core::{CudaDevice, CudaStorage, Device, Error, Result, Shape, Storage
 use swinq_cuda::CudaError;
 use swinq_cuda::training::{Element, NormProgram, Patches, RowIndex, Training};
 
+use swinq_model::Size;
+
 use crate::ops::{Gather, Norm, composed};
 
 pub use access::{write, write_if_some};
@@ -219,17 +221,17 @@ pub(super) fn table_gradient(table: &Tensor, index: &Tensor, grad: &Tensor) -> R
     unary(grad, table.shape(), |training, grad| training.table_gradient(grad, &index, rows))
 }
 
-/// The normalised patches of `pixels`, u8 `[images, size, size, 3]`, as [`Swin`](crate::Swin) gathers them:
-/// `[images * grid^2, 3 * patch^2]`. `table` `[3, 256]` has the value of each byte.
+/// The normalised patches of `pixels`, u8 `[images, height, width, channels]`, as [`Swin`](crate::Swin) gathers them for a `grid` of
+/// patches: `[images * tokens, channels * patch^2]`. `table` `[channels, 256]` has the value of each byte.
 ///
 /// # Errors
 /// The kernel does not compile, or the driver fails.
-pub fn patches(pixels: &Tensor, table: &Tensor, patch: usize) -> Result<Tensor> {
-    let (images, size, _, _) = pixels.dims4()?;
+pub fn patches(pixels: &Tensor, table: &Tensor, patch: usize, grid: Size) -> Result<Tensor> {
+    let (images, height, width, channels) = pixels.dims4()?;
     let (device, training) = device_kernels(pixels)?;
     let (bytes, values) = (Held::new(pixels)?, Held::new(table)?);
-    let of = Patches { images, size, patch };
+    let grid = [grid.height, grid.width];
+    let of = Patches { images, size: [height, width], channels, patch, grid };
     let found = training.patches(&bytes.view()?, &values.view()?, of).map_err(failed)?;
-    let columns = 3 * patch * patch;
-    Ok(tensor(found, &device, (of.count() / columns, columns)))
+    Ok(tensor(found, &device, (of.count() / of.values(), of.values())))
 }

@@ -13,8 +13,8 @@ use swinq_cuda::ops::rows::RowsConfig;
 use swinq_cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_cuda::ops::{DeviceStore, StreamType};
 use swinq_cuda::training::{
-    AttentionProgram, ColumnsProgram, FakeProgram, LossProgram, NormProgram, ScalesProgram, UpdateProgram,
-    column_sums_program, gather_program, patches_program, pointwise_program, table_program,
+    AttentionProgram, ColumnsProgram, FakeProgram, LossProgram, MapsProgram, NormProgram, ScalesProgram,
+    UpdateProgram, column_sums_program, gather_program, patches_program, pointwise_program, table_program,
 };
 use swinq_numerics::{Gelu, ImageEdge, Quantizer};
 
@@ -239,6 +239,7 @@ fn training(scope: Scope) -> Vec<Program> {
     programs.push(patches_program());
     programs.extend(["row_maxima", "scale_table"].map(ScalesProgram::program));
     programs.extend(["loss_of_images", "loss_of_batch"].map(LossProgram::program));
+    programs.extend(["squares", "errors", "gradient"].map(MapsProgram::program));
     programs.extend(["measure", "decide", "update", "add"].map(UpdateProgram::program));
     let columns: &[usize] =
         if scope == Scope::Few { &[96, 768] } else { &[32, 96, 192, 384, 768, 1536, 3072, 4096] };

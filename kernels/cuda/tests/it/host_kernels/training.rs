@@ -2,6 +2,7 @@
 
 mod attention;
 mod iteration;
+mod loss;
 
 use swinq_cuda::training::{
     FakeProgram, NormProgram, column_sums_launch, column_sums_program, gather_launch, gather_program,

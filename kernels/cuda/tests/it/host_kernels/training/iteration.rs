@@ -2,8 +2,7 @@
 
 use half::{bf16, f16};
 use swinq_cuda::training::{
-    ColumnsProgram, FakeProgram, Kind, LossProgram, Patches, ScalesProgram, UpdateProgram, patches_launch,
-    patches_program,
+    ColumnsProgram, FakeProgram, Kind, Patches, ScalesProgram, UpdateProgram, patches_launch, patches_program,
 };
 use swinq_numerics::{ColumnQuantizers, reference};
 use swinq_testing::{Rng, assert_same, step};
@@ -13,11 +12,11 @@ use crate::host_kernels::compiler::Compiler;
 use crate::host_kernels::launch::{Launch, bytes, floats, halves};
 
 /// Numbers in f64, as the bytes of their halves of 32 bits.
-fn doubles(bytes: &[u8]) -> Vec<f64> {
+pub fn doubles(bytes: &[u8]) -> Vec<f64> {
     bytes.as_chunks().0.iter().map(|&word| f64::from_le_bytes(word)).collect()
 }
 
-fn words_of(values: &[f64]) -> Vec<u32> {
+pub fn words_of(values: &[f64]) -> Vec<u32> {
     values.iter().flat_map(|x| [x.to_bits() as u32, (x.to_bits() >> 32) as u32]).collect()
 }
 
@@ -180,95 +179,32 @@ fn learned_scales_of_weights() {
     assert_same(&table, &want, "learned scales");
 }
 
+/// Images that patches fill, of one and of three channels; images that lack pixels of the last patches, which are zero; and
+/// images with more pixels than the patches.
 #[test]
 fn patches_of_images() {
     let Some(compiler) = Compiler::get() else { return };
-    let of = Patches { images: 2, size: 12, patch: 4 };
-    let pixels = Rng(1).bytes(2 * 12 * 12 * 3);
-    let table: Vec<f32> = (0..768).map(|i| i as f32 * 0.5 - 60.0).collect();
-    let launch = Launch::new(&patches_program(), patches_launch(of.count())).array(&pixels).array(&table);
-    let launch = launch.array(&vec![0.0f32; of.count()]).int(12).int(4).int(3).int(of.count());
-    let found = floats(launch.run(compiler).last().unwrap());
-    let mut want = Vec::new();
-    for (image, y, x) in (0..2).flat_map(|i| (0..9).map(move |p| (i, 4 * (p / 3), 4 * (p % 3)))) {
-        for (channel, inside) in (0..3).flat_map(|c| (0..16).map(move |i| (c, i))) {
-            let at = ((image * 12 + y + inside / 4) * 12 + x + inside % 4) * 3 + channel;
-            want.push(table[256 * channel + usize::from(pixels[at])]);
-        }
-    }
-    assert_same(&found, &want, "patches");
-}
-
-/// `log(softmax(x / t))` of class `i`.
-fn log_softmax(x: &[f32], t: f64, i: usize) -> f64 {
-    let total: f64 = x.iter().map(|&x| (f64::from(x) / t).exp()).sum();
-    f64::from(x[i]) / t - total.ln()
-}
-
-#[test]
-fn losses() {
-    let Some(compiler) = Compiler::get() else { return };
-    let (images, classes, t, smoothing, share) = (3, 300, 2.0, 0.1, 0.7);
-    let (weight_labels, weight_kl, factor, loss_scale) = (0.7, 1.3, 0.5 / 3.0, 8.0);
-    let mut rng = Rng(4);
-    let (logits, teacher) = (rng.floats(images * classes, 4.0), rng.floats(images * classes, 4.0));
-    let best = |image: usize| {
-        let row = &logits[image * classes..][..classes];
-        (0..classes).fold(0, |best, i| if row[i] > row[best] { i } else { best })
-    };
-    // The last label is no class.
-    let labels = [best(0) as u32, 7, 300];
-    let partners = [5u32, best(1) as u32, 299];
-    for (taught, mixed) in [(true, true), (true, false), (false, false)] {
-        let controls = words_of(&[loss_scale, share, 0.0, 0.0, 0.0, 0.0, 0.0]);
-        let launch = |entry, config, of_images: &[u32], outcome: &[u32], first: usize| {
-            let launch = Launch::new(&LossProgram::program(entry), config).array(&logits);
-            let launch = launch.optional(taught.then_some(&teacher[..])).array(&labels);
-            let launch = launch.optional(mixed.then_some(&partners[..])).array(&controls);
-            let launch = launch.array(&vec![0.0f32; images * classes]).array(of_images).array(outcome);
-            let numbers = [weight_labels, weight_kl, smoothing, t, factor];
-            let launch = numbers.iter().fold(launch, |launch, x: &f64| launch.long(x.to_bits()));
-            launch.int(images).int(classes).int(first).run(compiler)
-        };
-        let none = vec![0; 6 * images];
-        let found = launch("loss_of_images", LossProgram::images_launch(images), &none, &[0; 14], 1);
-        let at = found.len() - 3;
-        let (gradient, of_images) = (floats(&found[at]), doubles(&found[at + 1]));
-        let (mut want, mut sums, mut correct) = (Vec::new(), [0.0; 2], 0.0);
-        for image in 0..images {
-            let (x, y) = (&logits[image * classes..][..classes], &teacher[image * classes..][..classes]);
-            let (own, partner) =
-                (labels[image] as usize, if mixed { partners[image] } else { labels[image] } as usize);
-            let own_share = if mixed { share } else { 1.0 };
-            correct += f64::from(u8::from(best(image) == own));
-            for i in 0..classes {
-                let part =
-                    if i == own { own_share } else { 0.0 } + if i == partner { 1.0 - own_share } else { 0.0 };
-                let target = smoothing / classes as f64 + (1.0 - smoothing) * part;
-                let log = log_softmax(x, 1.0, i);
-                sums[0] -= factor * target * log;
-                let mut slope = weight_labels * (log.exp() - target);
-                if taught {
-                    let (log_p, log_q) = (log_softmax(x, t, i), log_softmax(y, t, i));
-                    sums[1] += factor * t * t * log_q.exp() * (log_q - log_p);
-                    slope += weight_kl * t * (log_p.exp() - log_q.exp());
-                }
-                want.push(slope * factor * loss_scale);
+    for (size, channels, grid) in
+        [([12, 12], 3, [3, 3]), ([8, 12], 1, [2, 3]), ([11, 6], 3, [3, 2]), ([9, 14], 3, [2, 3])]
+    {
+        let of = Patches { images: 2, size, channels, patch: 4, grid };
+        let ([height, width], [rows, columns]) = (size, grid);
+        let pixels = Rng(1).bytes(of.bytes());
+        let table: Vec<f32> = (0..256 * channels).map(|i| i as f32 * 0.5 - 60.0).collect();
+        let launch = Launch::new(&patches_program(), patches_launch(of.count())).array(&pixels).array(&table);
+        let launch = launch.array(&vec![7.0f32; of.count()]).int(height).int(width).int(channels).int(4);
+        let launch = launch.int(rows).int(columns).int(of.count());
+        let found = floats(launch.run(compiler).last().unwrap());
+        let mut want = Vec::new();
+        for (image, place) in (0..2).flat_map(|i| (0..rows * columns).map(move |p| (i, p))) {
+            for (channel, inside) in (0..channels).flat_map(|c| (0..16).map(move |i| (c, i))) {
+                let (y, x) = (4 * (place / columns) + inside / 4, 4 * (place % columns) + inside % 4);
+                let at = ((image * height + y) * width + x) * channels + channel;
+                let inside = y < height && x < width;
+                want.push(if inside { table[256 * channel + usize::from(pixels[at])] } else { 0.0 });
             }
         }
-        close("gradient", &gradient, &want, 1e-6);
-        let before = words_of(&[1.0, 2.0, 3.0, 4.0, 0.0, 0.0, 0.0]);
-        for first in [1, 0] {
-            let config = LossProgram::batch_launch();
-            let found = launch("loss_of_batch", config, &words_of(&of_images), &before, first);
-            let outcome = doubles(found.last().unwrap());
-            let total = weight_labels * sums[0] + weight_kl * sums[1];
-            let more = |already: f64| if first == 1 { 0.0 } else { already };
-            let want = [sums[0] + more(1.0), sums[1] + more(2.0), total + more(3.0), correct + more(4.0)];
-            for (found, want) in outcome.iter().zip(want) {
-                assert!((found - want).abs() < 1e-9 * want.abs().max(1.0), "{found} instead of {want}");
-            }
-        }
+        assert_same(&found, &want, &format!("patches of {size:?}, {channels} channels"));
     }
 }
 
@@ -295,7 +231,7 @@ fn updates() {
             rule.iter().fold(launch, |launch, x| launch.float(*x)).run(compiler)
         };
         let words = |bytes: &[u8]| crate::host_kernels::launch::words(bytes);
-        let outcome = words_of(&[0.0, 0.0, loss, 0.0, 0.0, 0.0, 0.0]);
+        let outcome = words_of(&[0.0, 0.0, 0.0, loss, 0.0, 0.0, 0.0, 0.0]);
         let partial = words(&launch("measure", config, &vec![0; 4 * blocks], &outcome)[6]);
         let outcome = words(&launch("decide", UpdateProgram::decide_launch(), &partial, &outcome)[8]);
         let found = launch("update", config, &partial, &outcome);
@@ -305,8 +241,8 @@ fn updates() {
     let with_gradient = |i: usize| kinds[i] != Kind::NO_GRADIENT;
     let squares = (0..count).filter(|i| with_gradient(*i)).map(|i| f64::from(grad[i]).powi(2)).sum::<f64>();
     let norm = squares.sqrt() / loss_scale[0];
-    assert!((outcome[4] - norm).abs() < 1e-9 && norm > 1.0, "{norm}");
-    assert_eq!(outcome[5..], [1.0, 0.0]);
+    assert!((outcome[5] - norm).abs() < 1e-9 && norm > 1.0, "{norm}");
+    assert_eq!(outcome[6..], [1.0, 0.0]);
     let factor = (1.0 / norm / loss_scale[0]) as f32;
     let mut want: [Vec<f32>; 4] = [values.clone(), first.clone(), second.clone(), average.clone()];
     for i in 0..count {
@@ -340,11 +276,11 @@ fn updates() {
     ];
     for (grad, values, loss, unusable) in cases {
         let (found, outcome) = run(&grad, &values, loss);
-        assert_eq!((outcome[5], outcome[6] > 0.0), (0.0, unusable > 0.0));
+        assert_eq!((outcome[6], outcome[7] > 0.0), (0.0, unusable > 0.0));
         assert_eq!((&found[1], &found[3]), (&first, &average));
     }
     // A parameter without a gradient does not count.
-    assert_eq!(run(&spoilt(&grad, 3), &values, 1.0).1[5], 1.0);
+    assert_eq!(run(&spoilt(&grad, 3), &values, 1.0).1[6], 1.0);
     let launch = Launch::new(&UpdateProgram::program("add"), UpdateProgram::launch(count)).array(&grad);
     let launch = launch.array(&values).null().null().null().null().null().null().null().int(count).int(0);
     let found = rule.iter().fold(launch, |launch, x| launch.float(*x)).run(compiler);

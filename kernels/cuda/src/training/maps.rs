@@ -1,0 +1,146 @@
+//! The loss of a feature map: its relative squared error, and its gradient.
+
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
+
+use super::{Controls, Outcome, THREADS, Training, uint};
+use crate::error::failed;
+use crate::{CudaError, LaunchConfig, Params, Program};
+
+/// Maximum number of blocks; beyond it, a thread computes several values.
+const BLOCKS: u32 = 16_384;
+
+/// Values of an image that a block adds up.
+const PART: usize = 16_384;
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct MapParams {
+    map: u64,
+    target: u64,
+    controls: u64,
+    gradient: u64,
+    partial: u64,
+    of_images: u64,
+    outcome: u64,
+    weight: f64,
+    share: f64,
+    images: u32,
+    values: u32,
+    part: u32,
+    parts: u32,
+    first: u32,
+}
+
+// SAFETY: `repr(C)`, with the fields of `Params` in train_maps.cu in the same order.
+unsafe impl Params for MapParams {}
+
+/// The place of a map in the loss of an iteration.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MapLoss {
+    /// Number of images.
+    pub images: usize,
+    /// Weight of the loss of all maps.
+    pub weight: f64,
+    /// The share of an image's error of this map in that loss.
+    pub share: f64,
+    /// Whether the map is the iteration's first, whose loss is stored; those of others are added.
+    pub first: bool,
+}
+
+/// The programs and launches of the loss of a map.
+pub struct MapsProgram;
+
+impl MapsProgram {
+    /// The program of `entry`: `squares`, `errors` or `gradient`.
+    pub fn program(entry: &'static str) -> Program {
+        Program::new("train_maps.cu", entry).define("THREADS", THREADS.into())
+    }
+
+    /// Number of parts of an image of `values` values, and the length of each but the last.
+    pub fn parts(values: usize) -> (usize, usize) {
+        (values.div_ceil(PART), PART)
+    }
+
+    /// Launch configuration of `squares`, for all parts of `images` images.
+    pub fn squares_launch(images: usize, parts: usize) -> LaunchConfig {
+        LaunchConfig { shared: 8 * THREADS, ..LaunchConfig::linear(uint(images * parts), THREADS) }
+    }
+
+    /// Launch configuration of `errors`.
+    pub fn errors_launch() -> LaunchConfig {
+        LaunchConfig::linear(1, THREADS)
+    }
+
+    /// Launch configuration of `gradient`, for `count` values.
+    pub fn gradient_launch(count: usize) -> LaunchConfig {
+        LaunchConfig::linear(uint(count).div_ceil(THREADS).min(BLOCKS), THREADS)
+    }
+}
+
+impl Training {
+    /// The gradient of the loss of `map` `[images, values]`, times the factor of the loss in `controls`. Stores the loss in
+    /// `outcome`, or adds it. An image whose `target` is zero everywhere makes it infinite or a NaN.
+    ///
+    /// # Errors
+    /// The kernels do not compile, or the driver fails.
+    ///
+    /// # Panics
+    /// If lengths do not match.
+    pub fn loss_of_map(
+        &self,
+        map: &CudaView<'_, f32>,
+        target: &CudaView<'_, f32>,
+        of: MapLoss,
+        controls: &CudaView<'_, f64>,
+        outcome: &mut CudaViewMut<'_, f64>,
+    ) -> Result<CudaSlice<f32>, CudaError> {
+        let MapLoss { images, weight, share, first } = of;
+        let count = map.len();
+        assert!(images > 0 && count > 0 && count.is_multiple_of(images), "{count} values of {images} images");
+        self.expect("loss of a map: outcome", outcome, Outcome::LEN);
+        let values = count / images;
+        let (parts, part) = MapsProgram::parts(values);
+        let mut gradient = self.allocate(count)?;
+        let doubles = |len: usize| {
+            // SAFETY: any bits are a valid f64, and the kernel that runs before those that read them writes all of them.
+            let memory = unsafe { self.cuda.alloc::<f64>(len) };
+            memory.map_err(|error| failed("cuMemAllocAsync", error))
+        };
+        let (mut partial, mut of_images) = (doubles(2 * images * parts)?, doubles(2 * images)?);
+        let (from, _map) = self.read("loss of a map", map, count);
+        let (wanted, _target) = self.read("loss of a map: target", target, count);
+        let (numbers, _controls) = self.read("loss of a map: controls", controls, Controls::LEN);
+        let (to, written) = self.write(&mut gradient);
+        let (sums, summed) = partial.device_ptr_mut(&self.cuda);
+        let (each, averaged) = of_images.device_ptr_mut(&self.cuda);
+        let (all, _outcome) = outcome.device_ptr_mut(&self.cuda);
+        let params = MapParams {
+            map: from,
+            target: wanted,
+            controls: numbers,
+            gradient: to,
+            partial: sums,
+            of_images: each,
+            outcome: all,
+            weight,
+            share,
+            images: uint(images),
+            values: uint(values),
+            part: uint(part),
+            parts: uint(parts),
+            first: first.into(),
+        };
+        let launches = [
+            ("squares", MapsProgram::squares_launch(images, parts)),
+            ("errors", MapsProgram::errors_launch()),
+            ("gradient", MapsProgram::gradient_launch(count)),
+        ];
+        for (entry, config) in launches {
+            // SAFETY: `MapParams` is the kernels' parameter. The arrays have the lengths checked above: `squares` has a block for
+            // each part, and the others have loops over images and over values.
+            unsafe { self.launch(&MapsProgram::program(entry), config, &params)? };
+        }
+        drop((written, summed, averaged));
+        Ok(gradient)
+    }
+}
