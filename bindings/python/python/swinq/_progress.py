@@ -19,7 +19,7 @@ class Bar:
             from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
         except ImportError as error:
             raise ArgumentError(
-                'progress: True needs tqdm (pip install "swinq[progress]"); or pass a function (phase, done, total)'
+                "progress: True needs tqdm (pip install tqdm); or pass a function (phase, done, total)"
             ) from error
         self.tqdm: Any = tqdm
         self.bar: Any = None
