@@ -36,9 +36,9 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
         _ => "",
     };
     match error.kind() {
-        ErrorKind::MissingRequiredArgument if has("--opts") => {
-            Some("--opts takes every word up to the next option as KEY VALUE pairs; put models before --opts")
-        }
+        ErrorKind::MissingRequiredArgument if has("--opts") => Some(
+            "--opts takes every word up to the next option as KEY VALUE pairs; put models and images before --opts",
+        ),
         ErrorKind::UnknownArgument if argument == "--limit" && (has("sensitivity") || has("tune")) => {
             Some("--images N sets the number of images, --calibration-images N that of the calibration")
         }
