@@ -162,6 +162,6 @@ pub(super) fn look_up(name: &str) -> Known {
     let name: String = name.chars().take(80).collect::<String>().to_uppercase();
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
     let edits = strsim::damerau_levenshtein;
-    let distance = |key: &&str| (edits(&last(&name), &last(key)), edits(&name, key));
+    let distance = |key: &&str| edits(&last(&name), &last(key)) + edits(&name, key);
     Known::Unknown(KEYS.iter().copied().min_by_key(distance).expect("there are keys"))
 }
