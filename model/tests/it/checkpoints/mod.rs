@@ -277,13 +277,13 @@ fn mismatches_are_explained() {
     assert!(message.contains("pass its folder"), "{message}");
     let message = refusal("ms.pth", &options_with(&[("MODEL.NUM_CLASSES", "7")]));
     assert!(message.contains("head.") && message.contains("5 classes") && message.contains('7'), "{message}");
+    let cause =
+        "the checkpoint has 5 classes, but the configuration small has 7; pass --opts MODEL.NUM_CLASSES 5";
+    assert!(message.starts_with(cause), "{message}");
     let message = refusal("hf/config.json", &LoadOptions::default());
     assert!(message.contains("but a text; pass the weights beside it, or the folder of both"), "{message}");
     let message = QuantizedModel::load(&fixture("ms.pth")).unwrap_err().to_string();
     assert!(message.contains("ms.pth: is a file of torch.save, and a calibrated checkpoint is"), "{message}");
-    let cause =
-        "the checkpoint has 5 classes, but the configuration small has 7; pass --opts MODEL.NUM_CLASSES 5";
-    assert!(message.starts_with(cause), "{message}");
     let message = refusal("torchvision.pth", &options_with(&[("MODEL.SWIN.MLP_RATIO", "2.0")]));
     assert!(message.contains("`features.1.0.mlp.0.weight` in the names of torchvision"), "{message}");
     let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.WINDOW_SIZE", "6")]));
