@@ -66,7 +66,7 @@ pub fn numbered_for(
         return Err(format!(
             "{data} by {what}, but {} has {} classes, so their numbers are not the model's class numbers; use a list \
              file with class numbers, or with all names in classes.txt beside it, for a part of the classes, or give \
-             the model these names with --labels",
+             the names of all the model's classes with --labels",
             config.name, config.num_classes
         ));
     }

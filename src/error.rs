@@ -185,8 +185,8 @@ impl Error {
     }
 }
 
-/// `path: source`, or only `source` if its text already names the path.
+/// `path: source`, or only `source` if its text already begins with the path.
 fn named(path: &Path, source: &ModelError) -> String {
     let (path, source) = (path.display().to_string(), source.to_string());
-    if source.contains(&path) { source } else { format!("{path}: {source}") }
+    if source.starts_with(&path) { source } else { format!("{path}: {source}") }
 }

@@ -67,12 +67,6 @@ impl OpenOptions {
         }
     }
 
-    /// Reads the float model at `path`.
-    #[cfg(feature = "float")]
-    pub(crate) fn load_float(&self, path: &Path) -> Result<FloatModel, Error> {
-        Ok(self.load_float_with_warnings(path)?.0)
-    }
-
     /// The options of the reader of checkpoints.
     fn reading(&self) -> Result<LoadOptions, Error> {
         Ok(LoadOptions {
@@ -90,7 +84,7 @@ impl OpenOptions {
     }
 
     /// Reads the float model at `path`, with the warnings about it.
-    fn load_float_with_warnings(&self, path: &Path) -> Result<(FloatModel, Vec<String>), Error> {
+    pub(crate) fn load_float_with_warnings(&self, path: &Path) -> Result<(FloatModel, Vec<String>), Error> {
         let loaded = load_float_with_remarks(path, &self.reading()?).map_err(Error::open(path))?;
         let (mut model, mut warnings) = (loaded.model, loaded.remarks);
         match self.transform {

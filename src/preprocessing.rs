@@ -1,5 +1,7 @@
 //! The evaluation transforms of the model families.
 
+use std::str::FromStr;
+
 use swinq_data::presets;
 use swinq_model::{SwinConfig, SwinVersion, Transform};
 
@@ -17,6 +19,17 @@ pub enum Family {
     /// The Swins that Hugging Face publishes: direct bicubic resize, mean and deviation of ImageNet. A file without these
     /// fields has other values, those of `ViTImageProcessor`.
     HuggingFace,
+}
+
+/// Reads the name of a family as the program's option `--transform` takes it.
+impl FromStr for Family {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Family, String> {
+        let all = [Family::Microsoft, Family::Timm, Family::Torchvision, Family::HuggingFace];
+        let found = all.into_iter().find(|family| family.option() == name);
+        found.ok_or_else(|| format!("`{name}` is none of ms, timm, torchvision, hf"))
+    }
 }
 
 impl Family {

@@ -103,8 +103,14 @@ impl List {
 }
 
 /// The problem of a checkpoint that has every parameter but those of the classifier.
-pub(crate) const HEADLESS: &str = "the classifier is missing: the checkpoint is a backbone without a head (timm's \
-    num_classes=0, a detector's, or a pretraining); give the checkpoint of the whole model, or compute its feature maps with `swinq \
+pub(crate) fn headless() -> String {
+    let what =
+        "the checkpoint is a backbone without a head (timm's num_classes=0, a detector's, or a pretraining)";
+    format!("the classifier is missing: {what}; {HEADLESS_REMEDY}")
+}
+
+/// The remedy for a checkpoint without a classifier.
+pub(crate) const HEADLESS_REMEDY: &str = "give the checkpoint of the whole model, or compute its feature maps with `swinq \
     features` (other commands: --task features)";
 
 /// A parameter that [`check_parameters`] can check.
@@ -145,17 +151,14 @@ pub fn check_parameters(
     let extra: Vec<&str> = tensors.keys().map(String::as_str).filter(|n| !known.contains(n)).collect();
     if let Some(first) = missing.first().or(extra.first()) {
         if is_headless(&missing, &extra) {
-            return Err(ModelError::tensor("head.weight", HEADLESS));
+            return Err(ModelError::tensor("head.weight", headless()));
         }
         let name = &config.name;
         let problem = match depth_difference(config, tensors.keys()) {
             Some(difference) => format!("the checkpoint has {difference} ({})", config.key("DEPTHS")),
-            None => format!(
-                "the checkpoint does not fit the configuration {name}: missing {}; unexpected {}. Is it the configuration \
-                 the checkpoint was trained with?",
-                name_list(&missing),
-                name_list(&extra)
-            ),
+            None => {
+                format!("the checkpoint does not fit the configuration {name}: {}", unlike(&missing, &extra))
+            }
         };
         return Err(ModelError::mismatch(first, problem));
     }
@@ -163,6 +166,23 @@ pub fn check_parameters(
         check_tensor(config, name, shape, &tensors[name])?;
     }
     Ok(())
+}
+
+/// Parameters that a checkpoint lacks, parameters that its configuration lacks, and the remedy.
+fn unlike(missing: &[&str], extra: &[&str]) -> String {
+    let own = "give the configuration that the checkpoint was trained with";
+    match (missing, extra) {
+        (missing, []) => format!("it lacks {}; {own}, or a whole checkpoint", name_list(missing)),
+        ([], extra) => {
+            format!(
+                "no Swin of this configuration has {}; {own}, or a checkpoint without these",
+                name_list(extra)
+            )
+        }
+        (missing, extra) => {
+            format!("it lacks {}, and has {} instead; {own}", name_list(missing), name_list(extra))
+        }
+    }
 }
 
 /// Whether only the classifier is missing, with or without its norm, and only norms of outputs are unexpected.
@@ -211,7 +231,8 @@ fn depth_difference<'a>(config: &SwinConfig, names: impl IntoIterator<Item = &'a
     }
     let stages = found.iter().zip(&config.depths).enumerate().filter(|(_, (found, wanted))| found != wanted);
     let text = |(stage, (found, wanted)): (usize, (&usize, &usize))| {
-        format!("{} in stage {stage}, but the configuration {name} has {wanted}", counted(*found, "block"))
+        let (stage, blocks) = (StageOutput::usual_name(stage), counted(*found, "block"));
+        format!("{blocks} in {stage}, but the configuration {name} has {wanted}")
     };
     let differences: Vec<String> = stages.map(text).collect();
     (!differences.is_empty()).then(|| differences.join("; "))

@@ -49,20 +49,24 @@ impl SitePattern {
     }
 }
 
-/// Patterns that match some of `sites` and differ from `pattern`, which matches none, in one part of the name: that part is
-/// replaced by the most similar parts of the sites' names, at most three. Empty if there is no similar one.
+/// Patterns that match some of `sites` and resemble `pattern`, which matches none: the same with `**` for `*` (a regular
+/// expression within a name instead of for all of it), else those with one part of the name replaced by the most similar parts of the
+/// sites' names, at most three. Empty if there is no such pattern.
 pub fn nearest_patterns(pattern: &str, sites: impl IntoIterator<Item = Site>) -> Vec<String> {
     /// The most edits of a part that count as a mistake.
     const EDITS: usize = 2;
     let names: Vec<String> = sites.into_iter().map(|site| site.to_string()).collect();
     let parts: BTreeSet<&str> = names.iter().flat_map(|name| name.split('.')).collect();
     let wanted: Vec<&str> = pattern.split('.').collect();
+    let matches = |pattern: SitePattern| names.iter().any(|name| pattern.matches(name));
+    if let Some(wider) = wider(pattern).into_iter().find(|wider| SitePattern::new(wider).is_ok_and(matches)) {
+        return vec![wider];
+    }
     let mut found: Vec<(usize, String)> = Vec::new();
     for (place, part) in wanted.iter().enumerate().filter(|(_, part)| is_literal(part)) {
         for other in &parts {
             let edits = strsim::levenshtein(part, other);
             let changed = [&wanted[..place], &[*other], &wanted[place + 1..]].concat().join(".");
-            let matches = |pattern: SitePattern| names.iter().any(|name| pattern.matches(name));
             if (1..=EDITS.min(part.len() - 1)).contains(&edits)
                 && SitePattern::new(&changed).is_ok_and(matches)
             {
@@ -78,6 +82,17 @@ pub fn nearest_patterns(pattern: &str, sites: impl IntoIterator<Item = Site>) ->
         .map(|(_, pattern)| pattern)
         .take(3)
         .collect()
+}
+
+/// Patterns that match more names than `pattern`, from the most similar one.
+fn wider(pattern: &str) -> Vec<String> {
+    if let Some(regex) = pattern.strip_prefix("re:") {
+        return vec![format!("re:.*({regex}).*")];
+    }
+    let parts: Vec<&str> = pattern.split('.').map(|part| if part == "*" { "**" } else { part }).collect();
+    let crossing = parts.join(".");
+    let below = format!("{crossing}.**");
+    vec![crossing, below, format!("**.{pattern}"), format!("**.{pattern}.**")]
 }
 
 /// Whether a part of a pattern is a name and no number, which would match other blocks.

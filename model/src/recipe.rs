@@ -10,6 +10,9 @@
 //! [`SitePattern`] defines the patterns. A key of a rule overrides the same key of earlier rules at every site that
 //! the rule matches. A rule that matches no site of the model is an error.
 
+use std::fmt;
+
+use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 
 use crate::arch::SwinConfig;
@@ -23,7 +26,7 @@ mod name;
 pub use name::file_stem;
 
 /// How the range of a site is chosen from the observed values.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Calibrator {
     /// The largest magnitude seen.
@@ -36,8 +39,8 @@ pub enum Calibrator {
     Entropy,
 }
 
-impl std::fmt::Display for Calibrator {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Calibrator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Calibrator::Max => f.write_str("max"),
             Calibrator::Percentile(p) => write!(f, "percentile {p}"),
@@ -66,6 +69,44 @@ impl std::str::FromStr for Calibrator {
             Some(_) => return Err(format!("`{text}` is none of max, percentile[:P], mse, entropy")),
         };
         calibrator.check().map(|()| calibrator)
+    }
+}
+
+/// Reads the form that [`Serialize`] writes: `max`, `mse`, `entropy` or `{percentile: 99.9}`.
+impl<'de> Deserialize<'de> for Calibrator {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Calibrator, D::Error> {
+        deserializer.deserialize_any(CalibratorVisitor)
+    }
+}
+
+struct CalibratorVisitor;
+
+impl<'de> Visitor<'de> for CalibratorVisitor {
+    type Value = Calibrator;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("max, mse, entropy or {percentile: 99.99}")
+    }
+
+    fn visit_str<E: de::Error>(self, name: &str) -> Result<Calibrator, E> {
+        match name {
+            "max" => Ok(Calibrator::Max),
+            "mse" => Ok(Calibrator::Mse),
+            "entropy" => Ok(Calibrator::Entropy),
+            other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
+        }
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Calibrator, A::Error> {
+        let key: Option<String> = map.next_key()?;
+        if key.as_deref() != Some("percentile") {
+            return Err(de::Error::invalid_value(de::Unexpected::Map, &self));
+        }
+        let percentile = Calibrator::Percentile(map.next_value()?);
+        match map.next_key::<String>()? {
+            None => Ok(percentile),
+            Some(_) => Err(de::Error::invalid_length(2, &self)),
+        }
     }
 }
 
@@ -124,8 +165,8 @@ impl Ptq {
     }
 }
 
-impl std::fmt::Display for Ptq {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Ptq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Ptq::Basic => "basic",
             Ptq::Refined => "refined",

@@ -41,6 +41,10 @@ def main():
         "mmcv": {"meta": {"epoch": 3}, "state_dict": exact | copies},
         "both": {"state_dict": exact, "state_dict_ema": exact},
         "teacher": {"student": other, "teacher": exact, "epoch": 3},
+        # Averages that lie deeper, as those of callbacks of Lightning: not where timm's loader looks.
+        "nested": {"model": exact, "ema": {"decay": 0.9, "module": other}, "callbacks": {"EMA": {"ema_state_dict": other}}},
+        # torch.save writes the name into the archive. With 21 characters the first entry of the directory has 76 bytes.
+        "checkpoint_0000000012": {"model": exact},
     }
     for name, content in files.items():
         torch.save(content, OUT / f"{name}.pth")

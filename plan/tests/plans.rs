@@ -263,7 +263,7 @@ fn a_geometry_of_another_size_fits_the_same_plan() {
     assert_eq!(geometry.rows(Rows::Tokens(1)), 6 * 4);
     // A grid smaller than the window would need other parameters.
     let error = Geometry::new(&config, Size::new(44, 12)).unwrap_err().to_string();
-    assert!(error.contains("stage 0") && error.contains("larger image"), "{error}");
+    assert!(error.contains("stage1") && error.contains("larger image"), "{error}");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use swinq_model::{Ptq, QuantizedModel, Scores, SwinConfig, Task, Transform, load
 use swinq_qat::job::{Identity, Job, JobError};
 use swinq_qat::{QatError, init};
 
+use super::words::in_keys;
 use crate::hex::hex;
 use crate::{Error, Images, OpenOptions};
 
@@ -39,23 +40,24 @@ impl Inputs {
     /// Loads the models and images, and checks them.
     pub(super) fn load(job: &Job) -> Result<Inputs, Error> {
         let loaded = job.cfg.as_ref().map(|cfg| load_config(cfg, &job.config_overrides())).transpose();
-        let loaded = loaded.map_err(|error| of_key("cfg")(error.into()))?;
+        let loaded = loaded.map_err(|error| of_key(job, "cfg")(error.into()))?;
         let train = Images::open(&job.data.path, split(job.data.split), job.data.limit, job.seed)
-            .map_err(of_data(["data.path", "data.split"]))?;
+            .map_err(of_data(job, ["data.path", "data.split"]))?;
         let val_split = split(job.data.val_split);
         let val = Images::open(job.data.validation_path(), val_split, job.data.val_limit, job.seed)
-            .map_err(of_data(["data.val_path", "data.val_split"]))?;
-        let quantized = job.model.as_deref().filter(|_| job.quant).map(calibrated).transpose()?;
-        let options = open_options(job, quantized.as_ref().map(|(model, _)| &model.config));
-        let mut float = start(job, loaded.as_ref(), &options, &train)?;
+            .map_err(of_data(job, ["data.val_path", "data.val_split"]))?;
+        let quantized =
+            job.model.as_deref().filter(|_| job.quant).map(|path| calibrated(job, path)).transpose()?;
+        let options = open_options(job, quantized.as_ref().map(|(model, _)| &model.config))?;
+        let (mut float, mut warnings) = start(job, loaded.as_ref(), &options, &train)?;
         job.check_network(&float.config)?;
-        let (quantized, mut warnings): (_, Vec<String>) = match (quantized, &job.model) {
+        let quantized = match (quantized, &job.model) {
             (Some((model, file)), Some(path)) => {
                 check_architecture(path, &model, &float)?;
-                let warnings = [file.warning(path), other_source(path, &model, &float)];
-                (Some(model), warnings.into_iter().flatten().collect())
+                warnings.extend(file.warning(path).into_iter().chain(other_source(path, &model, &float)));
+                Some(model)
             }
-            _ => (None, Vec::new()),
+            _ => None,
         };
         let (train, val) = match float.config.is_backbone() {
             true => {
@@ -77,6 +79,10 @@ impl Inputs {
             float.tensors = model.float_tensors();
         }
         let teacher = job.teacher_path().map(|path| teacher(job, path, &options, &float)).transpose()?;
+        let teacher = teacher.map(|(model, said)| {
+            warnings.extend(said.into_iter().filter(|_| job.teacher.is_some()));
+            model
+        });
         let drop_path = job.drop_path.or(loaded.map(|loaded| loaded.drop_path)).unwrap_or(0.0);
         Ok(Inputs { float, quantized, teacher, train, val, sizing, drop_path, warnings })
     }
@@ -86,8 +92,8 @@ impl Inputs {
         if self.quantized.as_ref().is_some_and(is_refined)
             && let Some(path) = &job.float
         {
-            let options = open_options(job, Some(&self.float.config));
-            return Ok(QuantizedModel::from_float(load(&options, "float", path)?)?);
+            let options = open_options(job, Some(&self.float.config))?;
+            return Ok(QuantizedModel::from_float(load(job, &options, "float", path)?.0)?);
         }
         Ok(QuantizedModel::from_float(self.float.clone())?)
     }
@@ -114,16 +120,23 @@ impl Inputs {
     }
 }
 
-/// The error of the job's key `key`.
-fn of_key(key: &'static str) -> impl FnOnce(Error) -> Error {
-    move |source| Error::JobInput { key, source: Box::new(source) }
+/// The error of the job's key `key`, with keys of jobs in the place of options.
+fn of_key(job: &Job, key: &'static str) -> impl FnOnce(Error) -> Error {
+    move |source| {
+        let said = source.to_string();
+        let problem = in_keys(&said);
+        match problem == said {
+            true => Error::JobInput { key, source: Box::new(source) },
+            false => JobError::key(&job.name, key, problem).into(),
+        }
+    }
 }
 
 /// The error of a data set whose path and split are stated by the keys `path` and `split`.
-fn of_data([path, split]: [&'static str; 2]) -> impl FnOnce(Error) -> Error {
+fn of_data(job: &Job, [path, split]: [&'static str; 2]) -> impl FnOnce(Error) -> Error {
     move |error| match &error {
-        Error::Data(DataError::MissingSplit { .. }) => of_key(split)(error),
-        _ => of_key(path)(error),
+        Error::Data(DataError::MissingSplit { .. }) => of_key(job, split)(error),
+        _ => of_key(job, path)(error),
     }
 }
 
@@ -139,37 +152,46 @@ fn split(split: swinq_qat::job::Split) -> Split {
 }
 
 /// The options for reading the job's float checkpoints: as the backbone that the calibrated checkpoint `config` is, if it is one.
-fn open_options(job: &Job, config: Option<&SwinConfig>) -> OpenOptions {
+fn open_options(job: &Job, config: Option<&SwinConfig>) -> Result<OpenOptions, Error> {
     let backbone = config.filter(|config| config.is_backbone());
     let stages = |config: &SwinConfig| config.outputs.iter().map(|output| output.stage).collect();
-    OpenOptions {
+    let transform = job.transform.as_deref().map(str::parse).transpose();
+    Ok(OpenOptions {
         cfg: job.cfg.clone(),
         opts: job.config_overrides(),
         prefix: job.prefix.clone(),
+        weights: job.weights.clone(),
+        transform: transform.map_err(|problem: String| JobError::key(&job.name, "transform", problem))?,
         task: backbone.map(|_| Task::Features),
         outputs: backbone.map(stages),
         described_by: job.model.iter().filter(|_| backbone.is_some()).cloned().collect(),
         ..OpenOptions::default()
-    }
+    })
 }
 
-/// Loads the float model that the job's key `key` names.
-fn load(options: &OpenOptions, key: &'static str, path: &Path) -> Result<FloatModel, Error> {
-    options.load_float(path).map_err(of_key(key))
+/// Loads the float model that the job's key `key` names, with the warnings about it.
+fn load(
+    job: &Job,
+    options: &OpenOptions,
+    key: &'static str,
+    path: &Path,
+) -> Result<(FloatModel, Vec<String>), Error> {
+    let (model, warnings) = options.load_float_with_warnings(path).map_err(of_key(job, key))?;
+    Ok((model, warnings.iter().map(|warning| in_keys(warning)).collect()))
 }
 
-/// The model that the training starts from.
+/// The model that the training starts from, with the warnings about it.
 fn start(
     job: &Job,
     loaded: Option<&LoadedConfig>,
     options: &OpenOptions,
     train: &Images,
-) -> Result<FloatModel, Error> {
+) -> Result<(FloatModel, Vec<String>), Error> {
     let Some(path) = &job.float else {
         let loaded = loaded.ok_or_else(|| Error::argument("job", "sets neither `float` nor `cfg`"))?;
-        return Ok(init::untrained(loaded, job.seed));
+        return Ok((init::untrained(loaded, job.seed), Vec::new()));
     };
-    let mut model = load(options, "float", path)?;
+    let (mut model, warnings) = load(job, options, "float", path)?;
     if job.new_head && !model.config.is_backbone() {
         let Some((data, classes)) = train.dataset().and_then(|data| Some((data, data.num_classes()?))) else {
             let problem = format!("new_head: {}; a head needs labels to learn", train.describe());
@@ -178,7 +200,7 @@ fn start(
         let labels = data.class_names().map(<[String]>::to_vec);
         init::replace_head(&mut model, classes, labels, job.seed);
     }
-    Ok(model)
+    Ok((model, warnings))
 }
 
 /// The images with their classes numbered as `float` numbers them; `labels` are the class names of the calibrated checkpoint.
@@ -237,9 +259,9 @@ fn check_classes(images: &Images, model: &FloatModel) -> Result<(), Error> {
 }
 
 /// Loads the calibrated checkpoint.
-fn calibrated(path: &Path) -> Result<(QuantizedModel, FileInfo), Error> {
-    let (model, file) =
-        QuantizedModel::load_with_info(path).map_err(|error| of_key("model")(Error::open(path)(error)))?;
+fn calibrated(job: &Job, path: &Path) -> Result<(QuantizedModel, FileInfo), Error> {
+    let loaded = QuantizedModel::load_with_info(path);
+    let (model, file) = loaded.map_err(|error| of_key(job, "model")(Error::open(path)(error)))?;
     if !model.is_quantized() {
         let problem = "quantizes nothing; calibrate it first, or train in float with quant: off".to_owned();
         return Err(QatError::Mismatch { file: path.display().to_string(), problem }.into());
@@ -278,7 +300,7 @@ fn check_architecture(path: &Path, model: &QuantizedModel, float: &FloatModel) -
     };
     if !same {
         return mismatch(format!(
-            "was calibrated with the preprocessing {}, and float has {}; give the same cfg to both",
+            "was calibrated with the preprocessing {}, and float has {}; give the same cfg and transform to both",
             model.transform, float.transform
         ));
     }
@@ -305,8 +327,14 @@ fn other_source(path: &Path, model: &QuantizedModel, float: &FloatModel) -> Opti
     })
 }
 
-fn teacher(job: &Job, path: &Path, options: &OpenOptions, student: &FloatModel) -> Result<FloatModel, Error> {
-    let model = load(options, "teacher", path)?;
+/// The teacher, with the warnings about it.
+fn teacher(
+    job: &Job,
+    path: &Path,
+    options: &OpenOptions,
+    student: &FloatModel,
+) -> Result<(FloatModel, Vec<String>), Error> {
+    let (model, warnings) = load(job, options, "teacher", path)?;
     let refuse =
         |problem: String| Err(QatError::Teacher { teacher: path.display().to_string(), problem }.into());
     let (its, ours) = (&model.config, &student.config);
@@ -332,5 +360,5 @@ fn teacher(job: &Job, path: &Path, options: &OpenOptions, student: &FloatModel) 
                 .to_owned(),
         );
     }
-    Ok(model)
+    Ok((model, warnings))
 }

@@ -5,6 +5,7 @@ mod inputs;
 mod lock;
 mod maps;
 mod validate;
+mod words;
 
 use std::path::PathBuf;
 

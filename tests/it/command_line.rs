@@ -30,7 +30,7 @@ fn models_after_opts_are_explained() {
         let mut command = swinq(["eval", "--cfg"]);
         command.arg(sample_cfg()).arg("--data-path").arg(sample_data()).args(words).assert()
     };
-    let hint = "put models before --opts";
+    let hint = "put models and images before --opts";
     refused(eval(&[model, "--opts", "MODEL.NUM_CLASSES", "10", model]), 2, &[model, hint]);
     refused(eval(&[model, "--opts", "MODEL.NUM_CLASSES", "10", model, model]), 2, &[model, hint]);
     refused(eval(&["--opts", "MODEL.NUM_CLASSES", "10", model]), 2, &["<MODEL>", hint]);

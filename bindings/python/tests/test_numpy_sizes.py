@@ -47,7 +47,7 @@ class Sizes(Quantized):
     def test_sizes_that_the_network_cannot_process_are_refused(self):
         for size, problem in [
             ((55, 56), "55x56 is not a multiple of PATCH_SIZE 4"),
-            ((28, 56), "stage 1 are fewer than its window of 7.*use a larger image"),
+            ((28, 56), "stage2 are fewer than its window of 7.*use a larger image"),
             ((0, 56), "0 is outside 1..="),
         ]:
             pixels = noise(self.int8, 2, size=size)

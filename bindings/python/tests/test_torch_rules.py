@@ -70,6 +70,34 @@ class Refused(Case):
         module.layers[0].register_forward_hook(lambda *_: None)
         self.refused(module, r"`layers\.0` has hooks")
 
+    def test_open_refuses_what_it_would_not_compute(self):
+        """Without a run, which would show it: hooks, methods and modules without parameters that a Swin does not have."""
+        architecture = {"img_size": 56, "embed_dim": 48, "depths": (1, 2), "num_heads": (2, 4), "num_classes": 5}
+        v1, v2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
+
+        def block(module):
+            return module.layers[1].blocks[0]
+
+        changes = [
+            (v1, "`norm` has hooks", lambda m: m.norm.register_forward_hook(lambda *_: None)),
+            (v1, "SwinTransformer has hooks", lambda m: m.register_forward_pre_hook(lambda *_: None)),
+            (v1, "has a forward_head of its own", lambda m: setattr(m, "forward_head", m.forward_head)),
+            (v1, "has a _attn of its own", lambda m: setattr(block(m), "_attn", block(m)._attn)),
+            (v1, r"mlp\.drop2` is a Tanh", lambda m: setattr(block(m).mlp, "drop2", torch.nn.Tanh())),
+            (v1, "drop_path1` is a Hardtanh", lambda m: setattr(block(m), "drop_path1", torch.nn.Hardtanh())),
+            (v1, "softmax` is a Sigmoid", lambda m: setattr(block(m).attn, "softmax", torch.nn.Sigmoid())),
+            (v1, r"head\.drop` is a Tanh", lambda m: setattr(m.head, "drop", torch.nn.Tanh())),
+            (v1, r"head\.fc\.1` is a Tanh", lambda m: setattr(m.head, "fc", torch.nn.Sequential(m.head.fc, torch.nn.Tanh()))),
+            (v2, r"cpb_mlp\.1` is a GELU", lambda m: block(m).attn.cpb_mlp.__setitem__(1, torch.nn.GELU())),
+        ]
+        for name, reason, change in changes:
+            size = 56 if name == v1 else 64
+            module = timm.create_model(name, **architecture | {"img_size": size}).eval()
+            swinq.open(module)
+            change(module)
+            with self.subTest(reason), self.assertRaisesRegex(swinq.ArgumentError, reason):
+                swinq.open(module)
+
     def test_what_no_gpu_runs(self):
         """Heads that are not 32 wide are refused before the calibration."""
         config = transformers.SwinConfig(embed_dim=48, depths=[1, 1], num_heads=[3, 6], window_size=7, image_size=56)

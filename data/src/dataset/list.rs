@@ -62,7 +62,11 @@ fn parse<R: BufRead>(
                 return Err(format!("class `{class}` is not a number, but the lines before it have numbers"));
             }
             Some(Class::Number(number)) if !known.is_empty() => {
-                return Err(format!("class {number} is a number, but the lines before it have class names"));
+                let header =
+                    if listing.names.len() == 1 { "; if the first line is a header, remove it" } else { "" };
+                return Err(format!(
+                    "class {number} is a number, but the lines before it have class names{header}"
+                ));
             }
             Some(Class::Name(class)) => Some(number_of(&mut known, class)?),
             Some(Class::Number(number)) => Some(number),
@@ -341,6 +345,7 @@ mod tests {
             ("a.jpg\t0\n\nb.jpg\n", "line 3", "no class"),
             ("a.jpg\nb.jpg\t0\n", "line 2", "has a class"),
             ("a.jpg\tcat\nb.jpg\t0\n", "line 2", "class names"),
+            ("path\tlabel\na.jpg\t0\n", "line 2", "if the first line is a header, remove it"),
             ("a.jpg\t0\nb.jpg\t0\na.jpg\t1\n", "line 3", "line 1"),
             ("a.jpg\t4294967295\n", "line 1", "limit"),
             ("a.jpg\t4294967296\n", "line 1", "4294967296"),

@@ -2,7 +2,7 @@
 
 use swinq_numerics::{ImageEdge, Size};
 
-use super::{Grid, Stage, SwinConfig, SwinVersion, WindowPolicy};
+use super::{Grid, Stage, StageOutput, SwinConfig, SwinVersion, WindowPolicy};
 use crate::error::ModelError;
 
 // The largest sizes accepted, so that a hostile file cannot ask for absurd memory.
@@ -74,14 +74,14 @@ impl SwinConfig {
     fn check_stages(&self) -> Result<(), ModelError> {
         for (stage, (&depth, &heads)) in self.depths.iter().zip(&self.num_heads).enumerate() {
             bound(&self.key(&format!("DEPTHS[{stage}]")), depth, MAX_DEPTH)?;
-            let dim = self.embed_dim << stage;
-            bound(&format!("channels of stage {stage}"), dim, MAX_DIM)?;
+            let (dim, name) = (self.embed_dim << stage, StageOutput::usual_name(stage));
+            bound(&format!("channels of {name}"), dim, MAX_DIM)?;
             bound(&self.key(&format!("NUM_HEADS[{stage}]")), heads, dim)?;
             if !dim.is_multiple_of(heads) {
                 let text = format!("{heads} does not divide the stage's {dim} channels");
                 return Err(ModelError::config(self.key(&format!("NUM_HEADS[{stage}]")), text));
             }
-            bound(&format!("MLP width of stage {stage}"), self.hidden(dim), 4 * MAX_DIM)?;
+            bound(&format!("MLP width of {name}"), self.hidden(dim), 4 * MAX_DIM)?;
         }
         Ok(())
     }
@@ -130,8 +130,8 @@ impl SwinConfig {
         };
         if let Some(stage) = self.stages().iter().find(|stage| microsoft_v2 && divides_by_0(stage)) {
             let text = format!(
-                "stage {} has one token, so its window is 1, for which Microsoft's code divides by 0",
-                stage.index
+                "{} has one token, so its window is 1, for which Microsoft's code divides by 0",
+                StageOutput::usual_name(stage.index)
             );
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }
@@ -209,19 +209,19 @@ impl SwinConfig {
     }
 
     fn check_grid(&self, stage: &Stage, grid: &Grid) -> Result<(), ModelError> {
-        let index = stage.index;
+        let name = StageOutput::usual_name(stage.index);
         let smaller = grid.size.height < stage.window.height || grid.size.width < stage.window.width;
         let other = grid.window != stage.window;
         if smaller && (other || self.window_policy == WindowPolicy::Mmpretrain) {
             let text = format!(
-                "the {} tokens of stage {index} are fewer than its window of {}; use a larger image",
+                "the {} tokens of {name} are fewer than its window of {}; use a larger image",
                 grid.size, stage.window
             );
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }
         if other {
             let text = format!(
-                "stage {index} has parameters for windows of {}, and its {} tokens would have windows of {}; use a smaller \
+                "{name} has parameters for windows of {}, and its {} tokens would have windows of {}; use a smaller \
                  image, or make a model for this size",
                 stage.window, grid.size, grid.window
             );
@@ -232,7 +232,7 @@ impl SwinConfig {
         }
         if grid.is_padded() {
             let text = format!(
-                "window {} does not divide the {} tokens of stage {index} (Microsoft's code refuses it too; timm, Hugging \
+                "window {} does not divide the {} tokens of {name} (Microsoft's code refuses it too; timm, Hugging \
                  Face and torchvision pad)",
                 grid.window.short(),
                 grid.size
@@ -240,8 +240,7 @@ impl SwinConfig {
             return Err(ModelError::config(self.key("WINDOW_SIZE"), text));
         }
         if stage.merge && grid.merged().map(|side| 2 * side) != grid.size {
-            let text =
-                format!("stage {index} ends with {} tokens; patch merging needs an even side", grid.size);
+            let text = format!("{name} ends with {} tokens; patch merging needs an even side", grid.size);
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }
         Ok(())

@@ -59,7 +59,12 @@ impl From<StageOutput> for Stored {
 impl StageOutput {
     /// The output of stage `stage`, counted from 0, under its usual name: `stage1` for the first stage.
     pub fn of_stage(stage: usize, norm: bool) -> StageOutput {
-        StageOutput { name: format!("stage{}", stage + 1), stage, norm }
+        StageOutput { name: StageOutput::usual_name(stage), stage, norm }
+    }
+
+    /// The usual name of stage `stage`, counted from 0: `stage1` for the first one. Messages name stages so, too.
+    pub fn usual_name(stage: usize) -> String {
+        format!("stage{}", stage + 1)
     }
 
     /// The stage whose output has the usual name `name`.

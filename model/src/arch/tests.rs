@@ -141,7 +141,7 @@ fn images_for_other_windows_are_refused_with_the_remedy() {
     assert!(larger.contains("windows of 4x7, and its 7x14 tokens would have windows of 7x7"), "{larger}");
     assert!(larger.contains("use a smaller image"), "{larger}");
     let smaller = refusal(20, 84);
-    assert!(smaller.contains("5x21 tokens of stage 0 are fewer than its window of 7x7"), "{smaller}");
+    assert!(smaller.contains("5x21 tokens of stage1 are fewer than its window of 7x7"), "{smaller}");
     assert!(smaller.contains("use a larger image"), "{smaller}");
     config.grids(Size::new(28, 112)).unwrap();
 }

@@ -5,7 +5,7 @@ use swinq_numerics::Size;
 
 use super::network::Network;
 use super::raw::RawTensor;
-use crate::arch::{MAX_WINDOW, SwinConfig};
+use crate::arch::{MAX_WINDOW, StageOutput, SwinConfig};
 use crate::config::without_zeros;
 use crate::error::ModelError;
 use crate::params::MAX_STAGES;
@@ -119,10 +119,10 @@ pub(super) fn check(config: &SwinConfig, tables: &[Coordinates]) -> Result<(), M
         let pretrained = config.pretrained_window(stage.index);
         if table.window != stage.window && pretrained.map(Size::square) != Some(table.window) {
             let problem = format!(
-                "the checkpoint has windows of {} in stage {}, but {} at input size {} uses {} there; use the WINDOW_SIZE \
+                "the checkpoint has windows of {} in {}, but {} at input size {} uses {} there; use the WINDOW_SIZE \
                  and IMG_SIZE that the checkpoint was trained with, or name its windows in PRETRAINED_WINDOW_SIZES",
                 table.window.short(),
-                stage.index,
+                StageOutput::usual_name(stage.index),
                 config.name,
                 config.image_size.short(),
                 stage.window.short()
@@ -156,10 +156,10 @@ impl Coordinates {
 
     fn contradiction(&self, config: &SwinConfig, stated: usize, sides: [usize; 2]) -> ModelError {
         let problem = format!(
-            "the values of `{}` in the checkpoint are positions divided for a pretrained window of {stated} in stage {}, but {} \
+            "the values of `{}` in the checkpoint are positions divided for a pretrained window of {stated} in {}, but {} \
              has {} there; give its configuration, or state {} {}, so that the checkpoint decides",
             self.name,
-            self.stage,
+            StageOutput::usual_name(self.stage),
             config.name,
             if sides[0] == sides[1] { sides[0].to_string() } else { format!("{sides:?}") },
             config.key("PRETRAINED_WINDOW_SIZES"),

@@ -14,7 +14,7 @@ use crate::arch::{SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::Transform;
 use crate::config::{LoadedConfig, load_config, override_config, shipped_configs};
 use crate::error::ModelError;
-use crate::params::{HEADLESS, parameters};
+use crate::params::{headless, parameters};
 use crate::quantized::QuantizedModel;
 use crate::tensor::StateDict;
 
@@ -79,7 +79,7 @@ impl Bare<'_> {
 
     fn classifier(&self, opts: &[(String, String)]) -> Result<(Description, String), ModelError> {
         if !self.tensors.contains_key("head.weight") && self.tensors.contains_key("patch_embed.proj.weight") {
-            return Err(ModelError::tensor("head.weight", HEADLESS));
+            return Err(ModelError::tensor("head.weight", headless()));
         }
         if let Some(problem) = super::several_windows(self.tensors) {
             return Err(ModelError::file(self.path, problem));
@@ -137,10 +137,9 @@ impl Bare<'_> {
         let mut problem = if fitting.is_empty() {
             format!(
                 "holds weights in {} names, but no architecture, and no shipped configuration has their shapes. {}; pass \
-                 --cfg FILE.yaml with all of these, or --cfg NAME (names: {}, …)",
+                 --cfg FILE.yaml with all of these, or --cfg NAME and --opts for the values in which it differs",
                 self.naming.dialect,
-                Shapes::of(self.tensors, self.naming.version).facts(&coordinates::windows(self.coordinates)),
-                shipped_configs().next().unwrap_or_default()
+                Shapes::of(self.tensors, self.naming.version).facts(&coordinates::windows(self.coordinates))
             )
         } else {
             let names: Vec<&str> = fitting.iter().map(|cfg| cfg.origin.as_str()).collect();

@@ -79,6 +79,9 @@ impl CheckpointFile {
         if self.bytes.is_empty() {
             return "is empty; copy or download it again".to_owned();
         }
+        if self.bytes.trim_ascii_start().starts_with(b"{") {
+            return format!("{formats}, but a text; pass the weights beside it, or the folder of both");
+        }
         format!("{formats}; it is damaged or of another format")
     }
 }

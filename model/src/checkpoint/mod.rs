@@ -12,6 +12,7 @@ mod foreign;
 mod ft;
 mod hf;
 mod json;
+mod masks;
 mod memory;
 mod network;
 mod parameters;
@@ -36,6 +37,7 @@ pub use parameters::StoredParameter;
 pub use random::random_model;
 pub use safetensors::is_quantized_file;
 pub(crate) use safetensors::{MAX_HEADER, check_header};
+pub(crate) use torch::is_torch;
 
 use crate::arch::{SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::Transform;
@@ -198,7 +200,7 @@ pub fn load_float_with_remarks(path: &Path, options: &LoadOptions) -> Result<Loa
     let weights = Weights::open(&path)?;
     let ((tensors, remarks), sha256) = (weights.tensors(options.weights.as_deref())?, weights.sha256());
     let stored = Stored { path: &path, tensors, sha256, folder: path.parent() };
-    let mut loaded = stored.model(described, options)?;
+    let mut loaded = stored.model(described, options).map_err(|error| weights::of_shard(&path, error))?;
     loaded.remarks.extend(remarks);
     Ok(loaded)
 }
@@ -262,6 +264,7 @@ impl Stored<'_> {
         let config = apply_dialect(config, naming, options.window_policy)?;
         let (silent, config) = (config.clone(), coordinates::decided(config, &coordinates));
         let divided = coordinates::remark(&silent, &config);
+        let masked = masks::remark(&network, &config).filter(|_| task == Task::Classification);
         let check = check_tables(&config, &tensors)
             .and_then(|()| coordinates::check(&config, &coordinates))
             .and_then(|()| check_places(&config, places))
@@ -273,7 +276,11 @@ impl Stored<'_> {
         stored.retain(|stored| tensors.contains_key(&stored.parameter));
         let model = FloatModel { config, transform, labels, labels_from, tensors, source };
         let description_found = note.is_some();
-        let found = left_out.into_iter().chain(divided).map(|remark| format!("{}: {remark}", path.display()));
+        let found = left_out
+            .into_iter()
+            .chain(divided)
+            .chain(masked)
+            .map(|remark| format!("{}: {remark}", path.display()));
         let remarks = note.into_iter().chain(network.remarks).chain(found).collect();
         Ok(Loaded { model, description_found, remarks, stored })
     }

@@ -7,7 +7,7 @@ use super::foreign;
 use super::raw::RawDict;
 use crate::arch::Task;
 use crate::error::ModelError;
-use crate::params::name_list;
+use crate::params::{HEADLESS_REMEDY, name_list};
 
 /// A network in a checkpoint.
 pub(super) struct Network<'a> {
@@ -266,6 +266,13 @@ fn among_others(keys: &[&str], roots: &[&str]) -> String {
         [] => String::new(),
         others => format!(" among {} other tensors ({})", others.len(), name_list(others)),
     };
+    let of_classifier = |key: &&str| key.split('.').any(|part| part == "head" || part == "classifier");
+    if !keys.iter().any(of_classifier) {
+        return format!(
+            "has a backbone under {}{beside}, and no classifier; {HEADLESS_REMEDY}",
+            quoted.join(", ")
+        );
+    }
     format!(
         "has a network under {}{beside}; pass --prefix {} to read {} alone; `swinq features` (or --task \
          features) reads a backbone",

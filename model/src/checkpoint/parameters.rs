@@ -60,7 +60,8 @@ pub(super) fn read(network: &Network<'_>) -> Result<StateDict, ModelError> {
         if known {
             let problem = match network.naming.is_of_head(name) {
                 true => {
-                    "the classifier's head has several layers with parameters; swinq runs heads of one linear layer"
+                    "the classifier's head has several layers with parameters; swinq runs heads of one linear layer, and \
+                     `swinq features` the backbone without its head"
                 }
                 false => "is in the checkpoint twice: two of its names are one parameter",
             };

@@ -132,19 +132,20 @@ impl Class {
 /// The preprocessing that `json` states for images of the size of `config`.
 pub(super) fn transform(json: &Json, config: &SwinConfig) -> Result<Transform, ModelError> {
     let (size, channels) = (config.image_size, config.in_chans);
-    let crop = json.bool("do_center_crop")?;
-    let crop = crop.unwrap_or(class_of(json)?.is_some_and(|class| class.crop.is_some()));
     if !json.bool("do_resize")?.unwrap_or(true) {
         return Err(
             json.error("do_resize", "false is not supported, because images would keep their own sizes")
         );
     }
     let (mean, std) = statistics(json, channels)?;
+    let filter = filter(json)?;
+    let crop =
+        or_default(json, "do_center_crop", json.bool("do_center_crop")?, |class| Some(class.crop.is_some()))?;
     Ok(Transform {
         family: "hf".to_owned(),
         size,
         resize: resize(json, size, crop)?,
-        filter: filter(json)?,
+        filter,
         mean,
         std,
         size_divisor: None,

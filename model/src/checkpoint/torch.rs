@@ -1,7 +1,7 @@
 //! Reading pickles: files of `torch.save`, in the zip format (PyTorch 1.6 and later) and the older format, and those of
 //! Python's `pickle` alone, whose tensors are arrays of numpy (detectron2's `.pkl`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::Cursor;
 use std::ops::Range;
 
@@ -16,11 +16,13 @@ const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 
 /// Keys of averaged weights (EMA) of a training, which timm's loader takes before the weights themselves. mmengine's
 /// `ema_state_dict` is none of them: there `state_dict` is the average.
 const AVERAGES: [&str; 2] = ["state_dict_ema", "model_ema"];
+/// Levels of keys below the top level that are searched for dictionaries of tensors.
+const MAX_NESTED: usize = 3;
 /// Keys that may hold the state dictionary, in order of precedence; the top level comes last.
 const WRAPPERS: [&str; 5] = [AVERAGES[0], AVERAGES[1], "model", "state_dict", "model_state_dict"];
 
 /// Whether the bytes start like a file of one of the formats.
-pub(super) fn is_torch(bytes: &[u8]) -> bool {
+pub(crate) fn is_torch(bytes: &[u8]) -> bool {
     is_zip(bytes) || (bytes.first() == Some(&0x80) && bytes.get(1).is_some_and(|v| (2..=5).contains(v)))
 }
 
@@ -83,15 +85,20 @@ fn state_dict<'a>(
     weights: Option<&str>,
 ) -> Result<(Entries<'a>, Option<String>), String> {
     let top = entries(pickle, pickle.root)?;
-    let dictionaries: Vec<&str> =
-        top.iter().filter(|&&(_, id)| holds_tensors(pickle, id)).map(|&(name, _)| name).collect();
+    let mut found = Dictionaries { pickle, seen: HashSet::new(), all: Vec::new() };
+    found.add(&top, "", MAX_NESTED);
+    let nested = found.all;
+    let dictionaries: Vec<&str> = nested.iter().map(|(name, _)| name.as_str()).collect();
+    let below = |key: &str| nested.iter().find(|(name, _)| name == key).map(|&(_, id)| id);
     let value = |key: &str| top.iter().rev().find(|(name, _)| *name == key).map(|&(_, id)| id);
     let under = |key: &str, id: Id| {
         let entries = entries(pickle, id).map_err(|problem| format!("under `{key}` {problem}"))?;
         Ok((entries, remark(key, &dictionaries)))
     };
     if let Some(key) = weights {
-        let id = value(key).ok_or_else(|| format!("has no `{key}`{}", to_choose(&dictionaries)))?;
+        let id = value(key)
+            .or_else(|| below(key))
+            .ok_or_else(|| format!("has no `{key}`{}", to_choose(&dictionaries)))?;
         return Ok((under(key, id)?.0, None));
     }
     // An average that a training script does not compute is None, empty, or no dictionary of tensors.
@@ -126,6 +133,31 @@ fn entries<'a>(pickle: &'a Pickle<'_>, id: Id) -> Result<Entries<'a>, String> {
         )
     })?;
     entries.iter().try_for_each(|(name, _)| check_name(name)).map(|()| entries)
+}
+
+/// The dictionaries of tensors of a file, each with its path of keys, such as `ema.module`.
+struct Dictionaries<'a, 'b> {
+    pickle: &'a Pickle<'b>,
+    seen: HashSet<Id>,
+    all: Vec<(String, Id)>,
+}
+
+impl Dictionaries<'_, '_> {
+    /// Adds those among `entries`, which lie at the path `above`, and up to `depth` levels below. Below the top level only those with
+    /// weights count: trainings keep single tensors everywhere.
+    fn add(&mut self, entries: &Entries<'_>, above: &str, depth: usize) {
+        for &(name, id) in entries {
+            let Some(inner) = self.pickle.entries(id) else { continue };
+            let path = if above.is_empty() { name.to_owned() } else { format!("{above}.{name}") };
+            let weights =
+                || inner.iter().any(|(name, id)| name.ends_with(".weight") && is_tensor(self.pickle, *id));
+            if holds_tensors(self.pickle, id) && (above.is_empty() || weights()) {
+                self.all.push((path, id));
+            } else if depth > 0 && self.seen.insert(id) {
+                self.add(&inner, &path, depth - 1);
+            }
+        }
+    }
 }
 
 fn is_tensor(pickle: &Pickle<'_>, id: Id) -> bool {
@@ -183,7 +215,10 @@ fn read_zip(bytes: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
 /// Name and byte range of each entry; torch.save never compresses entries.
 fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
     let unreadable = |e: zip::result::ZipError| damaged("zip archive", e);
-    let mut archive = zip::ZipArchive::new(Cursor::new(bytes)).map_err(unreadable)?;
+    // The archive begins with the file. The crate's search for the begin takes the second entry of the directory for the first if
+    // that has 76 bytes (a name of 21 characters before `/data.pkl`), as many as the records that torch.save writes behind it.
+    let config = zip::read::Config { archive_offset: zip::read::ArchiveOffset::Known(0) };
+    let mut archive = zip::ZipArchive::with_config(config, Cursor::new(bytes)).map_err(unreadable)?;
     // An archive of TorchScript has compressed entries.
     if archive.file_names().flatten().any(|name| name.ends_with("/constants.pkl")) {
         return Err(

@@ -22,6 +22,24 @@ pub(super) fn is_index(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(INDEX))
 }
 
+/// `error` of a model that was read from the file at `path` alone; if the file is a shard, that is its cause.
+pub(super) fn of_shard(path: &Path, error: ModelError) -> ModelError {
+    let Some(index) = index_of_shard(path) else { return error };
+    let problem = format!("is one of the shards of a model; pass {} or its folder", index.display());
+    ModelError::file(path, problem)
+}
+
+/// The index beside the file at `path`, if the file is one of several shards of it by its name (`model-00001-of-00002.safetensors`).
+fn index_of_shard(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.to_str()?;
+    let (numbered, ending) = name.rsplit_once('.')?;
+    let (first, count) = numbered.rsplit_once("-of-")?;
+    let (stem, number) = first.rsplit_once('-')?;
+    let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let index = path.with_file_name(format!("{stem}.{ending}{INDEX}"));
+    (digits(number) && digits(count) && index.is_file()).then_some(index)
+}
+
 /// The file of a model directory that holds its weights, or the index of its shards.
 ///
 /// # Errors

@@ -159,7 +159,9 @@ pub(super) fn look_up(name: &str) -> Known {
     if !name.is_empty() && KEYS.iter().any(|key| below(&key)) {
         return Known::Section;
     }
-    let name: String = name.chars().take(80).collect();
-    let distance = |key: &&str| strsim::damerau_levenshtein(&name, key);
+    let name: String = name.chars().take(80).collect::<String>().to_uppercase();
+    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
+    let edits = strsim::damerau_levenshtein;
+    let distance = |key: &&str| edits(&last(&name), &last(key)) + edits(&name, key);
     Known::Unknown(KEYS.iter().copied().min_by_key(distance).expect("there are keys"))
 }

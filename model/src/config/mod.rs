@@ -134,7 +134,7 @@ impl LoadedConfig {
 /// The stages in `OUT_FEATURES`, from 0 and in ascending order; `None` if it is not set.
 fn stages(config: &SwinConfig, settings: &Settings) -> Result<Option<Vec<usize>>, ModelError> {
     let key = leaf(config.version, "OUT_FEATURES");
-    let names = field(settings, key, "a list of names such as stage1", None, |value| {
+    let names = field(settings, key, "a list of names such as [stage1]", None, |value| {
         if value.is_none() { Some(None) } else { value.as_texts().map(Some) }
     })?;
     let Some(names) = names else { return Ok(None) };

@@ -28,9 +28,12 @@ fn backbone(name: &str) -> Option<&'static Named> {
     BACKBONES.iter().filter(begins).max_by_key(|(preset, _)| preset.len())
 }
 
-/// The shipped name most similar to `name`.
+/// The shipped name that begins with `name`, of any spelling, else the most similar one. Of several, a classifier's.
 pub(super) fn nearest(name: &str) -> &'static str {
-    let name: String = name.chars().take(80).collect();
-    let distance = |(preset, _): &&(&str, &str)| strsim::damerau_levenshtein(&name, preset);
-    classifiers().chain(BACKBONES).min_by_key(distance).expect("there are presets").0
+    let spelled = |name: &str| name.to_lowercase().replace('-', "_");
+    let name: String = spelled(&name.chars().take(80).collect::<String>());
+    let all = || classifiers().chain(BACKBONES).map(|(preset, _)| *preset);
+    let distance = |preset: &&str| strsim::damerau_levenshtein(&name, &spelled(preset));
+    let begun = all().find(|preset| !name.is_empty() && spelled(preset).starts_with(&name));
+    begun.or_else(|| all().min_by_key(distance)).expect("there are presets")
 }

@@ -122,6 +122,45 @@ fn repositories_names_find_their_backbone() {
     // A part of a word is no beginning.
     let message = load_config("grounding_dino_swin-tt", &[]).unwrap_err().to_string();
     assert!(message.contains("nearest shipped name is grounding_dino_swin-t"), "{message}");
+    // Neither is the nearest in edits: `upernet-swin-tiny` and `glip_atss_swin-t` are.
+    for (begun, name) in [
+        ("swin_tiny", "swin_tiny_patch4_window7_224"),
+        ("swin-t", "swin_tiny_patch4_window7_224"),
+        ("Swin_Large_Patch4_Window7", "swin_large_patch4_window7_224_22k"),
+    ] {
+        let message = load_config(begun, &[]).unwrap_err().to_string();
+        assert!(message.ends_with(&format!("nearest shipped name is {name}")), "{message}");
+        load_config(name, &[]).unwrap();
+    }
+}
+
+#[test]
+fn an_unknown_key_names_the_key_with_the_most_similar_last_part() {
+    for (unknown, key) in [
+        ("num_classes", "MODEL.NUM_CLASSES"),
+        ("NUM_CLASSES", "MODEL.NUM_CLASSES"),
+        ("img_size", "DATA.IMG_SIZE"),
+        ("SWIN.DEPTHS", "MODEL.SWIN.DEPTHS"),
+        ("MODEL.SWIN.EMBED_DIMM", "MODEL.SWIN.EMBED_DIM"),
+        ("MODEL.SWINV2.WINDOW", "MODEL.SWINV2.WINDOW_SIZE"),
+    ] {
+        let opts = [(unknown.to_owned(), "1".to_owned())];
+        let message = load_config("swin_tiny_patch4_window7_224", &opts).unwrap_err().to_string();
+        assert!(message.ends_with(&format!("did you mean {key}?")), "{message}");
+    }
+}
+
+#[test]
+fn an_override_of_outputs_is_written_as_in_a_file() {
+    let with = |value: &str| {
+        let opts = [("MODEL.SWIN.OUT_FEATURES".to_owned(), value.to_owned())];
+        load_config("swin_tiny_patch4_window7_224", &opts).map_err(|error| error.to_string())
+    };
+    for value in ["[stage2, stage4]", "['stage2', 'stage4']", "[stage4,stage2]"] {
+        assert_eq!(with(value).unwrap().stages, Some(vec![1, 3]), "{value}");
+    }
+    assert!(with("stage2").unwrap_err().contains("is not a list of names such as [stage1]"));
+    assert!(with("[stage7]").unwrap_err().contains("`stage7` is none of the stages stage1 to stage4"));
 }
 
 #[test]

@@ -83,10 +83,11 @@ impl Value {
         }
     }
 
-    /// A list of texts.
+    /// A list of texts. In an override, `[stage1, stage2]` is one without quotes, as in YAML.
     pub(super) fn as_texts(&self) -> Option<Vec<String>> {
         match self.decoded() {
             Value::List(values) => values.iter().map(|value| value.as_text().map(str::to_owned)).collect(),
+            Value::Text(text) => bare_words(&text),
             _ => None,
         }
     }
@@ -116,6 +117,16 @@ impl fmt::Display for Value {
             Value::Map(entries) => write!(f, "a section of {} keys", entries.len()),
         }
     }
+}
+
+/// The words of a list without quotes.
+fn bare_words(text: &str) -> Option<Vec<String>> {
+    let inner = text.trim().strip_prefix('[')?.strip_suffix(']')?;
+    let words: Vec<String> = inner.split(',').map(|word| word.trim().to_owned()).collect();
+    let is_word = |word: &String| {
+        !word.is_empty() && word.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '-'))
+    };
+    words.iter().all(is_word).then_some(words)
 }
 
 /// Reads one Python literal from the front of `rest`; `None` if there is none.
@@ -251,6 +262,17 @@ mod tests {
             Value::List(vec![Value::Float(0.9), Value::Float(0.999)])
         );
         assert_eq!(Value::from_text("'12'"), Value::Text("12".to_owned()));
+    }
+
+    #[test]
+    fn lists_of_texts_need_no_quotes() {
+        let two = Some(vec!["stage1".to_owned(), "stage2".to_owned()]);
+        for text in ["[stage1, stage2]", "['stage1','stage2']", "[\"stage1\", \"stage2\"]"] {
+            assert_eq!(Value::from_text(text).as_texts(), two, "{text}");
+        }
+        for text in ["stage1", "[stage1", "[stage1, ]", "[stage 1]", "[[stage1]]"] {
+            assert_eq!(Value::from_text(text).as_texts(), None, "{text}");
+        }
     }
 
     #[test]

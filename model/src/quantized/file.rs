@@ -14,6 +14,7 @@ use super::{ChannelCodes, Param, Provenance, QuantizedModel, SiteState, decode, 
 use crate::arch::SwinConfig;
 use crate::atomic::write_atomic;
 use crate::batch::Transform;
+use crate::checkpoint::is_torch;
 use crate::error::ModelError;
 use crate::recipe::{Calibrator, Granularity, Kind, Ptq, Recipe};
 use crate::site::Site;
@@ -154,7 +155,13 @@ impl QuantizedModel {
             let problem = "is a folder; give the file that `swinq calibrate` wrote";
             return Err(ModelError::file(path, problem));
         }
-        QuantizedModel::from_bytes(path, &std::fs::read(path).map_err(|e| ModelError::io(path, e))?)
+        let bytes = std::fs::read(path).map_err(|e| ModelError::io(path, e))?;
+        if is_torch(&bytes) {
+            let problem = "is a file of torch.save, and a calibrated checkpoint is a safetensors file; give the file that \
+                           `swinq calibrate` wrote from it";
+            return Err(ModelError::file(path, problem));
+        }
+        QuantizedModel::from_bytes(path, &bytes)
     }
 
     /// [`QuantizedModel::load_with_info`] on the bytes of the file; errors name `path`.

@@ -67,6 +67,45 @@ fn a_rule_without_a_match_names_the_nearest_sites() {
     assert!(message.contains("did you mean `**.weight`?"), "{message}");
     let message = recipe_of_one("layers.7.**.fc2.*").resolve(&tiny()).unwrap_err().to_string();
     assert!(message.contains(".mlp.fc2."), "{message}");
+    for (pattern, wider) in [
+        ("*.fc2.*", "**.fc2.**"),
+        ("fc2", "**.fc2.**"),
+        ("fc2.weight", "**.fc2.weight"),
+        ("re:fc2", "re:.*(fc2).*"),
+        ("layers.*.weight", "layers.**.weight"),
+    ] {
+        let message = recipe_of_one(pattern).resolve(&tiny()).unwrap_err().to_string();
+        assert!(message.ends_with(&format!("did you mean `{wider}`?")), "{message}");
+        recipe_of_one(wider).resolve(&tiny()).unwrap();
+    }
+}
+
+#[test]
+fn a_calibrator_with_a_number_is_a_section() {
+    let of = |calibrator: &str| recipe(&format!("  - {{match: '**', calibrator: {calibrator}}}\n"));
+    for (text, calibrator) in [
+        ("max", Calibrator::Max),
+        ("mse", Calibrator::Mse),
+        ("entropy", Calibrator::Entropy),
+        ("{percentile: 99.9}", Calibrator::Percentile(99.9)),
+        ("{percentile: 99}", Calibrator::Percentile(99.0)),
+    ] {
+        assert_eq!(of(text).unwrap().rules[0].calibrator, Some(calibrator), "{text}");
+        let json = serde_json::to_string(&calibrator).unwrap();
+        assert_eq!(serde_json::from_str::<Calibrator>(&json).unwrap(), calibrator, "{json}");
+    }
+    for text in [
+        "percentile",
+        "percentile:99.9",
+        "'percentile: 99.9'",
+        "max2",
+        "7",
+        "{max: 1}",
+        "{percentile: 9, mse: 1}",
+    ] {
+        let message = of(text).unwrap_err().to_string();
+        assert!(message.contains("max, mse, entropy or {percentile: 99.99}"), "{text}: {message}");
+    }
 }
 
 #[test]

@@ -55,12 +55,13 @@ impl Job {
             let problem = "replaces the head of `float` in a float training only; first train with quant: off on the new classes";
             return Err(JobError::key(origin, "new_head", problem));
         }
-        if !self.opts.is_empty() && self.cfg.is_none() {
-            return Err(JobError::key(
-                origin,
-                "opts",
-                "overrides keys of `cfg`, which is not set; give cfg too",
-            ));
+        let of_checkpoints =
+            [("prefix", &self.prefix), ("weights", &self.weights), ("transform", &self.transform)];
+        if let Some((key, _)) =
+            of_checkpoints.into_iter().find(|(_, value)| value.is_some() && self.float.is_none())
+        {
+            let problem = "says how checkpoints are read, and `float` is not set; give it, or remove the key";
+            return Err(JobError::key(origin, key, problem));
         }
         if self.loss.needs_teacher() && self.teacher_path().is_none() {
             let problem = "is not set, but loss.kl, loss.outputs or loss.features needs one; give a float checkpoint, or set them to 0";

@@ -66,11 +66,19 @@ pub struct Job {
     /// Configuration of a bare float checkpoint: a shipped name, or a YAML file in Microsoft's keys. Default:
     /// the checkpoint's own description.
     pub cfg: Option<String>,
-    /// Overrides of keys of that configuration, such as `{MODEL.NUM_CLASSES: 10}`. Default: none.
+    /// Overrides of keys of that configuration or, without `cfg`, of the checkpoint's own description, such as
+    /// `{MODEL.NUM_CLASSES: 10}`. Default: none.
     pub opts: BTreeMap<String, Value>,
-    /// What the names of a backbone's tensors begin with, if the float checkpoints have several backbones. Default: none.
+    /// What the names of the network's tensors begin with, if the float checkpoints have other tensors too. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
+    /// The key of the state dictionary, if the float checkpoints have several. Default: as for `swinq calibrate`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<String>,
+    /// The family whose preprocessing the float checkpoints get: `ms`, `timm`, `torchvision` or `hf`. Default: that of the
+    /// configuration or of the folder.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub transform: Option<String>,
     /// Whether a float training replaces the head of `float` with an untrained one for the classes of the
     /// images. Default false.
     pub new_head: bool,
@@ -136,6 +144,8 @@ impl Default for Job {
             cfg: None,
             opts: BTreeMap::new(),
             prefix: None,
+            weights: None,
+            transform: None,
             new_head: false,
             teacher: None,
             data: DataKeys::default(),
@@ -287,6 +297,8 @@ fn schema() -> Value {
         float: Some(PathBuf::from(text())),
         cfg: Some(text()),
         prefix: Some(text()),
+        weights: Some(text()),
+        transform: Some(text()),
         teacher: Some(PathBuf::from(text())),
         data: DataKeys {
             val_path: Some(PathBuf::from(text())),

@@ -71,15 +71,12 @@ impl Job {
         if let Some(sizes) =
             self.augment.get("sizes").and_then(|sizes| sizes.as_array()).filter(|s| !s.is_empty())
         {
-            let why = "its images have the size of its preprocessing; remove it";
+            let why = "its images have the size of its preprocessing; set it to []";
             unfit.push(("augment.sizes", format!("a list of {} sizes", sizes.len()), why));
         }
         if self.validate.size != KEEP {
-            let why = "its images have the size of its preprocessing; remove it";
+            let why = "its images have the size of its preprocessing; set it to keep";
             unfit.push(("validate.size", self.validate.size.clone(), why));
-        }
-        if let Some(prefix) = &self.prefix {
-            unfit.push(("prefix", prefix.clone(), "it names a backbone among others; remove it"));
         }
         unfit
     }

@@ -151,6 +151,8 @@ fn unknown_keys_are_refused_with_the_nearest() {
         assert!(ours.starts_with("augment.") || known.iter().any(|key| key == ours), "{ours}");
     }
     assert_eq!(nearest("", &[("optimizer.learning_rate", "1")]).1, "optimizer.lr");
+    assert_eq!(nearest("", &[("MODEL.NUM_CLASSES", "10")]).1, "opts.MODEL.NUM_CLASSES");
+    assert!(job("", &[("opts.MODEL.NUM_CLASSES", "10")]).is_ok(), "of the description of `float`");
     let rule = message("quantization: {rules: [{match: '**', scale: fixed}]}\n", &[]);
     assert!(rule.contains("quantization.rules[0]") && rule.contains("`scales`"), "{rule}");
 }
@@ -203,7 +205,6 @@ fn values_out_of_range_name_the_value_and_the_remedy() {
         ("checkpoint.keep", "0", "at least 1"),
         ("drop_path", "1", "below 1"),
         ("precision", "bf16", "device: cuda"),
-        ("opts", "{A: 1}", "cfg"),
         ("threads", "20000", "at most 1024"),
     ] {
         let message = message("", &[(key, value)]);
@@ -223,6 +224,10 @@ fn missing_files_of_a_job_are_named() {
         ("quant: off\nmodel: q\nfloat: f\ndata: {path: d}\noutput: o\n", "model: applies to quant: on only"),
         ("quant: off\ndata: {path: d}\noutput: o\n", "random weights"),
         ("quant: off\ncfg: swin\ndata: {path: d}\noutput: o\n", "teacher: is not set"),
+        (
+            "quant: off\ncfg: swin\nweights: net\ndata: {path: d}\noutput: o\n",
+            "weights: says how checkpoints",
+        ),
         ("model: q\nfloat: f\ndata: {path: d}\noutput: o\nloss: {labels: 0, kl: 0}\n", "loss: is empty"),
     ] {
         let message = Job::from_yaml("t", text, &[]).unwrap_err().to_string();

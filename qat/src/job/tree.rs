@@ -198,6 +198,10 @@ fn nearest_key(key: &str, schema: &Value) -> String {
     if let Some(leaf) = above.into_iter().find(|name| is_leaf(name)) {
         return leaf.to_owned();
     }
+    // A key of a configuration is one below `opts`.
+    if key.split_once('.').is_some_and(|(section, _)| section.bytes().all(|byte| byte.is_ascii_uppercase())) {
+        return format!("opts.{key}");
+    }
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
     let name = last(key).to_lowercase();
     if let Some((_, ours)) = SYNONYMS.iter().find(|(theirs, _)| *theirs == name) {

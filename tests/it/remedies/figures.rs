@@ -54,7 +54,8 @@ fn basic(ptq: Ptq) -> CalibrateOptions {
     CalibrateOptions { recipe, read, ..CalibrateOptions::default() }
 }
 
-fn calibrated(book: &Book, line: &str, ptq: Ptq) -> Result<Model, Error> {
+/// The model of `line`, calibrated on the pictures.
+pub fn calibrated(book: &Book, line: &str, ptq: Ptq) -> Result<Model, Error> {
     let images = pictures(book, "pictures");
     Ok(swinq::calibrate(book.open(line)?, &basic(ptq), &images, &mut go_on)?.model)
 }
@@ -129,8 +130,10 @@ fn numbers_of_classes(book: &Book) {
     let remedy = "eval seven.safetensors --cfg small.yaml --opts MODEL.NUM_CLASSES 7";
     numbered("beyond/list.txt", &book.open(remedy).unwrap()).unwrap();
     book.advised(message, remedy);
-    let message =
-        says(numbered("part/list.txt", &float("")).unwrap_err(), "give the model these names with --labels");
+    let message = says(
+        numbered("part/list.txt", &float("")).unwrap_err(),
+        "give the names of all the model's classes with --labels",
+    );
     numbered("part/list.txt", &float("--labels five.txt")).unwrap();
     book.advised(message, "--labels five.txt");
     let message = says(

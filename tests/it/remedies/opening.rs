@@ -202,6 +202,9 @@ fn configurations(book: &Book) {
         "overrides Microsoft's preprocessing, but that of hf is used; pass --cfg",
         &["eval hf --cfg small.yaml --opts TEST.CROP False"],
     );
+    let names = "is not a list of names such as [stage1]";
+    let one = "features hf --cfg small.yaml --opts MODEL.SWIN.OUT_FEATURES";
+    book.opening(&format!("{one} stage1"), names, &[&format!("{one} [stage1]")]);
     let classes = "pass --opts MODEL.NUM_CLASSES 5";
     book.opening(
         &format!("{ms} --opts MODEL.NUM_CLASSES 7"),
@@ -309,8 +312,13 @@ fn descriptions(book: &Book) {
     );
     book.opening(
         "eval ms.pth",
-        "pass --cfg FILE.yaml with all of these, or --cfg NAME",
-        &["eval ms.pth --cfg small.yaml"],
+        "pass --cfg FILE.yaml with all of these, or --cfg NAME and --opts for the values in which it differs",
+        &[
+            "eval ms.pth --cfg small.yaml",
+            &format!(
+                "eval ms.pth --cfg swin_tiny_patch4_window7_224 --opts {SMALL_OPTS} DATA.IMG_SIZE 24 MODEL.NUM_CLASSES 5"
+            ),
+        ],
     );
     let timm = "eval timm/model.safetensors";
     book.opening(

@@ -49,7 +49,7 @@ const ADVICE: [Advice; 13] = [
     ),
     (
         "eval --cfg @small.yaml --opts MODEL.NUM_CLASSES 5 @ms.pth --data-path @classes --no-latency",
-        "put models before --opts",
+        "put models and images before --opts",
         "eval @ms.pth --cfg @small.yaml --opts MODEL.NUM_CLASSES 5 --data-path @classes --no-latency",
     ),
     (

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use swinq::Task;
+use swinq::model::Ptq;
 use swinq::qat::Job;
 use swinq::qat::ranks::RankError;
 
-use super::{Book, opening, says};
+use super::{Book, figures, opening, says};
 use crate::common::{stderr, swinq};
 
 /// Pairs of a job's keys and values.
@@ -18,6 +19,7 @@ pub fn cases(book: &Book) {
     networks(book);
     processes(book);
     checkpoints(book);
+    inputs(book);
 }
 
 fn pairs(values: &[(&str, &str)]) -> Pairs {
@@ -118,4 +120,72 @@ fn checkpoints(book: &Book) {
     );
     qat(&["--restart"]).success();
     book.advised(message, "qat --resume\nqat --restart");
+}
+
+/// How a job reads its float checkpoint: the options that describe it when it is calibrated, the file and the keys of the job, the
+/// refusal, and the keys that it advises.
+type Reading = (&'static str, &'static [&'static str], &'static str, &'static [&'static str]);
+
+const READINGS: [Reading; 5] = [
+    (
+        "inner.safetensors --cfg small.yaml --prefix model.",
+        &["cfg", "@small.yaml"],
+        "pass prefix: model. to read it alone; `swinq features` reads a backbone",
+        &["prefix", "model."],
+    ),
+    (
+        "weights/teacher.pth --cfg small.yaml --weights teacher",
+        &["cfg", "@small.yaml"],
+        "its dictionaries of tensors: student, teacher; choose one as in weights: student",
+        &["weights", "teacher"],
+    ),
+    (
+        "seven --opts MODEL.NUM_CLASSES 5",
+        &[],
+        "the configuration seven has 6; pass opts.MODEL.NUM_CLASSES 5;",
+        &["opts.MODEL.NUM_CLASSES", "5"],
+    ),
+    (
+        "ms.pth --cfg small.yaml --transform hf",
+        &["cfg", "@small.yaml"],
+        "give the same cfg and transform to both",
+        &["transform", "hf"],
+    ),
+    (
+        "unprocessed --transform hf",
+        &[],
+        "add it, or pass transform: hf for that of the published Swins",
+        &["transform", "hf"],
+    ),
+];
+
+/// Messages of models name keys in a job, which has no options.
+fn inputs(book: &Book) {
+    let qat = |float: &str, words: &[&[&str]]| {
+        let path = |word: &str| word.strip_prefix('@').map_or(word.to_owned(), |name| book.text(name));
+        let rest = ["data.path", "@classes", "output", "@new", "batch_size", "2", "threads", "1"];
+        let mut command = swinq(["qat", "default", "--dry-run", "--opts", "model"]);
+        command.arg(book.path("read.safetensors")).arg("float").arg(book.path(float));
+        command.args(words.concat().iter().chain(&rest).map(|word| path(word))).assert()
+    };
+    for (line, keys, part, remedy) in READINGS {
+        let model = figures::calibrated(book, &format!("calibrate {line}"), Ptq::Basic).unwrap();
+        model.save(book.path("read.safetensors")).unwrap();
+        let (float, _) = line.split_once(' ').unwrap();
+        let refusal = says(stderr(&qat(float, &[keys]).code(1)), part);
+        assert!(!refusal.contains("--"), "{refusal}");
+        qat(float, &[keys, remedy]).success();
+    }
+    // Which dictionary is read is said.
+    let both = "weights/both.pth --cfg small.yaml";
+    let model = figures::calibrated(book, &format!("calibrate {both}"), Ptq::Basic).unwrap();
+    model.save(book.path("read.safetensors")).unwrap();
+    let cfg = ["cfg", "@small.yaml"];
+    let remark = "the file also has state_dict (weights: state_dict)";
+    says(stderr(&qat("weights/both.pth", &[&cfg]).success()), remark);
+    let other = stderr(&qat("weights/both.pth", &[&cfg, &["weights", "state_dict"]]).success());
+    assert!(!other.contains(remark), "{other}");
+    // A file of torch.save is no calibrated checkpoint.
+    let message = stderr(&qat("ms.pth", &[&cfg, &["model", "@ms.pth"]]).code(1));
+    says(message, "is a file of torch.save, and a calibrated checkpoint is a safetensors file");
 }

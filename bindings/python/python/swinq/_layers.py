@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,14 @@ ACTIVATIONS = ("mlp.act", "mlp.1", "intermediate_act_fn", "activation_fn", "act_
 #: Classes of the exact GELU, and of its approximation by tanh.
 EXACT = ("GELU", "GELUActivation")
 BY_TANH = ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation")
+#: Ends of the names of the classes without parameters in the Swins of the libraries, but for activations: in inference they copy,
+#: pool or reorder.
+PARTS = ("Dropout", "DropPath", "StochasticDepth", "Identity", "Softmax", "Flatten", "Permute", "Sequential", "ModuleList") + (
+    "AdaptiveAvgPool",
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "PixelShuffle",
+)
 #: The epsilon of every LayerNorm.
 EPSILON = 1e-5
 
@@ -44,21 +53,47 @@ LIBRARIES = {"timm": ("timm", "torch"), "torchvision": ("torchvision", "torch"),
 
 
 def check_code(module: Any) -> None:
-    """Refuses a module of timm, torchvision or transformers, if a part of it does not run the code of its library.
+    """Refuses a module of timm, torchvision or transformers, if a part of it does not run the code of its library, or is none of a
+    Swin of it.
 
     Of copies of other code the structure alone is known.
     """
     library = library_of(module)
     if library is None:
         return
+    activated = [part for _, part in activations(module)]
     for name, part in module.named_modules():
         place = f"`{name}`" if name else type(module).__name__
-        if "forward" in vars(part):
-            raise ArgumentError(f"model: {place} has a forward of its own, which replaces that of {type(part).__name__}")
+        own = [key for key in vars(part) if inspect.isfunction(getattr(type(part), key, None))]
+        if own:
+            raise ArgumentError(f"model: {place} has a {own[0]} of its own, which replaces that of {type(part).__name__}")
         source = type(part).forward.__module__
         # The code of a graph is made from what was traced, and belongs to no module of Python.
         if source is not None and source.partition(".")[0] not in LIBRARIES[library]:
             raise ArgumentError(f"model: {place} is a {type(part).__name__}, whose forward is not that of {library}")
+        plain = not any(True for _ in part.children()) and not any(True for _ in part.parameters())
+        if plain and all(part is not each for each in activated) and not type(part).__name__.endswith(parts_at(name)):
+            raise ArgumentError(f"model: {place} is a {type(part).__name__}, which swinq does not compute there")
+
+
+def check_hooks(module: Any) -> None:
+    """Refuses a module in which hooks observe or change what is computed, but for those of transformers, which collect outputs."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    for name, part in module.named_modules():
+        hooks = [hook for kind in kinds for hook in getattr(part, kind).values()]
+        if any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks):
+            place = f"`{name}`" if name else type(module).__name__
+            raise ArgumentError(f"model: {place} has hooks, which an engine does not call; remove them")
+
+
+def parts_at(name: str) -> tuple[str, ...]:
+    """Ends of the names of classes without parameters that a Swin has at the place ``name``, but for the activations of MLPs."""
+    return ("ReLU", "Dropout", "Identity") if is_of_positions(name) else PARTS
+
+
+def is_of_positions(name: str) -> bool:
+    """Whether the module ``name`` belongs to the MLP of a Swin V2 that computes the bias of positions."""
+    return "cpb_mlp" in name or "position_bias" in name
 
 
 def library_of(module: Any) -> str | None:
@@ -70,7 +105,7 @@ def library_of(module: Any) -> str | None:
 def activations(module: Any) -> Iterator[tuple[str, Any]]:
     """The activations of MLPs, by name."""
     for name, part in module.named_modules():
-        if name.endswith(ACTIVATIONS) and "cpb_mlp" not in name and "position_bias" not in name:
+        if name.endswith(ACTIVATIONS) and not is_of_positions(name):
             yield name, part
 
 

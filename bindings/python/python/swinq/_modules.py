@@ -17,7 +17,7 @@ from . import _backbones, _native
 from ._arrays import is_array, is_tensor, to_numpy
 from ._description import Description, has_bias, in_microsoft_keys, in_timm_keys, side, version_of
 from ._errors import ArgumentError, PreprocessingError
-from ._layers import check_code, check_layers, classes_of
+from ._layers import check_code, check_hooks, check_layers, classes_of
 from ._preprocessing import transform_of
 
 #: ``cfg``, ``opts``, ``dialect``, ``weights``, ``prefix``, the family of the preprocessing, ``labels``, ``task`` and ``outputs``
@@ -49,6 +49,7 @@ def load(model: Any, preprocessing: Any, reading: Reading) -> _native.Model:
         module = unwrapped(model)
         described = describe(module, preprocessing)
         check_layers(module)
+        check_hooks(module)
         state = renamed(module.state_dict(), described.renamed)
         if task not in (None, described.task or "classification"):
             what = "backbone" if described.task else "classifier"

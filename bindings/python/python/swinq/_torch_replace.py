@@ -73,7 +73,6 @@ def found(
     opened, left, swins = {}, [], []
     for module, names in places.items():
         try:
-            _check_hooks(module)
             opened[module] = _opened(module)
         except Error as error:
             left.append(Left(names[0], type(module).__name__, str(error)))
@@ -111,16 +110,6 @@ def swins_of(model: Any) -> dict[Any, list[str]]:
 
     visit(model, "")
     return found
-
-
-def _check_hooks(module: Any) -> None:
-    """Refuses a module in which hooks observe or change what is computed, but for those of transformers, which collect outputs."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    for name, part in module.named_modules():
-        hooks = [hook for kind in kinds for hook in getattr(part, kind).values()]
-        if any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks):
-            place = f"`{name}`" if name else "it"
-            raise ArgumentError(f"{place} has hooks, which an engine does not call; remove them")
 
 
 def _opened(module: Any) -> Model:

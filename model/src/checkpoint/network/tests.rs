@@ -33,10 +33,21 @@ fn other_tensors_are_left_out_if_asked_for() {
     }
     let message = find(&names, Some("mod")).err().unwrap();
     assert!(message.contains("no tensor whose name begins with `mod.`"), "{message}");
-    let two = ["a.patch_embed.proj.weight", "b.patch_embed.proj.weight"];
+    let two = ["a.patch_embed.proj.weight", "a.head.bias", "b.patch_embed.proj.weight"];
     let message = find(&two, None).err().unwrap();
     assert!(message.contains("under `a.`, `b.`; pass --prefix a."), "{message}");
     assert_eq!(find(&two, Some("b")).unwrap().tensors.len(), 1);
+}
+
+/// `--prefix` would only lead to the next refusal.
+#[test]
+fn a_detector_has_no_classifier_to_read_alone() {
+    let detector = ["backbone.patch_embed.proj.weight", "backbone.norm0.bias", "rpn_head.bias"];
+    let message = find(&detector, None).err().unwrap();
+    assert!(
+        message.contains("has a backbone under `backbone.` among 1 other tensors (rpn_head.bias), and no cl")
+    );
+    assert!(message.contains("`swinq features`") && !message.contains("--prefix"), "{message}");
 }
 
 #[test]

@@ -49,5 +49,5 @@ fn other_windows_than_the_file_has_are_refused() {
     assert!(message.contains(stored) && message.contains("not resized"), "{message}");
     let message = load_float(&fixture("mmpretrain/v2.pth"), &options(2, "WINDOW_SIZE: 4", "WINDOW_SIZE: 6"));
     let message = message.unwrap_err().to_string();
-    assert!(message.contains("windows of 4 in stage 0"), "{message}");
+    assert!(message.contains("windows of 4 in stage1"), "{message}");
 }

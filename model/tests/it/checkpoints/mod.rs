@@ -280,6 +280,10 @@ fn mismatches_are_explained() {
     let cause =
         "the checkpoint has 5 classes, but the configuration small has 7; pass --opts MODEL.NUM_CLASSES 5";
     assert!(message.starts_with(cause), "{message}");
+    let message = refusal("hf/config.json", &LoadOptions::default());
+    assert!(message.contains("but a text; pass the weights beside it, or the folder of both"), "{message}");
+    let message = QuantizedModel::load(&fixture("ms.pth")).unwrap_err().to_string();
+    assert!(message.contains("ms.pth: is a file of torch.save, and a calibrated checkpoint is"), "{message}");
     let message = refusal("torchvision.pth", &options_with(&[("MODEL.SWIN.MLP_RATIO", "2.0")]));
     assert!(message.contains("`features.1.0.mlp.0.weight` in the names of torchvision"), "{message}");
     let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.WINDOW_SIZE", "6")]));
@@ -288,9 +292,16 @@ fn mismatches_are_explained() {
         "{message}"
     );
     let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.DEPTHS", "[1, 1]")]));
-    assert!(message.contains("2 blocks in stage 1") && message.contains("layers.1.blocks.1."), "{message}");
+    assert!(message.contains("2 blocks in stage2") && message.contains("layers.1.blocks.1."), "{message}");
     let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.APE", "True")]));
-    assert!(message.contains("absolute_pos_embed"), "{message}");
+    assert!(message.contains("it lacks absolute_pos_embed; give the configuration"), "{message}");
+    let mut more = expected("expected.safetensors");
+    more.insert("norm.lora".to_owned(), more["norm.bias"].clone());
+    let message = load_written(&more).unwrap_err().to_string();
+    assert!(message.contains("no Swin of this configuration has norm.lora; give the conf"), "{message}");
+    more.remove("norm.bias");
+    let message = load_written(&more).unwrap_err().to_string();
+    assert!(message.contains("it lacks norm.bias, and has norm.lora instead; give the conf"), "{message}");
     let message = load_float(&fixture("absent.pth"), &LoadOptions::default()).unwrap_err().to_string();
     assert!(message.contains("absent.pth"), "{message}");
 }
@@ -404,11 +415,11 @@ fn other_networks_and_depths_are_named() {
     for (depths, words) in [
         (
             "[1, 18]",
-            "2 blocks in stage 1, but the configuration small has 18 (MODEL.SWIN.DEPTHS); the first tensor",
+            "2 blocks in stage2, but the configuration small has 18 (MODEL.SWIN.DEPTHS); the first tensor",
         ),
         (
             "[3, 1]",
-            "1 block in stage 0, but the configuration small has 3; 2 blocks in stage 1, but the configuration small has 1",
+            "1 block in stage1, but the configuration small has 3; 2 blocks in stage2, but the configuration small has 1",
         ),
     ] {
         let message = refusal("ms.pth", &options_with(&[("MODEL.SWIN.DEPTHS", depths)]));
@@ -422,6 +433,25 @@ fn other_networks_and_depths_are_named() {
         [("DATA.IMG_SIZE", "48"), ("MODEL.SWIN.DEPTHS", "[1, 2, 1]"), ("MODEL.SWIN.NUM_HEADS", "[2, 3, 6]")];
     let message = refusal("ms.pth", &options_with(&opts));
     assert!(message.contains("the checkpoint has 2 stages, but the configuration small has 3"), "{message}");
+}
+
+/// Masks of Microsoft's code have the windows of the images of the training.
+#[test]
+fn a_mask_for_images_of_another_size_is_noticed() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.safetensors");
+    let mut tensors = expected("expected.safetensors");
+    let remarks = |tensors: &StateDict, size: &str| {
+        write(tensors, &path);
+        load_float_with_remarks(&path, &options_with(&[("DATA.IMG_SIZE", size)])).unwrap().remarks.join("\n")
+    };
+    let mask = |windows: usize| swinq_model::HostTensor::new([windows, 9, 9], vec![0.0; 81 * windows]);
+    tensors.insert("layers.1.blocks.1.attn_mask".to_owned(), mask(4));
+    let found = remarks(&tensors, "24");
+    let wanted = "`layers.1.blocks.1.attn_mask` is of 4 windows, and images of 24x24 have 1 in stage2: it was saved for \
+                  images of 48x48 (DATA.IMG_SIZE)";
+    assert!(found.contains(wanted), "{found}");
+    assert!(!remarks(&tensors, "48").contains("attn_mask"));
 }
 
 /// Names of tensors are somebody else's text, and messages go to terminals.

@@ -90,7 +90,7 @@ fn another_version_or_window_is_refused() {
     for name in ["ms.pth", "torchvision.pth"] {
         let message = refusal(name, &wider);
         assert!(
-            message.contains("windows of 3 in stage 0") && message.contains("uses 6"),
+            message.contains("windows of 3 in stage1") && message.contains("uses 6"),
             "{name}: {message}"
         );
     }
@@ -197,7 +197,7 @@ fn values_of_buffers_tell_the_pretrained_window() {
     let (named, remarks) = windows("[2, 0]").unwrap();
     assert_eq!((named, remarks.len()), (vec![2, 0], 0));
     let message = windows("[3, 0]").unwrap_err().to_string();
-    for word in ["pretrained window of 2 in stage 0", "has 3 there", "PRETRAINED_WINDOW_SIZES [0,0]", TABLE] {
+    for word in ["pretrained window of 2 in stage1", "has 3 there", "PRETRAINED_WINDOW_SIZES [0,0]", TABLE] {
         assert!(message.contains(word), "`{word}` is not in: {message}");
     }
     // Other values are of no Swin V2.

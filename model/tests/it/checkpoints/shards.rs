@@ -50,6 +50,25 @@ fn shards_are_read_as_one_file() {
     assert_eq!((by_index.tensors, by_index.source.sha256), (model.tensors, model.source.sha256));
 }
 
+/// One shard lacks stages, which is no matter of the configuration.
+#[test]
+fn a_shard_alone_names_its_index() {
+    let folder = sharded();
+    let index = folder.path().join(INDEX);
+    for name in SHARDS {
+        let shard = folder.path().join(name);
+        let message = load_float(&shard, &options_with(&[])).unwrap_err().to_string();
+        let wanted = format!(
+            "{}: is one of the shards of a model; pass {} or its folder",
+            shard.display(),
+            index.display()
+        );
+        assert_eq!(message, wanted);
+    }
+    load_float(&index, &options_with(&[])).unwrap();
+    loaded(folder.path()).unwrap();
+}
+
 /// The names that the modules of transformers 5 have for the tensors of saved files.
 const MODULES: [(&str, &str); 7] = [
     (".attention.self.query.", ".attention.q_proj."),

@@ -20,6 +20,11 @@ fn the_average_is_taken_where_timm_takes_it() {
         ("torchvision", "reads `model_ema`, the average of the weights"),
         ("no_average", ""),
         ("mmengine", "reads `state_dict`; the file also has ema_state_dict"),
+        (
+            "nested",
+            "reads `model`; the file also has ema.module, callbacks.EMA.ema_state_dict (--weights ema.module)",
+        ),
+        ("checkpoint_0000000012", ""),
         ("mmcv", "2 tensors that are no part of the network are left out: ema_head_bias, ema_head_weight"),
     ];
     for (name, remark) in files {
@@ -40,7 +45,12 @@ fn a_key_chooses_the_weights() {
         assert_eq!(read(name, Some(key)).unwrap().model.tensors, expected("expected.safetensors"), "{name}");
     }
     // The other dictionaries are no whole networks.
-    for (name, key) in [("teacher", "student"), ("timm", "state_dict")] {
+    for (name, key) in [
+        ("teacher", "student"),
+        ("timm", "state_dict"),
+        ("nested", "ema.module"),
+        ("nested", "callbacks.EMA.ema_state_dict"),
+    ] {
         assert!(refused(name, Some(key)).contains("head."), "{name}");
     }
     let message = refused("timm", Some("net"));

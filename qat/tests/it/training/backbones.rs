@@ -172,9 +172,8 @@ fn keys_of_the_other_task_are_refused_by_name() {
     for (keys, words) in [
         ("loss: {outputs: 1}\n", ["loss.outputs: is 1", "a classifier"]),
         ("loss: {output_weights: {stage1: 2}}\n", ["loss.output_weights", "stage1"]),
-        ("augment: {sizes: [32x32]}\n", ["augment.sizes", "remove it"]),
+        ("augment: {sizes: [32x32]}\n", ["augment.sizes", "set it to []"]),
         ("validate: {size: 32x32}\n", ["validate.size: is 32x32", "a classifier"]),
-        ("prefix: backbone\n", ["prefix: is backbone", "a classifier"]),
     ] {
         let setup = {
             let mut setup = Setup::new(Some("default"), 1, "");

@@ -36,12 +36,15 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
         _ => "",
     };
     match error.kind() {
-        ErrorKind::MissingRequiredArgument if has("--opts") => {
-            Some("--opts takes every word up to the next option as KEY VALUE pairs; put models before --opts")
-        }
+        ErrorKind::MissingRequiredArgument if has("--opts") => Some(
+            "--opts takes every word up to the next option as KEY VALUE pairs; put models and images before --opts",
+        ),
         ErrorKind::UnknownArgument if argument == "--limit" && (has("sensitivity") || has("tune")) => {
             Some("--images N sets the number of images, --calibration-images N that of the calibration")
         }
+        ErrorKind::UnknownArgument if has("qat") && !argument.starts_with('-') => Some(
+            "qat takes a job; models and images are values of its keys: qat default --opts model Q float F data.path D output O",
+        ),
         ErrorKind::UnknownArgument if argument == "--limit" && has("calibrate") => {
             Some("--batches N and --batch-size N set the number of images")
         }
@@ -87,6 +90,28 @@ mod tests {
         assert!(tune.contains("--images N"), "{tune}");
         let calibrate = error(&["swinq", "calibrate", "m", "--limit", "4"]).to_string();
         assert!(calibrate.contains("--batches N"), "{calibrate}");
+    }
+
+    #[test]
+    fn models_and_images_are_values_of_a_job() {
+        let qat = error(&["swinq", "qat", "q.safetensors", "images"]).to_string();
+        assert!(qat.contains("qat default --opts model Q float F data.path D output O"), "{qat}");
+        let words = [
+            "swinq",
+            "qat",
+            "default",
+            "--opts",
+            "model",
+            "Q",
+            "float",
+            "F",
+            "data.path",
+            "D",
+            "output",
+            "O",
+        ];
+        assert!(Cli::try_parse_from(words).is_ok());
+        assert!(!error(&["swinq", "qat", "default", "--limit", "4"]).to_string().contains("takes a job"));
     }
 
     #[test]

@@ -262,8 +262,7 @@ impl CalibrationArgs {
 /// # Errors
 /// A key that is a file, which was meant as a model, and a key without a value.
 pub fn pairs(words: &[String]) -> Result<Vec<(String, String)>, Usage> {
-    const HINT: &str =
-        "--opts takes every word up to the next option as KEY VALUE pairs; put models before --opts";
+    const HINT: &str = "--opts takes every word up to the next option as KEY VALUE pairs; put models and images before --opts";
     let (pairs, rest) = words.as_chunks::<2>();
     let is_key = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
     let is_model =
