@@ -15,7 +15,7 @@ pub(super) fn remark(network: &Network<'_>, config: &SwinConfig) -> Option<Strin
         if windows == grid.windows() {
             return None;
         }
-        let patches = |side: usize| windows.isqrt() * side * config.patch_size << stage;
+        let patches = |side: usize| (windows.isqrt() * side * config.patch_size) << stage;
         let size = grid.window.map(patches);
         let size = if windows.isqrt().pow(2) == windows { size.to_string() } else { "another size".to_owned() };
         Some(format!(
