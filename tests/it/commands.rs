@@ -86,6 +86,8 @@ fn eval_prints_the_lines_people_grep_and_writes_json_and_html() {
     let table = run(&[
         "--latency",
         "1",
+        "--seconds",
+        "0.2",
         "--name",
         "A=float",
         "--name",

@@ -44,6 +44,13 @@ fn python_with(test: &str, packages: &str) -> Option<PathBuf> {
     None
 }
 
+/// The command `python`, with one thread for the products of numpy: they are small, and its threads wait by spinning.
+fn on_one_thread(python: &Path) -> Command {
+    let mut command = Command::new(python);
+    command.env("OPENBLAS_NUM_THREADS", "1");
+    command
+}
+
 /// Images of a size and a number of channels, which is 1 or 3.
 #[derive(Clone, Copy)]
 struct Noise(Size, usize);
@@ -119,7 +126,7 @@ fn compare(python: &Path, folder: &Path, model: &Path, noise: Noise, what: &str)
         TensorView::new(Dtype::U8, vec![IMAGES, noise.0.height, noise.0.width, noise.1], &pixels).unwrap();
     std::fs::write(&input, safetensors::serialize([("pixels", view)], None).unwrap()).unwrap();
     let script = root().join("docs/examples/engine.py");
-    let output = Command::new(python).arg(script).args([model, &input, &numpy]).output().unwrap();
+    let output = on_one_thread(python).arg(script).args([model, &input, &numpy]).output().unwrap();
     succeeded(output);
     let (own, numpy) = (logits(&own), logits(&numpy));
     assert!(own.iter().any(|bits| *bits != own[0]), "{what}: constant logits");
@@ -306,7 +313,7 @@ fn the_numpy_calibrators_give_the_bits_of_the_weights() {
     });
     std::fs::write(&float, safetensors::serialize(views, None).unwrap()).unwrap();
     let script = root().join("docs/examples/weights.py");
-    succeeded(Command::new(python).arg(script).args([&float, &model, &numpy]).output().unwrap());
+    succeeded(on_one_thread(&python).arg(script).args([&float, &model, &numpy]).output().unwrap());
     let [model, numpy] = [model, numpy].map(|path| std::fs::read(path).unwrap());
     let [model, numpy] = [&model, &numpy].map(|bytes| SafeTensors::deserialize(bytes).unwrap());
     // The linear layers of the sample: four in each of six blocks, patch embedding, reduction and head.
@@ -328,7 +335,7 @@ fn the_examples_that_read_a_checkpoint_run() {
     assert_eq!(examples.len(), 2);
     let run = || {
         let words = ["-c", &examples.concat()];
-        Command::new(&python).current_dir(folder.path()).args(words).output().unwrap()
+        on_one_thread(&python).current_dir(folder.path()).args(words).output().unwrap()
     };
     let text = String::from_utf8(succeeded(run()).stdout).unwrap();
     assert!(text.contains("layers.0.blocks.0.mlp.fc1.input {'percentile': 99.99}"), "{text}");

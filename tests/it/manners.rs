@@ -341,7 +341,8 @@ fn tables_fit_100_columns() {
         .arg(sample_cfg())
         .arg("--data-path")
         .arg(sample_data());
-    let evaluated = stdout(&command.args(["--limit", "30", "--latency", "1,2,4"]).assert().success());
+    let short = ["--limit", "30", "--latency", "1,2,4", "--seconds", "0.1"];
+    let evaluated = stdout(&command.args(short).assert().success());
     let inspected = stdout(&swinq(["inspect", "--sites"]).arg(&int8).assert().success());
     let mut command = swinq(["bench"]);
     command.arg(&int8).args(["--batch-size", "1,2", "--seconds", "0.05", "--profile", "--backend", "cpu"]);

@@ -42,7 +42,7 @@ pub fn hidden(tape: &Tape, product: &Tensor, bias: &Tensor, fake: &FakeHidden) -
     if tape.implementation(product) == Implementation::Cuda {
         return super::cuda::hidden(tape, product, bias, fake);
     }
-    debug_assert!(matches!(tape.implementation(product), Implementation::Host | Implementation::Composed));
+    assert!(matches!(tape.implementation(product), Implementation::Host | Implementation::Composed));
     let x = super::gelu(tape, &super::add_rows(tape, product, bias)?)?;
     match fake {
         FakeHidden::Off => Ok(x),

@@ -233,9 +233,9 @@ fn multiply(
     if implementation == Implementation::Cuda {
         return cuda::product((a, at), (b, bt), operands);
     }
-    debug_assert!(matches!(implementation, Implementation::Host | Implementation::Composed));
+    assert!(matches!(implementation, Implementation::Host | Implementation::Composed));
     let turned = |x: &Tensor, transposed: bool| if transposed { x.t() } else { Ok(x.clone()) };
-    debug_assert!(operands != Operands::Tf32, "TF32 is for CUDA");
+    assert!(operands != Operands::Tf32, "TF32 is for CUDA");
     turned(a, at)?.matmul(&turned(b, bt)?)?.to_dtype(DType::F32)
 }
 

@@ -1,5 +1,6 @@
 //! Attention inside one window, for one head.
 
+use super::linear::MAX_INT8_K;
 use crate::quantizer::Quantizer;
 
 /// How attention probabilities are represented.
@@ -36,7 +37,7 @@ pub fn attention_row_u8(logits: &[f32], codes: &mut [u8]) -> u32 {
     for (code, &x) in codes.iter_mut().zip(logits) {
         let below = x - max;
         let below = if below > CODE_FLOOR { below } else { CODE_FLOOR };
-        *code = libm::rintf(super::exp_255(below)) as u8;
+        *code = super::rint(super::exp_255(below)) as u8;
         sum += u32::from(*code);
     }
     sum
@@ -124,6 +125,8 @@ pub fn attention_window(
     quant: &AttentionQuant,
     out: &mut [f32],
 ) {
+    assert!(n.max(d) <= MAX_INT8_K, "sums of {n} or {d} products may not fit an i32");
+    assert!(v.len() >= n * d, "{} values of {n} tokens with {d} channels", v.len());
     let HeadScores { scale, two_codes } = head.into();
     let scores = Scores::new(q, k, scale, quant).with_low_codes(two_codes, (q, k), quant);
     let values = Values::new(v, quant);
@@ -138,7 +141,7 @@ pub fn attention_window(
 
 /// One operand of a product: its codes, or the values that its site returns.
 enum Operand {
-    Codes(Vec<i32>, f32),
+    Codes(Vec<i16>, f32),
     Float(Vec<f32>),
 }
 
@@ -147,7 +150,7 @@ impl Operand {
     fn new(x: &[f32], site: Option<Quantizer>, integer: bool) -> Operand {
         match site {
             Some(s) if integer => {
-                Operand::Codes(x.iter().map(|&x| i32::from(s.code(x))).collect(), s.scale())
+                Operand::Codes(x.iter().map(|&x| i16::from(s.code(x))).collect(), s.scale())
             }
             Some(s) => Operand::Float(x.iter().map(|&x| s.fake(x)).collect()),
             None => Operand::Float(x.to_vec()),
@@ -160,7 +163,7 @@ struct Scores {
     q: Operand,
     k: Operand,
     /// The low codes of `q` and `k`.
-    low: Option<[Vec<i32>; 2]>,
+    low: Option<[Vec<i16>; 2]>,
     scale: f32,
     site: Option<Quantizer>,
 }
@@ -180,7 +183,7 @@ impl Scores {
     fn with_low_codes(self, two_codes: bool, (q, k): (&[f32], &[f32]), quant: &AttentionQuant) -> Scores {
         let (Some(q_site), Some(k_site), true) = (quant.q, quant.k, two_codes) else { return self };
         let low = |x: &[f32], site: Quantizer| {
-            x.iter().map(|&x| i32::from(super::low_code(x * site.recip()))).collect::<Vec<i32>>()
+            x.iter().map(|&x| i16::from(super::low_code(x * site.recip()))).collect::<Vec<i16>>()
         };
         Scores { low: Some([low(q, q_site), low(k, k_site)]), ..self }
     }
@@ -189,8 +192,9 @@ impl Scores {
     fn logit(&self, i: usize, j: usize, d: usize, bias: f32) -> f32 {
         match (&self.q, &self.k) {
             (Operand::Codes(q, s_q), Operand::Codes(k, s_k)) => {
-                let dot = |q: &[i32], k: &[i32]| -> i32 {
-                    q[i..i + d].iter().zip(&k[j..j + d]).map(|(q, k)| q * k).sum()
+                let dot = |q: &[i16], k: &[i16]| {
+                    let pairs = q[i..i + d].iter().zip(&k[j..j + d]);
+                    pairs.fold(0_i32, |sum, (&q, &k)| sum.wrapping_add(i32::from(q) * i32::from(k)))
                 };
                 let acc = match &self.low {
                     None => dot(q, k) as f32,
@@ -236,21 +240,24 @@ impl Values {
                     Factor::Inverse(sum) => s_v / sum,
                     Factor::Step(s_p) => s_p * s_v,
                 };
-                for (c, out) in out.iter_mut().enumerate() {
+                let mut sums = vec![0_i32; d];
+                for (&w, v) in weights.iter().zip(v.chunks_exact(d)) {
                     // Weights are codes: small integers.
-                    let column = weights.iter().enumerate().map(|(j, &w)| w as i32 * v[j * d + c]);
-                    *out = column.sum::<i32>() as f32 * factor;
+                    let w = i32::from(w as i16);
+                    sums.iter_mut().zip(v).for_each(|(sum, &v)| *sum = sum.wrapping_add(w * i32::from(v)));
                 }
+                out.iter_mut().zip(sums).for_each(|(out, sum)| *out = sum as f32 * factor);
             }
             Operand::Float(v) => {
                 let factor = match factor {
                     Factor::Inverse(sum) => 1.0 / sum,
                     Factor::Step(s_p) => s_p,
                 };
-                for (c, out) in out.iter_mut().enumerate() {
-                    let pairs = weights.iter().enumerate().map(|(j, w)| (w, v[j * d + c]));
-                    *out = pairs.fold(0.0, |sum: f32, (w, v)| w.mul_add(v, sum)) * factor;
+                out.fill(0.0);
+                for (w, v) in weights.iter().zip(v.chunks_exact(d)) {
+                    out.iter_mut().zip(v).for_each(|(sum, &v)| *sum = w.mul_add(v, *sum));
                 }
+                out.iter_mut().for_each(|sum| *sum *= factor);
             }
         }
     }

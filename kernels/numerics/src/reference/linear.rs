@@ -7,9 +7,15 @@ use crate::quantizer::Quantizer;
 pub const MAX_INT8_K: usize = 65_793;
 
 /// `sum_k input[k] * weight[k]`, exact: INT8 times INT8 accumulated in INT32.
+///
+/// # Panics
+/// If there are more than [`MAX_INT8_K`] products.
 #[inline]
 pub fn accumulate_i8(input: &[i8], weight: &[i8]) -> i32 {
-    input.iter().zip(weight).map(|(&x, &w)| i32::from(x) * i32::from(w)).sum()
+    assert!(input.len() <= MAX_INT8_K, "a sum of {} products may not fit an i32", input.len());
+    // No sum overflows, and without checks the loop is vectorised.
+    let pairs = input.iter().zip(weight);
+    pairs.fold(0, |sum: i32, (&x, &w)| sum.wrapping_add(i32::from(x) * i32::from(w)))
 }
 
 /// `sum_k zero_points[k] * weight[k]`, exact: what is subtracted from [`accumulate_i8`] of a weight and of codes

@@ -368,7 +368,7 @@ pub fn exp(x: f32) -> f32 {
         return x;
     }
     let x = x.clamp(EXP_RANGE.0, EXP_RANGE.1);
-    let n = libm::rintf(x * std::f32::consts::LOG2_E);
+    let n = super::rint(x * std::f32::consts::LOG2_E);
     let r = (-n).mul_add(LN2_LOW, (-n).mul_add(LN2_HIGH, x));
     let [low @ .., highest] = &EXP;
     let p = low.iter().rev().fold(*highest, |p, &c| p.mul_add(r, c));

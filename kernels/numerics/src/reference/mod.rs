@@ -27,7 +27,13 @@ pub fn code(scaled: f32) -> i8 {
     if scaled.is_nan() {
         return 0;
     }
-    libm::rintf(scaled.clamp(-128.0, 127.0)) as i8
+    rint(scaled.clamp(-128.0, 127.0)) as i8
+}
+
+/// Rounds a value of magnitude below 2^22 to the nearest integer, ties to even: one unit in the last place of the sum is 1.
+#[inline(always)]
+fn rint(x: f32) -> f32 {
+    (x + math::SIGNED_ROUNDER) - math::SIGNED_ROUNDER
 }
 
 /// The second code of a value that is already multiplied by the reciprocal scale: what [`code`] leaves of it, in steps of

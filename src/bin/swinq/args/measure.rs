@@ -54,11 +54,14 @@ pub struct EvalArgs {
     /// four sizes of the images.
     #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = batch)]
     pub latency: Option<Vec<usize>>,
+    /// Seconds of latency measurement for each model and batch size, at most 3600.
+    #[arg(long, default_value_t = 2.0, value_parser = seconds)]
+    pub seconds: f64,
     /// Do not measure latency.
-    #[arg(long, conflicts_with = "latency")]
+    #[arg(long, conflicts_with_all = ["latency", "seconds"])]
     pub no_latency: bool,
     /// Evaluate on the I-th of N parts of the images, without latency, and write what `swinq merge` makes the results of.
-    #[arg(long, value_name = "I/N", requires = "output", conflicts_with_all = ["latency", "json", "report", "markdown", "predictions", "sensitivity", "tuning", "training"])]
+    #[arg(long, value_name = "I/N", requires = "output", conflicts_with_all = ["latency", "seconds", "json", "report", "markdown", "predictions", "sensitivity", "tuning", "training"])]
     pub shard: Option<Shard>,
     /// Part to write, with --shard.
     #[arg(short, long, value_name = "FILE", requires = "shard")]

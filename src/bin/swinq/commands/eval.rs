@@ -18,9 +18,6 @@ use crate::paths::{check_inputs, check_outputs, check_part};
 use crate::progress::Progress;
 use crate::{backend_arg, float_device, images_arg, interrupt, model_arg, names, shell};
 
-/// Seconds of latency measurement for each model and batch size.
-const LATENCY_SECONDS: f64 = 2.0;
-
 /// The files in `folder`, which a training wrote; none if it cannot be read, which is an error later.
 fn files_in(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -150,7 +147,7 @@ pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Res
         sizing: args.size.unwrap_or_default(),
         threads: args.threads.most,
         latency: latencies(args, &candidates),
-        latency_options: LatencyOptions { min_ms: 1000.0 * LATENCY_SECONDS, ..LatencyOptions::default() },
+        latency_options: LatencyOptions { min_ms: 1000.0 * args.seconds, ..LatencyOptions::default() },
         site_noise: detailed && !args.no_sites,
         profile: detailed,
     };

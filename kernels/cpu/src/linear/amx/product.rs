@@ -138,7 +138,7 @@ pub(super) trait Multiply {
         out: &mut Accumulators,
         after: impl FnMut(Range<usize>),
     ) {
-        debug_assert!(operands.rows <= ROWS, "{} rows on tiles", operands.rows);
+        assert!(operands.rows <= ROWS, "{} rows on tiles", operands.rows);
         match (operands.rows > TILE_ROWS, weights) {
             (true, WeightLoad::Keep) => self.multiply::<true, false>(operands, out, after),
             (true, WeightLoad::Pass) => self.multiply::<true, true>(operands, out, after),

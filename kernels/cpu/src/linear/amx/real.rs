@@ -29,7 +29,7 @@ impl Real {
         Real { shapes: None, thread: PhantomData }
     }
 
-    /// In debug builds, checks that tile `tile` lies within `len` elements of type `E` from element `at` on.
+    /// With debug assertions, checks that tile `tile` lies within `len` elements of type `E` from element `at` on.
     #[inline(always)]
     fn check<E>(&self, tile: usize, len: usize, at: usize, stride: usize) {
         if cfg!(debug_assertions) {
