@@ -1,5 +1,6 @@
 //! Attention inside one window, for one head.
 
+use super::fma;
 use crate::quantizer::Quantizer;
 
 /// How attention probabilities are represented.
@@ -196,19 +197,19 @@ impl Scores {
                     None => dot(q, k) as f32,
                     Some([q_low, k_low]) => {
                         let with_low = (dot(q, k_low) + dot(q_low, k)) as f32;
-                        with_low.mul_add(1.0 / 256.0, dot(q, k) as f32)
+                        fma(with_low, 1.0 / 256.0, dot(q, k) as f32)
                     }
                 };
                 let step = s_q * s_k;
                 match self.site {
-                    None => acc.mul_add(step * self.scale, bias),
-                    Some(s) => s.fake(acc * step).mul_add(self.scale, bias),
+                    None => fma(acc, step * self.scale, bias),
+                    Some(s) => fma(s.fake(acc * step), self.scale, bias),
                 }
             }
             (Operand::Float(q), Operand::Float(k)) => {
                 let pairs = q[i..i + d].iter().zip(&k[j..j + d]);
-                let score = pairs.fold(0.0, |sum: f32, (q, &k)| q.mul_add(k, sum));
-                self.site.map_or(score, |s| s.fake(score)).mul_add(self.scale, bias)
+                let score = pairs.fold(0.0, |sum: f32, (q, &k)| fma(*q, k, sum));
+                fma(self.site.map_or(score, |s| s.fake(score)), self.scale, bias)
             }
             _ => unreachable!("both operands are codes, or neither is"),
         }
@@ -249,7 +250,7 @@ impl Values {
                 };
                 for (c, out) in out.iter_mut().enumerate() {
                     let pairs = weights.iter().enumerate().map(|(j, w)| (w, v[j * d + c]));
-                    *out = pairs.fold(0.0, |sum: f32, (w, v)| w.mul_add(v, sum)) * factor;
+                    *out = pairs.fold(0.0, |sum: f32, (w, v)| fma(*w, v, sum)) * factor;
                 }
             }
         }
