@@ -112,7 +112,7 @@ impl Prediction {
         let each = |score: fn(f64) -> f64| row.iter().map(|&logit| score(f64::from(logit))).collect();
         let all = match scores {
             Scores::Softmax => softmax(row),
-            Scores::Sigmoid => each(|logit| 1.0 / (1.0 + (-logit).exp())),
+            Scores::Sigmoid => each(|logit| 1.0 / (1.0 + libm::exp(-logit))),
             Scores::Number => each(|logit| logit),
         };
         let mut best: Vec<(usize, f64)> = all.into_iter().enumerate().collect();
@@ -126,7 +126,7 @@ impl Prediction {
 
 fn softmax(scores: &[f32]) -> Vec<f64> {
     let max = f64::from(scores.iter().copied().fold(f32::NEG_INFINITY, f32::max));
-    let exps: Vec<f64> = scores.iter().map(|&score| (f64::from(score) - max).exp()).collect();
+    let exps: Vec<f64> = scores.iter().map(|&score| libm::exp(f64::from(score) - max)).collect();
     let total: f64 = exps.iter().sum();
     exps.iter().map(|exp| exp / total).collect()
 }

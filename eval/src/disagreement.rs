@@ -69,7 +69,7 @@ fn disagreement(reference: &Collected, own: &Collected, i: usize) -> Disagreemen
     let [p, q] = [reference, own].map(|collected| log_softmax(row(collected, i)));
     let guess = |logs: &[f64], values: &[f32]| {
         let class = argmax(values);
-        Guess { class, probability: logs[class].exp() }
+        Guess { class, probability: libm::exp(logs[class]) }
     };
     Disagreement {
         id: own.ids[i],
@@ -77,7 +77,7 @@ fn disagreement(reference: &Collected, own: &Collected, i: usize) -> Disagreemen
         label: own.labels.get(i).map(|&label| label as usize),
         baseline: guess(&p, row(reference, i)),
         own: guess(&q, row(own, i)),
-        kl: p.iter().zip(&q).map(|(p, q)| p.exp() * (p - q)).sum::<f64>().max(0.0),
+        kl: p.iter().zip(&q).map(|(p, q)| libm::exp(*p) * (p - q)).sum::<f64>().max(0.0),
     }
 }
 
@@ -85,7 +85,7 @@ fn disagreement(reference: &Collected, own: &Collected, i: usize) -> Disagreemen
 fn log_softmax(logits: &[f32]) -> Vec<f64> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let shifted = || logits.iter().map(|&x| f64::from(x) - f64::from(largest));
-    let log_sum = shifted().map(f64::exp).sum::<f64>().ln();
+    let log_sum = libm::log(shifted().map(libm::exp).sum::<f64>());
     shifted().map(|x| x - log_sum).collect()
 }
 

@@ -120,7 +120,7 @@ impl Distortion {
     ///
     /// Positive infinity without noise (also for no elements), negative infinity for noise without signal.
     pub fn sqnr_db(&self) -> f64 {
-        if self.noise == 0.0 { f64::INFINITY } else { 10.0 * (self.signal / self.noise).log10() }
+        if self.noise == 0.0 { f64::INFINITY } else { 10.0 * libm::log10(self.signal / self.noise) }
     }
 
     /// Cosine of the angle between the tensors as vectors, in [-1, 1]. Two tensors of zeros have cosine 1; one of

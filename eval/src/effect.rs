@@ -133,7 +133,7 @@ impl EffectSums {
 /// The Kullback-Leibler divergence from the class probabilities of `reference` to those of `other`, in nats.
 fn divergence(reference: &[f32], other: &[f32]) -> f64 {
     let (log_p, log_q) = (log_softmax(reference), log_softmax(other));
-    let sum: f64 = log_p.zip(log_q).map(|(p, q)| p.exp() * (p - q)).sum();
+    let sum: f64 = log_p.zip(log_q).map(|(p, q)| libm::exp(p) * (p - q)).sum();
     // Rounding can make the sum of equal distributions slightly negative.
     sum.max(0.0)
 }
@@ -141,7 +141,7 @@ fn divergence(reference: &[f32], other: &[f32]) -> f64 {
 fn log_softmax(row: &[f32]) -> impl Iterator<Item = f64> {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let shifted = move |&x: &f32| f64::from(x) - f64::from(max);
-    let log_sum = row.iter().map(|x| shifted(x).exp()).sum::<f64>().ln();
+    let log_sum = libm::log(row.iter().map(|x| libm::exp(shifted(x))).sum::<f64>());
     row.iter().map(move |x| shifted(x) - log_sum)
 }
 

@@ -1,13 +1,16 @@
-"""Runs the same commands by two builds of the program, and compares what they write.
+"""Runs the same commands by two builds of the program, and compares what they write. Exits with 1 if a file differs.
 
     python3 tests/windows/compare.py SWINQ SWINQ.EXE [FOLDER]
 
 SWINQ runs on this system, SWINQ.EXE under wine. Files are compared byte for byte; of JSON the description of the machine, times,
-speeds and the separators of folders are left out. A training under wine is killed and resumed. It needs Python's standard
-library only. FOLDER keeps the files.
+speeds and the program's own path are left out. A training under wine is killed, resumed, stopped by Ctrl-C and resumed. It needs
+Python's standard library only. FOLDER keeps the files.
 """
 
 import json
+import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
@@ -24,6 +27,8 @@ JSON = ["quickstart/results.json", "eval.json", "inspect.json"]
 # Keys of JSON that describe the machine, times and speeds.
 OTHER = {"environment", "latency_ms", "throughput_ips", "stream_ips", "image_threads", "lanes", "profile", "load",
          "peak_memory_bytes"}
+# The program's own path, the first word of a command.
+PROGRAM = re.compile(r"^('[^']*|\S*)swinq(\.exe)?'? ")
 JOB = """model: int8.safetensors
 float: sample/model.safetensors
 cfg: sample/cfg.yaml
@@ -72,7 +77,24 @@ class System:
             child.kill()
             child.stderr.read()
 
-    def run_all(self, killed):
+    def interrupt(self, *arguments, at):
+        """Presses Ctrl-C in a console in which a command prints `at`, and expects that it stops in order."""
+        process, console = pty.fork()
+        if process == 0:
+            os.chdir(self.folder)
+            os.execvp(self.command[0], [*self.command, *arguments])
+        text, pressed = "", False
+        while part := read(console):
+            text += part
+            if at in text and not pressed:
+                os.write(console, b"\x03")
+                pressed = True
+        code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+        print(f"{self.name}: {arguments[0]}, Ctrl-C", flush=True)
+        if code != 130 or "press Ctrl-C again" not in text or "--resume" not in text:
+            raise SystemExit(f"{' '.join(arguments)}: exit code {code} after Ctrl-C, not 130\n{text}")
+
+    def run_all(self, stopped):
         images = ["airplane.png", "airplane.jpg", "airplane.webp"]
         self.run("quickstart", "--out", "quickstart")
         self.run("calibrate", *MODEL, *DATA, "--batches", "1", "--output", "int8.safetensors")
@@ -86,13 +108,22 @@ class System:
         self.run("export", "int8.safetensors", "--onnx", "int8.onnx")
         out, _ = self.run("inspect", "int8.safetensors", "--json")
         (self.folder / "inspect.json").write_text(out)
-        if killed:
-            self.kill("qat", "job.yaml", at="4/12 iterations")
-        self.run("qat", "job.yaml", *(["--resume"] if killed else []))
+        if stopped:
+            self.kill("qat", "job.yaml", at="3/12 iterations")
+            self.interrupt("qat", "job.yaml", "--resume", at="6/12 iterations")
+        self.run("qat", "job.yaml", *(["--resume"] if stopped else []))
         _, error = self.run("predict", "none.safetensors", "none.png", code=1)
         assert "none.safetensors" in error, error
         left = [path.name for path in self.folder.rglob(".swinq-*")]
         assert not left, f"{left} were left"
+
+
+def read(console):
+    """What a console shows next; nothing when its programs have ended."""
+    try:
+        return os.read(console, 65536).decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def plain(value):
@@ -101,7 +132,7 @@ def plain(value):
         return {key: plain(item) for key, item in value.items() if key not in OTHER}
     if isinstance(value, list):
         return [plain(item) for item in value]
-    return value.replace("\\", "/") if isinstance(value, str) else value
+    return PROGRAM.sub("swinq ", value) if isinstance(value, str) else value
 
 
 def compare(one, two):
@@ -121,8 +152,8 @@ def main():
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(sys.argv[3] if len(sys.argv) > 3 else temporary)
         one, two = System("native", [native], folder), System("windows", ["wine", windows], folder)
-        one.run_all(killed=False)
-        two.run_all(killed=True)
+        one.run_all(stopped=False)
+        two.run_all(stopped=True)
         sys.exit(compare(one, two) != 0)
 
 

@@ -106,7 +106,7 @@ struct ScaleAdd<'a> {
 impl Kernel for ScaleAdd<'_> {
     fn scalar(self) {
         for ((out, x), &y) in self.out.iter_mut().zip(self.x).zip(self.y) {
-            *out = x.mul_add(self.scale, y);
+            *out = reference::fma(*x, self.scale, y);
         }
     }
 

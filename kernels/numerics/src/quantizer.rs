@@ -132,7 +132,7 @@ impl ColumnQuantizers {
     /// The code of `x` in column `column`; a NaN has code 0.
     #[inline(always)]
     pub fn code(&self, column: usize, x: f32) -> i8 {
-        reference::code(x.mul_add(self.recips[column], self.zero_points[column]))
+        reference::code(reference::fma(x, self.recips[column], self.zero_points[column]))
     }
 
     /// The value that the code of `x` in column `column` represents.

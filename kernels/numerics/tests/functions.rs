@@ -49,6 +49,14 @@ fn exp_255_errs_by_less_than_its_bound() {
     assert_eq!([0.0, -0.0, -11.0].map(|x| libm::rintf(reference::exp_255(x))), [255.0, 255.0, 0.0]);
 }
 
+/// The sums lie close to the middle between two numbers of f32, and rounding them to f64 first gives the middle.
+#[test]
+fn fma_is_rounded_once() {
+    let (square, tiny) = (1.0 + 2f32.powi(-12), 2f32.powi(-60));
+    let below = 1.0 + 2f32.powi(-11);
+    assert_eq!([tiny, -tiny].map(|c| reference::fma(square, square, c)), [below.next_up(), below]);
+}
+
 #[test]
 fn limits_and_nans() {
     let inf = f32::INFINITY;

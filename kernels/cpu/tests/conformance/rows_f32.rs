@@ -68,7 +68,7 @@ fn scale_add_is_one_rounding() {
     for_each_cpu(|cpu| {
         for count in [0, 1, 15, 16, 1000] {
             let (x, y) = (logits(1, count), logits(1, count + 1));
-            let want: Vec<f32> = x.iter().zip(&y).map(|(x, y)| x.mul_add(0.3, *y)).collect();
+            let want: Vec<f32> = x.iter().zip(&y).map(|(x, y)| reference::fma(*x, 0.3, *y)).collect();
             let mut got = vec![f32::NAN; count];
             rows_f32::scale_add(cpu, &x, 0.3, &y[..count], &mut got);
             assert_same(&got, &want, &format!("{cpu:?} {count}"));

@@ -200,19 +200,19 @@ impl Scores {
                     None => dot(q, k) as f32,
                     Some([q_low, k_low]) => {
                         let with_low = (dot(q, k_low) + dot(q_low, k)) as f32;
-                        with_low.mul_add(1.0 / 256.0, dot(q, k) as f32)
+                        fma(with_low, 1.0 / 256.0, dot(q, k) as f32)
                     }
                 };
                 let step = s_q * s_k;
                 match self.site {
-                    None => acc.mul_add(step * self.scale, bias),
-                    Some(s) => s.fake(acc * step).mul_add(self.scale, bias),
+                    None => fma(acc, step * self.scale, bias),
+                    Some(s) => fma(s.fake(acc * step), self.scale, bias),
                 }
             }
             (Operand::Float(q), Operand::Float(k)) => {
                 let pairs = q[i..i + d].iter().zip(&k[j..j + d]);
-                let score = pairs.fold(0.0, |sum: f32, (q, &k)| q.mul_add(k, sum));
-                self.site.map_or(score, |s| s.fake(score)).mul_add(self.scale, bias)
+                let score = pairs.fold(0.0, |sum: f32, (q, &k)| fma(*q, k, sum));
+                fma(self.site.map_or(score, |s| s.fake(score)), self.scale, bias)
             }
             _ => unreachable!("both operands are codes, or neither is"),
         }
@@ -255,7 +255,7 @@ impl Values {
                 };
                 out.fill(0.0);
                 for (w, v) in weights.iter().zip(v.chunks_exact(d)) {
-                    out.iter_mut().zip(v).for_each(|(sum, &v)| *sum = w.mul_add(v, *sum));
+                    out.iter_mut().zip(v).for_each(|(sum, &v)| *sum = fma(w, v, *sum));
                 }
                 out.iter_mut().for_each(|sum| *sum *= factor);
             }

@@ -1,5 +1,6 @@
 //! Layer normalisation (Ba et al., 2016).
 
+use super::fma;
 use crate::quantizer::Quantizer;
 
 /// The three numbers that normalise one row.
@@ -35,7 +36,7 @@ impl RowNorm {
         for (i, x) in x.iter().enumerate() {
             let d = x - mean;
             rests[i % 16] += d;
-            squares[i % 16] = d.mul_add(d, squares[i % 16]);
+            squares[i % 16] = fma(d, d, squares[i % 16]);
         }
         let variance = fold(squares) / count;
         let inverse = 1.0 / (variance + eps).sqrt();
@@ -45,7 +46,7 @@ impl RowNorm {
     /// `fma(fma(x - mean, inverse, shift), gamma, beta)`.
     #[inline(always)]
     pub fn apply(self, x: f32, gamma: f32, beta: f32) -> f32 {
-        (x - self.mean).mul_add(self.inverse, self.shift).mul_add(gamma, beta)
+        fma(fma(x - self.mean, self.inverse, self.shift), gamma, beta)
     }
 }
 

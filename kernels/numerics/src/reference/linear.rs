@@ -1,6 +1,6 @@
 //! Linears: products with a weight, and their epilogues.
 
-use super::Gelu;
+use super::{Gelu, code, fma};
 use crate::quantizer::Quantizer;
 
 /// The largest k of an INT8 product: 255 * 128 * k fits an i32.
@@ -35,7 +35,7 @@ pub fn accumulate_f32(input: &[f32], weights: &[f32], sums: &mut [f32]) {
     sums.fill(0.0);
     for (&x, weights) in input.iter().zip(weights.chunks_exact(sums.len())) {
         for (sum, &w) in sums.iter_mut().zip(weights) {
-            *sum = x.mul_add(w, *sum);
+            *sum = fma(x, w, *sum);
         }
     }
 }
@@ -57,8 +57,8 @@ pub fn epilogue_i8(
     gelu: Option<Gelu>,
 ) -> f32 {
     let y = match output {
-        None => (acc as f32).mul_add(multiplier, bias),
-        Some(q) => f32::from(super::code(acc as f32 * (multiplier * q.recip()))).mul_add(q.scale(), bias),
+        None => fma(acc as f32, multiplier, bias),
+        Some(q) => fma(f32::from(code(acc as f32 * (multiplier * q.recip()))), q.scale(), bias),
     };
     gelu.map_or(y, |gelu| gelu.of(y))
 }
@@ -68,7 +68,7 @@ pub fn epilogue_i8(
 pub fn epilogue_f32(product: f32, bias: f32, output: Option<Quantizer>, gelu: Option<Gelu>) -> f32 {
     let y = match output {
         None => product + bias,
-        Some(q) => f32::from(q.code(product)).mul_add(q.scale(), bias),
+        Some(q) => fma(f32::from(q.code(product)), q.scale(), bias),
     };
     gelu.map_or(y, |gelu| gelu.of(y))
 }

@@ -272,6 +272,14 @@ pub const LN2_LOW: f32 = -0.000_212_194_44;
 /// Arguments below this range give 0, arguments above it give infinity.
 pub const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
 
+/// `a * b + c`, rounded once.
+///
+/// Where the processor's instruction is not enabled, `f32::mul_add` calls the C runtime, and that of mingw-w64 rounds twice.
+#[inline(always)]
+pub fn fma(a: f32, b: f32, c: f32) -> f32 {
+    if cfg!(all(windows, target_env = "gnu")) { libm::fmaf(a, b, c) } else { a.mul_add(b, c) }
+}
+
 /// GELU by the error function, `x / 2 * (1 + erf(x / sqrt(2)))` (Hendrycks and Gimpel, 2016).
 ///
 /// ```text
@@ -286,7 +294,7 @@ pub const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
 pub fn gelu(x: f32) -> f32 {
     let (a, h) = tail(x);
     let positive = if 0.0 > x { 0.0 } else { x };
-    (-a).mul_add(h, positive)
+    fma(-a, h, positive)
 }
 
 /// The form of GELU that a layer computes.
@@ -322,11 +330,11 @@ impl Gelu {
 pub fn gelu_quadratic(x: f32) -> f32 {
     let magnitude = x.abs();
     let a = if magnitude < QUADRATIC_LAST { magnitude } else { QUADRATIC_LAST };
-    let column = (a.mul_add(QUADRATIC_PER_UNIT, ROUNDER).to_bits() & 31) as usize;
+    let column = (fma(a, QUADRATIC_PER_UNIT, ROUNDER).to_bits() & 31) as usize;
     let [c0, c1, c2] = QUADRATIC.0.map(|row| row[column]);
-    let h = c2.mul_add(a, c1).mul_add(a, c0);
+    let h = fma(fma(c2, a, c1), a, c0);
     let positive = if 0.0 > x { 0.0 } else { x };
-    (-a).mul_add(h, positive)
+    fma(-a, h, positive)
 }
 
 /// The derivative of [`gelu`]: `P(x) + x p(x)`, with the standard normal distribution `P` and its density
@@ -335,7 +343,7 @@ pub fn gelu_quadratic(x: f32) -> f32 {
 pub fn gelu_derivative(x: f32) -> f32 {
     let (_, h) = tail(x);
     let distribution = if x > 0.0 { 1.0 - h } else { h };
-    x.mul_add(INVERSE_SQRT_TAU * exp(-0.5 * x * x), distribution)
+    fma(x, INVERSE_SQRT_TAU * exp(-0.5 * x * x), distribution)
 }
 
 /// `1 / sqrt(2 pi)`.
@@ -346,11 +354,11 @@ pub const INVERSE_SQRT_TAU: f32 = 0.398_942_3;
 pub fn tail(x: f32) -> (f32, f32) {
     let magnitude = x.abs();
     let a = if magnitude < TAIL_LAST { magnitude } else { TAIL_LAST };
-    let sum = a.mul_add(TAIL_PER_UNIT, ROUNDER);
-    let u = a.mul_add(TAIL_PER_UNIT, -(sum - ROUNDER));
+    let sum = fma(a, TAIL_PER_UNIT, ROUNDER);
+    let u = fma(a, TAIL_PER_UNIT, -(sum - ROUNDER));
     let column = (sum.to_bits() & 15) as usize;
     let [low @ .., highest] = &TAIL.0;
-    (a, low.iter().rev().fold(highest[column], |h, row| h.mul_add(u, row[column])))
+    (a, low.iter().rev().fold(highest[column], |h, row| fma(h, u, row[column])))
 }
 
 /// `e^x`, within one unit in the last place (one subnormal step where the result is subnormal).
@@ -369,9 +377,9 @@ pub fn exp(x: f32) -> f32 {
     }
     let x = x.clamp(EXP_RANGE.0, EXP_RANGE.1);
     let n = super::rint(x * std::f32::consts::LOG2_E);
-    let r = (-n).mul_add(LN2_LOW, (-n).mul_add(LN2_HIGH, x));
+    let r = fma(-n, LN2_LOW, fma(-n, LN2_HIGH, x));
     let [low @ .., highest] = &EXP;
-    let p = low.iter().rev().fold(*highest, |p, &c| p.mul_add(r, c));
+    let p = low.iter().rev().fold(*highest, |p, &c| fma(p, r, c));
     // Split 2^n into two factors that do not underflow or overflow unless the product does; the first product
     // is exact.
     let (n, half) = (n as i32, n as i32 >> 1);
@@ -389,10 +397,10 @@ pub fn exp(x: f32) -> f32 {
 /// ```
 #[inline(always)]
 pub fn exp_255(x: f32) -> f32 {
-    let sum = x.mul_add(std::f32::consts::LOG2_E, SIGNED_ROUNDER);
-    let f = x.mul_add(std::f32::consts::LOG2_E, -(sum - SIGNED_ROUNDER));
+    let sum = fma(x, std::f32::consts::LOG2_E, SIGNED_ROUNDER);
+    let f = fma(x, std::f32::consts::LOG2_E, -(sum - SIGNED_ROUNDER));
     let [low @ .., highest] = &EXP_255;
-    let p = low.iter().rev().fold(*highest, |p, &c| p.mul_add(f, c));
+    let p = low.iter().rev().fold(*highest, |p, &c| fma(p, f, c));
     // The low bits of the sum are n, which is added to the exponent of p.
     f32::from_bits(p.to_bits().wrapping_add(sum.to_bits() << 23))
 }

@@ -15,7 +15,7 @@ pub use attention::{
 pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_rows};
 pub use linear::{MAX_INT8_K, accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
 pub use math::{
-    EXP_255, Gelu, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, Quadratic, exp, exp_255, gelu,
+    EXP_255, Gelu, QUADRATIC, QUADRATIC_LAST, QUADRATIC_PER_UNIT, Quadratic, exp, exp_255, fma, gelu,
     gelu_derivative, gelu_quadratic,
 };
 pub use normalize::{SHORTEST, inverse_length, normalize};

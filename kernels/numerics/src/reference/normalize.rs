@@ -1,6 +1,6 @@
 //! Normalisation to length 1, as cosine attention needs it (Liu et al., "Swin Transformer V2", CVPR 2022).
 
-use super::fold;
+use super::{fma, fold};
 
 /// The smallest length that a vector is divided by.
 pub const SHORTEST: f32 = 1e-12;
@@ -18,7 +18,7 @@ pub fn inverse_length(x: &[f32]) -> f32 {
     let mut sums = [0.0f32; 16];
     for part in x.chunks(16) {
         for (sum, &x) in sums.iter_mut().zip(part) {
-            *sum = x.mul_add(x, *sum);
+            *sum = fma(x, x, *sum);
         }
     }
     let length = fold(sums).sqrt();

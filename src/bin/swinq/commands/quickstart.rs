@@ -1,7 +1,7 @@
 //! `swinq quickstart`: runs the commands that lead from the sample's trained float Swin to a report, and
 //! prints them.
 
-use std::path::Path;
+use std::path::{MAIN_SEPARATOR, Path};
 
 use anyhow::Context;
 use clap::Parser;
@@ -19,10 +19,11 @@ pub fn run(args: &QuickstartArgs) -> anyhow::Result<()> {
         swinq::model::atomic::write_atomic(&sample.join(name), |out| out.write_all(content))?;
     }
     info!("A Swin trained on CIFAR-10 (0.93 M parameters), 256 training and 1,000 validation images are in");
-    info!("{}.\n", sample.display());
-    let at = |folder: &Path, name: &str| folder.join(name).display().to_string();
-    let (float, cfg, data) =
-        (at(&sample, "model.safetensors"), at(&sample, "cfg.yaml"), sample.display().to_string());
+    // Words of commands, which the results keep: the same on every system.
+    let word = |path: &Path| path.display().to_string().replace(MAIN_SEPARATOR, "/");
+    let at = |folder: &Path, name: &str| word(&folder.join(name));
+    let (float, cfg, data) = (at(&sample, "model.safetensors"), at(&sample, "cfg.yaml"), word(&sample));
+    info!("{data}.\n");
     let int8 = at(&args.out, "int8.safetensors");
     let (json, report) = (at(&args.out, "results.json"), at(&args.out, "report.html"));
     info!("1. Find the activation ranges on training images and write an INT8 checkpoint:\n");
