@@ -1,5 +1,6 @@
 //! Attention inside one window, for one head.
 
+use super::fma;
 use super::linear::MAX_INT8_K;
 use crate::quantizer::Quantizer;
 
@@ -255,7 +256,7 @@ impl Values {
                 };
                 out.fill(0.0);
                 for (w, v) in weights.iter().zip(v.chunks_exact(d)) {
-                    out.iter_mut().zip(v).for_each(|(sum, &v)| *sum = fma(w, v, *sum));
+                    out.iter_mut().zip(v).for_each(|(sum, &v)| *sum = fma(*w, v, *sum));
                 }
                 out.iter_mut().for_each(|sum| *sum *= factor);
             }
