@@ -3,7 +3,7 @@
 //! launched again for every batch.
 //!
 //! What changes from batch to batch lies in memory that the graph reads: pixels, labels, factors of dropped branches, learning
-//! rates. What a graph allocates, it also frees. A backbone's batches have images of several sizes: each size has graphs of its own.
+//! rates. A graph frees all that it allocates. A backbone's batches have images of several sizes: each size has graphs of its own.
 
 mod graphs;
 mod maps;

@@ -47,7 +47,7 @@ pub struct Student {
     names: HashMap<TensorId, String>,
     /// Whether the backward pass recomputes activations.
     recompute: bool,
-    /// What the latest forward pass kept, if it does.
+    /// The streams of the latest forward pass, if it does.
     streams: Option<Streams>,
 }
 

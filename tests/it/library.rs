@@ -217,7 +217,7 @@ fn odd_models_and_backends_are_errors() {
     refused(Engine::new(&broken, backend), "site");
     let mut broken = model().as_quantized().clone();
     broken.params.clear();
-    refused(Model::from_quantized(broken), "missing");
+    refused(Model::from_quantized(broken), "it lacks");
     if swinq::usable_gpu(0).is_err() {
         let cuda = EngineOptions { backend: BackendChoice::Cuda, ..EngineOptions::default() };
         assert!(matches!(model().engine(&cuda).err(), Some(Error::Runtime(_))));

@@ -69,7 +69,7 @@ pub struct Job {
     /// Overrides of keys of that configuration or, without `cfg`, of the checkpoint's own description, such as
     /// `{MODEL.NUM_CLASSES: 10}`. Default: none.
     pub opts: BTreeMap<String, Value>,
-    /// What the names of the network's tensors begin with, if the float checkpoints have other tensors too. Default: none.
+    /// The beginning of the names of the network's tensors, if the float checkpoints have other tensors too. Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
     /// The key of the state dictionary, if the float checkpoints have several. Default: as for `swinq calibrate`.

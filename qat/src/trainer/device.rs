@@ -319,7 +319,7 @@ impl Trainer {
     }
 }
 
-/// What all processes say, if they decide `together`; otherwise what this one says.
+/// The answers of all processes, if they decide `together`; otherwise those of this one.
 fn all<const N: usize>(world: &mut World, together: bool, says: [bool; N]) -> Result<[bool; N], QatError> {
     if !together {
         return Ok(says);

@@ -80,7 +80,7 @@ def check_hooks(module: Any) -> None:
     """Refuses a module in which hooks observe or change what is computed, but for those of transformers, which collect outputs."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     for name, part in module.named_modules():
-        hooks = [hook for kind in kinds for hook in getattr(part, kind).values()]
+        hooks = [hook for kind in kinds for hook in getattr(part, kind, {}).values()]
         if any(not getattr(hook, "__module__", "").startswith("transformers.") for hook in hooks):
             place = f"`{name}`" if name else type(module).__name__
             raise ArgumentError(f"model: {place} has hooks, which an engine does not call; remove them")

@@ -37,7 +37,7 @@ pub struct Patches {
     pub channels: usize,
     /// Pixels of an edge of a patch.
     pub patch: usize,
-    /// Rows and columns of patches. What lies beyond them is cut off, and what they lack is zero.
+    /// Rows and columns of patches. Pixels beyond them are cut off, and missing ones are zero.
     pub grid: [usize; 2],
 }
 

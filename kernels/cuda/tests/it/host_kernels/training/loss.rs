@@ -82,7 +82,7 @@ fn losses() {
     }
 }
 
-/// Maps of one part and of several, of which the last is shorter.
+/// Maps of one part and of several parts; the last one is shorter.
 #[test]
 fn losses_of_maps() {
     let Some(compiler) = Compiler::get() else { return };
