@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::accuracy::argmax;
 use crate::collected::Collected;
+use crate::effect::log_softmax;
 use crate::error::EvalError;
 use crate::fidelity::check_paired;
 use crate::results::{ClassResult, Disagreement, Flips, Guess};
@@ -66,7 +67,7 @@ pub fn worst(reference: &Collected, own: &Collected, count: usize) -> Result<Vec
 }
 
 fn disagreement(reference: &Collected, own: &Collected, i: usize) -> Disagreement {
-    let [p, q] = [reference, own].map(|collected| log_softmax(row(collected, i)));
+    let [p, q] = [reference, own].map(|collected| log_softmax(row(collected, i)).collect::<Vec<f64>>());
     let guess = |logs: &[f64], values: &[f32]| {
         let class = argmax(values);
         Guess { class, probability: libm::exp(logs[class]) }
@@ -79,14 +80,6 @@ fn disagreement(reference: &Collected, own: &Collected, i: usize) -> Disagreemen
         own: guess(&q, row(own, i)),
         kl: p.iter().zip(&q).map(|(p, q)| libm::exp(*p) * (p - q)).sum::<f64>().max(0.0),
     }
-}
-
-/// Logarithms of the softmax probabilities.
-fn log_softmax(logits: &[f32]) -> Vec<f64> {
-    let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let shifted = || logits.iter().map(|&x| f64::from(x) - f64::from(largest));
-    let log_sum = libm::log(shifted().map(libm::exp).sum::<f64>());
-    shifted().map(|x| x - log_sum).collect()
 }
 
 fn row(collected: &Collected, i: usize) -> &[f32] {

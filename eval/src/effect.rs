@@ -138,7 +138,8 @@ fn divergence(reference: &[f32], other: &[f32]) -> f64 {
     sum.max(0.0)
 }
 
-fn log_softmax(row: &[f32]) -> impl Iterator<Item = f64> {
+/// Logarithms of the softmax probabilities.
+pub(crate) fn log_softmax(row: &[f32]) -> impl Iterator<Item = f64> {
     let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let shifted = move |&x: &f32| f64::from(x) - f64::from(max);
     let log_sum = libm::log(row.iter().map(|x| libm::exp(shifted(x))).sum::<f64>());

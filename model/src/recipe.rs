@@ -56,18 +56,15 @@ impl std::str::FromStr for Calibrator {
     /// `max`, `mse`, `entropy`, `percentile` (99.99) or `percentile:99.9`.
     fn from_str(text: &str) -> Result<Calibrator, String> {
         let calibrator = match text.split_once(':') {
-            None => match text {
-                "max" => Calibrator::Max,
-                "mse" => Calibrator::Mse,
-                "entropy" => Calibrator::Entropy,
-                "percentile" => Calibrator::Percentile(99.99),
-                _ => return Err(format!("`{text}` is none of max, percentile[:P], mse, entropy")),
-            },
+            None if text == "percentile" => Some(Calibrator::Percentile(99.99)),
+            None => Calibrator::without_number(text),
             Some(("percentile", p)) => {
-                Calibrator::Percentile(p.parse().map_err(|_| format!("`{p}` is not a number"))?)
+                Some(Calibrator::Percentile(p.parse().map_err(|_| format!("`{p}` is not a number"))?))
             }
-            Some(_) => return Err(format!("`{text}` is none of max, percentile[:P], mse, entropy")),
+            Some(_) => None,
         };
+        let calibrator =
+            calibrator.ok_or_else(|| format!("`{text}` is none of max, percentile[:P], mse, entropy"))?;
         calibrator.check().map(|()| calibrator)
     }
 }
@@ -89,12 +86,7 @@ impl<'de> Visitor<'de> for CalibratorVisitor {
     }
 
     fn visit_str<E: de::Error>(self, name: &str) -> Result<Calibrator, E> {
-        match name {
-            "max" => Ok(Calibrator::Max),
-            "mse" => Ok(Calibrator::Mse),
-            "entropy" => Ok(Calibrator::Entropy),
-            other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
-        }
+        Calibrator::without_number(name).ok_or_else(|| E::invalid_value(de::Unexpected::Str(name), &self))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Calibrator, A::Error> {
@@ -111,6 +103,16 @@ impl<'de> Visitor<'de> for CalibratorVisitor {
 }
 
 impl Calibrator {
+    /// The calibrator `name` of those that a name alone states.
+    fn without_number(name: &str) -> Option<Calibrator> {
+        Some(match name {
+            "max" => Calibrator::Max,
+            "mse" => Calibrator::Mse,
+            "entropy" => Calibrator::Entropy,
+            _ => return None,
+        })
+    }
+
     fn check(self) -> Result<(), String> {
         match self {
             Calibrator::Percentile(p) if !(p > 0.0 && p <= 100.0) => {

@@ -11,7 +11,7 @@ struct Params {
     // `[images * rows * columns, channels * patch * patch]`: in a row, channel by channel.
     f32* out;
     u32 height, width, channels, patch;
-    // Patches of an image. Those that reach beyond it have zeros there.
+    // Rows and columns of patches. Values beyond the image are zero.
     u32 rows, columns;
     // Number of results.
     u32 count;

@@ -18,7 +18,7 @@ const SIZES: usize = 16;
 pub(super) struct Recorded {
     graph: Graph,
     /// The index maps that the graph reads: those of the student and of the teacher.
-    _maps: [Option<Arc<Maps>>; 2],
+    _maps: Vec<Arc<Maps>>,
 }
 
 impl DeviceStep {
@@ -57,8 +57,8 @@ impl DeviceStep {
         });
         match recorded {
             Ok(graph) => {
-                let taught = work.teacher.map(|teacher| teacher.maps(self.size)).transpose()?;
-                let maps = [Some(work.student.maps(self.size)?), taught];
+                let mut maps = vec![work.student.maps(self.size)?];
+                maps.extend(work.teacher.map(|teacher| teacher.maps(self.size)).transpose()?);
                 self.graphs.insert((pass, self.size), Recorded { graph, _maps: maps });
                 // Graphs have memory of their own.
                 kernels.trim().map_err(failed)?;

@@ -3,11 +3,10 @@
 use candle_core::{Tensor, TensorId};
 use swinq_cuda::training::{LossWeights, Outcome, Targets};
 use swinq_float::ops::taped::cuda::{Held, failed, patches, tensor, write};
+use swinq_model::Size;
 
 use super::sink::Sink;
 use super::{DeviceStep, Pass, Work};
-use swinq_model::Size;
-
 use crate::error::QatError;
 use crate::student::Student;
 

@@ -2,11 +2,8 @@
 
 use cudarc::driver::{CudaSlice, CudaView};
 
-use super::{THREADS, Training, uint};
+use super::{THREADS, Training, loop_launch, uint};
 use crate::{CudaError, LaunchConfig, Params, Program};
-
-/// Maximum number of blocks; beyond it, a thread computes several values.
-const BLOCKS: u32 = 16_384;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -65,7 +62,7 @@ pub fn patches_program() -> Program {
 
 /// Launch configuration for `count` results.
 pub fn patches_launch(count: usize) -> LaunchConfig {
-    LaunchConfig::linear(uint(count).div_ceil(THREADS).min(BLOCKS), THREADS)
+    loop_launch(count)
 }
 
 impl Training {

@@ -3,7 +3,6 @@
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
 
 use super::{Controls, Outcome, THREADS, Training, uint};
-use crate::error::failed;
 use crate::{CudaError, LaunchConfig, Params, Program};
 
 #[repr(C)]
@@ -100,9 +99,7 @@ impl Training {
         let classes = logits.len() / images;
         self.expect("loss: outcome", outcome, Outcome::LEN);
         let mut gradient = self.allocate(logits.len())?;
-        // SAFETY: any bits are a valid f64, and the first kernel writes all of them.
-        let of_images = unsafe { self.cuda.alloc::<f64>(3 * images) };
-        let mut of_images = of_images.map_err(|error| failed("cuMemAllocAsync", error))?;
+        let mut of_images = self.scratch(3 * images)?;
         let (from, _logits) = self.read("loss", logits, images * classes);
         let teacher = targets.teacher.map(|teacher| self.read("loss: teacher", teacher, images * classes));
         let labels = targets.labels.map(|labels| self.read("loss: labels", labels, images));

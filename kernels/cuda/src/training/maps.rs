@@ -2,12 +2,8 @@
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
 
-use super::{Controls, Outcome, THREADS, Training, uint};
-use crate::error::failed;
+use super::{Controls, Outcome, THREADS, Training, loop_launch, uint};
 use crate::{CudaError, LaunchConfig, Params, Program};
-
-/// Maximum number of blocks; beyond it, a thread computes several values.
-const BLOCKS: u32 = 16_384;
 
 /// Values of an image that a block adds up.
 const PART: usize = 16_384;
@@ -73,7 +69,7 @@ impl MapsProgram {
 
     /// Launch configuration of `gradient`, for `count` values.
     pub fn gradient_launch(count: usize) -> LaunchConfig {
-        LaunchConfig::linear(uint(count).div_ceil(THREADS).min(BLOCKS), THREADS)
+        loop_launch(count)
     }
 }
 
@@ -101,12 +97,7 @@ impl Training {
         let values = count / images;
         let (parts, part) = MapsProgram::parts(values);
         let mut gradient = self.allocate(count)?;
-        let doubles = |len: usize| {
-            // SAFETY: any bits are a valid f64, and the kernel that runs before those that read them writes all of them.
-            let memory = unsafe { self.cuda.alloc::<f64>(len) };
-            memory.map_err(|error| failed("cuMemAllocAsync", error))
-        };
-        let (mut partial, mut of_images) = (doubles(2 * images * parts)?, doubles(2 * images)?);
+        let (mut partial, mut of_images) = (self.scratch(2 * images * parts)?, self.scratch(2 * images)?);
         let (from, _map) = self.read("loss of a map", map, count);
         let (wanted, _target) = self.read("loss of a map: target", target, count);
         let (numbers, _controls) = self.read("loss of a map: controls", controls, Controls::LEN);

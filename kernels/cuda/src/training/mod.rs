@@ -130,6 +130,13 @@ impl Training {
         slice.map_err(|error| failed("cuMemAllocAsync", error))
     }
 
+    /// [`Training::allocate`], for values that kernels pass on to later kernels.
+    fn scratch(&self, len: usize) -> Result<CudaSlice<f64>, CudaError> {
+        // SAFETY: any bits are a valid f64, and every caller launches a kernel that writes all values before others read them.
+        let slice = unsafe { self.cuda.alloc::<f64>(len) };
+        slice.map_err(|error| failed("cuMemAllocAsync", error))
+    }
+
     /// Waits for the work on the stream, and returns the memory that it freed to the GPU.
     ///
     /// # Errors
@@ -204,6 +211,11 @@ fn int(size: usize) -> i32 {
 /// If it is 2^31 or more.
 fn uint(size: usize) -> u32 {
     int(size).unsigned_abs()
+}
+
+/// Launch configuration of a loop over `count` values. Beyond 16,384 blocks, a thread computes several values.
+fn loop_launch(count: usize) -> LaunchConfig {
+    LaunchConfig::linear(uint(count).div_ceil(THREADS).min(16_384), THREADS)
 }
 
 /// Number of values per access, for rows of `columns` values at `addresses`.

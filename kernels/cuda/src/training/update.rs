@@ -3,7 +3,6 @@
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtrMut};
 
 use super::{THREADS, Training, uint};
-use crate::error::failed;
 use crate::{CudaError, LaunchConfig, Params, Program};
 
 /// Maximum number of blocks; beyond it, a thread processes several values.
@@ -211,9 +210,7 @@ impl Training {
         self.expect("update: outcome", outcome, Outcome::LEN);
         let config = UpdateProgram::launch(count);
         let blocks = config.grid[0];
-        // SAFETY: any bits are a valid f64, and the first kernel writes all of them.
-        let partial = unsafe { self.cuda.alloc::<f64>(2 * blocks as usize) };
-        let mut partial = partial.map_err(|error| failed("cuMemAllocAsync", error))?;
+        let mut partial = self.scratch(2 * blocks as usize)?;
         let (grad, _grad) = self.read("update: gradients", flat.grad, count);
         let (kinds, _kinds) = self.read("update: kinds", flat.kinds, count);
         let (numbers, _controls) = self.read("update: controls", controls, Controls::LEN);

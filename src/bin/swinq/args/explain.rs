@@ -5,6 +5,8 @@ use std::io::Write;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use super::shared::OPTS_HINT;
+
 /// The most bytes of a word that a message shows in full.
 const LONGEST: usize = 256;
 
@@ -36,9 +38,7 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
         _ => "",
     };
     match error.kind() {
-        ErrorKind::MissingRequiredArgument if has("--opts") => Some(
-            "--opts takes every word up to the next option as KEY VALUE pairs; put models and images before --opts",
-        ),
+        ErrorKind::MissingRequiredArgument if has("--opts") => Some(OPTS_HINT),
         ErrorKind::UnknownArgument if argument == "--limit" && (has("sensitivity") || has("tune")) => {
             Some("--images N sets the number of images, --calibration-images N that of the calibration")
         }

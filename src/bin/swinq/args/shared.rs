@@ -257,21 +257,24 @@ impl CalibrationArgs {
     }
 }
 
+/// The remedy for words after `--opts` that are no pairs.
+pub const OPTS_HINT: &str =
+    "--opts takes every word up to the next option as KEY VALUE pairs; put models and images before --opts";
+
 /// The words after `--opts`, which takes all words up to the next option, as pairs of key and value.
 ///
 /// # Errors
 /// A key that is a file, which was meant as a model, and a key without a value.
 pub fn pairs(words: &[String]) -> Result<Vec<(String, String)>, Usage> {
-    const HINT: &str = "--opts takes every word up to the next option as KEY VALUE pairs; put models and images before --opts";
     let (pairs, rest) = words.as_chunks::<2>();
     let is_key = |word: &str| word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '.');
     let is_model =
         |word: &str| Path::new(word).is_file() && (!is_key(word) || Path::new(word).extension().is_some());
     if let Some(file) = pairs.iter().map(|[key, _]| key).chain(rest).find(|word| is_model(word)) {
-        return Err(Usage(format!("--opts: {file} is a file, not a key; {HINT}")));
+        return Err(Usage(format!("--opts: {file} is a file, not a key; {OPTS_HINT}")));
     }
     if let [key] = rest {
-        return Err(Usage(format!("--opts: {key} has no value; {HINT}")));
+        return Err(Usage(format!("--opts: {key} has no value; {OPTS_HINT}")));
     }
     Ok(pairs.iter().map(|[key, value]| (key.clone(), value.clone())).collect())
 }

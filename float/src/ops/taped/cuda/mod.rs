@@ -15,7 +15,6 @@ use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, Device, Error, Result, Shape, Storage, StorageRef, Tensor, bail};
 use swinq_cuda::CudaError;
 use swinq_cuda::training::{Element, NormProgram, Patches, RowIndex, Training};
-
 use swinq_model::Size;
 
 use crate::ops::{Gather, Norm, composed};
