@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::OnceLock;
 
-use swinq_float::on_every_core;
+use swinq_float::{on_every_core, threads};
 
 use crate::error::CalibError;
 
@@ -84,10 +84,10 @@ impl Histogram {
             "columns of rows"
         );
         let mut sum = Histogram::new();
+        let shares = if threads() == 1 { 1 } else { 2 * threads() };
         let piece_len = PIECE / width * width;
         for (index, piece) in values.chunks(piece_len).enumerate() {
-            let threads = std::thread::available_parallelism().map_or(1, |n| n.get());
-            let share = piece.len().div_ceil(2 * threads).max(MIN_SHARE).next_multiple_of(width);
+            let share = piece.len().div_ceil(shares).max(MIN_SHARE).next_multiple_of(width);
             let shares: Vec<&[f32]> = piece.chunks(share).collect();
             let parts: Vec<OnceLock<Result<Histogram, usize>>> =
                 shares.iter().map(|_| OnceLock::new()).collect();

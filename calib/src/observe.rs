@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use candle_core::{Device, Storage, Tensor};
+use rayon::prelude::*;
 use swinq_float::{Attention, Float, FloatError, Sites, attention_in_parts, ops};
 use swinq_model::{ModelError, Site};
 
@@ -22,6 +23,16 @@ impl Observe {
         Observe { histograms: sites.into_iter().map(|site| (site, Histogram::new())).collect() }
     }
 
+    /// Observes the same sites, and has seen nothing.
+    pub(crate) fn anew(&self) -> Observe {
+        Observe::new(self.histograms.keys().copied())
+    }
+
+    /// Adds what `other` counted at the same sites.
+    pub(crate) fn merge(&mut self, other: &Observe) {
+        self.histograms.par_iter_mut().for_each(|(site, histogram)| histogram.merge(&other.histograms[site]));
+    }
+
     /// The histograms, by site.
     pub fn histograms(&self) -> &BTreeMap<Site, Histogram> {
         &self.histograms
@@ -37,24 +48,24 @@ impl Observe {
         self.histograms
     }
 
-    /// Counts `x` if `site` is observed. A tensor on another device is copied to host memory first.
+    /// Counts `x` if `site` is observed.
     fn record(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
         let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
-        let x = x.contiguous()?.to_device(&Device::Cpu)?;
-        with_values(&x, |x| histogram.add(x))?.map_err(|error| refused(site, &error))
+        with_host_values(x, |x| histogram.add(x))?.map_err(|error| refused(site, &error))
     }
 
-    /// Counts the columns `columns` of `rows` `[rows, width]` in host memory, if `site` is observed.
+    /// Counts the columns `columns` of `rows` `[rows, width]`, if `site` is observed.
     fn record_columns(&mut self, site: Site, rows: &Tensor, columns: Range<usize>) -> Result<(), FloatError> {
         let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
         let width = rows.dim(1)?;
-        with_values(&rows.contiguous()?, |rows| histogram.add_columns(rows, width, columns))?
+        with_host_values(rows, |rows| histogram.add_columns(rows, width, columns))?
             .map_err(|error| refused(site, &error))
     }
 }
 
-/// Calls `f` with the values of `x`, which is contiguous and in host memory.
-fn with_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R, FloatError> {
+/// Calls `f` with the values of `x`, f32, row-major. A tensor on another device is copied to host memory first.
+pub(crate) fn with_host_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R, FloatError> {
+    let x = x.contiguous()?.to_device(&Device::Cpu)?;
     let (storage, layout) = x.storage_and_layout();
     let (Storage::Cpu(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
         unreachable!("the tensor is contiguous in host memory")

@@ -27,7 +27,7 @@ pub use fake_quant::FakeQuant;
 pub use maps::Maps;
 pub use segment::Segment;
 pub use swin::Swin;
-pub use threads::{default_threads, map_each, on_every_core, use_threads};
+pub use threads::{default_threads, map_each, on_every_core, threads, use_threads};
 pub use weights::LinearWeights;
 
 use ops::taped::AttentionSites;

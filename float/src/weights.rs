@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
+use rayon::prelude::*;
 use swinq_numerics::Gelu;
 
 use crate::attention::expand_bias;
@@ -298,8 +299,9 @@ impl Source<'_> {
 
     pub fn stage(&self, stage: Stage) -> Result<StageWeights, FloatError> {
         let index = stage.index;
-        let blocks = (0..stage.depth).map(|block| self.block(&stage, BlockId { stage: index, block }));
-        let blocks = blocks.collect::<Result<_, _>>()?;
+        let block = |block| self.block(&stage, BlockId { stage: index, block });
+        let blocks: Vec<Result<_, _>> = (0..stage.depth).into_par_iter().map(block).collect();
+        let blocks = blocks.into_iter().collect::<Result<_, _>>()?;
         let merge = match stage.merge {
             true => Some((
                 self.norm(&format!("layers.{index}.downsample.norm"))?,

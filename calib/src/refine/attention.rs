@@ -26,7 +26,7 @@ struct Part<'a> {
     /// The same as tensors, in the layout of [`split`].
     qkv: [Tensor; 3],
     /// `[windows, heads, tokens, tokens]`.
-    addend: Tensor,
+    addend: &'a [f32],
     /// The probabilities in float, in the shape of `addend`.
     probs: Tensor,
     /// The output of attention in float, `[windows * tokens, channels]`.
@@ -90,7 +90,7 @@ impl<'a> AttentionPath<'a> {
         let output = || {
             let probs = match ranges {
                 [None, None, _] => part.probs.clone(),
-                _ => probabilities(self.windows, &rounded(0)?, &rounded(1)?, &part.addend)?,
+                _ => probabilities(self.windows, &rounded(0)?, &rounded(1)?, part.addend)?,
             };
             mix(&probs, &rounded(2)?)
         };
@@ -106,33 +106,27 @@ impl<'a> AttentionPath<'a> {
 
 impl<'a> Part<'a> {
     /// The attention of the queries, keys and values `rows`, with `addend` added to the logits.
-    fn new(windows: &Windows, rows: [&'a [f32]; 3], addend: &[f32]) -> Result<Part<'a>> {
+    fn new(windows: &Windows, rows: [&'a [f32]; 3], addend: &'a [f32]) -> Result<Part<'a>> {
         let [q, k, v] = rows;
         let qkv = [split(windows, q.to_vec())?, split(windows, k.to_vec())?, split(windows, v.to_vec())?];
-        let addend = addend_tensor(windows, addend)?;
-        let probs = probabilities(windows, &qkv[0], &qkv[1], &addend)?;
+        let probs = probabilities(windows, &qkv[0], &qkv[1], addend)?;
         let output = mix(&probs, &qkv[2])?;
         Ok(Part { rows, qkv, addend, probs, output })
     }
 }
 
-/// What is added to the logits of some windows, as a tensor `[windows, heads, tokens, tokens]`.
-pub fn addend_tensor(windows: &Windows, addend: &[f32]) -> Result<Tensor> {
-    let (n, heads) = (windows.tokens, windows.heads);
-    Tensor::from_slice(addend, (addend.len() / (heads * n * n), heads, n, n), &Device::Cpu)
-}
-
-/// The attention probabilities of queries and keys in the layout of [`split`], in the shape of `addend`:
-/// `[windows, heads, tokens, tokens]`.
-pub fn probabilities(windows: &Windows, q: &Tensor, k: &Tensor, addend: &Tensor) -> Result<Tensor> {
+/// The attention probabilities of queries and keys in the layout of [`split`], `[windows, heads, tokens, tokens]`; `addend`, of
+/// the same shape, is added to the logits.
+pub fn probabilities(windows: &Windows, q: &Tensor, k: &Tensor, addend: &[f32]) -> Result<Tensor> {
     let scores = q.matmul(&k.transpose(2, 3)?.contiguous()?)?;
-    let scaled = match windows.scales.as_slice() {
-        [first, rest @ ..] if rest.iter().all(|scale| scale == first) => {
-            scores.affine(f64::from(*first), 0.0)?
-        }
-        scales => scores.broadcast_mul(&Tensor::from_slice(scales, (windows.heads, 1, 1), &Device::Cpu)?)?,
-    };
-    ops::softmax(&(scaled + addend)?)
+    let (shape, mut logits) = (scores.shape().clone(), scores.flatten_all()?.to_vec1::<f32>()?);
+    let per_head = windows.tokens * windows.tokens;
+    let heads = logits.chunks_exact_mut(per_head).zip(addend.chunks_exact(per_head));
+    for (index, (logits, addend)) in heads.enumerate() {
+        let scale = windows.scales[index % windows.heads];
+        logits.iter_mut().zip(addend).for_each(|(logit, addend)| *logit = *logit * scale + addend);
+    }
+    ops::softmax(&Tensor::from_vec(logits, shape, &Device::Cpu)?)
 }
 
 /// Attention of `probs` over `values`, which has the layout of [`split`]: `[windows * tokens, channels]`.

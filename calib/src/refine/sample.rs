@@ -9,7 +9,7 @@ use swinq_model::site::BlockId;
 use swinq_model::{Draws, Linear, Site};
 
 use super::layer::every;
-use crate::observe::Observe;
+use crate::observe::{Observe, with_host_values};
 
 /// Number of sampled rows of each layer, about.
 const ROWS: usize = 1152;
@@ -117,6 +117,17 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
+    /// Adds what another forward gave at the same site, for other images.
+    fn merge(&mut self, other: Pieces) {
+        if self.low.is_empty() {
+            (self.low, self.high) = (other.low, other.high);
+        } else if !other.low.is_empty() {
+            self.low = pairwise(&self.low, &other.low, f32::min);
+            self.high = pairwise(&self.high, &other.high, f32::max);
+        }
+        self.rows.extend(other.rows);
+    }
+
     fn observe(&mut self, values: &[f32], width: usize) {
         self.low.resize(width, f32::INFINITY);
         self.high.resize(width, f32::NEG_INFINITY);
@@ -198,6 +209,16 @@ pub(super) struct WindowPieces {
     pub(super) addend: BTreeMap<usize, Vec<f32>>,
 }
 
+impl WindowPieces {
+    fn merge(&mut self, other: WindowPieces) {
+        if self.heads == 0 {
+            (self.heads, self.tokens, self.scales) = (other.heads, other.tokens, other.scales);
+        }
+        self.parts.iter_mut().zip(other.parts).for_each(|(own, other)| own.merge(other));
+        self.addend.extend(other.addend);
+    }
+}
+
 /// What a calibration sampled.
 pub struct Samples {
     /// The inputs of layers.
@@ -215,6 +236,24 @@ impl Sampler {
             attentions: blocks.into_iter().map(|block| (block, WindowPieces::default())).collect(),
             total: total.max(1),
             current: Vec::new(),
+        }
+    }
+
+    /// Observes and samples the same, and has seen nothing.
+    pub(crate) fn anew(&self) -> Sampler {
+        let (layers, blocks) =
+            (self.inputs.keys().copied().collect(), self.attentions.keys().copied().collect());
+        Sampler::new(self.observe.anew(), layers, blocks, self.total)
+    }
+
+    /// Adds what `other` observed and sampled on other images, the same sites, layers and blocks.
+    pub(crate) fn merge(&mut self, other: Sampler) {
+        self.observe.merge(&other.observe);
+        for (layer, pieces) in other.inputs {
+            self.inputs.entry(layer).or_default().merge(pieces);
+        }
+        for (block, pieces) in other.attentions {
+            self.attentions.entry(block).or_default().merge(pieces);
         }
     }
 
@@ -260,18 +299,18 @@ impl Sampler {
         let (count, width) = x.dims2()?;
         let per_image = count / self.current.len().max(1);
         let key = key(&layer.to_string());
-        let values = host_values(x)?;
-        let mut taken = Vec::new();
-        for (index, &id) in self.current.iter().enumerate() {
-            for row in self.drawn(key, id, per_image, ROWS) {
-                let at = (index * per_image + row) * width;
-                taken.push((id, values[at..at + width].to_vec()));
+        with_host_values(x, |values| {
+            let mut taken = Vec::new();
+            for (index, &id) in self.current.iter().enumerate() {
+                for row in self.drawn(key, id, per_image, ROWS) {
+                    let at = (index * per_image + row) * width;
+                    taken.push((id, &values[at..at + width]));
+                }
             }
-        }
-        let pieces = self.inputs.get_mut(&layer).expect("tested above");
-        pieces.observe(&values, width);
-        taken.into_iter().for_each(|(id, row)| pieces.rows.entry(id).or_default().extend(row));
-        Ok(())
+            let pieces = self.inputs.get_mut(&layer).expect("tested above");
+            pieces.observe(values, width);
+            taken.into_iter().for_each(|(id, row)| pieces.rows.entry(id).or_default().extend(row));
+        })
     }
 
     fn sample_windows(&mut self, attention: &Attention<'_>) -> Result<(), FloatError> {

@@ -200,3 +200,27 @@ fn codes_of_hidden_channels_are_those_of_the_model() {
         );
     }
 }
+
+#[test]
+fn layers_that_are_refined_at_the_same_time_do_not_affect_each_other() {
+    let model = random_models::random(random_models::shifted(), 4);
+    let (specs, fixed) = (specs(&model), BTreeSet::new());
+    let refined = |threads| {
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let mut done = Vec::new();
+        let mut count = |layers| {
+            done.push(layers);
+            Ok(())
+        };
+        let refiner = refiner(&model, &specs, &fixed);
+        let found = pool.install(|| refiner.run(refined_layers(&specs), &mut count).unwrap());
+        (found, done)
+    };
+    let ((one, trials), done) = refined(1);
+    assert_eq!(done, (1..=refined_layers(&specs).len()).collect::<Vec<_>>());
+    let ((several, their_trials), _) = refined(3);
+    assert_eq!(
+        (one.tensors, one.ranges, one.channels, one.biases, trials),
+        (several.tensors, several.ranges, several.channels, several.biases, their_trials)
+    );
+}

@@ -14,7 +14,7 @@ use candle_core::Tensor;
 use rayon::prelude::*;
 use swinq_model::{HostTensor, SiteSpec};
 
-use super::attention::{addend_tensor, float_error, mix, probabilities, split};
+use super::attention::{float_error, mix, probabilities, split};
 use super::layer::{Codes, column_magnitudes, column_squares, diagonal_range, mean_square, product};
 use super::norm::{STRENGTHS, factors, means};
 use super::sample::{ChannelMap, Rows, Windows};
@@ -92,8 +92,7 @@ impl ValuePath<'_> {
     fn probabilities(&self) -> Result<Tensor, CalibError> {
         let [q, k, _] = &self.windows.qkv;
         let all = |rows: &Rows| split(self.windows, [rows.fit.as_slice(), rows.held.as_slice()].concat());
-        let addend = || addend_tensor(self.windows, &self.windows.addend);
-        let probs = || probabilities(self.windows, &all(q)?, &all(k)?, &addend()?);
+        let probs = || probabilities(self.windows, &all(q)?, &all(k)?, &self.windows.addend);
         probs().map_err(float_error)
     }
 
