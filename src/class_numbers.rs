@@ -52,9 +52,7 @@ pub fn numbered_for(
         let own = config.num_classes;
         let example = dataset.beyond(own).map_or(String::new(), |image| format!(" ({image})"));
         return Err(format!(
-            "{data}, but {} has {own}, from 0 to {}{example}; {}is it the data the model was trained on? (a float \
-             checkpoint's class count comes from --cfg: --opts MODEL.NUM_CLASSES {classes}, in a job \
-             opts.MODEL.NUM_CLASSES)",
+            "{data}, but {} has {own}, from 0 to {}{example}; {}is it the data the model was trained on?",
             config.name,
             own.saturating_sub(1),
             if from_one(dataset, own) { "do labels start at 1? They start at 0. Else: " } else { "" }

@@ -10,7 +10,7 @@ use crate::resize::{place_on_black, resize_window};
 /// Resizes and crops `image`. Returns the network's input before normalisation, `u8` `[height, width, channels]`, with one or
 /// three channels. One channel is Pillow's `convert("L")` before the resize.
 ///
-/// The bytes equal those of torchvision's `Resize` and `CenterCrop` on a PIL image ([`Resize::ShorterSide`]), of timm's
+/// The bytes equal those of torchvision's or transformers' resize and center crop on a PIL image ([`Resize::ShorterSide`]), of timm's
 /// `ResizeKeepRatio` and `CenterCrop` ([`Resize::Cover`]) or of Pillow's `resize` ([`Resize::Direct`]), all with
 /// antialiasing. If the resized image is smaller than the
 /// crop, it is centred on black. Only the pixels inside the crop are computed, so that elongated images cost no
@@ -30,7 +30,8 @@ pub fn preprocess(image: &RgbImage, transform: &Transform) -> Vec<u8> {
 pub(crate) fn resize_and_crop(image: &RgbImage, transform: &Transform) -> Vec<u8> {
     let size = transform.size;
     let (width, height) = resized_size(image, transform);
-    let (columns, rows) = (center_crop(width, size.width), center_crop(height, size.height));
+    let crop = |length, size| center_crop(transform, length, size);
+    let (columns, rows) = (crop(width, size.width), crop(height, size.height));
     let inner =
         resize_window(image, (width, height), columns.source.clone(), rows.source.clone(), transform.filter);
     place_on_black(inner, (size.width, size.height), (columns.start, rows.start)).pixels
@@ -82,13 +83,13 @@ struct Span {
     start: usize,
 }
 
-/// torchvision's center crop along one axis. It starts at `int(round((length - size) / 2.0))`, which rounds halves to
-/// even. An axis shorter than `size` gets `(size - length) // 2` positions of padding before and the rest after.
-fn center_crop(length: usize, size: usize) -> Span {
+/// The center crop along one axis ([`Transform::crop_start`]). An axis shorter than `size` gets `(size - length) // 2` positions of
+/// padding before and the rest after.
+fn center_crop(transform: &Transform, length: usize, size: usize) -> Span {
     if length < size {
         return Span { source: 0..length, start: (size - length) / 2 };
     }
-    let start = ((length - size) as f64 / 2.0).round_ties_even() as usize;
+    let start = transform.crop_start(length, size);
     Span { source: start..start + size, start: 0 }
 }
 
@@ -106,10 +107,13 @@ mod tests {
     }
 
     #[test]
-    fn crop_offsets_round_halves_to_even() {
-        let start = |length| center_crop(length, 224).source.start;
-        assert_eq!([224, 225, 226, 227, 228, 229].map(start), [0, 0, 1, 2, 2, 2]);
-        assert_eq!(center_crop(221, 224), Span { source: 0..221, start: 1 });
+    fn crop_offsets_round_halves_to_even_or_down_in_transformers() {
+        for (family, starts) in [("ms", [0, 0, 1, 2, 2, 2]), ("hf", [0, 0, 1, 1, 2, 2])] {
+            let transform = Transform { family: family.to_owned(), ..microsoft(224) };
+            let start = |length| center_crop(&transform, length, 224).source.start;
+            assert_eq!([224, 225, 226, 227, 228, 229].map(start), starts, "{family}");
+            assert_eq!(center_crop(&transform, 221, 224), Span { source: 0..221, start: 1 });
+        }
     }
 
     #[test]

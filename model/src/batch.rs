@@ -245,6 +245,13 @@ impl Transform {
         self.size.side().is_none() || self.channels() != 3 || matches!(self.resize, Resize::Cover(_))
     }
 
+    /// Where the crop of `size` of `length` pixels starts, at least as many. Halves are rounded to even, as torchvision and timm do;
+    /// transformers' processors (family `hf`) round them down.
+    pub fn crop_start(&self, length: usize, size: usize) -> usize {
+        let spare = length - size;
+        if self.family == "hf" { spare / 2 } else { (spare as f64 / 2.0).round_ties_even() as usize }
+    }
+
     /// Number of channels.
     pub fn channels(&self) -> usize {
         self.mean.len()

@@ -1,7 +1,7 @@
 //! Messages about models in the words of jobs.
 
 /// An option of the commands, or a part of a message that names some, and the key of a job in its place; the longest first.
-const WORDS: [(&str, &str); 14] = [
+const WORDS: [(&str, &str); 15] = [
     (" (other commands: --task features)", ""),
     (" (or --task features)", ""),
     (", or pass --cfg to a command that also runs float models", ""),
@@ -14,6 +14,7 @@ const WORDS: [(&str, &str); 14] = [
     ("--weights ", "weights: "),
     ("--weights", "weights"),
     ("--prefix ", "prefix: "),
+    ("--prefix", "the key prefix"),
     ("--transform ", "transform: "),
     ("--transform", "transform"),
 ];

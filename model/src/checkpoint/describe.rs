@@ -74,7 +74,7 @@ impl Bare<'_> {
              ImageNet",
             self.path.display()
         );
-        Ok((Description { config, transform, labels: None, stages: None }, note))
+        Ok((Description { config, transform, labels: None, stages: None, remark: None }, note))
     }
 
     fn classifier(&self, opts: &[(String, String)]) -> Result<(Description, String), ModelError> {
@@ -249,7 +249,10 @@ impl Bytes<'_> {
             {
                 let labels = labels.map(|names| Labels { names, from: provenance.labels_from });
                 // The outputs of the checkpoint are not the only ones that the file can have.
-                found.push((Description { config, transform, labels, stages: None }, path.clone()));
+                found.push((
+                    Description { config, transform, labels, stages: None, remark: None },
+                    path.clone(),
+                ));
                 known.push(stated);
             }
         }
@@ -277,5 +280,5 @@ impl Description {
 /// The description that the user gives.
 pub(super) fn described(cfg: &LoadedConfig) -> Description {
     let (config, transform, stages) = (cfg.config.clone(), cfg.transform.clone(), cfg.stages.clone());
-    Description { config, transform, labels: None, stages }
+    Description { config, transform, labels: None, stages, remark: None }
 }

@@ -85,7 +85,7 @@ pub(super) fn describe_backbone(
         }
         _ => default,
     };
-    Ok(Description { config, transform, labels: None, stages: stages(json)? })
+    Ok(Description { config, transform, labels: None, stages: stages(json)?, remark: None })
 }
 
 /// The stages in `out_features`, else in `out_indices`, from 0.
@@ -129,7 +129,8 @@ pub(super) fn describe(
         Some(preprocessor) => processor::transform(preprocessor, &config)?,
         None => return Err(missing_preprocessor(folder)),
     };
-    Ok(Description { config, transform, labels: labels(json)?, stages: None })
+    let remark = preprocessor.filter(|_| !any_transform).map_or(Ok(None), processor::remark)?;
+    Ok(Description { config, transform, labels: labels(json)?, stages: None, remark })
 }
 
 fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {

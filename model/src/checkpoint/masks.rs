@@ -4,14 +4,21 @@
 use super::network::Network;
 use crate::arch::{StageOutput, SwinConfig};
 
-/// A sentence on a mask in `network` of another number of windows than images of the size of `config` have in its stage.
+/// A sentence on a mask in `network` of another number of windows, or of their tokens, than images of the size of `config` have in
+/// its stage.
 pub(super) fn remark(network: &Network<'_>, config: &SwinConfig) -> Option<String> {
     let grids = config.own_grids();
     let masks = network.tensors.iter().filter(|(name, _)| name.ends_with(".attn_mask"));
     masks.into_iter().find_map(|(name, mask)| {
         let (ours, _) = network.naming.renamed(name);
         let stage: usize = ours.strip_prefix("layers.")?.split('.').next()?.parse().ok()?;
-        let (grid, &[windows, _, _]) = (grids.get(stage)?, mask.shape()) else { return None };
+        let (grid, &[windows, tokens, _]) = (grids.get(stage)?, mask.shape()) else { return None };
+        if tokens != grid.window.area() {
+            return Some(format!(
+                "its buffer `{name}`, which is not read, is of windows of {tokens} tokens, and those of the model have {}",
+                grid.window.area()
+            ));
+        }
         if windows == grid.windows() {
             return None;
         }

@@ -108,6 +108,8 @@ struct Description {
     labels: Option<Labels>,
     /// The stages whose outputs a backbone has, from 0, if it is said.
     stages: Option<Vec<usize>>,
+    /// A sentence on what the files say and swinq may read in another way.
+    remark: Option<String>,
 }
 
 /// The class names of a model.
@@ -253,7 +255,7 @@ impl Stored<'_> {
                 }
             },
         };
-        let Description { config, transform, labels, stages } = description;
+        let Description { config, transform, labels, stages, remark } = description;
         check_version(&config, naming.version)?;
         let (config, left_out) = match task {
             Task::Classification => (config, Vec::new()),
@@ -278,6 +280,7 @@ impl Stored<'_> {
         let description_found = note.is_some();
         let found = left_out
             .into_iter()
+            .chain(remark)
             .chain(divided)
             .chain(masked)
             .map(|remark| format!("{}: {remark}", path.display()));

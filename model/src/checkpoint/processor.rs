@@ -133,9 +133,10 @@ impl Class {
 pub(super) fn transform(json: &Json, config: &SwinConfig) -> Result<Transform, ModelError> {
     let (size, channels) = (config.image_size, config.in_chans);
     if !json.bool("do_resize")?.unwrap_or(true) {
-        return Err(
-            json.error("do_resize", "false is not supported, because images would keep their own sizes")
-        );
+        return Err(json.error(
+            "do_resize",
+            "false is not supported, because images would keep their own sizes; pass --transform hf",
+        ));
     }
     let (mean, std) = statistics(json, channels)?;
     let filter = filter(json)?;
@@ -152,12 +153,30 @@ pub(super) fn transform(json: &Json, config: &SwinConfig) -> Result<Transform, M
     })
 }
 
+/// A sentence on a class whose way to bring images to their size is not known.
+///
+/// # Errors
+/// [`ModelError::File`] for a class that is no text.
+pub(super) fn remark(json: &Json) -> Result<Option<String>, ModelError> {
+    if class_of(json)?.is_some_and(|class| class.resized().is_some()) {
+        return Ok(None);
+    }
+    let name = json.text("image_processor_type")?.unwrap_or_else(|| "its class".to_owned());
+    Ok(Some(format!(
+        "preprocessor_config.json: {name} may bring images to their size in another way than swinq, which reads `size` and \
+         `crop_size` as ViTImageProcessor does; compare an image with transformers, or pass --transform"
+    )))
+}
+
 /// Mean and deviation of each of `channels` channels, of pixels in 0..1.
 pub(super) fn statistics(json: &Json, channels: usize) -> Result<(Vec<f32>, Vec<f32>), ModelError> {
     let rescaled = json.bool("do_rescale")?.unwrap_or(true);
     let factor = json.float("rescale_factor")?.unwrap_or(1.0 / 255.0);
     if !rescaled || (factor * 255.0 - 1.0).abs() > 1e-6 {
-        return Err(json.error("rescale_factor", "only pixels rescaled by 1/255 are supported"));
+        let field = if rescaled { "rescale_factor" } else { "do_rescale" };
+        return Err(
+            json.error(field, "only pixels rescaled by 1/255 are supported; pass --transform hf for such")
+        );
     }
     if !json.bool("do_normalize")?.unwrap_or(true) {
         return Ok((vec![0.0; channels], vec![1.0; channels]));

@@ -50,7 +50,7 @@ pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
         );
         return Err(json.error("label_names", problem));
     }
-    Ok(Description { config, transform, labels, stages: None })
+    Ok(Description { config, transform, labels, stages: None, remark: None })
 }
 
 /// The backbone of that model, with the mean and the deviation of `pretrained_cfg`.
@@ -65,7 +65,7 @@ pub(super) fn describe_backbone(json: &Json) -> Result<Description, ModelError> 
         std,
         ..Transform::microsoft(config.image_size, config.in_chans, false)
     };
-    Ok(Description { config, transform, labels: None, stages: None })
+    Ok(Description { config, transform, labels: None, stages: None, remark: None })
 }
 
 fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {

@@ -13,9 +13,11 @@ use crate::params::name_list;
 
 /// The magic number of the older format, little-endian.
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
-/// Keys of averaged weights (EMA) of a training, which timm's loader takes before the weights themselves. mmengine's
-/// `ema_state_dict` is none of them: there `state_dict` is the average.
+/// Keys of averaged weights (EMA) of a training, which timm's loader takes before the weights themselves. [`OF_MMENGINE`] is none
+/// of them: there `state_dict` is the average.
 const AVERAGES: [&str; 2] = ["state_dict_ema", "model_ema"];
+/// The key of the weights themselves in mmengine's files with an average.
+const OF_MMENGINE: &str = "ema_state_dict";
 /// Levels of keys below the top level that are searched for dictionaries of tensors.
 const MAX_NESTED: usize = 3;
 /// Keys that may hold the state dictionary, in order of precedence; the top level comes last.
@@ -101,10 +103,10 @@ fn state_dict<'a>(
             .ok_or_else(|| format!("has no `{key}`{}", to_choose(&dictionaries)))?;
         return Ok((under(key, id)?.0, None));
     }
-    // An average that a training script does not compute is None, empty, or no dictionary of tensors.
+    // What a training script does not compute is None or empty; an average may be no dictionary of tensors, too.
     let given = |key: &str, id: Id| {
-        let average = AVERAGES.contains(&key);
-        *pickle.get(id) != Object::None && (!average || holds_tensors(pickle, id))
+        let empty = *pickle.get(id) == Object::None || pickle.entries(id).is_some_and(|all| all.is_empty());
+        !empty && (!AVERAGES.contains(&key) || holds_tensors(pickle, id))
     };
     let found = WRAPPERS.iter().find_map(|key| Some((*key, value(key).filter(|id| given(key, *id))?)));
     if let Some((key, id)) = found {
@@ -173,8 +175,11 @@ fn holds_tensors(pickle: &Pickle<'_>, id: Id) -> bool {
 fn remark(key: &str, dictionaries: &[&str]) -> Option<String> {
     let others: Vec<&str> = dictionaries.iter().copied().filter(|name| *name != key).collect();
     let first = others.first()?;
-    let what =
-        if AVERAGES.contains(&key) { ", the average of the weights, as timm's loader does" } else { "" };
+    let what = match key {
+        _ if AVERAGES.contains(&key) => ", the average of the weights, as timm's loader does",
+        "state_dict" if others.contains(&OF_MMENGINE) => ", in mmengine's files the average of the weights",
+        _ => "",
+    };
     Some(format!("reads `{key}`{what}; the file also has {} (--weights {first})", name_list(&others)))
 }
 

@@ -45,7 +45,11 @@ fn a_class_count_mismatch_between_data_and_model() {
     let line = map.lines().position(|line| line.ends_with("\t9")).unwrap();
     let image = map.lines().nth(line).unwrap().split('\t').next().unwrap();
     let place = format!("val_map.txt, line {}: val.zip@/{image} has class 99", line + 1);
-    refused(eval("data"), 1, &["100 classes", "has 10, from 0 to 9", &place, "MODEL.NUM_CLASSES 100"]);
+    refused(
+        eval("data"),
+        1,
+        &["100 classes", "has 10, from 0 to 9", &place, "the data the model was trained on?"],
+    );
     let image = std::fs::read(common::root().join("tests/data/airplane.jpg")).unwrap();
     folder.write("list/a.jpg", image);
     folder.write("list/list.txt", "\na.jpg\t10\n");

@@ -106,7 +106,6 @@ fn numbers_of_classes(book: &Book) {
             book.write(&format!("{name}/classes.txt"), classes);
         }
     };
-    list("beyond", "a.png\t6\n", "");
     list("part", "a.png\tbee\n", "");
     list("other", "a.png\t1\n", "bee\nant\ncat\ndog\neel\n");
     book.write("five.txt", "ant\nbee\ncat\ndog\neel\n");
@@ -114,22 +113,11 @@ fn numbers_of_classes(book: &Book) {
     for class in ["ant", "bee", "cat", "dog", "eel"] {
         book.write(&format!("folders/val/{class}/a.png"), &picture);
     }
-    let mut config = opening::small(book).config;
-    config.num_classes = 7;
-    let seven = Model::from_float(swinq_testing::model::random(config, 1)).unwrap();
     let numbered = |data: &str, model: &Model| {
         let images = Images::open(book.path(data), Split::Val, None, 0).unwrap();
         images.numbered_for(model.config(), model.labels(), model.dialect()).map(|(_, remark)| remark)
     };
     let float = |more: &str| book.open(&format!("{FLOAT} {more}")).unwrap();
-    let message = says(numbered("beyond/list.txt", &float("")).unwrap_err(), "--opts MODEL.NUM_CLASSES 7");
-    numbered("beyond/list.txt", &seven).unwrap();
-    let (own, tensors) =
-        (book.path("seven.safetensors"), seven.as_quantized().clone().into_float().unwrap().tensors);
-    opening::write_model(&own, tensors);
-    let remedy = "eval seven.safetensors --cfg small.yaml --opts MODEL.NUM_CLASSES 7";
-    numbered("beyond/list.txt", &book.open(remedy).unwrap()).unwrap();
-    book.advised(message, remedy);
     let message = says(
         numbered("part/list.txt", &float("")).unwrap_err(),
         "give the names of all the model's classes with --labels",

@@ -165,7 +165,7 @@ fn read(path: &Path) -> String {
 }
 
 /// Writes a bare file with the parameters `tensors` of a model.
-pub fn write_model(path: &Path, tensors: StateDict) {
+fn write_model(path: &Path, tensors: StateDict) {
     write(path, &tensors.into_iter().map(|(name, t)| (name, (t.shape, t.data))).collect());
 }
 

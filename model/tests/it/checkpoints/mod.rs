@@ -452,6 +452,10 @@ fn a_mask_for_images_of_another_size_is_noticed() {
                   images of 48x48 (DATA.IMG_SIZE)";
     assert!(found.contains(wanted), "{found}");
     assert!(!remarks(&tensors, "48").contains("attn_mask"));
+    let other = swinq_model::HostTensor::new([1, 16, 16], vec![0.0; 256]);
+    tensors.insert("layers.1.blocks.1.attn_mask".to_owned(), other);
+    let found = remarks(&tensors, "24");
+    assert!(found.contains("is of windows of 16 tokens, and those of the model have 9"), "{found}");
 }
 
 /// Names of tensors are somebody else's text, and messages go to terminals.

@@ -69,3 +69,20 @@ fn defaults_that_do_not_fit_or_are_not_known_are_refused() {
     let copy = edited("hf", "preprocessor_config.json", |json| *json = other.clone());
     load_float(copy.path(), &LoadOptions { any_transform: true, ..LoadOptions::default() }).unwrap();
 }
+
+#[test]
+fn classes_that_resize_in_a_way_of_their_own_are_remarked() {
+    let remarks = |class: &str| {
+        let processor = json!({
+            "image_processor_type": class, "size": 24, "resample": 3, "do_center_crop": false,
+            "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5]
+        });
+        let copy = edited("hf", "preprocessor_config.json", |json| *json = processor.clone());
+        load_float_with_remarks(copy.path(), &LoadOptions::default()).unwrap().remarks
+    };
+    assert_eq!(remarks("ViTImageProcessor"), Vec::<String>::new());
+    for class in ["DonutImageProcessor", "EfficientNetImageProcessorFast"] {
+        let [remark] = &remarks(class)[..] else { panic!("{class}") };
+        assert!(remark.contains(class) && remark.contains("--transform"), "{remark}");
+    }
+}

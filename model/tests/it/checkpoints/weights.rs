@@ -19,7 +19,10 @@ fn the_average_is_taken_where_timm_takes_it() {
         ("timm", "reads `state_dict_ema`, the average of the weights"),
         ("torchvision", "reads `model_ema`, the average of the weights"),
         ("no_average", ""),
-        ("mmengine", "reads `state_dict`; the file also has ema_state_dict"),
+        (
+            "mmengine",
+            "reads `state_dict`, in mmengine's files the average of the weights; the file also has ema_state_dict",
+        ),
         (
             "nested",
             "reads `model`; the file also has ema.module, callbacks.EMA.ema_state_dict (--weights ema.module)",
