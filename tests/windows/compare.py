@@ -1,10 +1,11 @@
 """Runs the same commands by two builds of the program, and compares what they write. Exits with 1 if a file differs.
 
-    python3 tests/windows/compare.py SWINQ SWINQ.EXE [FOLDER]
+    python3 tests/windows/compare.py SWINQ SWINQ.EXE [ARGUMENT...]
 
-SWINQ runs on this system, SWINQ.EXE under wine. Files are compared byte for byte; of JSON the description of the machine, times,
-speeds and the program's own path are left out. A training under wine is killed, resumed, stopped by Ctrl-C and resumed. It needs
-Python's standard library only. FOLDER keeps the files.
+SWINQ runs on this system, SWINQ.EXE under wine, with every ARGUMENT before those of a command: `python.exe -m swinq` is the program of
+the wheel. The variable `KEEP` names a folder that keeps the files. Files are compared byte for byte; of JSON the description of the
+machine, times, speeds and the program's own path are left out. A training under wine is killed, resumed, stopped by Ctrl-C and resumed.
+It needs Python's standard library only.
 """
 
 import json
@@ -70,7 +71,7 @@ class System:
 
     def kill(self, *arguments, at):
         """Ends a command without warning when it prints `at`."""
-        with subprocess.Popen([*self.command, *arguments], cwd=self.folder, stdout=subprocess.DEVNULL,
+        with subprocess.Popen([*self.command, *arguments], cwd=self.folder, stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, text=True, errors="replace") as child:
             if not any(at in line for line in child.stderr):
                 raise SystemExit(f"{' '.join(arguments)} ended before `{at}`")
@@ -149,9 +150,10 @@ def compare(one, two):
 
 def main():
     native, windows = (str(Path(path).resolve()) for path in sys.argv[1:3])
+    arguments = sys.argv[3:]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(sys.argv[3] if len(sys.argv) > 3 else temporary)
-        one, two = System("native", [native], folder), System("windows", ["wine", windows], folder)
+        folder = Path(os.environ.get("KEEP", temporary))
+        one, two = System("native", [native], folder), System("windows", ["wine", windows, *arguments], folder)
         one.run_all(stopped=False)
         two.run_all(stopped=True)
         sys.exit(compare(one, two) != 0)
