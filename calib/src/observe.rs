@@ -28,7 +28,7 @@ impl Observe {
         Observe::new(self.histograms.keys().copied())
     }
 
-    /// Adds what `other` counted at the same sites.
+    /// Adds the counts of `other`, of the same sites.
     pub(crate) fn merge(&mut self, other: &Observe) {
         self.histograms.par_iter_mut().for_each(|(site, histogram)| histogram.merge(&other.histograms[site]));
     }

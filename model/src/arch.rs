@@ -167,14 +167,15 @@ impl SwinConfig {
     pub fn stages(&self) -> Vec<Stage> {
         let of_stage = |(index, own): (usize, Size)| {
             let dim = self.embed_dim << index;
+            let window = self.window_policy.rule(self.window_size, own, own).window;
             Stage {
                 index,
                 depth: self.depths[index],
                 dim,
                 heads: self.num_heads[index],
                 hidden: self.hidden(dim),
-                window: self.window_policy.rule(self.window_size, own, own).window,
-                shift: self.window_size.map(|side| side / 2),
+                window,
+                shift: window.map(|side| side / 2),
                 merge: index + 1 < self.depths.len(),
             }
         };

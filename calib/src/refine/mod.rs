@@ -234,7 +234,7 @@ impl Refiner<'_> {
         Ok(self)
     }
 
-    /// Takes over what a part found from the ranges `basic` on.
+    /// Takes over the results of a part, which started from the ranges `basic`.
     fn take(&mut self, part: Refiner, basic: &BTreeMap<Site, f32>) {
         let RefinedParameters { tensors, ranges, channels, biases } = part.refined;
         let own = &mut self.refined;

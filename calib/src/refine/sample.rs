@@ -117,7 +117,7 @@ pub(super) struct Pieces {
 }
 
 impl Pieces {
-    /// Adds what another forward gave at the same site, for other images.
+    /// Adds the sample of other images at the same site.
     fn merge(&mut self, other: Pieces) {
         if self.low.is_empty() {
             (self.low, self.high) = (other.low, other.high);
@@ -246,7 +246,7 @@ impl Sampler {
         Sampler::new(self.observe.anew(), layers, blocks, self.total)
     }
 
-    /// Adds what `other` observed and sampled on other images, the same sites, layers and blocks.
+    /// Adds the observations and samples of `other`, of other images and the same sites, layers and blocks.
     pub(crate) fn merge(&mut self, other: Sampler) {
         self.observe.merge(&other.observe);
         for (layer, pieces) in other.inputs {

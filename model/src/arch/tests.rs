@@ -123,6 +123,9 @@ fn windows_of_mmpretrain_that_are_smaller_than_the_first_are_shifted_by_their_ha
     let [large, small, none] = [16, 8, 0].map(Size::square);
     assert_eq!(found(Size::square(64)), [(large, none), (small, none)]);
     assert_eq!(found(Size::new(100, 150)), [(large, small), (small, Size::square(4))]);
+    // The masks of a stage divide its windows at the same shift.
+    let shifts: Vec<_> = config.stages().iter().map(|stage| stage.shift).collect();
+    assert_eq!(shifts, [small, Size::square(4)]);
 }
 
 /// Windows that shrank at the network's own size would grow for a larger image, and shrink for a smaller one.

@@ -108,7 +108,7 @@ struct Description {
     labels: Option<Labels>,
     /// The stages whose outputs a backbone has, from 0, if it is said.
     stages: Option<Vec<usize>>,
-    /// A sentence on what the files say and swinq may read in another way.
+    /// A sentence on fields that swinq may read in another way than their library.
     remark: Option<String>,
 }
 

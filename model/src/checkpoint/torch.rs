@@ -103,7 +103,7 @@ fn state_dict<'a>(
             .ok_or_else(|| format!("has no `{key}`{}", to_choose(&dictionaries)))?;
         return Ok((under(key, id)?.0, None));
     }
-    // What a training script does not compute is None or empty; an average may be no dictionary of tensors, too.
+    // A value that a training script does not compute is None or empty; an average may be no dictionary of tensors, too.
     let given = |key: &str, id: Id| {
         let empty = *pickle.get(id) == Object::None || pickle.entries(id).is_some_and(|all| all.is_empty());
         !empty && (!AVERAGES.contains(&key) || holds_tensors(pickle, id))
