@@ -365,5 +365,82 @@ class Rules(Case):
         self.assertIn("SiLU", str(report))
 
 
+class Compiled(Case):
+    """Swins and programs that ``torch.compile`` wrapped: the wrapper's code is bound to what it wraps."""
+
+    def setUp(self):
+        torch.compiler.reset()
+        self.batch, self.float = images(2), of_timm(num_classes=5)
+        bare = swinq.torch.quantize(Inside(self.float), [self.batch], ptq="basic")
+        with torch.no_grad():
+            self.expected, self.int8 = self.float(self.batch), bare.model(self.batch)
+
+    def test_a_compiled_swin_inside(self):
+        for warm in (False, True):
+            wrapper = torch.compile(self.float, backend="eager")
+            program = Inside(wrapper)
+            with torch.no_grad(), self.subTest(warm=warm):
+                if warm:
+                    program(self.batch)
+                (replaced,) = swinq.torch.quantize(program, [self.batch], ptq="basic").replaced
+                self.assertEqual((replaced.names, replaced.kind, replaced.images), (("backbone",), "SwinTransformer", 2))
+                self.assertIsInstance(program.backbone, swinq.torch.SwinModule)
+                self.assertTrue(torch.equal(program(self.batch), self.int8))
+                self.assertTrue(torch.equal(copy.deepcopy(program)(self.batch), self.int8))
+                swinq.torch.restore(program)
+                self.assertIs(program.backbone, wrapper)
+                self.assertTrue(torch.equal(program(self.batch), self.expected))
+
+    def test_a_compiled_swin_itself(self):
+        wrapper = torch.compile(self.float, backend="eager")
+        report = swinq.torch.quantize(wrapper, [self.batch], ptq="basic")
+        self.assertEqual(report.replaced[0].names, ("",))
+        self.assertIsInstance(report.model, swinq.torch.SwinModule)
+        with torch.no_grad():
+            self.assertTrue(torch.equal(report.model(self.batch), self.int8))
+            again = torch.compile(report.model, backend="eager")
+            self.assertTrue(torch.equal(again(self.batch), self.int8))
+        self.assertIs(swinq.torch.restore(again), wrapper)
+
+    def test_a_compiled_program_that_ran_is_quantized_without_it(self):
+        program = Inside(self.float)
+        compiled = torch.compile(program, backend="eager")
+        with torch.no_grad():
+            compiled(self.batch)
+            with self.assertRaisesRegex(swinq.ArgumentError, "no Swin of Inside .*torch.compile.*model._orig_mod"):
+                swinq.torch.quantize(compiled, [self.batch], ptq="basic")
+            swinq.torch.quantize(compiled._orig_mod, [self.batch], ptq="basic")
+            again = torch.compile(program, backend="eager")
+            self.assertTrue(torch.equal(again(self.batch), self.int8))
+            self.assertTrue(torch.equal(compiled(self.batch), self.int8))
+
+    def test_a_compiled_stage_is_refused(self):
+        self.float.layers[0] = torch.compile(self.float.layers[0], backend="eager")
+        with self.assertRaisesRegex(swinq.ArgumentError, r"`layers\.0` is compiled by torch.compile.*after swinq.torch.quantize"):
+            swinq.torch.quantize(Inside(self.float), [self.batch])
+
+    def test_training_and_tuning(self):
+        wrapper = torch.compile(self.float, backend="eager")
+        program = Inside(wrapper)
+        swinq.torch.prepare(program, [self.batch])
+        self.assertIsInstance(program.backbone, swinq.torch.PreparedSwin)
+        self.assertIn("backbone.head.fc.weight", program.state_dict())
+        program.train()(self.batch).sum().backward()
+        self.assertIsNotNone(self.float.head.fc.weight.grad)
+        program = swinq.torch.convert(torch.compile(program.eval(), backend="eager")._orig_mod)
+        self.assertIsInstance(program.backbone, swinq.torch.SwinModule)
+        self.assertIs(swinq.torch.restore(program).backbone, wrapper)
+
+        def likeness(model):
+            return -float((model(self.batch) - self.expected).norm())
+
+        found = swinq.torch.sensitivity(program, [self.batch], likeness, parts="blocks", only="layers.0.**", ptq="basic")
+        self.assertLess(found.whole_value, 0)
+        self.assertIs(program.backbone, wrapper)
+        tuned = swinq.torch.tune(program, [self.batch], likeness, max_drop=1e9, ptq="basic")
+        self.assertIsInstance(tuned.model.backbone, swinq.torch.SwinModule)
+        self.assertIs(swinq.torch.restore(program).backbone, wrapper)
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -76,6 +76,28 @@ def check_code(module: Any) -> None:
             raise ArgumentError(f"model: {place} is a {type(part).__name__}, which swinq does not compute there")
 
 
+def uncompiled(module: Any) -> Any:
+    """The module that ``torch.compile`` wrapped; any other module itself."""
+    while _is_compiled(module):
+        module = module._orig_mod
+    return module
+
+
+def _is_compiled(module: Any) -> bool:
+    """Whether a module is a wrapper that ``torch.compile`` made."""
+    return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules
+
+
+def check_compiled(module: Any) -> None:
+    """Refuses a module with parts that ``torch.compile`` wrapped, whose compiled code stays bound to them."""
+    for name, part in module.named_modules():
+        if name and _is_compiled(part):
+            raise ArgumentError(
+                f"model: `{name}` is compiled by torch.compile; pass the module without it, and compile the whole model after "
+                "swinq.torch.quantize"
+            )
+
+
 def check_hooks(module: Any) -> None:
     """Refuses a module in which hooks observe or change what is computed, but for those of transformers, which collect outputs."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

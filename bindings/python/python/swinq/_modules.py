@@ -17,7 +17,7 @@ from . import _backbones, _native
 from ._arrays import is_array, is_tensor, to_numpy
 from ._description import Description, has_bias, in_microsoft_keys, in_timm_keys, side, version_of
 from ._errors import ArgumentError, PreprocessingError
-from ._layers import check_code, check_hooks, check_layers, classes_of
+from ._layers import check_code, check_compiled, check_hooks, check_layers, classes_of
 from ._preprocessing import transform_of
 
 #: ``cfg``, ``opts``, ``dialect``, ``weights``, ``prefix``, the family of the preprocessing, ``labels``, ``task`` and ``outputs``
@@ -133,6 +133,7 @@ def describe(module: Any, preprocessing: Any) -> Description:
             f"model: {type(module).__module__}.{type(module).__name__} is not a Swin of timm, torchvision, transformers, "
             "Microsoft, OpenMMLab or detectron2; if it contains one, pass that module, or the whole to swinq.torch.quantize"
         )
+    check_compiled(module)
     described = reader(module, preprocessing)
     check_code(module)
     return described

@@ -13,7 +13,7 @@ import torch
 
 from . import _native, _process
 from ._errors import ArgumentError, Error, PreprocessingError, count
-from ._layers import library_of
+from ._layers import library_of, uncompiled
 from ._model import Model
 from ._modules import Reading, load, reader_of
 from ._progress import Progress, close, observer
@@ -31,6 +31,7 @@ NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter"
 class Found:
     """A Swin that can be replaced."""
 
+    #: What stands in the model: the Swin, or what ``torch.compile`` made of it.
     module: Any
     #: The names of its places in the model.
     names: list[str]
@@ -60,7 +61,7 @@ def replaced(
         warnings.warn(f"model: {each}", stacklevel=3)
     report.left.extend(_others(report))
     if not report.replaced:
-        raise ArgumentError(f"model: no Swin of {type(model).__name__} can be replaced. {report}".rstrip())
+        raise ArgumentError(f"model: no Swin of {kind_of(model)} can be replaced. {report}".rstrip())
     return report
 
 
@@ -75,7 +76,7 @@ def found(
         try:
             opened[module] = _opened(module)
         except Error as error:
-            left.append(Left(names[0], type(module).__name__, str(error)))
+            left.append(Left(names[0], kind_of(module), str(error)))
     for module, float_model in opened.items():
         if backend == "cuda" or backend == "auto" and any(parameter.is_cuda for parameter in module.parameters()):
             float_model._native.check_cuda()
@@ -86,14 +87,15 @@ def found(
         try:
             outputs = _checked(float_model, records[module])
         except Error as error:
-            left.append(Left(places[module][0], type(module).__name__, str(error)))
+            left.append(Left(places[module][0], kind_of(module), str(error)))
             continue
         swins.append(Found(module, places[module], float_model, records[module], outputs))
     return swins, left
 
 
 def swins_of(model: Any) -> dict[Any, list[str]]:
-    """The outermost Swins of a model, with the names of the places of each."""
+    """The outermost Swins of a model, with the names of the places of each. A Swin that ``torch.compile`` wrapped is the wrapper,
+    whose compiled code stays bound to what it wraps."""
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"model: a {type(model).__name__} is no torch.nn.Module")
     found: dict[Any, list[str]] = {}
@@ -101,10 +103,11 @@ def swins_of(model: Any) -> dict[Any, list[str]]:
     def visit(module: Any, name: str) -> None:
         if isinstance(module, SwinModule | PreparedSwin):
             return
-        if reader_of(module) is not None:
+        inner = uncompiled(module)
+        if reader_of(inner) is not None:
             found.setdefault(module, []).append(name)
             return
-        for part, child in module._modules.items():
+        for part, child in inner._modules.items():
             if child is not None:
                 visit(child, f"{name}.{part}" if name else part)
 
@@ -112,8 +115,14 @@ def swins_of(model: Any) -> dict[Any, list[str]]:
     return found
 
 
-def _opened(module: Any) -> Model:
-    """The float model of a module. Its images are normalised, so that a preprocessing that is not known is not needed."""
+def kind_of(module: Any) -> str:
+    """The name of the class of a module, or of that which ``torch.compile`` wrapped."""
+    return type(uncompiled(module)).__name__
+
+
+def _opened(place: Any) -> Model:
+    """The float model of a Swin. Its images are normalised, so that a preprocessing that is not known is not needed."""
+    module = uncompiled(place)
     try:
         return _read(module, None)
     except PreprocessingError:
@@ -142,8 +151,11 @@ def _checked(model: Model, record: Record) -> Any:
     if record.problem is not None:
         raise ArgumentError(record.problem)
     if not record.batches:
-        problem = "the calibration did not call it; see that it has images; if the model calls another method of it, such as"
-        raise ArgumentError(f"{problem} forward_features, it cannot be replaced")
+        raise ArgumentError(
+            "the calibration did not call it; see that it has images; if the model calls another method of it, such as "
+            "forward_features, it cannot be replaced; if torch.compile compiled the model and it ran, give swinq the model without it "
+            "(model._orig_mod), and compile the result"
+        )
     return matched(record.outputs, _first(model, record), record.tolerance)
 
 
@@ -185,7 +197,7 @@ def recipe_text(recipe: Any) -> tuple[str, bool]:
 
 def described(engine: SwinModule, swin: Found) -> Replaced:
     """What is reported about a Swin in whose place is ``engine``, or what trains for it."""
-    original, sites, record = swin.module, engine.model.sites, swin.record
+    original, sites, record = uncompiled(swin.module), engine.model.sites, swin.record
     found = _first(engine.model, record)
     noise = {}
     for (place, expected), (_, leaf) in zip(tensors(record.outputs), tensors(engine._outputs), strict=True):
@@ -209,12 +221,18 @@ def in_place_of(swin: Found, model: Model, backend: str, options: Mapping[str, A
 
 
 def exchanged(model: Any, old: Any, new: Any) -> Any:
-    """The model with ``new`` at every place of ``old``."""
-    if model is old:
+    """The model with ``new`` at every place of ``old``. What ``torch.compile`` made of a module in the place of a Swin goes with it."""
+
+    def is_place(module: Any) -> bool:
+        return module is old or (isinstance(old, SwinModule | PreparedSwin) and uncompiled(module) is old)
+
+    if is_place(model):
         return new
     for parent in list(model.modules()):
+        if uncompiled(parent) is old:
+            continue
         for name, child in parent._modules.items():
-            if child is old:
+            if is_place(child):
                 parent._modules[name] = new
     guard(model)
     return model

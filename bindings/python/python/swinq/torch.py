@@ -34,6 +34,7 @@ except ImportError as error:
 
 from . import _native
 from ._errors import ArgumentError
+from ._layers import uncompiled
 from ._modules import describe
 from ._progress import Progress
 from ._torch_module import InPlace, SwinModule
@@ -159,14 +160,15 @@ def prepare(
 
     def training(found: Found) -> Any:
         int8, module = quantized(found, recipe, ptq, batch_size, progress), found.module
-        names = describe(module, stand_in(module)).renamed
+        swin = uncompiled(module)
+        names = describe(swin, stand_in(swin)).renamed
         stored, arguments = _native.stored_parameters(found.model._native), found.record.arguments
-        swin = PreparedSwin(
+        prepared = PreparedSwin(
             module, Template(int8), names, stored, found.outputs, arguments, LEARNED[learned], drop_path, checkpointing
         )
         if ptq != "basic":
-            start_from(swin, int8)
-        return swin, swin.converted("cpu")
+            start_from(prepared, int8)
+        return prepared, prepared.converted("cpu")
 
     return replaced(model, calibrate, (samples, batch_size), training)
 
