@@ -479,6 +479,20 @@ def _stage(output: str) -> int:
     return int(number) - 1
 
 
+def _check_results(model: Any, preprocessing: Any, reading: _modules.Reading, native: _native.Model) -> None:
+    """Refuses a live module of PyTorch that computes something else than the model that its own description makes of it."""
+    torch, module = sys.modules.get("torch"), None if isinstance(model, Mapping) else _modules.unwrapped(model)
+    if torch is None or not isinstance(module, torch.nn.Module):
+        return
+    cfg, opts, dialect, weights, prefix, family, labels, task, outputs = reading
+    if outputs is not None or (opts and cfg is None):
+        own: _modules.Reading = (cfg, [] if cfg is None else opts, dialect, weights, prefix, family, labels, task, None)
+        native = _modules.load(model, preprocessing, own)
+    from ._torch_results import check_module
+
+    check_module(module, Model(native))
+
+
 def open(
     model: Any,
     *,
@@ -525,6 +539,9 @@ def open(
 
     Raises:
         NotFoundError, ModelError, ArgumentError: with the messages of the program.
+
+    A live module of PyTorch runs one image of noise, and is refused if its outputs are not those of the float engine. What
+    ``opts`` and ``outputs`` change is not compared.
     """
     if isinstance(model, Model):
         raise ArgumentError("model: is open already")
@@ -540,6 +557,7 @@ def open(
         native = _native.Model.open(os.fspath(model), reading)
     else:
         native = _modules.load(model, preprocessing, reading)
+        _check_results(model, preprocessing, reading, native)
     for warning in native.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model(native)

@@ -38,6 +38,7 @@ from ._layers import uncompiled
 from ._modules import describe
 from ._progress import Progress
 from ._torch_module import InPlace, SwinModule
+from ._torch_options import check_options
 from ._torch_prepared import PreparedSwin, Template, start_from
 from ._torch_replace import Found, exchanged, in_place_of, quantized, replaced, stand_in
 from ._torch_report import Left, Replaced, Report
@@ -99,13 +100,14 @@ def quantize(
         What was replaced and what was left. A module that is left although it looks like a Swin is also a warning.
 
     Raises:
-        ArgumentError: if nothing was replaced, with the reasons; for images that are not finite.
+        ArgumentError: if nothing was replaced, with the reasons; for images that are not finite; for an unknown option.
         NotFoundError, ModelError: for a recipe that does not exist or does not fit.
         CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before. Heads that are not 32 wide,
             which no GPU runs, are refused before the calibration.
     """
     if backend not in ("auto", "cpu", "cuda"):
         raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
+    check_options(quantize, options)
 
     def engine(found: Found) -> Any:
         swin = in_place_of(found, quantized(found, recipe, ptq, batch_size, progress), backend, options)
@@ -189,6 +191,7 @@ def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
         ArgumentError: for a model without prepared modules.
         ModelError: for parameters that are not finite. The model is then as before.
     """
+    check_options(convert, options)
     swins = [module for module in model.modules() if isinstance(module, PreparedSwin)]
     if not swins:
         raise ArgumentError("model: has no prepared Swin; call swinq.torch.prepare first")
