@@ -458,7 +458,7 @@ class Rules(Case):
         self.assertIs(swinq.torch.restore(report.model), whole)
 
     def test_a_second_call_leaves_what_is_quantized(self):
-        with self.assertRaisesRegex(swinq.ArgumentError, r"no Swin of Inside .* \(backbone\) run on the engine already; swinq.torch.restore"):
+        with self.assertRaisesRegex(swinq.ArgumentError, r"no Swin of Inside .* \(backbone\) run on the engine already"):
             swinq.torch.quantize(self.program, [self.batch])
         two = torch.nn.ModuleDict({"old": self.program, "new": Inside(of_timm())})
         report = swinq.torch.quantize(two, lambda model: model["new"](self.batch))
@@ -525,7 +525,8 @@ class Compiled(Case):
 
     def test_a_compiled_stage_is_refused(self):
         self.float.layers[0] = torch.compile(self.float.layers[0], backend="eager")
-        with self.assertRaisesRegex(swinq.ArgumentError, r"`layers\.0` is compiled by torch.compile.*after swinq.torch.quantize"):
+        reason = r"`layers\.0` is compiled by torch.compile.*after swinq.torch.quantize"
+        with self.assertRaisesRegex(swinq.ArgumentError, reason):
             swinq.torch.quantize(Inside(self.float), [self.batch])
 
     def test_training_and_tuning(self):

@@ -35,8 +35,8 @@ def checked(model: Model, record: Record) -> Any:
     if not record.batches:
         raise ArgumentError(
             "the calibration did not call it; see that it has images; if the model calls another method of it, such as "
-            "forward_features, it cannot be replaced; if torch.compile compiled the model and it ran, give swinq the model without it "
-            "(model._orig_mod), and compile the result"
+            "forward_features, it cannot be replaced; if the model is compiled (torch.compile), quantize what was compiled "
+            "(model._orig_mod, or the model before model.compile()), and compile the result"
         )
     return matched(record.outputs, first(model, record), record.tolerance)
 
@@ -67,14 +67,18 @@ def _noise(module: Any, model: Model) -> Any:
     return image.to(parameter.device, parameter.dtype)
 
 
+#: What code that was made for other calls raises.
+FAILURES = (AttributeError, AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
+
+
 def _recorded(module: Any, image: Any) -> Record:
     """What a module gives for an image, alone or with a mask."""
-    try:
+    mask = torch.zeros(1, *image.shape[2:], dtype=torch.bool, device=image.device)
+    failures = []
+    for given in (image, Masked(image, mask)):
         try:
-            return run(module, [image], [module], 1)[module]
-        except AttributeError:
-            mask = torch.zeros(1, *image.shape[2:], dtype=torch.bool, device=image.device)
-            return run(module, [Masked(image, mask)], [module], 1)[module]
-    except (AttributeError, AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        size = "x".join(map(str, image.shape[2:]))
-        raise ArgumentError(f"its code fails at {size} pixels: {type(error).__name__}: {error}") from error
+            return run(module, [given], [module], 1)[module]
+        except FAILURES as error:
+            failures.append(error)
+    size, kind = "x".join(map(str, image.shape[2:])), type(failures[0]).__name__
+    raise ArgumentError(f"its code fails at {size} pixels: {kind}: {failures[0]}") from failures[0]
