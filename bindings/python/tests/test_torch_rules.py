@@ -511,17 +511,28 @@ class Compiled(Case):
             self.assertTrue(torch.equal(again(self.batch), self.int8))
         self.assertIs(swinq.torch.restore(again), wrapper)
 
-    def test_a_compiled_program_that_ran_is_quantized_without_it(self):
-        program = Inside(self.float)
-        compiled = torch.compile(program, backend="eager")
+    def test_compiled_programs_that_ran(self):
+        in_place = Inside(self.float)
+        in_place.compile(backend="eager")
+        wrapped = torch.compile(Inside(self.float), backend="eager", fullgraph=True)
+        nested = torch.compile(Inside(torch.compile(self.float, backend="eager")), backend="eager")
+        for program in (in_place, wrapped, nested):
+            with torch.no_grad():
+                self.assertTrue(torch.equal(program(self.batch), self.expected))
+                report = swinq.torch.quantize(program, [self.batch], ptq="basic")
+                self.assertEqual((report.replaced[0].names, report.replaced[0].images), (("backbone",), 2))
+                self.assertTrue(torch.equal(program(self.batch), self.int8))
+                self.assertIs(swinq.torch.restore(program), program)
+                self.assertTrue(torch.equal(program(self.batch), self.expected))
+
+    def test_a_swin_that_also_stands_bare(self):
+        wrapper = torch.compile(self.float, backend="eager")
+        program = torch.nn.ModuleDict({"bare": self.float, "compiled": wrapper}).eval()
+        swinq.torch.quantize(program, lambda model: [part(self.batch) for part in model.values()], ptq="basic")
         with torch.no_grad():
-            compiled(self.batch)
-            with self.assertRaisesRegex(swinq.ArgumentError, "no Swin of Inside .*torch.compile.*model._orig_mod"):
-                swinq.torch.quantize(compiled, [self.batch], ptq="basic")
-            swinq.torch.quantize(compiled._orig_mod, [self.batch], ptq="basic")
-            again = torch.compile(program, backend="eager")
-            self.assertTrue(torch.equal(again(self.batch), self.int8))
-            self.assertTrue(torch.equal(compiled(self.batch), self.int8))
+            self.assertTrue(all(torch.equal(part(self.batch), self.int8) for part in program.values()))
+        swinq.torch.restore(program)
+        self.assertTrue(program["bare"] is self.float and program["compiled"] is wrapper and wrapper._orig_mod is self.float)
 
     def test_a_compiled_stage_is_refused(self):
         self.float.layers[0] = torch.compile(self.float.layers[0], backend="eager")

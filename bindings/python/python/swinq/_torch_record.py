@@ -79,7 +79,8 @@ def _kinds(module: Any, images: Any) -> set[Any]:
 
 
 def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dict[Any, Record]:
-    """Runs the calibration in evaluation mode and without gradients, and records the calls of ``modules``."""
+    """Runs the calibration in evaluation mode, without gradients and without ``torch.compile``, and records the calls of
+    ``modules``."""
     records = {module: Record(samples) for module in modules}
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -92,7 +93,8 @@ def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dic
 
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module in records]
     try:
-        with torch.no_grad(), evaluating(model):
+        # Compiled code that ran before does not call hooks.
+        with torch.no_grad(), evaluating(model), torch.compiler.set_stance("force_eager"):
             _call(model, calibrate, lambda: all(record.images >= samples for record in records.values()))
     finally:
         for handle in handles:

@@ -35,8 +35,7 @@ def checked(model: Model, record: Record) -> Any:
     if not record.batches:
         raise ArgumentError(
             "the calibration did not call it; see that it has images; if the model calls another method of it, such as "
-            "forward_features, it cannot be replaced; if the model is compiled (torch.compile), quantize what was compiled "
-            "(model._orig_mod, or the model before model.compile()), and compile the result"
+            "forward_features, it cannot be replaced"
         )
     return matched(record.outputs, first(model, record), record.tolerance)
 
