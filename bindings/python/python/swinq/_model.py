@@ -514,7 +514,8 @@ def open(
             - the path of a quantized or float checkpoint, or of a Hugging Face or timm directory;
             - a live Swin: a classifier of timm, torchvision, transformers or Microsoft's repository, or a backbone of these, of
               OpenMMLab or of a detector in detectron2's manner. Its parameters are copied, its architecture is read from the
-              module;
+              module. A module of PyTorch runs one image of noise, and is refused if its outputs are not those of the float
+              engine, without what ``opts`` and ``outputs`` change;
             - a state dictionary: a mapping from names to torch tensors or numpy arrays.
         preprocessing: of a model that does not contain it: the image processor of a transformers model, the
             ``weights.transforms()`` of torchvision, a data configuration of timm, ``"ms"``, ``"timm"``,
@@ -539,9 +540,6 @@ def open(
 
     Raises:
         NotFoundError, ModelError, ArgumentError: with the messages of the program.
-
-    A live module of PyTorch runs one image of noise, and is refused if its outputs are not those of the float engine. What
-    ``opts`` and ``outputs`` change is not compared.
     """
     if isinstance(model, Model):
         raise ArgumentError("model: is open already")
