@@ -187,6 +187,12 @@ class Layers(unittest.TestCase):
         error = np.square(model(pixels) - expected).sum() / np.square(expected).sum()
         self.assertLess(10 * np.log10(error), -60)
 
+    def test_gelu_by_tanh_of_a_configuration(self):
+        config = transformers.SwinConfig(image_size=56, embed_dim=32, depths=[1, 1], num_heads=[1, 2], hidden_act="gelu_new")
+        module = randomise(transformers.SwinForImageClassification(config))
+        with self.assertWarnsRegex(UserWarning, "GELU by tanh"):
+            swinq.open(module, preprocessing="hf")
+
     def test_heads_in_a_sequence_are_read_and_others_refused(self):
         module = torchvision.models.swin_t(num_classes=4)
         module.head = torch.nn.Sequential(torch.nn.Dropout(0.1), module.head)

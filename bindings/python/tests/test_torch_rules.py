@@ -25,11 +25,28 @@ except ImportError as missing:
     raise unittest.SkipTest(f"{missing}") from missing
 
 import torch_detector
-from torch_models import SWINS, images, of_timm, of_torchvision, randomise
+from torch_models import SWINS, images, of_timm, of_torchvision, randomise, redraw
 from torch_support import Case, Inside, leaves
 
 import swinq
 import swinq.torch
+
+
+class Wrapper(torch.nn.Module):
+    """A layer in another, as adapters have it."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+def scripted(module):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.script(module)
 
 
 class Refused(Case):
@@ -88,6 +105,13 @@ class Refused(Case):
             (v1, "softmax` is a Sigmoid", lambda m: setattr(block(m).attn, "softmax", torch.nn.Sigmoid())),
             (v1, r"head\.drop` is a Tanh", lambda m: setattr(m.head, "drop", torch.nn.Tanh())),
             (v1, r"head\.fc\.1` is a Tanh", lambda m: setattr(m.head, "fc", torch.nn.Sequential(m.head.fc, torch.nn.Tanh()))),
+            (v1, r"head\.fc\.1` is a Softmax", lambda m: setattr(m.head, "fc", torch.nn.Sequential(m.head.fc, torch.nn.Softmax(-1)))),
+            (v1, r"head\.drop` is a LogSoftmax", lambda m: setattr(m.head, "drop", torch.nn.LogSoftmax(-1))),
+            (v1, r"mlp\.drop1` is a Softmax", lambda m: setattr(block(m).mlp, "drop1", torch.nn.Softmax(-1))),
+            (v1, r"norm2` is an Identity", lambda m: setattr(block(m), "norm2", torch.nn.Identity())),
+            (v1, "`norm` is a LayerNorm without bias", lambda m: setattr(m, "norm", torch.nn.LayerNorm(96, bias=False))),
+            (v1, r"blocks\.0\.mlp\.fc1` is a Wrapper", lambda m: setattr(block(m).mlp, "fc1", Wrapper(block(m).mlp.fc1))),
+            (v1, r"blocks\.0\.mlp` is traced or scripted", lambda m: setattr(block(m), "mlp", scripted(block(m).mlp.act))),
             (v2, r"cpb_mlp\.1` is a GELU", lambda m: block(m).attn.cpb_mlp.__setitem__(1, torch.nn.GELU())),
         ]
         for name, reason, change in changes:
@@ -97,6 +121,86 @@ class Refused(Case):
             change(module)
             with self.subTest(reason), self.assertRaisesRegex(swinq.ArgumentError, reason):
                 swinq.open(module)
+
+    def test_open_compares_results(self):
+        """What no layer shows: attributes, buffers and the order of blocks."""
+
+        def timm_v1():
+            options = {"img_size": 112, "embed_dim": 32, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5}
+            return redraw(timm.create_model("swin_tiny_patch4_window7_224", **options))
+
+        def transformers_v1():
+            config = transformers.SwinConfig(image_size=112, embed_dim=32, depths=[2, 2], num_heads=[2, 4], num_labels=5)
+            return redraw(transformers.SwinForImageClassification(config))
+
+        def every(name, value):
+            def change(module):
+                parts = [part for part in module.modules() if getattr(part, name, None) is not None]
+                self.assertGreater(len(parts), 0)
+                for part in parts:
+                    setattr(part, name, value(getattr(part, name)))
+
+            return change
+
+        def reorder(module):
+            module.layers[0].blocks = torch.nn.Sequential(*reversed(module.layers[0].blocks))
+
+        def softmax(module):
+            for layer in module.layers:
+                for block in layer.blocks:
+                    block.attn.softmax = torch.nn.Softmax(0)
+
+        def stride(name):
+            return lambda module: setattr(module.get_submodule(name), "stride", (2, 2))
+
+        size = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
+        hf, projection = {"preprocessing": "hf"}, "swin.embeddings.patch_embeddings.projection"
+        for make, options, changes in [
+            (
+                timm_v1,
+                {},
+                [
+                    every("scale", lambda _: 0.1),
+                    every("shift_size", lambda _: (0, 0)),
+                    every("attn_mask", torch.zeros_like),
+                    every("relative_position_index", lambda index: index.flip(0)),
+                    stride("patch_embed.proj"),
+                    reorder,
+                    softmax,
+                ],
+            ),
+            (transformers_v1, hf, [every("scaling", lambda _: 0.05), stride(projection)]),
+            (lambda: redraw(of_torchvision()), {"preprocessing": size}, [every("shift_size", lambda _: [0, 0])]),
+        ]:
+            swinq.open(make(), **options)
+            for change in changes:
+                module = make()
+                change(module)
+                with self.subTest(change=change), self.assertRaisesRegex(swinq.ArgumentError, "is not what swinq computes|code fails"):
+                    swinq.open(module, **options)
+        # Overrides and other outputs do not hide it, and a module in training stays so; images may come with a mask.
+        module = timm_v1()
+        every("shift_size", lambda _: (0, 0))(module)
+        with self.assertRaisesRegex(swinq.ArgumentError, "is not what swinq computes"):
+            swinq.open(module, opts={"MODEL.NUM_CLASSES": 5})
+        module = SWINS["timm list"]().train()
+        self.assertEqual(swinq.open(module, outputs=["stage2"]).config["outputs"][0]["name"], "stage2")
+        self.assertTrue(module.training and module.layers_0.training)
+        swinq.open(randomise(torch_detector.MaskedSwin()))
+
+    def test_parameters_that_no_swin_has_are_named(self):
+        module = of_timm()
+        module.layers[0].blocks[1].mlp.fc2.bias.data[3] = float("nan")
+        with self.assertRaisesRegex(swinq.ModelError, r"`layers\.0\.blocks\.1\.mlp\.fc2\.bias` of the module SwinTransformer"):
+            swinq.open(module)
+
+    def test_a_wrapper_in_one_of_two_swins(self):
+        two = torch.nn.ModuleDict({"good": Inside(of_timm()), "bad": Inside(of_timm())})
+        mlp = two["bad"].backbone.layers[0].blocks[0].mlp
+        mlp.fc1 = Wrapper(mlp.fc1)
+        with self.assertWarnsRegex(UserWarning, r"bad\.backbone: SwinTransformer left as it is: .*mlp\.fc1` is a Wrapper"):
+            report = swinq.torch.quantize(two, lambda model: [part(images(1)) for part in model.values()], None)
+        self.assertEqual([each.names for each in report.replaced], [("good.backbone",)])
 
     def test_what_no_gpu_runs(self):
         """Heads that are not 32 wide are refused before the calibration."""
@@ -121,7 +225,7 @@ class Refused(Case):
         program = Other(of_timm())
         with self.assertRaisesRegex(swinq.ArgumentError, "the calibration did not call it"):
             swinq.torch.quantize(program, [images(1)])
-        with self.assertRaisesRegex(swinq.ArgumentError, "no Swin of Linear"):
+        with self.assertRaisesRegex(swinq.ArgumentError, "no Swin of Linear can be replaced. It contains no Swin of timm"):
             swinq.torch.quantize(torch.nn.Linear(2, 2), [torch.zeros(1, 2)])
 
     def test_arguments(self):
@@ -129,6 +233,11 @@ class Refused(Case):
         for options, problem in [
             ({"calibrate": 3}, "calibrate: a int is neither"),
             ({"calibrate": images(1)}, "calibrate: a Tensor is neither"),
+            ({"calibrate": "photos"}, "calibrate: a str is neither .* iterable of batches, normalised"),
+            ({"calibrate": Path("photos")}, "calibrate: a PosixPath is neither"),
+            ({"calibrate": {"x": images(1)}}, "calibrate: a dict is neither"),
+            ({"calibrate": ["photo.jpg"]}, "calibrate: gives a str; it must be an iterable of batches, normalised"),
+            ({"calibrate": [images(1)], "sample": 3}, "sample: is no argument of swinq.torch.quantize.*did you mean samples"),
             ({"calibrate": [images(1)], "samples": 0}, "samples: is 0"),
             ({"calibrate": [images(1)], "backend": "tpu"}, "backend: `tpu`"),
         ]:
@@ -349,7 +458,7 @@ class Rules(Case):
         self.assertIs(swinq.torch.restore(report.model), whole)
 
     def test_a_second_call_leaves_what_is_quantized(self):
-        with self.assertRaisesRegex(swinq.ArgumentError, "no Swin"):
+        with self.assertRaisesRegex(swinq.ArgumentError, r"no Swin of Inside .* \(backbone\) run on the engine already"):
             swinq.torch.quantize(self.program, [self.batch])
         two = torch.nn.ModuleDict({"old": self.program, "new": Inside(of_timm())})
         report = swinq.torch.quantize(two, lambda model: model["new"](self.batch))
@@ -363,6 +472,95 @@ class Rules(Case):
             report = swinq.torch.quantize(two, lambda model: [part(self.batch) for part in model.values()])
         self.assertEqual([left.name for left in report.left], ["other.backbone"])
         self.assertIn("SiLU", str(report))
+
+
+class Compiled(Case):
+    """Swins and programs that ``torch.compile`` wrapped: the wrapper's code is bound to what it wraps."""
+
+    def setUp(self):
+        torch.compiler.reset()
+        self.batch, self.float = images(2), of_timm(num_classes=5)
+        bare = swinq.torch.quantize(Inside(self.float), [self.batch], ptq="basic")
+        with torch.no_grad():
+            self.expected, self.int8 = self.float(self.batch), bare.model(self.batch)
+
+    def test_a_compiled_swin_inside(self):
+        for warm in (False, True):
+            wrapper = torch.compile(self.float, backend="eager")
+            program = Inside(wrapper)
+            with torch.no_grad(), self.subTest(warm=warm):
+                if warm:
+                    program(self.batch)
+                (replaced,) = swinq.torch.quantize(program, [self.batch], ptq="basic").replaced
+                self.assertEqual((replaced.names, replaced.kind, replaced.images), (("backbone",), "SwinTransformer", 2))
+                self.assertIsInstance(program.backbone, swinq.torch.SwinModule)
+                self.assertTrue(torch.equal(program(self.batch), self.int8))
+                self.assertTrue(torch.equal(copy.deepcopy(program)(self.batch), self.int8))
+                swinq.torch.restore(program)
+                self.assertIs(program.backbone, wrapper)
+                self.assertTrue(torch.equal(program(self.batch), self.expected))
+
+    def test_a_compiled_swin_itself(self):
+        wrapper = torch.compile(self.float, backend="eager")
+        report = swinq.torch.quantize(wrapper, [self.batch], ptq="basic")
+        self.assertEqual(report.replaced[0].names, ("",))
+        self.assertIsInstance(report.model, swinq.torch.SwinModule)
+        with torch.no_grad():
+            self.assertTrue(torch.equal(report.model(self.batch), self.int8))
+            again = torch.compile(report.model, backend="eager")
+            self.assertTrue(torch.equal(again(self.batch), self.int8))
+        self.assertIs(swinq.torch.restore(again), wrapper)
+
+    def test_compiled_programs_that_ran(self):
+        in_place = Inside(self.float)
+        in_place.compile(backend="eager")
+        wrapped = torch.compile(Inside(self.float), backend="eager", fullgraph=True)
+        nested = torch.compile(Inside(torch.compile(self.float, backend="eager")), backend="eager")
+        for program in (in_place, wrapped, nested):
+            with torch.no_grad():
+                self.assertTrue(torch.equal(program(self.batch), self.expected))
+                report = swinq.torch.quantize(program, [self.batch], ptq="basic")
+                self.assertEqual((report.replaced[0].names, report.replaced[0].images), (("backbone",), 2))
+                self.assertTrue(torch.equal(program(self.batch), self.int8))
+                self.assertIs(swinq.torch.restore(program), program)
+                self.assertTrue(torch.equal(program(self.batch), self.expected))
+
+    def test_a_swin_that_also_stands_bare(self):
+        wrapper = torch.compile(self.float, backend="eager")
+        program = torch.nn.ModuleDict({"bare": self.float, "compiled": wrapper}).eval()
+        swinq.torch.quantize(program, lambda model: [part(self.batch) for part in model.values()], ptq="basic")
+        with torch.no_grad():
+            self.assertTrue(all(torch.equal(part(self.batch), self.int8) for part in program.values()))
+        swinq.torch.restore(program)
+        self.assertTrue(program["bare"] is self.float and program["compiled"] is wrapper and wrapper._orig_mod is self.float)
+
+    def test_a_compiled_stage_is_refused(self):
+        self.float.layers[0] = torch.compile(self.float.layers[0], backend="eager")
+        reason = r"`layers\.0` is compiled by torch.compile.*after swinq.torch.quantize"
+        with self.assertRaisesRegex(swinq.ArgumentError, reason):
+            swinq.torch.quantize(Inside(self.float), [self.batch])
+
+    def test_training_and_tuning(self):
+        wrapper = torch.compile(self.float, backend="eager")
+        program = Inside(wrapper)
+        swinq.torch.prepare(program, [self.batch])
+        self.assertIsInstance(program.backbone, swinq.torch.PreparedSwin)
+        self.assertIn("backbone.head.fc.weight", program.state_dict())
+        program.train()(self.batch).sum().backward()
+        self.assertIsNotNone(self.float.head.fc.weight.grad)
+        program = swinq.torch.convert(torch.compile(program.eval(), backend="eager")._orig_mod)
+        self.assertIsInstance(program.backbone, swinq.torch.SwinModule)
+        self.assertIs(swinq.torch.restore(program).backbone, wrapper)
+
+        def likeness(model):
+            return -float((model(self.batch) - self.expected).norm())
+
+        found = swinq.torch.sensitivity(program, [self.batch], likeness, parts="blocks", only="layers.0.**", ptq="basic")
+        self.assertLess(found.whole_value, 0)
+        self.assertIs(program.backbone, wrapper)
+        tuned = swinq.torch.tune(program, [self.batch], likeness, max_drop=1e9, ptq="basic")
+        self.assertIsInstance(tuned.model.backbone, swinq.torch.SwinModule)
+        self.assertIs(swinq.torch.restore(program).backbone, wrapper)
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ class Tune(unittest.TestCase):
         for options, text in (
             ({"max_drop": -1}, "max_drop: -1"),
             ({"batch_size": 0}, "batch_size"),
-            ({"thread": 2}, "thread: is no option"),
+            ({"thread": 2}, "thread: is no argument of swinq.torch.tune, and no option .* did you mean threads"),
             ({"module": "heads"}, "module: `heads` is no Swin.*backbone"),
             ({"ptq": "reconstruct"}, "reconstruct"),
             ({"metric": None, "cache": "unnamed"}, "metric: is missing"),
@@ -226,7 +226,7 @@ class Tune(unittest.TestCase):
         self.assertEqual(found.replaced.names, ("second.backbone",))
         kinds = [isinstance(each.backbone, swinq.torch.SwinModule) for each in (model.first, model.second)]
         self.assertEqual(kinds, [False, True])
-        with self.assertRaisesRegex(swinq.ArgumentError, "without a Swin in float"):
+        with self.assertRaisesRegex(swinq.ArgumentError, "has no Swin in float. It contains no Swin"):
             self.tune(torch.nn.Linear(2, 2), metric)
 
     def test_a_model_that_is_a_swin(self):

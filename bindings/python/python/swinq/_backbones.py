@@ -10,7 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ._description import Description, has_bias, in_microsoft_keys, in_timm_keys, side, version_of
+from ._description import (
+    Description,
+    has_bias,
+    in_microsoft_keys,
+    in_timm_keys,
+    side,
+    transformers_config,
+    version_of,
+)
 from ._errors import ArgumentError
 from ._preprocessing import transform_of
 
@@ -182,7 +190,7 @@ def transformers_model(module: Any, preprocessing: Any) -> Description:
 def _transformers(module: Any, outputs: list[int], preprocessing: Any) -> Description:
     config = module.config
     name = getattr(config, "_name_or_path", "") or type(module).__name__
-    described = Description(f"transformers {name}", config.to_json_string(use_diff=False), task="features", outputs=outputs)
+    described = Description(f"transformers {name}", transformers_config(config), task="features", outputs=outputs)
     if hasattr(preprocessing, "to_json_string"):
         described.preprocessor = preprocessing.to_json_string()
     else:

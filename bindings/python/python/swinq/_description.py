@@ -44,6 +44,12 @@ def in_microsoft_keys(
     return Description(name, transform=transform, cfg=cfg, opts=opts)
 
 
+def transformers_config(config: Any) -> str:
+    """The configuration of a live module of transformers. Its activations are known from the module itself, and are GELU
+    (``check_layers``), exact or by tanh."""
+    return json.dumps(json.loads(config.to_json_string(use_diff=False)) | {"hidden_act": "gelu"})
+
+
 def version_of(module: Any) -> int:
     """1 or 2: the version of Swin, which cosine attention marks."""
     return 2 if any(key.endswith("logit_scale") for key in module.state_dict()) else 1

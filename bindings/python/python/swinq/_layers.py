@@ -16,12 +16,14 @@ EXACT = ("GELU", "GELUActivation")
 BY_TANH = ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation")
 #: Ends of the names of the classes without parameters in the Swins of the libraries, but for activations: in inference they copy,
 #: pool or reorder.
-PARTS = ("Dropout", "DropPath", "StochasticDepth", "Identity", "Softmax", "Flatten", "Permute", "Sequential", "ModuleList") + (
+PARTS = ("Dropout", "DropPath", "StochasticDepth", "Identity", "Flatten", "Permute", "Sequential", "ModuleList") + (
     "AdaptiveAvgPool",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "PixelShuffle",
 )
+#: Ends of the names of norms that every block and every merging of patches has.
+NORMS = ("norm1", "norm2", "layernorm_before", "layernorm_after", "downsample.norm")
 #: The epsilon of every LayerNorm.
 EPSILON = 1e-5
 
@@ -38,7 +40,13 @@ def check_layers(module: Any) -> None:
             approximate = approximate or name
         elif kind not in EXACT:
             raise ArgumentError(f"model: the activation `{name}` is {kind}; swinq computes GELU only")
+    for name, part in module.named_modules():
+        if name.endswith(NORMS) and type(part).__name__ == "Identity":
+            raise ArgumentError(f"model: `{name}` is an Identity, where a Swin has a LayerNorm")
     for name, norm in norms(module):
+        for parameter in ("weight", "bias"):
+            if getattr(norm, parameter, None) is None:
+                raise ArgumentError(f"model: `{name}` is a {type(norm).__name__} without {parameter}, which each norm of a Swin has")
         if type(norm).__name__.endswith("RMSNorm") or norm.eps != EPSILON:
             raise ArgumentError(
                 f"model: `{name}` is a {type(norm).__name__} with eps={norm.eps}; swinq computes LayerNorm with eps={EPSILON}"
@@ -67,6 +75,8 @@ def check_code(module: Any) -> None:
         own = [key for key in vars(part) if inspect.isfunction(getattr(type(part), key, None))]
         if own:
             raise ArgumentError(f"model: {place} has a {own[0]} of its own, which replaces that of {type(part).__name__}")
+        if any(each.__name__ == "ScriptModule" for each in type(part).__mro__):
+            raise ArgumentError(f"model: {place} is traced or scripted by torch.jit, so that its code is not known to be that of {library}")
         source = type(part).forward.__module__
         # The code of a graph is made from what was traced, and belongs to no module of Python.
         if source is not None and source.partition(".")[0] not in LIBRARIES[library]:
@@ -74,6 +84,28 @@ def check_code(module: Any) -> None:
         plain = not any(True for _ in part.children()) and not any(True for _ in part.parameters())
         if plain and all(part is not each for each in activated) and not type(part).__name__.endswith(parts_at(name)):
             raise ArgumentError(f"model: {place} is a {type(part).__name__}, which swinq does not compute there")
+
+
+def uncompiled(module: Any) -> Any:
+    """The module that ``torch.compile`` wrapped; any other module itself."""
+    while _is_compiled(module):
+        module = module._orig_mod
+    return module
+
+
+def _is_compiled(module: Any) -> bool:
+    """Whether a module is a wrapper that ``torch.compile`` made."""
+    return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules
+
+
+def check_compiled(module: Any) -> None:
+    """Refuses a module with parts that ``torch.compile`` wrapped, whose compiled code stays bound to them."""
+    for name, part in module.named_modules():
+        if name and _is_compiled(part):
+            raise ArgumentError(
+                f"model: `{name}` is compiled by torch.compile; pass the module without it, and compile the whole model after "
+                "swinq.torch.quantize"
+            )
 
 
 def check_hooks(module: Any) -> None:
@@ -88,7 +120,9 @@ def check_hooks(module: Any) -> None:
 
 def parts_at(name: str) -> tuple[str, ...]:
     """Ends of the names of classes without parameters that a Swin has at the place ``name``, but for the activations of MLPs."""
-    return ("ReLU", "Dropout", "Identity") if is_of_positions(name) else PARTS
+    if is_of_positions(name):
+        return ("ReLU", "Dropout", "Identity")
+    return ("Softmax",) if name.endswith("attn.softmax") else PARTS
 
 
 def is_of_positions(name: str) -> bool:

@@ -479,6 +479,20 @@ def _stage(output: str) -> int:
     return int(number) - 1
 
 
+def _check_results(model: Any, preprocessing: Any, reading: _modules.Reading, native: _native.Model) -> None:
+    """Refuses a live module of PyTorch that computes something else than the model that its own description makes of it."""
+    torch, module = sys.modules.get("torch"), None if isinstance(model, Mapping) else _modules.unwrapped(model)
+    if torch is None or not isinstance(module, torch.nn.Module):
+        return
+    cfg, opts, dialect, weights, prefix, family, labels, task, outputs = reading
+    if outputs is not None or (opts and cfg is None):
+        own: _modules.Reading = (cfg, [] if cfg is None else opts, dialect, weights, prefix, family, labels, task, None)
+        native = _modules.load(model, preprocessing, own)
+    from ._torch_results import check_module
+
+    check_module(module, Model(native))
+
+
 def open(
     model: Any,
     *,
@@ -500,7 +514,8 @@ def open(
             - the path of a quantized or float checkpoint, or of a Hugging Face or timm directory;
             - a live Swin: a classifier of timm, torchvision, transformers or Microsoft's repository, or a backbone of these, of
               OpenMMLab or of a detector in detectron2's manner. Its parameters are copied, its architecture is read from the
-              module;
+              module. A module of PyTorch runs one image of noise, and is refused if its outputs are not those of the float
+              engine, without what ``opts`` and ``outputs`` change;
             - a state dictionary: a mapping from names to torch tensors or numpy arrays.
         preprocessing: of a model that does not contain it: the image processor of a transformers model, the
             ``weights.transforms()`` of torchvision, a data configuration of timm, ``"ms"``, ``"timm"``,
@@ -540,6 +555,7 @@ def open(
         native = _native.Model.open(os.fspath(model), reading)
     else:
         native = _modules.load(model, preprocessing, reading)
+        _check_results(model, preprocessing, reading, native)
     for warning in native.warnings:
         warnings.warn(warning, stacklevel=2)
     return Model(native)

@@ -15,9 +15,17 @@ import numpy as np
 
 from . import _backbones, _native
 from ._arrays import is_array, is_tensor, to_numpy
-from ._description import Description, has_bias, in_microsoft_keys, in_timm_keys, side, version_of
-from ._errors import ArgumentError, PreprocessingError
-from ._layers import check_code, check_hooks, check_layers, classes_of
+from ._description import (
+    Description,
+    has_bias,
+    in_microsoft_keys,
+    in_timm_keys,
+    side,
+    transformers_config,
+    version_of,
+)
+from ._errors import ArgumentError, ModelError, PreprocessingError
+from ._layers import check_code, check_compiled, check_hooks, check_layers, classes_of
 from ._preprocessing import transform_of
 
 #: ``cfg``, ``opts``, ``dialect``, ``weights``, ``prefix``, the family of the preprocessing, ``labels``, ``task`` and ``outputs``
@@ -58,15 +66,29 @@ def load(model: Any, preprocessing: Any, reading: Reading) -> _native.Model:
     if cfg is None:
         cfg, opts = described.cfg, [(key, str(value)) for key, value in described.opts.items()] + opts
     transform = None if described.transform is None else json.dumps(described.transform)
-    return _native.Model.from_memory(
-        described.name,
-        tensors_of(state),
-        described.config,
-        described.preprocessor,
-        transform,
-        described.windows,
-        (cfg, opts, dialect, None, prefix, family, labels, task, outputs),
-    )
+    try:
+        return _native.Model.from_memory(
+            described.name,
+            tensors_of(state),
+            described.config,
+            described.preprocessor,
+            transform,
+            described.windows,
+            (cfg, opts, dialect, None, prefix, family, labels, task, outputs),
+        )
+    except ModelError as error:
+        if isinstance(model, Mapping):
+            raise
+        raise ModelError(f"model: {_problem(unwrapped(model), error)}") from error
+
+
+def _problem(module: Any, error: ModelError) -> str:
+    """Why a module cannot be read: the parameter that is not finite, or what was found wrong of its tensors."""
+    kind = type(module).__name__
+    for name, tensor in module.state_dict().items():
+        if is_array(tensor) and not name.endswith("attn_mask") and not np.isfinite(to_numpy(tensor)).all():
+            return f"`{name}` of the module {kind} holds a value that is not finite (NaN or infinite)"
+    return f"the module {kind}: {error}"
 
 
 def unwrapped(module: Any) -> Any:
@@ -133,9 +155,13 @@ def describe(module: Any, preprocessing: Any) -> Description:
             f"model: {type(module).__module__}.{type(module).__name__} is not a Swin of timm, torchvision, transformers, "
             "Microsoft, OpenMMLab or detectron2; if it contains one, pass that module, or the whole to swinq.torch.quantize"
         )
-    described = reader(module, preprocessing)
+    check_compiled(module)
     check_code(module)
-    return described
+    try:
+        return reader(module, preprocessing)
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        kind = type(module).__name__
+        raise ArgumentError(f"model: {kind} lacks a part of a Swin, or has another in its place: {error}") from error
 
 
 def timm(module: Any, preprocessing: Any) -> Description:
@@ -153,7 +179,7 @@ def transformers(module: Any, preprocessing: Any) -> Description:
     """A Swin of transformers: its configuration, and its image processor."""
     config = module.config
     name = getattr(config, "_name_or_path", "") or type(module).__name__
-    described = Description(f"transformers {name}", config.to_json_string(use_diff=False))
+    described = Description(f"transformers {name}", transformers_config(config))
     if preprocessing is None:
         raise PreprocessingError(
             "preprocessing: a module of transformers does not contain it; give its image processor "

@@ -13,6 +13,7 @@ import torch
 
 from . import _torch_compile
 from ._errors import ArgumentError, EngineError
+from ._layers import uncompiled
 from ._model import Engine, Model, open
 from ._torch_calls import bound, check_arguments, images_of
 from ._torch_outputs import CHANNELS_LAST, made, tensors
@@ -89,7 +90,7 @@ class SwinModule(Replacement):
         #: Maps are computed with the channels last if no output has them first.
         self._out_layout = "NHWC" if all(leaf.layout in CHANNELS_LAST for leaf in leaves) else "NCHW"
         self._engines: dict[tuple[str, int], Engine] = {}
-        self._signature = inspect.signature(original.forward)
+        self._signature = inspect.signature(uncompiled(original).forward)
         self.training = original.training
         self._number = _torch_compile.registered(self)
         self.forward = with_signature(self._run, self._signature, self._compiled)
@@ -213,7 +214,7 @@ class SwinModule(Replacement):
     def extra_repr(self) -> str:
         sites = self._model.sites
         quantized = sum(site.quantized for site in sites)
-        return f"{type(self.original).__name__}, {quantized} of {len(sites)} sites INT8"
+        return f"{type(uncompiled(self.original)).__name__}, {quantized} of {len(sites)} sites INT8"
 
 
 def _loaded(original: Any, file: bytes, outputs: Any, arguments: Any, backend: str, options: Any, training: bool) -> SwinModule:
@@ -282,7 +283,7 @@ def unguard(model: Any) -> None:
 
 def in_place(swin: SwinModule) -> Any:
     """The original of ``swin``, which now runs it. Its parameters are also those of a shallow copy, the new original of ``swin``."""
-    module = swin.original
+    module = uncompiled(swin.original)
     inner = copy.copy(module)
     for kind in ("_parameters", "_buffers", "_modules"):
         inner.__dict__[kind] = dict(inner.__dict__[kind])

@@ -126,6 +126,8 @@ def matched(structure: Any, outputs: Mapping[str, Any], limit: float, path: str 
 
 def _nearest(value: Any, outputs: Mapping[str, Any], limit: float, path: str) -> Tensor:
     """The output and the layout that equal ``value`` best."""
+    if not torch.isfinite(value).all():
+        raise ArgumentError(f"its {path} holds values that are not finite")
     errors = {}
     for name, output in outputs.items():
         for layout in OF_MAPS if output.ndim == 4 else ("logits",):

@@ -11,6 +11,7 @@ import torch
 
 from . import _native
 from ._errors import ArgumentError
+from ._layers import uncompiled
 from ._model import Model
 from ._torch_calls import bound, check_arguments, images_of
 from ._torch_export import Values, exported
@@ -80,8 +81,8 @@ class PreparedSwin(Replacement):
             raise ArgumentError("it has an attribute `swinq`, which the scales need")
         self.__dict__["_original"] = original
         for kind in ("_parameters", "_buffers", "_modules"):
-            getattr(self, kind).update(getattr(original, kind))
-        self._non_persistent_buffers_set.update(original._non_persistent_buffers_set)
+            getattr(self, kind).update(getattr(uncompiled(original), kind))
+        self._non_persistent_buffers_set.update(uncompiled(original)._non_persistent_buffers_set)
         self._template, self._names, self._stored = template, dict(names), list(stored)
         self._outputs, self._arguments = outputs, dict(arguments)
         self._drop_path, self.checkpointing = drop_path, checkpointing
@@ -90,7 +91,7 @@ class PreparedSwin(Replacement):
         self._set_up()
 
     def _set_up(self) -> None:
-        self._signature = inspect.signature(self.original.forward)
+        self._signature = inspect.signature(uncompiled(self.original).forward)
         config = self._template.model._config
         self._network = Network(self._template.model._native, config)
         self._of_swin = Parameters(self, self._names, self._stored, self._network.is_v2)
@@ -192,7 +193,7 @@ class PreparedSwin(Replacement):
         self._set_up()
 
     def extra_repr(self) -> str:
-        return f"{type(self.original).__name__} in training"
+        return f"{type(uncompiled(self.original)).__name__} in training"
 
 
 class _Exact(torch.autograd.Function):

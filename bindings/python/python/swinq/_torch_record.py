@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from ._errors import ArgumentError
+from ._layers import uncompiled
 from ._torch_calls import bound, images_of
 from ._torch_outputs import recorded
 
@@ -18,6 +21,15 @@ from ._torch_outputs import recorded
 #: The most that an output of a float Swin may differ from that of swinq's float engine, relative to its norm, by the least precise
 #: type in which it may compute. For f32 that is the difference of GELU by tanh.
 TOLERANCES = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+
+
+#: What a module of PyTorch takes no images from.
+NO_IMAGES = (str, bytes, os.PathLike, np.ndarray)
+#: What an iterable for the calibration gives.
+BATCHES = (
+    "batches, normalised for the model: tensors [n, channels, height, width], tuples or lists that begin with one, or "
+    "dictionaries of its arguments, as a DataLoader gives them"
+)
 
 
 @dataclass
@@ -41,7 +53,7 @@ class Record:
 
     def add(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Records a call."""
-        given, arguments = bound(inspect.signature(module.forward), args, kwargs)
+        given, arguments = bound(inspect.signature(uncompiled(module).forward), args, kwargs)
         images = images_of(given)
         if not isinstance(images, torch.Tensor) or images.ndim != 4 or not images.is_floating_point():
             raise ArgumentError(f"its input, a {type(given).__name__}, is no floating-point tensor [n, channels, height, width]")
@@ -67,7 +79,8 @@ def _kinds(module: Any, images: Any) -> set[Any]:
 
 
 def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dict[Any, Record]:
-    """Runs the calibration in evaluation mode and without gradients, and records the calls of ``modules``."""
+    """Runs the calibration in evaluation mode, without gradients and without ``torch.compile``, and records the calls of
+    ``modules``."""
     records = {module: Record(samples) for module in modules}
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -80,7 +93,8 @@ def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dic
 
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module in records]
     try:
-        with torch.no_grad(), evaluating(model):
+        # Compiled code that ran before does not call hooks.
+        with torch.no_grad(), evaluating(model), torch.compiler.set_stance("force_eager"):
             _call(model, calibrate, lambda: all(record.images >= samples for record in records.values()))
     finally:
         for handle in handles:
@@ -93,17 +107,19 @@ def _call(model: Any, calibrate: Any, enough: Callable[[], bool]) -> None:
     if callable(calibrate):
         calibrate(model)
         return
-    if not isinstance(calibrate, Iterable) or isinstance(calibrate, torch.Tensor):
+    if not isinstance(calibrate, Iterable) or isinstance(calibrate, (*NO_IMAGES, Mapping, torch.Tensor)):
         raise ArgumentError(
-            f"calibrate: a {type(calibrate).__name__} is neither a function that is called with the model nor an iterable of "
-            "batches"
+            f"calibrate: a {type(calibrate).__name__} is neither a function that is called with the model nor an iterable of {BATCHES}"
         )
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     for batch in calibrate:
         if isinstance(batch, Mapping):
             model(**{name: _on(value, device) for name, value in batch.items()})
         else:
-            model(_on(batch[0] if isinstance(batch, tuple | list) else batch, device))
+            first = batch[0] if isinstance(batch, tuple | list) and batch else batch
+            if isinstance(first, NO_IMAGES):
+                raise ArgumentError(f"calibrate: gives a {type(first).__name__}; it must be an iterable of {BATCHES}")
+            model(_on(first, device))
         if enough():
             break
 

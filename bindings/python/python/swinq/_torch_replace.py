@@ -13,15 +13,16 @@ import torch
 
 from . import _native, _process
 from ._errors import ArgumentError, Error, PreprocessingError, count
-from ._layers import library_of
+from ._layers import library_of, uncompiled
 from ._model import Model
 from ._modules import Reading, load, reader_of
 from ._progress import Progress, close, observer
-from ._torch_module import SwinModule, guard
-from ._torch_outputs import made, matched, relative_error, tensors
+from ._torch_module import InPlace, SwinModule, guard
+from ._torch_outputs import made, relative_error, tensors
 from ._torch_prepared import PreparedSwin
 from ._torch_record import Record, run
 from ._torch_report import Left, Replaced, Report
+from ._torch_results import checked, first
 
 #: A preprocessing for classifiers of torchvision whose own is not known.
 NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -31,6 +32,7 @@ NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter"
 class Found:
     """A Swin that can be replaced."""
 
+    #: What stands in the model: the Swin, or what ``torch.compile`` made of it.
     module: Any
     #: The names of its places in the model.
     names: list[str]
@@ -60,7 +62,7 @@ def replaced(
         warnings.warn(f"model: {each}", stacklevel=3)
     report.left.extend(_others(report))
     if not report.replaced:
-        raise ArgumentError(f"model: no Swin of {type(model).__name__} can be replaced. {report}".rstrip())
+        raise ArgumentError(f"model: no Swin of {kind_of(model)} can be replaced. {report if report.left else none_in(model)}")
     return report
 
 
@@ -75,7 +77,7 @@ def found(
         try:
             opened[module] = _opened(module)
         except Error as error:
-            left.append(Left(names[0], type(module).__name__, str(error)))
+            left.append(Left(names[0], kind_of(module), str(error)))
     for module, float_model in opened.items():
         if backend == "cuda" or backend == "auto" and any(parameter.is_cuda for parameter in module.parameters()):
             float_model._native.check_cuda()
@@ -84,27 +86,29 @@ def found(
         _process.start_threads("quantize")
     for module, float_model in opened.items():
         try:
-            outputs = _checked(float_model, records[module])
+            outputs = checked(float_model, records[module])
         except Error as error:
-            left.append(Left(places[module][0], type(module).__name__, str(error)))
+            left.append(Left(places[module][0], kind_of(module), str(error)))
             continue
         swins.append(Found(module, places[module], float_model, records[module], outputs))
     return swins, left
 
 
 def swins_of(model: Any) -> dict[Any, list[str]]:
-    """The outermost Swins of a model, with the names of the places of each."""
+    """The outermost Swins of a model, with the names of the places of each. A Swin that ``torch.compile`` wrapped is the wrapper,
+    whose compiled code stays bound to what it wraps."""
     if not isinstance(model, torch.nn.Module):
         raise ArgumentError(f"model: a {type(model).__name__} is no torch.nn.Module")
     found: dict[Any, list[str]] = {}
 
     def visit(module: Any, name: str) -> None:
-        if isinstance(module, SwinModule | PreparedSwin):
+        if is_replaced(module):
             return
-        if reader_of(module) is not None:
+        inner = uncompiled(module)
+        if reader_of(inner) is not None:
             found.setdefault(module, []).append(name)
             return
-        for part, child in module._modules.items():
+        for part, child in inner._modules.items():
             if child is not None:
                 visit(child, f"{name}.{part}" if name else part)
 
@@ -112,8 +116,31 @@ def swins_of(model: Any) -> dict[Any, list[str]]:
     return found
 
 
-def _opened(module: Any) -> Model:
-    """The float model of a module. Its images are normalised, so that a preprocessing that is not known is not needed."""
+def is_replaced(module: Any) -> bool:
+    """Whether a module stands in the place of a Swin, or is one whose ``forward`` is the engine's."""
+    return isinstance(module, SwinModule | PreparedSwin) or isinstance(module.__dict__.get("forward"), InPlace)
+
+
+def none_in(model: Any) -> str:
+    """Why a model has no Swin in float."""
+    found = {name or "the model itself": module for name, module in model.named_modules() if is_replaced(module)}
+    if any(isinstance(module, PreparedSwin) for module in found.values()):
+        state = "are prepared for training already; swinq.torch.convert(model) runs them in INT8, swinq.torch.restore(model) undoes it"
+    else:
+        state = "run on the engine already; swinq.torch.restore(model) first"
+    if found:
+        return f"Its Swins ({', '.join(found)}) {state}"
+    return "It contains no Swin of timm, torchvision, transformers, Microsoft, OpenMMLab or detectron2"
+
+
+def kind_of(module: Any) -> str:
+    """The name of the class of a module, or of that which ``torch.compile`` wrapped."""
+    return type(uncompiled(module)).__name__
+
+
+def _opened(place: Any) -> Model:
+    """The float model of a Swin. Its images are normalised, so that a preprocessing that is not known is not needed."""
+    module = uncompiled(place)
     try:
         return _read(module, None)
     except PreprocessingError:
@@ -131,26 +158,6 @@ def _read(module: Any, preprocessing: Any) -> Model:
     family = preprocessing if isinstance(preprocessing, str) else None
     reading: Reading = (None, [], None, None, None, family, None, None, None)
     return Model(load(module, preprocessing, reading))
-
-
-def _checked(model: Model, record: Record) -> Any:
-    """The structure of the outputs of a module, which are those of the float engine on the first image.
-
-    Raises:
-        ArgumentError: for a module that was not called, or that computes something else.
-    """
-    if record.problem is not None:
-        raise ArgumentError(record.problem)
-    if not record.batches:
-        problem = "the calibration did not call it; see that it has images; if the model calls another method of it, such as"
-        raise ArgumentError(f"{problem} forward_features, it cannot be replaced")
-    return matched(record.outputs, _first(model, record), record.tolerance)
-
-
-def _first(model: Model, record: Record) -> dict[str, Any]:
-    """The outputs of a model on the first image of a record, on the CPU."""
-    found: dict[str, Any] = model.engine(backend="cpu").run(record.batches[0][:1], layout="NCHW")
-    return found
 
 
 def quantized(
@@ -185,8 +192,8 @@ def recipe_text(recipe: Any) -> tuple[str, bool]:
 
 def described(engine: SwinModule, swin: Found) -> Replaced:
     """What is reported about a Swin in whose place is ``engine``, or what trains for it."""
-    original, sites, record = swin.module, engine.model.sites, swin.record
-    found = _first(engine.model, record)
+    original, sites, record = uncompiled(swin.module), engine.model.sites, swin.record
+    found = first(engine.model, record)
     noise = {}
     for (place, expected), (_, leaf) in zip(tensors(record.outputs), tensors(engine._outputs), strict=True):
         error = relative_error(made(leaf, found, torch.float32, None), expected.value)
@@ -209,12 +216,18 @@ def in_place_of(swin: Found, model: Model, backend: str, options: Mapping[str, A
 
 
 def exchanged(model: Any, old: Any, new: Any) -> Any:
-    """The model with ``new`` at every place of ``old``."""
-    if model is old:
+    """The model with ``new`` at every place of ``old``. What ``torch.compile`` made of a module in the place of a Swin goes with it."""
+
+    def is_place(module: Any) -> bool:
+        return module is old or (isinstance(old, SwinModule | PreparedSwin) and uncompiled(module) is old)
+
+    if is_place(model):
         return new
     for parent in list(model.modules()):
+        if uncompiled(parent) is old:
+            continue
         for name, child in parent._modules.items():
-            if child is old:
+            if is_place(child):
                 parent._modules[name] = new
     guard(model)
     return model
@@ -222,7 +235,7 @@ def exchanged(model: Any, old: Any, new: Any) -> Any:
 
 def _others(report: Report) -> list[Left]:
     """Modules with the parameters of windowed attention that are in no Swin that was found."""
-    replaced = [module for module in report.model.modules() if isinstance(module, SwinModule | PreparedSwin)]
+    replaced = [module for module in report.model.modules() if is_replaced(module)]
     known = {part for module in [*swins_of(report.model), *replaced] for part in module.modules()}
     marks = ("relative_position_bias_table", "cpb_mlp", "continuous_position_bias_mlp")
     found = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import math
 import os
@@ -18,19 +17,15 @@ from ._errors import ArgumentError
 from ._images import PathLike
 from ._model import Model
 from ._progress import Progress, close, observer
+from ._torch_options import ENGINE_NUMBERS, check_options
 from ._torch_record import evaluating
-from ._torch_replace import Found, described, exchanged, found, images_of, in_place_of, recipe_text, swins_of
+from ._torch_replace import Found, described, exchanged, found, images_of, in_place_of, none_in, recipe_text, swins_of
 from ._torch_search import Sensitivity, Tuning, sensitivity_of, tuning_of
 
 #: The user's metric: called with the model, it returns a number, of which more is better.
 Evaluate = Callable[[Any], Any]
 Calibrate = Callable[[Any], object] | Iterable[Any]
 Recipe = str | os.PathLike[str] | Mapping[str, Any]
-
-#: The options of an engine that are numbers, with their values where none are given.
-ENGINE_NUMBERS: dict[str, int] = {
-    name: option.default for name, option in inspect.signature(Model.engine).parameters.items() if isinstance(option.default, int)
-}
 
 
 def tune(
@@ -101,6 +96,7 @@ def tune(
     for name, value in (("max_drop", max_drop), ("min_speedup", min_speedup), ("budget", budget)):
         if value is not None and not (math.isfinite(value) and value >= 0):
             raise ArgumentError(f"{name}: {value} is not a number from 0 on")
+    check_options(tune, options)
     program = Program(model, evaluate, (metric, cache), backend, options)
     swin, function = program.record(calibrate, module, samples), observer(progress)
     if latencies is None and cache is not None:
@@ -164,6 +160,7 @@ def sensitivity(
     Raises:
         The errors of :func:`tune`; ArgumentError for parts that there are not.
     """
+    check_options(sensitivity, options)
     program = Program(model, evaluate, (metric, cache), backend, options)
     swin, function = program.record(calibrate, module, samples), observer(progress)
     try:
@@ -201,9 +198,6 @@ class Program:
             raise ArgumentError(f"evaluate: a {type(evaluate).__name__} is no function of the model")
         if backend not in ("auto", "cpu", "cuda"):
             raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
-        for name in options:
-            if name not in ENGINE_NUMBERS and name != "residual":
-                raise ArgumentError(f"{name}: is no option of an engine; those are {', '.join(ENGINE_NUMBERS)}, residual")
         name_of_metric = metric or name_of(evaluate)
         if cache is not None and name_of_metric is None:
             raise ArgumentError(f"metric: is missing; {evaluate!r} has no name by which the cache could know its values again")
@@ -266,7 +260,7 @@ def one(model: Any, module: str | None) -> dict[Any, list[str]]:
     if len(places) > 1:
         raise ArgumentError(f"model: has {len(places)} Swins; choose one by module={named(places)}")
     if not places:
-        raise ArgumentError(f"model: a {type(model).__name__} without a Swin in float")
+        raise ArgumentError(f"model: has no Swin in float. {none_in(model)}")
     return places
 
 

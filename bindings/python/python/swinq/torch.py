@@ -34,9 +34,11 @@ except ImportError as error:
 
 from . import _native
 from ._errors import ArgumentError
+from ._layers import uncompiled
 from ._modules import describe
 from ._progress import Progress
 from ._torch_module import InPlace, SwinModule
+from ._torch_options import check_options
 from ._torch_prepared import PreparedSwin, Template, start_from
 from ._torch_replace import Found, exchanged, in_place_of, quantized, replaced, stand_in
 from ._torch_report import Left, Replaced, Report
@@ -98,13 +100,14 @@ def quantize(
         What was replaced and what was left. A module that is left although it looks like a Swin is also a warning.
 
     Raises:
-        ArgumentError: if nothing was replaced, with the reasons; for images that are not finite.
+        ArgumentError: if nothing was replaced, with the reasons; for images that are not finite; for an unknown option.
         NotFoundError, ModelError: for a recipe that does not exist or does not fit.
         CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before. Heads that are not 32 wide,
             which no GPU runs, are refused before the calibration.
     """
     if backend not in ("auto", "cpu", "cuda"):
         raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
+    check_options(quantize, options)
 
     def engine(found: Found) -> Any:
         swin = in_place_of(found, quantized(found, recipe, ptq, batch_size, progress), backend, options)
@@ -159,14 +162,15 @@ def prepare(
 
     def training(found: Found) -> Any:
         int8, module = quantized(found, recipe, ptq, batch_size, progress), found.module
-        names = describe(module, stand_in(module)).renamed
+        swin = uncompiled(module)
+        names = describe(swin, stand_in(swin)).renamed
         stored, arguments = _native.stored_parameters(found.model._native), found.record.arguments
-        swin = PreparedSwin(
+        prepared = PreparedSwin(
             module, Template(int8), names, stored, found.outputs, arguments, LEARNED[learned], drop_path, checkpointing
         )
         if ptq != "basic":
-            start_from(swin, int8)
-        return swin, swin.converted("cpu")
+            start_from(prepared, int8)
+        return prepared, prepared.converted("cpu")
 
     return replaced(model, calibrate, (samples, batch_size), training)
 
@@ -187,6 +191,7 @@ def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
         ArgumentError: for a model without prepared modules.
         ModelError: for parameters that are not finite. The model is then as before.
     """
+    check_options(convert, options)
     swins = [module for module in model.modules() if isinstance(module, PreparedSwin)]
     if not swins:
         raise ArgumentError("model: has no prepared Swin; call swinq.torch.prepare first")

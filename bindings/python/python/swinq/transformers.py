@@ -28,6 +28,7 @@ import torch
 
 from . import torch as _torch
 from ._errors import ArgumentError, Error, ModelError
+from ._layers import uncompiled
 from ._progress import Progress
 from ._torch_module import InPlace, SwinModule, file_of, in_place, opened, unguard
 from ._torch_report import Report
@@ -174,12 +175,13 @@ class SwinqQuantizer(HfQuantizer):
         for name, swin in _swins_of(model).items():
             prefix = f"{name}." if name else ""
             file = torch.frombuffer(bytearray(file_of(swin.model)), dtype=torch.uint8)
-            state.update(swin.original.state_dict(prefix=prefix))
+            original = uncompiled(swin.original)
+            state.update(original.state_dict(prefix=prefix))
             state[prefix + BUFFER] = file
             entries.append(
                 {
                     "name": name,
-                    "kind": type(swin.original).__name__,
+                    "kind": type(original).__name__,
                     "bytes": file.numel(),
                     "outputs": described(swin._outputs),
                     "arguments": _plain(swin._arguments),
@@ -212,7 +214,7 @@ def attach(model: Any) -> Any:
     Raises:
         ArgumentError: for a model without quantized Swins, or of another library.
     """
-    found = model.original if isinstance(model, SwinModule) else model
+    found = uncompiled(model.original) if isinstance(model, SwinModule) else model
     if not isinstance(found, PreTrainedModel):
         raise ArgumentError(f"model: a {type(found).__name__} is no model of transformers, so it has no save_pretrained")
     if found is not model:
