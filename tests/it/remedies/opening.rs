@@ -95,6 +95,17 @@ fn folders(book: &Book) {
     folder("silent", Some("{\"depths\": [1, 2]}"), None);
     folder("unprocessed", Some(&config), None);
     folder("unknown", Some(&config), Some("{\"image_processor_type\": \"MyImageProcessor\", \"size\": 24}"));
+    for (name, field) in [
+        ("unresized", "\"do_resize\": false"),
+        ("unscaled", "\"do_rescale\": false"),
+        ("donut", "\"image_processor_type\": \"DonutImageProcessor\", \"do_center_crop\": false"),
+    ] {
+        let mut fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(&processor).unwrap();
+        let more: serde_json::Map<_, _> = serde_json::from_str(&format!("{{{field}}}")).unwrap();
+        fields.extend(more);
+        folder(name, Some(&config), Some(&serde_json::to_string(&fields).unwrap()));
+    }
     folder("larger", Some(&config), Some(&processor.replace("24", "32")));
     folder("uncropped", Some(&config), Some(&processor.replace("24", "{\"shortest_edge\": 24}")));
     folder(
@@ -369,6 +380,9 @@ fn directories(book: &Book) {
     for (folder, part) in [
         ("unknown", "does not know the default of its class; state the field, or pass --transform hf"),
         ("larger", "correct one of them, or pass --transform hf"),
+        ("unresized", "images would keep their own sizes; pass --transform hf"),
+        ("unscaled", "only pixels rescaled by 1/255 are supported; pass --transform hf for such"),
+        ("donut", "as ViTImageProcessor does; compare an image with transformers, or pass --transform"),
         ("uncropped", "state do_center_crop, or pass --transform hf"),
     ] {
         book.opening(&format!("eval {folder}"), part, &[&format!("eval {folder} --transform hf")]);
