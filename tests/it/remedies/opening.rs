@@ -7,7 +7,7 @@ use half::f16;
 use safetensors::tensor::{Dtype, TensorView};
 use swinq::model::params::parameters;
 use swinq::model::quantized::FloatModel;
-use swinq::model::{StateDict, SwinConfig, Task};
+use swinq::model::{SwinConfig, Task};
 use swinq::{Model, OpenOptions};
 
 use super::Book;
@@ -173,11 +173,6 @@ fn official(book: &Book) {
 
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap()
-}
-
-/// Writes a bare file with the parameters `tensors` of a model.
-fn write_model(path: &Path, tensors: StateDict) {
-    write(path, &tensors.into_iter().map(|(name, t)| (name, (t.shape, t.data))).collect());
 }
 
 fn write(path: &Path, tensors: &Tensors) {
