@@ -84,7 +84,10 @@ impl Histogram {
             "columns of rows"
         );
         let mut sum = Histogram::new();
-        let shares = if threads() == 1 { 1 } else { 2 * threads() };
+        let shares = match threads() {
+            1 => 1,
+            several => 2 * several,
+        };
         let piece_len = PIECE / width * width;
         for (index, piece) in values.chunks(piece_len).enumerate() {
             let share = piece.len().div_ceil(shares).max(MIN_SHARE).next_multiple_of(width);

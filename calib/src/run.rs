@@ -90,16 +90,17 @@ impl Run {
             return Ok(());
         }
         let images = swin.images(batch, &model.transform)?;
-        let threads = forwards_at_a_time(swin.config(), batch.size, images.device());
-        let parts = divided(batch.len(), threads);
+        let parts = divided(batch.len(), forwards_at_a_time(swin.config(), batch.size, images.device()));
+        // The operations of a single part run on all threads.
+        let single = parts.len() == 1;
         while self.others.len() + 1 < parts.len() {
             self.others.push(self.sampler.anew());
         }
         let samplers = std::iter::once(&mut self.sampler).chain(&mut self.others).zip(parts);
         let sample = |(sampler, part): (&mut Sampler, _)| of_images(swin, &images, &batch.ids, part, sampler);
-        let done: Vec<Result<(), CalibError>> = match threads {
-            1 => samplers.map(sample).collect(),
-            _ => samplers.collect::<Vec<_>>().into_par_iter().map(sample).collect(),
+        let done: Vec<Result<(), CalibError>> = match single {
+            true => samplers.map(sample).collect(),
+            false => samplers.collect::<Vec<_>>().into_par_iter().map(sample).collect(),
         };
         done.into_iter().collect::<Result<(), CalibError>>()?;
         self.hash.update(&batch.pixels);
