@@ -12,7 +12,8 @@ use swinq_model::{BatchSource, Calibrator, QuantizedModel, Recipe, Site};
 use crate::calibrator::amax;
 use crate::error::CalibError;
 use crate::histogram::Histogram;
-use crate::refine::{RefinedParameters, Trial};
+use crate::refine::Trial;
+use crate::refined::RefinedParameters;
 use crate::run::Run;
 use crate::task::Task;
 

@@ -13,7 +13,8 @@ use crate::error::CalibError;
 use crate::observe::Observe;
 use crate::quantize::assemble;
 use crate::reconstruct::{Reconstruction, in_order, reconstructed_layers};
-use crate::refine::{RefinedParameters, Refiner, Sampler, refined_layers};
+use crate::refine::{Refiner, Sampler, refined_layers};
+use crate::refined::RefinedParameters;
 use crate::run::{Run, images_per_forward};
 
 /// What a calibration of a model for a recipe has to find.

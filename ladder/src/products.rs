@@ -121,7 +121,7 @@ impl OnGpu<'_> {
         candidates: Vec<T>,
         run: &impl Fn(&T, &Stream) -> Result<(), CudaError>,
     ) -> Result<T, CudaError> {
-        let mut best: Option<(f32, T)> = None;
+        let mut best: Option<(f64, T)> = None;
         let mut refusal = None;
         for candidate in candidates {
             match clock::quick(&self.gpu.timer, &|on| run(&candidate, on)) {

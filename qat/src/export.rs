@@ -1,6 +1,5 @@
 //! Converts the parameters of a training to a model.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
@@ -61,10 +60,8 @@ pub fn quantized(
             continue;
         }
         // The codes include the factors of the input's channels.
-        let tensor = match template.weight_factors(linear) {
-            Some(factors) => Cow::Owned(fold_factors(&trained.tensors[&name], factors)),
-            None => Cow::Borrowed(&trained.tensors[&name]),
-        };
+        let factors = template.weight_factors(linear).unwrap_or_default();
+        let tensor = fold_factors(&trained.tensors[&name], factors);
         let weight = match (trained.weight_scales)(linear)? {
             Some(scales) => quantize_by_scales(&tensor, scales, spec.largest_code()),
             None => quantize_weight(&tensor, spec)?,

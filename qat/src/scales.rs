@@ -14,7 +14,7 @@ use swinq_float::ops::taped::{
 use swinq_float::tape::Passes;
 use swinq_model::quantized::{ChannelCodes, SiteState, scale_of};
 use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
-use swinq_numerics::{ColumnQuantizers, Quantizer};
+use swinq_numerics::{ColumnQuantizers, Int8, Quantizer};
 
 use crate::error::QatError;
 use crate::job::Scales;
@@ -321,7 +321,7 @@ impl ScaleTable {
         let learned = scale.ratio.as_ref().map(|ratio| LearnedScale {
             ratio: ratio.clone(),
             base: vec![scale_of(scale.amax)],
-            gradient_scale: lsq_factor(values, 127.0),
+            gradient_scale: lsq_factor(values, Int8::MAX),
         });
         Some(FakeActivation { quantizer: scale.now, learned })
     }

@@ -8,7 +8,7 @@ use swinq_eval::results::sensitivity::{ChannelSpread, Percentile, RangeStatistic
 use swinq_float::{Float, FloatError, Sites, Swin};
 use swinq_model::quantized::ChannelCodes;
 use swinq_model::site::all_sites;
-use swinq_model::{Batch, Granularity, HostTensor, Linear, ModelError, QuantizedModel, Site, SiteSpec};
+use swinq_model::{Batch, Granularity, HostTensor, Int8, Linear, ModelError, QuantizedModel, Site, SiteSpec};
 
 use crate::Error;
 use crate::quantizer::Quantizer;
@@ -187,7 +187,7 @@ impl CodeCounts {
         for row in x.chunks_exact(recips.len()) {
             for ((x, recip), zero) in row.iter().zip(&recips).zip(&codes.zero_points) {
                 let units = (x * recip).round_ties_even();
-                self.clipped += usize::from(!(-128.0..=127.0).contains(&(units + f32::from(*zero))));
+                self.clipped += usize::from(!(Int8::MIN..=Int8::MAX).contains(&(units + f32::from(*zero))));
                 self.zeroed += usize::from(units == 0.0 && *x != 0.0);
             }
         }

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 use swinq_model::quantized::scale_of;
-use swinq_model::{HostTensor, SiteSpec};
+use swinq_model::{HostTensor, Int8, SiteSpec};
 
 use crate::channels::fold_factors;
 use crate::error::CalibError;
@@ -45,7 +45,7 @@ impl Codes {
         let Codes::Channels { amax, factors, low } = self else { return Vec::new() };
         let step = scale_of(*amax);
         let zero = |(low, factor): (&f32, &f32)| {
-            (-128.0 - low * (step * factor).recip()).round_ties_even().clamp(-128.0, 127.0) as i8
+            Int8::clamp((Int8::MIN - low * (step * factor).recip()).round_ties_even()) as i8
         };
         low.iter().zip(factors).map(zero).collect()
     }
@@ -66,7 +66,7 @@ impl Codes {
     /// The weight `[n, width]` whose codes multiply these codes: with the channel's factor in each column.
     pub fn stored<'w>(&self, weight: &'w HostTensor) -> Cow<'w, HostTensor> {
         match self {
-            Codes::Channels { factors, .. } => Cow::Owned(fold_factors(weight, factors)),
+            Codes::Channels { factors, .. } => fold_factors(weight, factors),
             Codes::Tensor(_) => Cow::Borrowed(weight),
         }
     }
@@ -114,7 +114,7 @@ impl Steps {
     /// matters for ties only.
     #[inline(always)]
     fn units(&self, x: f32, recip: f32, zero: f32) -> f32 {
-        round((x * recip + zero).clamp(-128.0, 127.0)) - zero
+        round(Int8::clamp(x * recip + zero)) - zero
     }
 }
 

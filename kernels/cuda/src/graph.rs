@@ -146,7 +146,7 @@ impl Recorded {
 impl Drop for Recorded {
     fn drop(&mut self) {
         let exec = self.exec.get_mut().unwrap_or_else(|e| e.into_inner());
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bound() {
             // SAFETY: instantiated once and destroyed only here. No launch is in flight: streams share `self`
             // until they have been synchronised.
             let _ = unsafe { sys::cuGraphExecDestroy(exec.0) };

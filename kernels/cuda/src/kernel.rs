@@ -63,7 +63,7 @@ fn explain(error: CudaError, device: &Device, program: &Program) -> CudaError {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bound() {
             // SAFETY: loaded in `load` and unloaded only here. None of its kernels is running: a stream holds
             // its kernels until it has been synchronised (`Stream::submit`), and a graph holds its kernels.
             let _ = unsafe { sys::cuModuleUnload(self.handle) };

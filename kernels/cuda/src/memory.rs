@@ -39,7 +39,9 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if !self.of_caller && self.context.bind().is_ok() {
+        if !self.of_caller
+            && let Ok(_bound) = self.context.bound()
+        {
             // SAFETY: allocated in `new` and freed only here. cuMemFree waits for the work that uses the
             // memory.
             let _ = unsafe { sys::cuMemFree_v2(self.ptr) };

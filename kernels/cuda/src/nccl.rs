@@ -250,9 +250,7 @@ impl Exchange {
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        if self.context.bind().is_err() {
-            return;
-        }
+        let Ok(_bound) = self.context.bound() else { return };
         // SAFETY: each handle was created in `new` and is destroyed only here. NCCL waits for its own work.
         unsafe {
             if !self.communicator.is_null() {

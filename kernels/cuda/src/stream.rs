@@ -226,11 +226,16 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.busy().is_empty() {
+        let (is_busy, is_own) = (!self.busy().is_empty(), matches!(self.owner, Owner::This));
+        if !is_busy && !is_own {
+            return;
+        }
+        let Ok(_bound) = self.context.bound() else { return };
+        if is_busy {
             // Kernels must stay loaded until they are done. An error here belongs to the work and is ignored.
             let _ = self.synchronize();
         }
-        if matches!(self.owner, Owner::This) && self.bind().is_ok() {
+        if is_own {
             // SAFETY: created in `new` and destroyed only here; the driver finishes the work that is on it.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
         }
@@ -331,7 +336,7 @@ fn elapsed_time() -> Result<Elapsed, CudaError> {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bound() {
             // SAFETY: created in `new` and destroyed only here; the driver permits this before the event is
             // reached.
             let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };

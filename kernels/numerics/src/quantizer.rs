@@ -2,6 +2,22 @@
 
 use crate::reference;
 
+/// The range of INT8 codes, as f32.
+pub struct Int8;
+
+impl Int8 {
+    /// The least code.
+    pub const MIN: f32 = -128.0;
+    /// The largest code, and the largest magnitude of a symmetric range in units of its scale.
+    pub const MAX: f32 = 127.0;
+
+    /// `x` limited to the codes. A NaN stays one.
+    #[inline(always)]
+    pub fn clamp(x: f32) -> f32 {
+        x.clamp(Int8::MIN, Int8::MAX)
+    }
+}
+
 /// A symmetric quantizer with zero point 0: `code = round_ties_even(clamp(x * recip, -128, 127))`,
 /// `x ~ code * scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]

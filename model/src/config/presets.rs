@@ -2,6 +2,8 @@
 
 use swinq_configs::{BACKBONES, Named, SWIN, SWINV2};
 
+use crate::nearest::{nearest_name, spelled};
+
 /// The shipped configurations of classifiers: Swin V1, then Swin V2.
 pub(super) fn classifiers() -> impl Iterator<Item = &'static Named> {
     SWIN.iter().chain(SWINV2)
@@ -30,10 +32,7 @@ fn backbone(name: &str) -> Option<&'static Named> {
 
 /// The shipped name that begins with `name`, of any spelling, else the most similar one. Of several, a classifier's.
 pub(super) fn nearest(name: &str) -> &'static str {
-    let spelled = |name: &str| name.to_lowercase().replace('-', "_");
-    let name: String = spelled(&name.chars().take(80).collect::<String>());
     let all = || classifiers().chain(BACKBONES).map(|(preset, _)| *preset);
-    let distance = |preset: &&str| strsim::damerau_levenshtein(&name, &spelled(preset));
-    let begun = all().find(|preset| !name.is_empty() && spelled(preset).starts_with(&name));
-    begun.or_else(|| all().min_by_key(distance)).expect("there are presets")
+    let begun = all().find(|preset| !name.is_empty() && spelled(preset).starts_with(&spelled(name)));
+    begun.or_else(|| nearest_name(name, all())).expect("there are presets")
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use swinq_numerics::{Probs, Quantizer, Windows};
+use swinq_numerics::{Int8, Probs, Quantizer, Windows};
 use swinq_plan::{Attention, Order};
 
 use super::Lowering;
@@ -193,7 +193,7 @@ impl Lowering<'_> {
             Probs::Float => softmax,
             Probs::S8(q) => self.quantize(&site, &softmax, q.scale(), q.scale()),
             Probs::U8 if self.options.target == Target::TensorRt => {
-                self.quantize(&site, &softmax, 1.0 / 127.0, 1.0 / 127.0)
+                self.quantize(&site, &softmax, 1.0 / Int8::MAX, 1.0 / Int8::MAX)
             }
             Probs::U8 => self.quantize_u8(&site, &softmax),
         };

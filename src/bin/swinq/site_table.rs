@@ -3,7 +3,7 @@
 use comfy_table::{ColumnConstraint, Width};
 use swinq::model::quantized::{ChannelCodes, SiteState};
 use swinq::model::{
-    BlockId, Granularity, Half, Kind, Linear, Operand, Ptq, QuantizedModel, Site, all_linears,
+    BlockId, Granularity, Half, Int8, Kind, Linear, Operand, Ptq, QuantizedModel, Site, all_linears,
 };
 
 use crate::tables;
@@ -125,7 +125,7 @@ fn per_channel(state: &SiteState, channels: &ChannelCodes) -> String {
         let of_channel = move |(f, z): (&f32, &i8)| scale * f * (code - f32::from(*z));
         channels.factors.iter().zip(&channels.zero_points).map(of_channel)
     };
-    let (low, high) = (end(-128.0).fold(f32::MAX, f32::min), end(127.0).fold(f32::MIN, f32::max));
+    let (low, high) = (end(Int8::MIN).fold(f32::MAX, f32::min), end(Int8::MAX).fold(f32::MIN, f32::max));
     format!("{low:.2}..{high:.2}/channel")
 }
 

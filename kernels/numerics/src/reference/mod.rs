@@ -8,6 +8,8 @@ mod linear;
 pub mod math;
 mod normalize;
 
+use crate::Int8;
+
 pub use attention::{
     AttentionQuant, CODE_FLOOR, FLOOR, HeadScores, Probs, attention_row_exp, attention_row_u8,
     attention_window,
@@ -27,7 +29,7 @@ pub fn code(scaled: f32) -> i8 {
     if scaled.is_nan() {
         return 0;
     }
-    rint(scaled.clamp(-128.0, 127.0)) as i8
+    rint(Int8::clamp(scaled)) as i8
 }
 
 /// Rounds a value of magnitude below 2^22 to the nearest integer, ties to even: one unit in the last place of the sum is 1.
@@ -43,5 +45,5 @@ fn rint(x: f32) -> f32 {
 #[inline]
 pub fn low_code(scaled: f32) -> i8 {
     let rest = (scaled - f32::from(code(scaled))) * 256.0;
-    code(if rest > -127.0 { rest } else { -127.0 })
+    code(if rest > -Int8::MAX { rest } else { -Int8::MAX })
 }
