@@ -13,13 +13,15 @@ pub fn nearest_name<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) ->
     known.into_iter().min_by_key(|known| damerau_levenshtein(&name, &spelled(known)))
 }
 
-/// The most similar of the dotted keys `known`: the last parts count first, then the whole keys.
+/// The most similar of the dotted keys `known`: one with the same last part, if there is one, else the one with the fewest edits,
+/// among which those of the last part count twice.
 pub fn nearest_key<'a>(key: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let key = spelled(key);
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
     let distance = |known: &&str| {
         let known = spelled(known);
-        (damerau_levenshtein(&last(&key), &last(&known)), damerau_levenshtein(&key, &known))
+        let of_last = damerau_levenshtein(&last(&key), &last(&known));
+        (of_last > 0, of_last + damerau_levenshtein(&key, &known))
     };
     known.into_iter().min_by_key(distance)
 }

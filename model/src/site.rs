@@ -60,6 +60,15 @@ impl Linear {
     pub fn bias_name(self) -> String {
         format!("{self}.bias")
     }
+
+    /// The residual addition of its block that takes its output, whose branch it ends; in a Swin V2 a norm lies between.
+    pub fn half(self) -> Option<Half> {
+        match self {
+            Linear::Proj(_) => Some(Half::Attn),
+            Linear::Fc2(_) => Some(Half::Mlp),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Linear {
@@ -94,14 +103,14 @@ pub enum Operand {
     Shortcut,
 }
 
-/// A place where a tensor may be quantized.
+/// A place where a tensor may be quantized. Every block of every architecture has the same sites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Site {
     /// Input activation of a linear layer.
     Input(Linear),
     /// Weight of a linear layer.
     Weight(Linear),
-    /// Result of a linear layer's product, before bias, GELU and residual addition.
+    /// Result of a linear layer's product, before bias, GELU and residual addition. No other op has an `.output`.
     Output(Linear),
     /// Queries, after bias; in Swin V2 after they are normalised.
     Q(BlockId),

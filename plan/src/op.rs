@@ -61,6 +61,9 @@ pub enum Weight<'m> {
 }
 
 /// A linear layer: the product with a weight, its bias and its activation.
+///
+/// Fused launches compute a part of the fields only: `int8-runtime/src/cuda/int8.rs` and `kernels/cpu/src/linear/avx512/full_panels.rs`
+/// compute or refuse a new field.
 #[derive(Clone, Debug)]
 pub struct Linear<'m> {
     /// The layer of the network. Its sites have this name.

@@ -107,7 +107,7 @@ impl Part {
     /// The part `kind` of `model`, with the sites that are on.
     pub(crate) fn of(model: &QuantizedModel, kind: PartKind) -> Part {
         let mut sites = kind.possible_sites();
-        sites.retain(|&site| model.site(site).spec.enabled);
+        sites.retain(|site| model.sites.get(site).is_some_and(|state| state.spec.enabled));
         Part { kind, sites }
     }
 

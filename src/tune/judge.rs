@@ -55,10 +55,12 @@ impl Judge<'_> {
         }
     }
 
-    /// How close a trial is to the float model, before its SQNR counts. More is closer.
+    /// How close a trial is to the float model, before its SQNR counts, with the margin of [`Judge::keeps`]. More is closer.
     pub(super) fn closeness(&self, trial: &Trial) -> f64 {
         match self {
-            Judge::Top1(_) => trial.difference.map_or(0.0, |difference| difference.difference),
+            Judge::Top1(_) => trial
+                .difference
+                .map_or(0.0, |difference| difference.difference - trial.sums.top1_standard_error()),
             Judge::Sqnr(_) => 0.0,
             Judge::Metric(_) => trial.value.unwrap_or(f64::NEG_INFINITY),
         }

@@ -5,8 +5,6 @@ use swinq_float::{Attention, FloatError, LinearWeights, Sites};
 use swinq_model::site::{BlockId, Operand};
 use swinq_model::{Linear, Site};
 
-use super::networks::half_after;
-
 /// What is kept of a linear layer and its input.
 type Take = fn(&LinearWeights, &Tensor) -> candle_core::Result<Tensor>;
 
@@ -39,7 +37,7 @@ impl Sites for Capture<'_> {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
         let x = self.inner.activation(site, x)?;
         if let Site::Add(block, half, Operand::Shortcut) = site
-            && (self.layer.block(), half_after(self.layer)) == (Some(block), Some(half))
+            && (self.layer.block(), self.layer.half()) == (Some(block), Some(half))
         {
             self.shortcut = Some(x.clone());
         }

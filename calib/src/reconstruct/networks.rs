@@ -145,15 +145,6 @@ fn stream_places(
     })
 }
 
-/// The half whose addition takes the output of `layer`.
-pub fn half_after(layer: Linear) -> Option<Half> {
-    match layer {
-        Linear::Proj(_) => Some(Half::Attn),
-        Linear::Fc2(_) => Some(Half::Mlp),
-        _ => None,
-    }
-}
-
 /// The values of one image among those of `images`.
 fn part(values: &[f32], image: usize, images: usize) -> Range<usize> {
     let len = values.len() / images;

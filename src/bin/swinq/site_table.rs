@@ -40,7 +40,7 @@ pub fn products(model: &QuantizedModel) -> String {
                 format!("probs {}{}", probabilities(probs), scores(site(Site::Scores(block)))),
             ]);
         }
-        if let Some((block, half)) = addition(linear) {
+        if let (Some(block), Some(half)) = (linear.block(), linear.half()) {
             let [branch, shortcut] =
                 [Operand::Branch, Operand::Shortcut].map(|operand| site(Site::Add(block, half, operand)));
             if branch.spec.enabled || shortcut.spec.enabled {
@@ -92,14 +92,6 @@ pub fn summary(model: &QuantizedModel) -> String {
         100.0 * model.int8_share(),
         swinq::eval::mebibytes(model.size_bytes())
     )
-}
-
-fn addition(linear: Linear) -> Option<(BlockId, Half)> {
-    match linear {
-        Linear::Proj(block) => Some((block, Half::Attn)),
-        Linear::Fc2(block) => Some((block, Half::Mlp)),
-        _ => None,
-    }
 }
 
 fn kind(kind: Kind) -> &'static str {
