@@ -9,10 +9,8 @@ use crate::Sites;
 use crate::block::{BlockContext, attention_half, linear, mlp_half};
 use crate::error::FloatError;
 use crate::maps::{Maps, StageMaps};
-use crate::ops::{Norm, Ops, taped};
-use crate::packed::Packing;
+use crate::ops::{Compute, Norm, Ops};
 use crate::segment::Segment;
-use crate::tape::Tape;
 use crate::weights::{LinearWeights, Source, StageWeights};
 use swinq_model::ModelError;
 use swinq_model::arch::{Size, SwinConfig};
@@ -31,7 +29,7 @@ pub struct Swin {
     ops: Ops,
     patch_embed: LinearWeights,
     patch_norm: Option<Norm>,
-    /// `[tokens, embed_dim]`.
+    /// `[1, tokens, embed_dim]`.
     position: Option<Tensor>,
     stages: Vec<StageWeights>,
     /// For the image size for which the network was built.
@@ -48,7 +46,7 @@ impl Swin {
     /// The network of `config` for inference on `device`; `tensors` are its parameters in Microsoft's naming.
     ///
     /// # Errors
-    /// The errors of [`SwinConfig::validate`] and [`check_parameters`].
+    /// The errors of [`SwinConfig::validate`], [`check_parameters`] and [`Compute::host`].
     pub fn new(config: &SwinConfig, tensors: &StateDict, device: &Device) -> Result<Swin, FloatError> {
         config.validate()?;
         check_parameters(config, tensors)?;
@@ -56,36 +54,23 @@ impl Swin {
         for (name, tensor) in tensors {
             moved.insert(name.clone(), Tensor::from_slice(&tensor.data, tensor.shape.as_slice(), device)?);
         }
-        Swin::assemble(config, &moved, Some(tensors), device, Ops::for_inference(device))
+        Swin::assemble(config, &moved, Some(tensors), device, Compute::for_inference(device)?.into())
     }
 
-    /// The network of `config`, differentiable by candle. `tensors` are on `device` and may be variables; the
-    /// forward pass uses their current values.
+    /// The network of `config` with the operations `ops`, for gradients. The forward pass uses the current values of `tensors`,
+    /// which are on `device`. A tape must watch those whose gradients are needed; without one, in candle's operations, they may
+    /// be candle's variables.
     ///
     /// # Errors
     /// An invalid configuration, or a missing tensor. Shapes are not checked.
-    pub fn differentiable(
+    pub fn with_ops(
         config: &SwinConfig,
         tensors: &BTreeMap<String, Tensor>,
         device: &Device,
+        ops: Ops,
     ) -> Result<Swin, FloatError> {
         config.validate()?;
-        Swin::assemble(config, tensors, None, device, Ops::Composed)
-    }
-
-    /// The network of `config`, differentiable by `tape`, on which its operations are recorded. The tape must
-    /// watch the tensors whose gradients are needed.
-    ///
-    /// # Errors
-    /// The errors of [`Swin::differentiable`].
-    pub fn taped(
-        config: &SwinConfig,
-        tensors: &BTreeMap<String, Tensor>,
-        device: &Device,
-        tape: &Tape,
-    ) -> Result<Swin, FloatError> {
-        config.validate()?;
-        Swin::assemble(config, tensors, None, device, Ops::Taped(tape.clone()))
+        Swin::assemble(config, tensors, None, device, ops)
     }
 
     fn assemble(
@@ -95,15 +80,11 @@ impl Swin {
         device: &Device,
         ops: Ops,
     ) -> Result<Swin, FloatError> {
-        // The tape identifies tensors by id, and a squeezed view has another id.
-        let taped = matches!(ops, Ops::Taped(_));
-        let packing = Packing::new(ops.clone())?;
-        let source = Source { config, tensors, fixed, packing, device: device.clone() };
-        let position = config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?;
+        let source = Source { config, tensors, fixed, ops: ops.clone(), device: device.clone() };
         Ok(Swin {
             patch_embed: source.linear(Linear::PatchEmbed)?,
             patch_norm: config.patch_norm.then(|| source.norm("patch_embed.norm")).transpose()?,
-            position: position.map(|p| if taped { Ok(p) } else { p.squeeze(0) }).transpose()?,
+            position: config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?,
             maps: Arc::new(Maps::new(config, config.image_size, device)?),
             other_maps: Mutex::default(),
             stages: config.stages().into_iter().map(|stage| source.stage(stage)).collect::<Result<_, _>>()?,
@@ -268,12 +249,11 @@ impl Swin {
             Segment::Merge(stage) => {
                 let (norm, reduction) =
                     self.stages[stage].merge.as_ref().expect("the stage ends with merging");
-                let gather = &maps.stages[stage].merge;
+                let x = self.ops.gather(&x, &maps.stages[stage].merge)?;
                 if self.config.post_norm() {
-                    let x = linear(self.ops.gather(&x, gather)?, reduction, sites)?;
-                    return Ok(self.ops.norm(&x, norm)?);
+                    return Ok(self.ops.norm(&linear(x, reduction, sites)?, norm)?);
                 }
-                linear(self.ops.gather_then_norm(&x, gather, norm)?, reduction, sites)
+                linear(self.ops.norm(&x, norm)?, reduction, sites)
             }
             Segment::Head => {
                 let tokens = maps.stages.last().expect("there is a stage").grid.tokens();
@@ -305,13 +285,10 @@ impl Swin {
             Some(norm) => self.ops.norm(&x, norm)?,
             None => x,
         };
-        let Some(position) = &self.position else { return Ok(x) };
-        if let Ops::Taped(tape) = &self.ops {
-            return Ok(taped::add_rows(tape, &x, position)?);
+        match &self.position {
+            Some(position) => Ok(self.ops.add_rows(&x, position)?),
+            None => Ok(x),
         }
-        let (rows, c) = x.dims2()?;
-        let tokens = position.dim(0)?;
-        Ok(x.reshape((rows / tokens, tokens, c))?.broadcast_add(position)?.reshape((rows, c))?)
     }
 
     /// Gathers the values of each patch into a row: `[n, channels, height, width]` to `[n * tokens, channels * patch^2]`. Images

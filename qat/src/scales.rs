@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use swinq_calib::{CalibError, weight_scales};
+use swinq_float::ops::Compute;
 use swinq_float::ops::taped::{
     FakeActivation, FakeChannels, FakeWeight, LearnedScale, WeightScales, resident_columns,
 };
-use swinq_float::tape::Passes;
 use swinq_model::quantized::{ChannelCodes, SiteState, scale_of};
 use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
 use swinq_numerics::{ColumnQuantizers, Int8, Quantizer};
@@ -214,7 +214,7 @@ impl ScaleTable {
         }
     }
 
-    /// Why an update needs the host, with [`Passes::Fused`] on a GPU; `None` if it does not.
+    /// Why an update by CUDA kernels needs the host; `None` if it does not.
     pub fn needs_host(&self) -> Option<String> {
         if let Some((site, _)) = self.activations.iter().find(|(_, scale)| scale.ratio.is_some()) {
             return Some(format!(
@@ -239,11 +239,11 @@ impl ScaleTable {
         }
     }
 
-    /// Recomputes every scale from the parameters, for passes of the kind `passes`.
+    /// Recomputes every scale from the parameters, for operations of `compute`.
     ///
     /// # Errors
     /// A weight can no longer be quantized, or a scale is no longer a positive, finite number.
-    pub fn update(&mut self, tensors: &BTreeMap<String, Tensor>, passes: Passes) -> Result<(), QatError> {
+    pub fn update(&mut self, tensors: &BTreeMap<String, Tensor>, compute: Compute) -> Result<(), QatError> {
         let ratios = self.activations.values().filter_map(|scale| scale.ratio.clone()).collect();
         let mut ratios = read_together(ratios)?.into_iter().map(|ratio| ratio[0]);
         for (&site, scale) in self.activations.iter_mut().filter(|(_, scale)| scale.ratio.is_some()) {
@@ -253,7 +253,7 @@ impl ScaleTable {
                 return Err(QatError::Site { site, problem: format!("its range became {amax}") });
             }
         }
-        let on_host = self.update_on_device(tensors, passes)?;
+        let on_host = self.update_on_device(tensors, compute)?;
         self.update_on_host(tensors, &on_host)
     }
 
@@ -262,13 +262,12 @@ impl ScaleTable {
     fn update_on_device(
         &mut self,
         tensors: &BTreeMap<String, Tensor>,
-        passes: Passes,
+        compute: Compute,
     ) -> Result<Vec<Linear>, QatError> {
         let mut others = Vec::new();
         for (&linear, scale) in &mut self.weights {
             let weight = &tensors[&linear.weight_name()];
-            let fused = passes == Passes::Fused && weight.device().is_cuda();
-            match if fused { scale.on_device(weight)? } else { None } {
+            match if compute.is_cuda() { scale.on_device(weight)? } else { None } {
                 Some(table) => scale.now = WeightScales::Device(table),
                 None => others.push(linear),
             }
@@ -277,7 +276,11 @@ impl ScaleTable {
     }
 
     #[cfg(not(feature = "cuda"))]
-    fn update_on_device(&mut self, _: &BTreeMap<String, Tensor>, _: Passes) -> Result<Vec<Linear>, QatError> {
+    fn update_on_device(
+        &mut self,
+        _: &BTreeMap<String, Tensor>,
+        _: Compute,
+    ) -> Result<Vec<Linear>, QatError> {
         Ok(self.weights.keys().copied().collect())
     }
 

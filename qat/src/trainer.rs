@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 mod device;
 
 use candle_core::{Device, Tensor};
-use swinq_float::tape::{Gradients, Operands, Passes};
+use swinq_float::ops::{Compute, Operands, Ops};
+use swinq_float::tape::Gradients;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, QuantizedModel};
 
@@ -38,6 +39,8 @@ pub struct Start<'a> {
     pub drop_path: f64,
     /// The device that holds the tensors.
     pub device: Device,
+    /// The implementation of the operations on this device; [`Compute::for_training`] returns the fastest.
+    pub compute: Compute,
 }
 
 /// The result of an iteration.
@@ -68,7 +71,6 @@ pub struct Trainer {
     progress: Progress,
     /// The processes that train together; this one alone by default.
     world: World,
-    passes: Passes,
     /// Iterations without the host, once the first one has begun.
     #[cfg(feature = "cuda")]
     on_device: device::OnDevice,
@@ -95,19 +97,20 @@ impl Trainer {
             Precision::Bf16 => Operands::Bf16,
             Precision::F16 => Operands::F16,
         };
+        let ops = Ops { operands, ..start.compute.into() };
         let quantized = start.quantized.map(|model| (model, policy.as_slice()));
-        let mut student = Student::new(float, quantized, &start.device, operands)?;
+        let mut student = Student::new(float, quantized, &start.device, &ops)?;
         student.set_recompute(job.recompute);
         let features = job.loss.features > 0.0;
         let teacher =
-            start.teacher.map(|model| Teacher::new(model, features, &start.device, operands)).transpose()?;
+            start.teacher.map(|model| Teacher::new(model, features, &start.device, &ops)).transpose()?;
         let memory = Memory::new(&student, job.optimizer.ema > 0.0)?;
         Ok(Trainer {
             job: (*job).clone(),
             start: (*float).clone(),
             template: start.quantized.cloned(),
             teacher,
-            optimizer: AdamW::new(&job.optimizer, memory.moments),
+            optimizer: AdamW::new(&job.optimizer, memory.moments, start.compute),
             average: memory.average,
             drop_path: DropPath::new(&float.config, start.drop_path, job.seed),
             mixing: Mixing::new(&job.mixing, job.seed),
@@ -115,7 +118,6 @@ impl Trainer {
             progress: Progress::new(job.precision),
             student,
             world: World::default(),
-            passes: Passes::default(),
             #[cfg(feature = "cuda")]
             on_device: device::OnDevice::new(memory.pieces),
         })
@@ -141,14 +143,6 @@ impl Trainer {
     /// Number of processes that train together.
     pub fn processes(&self) -> usize {
         self.world.size()
-    }
-
-    /// Selects the implementation of the passes, for comparisons; the default is this program's own kernels.
-    pub fn set_passes(&mut self, passes: Passes) {
-        self.passes = passes;
-        self.student.set_passes(passes);
-        self.teacher.iter().for_each(|teacher| teacher.set_passes(passes));
-        self.optimizer.passes = passes;
     }
 
     /// Number of iterations done.

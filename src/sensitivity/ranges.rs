@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{D, Device, Tensor};
 use swinq_calib::{Histogram, weight_scales};
 use swinq_eval::results::sensitivity::{ChannelSpread, Percentile, RangeStatistics};
-use swinq_float::{Float, FloatError, Sites, Swin};
+use swinq_float::{FloatError, Sites, Swin};
 use swinq_model::quantized::ChannelCodes;
 use swinq_model::site::all_sites;
 use swinq_model::{Batch, Granularity, HostTensor, Int8, Linear, ModelError, QuantizedModel, Site, SiteSpec};
@@ -235,15 +235,7 @@ impl Sites for Channels<'_> {
         Ok(x)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        Float.weight(site, w)
-    }
-
     fn watches(&self, site: Site) -> bool {
         self.model.site(site).spec.enabled
-    }
-
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        Float.attend(site, logits, v)
     }
 }

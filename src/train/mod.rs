@@ -10,6 +10,7 @@ mod words;
 use std::path::PathBuf;
 
 use swinq_data::{Augment, LoaderOptions, Sizing, Stride, TrainLoader, TrainOptions};
+use swinq_float::ops::Compute;
 use swinq_model::{BatchSource, SwinConfig};
 use swinq_qat::job::{Course, Device, Identity, Job, JobError};
 use swinq_qat::ranks::{Meeting, Place, World};
@@ -85,13 +86,15 @@ impl Training {
     /// # Errors
     /// [`Error::Device`]; an error for parameters or sites that cannot be trained.
     pub fn trainer(&self) -> Result<Trainer, Error> {
+        let device = float_device(&self.job).open()?;
         let start = Start {
             job: &self.job,
             float: &self.inputs.float,
             quantized: self.inputs.quantized.as_ref(),
             teacher: self.inputs.teacher.as_ref(),
             drop_path: self.inputs.drop_path,
-            device: float_device(&self.job).open()?,
+            compute: Compute::for_training(&device)?,
+            device,
         };
         Ok(Trainer::new(&start, self.schedule)?)
     }

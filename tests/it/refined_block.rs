@@ -126,8 +126,8 @@ impl<S: Sites> Sites for Branches<S> {
         self.inner.weight(site, w)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.inner.attend(site, logits, v)
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.inner.attend(attention, logits, v)
     }
 
     fn watches(&self, site: Site) -> bool {
@@ -210,8 +210,8 @@ impl<S: Sites> Sites for Results<S> {
         self.inner.weight(site, w)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.inner.attend(site, logits, v)
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.inner.attend(attention, logits, v)
     }
 
     fn watches(&self, site: Site) -> bool {

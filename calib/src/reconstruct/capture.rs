@@ -48,8 +48,8 @@ impl Sites for Capture<'_> {
         self.inner.weight(site, w)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.inner.attend(site, logits, v)
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.inner.attend(attention, logits, v)
     }
 
     fn watches(&self, site: Site) -> bool {

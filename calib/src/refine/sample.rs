@@ -378,16 +378,12 @@ impl Sites for Sampler {
         self.observe.activation(site, x)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        self.observe.weight(site, w)
-    }
-
     fn watches(&self, site: Site) -> bool {
         self.observe.watches(site)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.observe.attend(site, logits, v)
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.observe.attend(attention, logits, v)
     }
 
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {

@@ -6,7 +6,6 @@ use candle_core::Tensor;
 use swinq_cuda::library::{self, Library};
 use swinq_cuda::nccl::Meeting;
 use swinq_cuda::training::{Controls, Outcome};
-use swinq_float::tape::Passes;
 use swinq_model::{Batch, BatchSource};
 
 use super::{IterationReport, Trainer};
@@ -64,7 +63,7 @@ impl Trainer {
         if let Some(decided) = self.on_device.decided {
             return Ok(decided);
         }
-        let mut able = self.student.flat().is_some() && self.passes == Passes::Fused;
+        let mut able = self.student.compute().is_cuda();
         if able {
             self.on_device.reason = self.needs_host()?;
             able = self.on_device.reason.is_none();

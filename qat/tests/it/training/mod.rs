@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{Images, OfSizes, calibrated, random, shifted, values};
 use candle_core::Device;
+use swinq_float::ops::Compute;
 use swinq_model::quantized::{FloatModel, Score};
 use swinq_model::{BoxError, QuantizedModel, Size, SwinConfig};
 use swinq_qat::job::{Course, Identity, Job};
@@ -68,6 +69,7 @@ impl Setup {
             teacher: self.job.teacher_path().map(|_| &self.float),
             drop_path: self.job.drop_path.unwrap_or(0.0),
             device: Device::Cpu,
+            compute: Compute::host().unwrap(),
         };
         Trainer::new(&start, Schedule::of(&self.job, self.course().iterations()).unwrap()).unwrap()
     }

@@ -7,7 +7,8 @@ use super::super::channels::FakeChannels;
 use super::super::fake_quant::LearnedScale;
 use super::super::hidden::FakeHidden;
 use super::{Held, device_kernels, failed, tensor, with_element};
-use crate::tape::{Gradients, Operands, Tape};
+use crate::ops::{Operands, Ops};
+use crate::tape::Gradients;
 
 const PLAIN: Columns<'static> = Columns { gelu: None, fake: FakeColumns::Off };
 
@@ -86,14 +87,14 @@ fn gradient(
     })
 }
 
-/// GELU of `product` `[rows, columns]` plus `bias`, fake-quantized, in the type of operands; recorded on the tape.
+/// GELU of `product` `[rows, columns]` plus `bias`, fake-quantized, in the type of operands; recorded.
 pub(in super::super) fn hidden(
-    tape: &Tape,
+    ops: &Ops,
     product: &Tensor,
     bias: &Tensor,
     fake: &FakeHidden,
 ) -> Result<Tensor> {
-    let operands = tape.operands();
+    let operands = ops.operands;
     let product = product.contiguous()?;
     let out = with_columns(bias, fake, |of| forward(&product, of, operands))?;
     let inputs: Vec<Tensor> = [Some(&product), Some(bias), fake.learned().map(|learned| &learned.ratio)]
@@ -102,7 +103,7 @@ pub(in super::super) fn hidden(
         .cloned()
         .collect();
     let (bias, fake) = (bias.clone(), fake.clone());
-    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+    ops.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let (dx, sums) = with_columns(&bias, &fake, |of| {
             gradient(&product, of, grad.tensor(), fake.learned(), operands, sink)
         })?;

@@ -6,7 +6,8 @@ use swinq_cuda::training::{FakeSteps, RowScales};
 
 use super::super::fake_quant::{FakeActivation, FakeWeight, RANGE};
 use super::{Held, device_kernels, failed, tensor, unary, with_element};
-use crate::tape::{Gradients, Operands, Tape};
+use crate::ops::{Operands, Ops};
+use crate::tape::Gradients;
 
 /// The scale of an activation, and the factor of its gradient.
 fn step(fake: &FakeActivation) -> FakeSteps<'static> {
@@ -59,16 +60,16 @@ fn gradient(
     Ok(tensor(dx, &device, x.shape()))
 }
 
-/// Fake quantization of a weight, in the type of operands, recorded on the tape. `table` `[3, rows]` has the scales, their
+/// Fake quantization of a weight, in the type of operands, recorded. `table` `[3, rows]` has the scales, their
 /// reciprocals and the factors of their gradients, `factors` `[2, columns]` the factors of the columns and their reciprocals.
 pub(in super::super) fn fake_quantize_weight(
-    tape: &Tape,
+    ops: &Ops,
     w: &Tensor,
     fake: &FakeWeight,
     table: &Tensor,
     factors: Option<&Tensor>,
 ) -> Result<Tensor> {
-    let (operands, range) = (tape.operands(), (-fake.largest, fake.largest));
+    let (operands, range) = (ops.operands, (-fake.largest, fake.largest));
     let out = with_table(table, factors, |steps, factors| {
         with_element!(operands, T => {
             unary(w, w.shape(), |training, w| training.fake_quantize::<T>(w, steps, factors, range))
@@ -77,7 +78,7 @@ pub(in super::super) fn fake_quantize_weight(
     let ratio = fake.learned.as_ref().map(|learned| learned.ratio.clone());
     let inputs: Vec<Tensor> = [Some(w), ratio.as_ref()].into_iter().flatten().cloned().collect();
     let (w, table, factors) = (w.clone(), table.clone(), factors.cloned());
-    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+    ops.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let dw = with_table(&table, factors.as_ref(), |steps, factors| {
             gradient(&w, grad.tensor(), (steps, factors), range, ratio.as_ref(), sink)
         })?;

@@ -17,7 +17,7 @@ use swinq_cuda::CudaError;
 use swinq_cuda::training::{Element, NormProgram, Patches, RowIndex, Training};
 use swinq_model::Size;
 
-use crate::ops::{Gather, Norm, composed};
+use crate::ops::{Gather, Norm, candle};
 
 pub use access::{write, write_if_some};
 pub(super) use attention::{attention, attention_gradient, takes_attention};
@@ -139,10 +139,10 @@ fn binary(
     unary(x, shape, |training, x| run(training, x, &view))
 }
 
-pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
+pub(in crate::ops) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
     let (_, c) = x.dims2()?;
     if c > NormProgram::MOST_COLUMNS {
-        return composed::norm(x, norm);
+        return candle::norm(x, norm);
     }
     let bias = Held::new(&norm.bias)?;
     let bias = bias.view()?;
@@ -156,7 +156,7 @@ pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
 pub(super) fn norm_gradient(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
     let (_, c) = x.dims2()?;
     if c > NormProgram::MOST_COLUMNS {
-        return super::norm::composed_gradient(x, norm, grad);
+        return super::norm::candle_gradient(x, norm, grad);
     }
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
     let (device, training) = device_kernels(&x)?;
@@ -176,7 +176,7 @@ pub(in crate::ops) struct Resident {
     index: RowIndex,
 }
 
-pub(super) fn gather(x: &Tensor, gather: &Gather) -> Result<Tensor> {
+pub(in crate::ops) fn gather(x: &Tensor, gather: &Gather) -> Result<Tensor> {
     let (rows, c) = x.dims2()?;
     let (device, training) = device_kernels(x)?;
     let make = || {
@@ -199,11 +199,11 @@ pub(super) fn column_sums(x: &Tensor) -> Result<Tensor> {
     unary(x, c, |training, x| training.column_sums(x, c))
 }
 
-pub(super) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+pub(in crate::ops) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
     binary(x, bias, x.shape(), Training::add_bias)
 }
 
-pub(super) fn gelu(x: &Tensor) -> Result<Tensor> {
+pub(in crate::ops) fn gelu(x: &Tensor) -> Result<Tensor> {
     unary(x, x.shape(), Training::gelu)
 }
 

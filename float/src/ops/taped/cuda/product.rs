@@ -4,7 +4,7 @@ use candle_core::{Result, Tensor};
 use swinq_cuda::training::{Product, Products};
 
 use super::{Held, device_kernels, failed, tensor, with_element};
-use crate::tape::Operands;
+use crate::ops::Operands;
 
 /// A matrix, and whether it is used transposed.
 pub(in super::super) type Factor<'a> = (&'a Tensor, bool);

@@ -10,7 +10,7 @@ use swinq_numerics::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
 use super::{EXACT, EXACT_WIDE, LinearInput, matrix_of_codes, multipliers};
 use crate::Attention;
 use crate::error::FloatError;
-use crate::ops::composed::{logits, probs_times_values, round_ties_even, scores as scores_of};
+use crate::ops::candle::{logits, probs_times_values, round_ties_even, scores as scores_of};
 use swinq_model::quantized::Int8Weight;
 
 /// Rounds to whole numbers, ties to even; NaN becomes 0. Magnitudes must be at most 2^22.
