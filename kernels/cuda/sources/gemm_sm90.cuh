@@ -9,23 +9,8 @@
 
 // Integer sums are never NaN, and `load_constants` replaces NaN constants.
 #define NUMBERS INTEGER
-#include "epilogue.cuh"
+#include "gemm.cuh"
 #include "wgmma.cuh"
-
-struct Params {
-    // `[m, lda]` and `[n padded to 32, ldw]`; the strides are in bytes and multiples of 16.
-    const u8* a;
-    const u8* w;
-    s32 m;
-    // Number of rows of `w`.
-    s32 n_packed;
-    // Number of bytes of k.
-    s32 k_bytes;
-    s32 lda, ldw;
-    // Number of tiles along n, and in total.
-    s32 tiles_n, tiles;
-    Epilogue epilogue;
-};
 
 // Bytes of k in a stage.
 constexpr int BK = 128;
@@ -33,14 +18,6 @@ constexpr int BK = 128;
 constexpr int STAY = RESIDENT * BN * BK;
 constexpr int EIGHTS = BN / 8;
 constexpr int GROUPS = BN / 32;
-
-#if INTEGER
-typedef s32 Sum;
-INLINE f32 sum_f32(Sum x) { return to_f32(x); }
-#else
-typedef f32 Sum;
-INLINE f32 sum_f32(Sum x) { return x; }
-#endif
 
 // Starts copying bytes `k0..k0 + BK` of k for `rows` rows from row `row0` on; this thread is number `thread`
 // of `threads`. Rows and bytes outside the matrix are filled with zeros.

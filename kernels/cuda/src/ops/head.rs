@@ -3,9 +3,8 @@
 use swinq_numerics::Quantizer;
 
 use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use crate::params::head::{LinearParams, PoolParams};
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 const LINEAR_THREADS: u32 = 128;
 /// Columns of an f16 row that a warp reads at once, maximum number of warps of the pool's block, and floats of shared
@@ -20,44 +19,6 @@ const COLUMNS: usize = 32;
 const ROWS: usize = 16;
 const DEPTH: usize = 64;
 const STAGES: usize = 4;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PoolParams {
-    stream: u64,
-    gamma: u64,
-    beta: u64,
-    out: u64,
-    overflow: u64,
-    tokens: i32,
-    columns: i32,
-    stride: i32,
-    tokens_each: i32,
-    epsilon: f32,
-    recip: f32,
-    scale: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in head.cu with POOL defined in the same order.
-unsafe impl Params for PoolParams {}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LinearParams {
-    x: u64,
-    w: u64,
-    bias: u64,
-    output_recip: f32,
-    output_scale: f32,
-    out: u64,
-    m: i32,
-    n: i32,
-    k: i32,
-    stride: i32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in head.cu without POOL in the same order.
-unsafe impl Params for LinearParams {}
 
 /// LayerNorm of every token, then the mean over the tokens of each image.
 pub struct DevicePool {

@@ -7,9 +7,8 @@ use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer};
 use super::half_gelu::{self, half_codes};
 use super::linear::gelu_define;
 use super::{Int8Linear, StreamCodes, StreamType, expect, expect_word, int};
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use crate::params::mlp_sm90::Params;
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Hidden columns of a chunk.
 const CHUNK: usize = 64;
@@ -19,26 +18,6 @@ const ROWS: usize = 64;
 const STAGES: usize = 4;
 /// Number of floats of the table of GELU (`TAIL_FLOATS` of the kernels), for an f32 stream.
 const TAIL_FLOATS: usize = 96;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MlpParams {
-    stream: u64,
-    weights: u64,
-    constants: u64,
-    overflow: u64,
-    codes: u64,
-    code_rows: u64,
-    m: i32,
-    tokens: i32,
-    epsilon: f32,
-    norm_recip: f32,
-    hidden_recip: f32,
-    code_recip: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in mlp_sm90.cu in the same order.
-unsafe impl Params for MlpParams {}
 
 /// What LayerNorm reads, and what the launch can store besides the stream.
 #[derive(Clone, Copy, Debug)]
@@ -401,7 +380,7 @@ impl DeviceMlp {
             codes.slices().for_each(|slice| on.hold(slice));
         }
         [stream, overflow, &self.weights, &self.constants].into_iter().for_each(|slice| on.hold(slice));
-        let params = MlpParams {
+        let params = Params {
             stream: stream.ptr(),
             weights: self.weights.ptr(),
             constants: self.constants.ptr(),
@@ -415,7 +394,7 @@ impl DeviceMlp {
             hidden_recip: self.recips[1],
             code_recip: self.recips[2],
         };
-        // SAFETY: `MlpParams` is the kernel's parameter. The lengths of the stream and of the codes were checked above,
+        // SAFETY: `Params` is the kernel's parameter. The lengths of the stream and of the codes were checked above,
         // `code_rows` has a row below `tokens` for each token of an image, and weights and constants were laid out by the
         // configuration for which the kernel was compiled; the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(m, self.multiprocessors), on, &params) }

@@ -2,8 +2,9 @@
 
 use swinq_numerics::Quantizer;
 
-use super::rows::{ImageRows, RowsParams, THREADS, row_program};
+use super::rows::{ImageRows, THREADS, row_program};
 use super::{DeviceStore, RowOrder, StreamCodes, StreamType, expect, expect_word, int, row_stride};
+use crate::params::rows::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Maximum number of lanes that share a row.
@@ -207,7 +208,7 @@ impl DeviceNorm {
         expect("norm: the output", out, &[images, rows.rows, stride, store.element_bytes()]);
         let slices = [stream, out, overflow];
         let params = self.params(&rows, slices);
-        // SAFETY: `RowsParams` is the kernel's parameter. The maps were constructed so that every row and
+        // SAFETY: `Params` is the kernel's parameter. The maps were constructed so that every row and
         // token that the kernel accesses is within the lengths checked above; the slices are held.
         unsafe { self.launch(on, &rows, slices, &params) }
     }
@@ -252,12 +253,12 @@ impl DeviceNorm {
     }
 
     /// The parameters of a launch that reads the first slice, writes the second, and may set the flag in the third.
-    fn params(&self, rows: &ImageRows<'_>, slices: [&DeviceSlice; 3]) -> RowsParams {
+    fn params(&self, rows: &ImageRows<'_>, slices: [&DeviceSlice; 3]) -> Params {
         expect_word("norm: the overflow flag", slices[2]);
         // The kernels count lanes in 32 bits.
         int(rows.total() * LANES_PER_ROW);
         let store = self.result.store(self.config.stream);
-        let mut params = RowsParams::new(rows, self.config.columns, store, slices);
+        let mut params = Params::new(rows, self.config.columns, store, slices);
         (params.gamma, params.beta, params.epsilon) = (self.gamma.ptr(), self.beta.ptr(), self.epsilon);
         params
     }
@@ -272,11 +273,11 @@ impl DeviceNorm {
         on: &Stream,
         rows: &ImageRows<'_>,
         slices: [&DeviceSlice; 3],
-        params: &RowsParams,
+        params: &Params,
     ) -> Result<(), CudaError> {
         let others = [&self.gamma, &self.beta].into_iter().chain(rows.map);
         slices.into_iter().chain(others).for_each(|slice| on.hold(slice));
-        // SAFETY: the caller's promise; `RowsParams` is the kernel's parameter.
+        // SAFETY: the caller's promise; `Params` is the kernel's parameter.
         unsafe { launch(&self.kernel, self.config.launch(rows.total()), on, params) }
     }
 }

@@ -2,9 +2,8 @@
 
 use super::{StreamType, expect, expect_elements, expect_word, int};
 use crate::kernel::Kernels;
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use crate::params::output::Params;
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -101,27 +100,6 @@ pub fn values_launch(values: usize) -> LaunchConfig {
 fn program(entry: &'static str, element: OutputType) -> Program {
     Program::new("output.cu", entry).define("THREADS", THREADS.into()).define("TYPE", element.define())
 }
-
-/// Parameters of the kernels in `output.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct OutputParams {
-    input: u64,
-    gamma: u64,
-    beta: u64,
-    out: u64,
-    flags: u64,
-    raised: u64,
-    flag_count: i32,
-    tokens: i32,
-    total: i32,
-    columns: i32,
-    columns_each: i32,
-    epsilon: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in output.cu in the same order.
-unsafe impl Params for OutputParams {}
 
 /// The flags that a launch reads and raises.
 #[derive(Clone, Copy)]
@@ -224,7 +202,7 @@ impl DeviceOutput {
         let slices = [input, out, flags.steps, flags.raised].into_iter().chain(gamma).chain(beta);
         slices.for_each(|slice| on.hold(slice));
         let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
-        let params = OutputParams {
+        let params = Params {
             input: input.ptr(),
             gamma: ptr(gamma),
             beta: ptr(beta),
@@ -238,7 +216,7 @@ impl DeviceOutput {
             columns_each: int(COLUMNS),
             epsilon,
         };
-        // SAFETY: `OutputParams` is the kernel's parameter. Input and output have the lengths checked above, gamma and beta
+        // SAFETY: `Params` is the kernel's parameter. Input and output have the lengths checked above, gamma and beta
         // that of a row; the slices are held.
         unsafe { launch(&self.kernel(form)?, config, on, &params) }
     }

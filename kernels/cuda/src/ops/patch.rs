@@ -6,9 +6,8 @@ use swinq_numerics::{ImageEdge, Quantizer, Size};
 use super::linear::pack::pack_half;
 use super::{StreamType, expect, expect_elements, expect_word, int};
 use crate::kernel::Kernels;
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use crate::params::patch::Params;
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Tokens per block in f32.
 const TOKENS: usize = 32;
@@ -20,34 +19,6 @@ const MOST_HALF_COLUMNS: usize = 256;
 const BYTES: usize = 256;
 /// The channels of a pixel.
 const CHANNELS: std::ops::RangeInclusive<usize> = 1..=16;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PatchParams {
-    pixels: u64,
-    lookup: u64,
-    weight: u64,
-    bias: u64,
-    scale: u64,
-    gamma: u64,
-    beta: u64,
-    position: u64,
-    out: u64,
-    raised: u64,
-    height: i32,
-    width: i32,
-    grid_width: i32,
-    tokens: i32,
-    total_tokens: i32,
-    columns: i32,
-    output_scale: f32,
-    epsilon: f32,
-    input_recip: f32,
-    input_scale: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in patch.cuh in the same order.
-unsafe impl Params for PatchParams {}
 
 /// Element type of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -364,7 +335,7 @@ impl DevicePatchEmbed {
             .for_each(|s| on.hold(s));
         let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
         let (input_recip, input_scale) = self.input.recip_and_scale();
-        let params = PatchParams {
+        let params = Params {
             pixels: pixels.ptr(),
             lookup: self.lookup.ptr(),
             weight: self.weight.ptr(),
@@ -386,7 +357,7 @@ impl DevicePatchEmbed {
             input_recip,
             input_scale,
         };
-        // SAFETY: `PatchParams` is the kernel's parameter. Images and stream have the lengths checked above,
+        // SAFETY: `Params` is the kernel's parameter. Images and stream have the lengths checked above,
         // and the other arrays those of `new`; the slices are held.
         unsafe { launch(&self.kernel(form)?, self.config.launch(total), on, &params) }
     }

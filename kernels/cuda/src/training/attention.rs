@@ -6,40 +6,14 @@ use cudarc::driver::{CudaSlice, CudaView};
 use swinq_numerics::Quantizer;
 
 use super::{Training, int};
-use crate::{CudaError, Params};
+use crate::CudaError;
+use crate::params::train::Step;
+use crate::params::train_attention::Params;
 
 pub use program::AttentionProgram;
 
 /// Channels of a head.
 const D: usize = 32;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Step {
-    recip: f32,
-    scale: f32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AttentionParams {
-    qkv: u64,
-    bias: u64,
-    mask: u64,
-    grad: u64,
-    out: u64,
-    dbias: u64,
-    dsteps: u64,
-    windows: i32,
-    heads: i32,
-    mask_windows: i32,
-    parts: i32,
-    scale: f32,
-    steps: [Step; 5],
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_attention.cuh in the same order.
-unsafe impl Params for AttentionParams {}
 
 /// Fake quantization of the probabilities; see [`Probs`](swinq_numerics::Probs).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -153,7 +127,7 @@ impl Training {
         self.with_inputs(attention, inputs, |params| {
             params.out = to;
             let config = compiled.forward_launch(windows, heads);
-            // SAFETY: `AttentionParams` is the kernel's parameter. The inputs' lengths are checked, and `out`
+            // SAFETY: `Params` is the kernel's parameter. The inputs' lengths are checked, and `out`
             // has a row for each token.
             unsafe { self.launch(&compiled.forward(), config, params) }
         })?;
@@ -192,7 +166,7 @@ impl Training {
         self.with_inputs(attention, inputs, |params| {
             (params.grad, params.out, params.dbias, params.dsteps) = (gradient, to, bias, steps);
             params.parts = int(parts);
-            // SAFETY: `AttentionParams` is the kernel's parameter. The inputs' lengths are checked, `qkv` is
+            // SAFETY: `Params` is the kernel's parameter. The inputs' lengths are checked, `qkv` is
             // as long as its gradient, and every part has room, for each head, for the gradients of the bias
             // and of five scales.
             unsafe { self.launch(&compiled.backward(learned), config, params) }
@@ -207,7 +181,7 @@ impl Training {
         &self,
         attention: &WindowAttention,
         AttentionInputs { qkv, bias, mask }: AttentionInputs<'_>,
-        run: impl FnOnce(&mut AttentionParams) -> Result<(), CudaError>,
+        run: impl FnOnce(&mut Params) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         let WindowAttention { windows, tokens, heads, scale, .. } = *attention;
         let pairs = tokens * tokens;
@@ -217,7 +191,7 @@ impl Training {
         let masks = mask.map_or(1, |mask| mask.len() / pairs);
         assert!(masks > 0, "attention: an empty mask");
         let mask = mask.map(|mask| self.read("attention: mask", mask, masks * pairs));
-        run(&mut AttentionParams {
+        run(&mut Params {
             qkv,
             bias,
             mask: mask.as_ref().map_or(0, |(mask, _)| *mask),

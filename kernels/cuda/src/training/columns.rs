@@ -5,7 +5,8 @@ use cudarc::driver::{CudaSlice, CudaView};
 use swinq_numerics::Quantizer;
 
 use super::{Element, THREADS, Training, uint, vector};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use crate::params::train_columns::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Bytes of the coefficients of GELU.
 const TAIL_BYTES: u32 = 4 * 96;
@@ -13,26 +14,6 @@ const TAIL_BYTES: u32 = 4 * 96;
 /// Blocks that keep a GPU busy, and the most parts into which rows are divided.
 const BLOCKS: usize = 2048;
 const MOST_PARTS: usize = 1024;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ColumnsParams {
-    x: u64,
-    grad: u64,
-    bias: u64,
-    table: u64,
-    out: u64,
-    sums: u64,
-    steps: u64,
-    rows: u32,
-    columns: u32,
-    rows_of_part: u32,
-    recip: f32,
-    scale: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_columns.cu in the same order.
-unsafe impl Params for ColumnsParams {}
 
 /// The fake quantization of a layer's columns.
 #[derive(Clone, Copy, Debug)]
@@ -151,12 +132,12 @@ impl Training {
         let mut out = self.allocate_as::<T>(x.len())?;
         let (to, written) = self.write(&mut out);
         let (from, _x) = self.read("columns", x, x.len());
-        let mut params = ColumnsParams { x: from, out: to, ..prepared(x.len(), width, &of) };
+        let mut params = Params { x: from, out: to, ..prepared(x.len(), width, &of) };
         self.with_operands(&mut params, of, |params| {
             let compiled = of.compiled(vector(width, &[from, to, params.bias, params.table]), T::OUT, false);
             let rows = params.rows as usize;
             params.rows_of_part = uint(compiled.rows_of_part(rows, width));
-            // SAFETY: `ColumnsParams` is the kernel's parameter. Both matrices have `rows * columns` values, and the
+            // SAFETY: `Params` is the kernel's parameter. Both matrices have `rows * columns` values, and the
             // operands of the columns are checked.
             unsafe { self.launch(&compiled.program("columns_forward"), compiled.launch(rows, width), params) }
         })?;
@@ -187,8 +168,7 @@ impl Training {
         let (gradient, _grad) = self.read("columns_gradient", grad, grad.len());
         let from = x.map(|x| self.read("columns_gradient: values", x, grad.len()));
         let from = from.as_ref().map_or(0, |(from, _)| *from);
-        let mut params =
-            ColumnsParams { x: from, grad: gradient, out: to, ..prepared(grad.len(), width, &of) };
+        let mut params = Params { x: from, grad: gradient, out: to, ..prepared(grad.len(), width, &of) };
         let rows = params.rows as usize;
         let (sums, steps) = self.with_operands(&mut params, of, |params| {
             let addresses = [from, gradient, to, params.bias, params.table];
@@ -213,9 +193,9 @@ impl Training {
     /// Checks and holds the operands of the columns for a launch.
     fn with_operands<R>(
         &self,
-        params: &mut ColumnsParams,
+        params: &mut Params,
         of: Columns<'_>,
-        run: impl FnOnce(&mut ColumnsParams) -> Result<R, CudaError>,
+        run: impl FnOnce(&mut Params) -> Result<R, CudaError>,
     ) -> Result<R, CudaError> {
         let width = params.columns as usize;
         let bias = of.gelu.map(|bias| self.read("columns: bias", bias, width));
@@ -230,10 +210,10 @@ impl Training {
 }
 
 /// The parameters for `len` values in rows of `width`, without addresses.
-fn prepared(len: usize, width: usize, of: &Columns<'_>) -> ColumnsParams {
+fn prepared(len: usize, width: usize, of: &Columns<'_>) -> Params {
     assert!(width > 0 && len > 0 && len.is_multiple_of(width), "columns: {len} values in rows of {width}");
     let (recip, scale) = of.quantizer().map_or((1.0, 1.0), |q| (q.recip(), q.scale()));
-    ColumnsParams {
+    Params {
         x: 0,
         grad: 0,
         bias: 0,

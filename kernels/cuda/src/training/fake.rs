@@ -4,7 +4,8 @@ use cudarc::driver::{CudaSlice, CudaView};
 use swinq_numerics::Quantizer;
 
 use super::{Element, THREADS, Training, uint, vector};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use crate::params::train_fake::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Number of values per block.
 const PART: u32 = 16 * THREADS;
@@ -12,31 +13,9 @@ const PART: u32 = 16 * THREADS;
 /// Maximum number of rows with their own scales.
 const MOST_ROWS: usize = 65_535;
 
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FakeParams {
-    x: u64,
-    grad: u64,
-    table: u64,
-    factors: u64,
-    out: u64,
-    partial: u64,
-    rows: u32,
-    columns: u32,
-    parts: u32,
-    low: f32,
-    high: f32,
-    scale: f32,
-    recip: f32,
-    factor: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_fake.cu in the same order.
-unsafe impl Params for FakeParams {}
-
-impl FakeParams {
+impl Params {
     /// No arrays, and one row of one column.
-    const EMPTY: FakeParams = FakeParams {
+    const EMPTY: Params = Params {
         x: 0,
         grad: 0,
         table: 0,
@@ -144,7 +123,7 @@ impl Training {
         let program =
             FakeProgram { vector, table, factors, steps: false, out: T::OUT }.program("fake_forward");
         let config = FakeProgram::launch(steps.rows(), columns);
-        // SAFETY: `FakeParams` is the kernel's parameter. Both matrices have `rows * columns` values, the
+        // SAFETY: `Params` is the kernel's parameter. Both matrices have `rows * columns` values, the
         // table three values per row, and the factors two per column.
         unsafe { self.launch(&program, config, &params)? };
         drop(written);
@@ -212,10 +191,9 @@ impl Training {
         let partial = partial.as_view();
         let (from, _read) = self.read("steps", &partial, partial.len());
         let (to, written) = self.write(&mut out);
-        let params =
-            FakeParams { out: to, partial: from, parts: uint(partial.len()), factor, ..FakeParams::EMPTY };
+        let params = Params { out: to, partial: from, parts: uint(partial.len()), factor, ..Params::EMPTY };
         let compiled = FakeProgram { vector: 1, table: false, factors: false, steps: true, out: f32::OUT };
-        // SAFETY: `FakeParams` is the kernel's parameter. The one block reads `parts` values and writes one.
+        // SAFETY: `Params` is the kernel's parameter. The one block reads `parts` values and writes one.
         unsafe { self.launch(&compiled.program("fake_steps"), FakeProgram::launch_steps(1), &params)? };
         drop(written);
         Ok(out)
@@ -230,7 +208,7 @@ fn table<'a>(steps: FakeSteps<'a>) -> Option<&'a CudaView<'a, f32>> {
 }
 
 /// The parameters for `len` values, without addresses.
-fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> FakeParams {
+fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> Params {
     let rows = steps.rows();
     assert!(
         len > 0 && (1..=MOST_ROWS).contains(&rows) && len.is_multiple_of(rows),
@@ -244,7 +222,7 @@ fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> FakePa
         FakeSteps::One(quantizer, factor) => (quantizer.scale(), quantizer.recip(), factor),
         FakeSteps::Rows(_) => (1.0, 1.0, 1.0),
     };
-    FakeParams {
+    Params {
         rows: uint(rows),
         columns,
         parts: columns.div_ceil(PART),
@@ -253,6 +231,6 @@ fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> FakePa
         scale,
         recip,
         factor,
-        ..FakeParams::EMPTY
+        ..Params::EMPTY
     }
 }

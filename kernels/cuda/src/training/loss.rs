@@ -3,31 +3,8 @@
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
 
 use super::{Controls, Outcome, THREADS, Training, uint};
-use crate::{CudaError, LaunchConfig, Params, Program};
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LossParams {
-    logits: u64,
-    teacher: u64,
-    labels: u64,
-    partners: u64,
-    controls: u64,
-    gradient: u64,
-    of_images: u64,
-    outcome: u64,
-    weight_labels: f64,
-    weight_kl: f64,
-    smoothing: f64,
-    temperature: f64,
-    factor: f64,
-    images: u32,
-    classes: u32,
-    first: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_loss.cu in the same order.
-unsafe impl Params for LossParams {}
+use crate::params::train_loss::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// The parts of a batch's loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -108,7 +85,7 @@ impl Training {
         let (to, written) = self.write(&mut gradient);
         let (each, summed) = of_images.device_ptr_mut(&self.cuda);
         let (all, _outcome) = outcome.device_ptr_mut(&self.cuda);
-        let params = LossParams {
+        let params = Params {
             logits: from,
             teacher: teacher.as_ref().map_or(0, |(teacher, _)| *teacher),
             labels: labels.as_ref().map_or(0, |(labels, _)| *labels),
@@ -126,7 +103,7 @@ impl Training {
             classes: uint(classes),
             first: weights.first.into(),
         };
-        // SAFETY: `LossParams` is the kernels' parameter. The arrays have the lengths checked above. A label is an
+        // SAFETY: `Params` is the kernels' parameter. The arrays have the lengths checked above. A label is an
         // index of the logits only if it is below `classes`, which the kernel checks.
         unsafe {
             self.launch(

@@ -3,32 +3,11 @@
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
 
 use super::{Controls, Outcome, THREADS, Training, loop_launch, uint};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use crate::params::train_maps::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Values of an image that a block adds up.
 const PART: usize = 16_384;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MapParams {
-    map: u64,
-    target: u64,
-    controls: u64,
-    gradient: u64,
-    partial: u64,
-    of_images: u64,
-    outcome: u64,
-    weight: f64,
-    share: f64,
-    images: u32,
-    values: u32,
-    part: u32,
-    parts: u32,
-    first: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_maps.cu in the same order.
-unsafe impl Params for MapParams {}
 
 /// The place of a map in the loss of an iteration.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -105,7 +84,7 @@ impl Training {
         let (sums, summed) = partial.device_ptr_mut(&self.cuda);
         let (each, averaged) = of_images.device_ptr_mut(&self.cuda);
         let (all, _outcome) = outcome.device_ptr_mut(&self.cuda);
-        let params = MapParams {
+        let params = Params {
             map: from,
             target: wanted,
             controls: numbers,
@@ -127,7 +106,7 @@ impl Training {
             ("gradient", MapsProgram::gradient_launch(count)),
         ];
         for (entry, config) in launches {
-            // SAFETY: `MapParams` is the kernels' parameter. The arrays have the lengths checked above: `squares` has a block for
+            // SAFETY: `Params` is the kernels' parameter. The arrays have the lengths checked above: `squares` has a block for
             // each part, and the others have loops over images and over values.
             unsafe { self.launch(&MapsProgram::program(entry), config, &params)? };
         }

@@ -3,31 +3,14 @@
 use cudarc::driver::{CudaSlice, CudaView};
 
 use super::{THREADS, Training, int};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use crate::params::train_norm::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Maximum columns per thread for which a warp processes a row; for longer rows a block does.
 const CHUNKS_OF_WARP: usize = 12;
 
 /// Maximum blocks of a backward pass; each block produces sums over its rows.
 const BLOCKS: usize = 1024;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct NormParams {
-    x: u64,
-    weight: u64,
-    bias: u64,
-    grad: u64,
-    out: u64,
-    partial: u64,
-    rows: i32,
-    columns: i32,
-    rows_of_block: i32,
-    epsilon: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_norm.cu in the same order.
-unsafe impl Params for NormParams {}
 
 /// Constants for which a LayerNorm in training is compiled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,7 +83,7 @@ impl Training {
         let (gamma, _weight) = self.read("norm: weight", weight, columns);
         let (beta, _bias) = self.read("norm: bias", bias, columns);
         let (to, written) = self.write(&mut out);
-        let params = NormParams {
+        let params = Params {
             x: from,
             weight: gamma,
             bias: beta,
@@ -113,7 +96,7 @@ impl Training {
             epsilon,
         };
         let compiled = NormProgram { columns };
-        // SAFETY: `NormParams` is the kernel's parameter. Matrices have `rows * columns` values, weight and
+        // SAFETY: `Params` is the kernel's parameter. Matrices have `rows * columns` values, weight and
         // bias `columns`.
         unsafe { self.launch(&compiled.program("norm_forward"), compiled.forward_launch(rows), &params)? };
         drop(written);
@@ -145,7 +128,7 @@ impl Training {
         let (gradient, _grad) = self.read("norm_gradient: gradient", grad, rows * columns);
         let (to, written) = self.write(&mut out);
         let (sums, summed) = self.write(&mut partial);
-        let params = NormParams {
+        let params = Params {
             x: from,
             weight: gamma,
             bias: 0,

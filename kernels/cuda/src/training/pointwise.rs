@@ -2,45 +2,16 @@
 
 use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
 
-use super::{MomentRule, THREADS, Training, uint};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use super::{THREADS, Training, uint};
+pub use crate::params::train_pointwise::AdamWStep;
+use crate::params::train_pointwise::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Maximum number of blocks; beyond it, a thread processes several values.
 const BLOCKS: u32 = 8192;
 
 /// Bytes of the coefficients of GELU's tail.
 const TAIL_BYTES: u32 = 4 * 96;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PointwiseParams {
-    x: u64,
-    grad: u64,
-    out: u64,
-    first: u64,
-    second: u64,
-    count: u32,
-    step: AdamWStep,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_pointwise.cu in the same order.
-unsafe impl Params for PointwiseParams {}
-
-/// The constants of an update by AdamW.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AdamWStep {
-    /// How values change.
-    pub moments: MomentRule,
-    /// The gradient's factor.
-    pub factor: f32,
-    /// The parameter's factor: 1 without weight decay.
-    pub keep: f32,
-    /// Learning rate with the bias correction of the first moment.
-    pub rate: f32,
-    /// Bias correction of the second moment.
-    pub unbias: f32,
-}
 
 /// The program of `entry`: `gelu_forward`, `gelu_backward` or `adamw`.
 pub fn pointwise_program(entry: &'static str) -> Program {
@@ -88,7 +59,7 @@ impl Training {
         let (from, _x) = self.read(entry, x, count);
         let grad = grad.map(|grad| self.read(entry, grad, count));
         let (to, written) = self.write(&mut out);
-        let params = PointwiseParams {
+        let params = Params {
             x: from,
             grad: grad.as_ref().map_or(0, |(grad, _)| *grad),
             out: to,
@@ -97,7 +68,7 @@ impl Training {
             count: uint(count),
             step: AdamWStep::default(),
         };
-        // SAFETY: `PointwiseParams` is the kernel's parameter; every array that `entry` uses has `count`
+        // SAFETY: `Params` is the kernel's parameter; every array that `entry` uses has `count`
         // values.
         unsafe { self.launch(&pointwise_program(entry), pointwise_launch(count), &params)? };
         drop(written);
@@ -126,9 +97,9 @@ impl Training {
         let (mean, _first) = first.device_ptr_mut(&self.cuda);
         let (square, _second) = second.device_ptr_mut(&self.cuda);
         let count = uint(count);
-        let params = PointwiseParams { x: 0, grad: gradient, out, first: mean, second: square, count, step };
+        let params = Params { x: 0, grad: gradient, out, first: mean, second: square, count, step };
         let config = pointwise_launch(count as usize);
-        // SAFETY: `PointwiseParams` is the kernel's parameter. The four arrays have `count` values; three of
+        // SAFETY: `Params` is the kernel's parameter. The four arrays have `count` values; three of
         // them are borrowed mutably, so they do not overlap.
         unsafe { self.launch(&pointwise_program("adamw"), config, &params) }
     }

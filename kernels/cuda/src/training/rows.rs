@@ -4,56 +4,15 @@ use cudarc::driver::{CudaSlice, CudaView, DevicePtr};
 
 use super::{THREADS, Training, uint, vector};
 use crate::error::failed;
-use crate::{CudaError, LaunchConfig, Params, Program};
+use crate::params::train_rows::{GatherParams, SumParams};
+use crate::params::train_table;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Maximum number of rows that are summed in one stage.
 const ROWS_OF_STAGE: usize = 1024;
 /// Maximum number of parts of longer columns, and minimum rows per part.
 const PARTS: usize = 256;
 const ROWS_OF_PART: usize = 64;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct GatherParams {
-    x: u64,
-    index: u64,
-    bias: u64,
-    out: u64,
-    rows: u32,
-    source_rows: u32,
-    columns: u32,
-    total: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` of `gather` and `add_bias` in train_rows.cu in the same
-// order.
-unsafe impl Params for GatherParams {}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SumParams {
-    x: u64,
-    out: u64,
-    rows: u32,
-    columns: u32,
-    rows_of_part: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` of `column_sums` in train_rows.cu in the same order.
-unsafe impl Params for SumParams {}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct TableParams {
-    grad: u64,
-    index: u64,
-    out: u64,
-    pairs: u32,
-    heads: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_table.cu in the same order.
-unsafe impl Params for TableParams {}
 
 /// Threads per block of the table's gradient; a block sums one value.
 const TABLE_THREADS: u32 = 128;
@@ -213,8 +172,9 @@ impl Training {
         let (from, _grad) = self.read("table_gradient", grad, heads * pairs);
         let (map, _index) = self.read("table_gradient: index", index, pairs);
         let (to, written) = self.write(&mut out);
-        let params = TableParams { grad: from, index: map, out: to, pairs: uint(pairs), heads: uint(heads) };
-        // SAFETY: `TableParams` is the kernel's parameter. The kernel only compares indexes and does not use
+        let params =
+            train_table::Params { grad: from, index: map, out: to, pairs: uint(pairs), heads: uint(heads) };
+        // SAFETY: The parameter is the kernel's, which only compares indexes and does not use
         // them as addresses; a block writes one value.
         unsafe { self.launch(&table_program(), table_launch(rows, heads), &params)? };
         drop(written);

@@ -3,47 +3,14 @@
 use cudarc::driver::{CudaView, CudaViewMut, DevicePtrMut};
 
 use super::{THREADS, Training, uint};
-use crate::{CudaError, LaunchConfig, Params, Program};
+pub use crate::params::train::MomentRule;
+use crate::params::train_controls;
+use crate::params::train_update::Params;
+pub use crate::params::train_update::UpdateRule;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Maximum number of blocks; beyond it, a thread processes several values.
 const BLOCKS: u32 = 1024;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct UpdateParams {
-    grad: u64,
-    values: u64,
-    first: u64,
-    second: u64,
-    average: u64,
-    kinds: u64,
-    partial: u64,
-    controls: u64,
-    outcome: u64,
-    count: u32,
-    blocks: u32,
-    rule: UpdateRule,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_update.cu in the same order.
-unsafe impl Params for UpdateParams {}
-
-/// How AdamW computes moments `m` and `v` of a gradient `g`, and a parameter `p`:
-///
-/// ```text
-/// m = keep_first m + add_first g     v = keep_second v + add_second g^2
-/// p = keep p - rate m / (sqrt(unbias v) + epsilon)
-/// ```
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "the formula has them")]
-pub struct MomentRule {
-    pub keep_first: f32,
-    pub add_first: f32,
-    pub keep_second: f32,
-    pub add_second: f32,
-    pub epsilon: f32,
-}
 
 impl MomentRule {
     /// The rule of the decay rates `betas`.
@@ -54,21 +21,7 @@ impl MomentRule {
     }
 }
 
-/// The constants of all updates of a training.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct UpdateRule {
-    /// How values change.
-    pub moments: MomentRule,
-    /// Gradients with a larger norm are scaled down to it; 0 is off.
-    pub clip: f32,
-    /// The share of the old value in the moving average.
-    pub decay_average: f32,
-    /// Ratios of learned scales stay within this factor of 1.
-    pub limit: f32,
-}
-
-/// What an iteration takes from the host: the fields of `Controls` in train_controls.cuh, in the same order.
+/// What an iteration takes from the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Controls {
     /// Factor of the loss in the backward pass.
@@ -87,16 +40,27 @@ pub struct Controls {
 
 impl Controls {
     /// Number of values.
-    pub const LEN: usize = 7;
+    pub const LEN: usize = size_of::<train_controls::Controls>() / 8;
 
     /// The values in the order of the kernels.
     pub fn values(&self) -> [f64; Controls::LEN] {
-        let [weights, scales] = self.rates;
-        [self.loss_scale, self.partner_share, self.most_loss, weights, scales, self.keep, self.unbias]
+        let Controls { loss_scale, partner_share, most_loss, keep, unbias, .. } = *self;
+        let [rate_weights, rate_scales] = self.rates;
+        let values = train_controls::Controls {
+            loss_scale,
+            partner_share,
+            most_loss,
+            rate_weights,
+            rate_scales,
+            keep,
+            unbias,
+        };
+        // SAFETY: the struct of the kernels consists of f64s.
+        unsafe { std::mem::transmute(values) }
     }
 }
 
-/// What an iteration returns to the host: the fields of `Outcome` in train_controls.cuh, in the same order.
+/// What an iteration returns to the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Cross-entropy with the labels.
@@ -119,11 +83,13 @@ pub struct Outcome {
 
 impl Outcome {
     /// Number of values.
-    pub const LEN: usize = 8;
+    pub const LEN: usize = size_of::<train_controls::Outcome>() / 8;
 
     /// The result in `values`, in the order of the kernels.
     pub fn from_values(values: &[f64; Outcome::LEN]) -> Outcome {
-        let [labels, kl, outputs, total, correct, norm, updated, unusable] = *values;
+        // SAFETY: the struct of the kernels consists of f64s.
+        let values: train_controls::Outcome = unsafe { std::mem::transmute(*values) };
+        let train_controls::Outcome { labels, kl, outputs, total, correct, norm, updated, unusable } = values;
         Outcome {
             labels,
             kl,
@@ -220,7 +186,7 @@ impl Training {
         let average = flat.average.as_mut().map(|average| average.device_ptr_mut(&self.cuda));
         let (sums, summed) = partial.device_ptr_mut(&self.cuda);
         let (result, _outcome) = outcome.device_ptr_mut(&self.cuda);
-        let params = UpdateParams {
+        let params = Params {
             grad,
             values,
             first,
@@ -234,7 +200,7 @@ impl Training {
             blocks,
             rule,
         };
-        // SAFETY: `UpdateParams` is the kernels' parameter. All arrays of parameters have `count` values, and those that are
+        // SAFETY: `Params` is the kernels' parameter. All arrays of parameters have `count` values, and those that are
         // written are borrowed mutably; `partial` has two values for each block of `measure`.
         unsafe {
             self.launch(&UpdateProgram::program("measure"), config, &params)?;
@@ -260,7 +226,7 @@ impl Training {
         let count = sums.len();
         let (grad, _terms) = self.read("add", terms, count);
         let (values, _sums) = sums.device_ptr_mut(&self.cuda);
-        let params = UpdateParams {
+        let params = Params {
             grad,
             values,
             first: 0,
@@ -274,7 +240,7 @@ impl Training {
             blocks: 0,
             rule: UpdateRule::default(),
         };
-        // SAFETY: `UpdateParams` is the kernel's parameter; `add` uses two arrays of `count` values, one of them borrowed
+        // SAFETY: `Params` is the kernel's parameter; `add` uses two arrays of `count` values, one of them borrowed
         // mutably.
         unsafe { self.launch(&UpdateProgram::program("add"), UpdateProgram::launch(count), &params) }
     }

@@ -6,10 +6,10 @@ use swinq_numerics::reference::correction_i8;
 use super::Target;
 use super::kind::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, MOST_HEADS};
 use super::pack::pad_columns;
-use super::params::EpilogueParams;
 use crate::ops::attention::HEAD_DIM;
 use crate::ops::half_gelu::half_codes;
 use crate::ops::int;
+use crate::params::epilogue::Epilogue;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
 
 /// Per-column arrays, padded to full groups, and scalars.
@@ -89,8 +89,8 @@ impl EpilogueArrays {
         [&self.zero_point, &self.step, &self.correction].into_iter().flatten().for_each(|s| on.hold(s));
     }
 
-    pub(super) fn params(&self, out: &Target<'_>, n: usize, stride: usize) -> EpilogueParams {
-        EpilogueParams {
+    pub(super) fn params(&self, out: &Target<'_>, n: usize, stride: usize) -> Epilogue {
+        Epilogue {
             scale: self.scale.ptr(),
             bias: self.bias.ptr(),
             recip: self.recip.ptr(),

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::params::DequantParams;
 use super::{DeviceLinear, LinearKind, PlainWeight, Target, expect, int};
+use crate::params::dequant::Params;
 use crate::{
     CudaError, DeviceBuf, DeviceSlice, FloatKind, Kernel, LaunchConfig, Lt, LtPlan, Output, Program, Stream,
     launch,
@@ -142,7 +142,7 @@ impl LibraryLinear {
         [target.slice, scratch].into_iter().for_each(|s| on.hold(s));
         target.map.into_iter().for_each(|map| on.hold(&map.slice));
         linear.epilogue.hold(on);
-        let params = DequantParams {
+        let params = Params {
             sums: scratch.ptr(),
             m: int(self.m),
             ld: int(linear.n),
@@ -152,7 +152,7 @@ impl LibraryLinear {
         int(self.m * linear.n.div_ceil(8));
         let blocks = (self.m * linear.n.div_ceil(8)).div_ceil(THREADS as usize);
         let config = LaunchConfig { shared: 384, ..LaunchConfig::linear(blocks as u32, THREADS) };
-        // SAFETY: `DequantParams` is the kernel's parameter, and the kernel was compiled for the layer's
+        // SAFETY: `Params` is the kernel's parameter, and the kernel was compiled for the layer's
         // kind. The lengths were checked above, and all slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }

@@ -6,7 +6,6 @@ mod epilogue;
 mod kind;
 mod library;
 pub mod pack;
-mod params;
 mod tile;
 
 use std::sync::{Mutex, Weak};
@@ -18,8 +17,8 @@ pub use tile::{Gpu, Instruction, Tile};
 
 use self::epilogue::EpilogueArrays;
 use self::pack::{GROUP, pack_codes, pack_half};
-use self::params::{GemmParams, RolesParams};
 use super::{DeviceMap, expect, int, row_stride};
+use crate::params::{gemm, gemm_roles::RolesParams};
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, Stream, TensorMap, launch};
 
 /// A linear layer whose weight is on a device.
@@ -191,7 +190,7 @@ impl OwnLinear {
         [a, target.slice, &linear.weight].into_iter().for_each(|s| on.hold(s));
         target.map.into_iter().for_each(|map| on.hold(&map.slice));
         linear.epilogue.hold(on);
-        let params = GemmParams {
+        let params = gemm::Params {
             a: a.ptr(),
             w: linear.weight.ptr(),
             m: int(m),
@@ -205,7 +204,7 @@ impl OwnLinear {
         };
         let config = self.tile.launch(m, linear.n, self.capacity);
         if !self.tile.instruction.has_roles() {
-            // SAFETY: `GemmParams` is the kernel's parameter. The kernel was compiled for the layer's kind
+            // SAFETY: `gemm::Params` is the kernel's parameter. The kernel was compiled for the layer's kind
             // (`own`), and the lengths were checked above. Weight and arrays were padded in
             // `DeviceLinear::new`; all slices are held.
             return unsafe { launch(&self.kernel, config, on, &params) };
