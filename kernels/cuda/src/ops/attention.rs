@@ -2,7 +2,7 @@
 
 use swinq_numerics::{AttentionSpec, MASKS, Probs};
 
-use super::{DeviceStore, DeviceWindows, StreamType, expect, int, row_stride};
+use super::{Call, DeviceStore, DeviceWindows, StreamType, int, row_stride};
 use crate::params::attention::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
@@ -242,27 +242,19 @@ impl DeviceAttention {
         let masks = windows.masks_for("attention", tokens, self.regions.is_some());
         let element = if self.config.elements == AttentionElements::Codes { 1 } else { 2 };
         let columns = row_stride(self.columns, element);
-        expect("attention: q, k and v", qkv, &[images, windows.count(), tokens, columns, element]);
-        let stored = self.store.element_bytes();
-        expect("attention: the output", out, &[images, windows.count(), tokens, channels, stored]);
-        [qkv, out, &self.bias]
-            .into_iter()
-            .chain(&self.logit_scales)
-            .chain(&self.low)
-            .chain(&self.regions)
-            .chain(masks)
-            .for_each(|s| on.hold(s));
-        let total = images * windows.count();
+        let input = [images, windows.count(), tokens, columns, element];
+        let output = [images, windows.count(), tokens, channels, self.store.element_bytes()];
+        let (call, total) = (Call(on), images * windows.count());
         let (each, config) = self.config.launch(total, self.multiprocessors);
         let (recip, scale) = self.store.recip_and_scale();
         let params = Params {
-            qkv: qkv.ptr(),
-            logit_scales: self.logit_scales.as_ref().map_or(0, DeviceSlice::ptr),
-            low: self.low.as_ref().map_or(0, DeviceSlice::ptr),
-            bias: self.bias.ptr(),
-            regions: self.regions.as_ref().map_or(0, DeviceSlice::ptr),
-            masks: masks.map_or(0, DeviceSlice::ptr),
-            out: out.ptr(),
+            qkv: call.array("attention: q, k and v", qkv, &input),
+            logit_scales: call.own(&self.logit_scales),
+            low: call.own(&self.low),
+            bias: call.own(&self.bias),
+            regions: call.own(&self.regions),
+            masks: call.own(masks),
+            out: call.array("attention: the output", out, &output),
             total_windows: int(total),
             windows: int(windows.count()),
             n: int(tokens),

@@ -2,7 +2,7 @@
 
 use swinq_numerics::Quantizer;
 
-use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
+use super::{Call, DeviceStore, StreamType, int, row_stride};
 use crate::params::head::{LinearParams, PoolParams};
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
@@ -123,17 +123,18 @@ impl DevicePool {
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let stride = row_stride(self.columns, self.store.element_bytes());
-        expect("pool: the stream", stream, &[images, tokens, self.columns, self.stream.bytes()]);
-        expect("pool: the output", out, &[images, stride, self.store.element_bytes()]);
-        expect_word("pool: the overflow flag", overflow);
-        [stream, out, overflow, &self.gamma, &self.beta].into_iter().for_each(|s| on.hold(s));
+        let call = Call(on);
         let (recip, scale) = self.store.recip_and_scale();
         let params = PoolParams {
-            stream: stream.ptr(),
-            gamma: self.gamma.ptr(),
-            beta: self.beta.ptr(),
-            out: out.ptr(),
-            overflow: overflow.ptr(),
+            stream: call.array(
+                "pool: the stream",
+                stream,
+                &[images, tokens, self.columns, self.stream.bytes()],
+            ),
+            gamma: call.own(&self.gamma),
+            beta: call.own(&self.beta),
+            out: call.array("pool: the output", out, &[images, stride, self.store.element_bytes()]),
+            overflow: call.word("pool: the overflow flag", overflow),
             tokens: int(tokens),
             columns: int(self.columns),
             stride: int(stride),
@@ -216,16 +217,14 @@ impl DeviceLinearF32 {
     /// # Panics
     /// If a slice is too short.
     pub fn run(&self, on: &Stream, m: usize, x: &DeviceSlice, out: &DeviceSlice) -> Result<(), CudaError> {
-        expect("linear_f32: the input", x, &[m, self.k, 4]);
-        expect("linear_f32: the output", out, &[m, self.n, 4]);
-        [x, out, &self.weight, &self.bias].into_iter().for_each(|s| on.hold(s));
+        let call = Call(on);
         let params = LinearParams {
-            x: x.ptr(),
-            w: self.weight.ptr(),
-            bias: self.bias.ptr(),
+            x: call.array("linear_f32: the input", x, &[m, self.k, 4]),
+            w: call.own(&self.weight),
+            bias: call.own(&self.bias),
             output_recip: self.output.map_or(1.0, Quantizer::recip),
             output_scale: self.output.map_or(1.0, Quantizer::scale),
-            out: out.ptr(),
+            out: call.array("linear_f32: the output", out, &[m, self.n, 4]),
             m: int(m),
             n: int(self.n),
             k: int(self.k),

@@ -3,7 +3,7 @@
 use swinq_numerics::HeadsSpec;
 
 use super::attention::{HEAD_DIM, low_columns};
-use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
+use super::{Call, DeviceStore, StreamType, int, row_stride};
 use crate::params::heads::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
@@ -95,17 +95,14 @@ impl DeviceHeads {
     ) -> Result<(), CudaError> {
         let store = if self.config.codes { 1 } else { DeviceStore::Half.element_bytes() };
         let stride = row_stride(self.columns, store);
-        expect("heads: q, k and v", qkv, &[rows, 3, self.heads, HEAD_DIM, self.config.input.bytes()]);
-        expect("heads: the output", out, &[rows, stride, store]);
-        expect_word("heads: the overflow flag", overflow);
+        let (call, element) = (Call(on), self.config.input.bytes());
         // The kernel counts threads in 32 bits.
         int(rows * 3 * self.heads * LANES);
-        [qkv, out, overflow].into_iter().chain(&self.low).for_each(|slice| on.hold(slice));
         let params = Params {
-            qkv: qkv.ptr(),
-            low: self.low.as_ref().map_or(0, DeviceSlice::ptr),
-            out: out.ptr(),
-            overflow: overflow.ptr(),
+            qkv: call.array("heads: q, k and v", qkv, &[rows, 3, self.heads, HEAD_DIM, element]),
+            low: call.own(&self.low),
+            out: call.array("heads: the output", out, &[rows, stride, store]),
+            overflow: call.word("heads: the overflow flag", overflow),
             rows: int(rows),
             heads: int(self.heads),
             stride: int(stride),

@@ -6,7 +6,7 @@ use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer};
 
 use super::half_gelu::{self, half_codes};
 use super::linear::gelu_define;
-use super::{Int8Linear, StreamCodes, StreamType, expect, expect_word, int};
+use super::{Call, Int8Linear, StreamCodes, StreamType, int};
 use crate::params::mlp_sm90::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
@@ -369,24 +369,19 @@ impl DeviceMlp {
         codes: Option<StreamCodes<'_>>,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        expect("MLP: the stream", stream, &[m, self.config.columns, self.config.kind.stream.bytes()]);
-        expect_word("MLP: the overflow flag", overflow);
+        let MlpConfig { columns, kind, .. } = self.config;
         let code_rows = codes.and_then(|codes| codes.rows);
         let tokens = code_rows.map_or(1, |rows| rows.tokens);
         assert!(m.is_multiple_of(tokens), "MLP: {m} rows are not whole images of {tokens} tokens");
-        if let Some(codes) = codes {
-            assert!(self.stores_codes(), "the MLP stores no codes");
-            expect("MLP: the codes", codes.slice, &[m, self.config.columns]);
-            codes.slices().for_each(|slice| on.hold(slice));
-        }
-        [stream, overflow, &self.weights, &self.constants].into_iter().for_each(|slice| on.hold(slice));
+        assert!(codes.is_none() || self.stores_codes(), "the MLP stores no codes");
+        let call = Call(on);
         let params = Params {
-            stream: stream.ptr(),
-            weights: self.weights.ptr(),
-            constants: self.constants.ptr(),
-            overflow: overflow.ptr(),
-            codes: codes.map_or(0, |codes| codes.slice.ptr()),
-            code_rows: code_rows.map_or(0, |rows| rows.slice.ptr()),
+            stream: call.array("MLP: the stream", stream, &[m, columns, kind.stream.bytes()]),
+            weights: call.own(&self.weights),
+            constants: call.own(&self.constants),
+            overflow: call.word("MLP: the overflow flag", overflow),
+            codes: codes.map_or(0, |codes| call.array("MLP: the codes", codes.slice, &[m, columns])),
+            code_rows: call.own(code_rows.map(|rows| &rows.slice)),
             m: int(m),
             tokens: int(tokens),
             epsilon: self.epsilon,

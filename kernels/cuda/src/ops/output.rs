@@ -1,6 +1,6 @@
 //! Outputs of the network in the memory of their reader: feature maps, with their norm if they have one, and scores.
 
-use super::{StreamType, expect, expect_elements, expect_word, int};
+use super::{Call, StreamType, int};
 use crate::kernel::Kernels;
 use crate::params::output::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
@@ -186,10 +186,6 @@ impl DeviceOutput {
             Source::Map { config, columns, .. } => (columns, config.stream.bytes()),
             Source::Values { columns } => (columns, 4),
         };
-        expect("output: the input", input, &[images, tokens, columns, bytes]);
-        expect_elements("output: the output", out, &[images, tokens, columns], form.element.bytes());
-        expect_word("output: the flags", flags.steps);
-        expect_word("output: the output's flag", flags.raised);
         let (gamma, beta, epsilon) = match &self.source {
             Source::Map { norm: Some((gamma, beta, epsilon)), .. } => (Some(gamma), Some(beta), *epsilon),
             _ => (None, None, 0.0),
@@ -199,16 +195,14 @@ impl DeviceOutput {
             Source::Map { .. } => (total, MapConfig::launch(total, columns)),
             Source::Values { .. } => (total * columns, values_launch(total * columns)),
         };
-        let slices = [input, out, flags.steps, flags.raised].into_iter().chain(gamma).chain(beta);
-        slices.for_each(|slice| on.hold(slice));
-        let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
+        let (call, shape) = (Call(on), [images, tokens, columns]);
         let params = Params {
-            input: input.ptr(),
-            gamma: ptr(gamma),
-            beta: ptr(beta),
-            out: out.ptr(),
-            flags: flags.steps.ptr(),
-            raised: flags.raised.ptr(),
+            input: call.array("output: the input", input, &[images, tokens, columns, bytes]),
+            gamma: call.own(gamma),
+            beta: call.own(beta),
+            out: call.foreign("output: the output", out, &shape, form.element.bytes()),
+            flags: call.word("output: the flags", flags.steps),
+            raised: call.word("output: the output's flag", flags.raised),
             flag_count: int(flags.steps.bytes() / 4),
             tokens: int(tokens),
             total: int(total),

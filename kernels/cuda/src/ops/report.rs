@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{expect_word, int};
+use super::{Call, int};
 use crate::params::report::Params;
 use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, PinnedBuf, Program, Stream, launch};
 
@@ -41,11 +41,10 @@ impl DeviceReport {
     /// # Errors
     /// The driver fails.
     pub fn run(&self, on: &Stream, flags: &DeviceSlice) -> Result<(), CudaError> {
-        expect_word("report: the flags", flags);
-        on.hold(flags);
         on.keep(&self.word)?;
         let word = self.word.address() as u64;
-        let params = Params { flags: flags.ptr(), word, count: int(flags.bytes() / 4) };
+        let params =
+            Params { flags: Call(on).word("report: the flags", flags), word, count: int(flags.bytes() / 4) };
         // SAFETY: `Params` is the kernel's parameter. It writes the flags, which are held, and the word, which the stream
         // keeps, and which the device can access: page-locked memory has one address for both.
         unsafe { launch(&self.kernel, DeviceReport::launch(), on, &params) }

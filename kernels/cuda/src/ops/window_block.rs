@@ -5,7 +5,7 @@ use swinq_numerics::{AttentionSpec, Probs, Quantizer};
 
 use super::attention::HEAD_DIM;
 use super::linear::pack::packed_column;
-use super::{DeviceWindows, Int8Linear, expect, expect_word, int};
+use super::{Call, DeviceWindows, Int8Linear, int};
 use crate::params::window::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
@@ -208,19 +208,15 @@ impl DeviceWindowBlock {
     ) -> Result<(), CudaError> {
         let (map, channels) = (windows.map(), self.config.heads * HEAD_DIM);
         let masks = windows.masks_for("window block", self.config.tokens, self.regions.is_some());
-        expect("window block: the stream", stream, &[images, map.tokens, channels, 2]);
-        expect_word("window block: the overflow flag", overflow);
-        let slices = [stream, overflow, &map.slice, &self.constants];
-        slices.into_iter().chain(&self.regions).chain(masks).for_each(|s| on.hold(s));
-        let total = images * windows.count();
+        let (call, total) = (Call(on), images * windows.count());
         let [value_scale, input_recip, query_recip, key_recip] = self.scales;
         let params = Params {
-            stream: stream.ptr(),
-            map: map.slice.ptr(),
-            constants: self.constants.ptr(),
-            regions: self.regions.as_ref().map_or(0, DeviceSlice::ptr),
-            masks: masks.map_or(0, DeviceSlice::ptr),
-            overflow: overflow.ptr(),
+            stream: call.array("window block: the stream", stream, &[images, map.tokens, channels, 2]),
+            map: call.own(&map.slice),
+            constants: call.own(&self.constants),
+            regions: call.own(&self.regions),
+            masks: call.own(masks),
+            overflow: call.word("window block: the overflow flag", overflow),
             total_windows: int(total),
             windows: int(windows.count()),
             tokens: int(map.tokens),
