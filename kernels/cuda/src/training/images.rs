@@ -2,7 +2,7 @@
 
 use cudarc::driver::{CudaSlice, CudaView};
 
-use super::{THREADS, Training, loop_launch, uint};
+use super::{Call, THREADS, Training, loop_launch, uint};
 use crate::params::train_images::Params;
 use crate::{CudaError, LaunchConfig, Program};
 
@@ -67,13 +67,11 @@ impl Training {
         let count = of.count();
         assert!(count > 0, "{of:?} have no values");
         let mut out = self.allocate(count)?;
-        let (from, _pixels) = self.read("patches", pixels, of.bytes());
-        let (values, _table) = self.read("patches: table", table, channels * 256);
-        let (to, written) = self.write(&mut out);
+        let mut call = Call::new(self);
         let params = Params {
-            pixels: from,
-            table: values,
-            out: to,
+            pixels: call.read("patches", pixels, of.bytes()),
+            table: call.read("patches: table", table, channels * 256),
+            out: call.write(&mut out),
             height: uint(height),
             width: uint(width),
             channels: uint(channels),
@@ -85,7 +83,7 @@ impl Training {
         // SAFETY: `Params` is the kernel's parameter. It writes `count` values, and reads a value of the table and a pixel
         // of the images for each that lies in an image.
         unsafe { self.launch(&patches_program(), patches_launch(count), &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 }

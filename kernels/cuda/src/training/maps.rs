@@ -1,8 +1,8 @@
 //! The loss of a feature map: its relative squared error, and its gradient.
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 
-use super::{Controls, Outcome, THREADS, Training, loop_launch, uint};
+use super::{Call, Controls, Outcome, THREADS, Training, loop_launch, uint};
 use crate::params::train_maps::Params;
 use crate::{CudaError, LaunchConfig, Program};
 
@@ -77,21 +77,15 @@ impl Training {
         let (parts, part) = MapsProgram::parts(values);
         let mut gradient = self.allocate(count)?;
         let (mut partial, mut of_images) = (self.scratch(2 * images * parts)?, self.scratch(2 * images)?);
-        let (from, _map) = self.read("loss of a map", map, count);
-        let (wanted, _target) = self.read("loss of a map: target", target, count);
-        let (numbers, _controls) = self.read("loss of a map: controls", controls, Controls::LEN);
-        let (to, written) = self.write(&mut gradient);
-        let (sums, summed) = partial.device_ptr_mut(&self.cuda);
-        let (each, averaged) = of_images.device_ptr_mut(&self.cuda);
-        let (all, _outcome) = outcome.device_ptr_mut(&self.cuda);
+        let mut call = Call::new(self);
         let params = Params {
-            map: from,
-            target: wanted,
-            controls: numbers,
-            gradient: to,
-            partial: sums,
-            of_images: each,
-            outcome: all,
+            map: call.read("loss of a map", map, count),
+            target: call.read("loss of a map: target", target, count),
+            controls: call.read("loss of a map: controls", controls, Controls::LEN),
+            gradient: call.write(&mut gradient),
+            partial: call.write(&mut partial),
+            of_images: call.write(&mut of_images),
+            outcome: call.write(outcome),
             weight,
             share,
             images: uint(images),
@@ -110,7 +104,7 @@ impl Training {
             // each part, and the others have loops over images and over values.
             unsafe { self.launch(&MapsProgram::program(entry), config, &params)? };
         }
-        drop((written, summed, averaged));
+        drop(call);
         Ok(gradient)
     }
 }

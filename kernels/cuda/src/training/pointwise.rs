@@ -1,8 +1,8 @@
 //! GELU, its gradient, and AdamW.
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 
-use super::{THREADS, Training, uint};
+use super::{Call, THREADS, Training, uint};
 pub use crate::params::train_pointwise::AdamWStep;
 use crate::params::train_pointwise::Params;
 use crate::{CudaError, LaunchConfig, Program};
@@ -56,22 +56,18 @@ impl Training {
     ) -> Result<CudaSlice<f32>, CudaError> {
         let count = x.len();
         let mut out = self.allocate(count)?;
-        let (from, _x) = self.read(entry, x, count);
-        let grad = grad.map(|grad| self.read(entry, grad, count));
-        let (to, written) = self.write(&mut out);
+        let mut call = Call::new(self);
         let params = Params {
-            x: from,
-            grad: grad.as_ref().map_or(0, |(grad, _)| *grad),
-            out: to,
-            first: 0,
-            second: 0,
+            x: call.read(entry, x, count),
+            grad: call.read(entry, grad, count),
+            out: call.write(&mut out),
             count: uint(count),
-            step: AdamWStep::default(),
+            ..Params::default()
         };
         // SAFETY: `Params` is the kernel's parameter; every array that `entry` uses has `count`
         // values.
         unsafe { self.launch(&pointwise_program(entry), pointwise_launch(count), &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 
@@ -92,13 +88,17 @@ impl Training {
         self.expect("adamw: the parameter", &parameter, count);
         self.expect("adamw: the mean", &first, count);
         self.expect("adamw: the mean square", &second, count);
-        let (gradient, _grad) = self.read("adamw", grad, count);
-        let (out, _out) = parameter.device_ptr_mut(&self.cuda);
-        let (mean, _first) = first.device_ptr_mut(&self.cuda);
-        let (square, _second) = second.device_ptr_mut(&self.cuda);
-        let count = uint(count);
-        let params = Params { x: 0, grad: gradient, out, first: mean, second: square, count, step };
-        let config = pointwise_launch(count as usize);
+        let mut call = Call::new(self);
+        let params = Params {
+            grad: call.read("adamw", grad, count),
+            out: call.write(&mut parameter),
+            first: call.write(&mut first),
+            second: call.write(&mut second),
+            count: uint(count),
+            step,
+            ..Params::default()
+        };
+        let config = pointwise_launch(count);
         // SAFETY: `Params` is the kernel's parameter. The four arrays have `count` values; three of
         // them are borrowed mutably, so they do not overlap.
         unsafe { self.launch(&pointwise_program("adamw"), config, &params) }

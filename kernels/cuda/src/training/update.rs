@@ -1,8 +1,8 @@
 //! The update of all parameters by AdamW, with all of them in one piece of memory.
 
-use cudarc::driver::{CudaView, CudaViewMut, DevicePtrMut};
+use cudarc::driver::{CudaView, CudaViewMut};
 
-use super::{THREADS, Training, uint};
+use super::{Call, THREADS, Training, uint};
 pub use crate::params::train::MomentRule;
 use crate::params::train_controls;
 use crate::params::train_update::Params;
@@ -177,25 +177,17 @@ impl Training {
         let config = UpdateProgram::launch(count);
         let blocks = config.grid[0];
         let mut partial = self.scratch(2 * blocks as usize)?;
-        let (grad, _grad) = self.read("update: gradients", flat.grad, count);
-        let (kinds, _kinds) = self.read("update: kinds", flat.kinds, count);
-        let (numbers, _controls) = self.read("update: controls", controls, Controls::LEN);
-        let (values, _values) = flat.values.device_ptr_mut(&self.cuda);
-        let (first, _first) = flat.first.device_ptr_mut(&self.cuda);
-        let (second, _second) = flat.second.device_ptr_mut(&self.cuda);
-        let average = flat.average.as_mut().map(|average| average.device_ptr_mut(&self.cuda));
-        let (sums, summed) = partial.device_ptr_mut(&self.cuda);
-        let (result, _outcome) = outcome.device_ptr_mut(&self.cuda);
+        let mut call = Call::new(self);
         let params = Params {
-            grad,
-            values,
-            first,
-            second,
-            average: average.as_ref().map_or(0, |(average, _)| *average),
-            kinds,
-            partial: sums,
-            controls: numbers,
-            outcome: result,
+            grad: call.read("update: gradients", flat.grad, count),
+            values: call.write(&mut flat.values),
+            first: call.write(&mut flat.first),
+            second: call.write(&mut flat.second),
+            average: flat.average.as_mut().map_or(0, |average| call.write(average)),
+            kinds: call.read("update: kinds", flat.kinds, count),
+            partial: call.write(&mut partial),
+            controls: call.read("update: controls", controls, Controls::LEN),
+            outcome: call.write(outcome),
             count: uint(count),
             blocks,
             rule,
@@ -207,7 +199,6 @@ impl Training {
             self.launch(&UpdateProgram::program("decide"), UpdateProgram::decide_launch(), &params)?;
             self.launch(&UpdateProgram::program("update"), config, &params)?;
         }
-        drop(summed);
         Ok(())
     }
 
@@ -224,21 +215,12 @@ impl Training {
         terms: &CudaView<'_, f32>,
     ) -> Result<(), CudaError> {
         let count = sums.len();
-        let (grad, _terms) = self.read("add", terms, count);
-        let (values, _sums) = sums.device_ptr_mut(&self.cuda);
+        let mut call = Call::new(self);
         let params = Params {
-            grad,
-            values,
-            first: 0,
-            second: 0,
-            average: 0,
-            kinds: 0,
-            partial: 0,
-            controls: 0,
-            outcome: 0,
+            grad: call.read("add", terms, count),
+            values: call.write(sums),
             count: uint(count),
-            blocks: 0,
-            rule: UpdateRule::default(),
+            ..Params::default()
         };
         // SAFETY: `Params` is the kernel's parameter; `add` uses two arrays of `count` values, one of them borrowed
         // mutably.
