@@ -5,7 +5,7 @@
 //! pointer (in Rust its address, a u64), an array or a struct. A declaration of another form fails the build.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::{env, fs};
 
 /// Text of each file by name.
@@ -32,7 +32,8 @@ fn read(folder: &Path) -> Sources {
     let name = |path: &Path| path.file_name().expect("it is a file").to_string_lossy().into_owned();
     // A checkout on Windows may have added carriage returns.
     let text = |path: &Path| fs::read_to_string(path).expect("sources are UTF-8").replace('\r', "");
-    paths.filter(|path| path.is_file()).map(|path| (name(&path), text(&path))).collect()
+    let is_source = |path: &PathBuf| path.extension().is_some_and(|kind| kind == "cu" || kind == "cuh");
+    paths.filter(is_source).map(|path| (name(&path), text(&path))).collect()
 }
 
 /// The Rust declarations of all parameter structs.
@@ -95,11 +96,12 @@ fn doc(comment: &str) -> String {
     format!("/{comment}\n")
 }
 
-/// Type and names of a declaration of fields.
+/// Type and names of a declaration of fields. In C, only the first of several names would be a pointer.
 fn split(line: &str) -> Option<(&str, &str)> {
     let line = line.strip_suffix(';')?;
     let end = line.rfind("* ").map(|star| star + 1).or_else(|| line.find(' '))?;
-    Some((&line[..end], &line[end + 1..]))
+    let (of, names) = (&line[..end], &line[end + 1..]);
+    (!of.ends_with('*') || !names.contains(',')).then_some((of, names))
 }
 
 /// Rust's name of a type in `file`. Adds it, or what it points to, to `others` if that is a struct of the sources.
