@@ -68,9 +68,7 @@ INLINE void multiply_stage(Sum (&sums)[TILES_M][4 * GROUPS][4], const u8* a, con
 KERNEL(gemm)(const Params p) {
     u8* shared = shared_memory();
     f32* tail = reinterpret_cast<f32*>(shared + STAGES * STAGE);
-#if GELU && STREAM_F32
-    load_gelu(tail, THREADS);
-#endif
+    if constexpr (GELU_TABLE) load_gelu(tail, THREADS);
     s32 m0 = static_cast<s32>(block_x() / p.tiles_n) * BM, n0 = static_cast<s32>(block_x() % p.tiles_n) * BN;
     s32 steps = (p.k_bytes + BK - 1) / BK;
     auto fill = [&](s32 step) {
@@ -103,6 +101,7 @@ KERNEL(gemm)(const Params p) {
         if (column >= p.epilogue.n) continue;
         Columns columns;
         load_columns(columns, p.epilogue, column);
+        load_channels(columns, p.epilogue, column);
 #pragma unroll
         for (int i = 0; i < 2 * TILES_M; i++) {
             s32 row = m0 + warp_m + 8 * i + static_cast<s32>(lane / 4);
