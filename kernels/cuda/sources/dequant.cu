@@ -18,10 +18,10 @@ struct Params {
 
 KERNEL(dequant)(const Params p) {
     f32* tail = reinterpret_cast<f32*>(shared_memory());
-#if GELU && STREAM_F32
-    load_gelu(tail, THREADS);
-    block_sync();
-#endif
+    if constexpr (GELU_TABLE) {
+        load_gelu(tail, THREADS);
+        block_sync();
+    }
     wait_for_previous();
     launch_dependents();
     s32 eights = (p.epilogue.n + 7) / 8;
@@ -33,6 +33,7 @@ KERNEL(dequant)(const Params p) {
     if (target == PAD) return;
     Columns columns;
     load_columns(columns, p.epilogue, column);
+    load_channels(columns, p.epilogue, column);
     u64 at = static_cast<u64>(row) * p.ld + column;
     f32 y[8];
 #if CODES_IN

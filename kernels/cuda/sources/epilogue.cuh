@@ -1,16 +1,32 @@
-// The epilogue of a matrix product, on eight consecutive columns of one row: from sums to the values that the
-// plan stores (`reference::epilogue_i8`, `reference::epilogue_f32`). The GEMM kernels use it, and so does
-// `dequant.cu`, which runs after a GEMM of cuBLASLt.
+// The epilogue of a matrix product: what happens to the sums of eight consecutive columns of a row. The GEMM kernels use it,
+// and so does `dequant.cu`, which runs after a GEMM of cuBLASLt. `reference::epilogue_i8` and `reference::epilogue_f32` define
+// it.
 //
-// Defines: INTEGER (sums are those of INT8 operands), OUTPUT (the layer has an `.output` site), GELU (0: none; with an
-// f32 stream GELU_ERF or GELU_QUADRATIC), FAKE
-// (quantize and dequantize before a float store), CHANNELS (codes, also those of FAKE, have a scale and a zero
-// point for each column), CORRECTED (the INT8 operand has zero points), STORE (one of the STORE_ constants),
-// STREAM_F32 (1: the residual stream is f32; 0: f16); NUMBERS, if no value that is quantized can be a NaN;
-// WHOLE (the number of columns is a multiple of 8); HALF_GELU (GELU and its codes in packed halves; needs INTEGER,
-// GELU, STORE_CODES and WHOLE, without OUTPUT); HEADS (columns are the queries, keys and values of heads
-// of 32 channels, and queries and keys are normalised as in `heads.cu`; needs STORE_CODES and WHOLE, without GELU and
-// CHANNELS, and a warp whose groups of four lanes have the 32 columns of one head, and which calls `finish8` as a whole).
+// These are the steps, in their order. The words in capitals are options: 0 or 1, unless stated.
+//
+// 1. `corrected`. CORRECTED: the INT8 operand has zero points, whose term is subtracted from the sum.
+// 2. `layer_value`. INTEGER: operands are INT8, and the sum is multiplied by their scales. OUTPUT: the layer has an `.output`
+//    site, which quantizes and dequantizes the product. Then the bias is added.
+// 3. `activated`. GELU: 0 for none; with an f32 stream GELU_ERF or GELU_QUADRATIC; with an f16 stream an approximation.
+// 4. `quantized`, if codes are stored: division by their scale. CHANNELS: each column has its own scale and zero point. FAKE:
+//    the value is also dequantized, and stored as a float.
+// 5. The store: `codes_of_eight`, `store_floats` or `add8`; without WHOLE (the number of columns is a multiple of 8)
+//    `store_one`. STORE: STORE_CODES, STORE_HALF, STORE_FLOAT, or STORE_RESIDUAL, which adds to the residual stream, in the row
+//    that `destination` returns. STREAM_F32: the stream is f32; else f16.
+//
+// `finish8` is the whole, from step 2 on. Two options replace steps:
+//
+// - HALF_GELU: `codes_in_halves` for steps 2 to 4, in packed halves. It needs INTEGER, GELU, STORE_CODES and WHOLE, without
+//   OUTPUT.
+// - HEADS: `finish_heads` for steps 4 and 5. Columns are the queries, keys and values of heads of 32 channels, and queries and
+//   keys are normalised as in `heads.cu`. It needs STORE_CODES and WHOLE, without GELU and CHANNELS, and a warp whose groups of
+//   four lanes have the 32 columns of one head, and which calls `finish8` as a whole.
+//
+// A kernel defines NUMBERS as 1 if no value that is quantized can be a NaN.
+//
+// On the host, `LinearKind` (kind.rs) has the options and defines them, and `EpilogueArrays` (epilogue.rs) has the constants.
+// A new option is a field of `LinearKind`, a line above and an `if constexpr` in its step. A new constant is a field of
+// `Epilogue`, which `EpilogueArrays::params` sets, and of `Columns` if each column has its own.
 #pragma once
 
 #include "cosine.cuh"
@@ -19,6 +35,10 @@
 #define STORE_HALF 1
 #define STORE_FLOAT 2
 #define STORE_RESIDUAL 3
+
+#if !defined(NUMBERS)
+#define NUMBERS 0
+#endif
 
 struct Epilogue {
     // Per column: s_x * s_w for INT8 operands, multiplied by the reciprocal of the `.output` site's scale if
@@ -56,9 +76,9 @@ struct Epilogue {
     f32 fake_recip, fake_scale;
 };
 
-#if HEADS
 constexpr s32 HEAD_DIM = 32;
-#endif
+// Whether step 3 reads a table in shared memory, which `load_gelu` fills.
+constexpr bool GELU_TABLE = GELU && STREAM_F32;
 
 #if STREAM_F32
 typedef f32 Stream;
@@ -66,177 +86,172 @@ typedef f32 Stream;
 typedef u16 Stream;
 #endif
 
-// Epilogue constants of eight columns.
+// The constants of eight columns. Those that no step reads are not set.
 struct Columns {
-    f32 scale[8], bias[8];
-#if CHANNELS && HALF_GELU
-    // `HalfCodes` of every two columns. They are read where they are used, because registers are few.
-    const f32* codes;
-#elif CHANNELS
-    f32 recip[8], zero_point[8];
-#if FAKE
-    f32 step[8];
-#endif
-#elif STORE == STORE_CODES
-    f32 recip;
-#endif
-#if CORRECTED
+    f32 scale[8], bias[8], recip[8], zero_point[8], step[8];
     s32 correction[8];
-#endif
+    // `HalfCodes` of every two columns. They are read where they are used, because registers are few.
+    const f32* half_codes;
 };
+
+// Loads the constants of columns `column..column + 8` from the arrays `from`: those of `Epilogue`, or copies.
+template <typename Arrays>
+INLINE void load_columns(Columns& columns, const Arrays& from, s32 column) {
+    if constexpr (INTEGER || OUTPUT) load8(columns.scale, from.scale + column);
+    load8(columns.bias, from.bias + column);
+    if constexpr (CHANNELS && HALF_GELU) columns.half_codes = from.recip + column;
+    if constexpr (STORE == STORE_CODES && !CHANNELS) {
+        columns.recip[0] = from.recip[column];
+#pragma unroll
+        for (int i = 1; i < 8; i++) columns.recip[i] = columns.recip[0];
+    }
+}
+
+// Whether there are constants that `load_channels` loads.
+constexpr bool MORE_CONSTANTS = (CHANNELS && !HALF_GELU) || CORRECTED;
 
 // Loads the constants that only CHANNELS and CORRECTED need. Arrays are padded to full groups of 32 columns, so
 // reading eight elements inside a group is always in bounds.
 INLINE void load_channels(Columns& columns, const Epilogue& e, s32 column) {
-#if CHANNELS && HALF_GELU
-    columns.codes = e.recip + column;
-#elif CHANNELS
-    load8(columns.recip, e.recip + column);
-    load8(columns.zero_point, e.zero_point + column);
-#if FAKE
-    load8(columns.step, e.step + column);
-#endif
-#endif
-#if CORRECTED
+    if constexpr (CHANNELS && !HALF_GELU) {
+        load8(columns.recip, e.recip + column);
+        load8(columns.zero_point, e.zero_point + column);
+        if constexpr (FAKE) load8(columns.step, e.step + column);
+    }
+    if constexpr (CORRECTED) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) columns.correction[i] = e.correction[column + i];
-#endif
-}
-
-INLINE void load_columns(Columns& columns, const Epilogue& e, s32 column) {
-#if INTEGER || OUTPUT
-    load8(columns.scale, e.scale + column);
-#endif
-    load8(columns.bias, e.bias + column);
-#if STORE == STORE_CODES && !CHANNELS
-    columns.recip = e.recip[column];
-#endif
-    load_channels(columns, e, column);
-}
-
-// The sum of column i of eight, without the zero points of the operand. It is exact in s32.
-template <typename Sum>
-INLINE Sum corrected(Sum sum, const Columns& columns, int i) {
-#if CORRECTED
-    return sum - columns.correction[i];
-#else
-    return sum;
-#endif
-}
-
-INLINE f32 finish_value(f32 sum, f32 scale, f32 bias, const Epilogue& e, const f32* tail) {
-#if OUTPUT
-    f32 y = fma_f32(code_f32(sum * scale), e.output_scale, bias);
-#elif INTEGER
-    f32 y = fma_f32(sum, scale, bias);
-#else
-    f32 y = sum + bias;
-#endif
-#if GELU && STREAM_F32
-    y = gelu_of_layer(y, tail);
-#elif GELU && NUMBERS && STORE == STORE_CODES
-    y = gelu_fast(y, max_f32(y, 0.0f));
-#elif GELU
-    y = gelu_fast(y);
-#endif
-    return y;
+        for (int i = 0; i < 8; i++) columns.correction[i] = e.correction[column + i];
+    }
 }
 
 // Row of `out` that `row` is written to; PAD if it is not written.
 INLINE u32 destination(const Epilogue& e, u32 row) {
-#if STORE == STORE_RESIDUAL
-    if (e.map == nullptr) return row;
-    u32 image = row / e.map_rows;
-    u32 token = e.map[row - image * e.map_rows];
-    return token == PAD ? PAD : image * e.map_tokens + token;
-#else
-    return row;
-#endif
-}
-
-// Stores one value, if columns do not form full groups of eight.
-INLINE void store_one(const Epilogue& e, u64 at, f32 y) {
-#if STORE == STORE_CODES
-    static_cast<s8*>(e.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y)));
-#elif STORE == STORE_HALF
-    static_cast<u16*>(e.out)[at] = f32_to_half(y);
-#elif STORE == STORE_FLOAT
-    static_cast<f32*>(e.out)[at] = y;
-#else
-    Stream* stream = static_cast<Stream*>(e.out);
-#if STREAM_F32
-    stream[at] = y + stream[at];
-#else
-    stream[at] = f32_to_half(y + half_to_f32(stream[at]));
-#endif
-#endif
-}
-
-#if !HALF_GELU
-// Turns the sums of eight columns into the values to store (for STORE_CODES: multiplied by the reciprocal of
-// the scale, plus the zero point).
-INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        y[i] = finish_value(y[i], columns.scale[i], columns.bias[i], e, tail);
-#if CHANNELS
-        y[i] = fma_f32(y[i], columns.recip[i], columns.zero_point[i]);
-#if FAKE
-        y[i] = (code_f32(y[i]) - columns.zero_point[i]) * columns.step[i];
-#endif
-#else
-#if FAKE
-        y[i] = fake(y[i], e.fake_recip, e.fake_scale);
-#endif
-#if STORE == STORE_CODES
-        y[i] = y[i] * columns.recip;
-#endif
-#endif
+    if constexpr (STORE == STORE_RESIDUAL) {
+        if (e.map == nullptr) return row;
+        u32 image = row / e.map_rows;
+        u32 token = e.map[row - image * e.map_rows];
+        return token == PAD ? PAD : image * e.map_tokens + token;
+    } else {
+        return row;
     }
 }
-#endif
 
-#if STORE == STORE_CODES
-// The codes of eight values that are already multiplied by the reciprocal of their scale.
-INLINE u32x2 codes_of_eight(const f32 (&y)[8]) {
-#if NUMBERS
-    return u32x2{codes_of_numbers(y[0], y[1], y[2], y[3]), codes_of_numbers(y[4], y[5], y[6], y[7])};
-#else
-    return u32x2{codes_s8x4(y[0], y[1], y[2], y[3]), codes_s8x4(y[4], y[5], y[6], y[7])};
-#endif
+// Step 1, for column i of eight. The result is exact in s32.
+template <typename Sum>
+INLINE Sum corrected(Sum sum, const Columns& columns, int i) {
+    if constexpr (CORRECTED) return sum - columns.correction[i];
+    return sum;
 }
 
-// The codes of the sums of eight columns, four in a word.
-INLINE u32x2 codes8(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
-#if HALF_GELU
-#if !CHANNELS
-    u32 recip = pack_half2(columns.recip, columns.recip);
-#endif
-    u32 codes[4];
+// Step 2.
+INLINE f32 layer_value(f32 sum, const Columns& columns, int i, const Epilogue& e) {
+    if constexpr (OUTPUT) return fma_f32(code_f32(sum * columns.scale[i]), e.output_scale, columns.bias[i]);
+    if constexpr (INTEGER) return fma_f32(sum, columns.scale[i], columns.bias[i]);
+    return sum + columns.bias[i];
+}
+
+// Step 3. `tail` is the table of GELU.
+INLINE f32 activated(f32 y, const f32* tail) {
+    if constexpr (GELU_TABLE) return gelu_of_layer(y, tail);
+    if constexpr (GELU && NUMBERS && STORE == STORE_CODES) return gelu_fast(y, max_f32(y, 0.0f));
+    if constexpr (GELU != 0) return gelu_fast(y);
+    return y;
+}
+
+// Step 4. The result for STORE_CODES is not rounded yet.
+INLINE f32 quantized(f32 y, const Columns& columns, int i, const Epilogue& e) {
+    if constexpr (CHANNELS) {
+        y = fma_f32(y, columns.recip[i], columns.zero_point[i]);
+        return FAKE ? (code_f32(y) - columns.zero_point[i]) * columns.step[i] : y;
+    }
+    if constexpr (FAKE) return fake(y, e.fake_recip, e.fake_scale);
+    return STORE == STORE_CODES ? y * columns.recip[i] : y;
+}
+
+// Steps 2 to 4.
+INLINE void finish_values(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = quantized(activated(layer_value(y[i], columns, i, e), tail), columns, i, e);
+}
+
+// The codes of eight values that are already multiplied by the reciprocal of their scale.
+INLINE u32x2 codes_of_eight(const f32 (&y)[8]) {
+    if constexpr (NUMBERS) {
+        return u32x2{codes_of_numbers(y[0], y[1], y[2], y[3]), codes_of_numbers(y[4], y[5], y[6], y[7])};
+    }
+    return u32x2{codes_s8x4(y[0], y[1], y[2], y[3]), codes_s8x4(y[4], y[5], y[6], y[7])};
+}
+
+// Steps 2 to 4 and the rounding in packed halves: the codes of the sums of eight columns, four in a word.
+INLINE u32x2 codes_in_halves(const Columns& columns, const f32 (&y)[8]) {
+    u32 recip = 0, codes[4];
+    if constexpr (!CHANNELS) recip = pack_half2(columns.recip[0], columns.recip[0]);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         f32 low = fma_f32(y[2 * i], columns.scale[2 * i], columns.bias[2 * i]);
         f32 high = fma_f32(y[2 * i + 1], columns.scale[2 * i + 1], columns.bias[2 * i + 1]);
         u32 gelu = gelu_half2(pack_half2_finite(low, high));
-#if CHANNELS
-        u32x2 of = *reinterpret_cast<const u32x2*>(columns.codes + 2 * i);
-        codes[i] = codes_half2(gelu, HalfCodes{of.x, of.y});
-#else
-        codes[i] = codes_half2(gelu, recip);
-#endif
+        if constexpr (CHANNELS) {
+            u32x2 of = *reinterpret_cast<const u32x2*>(columns.half_codes + 2 * i);
+            codes[i] = codes_half2(gelu, HalfCodes{of.x, of.y});
+        } else {
+            codes[i] = codes_half2(gelu, recip);
+        }
     }
     return u32x2{byte_permute(codes[0], codes[1], 0x6420), byte_permute(codes[2], codes[3], 0x6420)};
-#else
+}
+
+// Steps 2 to 4, and the codes of the sums of eight columns, four in a word.
+INLINE u32x2 codes8(const Epilogue& e, const Columns& columns, f32 (&y)[8], const f32* tail) {
+    if constexpr (HALF_GELU) return codes_in_halves(columns, y);
     finish_values(e, columns, y, tail);
     return codes_of_eight(y);
-#endif
 }
-#endif
 
-#if HEADS
+// Step 5 of one value, if columns do not form full groups of eight.
+INLINE void store_one(const Epilogue& e, u64 at, f32 y) {
+    if constexpr (STORE == STORE_CODES) {
+        static_cast<s8*>(e.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y)));
+    } else if constexpr (STORE == STORE_HALF) {
+        static_cast<u16*>(e.out)[at] = f32_to_half(y);
+    } else if constexpr (STORE == STORE_FLOAT) {
+        static_cast<f32*>(e.out)[at] = y;
+    } else {
+        Stream* stream = static_cast<Stream*>(e.out) + at;
+        if constexpr (STREAM_F32) {
+            *stream = y + *stream;
+        } else {
+            *stream = f32_to_half(y + half_to_f32(*stream));
+        }
+    }
+}
+
+// Step 5 of STORE_HALF and STORE_FLOAT.
+INLINE void store_floats(const Epilogue& e, u64 at, const f32 (&y)[8]) {
+    if constexpr (STORE == STORE_HALF) {
+        store8(static_cast<u16*>(e.out) + at, y);
+    } else {
+        store8(static_cast<f32*>(e.out) + at, y);
+    }
+}
+
+// Step 5 of STORE_RESIDUAL, in registers: adds the `old` values of the stream.
+INLINE void add_old(f32 (&y)[8], const f32 (&old)[8]) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = y[i] + old[i];
+}
+
+// Step 5 of STORE_RESIDUAL.
+INLINE void add8(Stream* stream, f32 (&y)[8]) {
+    f32 old[8];
+    load8(old, stream);
+    add_old(y, old);
+    store8(stream, y);
+}
+
 // The reciprocal of the length of a head's vector, of which this lane holds channels 8 l to 8 l + 7 for l = lane % 4.
 INLINE f32 inverse_length(const f32 (&x)[8]) {
-#if STREAM_F32
+    if constexpr (!STREAM_F32) return inverse_length_fast(x);
     // The order of the sums is that of `reference::inverse_length`: channels c and c + 16 first, then sums that are 8
     // and 4 channels apart.
     bool upper = thread_index() % 4 >= 2;
@@ -252,9 +267,6 @@ INLINE f32 inverse_length(const f32 (&x)[8]) {
     for (int i = 0; i < 4; i++) sum[i] = sum[i] + sum[i + 4];
     f32 length = sqrt_f32((sum[0] + sum[2]) + (sum[1] + sum[3]));
     return div_f32(1.0f, length < 1e-12f ? 1e-12f : length);
-#else
-    return inverse_length_fast(x);
-#endif
 }
 
 // The number of set bits of `mask` below bit `index`.
@@ -273,7 +285,7 @@ INLINE void finish_heads(const Epilogue& e, const Columns& columns, const bool (
     for (int row = 0; row < ROWS; row++) {
         inverse[row] = 1.0f;
 #pragma unroll
-        for (int i = 0; i < 8; i++) y[row][i] = finish_value(y[row][i], columns.scale[i], columns.bias[i], e, tail);
+        for (int i = 0; i < 8; i++) y[row][i] = activated(layer_value(y[row][i], columns, i, e), tail);
     }
     if (slot < 2 * e.heads) {
 #pragma unroll
@@ -283,11 +295,10 @@ INLINE void finish_heads(const Epilogue& e, const Columns& columns, const bool (
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
 #pragma unroll
-#if STREAM_F32
-        for (int i = 0; i < 8; i++) y[row][i] = y[row][i] * inverse[row] * columns.recip;
-#else
-        for (int i = 0; i < 8; i++) y[row][i] = y[row][i] * (inverse[row] * columns.recip);
-#endif
+        for (int i = 0; i < 8; i++) {
+            f32 recip = columns.recip[0];
+            y[row][i] = STREAM_F32 ? y[row][i] * inverse[row] * recip : y[row][i] * (inverse[row] * recip);
+        }
         u32x2 codes = codes_and_rounded(y[row], rounded[row]);
         s8* out = static_cast<s8*>(e.out) + static_cast<u64>(targets[row]) * e.stride;
         if (there[row]) *reinterpret_cast<u32x2*>(out + column) = codes;
@@ -304,50 +315,33 @@ INLINE void finish_heads(const Epilogue& e, const Columns& columns, const bool (
         if (there[row]) *reinterpret_cast<u32x2*>(out + low) = codes;
     }
 }
-#endif
 
 // Finishes the eight sums of columns `column..column + 8`, and stores them in row `target` if `there` and if the
 // columns exist. `target` may be anything otherwise. With WHOLE, only the store depends on a condition, so that
 // the compiler can interleave the arithmetic of several calls.
 INLINE void finish8(const Epilogue& e, const Columns& columns, bool there, u32 target, s32 column, f32 (&y)[8],
                     const f32* tail) {
-#if !HEADS
     u64 at = static_cast<u64>(target) * e.stride + column;
-#endif
-#if !WHOLE
-    finish_values(e, columns, y, tail);
+    if constexpr (!WHOLE) {
+        finish_values(e, columns, y, tail);
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-        if (there && column + i < e.n) store_one(e, at + i, y[i]);
+        for (int i = 0; i < 8; i++) {
+            if (there && column + i < e.n) store_one(e, at + i, y[i]);
+        }
+        return;
     }
-#else
     there = there && column < e.n;
-#if HEADS
-    const bool of_row[1] = {there};
-    const u32 targets[1] = {target};
-    f32 row[1][8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) row[0][i] = y[i];
-    finish_heads(e, columns, of_row, targets, column / HEAD_DIM, row, tail);
-#elif STORE == STORE_CODES
-    u32x2 codes = codes8(e, columns, y, tail);
-    if (there) *reinterpret_cast<u32x2*>(static_cast<s8*>(e.out) + at) = codes;
-#else
-    finish_values(e, columns, y, tail);
-#if STORE == STORE_HALF
-    if (there) store8(static_cast<u16*>(e.out) + at, y);
-#elif STORE == STORE_FLOAT
-    if (there) store8(static_cast<f32*>(e.out) + at, y);
-#else
-    Stream* stream = static_cast<Stream*>(e.out) + at;
-    if (there) {
-        f32 old[8];
-        load8(old, stream);
-#pragma unroll
-        for (int i = 0; i < 8; i++) y[i] = y[i] + old[i];
-        store8(stream, y);
+    if constexpr (HEADS) {
+        finish_heads<1>(e, columns, {there}, {target}, column / HEAD_DIM, reinterpret_cast<f32(&)[1][8]>(y), tail);
+    } else if constexpr (STORE == STORE_CODES) {
+        u32x2 codes = codes8(e, columns, y, tail);
+        if (there) *reinterpret_cast<u32x2*>(static_cast<s8*>(e.out) + at) = codes;
+    } else if constexpr (STORE == STORE_RESIDUAL) {
+        finish_values(e, columns, y, tail);
+        Stream* stream = static_cast<Stream*>(e.out) + at;
+        if (there) add8(stream, y);
+    } else {
+        finish_values(e, columns, y, tail);
+        if (there) store_floats(e, at, y);
     }
-#endif
-#endif
-#endif
 }

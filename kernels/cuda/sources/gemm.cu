@@ -8,22 +8,7 @@
 //
 // Defines: BM, BN (tile of the block), WM, WN (tile of a warp; WN is a multiple of 32), BK (bytes of k in a
 // stage), STAGES, THREADS, and those of `epilogue.cuh`.
-#include "epilogue.cuh"
-
-struct Params {
-    // `[m, lda]` and `[n padded to 32, ldw]`; the strides are in bytes and multiples of 16.
-    const u8* a;
-    const u8* w;
-    s32 m;
-    // Number of rows of `w`.
-    s32 n_packed;
-    // Number of bytes of k.
-    s32 k_bytes;
-    s32 lda, ldw;
-    // Number of tiles along n, and in total.
-    s32 tiles_n, tiles;
-    Epilogue epilogue;
-};
+#include "gemm.cuh"
 
 constexpr int WARPS_N = BN / WN;
 constexpr int TILES_M = WM / 16;
@@ -38,12 +23,8 @@ static_assert(BK % 32 == 0 && WN % 32 == 0 && WM % 16 == 0, "whole steps, groups
 static_assert(STAGES >= 2, "one stage is read while another is filled");
 
 #if INTEGER
-typedef s32 Sum;
-INLINE f32 sum_f32(Sum x) { return to_f32(x); }
 INLINE void multiply(Sum (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_s8(c, a, b); }
 #else
-typedef f32 Sum;
-INLINE f32 sum_f32(Sum x) { return x; }
 INLINE void multiply(Sum (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_f16(c, a, b); }
 #endif
 
@@ -87,9 +68,7 @@ INLINE void multiply_stage(Sum (&sums)[TILES_M][4 * GROUPS][4], const u8* a, con
 KERNEL(gemm)(const Params p) {
     u8* shared = shared_memory();
     f32* tail = reinterpret_cast<f32*>(shared + STAGES * STAGE);
-#if GELU && STREAM_F32
-    load_gelu(tail, THREADS);
-#endif
+    if constexpr (GELU_TABLE) load_gelu(tail, THREADS);
     s32 m0 = static_cast<s32>(block_x() / p.tiles_n) * BM, n0 = static_cast<s32>(block_x() % p.tiles_n) * BN;
     s32 steps = (p.k_bytes + BK - 1) / BK;
     auto fill = [&](s32 step) {
@@ -122,6 +101,7 @@ KERNEL(gemm)(const Params p) {
         if (column >= p.epilogue.n) continue;
         Columns columns;
         load_columns(columns, p.epilogue, column);
+        load_channels(columns, p.epilogue, column);
 #pragma unroll
         for (int i = 0; i < 2 * TILES_M; i++) {
             s32 row = m0 + warp_m + 8 * i + static_cast<s32>(lane / 4);

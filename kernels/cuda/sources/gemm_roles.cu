@@ -157,9 +157,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gemm_roles(const __grid
 #if REGISTERS
         more_registers<REGISTERS>();
 #endif
-#if GELU && STREAM_F32
-        load_gelu(tail, MULTIPLIERS);
-#endif
+        if constexpr (GELU_TABLE) load_gelu(tail, MULTIPLIERS);
         load_constants(p, constants, n0);
         barrier_sync<MULTIPLIERS>(1);
         if (RESIDENT) mbarrier_wait(stay, 0);

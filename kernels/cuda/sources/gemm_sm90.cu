@@ -36,9 +36,7 @@ KERNEL(gemm_sm90)(const Params p) {
     u8* ring = shared + STAY;
     f32* constants = reinterpret_cast<f32*>(ring + STAGES * STAGE);
     f32* tail = constants + 3 * BN;
-#if GELU && STREAM_F32
-    load_gelu(tail, THREADS);
-#endif
+    if constexpr (GELU_TABLE) load_gelu(tail, THREADS);
     // Every tile of this block has the same columns, because the grid is a multiple of the number of tiles
     // along n, or has one block for each tile.
     s32 first = static_cast<s32>(block_x()), stride = static_cast<s32>(blocks_x());

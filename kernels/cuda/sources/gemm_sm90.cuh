@@ -9,23 +9,8 @@
 
 // Integer sums are never NaN, and `load_constants` replaces NaN constants.
 #define NUMBERS INTEGER
-#include "epilogue.cuh"
+#include "gemm.cuh"
 #include "wgmma.cuh"
-
-struct Params {
-    // `[m, lda]` and `[n padded to 32, ldw]`; the strides are in bytes and multiples of 16.
-    const u8* a;
-    const u8* w;
-    s32 m;
-    // Number of rows of `w`.
-    s32 n_packed;
-    // Number of bytes of k.
-    s32 k_bytes;
-    s32 lda, ldw;
-    // Number of tiles along n, and in total.
-    s32 tiles_n, tiles;
-    Epilogue epilogue;
-};
 
 // Bytes of k in a stage.
 constexpr int BK = 128;
@@ -33,14 +18,6 @@ constexpr int BK = 128;
 constexpr int STAY = RESIDENT * BN * BK;
 constexpr int EIGHTS = BN / 8;
 constexpr int GROUPS = BN / 32;
-
-#if INTEGER
-typedef s32 Sum;
-INLINE f32 sum_f32(Sum x) { return to_f32(x); }
-#else
-typedef f32 Sum;
-INLINE f32 sum_f32(Sum x) { return x; }
-#endif
 
 // Starts copying bytes `k0..k0 + BK` of k for `rows` rows from row `row0` on; this thread is number `thread`
 // of `threads`. Rows and bytes outside the matrix are filled with zeros.
@@ -88,7 +65,8 @@ INLINE void wait_sums(Sum (&sums)[BLOCKS][4 * EIGHTS]) {
 }
 
 // Whether a lane has enough registers to prefetch the values of the residual stream that it adds to.
-#define PREFETCH (STORE == STORE_RESIDUAL && WHOLE && !STREAM_F32 && BLOCKS * BN <= 192 && BLOCKS * BN * GROUPS_M <= 384)
+constexpr bool PREFETCH =
+    STORE == STORE_RESIDUAL && WHOLE && !STREAM_F32 && BLOCKS * BN <= 192 && BLOCKS * BN * GROUPS_M <= 384;
 
 // A position in the sequence of stages of a block.
 struct Cursor {
@@ -106,26 +84,21 @@ INLINE void load_constants(const Params& p, f32* to, s32 n0) {
     for (s32 i = thread_index(); i < BN; i += 128 * GROUPS_M) {
         bool there = n0 + i < p.n_packed;
         f32 bias = there ? p.epilogue.bias[n0 + i] : 0.0f;
-#if INTEGER || OUTPUT
-        f32 scale = there ? p.epilogue.scale[n0 + i] : 0.0f;
-#if NUMBERS && STORE == STORE_CODES
-        if (bias != bias || scale != scale) bias = scale = 0.0f;
-#endif
-        to[i] = scale;
-#endif
+        if constexpr (INTEGER || OUTPUT) {
+            f32 scale = there ? p.epilogue.scale[n0 + i] : 0.0f;
+            if (NUMBERS && STORE == STORE_CODES && (bias != bias || scale != scale)) bias = scale = 0.0f;
+            to[i] = scale;
+        }
         to[BN + i] = bias;
-#if STORE == STORE_CODES
-        to[2 * BN + i] = there ? p.epilogue.recip[n0 + i] : 0.0f;
-#endif
+        if constexpr (STORE == STORE_CODES) to[2 * BN + i] = there ? p.epilogue.recip[n0 + i] : 0.0f;
     }
 }
 
 // The values of the residual stream that a lane adds to, prefetched, and their rows.
 struct Old {
     u32 targets[2 * BLOCKS];
-#if PREFETCH
+    // With PREFETCH.
     u32x4 values[2 * BLOCKS][GROUPS];
-#endif
 };
 
 INLINE void load_old(const Params& p, Old& old, s32 row0, s32 column0) {
@@ -133,7 +106,7 @@ INLINE void load_old(const Params& p, Old& old, s32 row0, s32 column0) {
     for (int i = 0; i < 2 * BLOCKS; i++) {
         s32 row = row0 + 32 * (i & ~1) + 8 * (i & 1);
         old.targets[i] = row < p.m ? destination(p.epilogue, row) : PAD;
-#if PREFETCH
+        if constexpr (!PREFETCH) continue;
 #pragma unroll
         for (int j = 0; j < GROUPS; j++) {
             bool there = old.targets[i] != PAD && column0 + 32 * j < p.epilogue.n;
@@ -141,9 +114,15 @@ INLINE void load_old(const Params& p, Old& old, s32 row0, s32 column0) {
             const Stream* stream = static_cast<const Stream*>(p.epilogue.out);
             old.values[i][j] = there ? *reinterpret_cast<const u32x4*>(stream + at) : u32x4{0, 0, 0, 0};
         }
-#endif
     }
 }
+
+// The arrays that `load_constants` has written.
+struct Copies {
+    const f32* scale;
+    const f32* bias;
+    const f32* recip;
+};
 
 // Runs the epilogue of a tile whose first column is `n0`; row i of a lane is written to `old.targets[i]`. `constants` is what
 // `load_constants` has written. Nothing but stores depends on a condition, so that the compiler interleaves rows.
@@ -154,54 +133,42 @@ INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], 
         s32 in_tile = 32 * j + 8 * static_cast<s32>(thread_index() % 4), column = n0 + in_tile;
         Columns columns;
         const f32* at_column = constants + in_tile;
-#if INTEGER || OUTPUT
-        load8(columns.scale, at_column);
-#endif
-        load8(columns.bias, at_column + BN);
-#if CHANNELS && HALF_GELU
-        columns.codes = at_column + 2 * BN;
-#elif STORE == STORE_CODES && !CHANNELS
-        columns.recip = at_column[2 * BN];
-#endif
-#if (CHANNELS && !HALF_GELU) || CORRECTED
+        load_columns(columns, Copies{at_column, at_column + BN, at_column + 2 * BN}, 0);
         // The arrays end with the last group of columns.
-        if (column >= p.n_packed) continue;
+        if (MORE_CONSTANTS && column >= p.n_packed) continue;
         load_channels(columns, p.epilogue, column);
-#endif
-#if HEADS
-        f32 rows[2 * BLOCKS][8];
-        bool there[2 * BLOCKS];
+        auto value = [&](int i, int k) {
+            return sum_f32(corrected(sums[i / 2][4 * (4 * j + k / 2) + i % 2 * 2 + k % 2], columns, k));
+        };
+        if constexpr (HEADS) {
+            f32 rows[2 * BLOCKS][8];
+            bool there[2 * BLOCKS];
 #pragma unroll
-        for (int i = 0; i < 2 * BLOCKS; i++) {
-            there[i] = old.targets[i] != PAD;
+            for (int i = 0; i < 2 * BLOCKS; i++) {
+                there[i] = old.targets[i] != PAD;
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                rows[i][k] = sum_f32(corrected(sums[i / 2][4 * (4 * j + k / 2) + i % 2 * 2 + k % 2], columns, k));
+                for (int k = 0; k < 8; k++) rows[i][k] = value(i, k);
             }
+            if (n0 + 32 * j < p.epilogue.n) finish_heads(p.epilogue, columns, there, old.targets, n0 / 32 + j, rows, tail);
+            continue;
         }
-        if (n0 + 32 * j < p.epilogue.n) finish_heads(p.epilogue, columns, there, old.targets, n0 / 32 + j, rows, tail);
-        continue;
-#endif
 #pragma unroll
         for (int i = 0; i < 2 * BLOCKS; i++) {
             f32 y[8];
 #pragma unroll
-            for (int k = 0; k < 8; k++) {
-                y[k] = sum_f32(corrected(sums[i / 2][4 * (4 * j + k / 2) + i % 2 * 2 + k % 2], columns, k));
-            }
+            for (int k = 0; k < 8; k++) y[k] = value(i, k);
             u32 target = old.targets[i];
             bool there = target != PAD;
-#if PREFETCH
-            finish_values(p.epilogue, columns, y, tail);
-            f32 before[8];
-            unpack8(before, old.values[i][j]);
-#pragma unroll
-            for (int k = 0; k < 8; k++) y[k] = y[k] + before[k];
-            u64 at = static_cast<u64>(target) * p.epilogue.stride + column;
-            if (there && column < p.epilogue.n) store8(static_cast<Stream*>(p.epilogue.out) + at, y);
-#else
-            finish8(p.epilogue, columns, there, target, column, y, tail);
-#endif
+            if constexpr (PREFETCH) {
+                finish_values(p.epilogue, columns, y, tail);
+                f32 before[8];
+                unpack8(before, old.values[i][j]);
+                add_old(y, before);
+                u64 at = static_cast<u64>(target) * p.epilogue.stride + column;
+                if (there && column < p.epilogue.n) store8(static_cast<Stream*>(p.epilogue.out) + at, y);
+            } else {
+                finish8(p.epilogue, columns, there, target, column, y, tail);
+            }
         }
     }
 }

@@ -10,7 +10,7 @@
 #define STORE_HALF 1
 #define STORE_FLOAT 2
 
-struct Params {
+struct PoolParams {
     // The stream, `[images * tokens, columns]`.
     const void* stream;
     const f32* gamma;
@@ -37,7 +37,7 @@ constexpr s32 WARPS = THREADS / WARP;
 #if STREAM_F32
 
 // Computes the LayerNorm statistics of the first `tokens` tokens of `stream`; four lanes share a token.
-INLINE void norms_of(const Params& p, const Stream* stream, s32 tokens, RowNorm* norms) {
+INLINE void norms_of(const PoolParams& p, const Stream* stream, s32 tokens, RowNorm* norms) {
     s32 lane = thread_index() % 4, rounds = (tokens + THREADS / 4 - 1) / (THREADS / 4);
     for (s32 round = 0; round < rounds; round++) {
         s32 token = round * (THREADS / 4) + thread_index() / 4;
@@ -91,7 +91,7 @@ struct Row {
 
 // Adds the normalised tokens of an image, without gamma and beta: `[WARPS][128 CHUNKS]` sums, one row for each warp,
 // which processes every WARPS-th token.
-INLINE void sum_tokens(const Params& p, const Stream* stream, f32* partial) {
+INLINE void sum_tokens(const PoolParams& p, const Stream* stream, f32* partial) {
     s32 lane = thread_index() % WARP, warp = thread_index() / WARP;
     f32x4 sums[CHUNKS];
 #pragma unroll
@@ -120,7 +120,7 @@ INLINE void sum_tokens(const Params& p, const Stream* stream, f32* partial) {
 #endif
 
 // Stores the mean `y` of a column.
-INLINE void store_mean(const Params& p, s32 column, f32 y) {
+INLINE void store_mean(const PoolParams& p, s32 column, f32 y) {
     u64 at = static_cast<u64>(block_x()) * p.stride + column;
 #if STORE == STORE_CODES
     static_cast<s8*>(p.out)[at] = static_cast<s8>(static_cast<s32>(code_f32(y * p.recip)));
@@ -139,7 +139,7 @@ INLINE void store_mean(const Params& p, s32 column, f32 y) {
 #if STREAM_F32
 
 // Adds the first `tokens` tokens of `stream`, normalised, to the sum of each column. A thread has columns of its own.
-INLINE void add_columns(const Params& p, const Stream* stream, s32 tokens, const RowNorm* norms, f32* sums) {
+INLINE void add_columns(const PoolParams& p, const Stream* stream, s32 tokens, const RowNorm* norms, f32* sums) {
     for (s32 column = thread_index(); column < p.columns; column += THREADS) {
         f32 gamma = p.gamma[column], beta = p.beta[column], sum = sums[column];
 #pragma unroll 8
@@ -154,7 +154,7 @@ INLINE void add_columns(const Params& p, const Stream* stream, s32 tokens, const
 
 // Computes the mean of the normalised tokens of an image for each block. With an f32 stream the tokens are summed in
 // their order.
-KERNEL(pool)(const Params p) {
+KERNEL(pool)(const PoolParams p) {
     f32* shared = reinterpret_cast<f32*>(shared_memory());
     wait_for_previous();
     launch_dependents();
@@ -188,7 +188,7 @@ KERNEL(pool)(const Params p) {
 
 #else
 
-struct Params {
+struct LinearParams {
     // `[m, k]`.
     const f32* x;
     // `[k, n]`; a row takes `stride` floats in memory, n padded to a multiple of 4.
@@ -211,7 +211,7 @@ static_assert(THREADS == 128, "32 columns by 4 groups of rows");
 constexpr int EACH = ROWS / 4;
 
 // Starts copying one stage of the block's weights, `[DEPTH][COLUMNS]`, and rows, `[ROWS][DEPTH]`.
-INLINE void copy_stage(const Params& p, f32* to, s32 k0, s32 row0, s32 column0) {
+INLINE void copy_stage(const LinearParams& p, f32* to, s32 k0, s32 row0, s32 column0) {
     for (s32 i = thread_index(); i < DEPTH * COLUMNS / 4; i += THREADS) {
         s32 k = k0 + i / (COLUMNS / 4), column = column0 + 4 * (i % (COLUMNS / 4));
         bool real = k < p.k && column < p.stride;
@@ -227,7 +227,7 @@ INLINE void copy_stage(const Params& p, f32* to, s32 k0, s32 row0, s32 column0) 
 }
 
 // Each sum is a sequence of fused multiply-adds in the order of k. Zeros beyond k do not change it.
-KERNEL(linear_f32)(const Params p) {
+KERNEL(linear_f32)(const LinearParams p) {
     f32* shared = reinterpret_cast<f32*>(shared_memory());
     s32 column0 = static_cast<s32>(block_x()) * COLUMNS, row0 = static_cast<s32>(block_y()) * ROWS;
     s32 lane = thread_index() % COLUMNS, group = thread_index() / COLUMNS * EACH;

@@ -2,15 +2,7 @@
 // output and sums in the order of k. `swinq bench gemm` measures them; no engine runs them.
 //
 // Defines: TILE (side of the tile of `gemm_shared`), THREADS (TILE * TILE).
-#include "prelude.cuh"
-
-struct Params {
-    // `[m, k]`, `[n, k]` and `[m, n]`, contiguous.
-    const f32* a;
-    const f32* w;
-    f32* out;
-    s32 m, n, k;
-};
+#include "ladder_gemm.cuh"
 
 static_assert(THREADS == TILE * TILE, "a thread for each output of a tile");
 

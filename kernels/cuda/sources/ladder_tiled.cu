@@ -7,15 +7,7 @@
 // Defines: BM, BN (tile of the block), BK (k values of a stage), GROUP (number of tile rows that blocks
 // process together, column by column, so that concurrent blocks share operands in the L2 cache; 1: row by
 // row), THREADS (BM / 8 * BN / 8).
-#include "prelude.cuh"
-
-struct Params {
-    // `[m, k]`, `[n, k]` and `[m, n]`, contiguous.
-    const f32* a;
-    const f32* w;
-    f32* out;
-    s32 m, n, k;
-};
+#include "ladder_gemm.cuh"
 
 constexpr s32 THREADS_N = BN / 8;
 // Floats from one k to the next in a tile. With a BK of 8, the writes of a warp go to different banks.

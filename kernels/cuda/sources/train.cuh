@@ -45,10 +45,19 @@ INLINE f64 over_block(f64 x, f64* shared) {
     return result;
 }
 
-// AdamW's factors: for each moment that of its old value and that of the new term; and what is added to the root of the second
-// moment.
+// How AdamW computes moments `m` and `v` of a gradient `g`, and a parameter `p`:
+//
+// ```text
+// m = keep_first m + add_first g     v = keep_second v + add_second g^2
+// p = keep p - rate m / (sqrt(unbias v) + epsilon)
+// ```
 struct MomentRule {
-    f32 keep_first, add_first, keep_second, add_second, epsilon;
+    // Factors of the old first moment and of the gradient.
+    f32 keep_first, add_first;
+    // Factors of the old second moment and of the squared gradient.
+    f32 keep_second, add_second;
+    // Added to the root of the second moment.
+    f32 epsilon;
 };
 
 // A value after its update by AdamW, whose moments are updated in place. `keep` is the value's factor (weight decay), `rate`

@@ -3,6 +3,20 @@
 // Entry points: `gelu_forward`, `gelu_backward`, `adamw`. Defines: THREADS.
 #include "train.cuh"
 
+// The constants of an update by AdamW.
+struct AdamWStep {
+    // How values change.
+    MomentRule moments;
+    // The gradient's factor.
+    f32 factor;
+    // The parameter's factor: 1 without weight decay.
+    f32 keep;
+    // Learning rate with the bias correction of the first moment.
+    f32 rate;
+    // Bias correction of the second moment.
+    f32 unbias;
+};
+
 struct Params {
     // GELU's argument.
     const f32* x;
@@ -14,9 +28,8 @@ struct Params {
     f32* first;
     f32* second;
     u32 count;
-    // AdamW: its rule, the gradient's factor, and the arguments of `adamw_value`.
-    MomentRule rule;
-    f32 factor, keep, rate, unbias;
+    // AdamW.
+    AdamWStep step;
 };
 
 INLINE u32 position() { return block_x() * THREADS + thread_index(); }
@@ -39,7 +52,8 @@ KERNEL(gelu_backward)(const Params p) {
 
 KERNEL(adamw)(const Params p) {
     for (u32 i = position(); i < p.count; i += blocks_x() * THREADS) {
-        f32 grad = p.grad[i] * p.factor;
-        p.out[i] = adamw_value(p.out[i], grad, p.first[i], p.second[i], p.rule, p.keep, p.rate, p.unbias);
+        const AdamWStep& s = p.step;
+        f32 grad = p.grad[i] * s.factor;
+        p.out[i] = adamw_value(p.out[i], grad, p.first[i], p.second[i], s.moments, s.keep, s.rate, s.unbias);
     }
 }

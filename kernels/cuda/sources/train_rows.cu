@@ -6,7 +6,7 @@
 
 #if defined(VECTOR)
 
-struct Params {
+struct GatherParams {
     // `[images * source_rows, columns]`.
     const f32* x;
     // Source row, in its image, of each row of an image; PAD gives a row of zeros.
@@ -20,7 +20,7 @@ struct Params {
     u32 total;
 };
 
-KERNEL(gather)(const Params p) {
+KERNEL(gather)(const GatherParams p) {
     u32 i = block_x() * THREADS + thread_index();
     if (i >= p.total) return;
     u32 pieces = p.columns / VECTOR;
@@ -32,7 +32,7 @@ KERNEL(gather)(const Params p) {
     store_values(p.out + static_cast<u64>(row) * p.columns + at, x);
 }
 
-KERNEL(add_bias)(const Params p) {
+KERNEL(add_bias)(const GatherParams p) {
     u32 i = block_x() * THREADS + thread_index();
     if (i >= p.total) return;
     f32 x[VECTOR], bias[VECTOR];
@@ -45,7 +45,7 @@ KERNEL(add_bias)(const Params p) {
 
 #else
 
-struct Params {
+struct SumParams {
     // `[rows, columns]`.
     const f32* x;
     // Sums over parts of the rows, `[parts, columns]`.
@@ -54,7 +54,7 @@ struct Params {
 };
 
 // Sums the columns of block x over the rows of part y: each warp adds every eighth row of 32 columns.
-KERNEL(column_sums)(const Params p) {
+KERNEL(column_sums)(const SumParams p) {
     constexpr u32 GROUPS = THREADS / WARP;
     f32* shared = reinterpret_cast<f32*>(shared_memory());
     u32 column = block_x() * WARP + thread_index() % WARP;

@@ -9,6 +9,18 @@
 #define IS_SCALE 2
 #define NO_GRADIENT 4
 
+// The constants of all updates of a training.
+struct UpdateRule {
+    // How values change.
+    MomentRule moments;
+    // Gradients with a larger norm are scaled down to it; 0 is off.
+    f32 clip;
+    // The share of the old value in the moving average.
+    f32 decay_average;
+    // Ratios of learned scales stay within this factor of 1.
+    f32 limit;
+};
+
 struct Params {
     // `[count]` each.
     const f32* grad;
@@ -23,9 +35,7 @@ struct Params {
     const Controls* controls;
     Outcome* outcome;
     u32 count, blocks;
-    MomentRule rule;
-    // The largest norm of a gradient (0: any); the share of the old moving average; the largest ratio of a learned scale.
-    f32 clip, decay_average, limit;
+    UpdateRule rule;
 };
 
 KERNEL(measure)(const Params p) {
@@ -67,7 +77,7 @@ KERNEL(decide)(const Params p) {
 KERNEL(update)(const Params p) {
     if (p.outcome->updated == 0.0) return;
     f64 norm = p.outcome->norm;
-    f64 shorter = p.clip > 0.0f && norm > p.clip ? div_f64(p.clip, norm) : 1.0;
+    f64 shorter = p.rule.clip > 0.0f && norm > p.rule.clip ? div_f64(p.rule.clip, norm) : 1.0;
     f32 factor = static_cast<f32>(div_f64(shorter, p.controls->loss_scale));
     f32 unbias = static_cast<f32>(p.controls->unbias);
     for (u32 i = block_x() * THREADS + thread_index(); i < p.count; i += blocks_x() * THREADS) {
@@ -76,12 +86,12 @@ KERNEL(update)(const Params p) {
         if (!(kind & NO_GRADIENT)) {
             f32 rate = static_cast<f32>(kind & IS_SCALE ? p.controls->rate_scales : p.controls->rate_weights);
             f32 keep = kind & DECAYS ? static_cast<f32>(p.controls->keep) : 1.0f;
-            value = adamw_value(value, p.grad[i] * factor, p.first[i], p.second[i], p.rule, keep, rate, unbias);
-            if (kind & IS_SCALE) value = clamp_f32(value, div_f32(1.0f, p.limit), p.limit);
+            value = adamw_value(value, p.grad[i] * factor, p.first[i], p.second[i], p.rule.moments, keep, rate, unbias);
+            if (kind & IS_SCALE) value = clamp_f32(value, div_f32(1.0f, p.rule.limit), p.rule.limit);
             p.values[i] = value;
         }
         if (p.average != nullptr) {
-            p.average[i] = p.average[i] * p.decay_average + value * (1.0f - p.decay_average);
+            p.average[i] = p.average[i] * p.rule.decay_average + value * (1.0f - p.rule.decay_average);
         }
     }
 }

@@ -61,7 +61,7 @@ impl LaunchConfig {
 /// Maximum bytes of a kernel's parameters, on every architecture.
 const MAX_PARAMS: usize = 4096;
 
-/// The single argument of a kernel, passed by value.
+/// The single argument of a kernel, passed by value. `build.rs` declares these types.
 ///
 /// # Safety
 /// The type is `repr(C)`. Every kernel that is launched with it takes exactly one argument: a struct with the

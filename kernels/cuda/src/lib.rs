@@ -24,6 +24,10 @@ pub mod nccl;
 mod nvrtc;
 mod nvtx;
 pub mod ops;
+/// The structs of kernels' parameters, as `build.rs` declares them: `rows::Params` is `Params` of rows.cuh.
+mod params {
+    include!(concat!(env!("OUT_DIR"), "/params.rs"));
+}
 mod pinned;
 mod pipeline;
 mod plain;

@@ -1,7 +1,8 @@
 //! Elementwise ops, whose speed is limited by memory bandwidth.
 
 use super::{blocks, expect};
-use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch};
+use crate::params::ladder_elementwise::Params;
+use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -97,20 +98,6 @@ impl ElementwiseOp {
     }
 }
 
-/// `Params` of ladder_elementwise.cu.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ElementwiseParams {
-    x: u64,
-    y: u64,
-    out: u64,
-    count: u64,
-    scale: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in ladder_elementwise.cu in the same order.
-unsafe impl Params for ElementwiseParams {}
-
 /// An op, compiled.
 pub struct Elementwise {
     kernel: Kernel,
@@ -149,8 +136,8 @@ impl Elementwise {
         }
         expect("ladder: the output", out, &[count, result]);
         [x, y, out].into_iter().for_each(|slice| on.hold(slice));
-        let params = ElementwiseParams { x: x.ptr(), y: y.ptr(), out: out.ptr(), count: count as u64, scale };
-        // SAFETY: `ElementwiseParams` is the kernels' parameter. The lengths were checked above, the kernels
+        let params = Params { x: x.ptr(), y: y.ptr(), out: out.ptr(), count: count as u64, scale };
+        // SAFETY: `Params` is the kernels' parameter. The lengths were checked above, the kernels
         // access no element beyond them, and all slices are held.
         unsafe { launch(&self.kernel, self.op.launch(count, self.multiprocessors), on, &params) }
     }

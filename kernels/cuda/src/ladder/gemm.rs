@@ -1,7 +1,8 @@
 //! Matrix products in f32, without tensor cores.
 
 use super::{blocks, expect, int};
-use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch};
+use crate::params::ladder_gemm::Params;
+use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Side of the tile of [`FloatRung::Shared`].
 const TILE: usize = 32;
@@ -77,21 +78,6 @@ impl FloatRung {
     }
 }
 
-/// `Params` of ladder_gemm.cu and of ladder_tiled.cu.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct GemmParams {
-    a: u64,
-    w: u64,
-    out: u64,
-    m: i32,
-    n: i32,
-    k: i32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in ladder_gemm.cu and in ladder_tiled.cu in the same order.
-unsafe impl Params for GemmParams {}
-
 /// A rung, compiled.
 pub struct FloatGemm {
     kernel: Kernel,
@@ -126,8 +112,8 @@ impl FloatGemm {
         expect("ladder: w", w, &[n, k, 4]);
         expect("ladder: the output", out, &[m, n, 4]);
         [a, w, out].into_iter().for_each(|slice| on.hold(slice));
-        let params = GemmParams { a: a.ptr(), w: w.ptr(), out: out.ptr(), m: int(m), n: int(n), k: int(k) };
-        // SAFETY: `GemmParams` is the kernels' parameter. The lengths were checked above, the kernels read
+        let params = Params { a: a.ptr(), w: w.ptr(), out: out.ptr(), m: int(m), n: int(n), k: int(k) };
+        // SAFETY: `Params` is the kernels' parameter. The lengths were checked above, the kernels read
         // and write no row or column beyond m, n and k, and all slices are held.
         unsafe { launch(&self.kernel, self.rung.launch(m, n), on, &params) }
     }

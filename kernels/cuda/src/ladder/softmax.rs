@@ -1,7 +1,8 @@
 //! Softmax of rows.
 
 use super::{blocks, expect, int};
-use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch};
+use crate::params::ladder_softmax::Params;
+use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Threads of a block.
 const THREADS: u32 = 128;
@@ -102,20 +103,6 @@ impl SoftmaxRung {
     }
 }
 
-/// `Params` of ladder_softmax.cu.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SoftmaxParams {
-    x: u64,
-    out: u64,
-    sums: u64,
-    rows: i32,
-    columns: i32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in ladder_softmax.cu in the same order.
-unsafe impl Params for SoftmaxParams {}
-
 /// A rung, compiled for rows of one length.
 pub struct Softmax {
     kernel: Kernel,
@@ -169,8 +156,8 @@ impl Softmax {
         [x, out, sums].into_iter().for_each(|slice| on.hold(slice));
         let config = self.rung.launch(rows, columns);
         let (rows, columns) = (int(rows), int(columns));
-        let params = SoftmaxParams { x: x.ptr(), out: out.ptr(), sums: sums.ptr(), rows, columns };
-        // SAFETY: `SoftmaxParams` is the kernels' parameter. The lengths were checked above, the kernels
+        let params = Params { x: x.ptr(), out: out.ptr(), sums: sums.ptr(), rows, columns };
+        // SAFETY: `Params` is the kernels' parameter. The lengths were checked above, the kernels
         // access no row or column beyond them, and all slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }

@@ -2,10 +2,9 @@
 
 use swinq_numerics::{AttentionSpec, MASKS, Probs};
 
-use super::{DeviceStore, DeviceWindows, StreamType, expect, int, row_stride};
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use super::{Call, DeviceStore, DeviceWindows, StreamType, int, row_stride};
+use crate::params::attention::Params;
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// The head dimension that the kernels support.
 pub const HEAD_DIM: usize = 32;
@@ -20,33 +19,6 @@ const SMALL_BLOCKS: i64 = 4;
 const TILED_BLOCKS: i64 = 3;
 /// Maximum registers of a thread in the tiled kernels.
 const TILED_REGISTERS: u32 = 168;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AttentionParams {
-    qkv: u64,
-    logit_scales: u64,
-    low: u64,
-    bias: u64,
-    regions: u64,
-    masks: u64,
-    out: u64,
-    total_windows: i32,
-    windows: i32,
-    n: i32,
-    heads: i32,
-    columns: i32,
-    windows_each: i32,
-    logit_scale: f32,
-    value_scale: f32,
-    probs_scale: f32,
-    probs_recip: f32,
-    recip: f32,
-    scale: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in attention.cuh in the same order.
-unsafe impl Params for AttentionParams {}
 
 /// Element type of queries, keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -270,27 +242,19 @@ impl DeviceAttention {
         let masks = windows.masks_for("attention", tokens, self.regions.is_some());
         let element = if self.config.elements == AttentionElements::Codes { 1 } else { 2 };
         let columns = row_stride(self.columns, element);
-        expect("attention: q, k and v", qkv, &[images, windows.count(), tokens, columns, element]);
-        let stored = self.store.element_bytes();
-        expect("attention: the output", out, &[images, windows.count(), tokens, channels, stored]);
-        [qkv, out, &self.bias]
-            .into_iter()
-            .chain(&self.logit_scales)
-            .chain(&self.low)
-            .chain(&self.regions)
-            .chain(masks)
-            .for_each(|s| on.hold(s));
-        let total = images * windows.count();
+        let input = [images, windows.count(), tokens, columns, element];
+        let output = [images, windows.count(), tokens, channels, self.store.element_bytes()];
+        let (call, total) = (Call(on), images * windows.count());
         let (each, config) = self.config.launch(total, self.multiprocessors);
         let (recip, scale) = self.store.recip_and_scale();
-        let params = AttentionParams {
-            qkv: qkv.ptr(),
-            logit_scales: self.logit_scales.as_ref().map_or(0, DeviceSlice::ptr),
-            low: self.low.as_ref().map_or(0, DeviceSlice::ptr),
-            bias: self.bias.ptr(),
-            regions: self.regions.as_ref().map_or(0, DeviceSlice::ptr),
-            masks: masks.map_or(0, DeviceSlice::ptr),
-            out: out.ptr(),
+        let params = Params {
+            qkv: call.array("attention: q, k and v", qkv, &input),
+            logit_scales: call.own(&self.logit_scales),
+            low: call.own(&self.low),
+            bias: call.own(&self.bias),
+            regions: call.own(&self.regions),
+            masks: call.own(masks),
+            out: call.array("attention: the output", out, &output),
             total_windows: int(total),
             windows: int(windows.count()),
             n: int(tokens),
@@ -304,7 +268,7 @@ impl DeviceAttention {
             recip,
             scale,
         };
-        // SAFETY: `AttentionParams` is the kernel's parameter. The windows that the kernel accesses are
+        // SAFETY: `Params` is the kernel's parameter. The windows that the kernel accesses are
         // within the lengths checked above, bias and regions were laid out for the same shape, every mask is below
         // `MASKS`, and the slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }

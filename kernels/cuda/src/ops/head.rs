@@ -2,10 +2,9 @@
 
 use swinq_numerics::Quantizer;
 
-use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use super::{Call, DeviceStore, StreamType, int, row_stride};
+use crate::params::head::{LinearParams, PoolParams};
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 const LINEAR_THREADS: u32 = 128;
 /// Columns of an f16 row that a warp reads at once, maximum number of warps of the pool's block, and floats of shared
@@ -20,44 +19,6 @@ const COLUMNS: usize = 32;
 const ROWS: usize = 16;
 const DEPTH: usize = 64;
 const STAGES: usize = 4;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PoolParams {
-    stream: u64,
-    gamma: u64,
-    beta: u64,
-    out: u64,
-    overflow: u64,
-    tokens: i32,
-    columns: i32,
-    stride: i32,
-    tokens_each: i32,
-    epsilon: f32,
-    recip: f32,
-    scale: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in head.cu with POOL defined in the same order.
-unsafe impl Params for PoolParams {}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LinearParams {
-    x: u64,
-    w: u64,
-    bias: u64,
-    output_recip: f32,
-    output_scale: f32,
-    out: u64,
-    m: i32,
-    n: i32,
-    k: i32,
-    stride: i32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in head.cu without POOL in the same order.
-unsafe impl Params for LinearParams {}
 
 /// LayerNorm of every token, then the mean over the tokens of each image.
 pub struct DevicePool {
@@ -162,17 +123,18 @@ impl DevicePool {
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let stride = row_stride(self.columns, self.store.element_bytes());
-        expect("pool: the stream", stream, &[images, tokens, self.columns, self.stream.bytes()]);
-        expect("pool: the output", out, &[images, stride, self.store.element_bytes()]);
-        expect_word("pool: the overflow flag", overflow);
-        [stream, out, overflow, &self.gamma, &self.beta].into_iter().for_each(|s| on.hold(s));
+        let call = Call(on);
         let (recip, scale) = self.store.recip_and_scale();
         let params = PoolParams {
-            stream: stream.ptr(),
-            gamma: self.gamma.ptr(),
-            beta: self.beta.ptr(),
-            out: out.ptr(),
-            overflow: overflow.ptr(),
+            stream: call.array(
+                "pool: the stream",
+                stream,
+                &[images, tokens, self.columns, self.stream.bytes()],
+            ),
+            gamma: call.own(&self.gamma),
+            beta: call.own(&self.beta),
+            out: call.array("pool: the output", out, &[images, stride, self.store.element_bytes()]),
+            overflow: call.word("pool: the overflow flag", overflow),
             tokens: int(tokens),
             columns: int(self.columns),
             stride: int(stride),
@@ -255,16 +217,14 @@ impl DeviceLinearF32 {
     /// # Panics
     /// If a slice is too short.
     pub fn run(&self, on: &Stream, m: usize, x: &DeviceSlice, out: &DeviceSlice) -> Result<(), CudaError> {
-        expect("linear_f32: the input", x, &[m, self.k, 4]);
-        expect("linear_f32: the output", out, &[m, self.n, 4]);
-        [x, out, &self.weight, &self.bias].into_iter().for_each(|s| on.hold(s));
+        let call = Call(on);
         let params = LinearParams {
-            x: x.ptr(),
-            w: self.weight.ptr(),
-            bias: self.bias.ptr(),
+            x: call.array("linear_f32: the input", x, &[m, self.k, 4]),
+            w: call.own(&self.weight),
+            bias: call.own(&self.bias),
             output_recip: self.output.map_or(1.0, Quantizer::recip),
             output_scale: self.output.map_or(1.0, Quantizer::scale),
-            out: out.ptr(),
+            out: call.array("linear_f32: the output", out, &[m, self.n, 4]),
             m: int(m),
             n: int(self.n),
             k: int(self.k),

@@ -3,31 +3,14 @@
 use swinq_numerics::HeadsSpec;
 
 use super::attention::{HEAD_DIM, low_columns};
-use super::{DeviceStore, StreamType, expect, expect_word, int, row_stride};
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use super::{Call, DeviceStore, StreamType, int, row_stride};
+use crate::params::heads::Params;
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
 /// Lanes that share a vector.
 const LANES: usize = 4;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct HeadsParams {
-    qkv: u64,
-    low: u64,
-    out: u64,
-    overflow: u64,
-    rows: i32,
-    heads: i32,
-    stride: i32,
-    recips: [f32; 3],
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in heads.cu in the same order.
-unsafe impl Params for HeadsParams {}
 
 /// Constants for which the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -112,23 +95,20 @@ impl DeviceHeads {
     ) -> Result<(), CudaError> {
         let store = if self.config.codes { 1 } else { DeviceStore::Half.element_bytes() };
         let stride = row_stride(self.columns, store);
-        expect("heads: q, k and v", qkv, &[rows, 3, self.heads, HEAD_DIM, self.config.input.bytes()]);
-        expect("heads: the output", out, &[rows, stride, store]);
-        expect_word("heads: the overflow flag", overflow);
+        let (call, element) = (Call(on), self.config.input.bytes());
         // The kernel counts threads in 32 bits.
         int(rows * 3 * self.heads * LANES);
-        [qkv, out, overflow].into_iter().chain(&self.low).for_each(|slice| on.hold(slice));
-        let params = HeadsParams {
-            qkv: qkv.ptr(),
-            low: self.low.as_ref().map_or(0, DeviceSlice::ptr),
-            out: out.ptr(),
-            overflow: overflow.ptr(),
+        let params = Params {
+            qkv: call.array("heads: q, k and v", qkv, &[rows, 3, self.heads, HEAD_DIM, element]),
+            low: call.own(&self.low),
+            out: call.array("heads: the output", out, &[rows, stride, store]),
+            overflow: call.word("heads: the overflow flag", overflow),
             rows: int(rows),
             heads: int(self.heads),
             stride: int(stride),
-            recips: self.recips,
+            recip: self.recips,
         };
-        // SAFETY: `HeadsParams` is the kernel's parameter. Every row that the kernel accesses is within the lengths
+        // SAFETY: `Params` is the kernel's parameter. Every row that the kernel accesses is within the lengths
         // checked above, the columns of low codes are within a row, and the slices are held.
         unsafe { launch(&self.kernel, HeadsConfig::launch(rows, self.heads), on, &params) }
     }

@@ -173,10 +173,3 @@ pub struct StreamCodes<'a> {
     /// The row of each token; without it, token t is row t.
     pub rows: Option<&'a TokenRows>,
 }
-
-impl<'a> StreamCodes<'a> {
-    /// The codes and their rows.
-    pub(super) fn slices(&self) -> impl Iterator<Item = &'a DeviceSlice> {
-        [self.slice].into_iter().chain(self.rows.map(|rows| &rows.slice))
-    }
-}

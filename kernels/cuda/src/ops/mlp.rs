@@ -6,10 +6,9 @@ use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer};
 
 use super::half_gelu::{self, half_codes};
 use super::linear::gelu_define;
-use super::{Int8Linear, StreamCodes, StreamType, expect, expect_word, int};
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use super::{Call, Int8Linear, StreamCodes, StreamType, int};
+use crate::params::mlp_sm90::Params;
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Hidden columns of a chunk.
 const CHUNK: usize = 64;
@@ -19,26 +18,6 @@ const ROWS: usize = 64;
 const STAGES: usize = 4;
 /// Number of floats of the table of GELU (`TAIL_FLOATS` of the kernels), for an f32 stream.
 const TAIL_FLOATS: usize = 96;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MlpParams {
-    stream: u64,
-    weights: u64,
-    constants: u64,
-    overflow: u64,
-    codes: u64,
-    code_rows: u64,
-    m: i32,
-    tokens: i32,
-    epsilon: f32,
-    norm_recip: f32,
-    hidden_recip: f32,
-    code_recip: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in mlp_sm90.cu in the same order.
-unsafe impl Params for MlpParams {}
 
 /// What LayerNorm reads, and what the launch can store besides the stream.
 #[derive(Clone, Copy, Debug)]
@@ -390,24 +369,19 @@ impl DeviceMlp {
         codes: Option<StreamCodes<'_>>,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        expect("MLP: the stream", stream, &[m, self.config.columns, self.config.kind.stream.bytes()]);
-        expect_word("MLP: the overflow flag", overflow);
+        let MlpConfig { columns, kind, .. } = self.config;
         let code_rows = codes.and_then(|codes| codes.rows);
         let tokens = code_rows.map_or(1, |rows| rows.tokens);
         assert!(m.is_multiple_of(tokens), "MLP: {m} rows are not whole images of {tokens} tokens");
-        if let Some(codes) = codes {
-            assert!(self.stores_codes(), "the MLP stores no codes");
-            expect("MLP: the codes", codes.slice, &[m, self.config.columns]);
-            codes.slices().for_each(|slice| on.hold(slice));
-        }
-        [stream, overflow, &self.weights, &self.constants].into_iter().for_each(|slice| on.hold(slice));
-        let params = MlpParams {
-            stream: stream.ptr(),
-            weights: self.weights.ptr(),
-            constants: self.constants.ptr(),
-            overflow: overflow.ptr(),
-            codes: codes.map_or(0, |codes| codes.slice.ptr()),
-            code_rows: code_rows.map_or(0, |rows| rows.slice.ptr()),
+        assert!(codes.is_none() || self.stores_codes(), "the MLP stores no codes");
+        let call = Call(on);
+        let params = Params {
+            stream: call.array("MLP: the stream", stream, &[m, columns, kind.stream.bytes()]),
+            weights: call.own(&self.weights),
+            constants: call.own(&self.constants),
+            overflow: call.word("MLP: the overflow flag", overflow),
+            codes: codes.map_or(0, |codes| call.array("MLP: the codes", codes.slice, &[m, columns])),
+            code_rows: call.own(code_rows.map(|rows| &rows.slice)),
             m: int(m),
             tokens: int(tokens),
             epsilon: self.epsilon,
@@ -415,7 +389,7 @@ impl DeviceMlp {
             hidden_recip: self.recips[1],
             code_recip: self.recips[2],
         };
-        // SAFETY: `MlpParams` is the kernel's parameter. The lengths of the stream and of the codes were checked above,
+        // SAFETY: `Params` is the kernel's parameter. The lengths of the stream and of the codes were checked above,
         // `code_rows` has a row below `tokens` for each token of an image, and weights and constants were laid out by the
         // configuration for which the kernel was compiled; the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(m, self.multiprocessors), on, &params) }

@@ -24,7 +24,7 @@ pub use maps::{DeviceMap, DeviceWindows, RowOrder, StreamCodes, TokenRows, rows_
 use swinq_numerics::Quantizer;
 use swinq_numerics::sizes::elements;
 
-use super::DeviceSlice;
+use super::{DeviceSlice, Stream};
 
 /// An INT8 linear layer of a fused launch, without an `.output` site.
 #[derive(Clone, Copy)]
@@ -133,23 +133,49 @@ pub(super) fn expect(what: &str, slice: &DeviceSlice, sizes: &[usize]) {
     assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
 }
 
-/// Checks that `slice` holds the product of `sizes` elements of `bytes` bytes, and is aligned to its elements: it may belong to a
-/// caller of the engine.
-///
-/// # Panics
-/// If it does not or is not, or if the product overflows; the message begins with `what`.
-pub(super) fn expect_elements(what: &str, slice: &DeviceSlice, sizes: &[usize], bytes: usize) {
-    let needed = bytes * elements(what, "the memory", sizes);
-    assert!(slice.bytes() >= needed, "{what} has {} bytes on the device, {needed} are needed", slice.bytes());
-    assert!(slice.ptr().is_multiple_of(bytes as u64), "{what} is not aligned to {bytes} bytes");
-}
+/// A launch on a stream: its functions return the addresses for the parameters. They check that slices are those that the kernel
+/// expects, and hold them until the work is done.
+pub(super) struct Call<'a>(pub(super) &'a Stream);
 
-/// Checks that `slice` holds an aligned u32.
-///
-/// # Panics
-/// If it does not; the message begins with `what`.
-pub(super) fn expect_word(what: &str, slice: &DeviceSlice) {
-    assert!(slice.bytes() >= 4 && slice.ptr().is_multiple_of(4), "{what} is not an aligned u32");
+impl Call<'_> {
+    /// The address of `slice`, which [`expect`] checks.
+    pub(super) fn array(&self, what: &str, slice: &DeviceSlice, sizes: &[usize]) -> u64 {
+        expect(what, slice, sizes);
+        self.own(slice)
+    }
+
+    /// The address of `slice`, which has the product of `sizes` elements of `bytes` bytes, and is aligned to its elements: it may
+    /// belong to a caller of the engine.
+    ///
+    /// # Panics
+    /// If it does not or is not, or if the product overflows; the message begins with `what`.
+    pub(super) fn foreign(&self, what: &str, slice: &DeviceSlice, sizes: &[usize], bytes: usize) -> u64 {
+        let needed = bytes * elements(what, "the memory", sizes);
+        assert!(
+            slice.bytes() >= needed,
+            "{what} has {} bytes on the device, {needed} are needed",
+            slice.bytes()
+        );
+        assert!(slice.ptr().is_multiple_of(bytes as u64), "{what} is not aligned to {bytes} bytes");
+        self.own(slice)
+    }
+
+    /// The address of `slice`, which holds an aligned u32.
+    ///
+    /// # Panics
+    /// If it does not; the message begins with `what`.
+    pub(super) fn word(&self, what: &str, slice: &DeviceSlice) -> u64 {
+        assert!(slice.bytes() >= 4 && slice.ptr().is_multiple_of(4), "{what} is not an aligned u32");
+        self.own(slice)
+    }
+
+    /// The address of an array of the op itself, whose length is checked where it is made; 0 if there is none.
+    pub(super) fn own<'s>(&self, slice: impl Into<Option<&'s DeviceSlice>>) -> u64 {
+        slice.into().map_or(0, |slice| {
+            self.0.hold(slice);
+            slice.ptr()
+        })
+    }
 }
 
 /// Converts a size to the type that kernels take.

@@ -2,8 +2,9 @@
 
 use swinq_numerics::Quantizer;
 
-use super::rows::{ImageRows, RowsParams, THREADS, row_program};
-use super::{DeviceStore, RowOrder, StreamCodes, StreamType, expect, expect_word, int, row_stride};
+use super::rows::{ImageRows, THREADS, row_program};
+use super::{Call, DeviceStore, RowOrder, StreamCodes, StreamType, int, row_stride};
+use crate::params::rows::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Maximum number of lanes that share a row.
@@ -203,13 +204,16 @@ impl DeviceNorm {
         let columns = self.config.columns;
         let stride = row_stride(columns, store.element_bytes());
         let piece = columns / self.config.pieces;
-        expect("norm: the stream", stream, &[images, rows.tokens, piece, self.config.stream.bytes()]);
-        expect("norm: the output", out, &[images, rows.rows, stride, store.element_bytes()]);
-        let slices = [stream, out, overflow];
-        let params = self.params(&rows, slices);
-        // SAFETY: `RowsParams` is the kernel's parameter. The maps were constructed so that every row and
+        let call = Call(on);
+        let memory = [
+            call.array("norm: the stream", stream, &[images, rows.tokens, piece, self.config.stream.bytes()]),
+            call.array("norm: the output", out, &[images, rows.rows, stride, store.element_bytes()]),
+            call.word("norm: the overflow flag", overflow),
+        ];
+        let params = self.params(&call, &rows, memory);
+        // SAFETY: `Params` is the kernel's parameter. The maps were constructed so that every row and
         // token that the kernel accesses is within the lengths checked above; the slices are held.
-        unsafe { self.launch(on, &rows, slices, &params) }
+        unsafe { launch(&self.kernel, self.config.launch(rows.total()), on, &params) }
     }
 
     /// Normalises the rows of the branches of `images` images, which have this order, and adds them to their `stream`,
@@ -234,49 +238,35 @@ impl DeviceNorm {
         assert!(self.adds(), "the norm does not add to the stream");
         let rows = ImageRows::new("norm", self.config.pieces, (images, order));
         let (columns, bytes) = (self.config.columns, self.config.stream.bytes());
-        expect("norm: the branch", branch, &[images, rows.rows, columns, bytes]);
-        expect("norm: the stream", stream, &[images, rows.tokens, columns, bytes]);
-        let slices = [branch, stream, overflow];
-        let mut params = self.params(&rows, slices);
+        let call = Call(on);
+        let memory = [
+            call.array("norm: the branch", branch, &[images, rows.rows, columns, bytes]),
+            call.array("norm: the stream", stream, &[images, rows.tokens, columns, bytes]),
+            call.word("norm: the overflow flag", overflow),
+        ];
+        let mut params = self.params(&call, &rows, memory);
         if let Some(codes) = codes {
             assert!(self.stores_codes(), "the norm stores no codes");
             let tokens = codes.rows.map_or(rows.tokens, |rows| rows.tokens);
             assert_eq!(tokens, rows.tokens, "norm: tokens of an image whose codes are stored");
-            expect("norm: the codes", codes.slice, &[images, tokens, row_stride(columns, 1)]);
-            codes.slices().for_each(|slice| on.hold(slice));
-            params.codes = codes.slice.ptr();
-            params.code_rows = codes.rows.map_or(0, |rows| rows.slice.ptr());
+            let shape = [images, tokens, row_stride(columns, 1)];
+            params.codes = call.array("norm: the codes", codes.slice, &shape);
+            params.code_rows = call.own(codes.rows.map(|rows| &rows.slice));
         }
         // SAFETY: as in `run`; `code_rows` has a row below `tokens` for each token.
-        unsafe { self.launch(on, &rows, slices, &params) }
+        unsafe { launch(&self.kernel, self.config.launch(rows.total()), on, &params) }
     }
 
-    /// The parameters of a launch that reads the first slice, writes the second, and may set the flag in the third.
-    fn params(&self, rows: &ImageRows<'_>, slices: [&DeviceSlice; 3]) -> RowsParams {
-        expect_word("norm: the overflow flag", slices[2]);
+    /// The parameters of a launch that reads the first memory, writes the second, and may set the flag in the third.
+    fn params(&self, call: &Call<'_>, rows: &ImageRows<'_>, memory: [u64; 3]) -> Params {
         // The kernels count lanes in 32 bits.
         int(rows.total() * LANES_PER_ROW);
         let store = self.result.store(self.config.stream);
-        let mut params = RowsParams::new(rows, self.config.columns, store, slices);
-        (params.gamma, params.beta, params.epsilon) = (self.gamma.ptr(), self.beta.ptr(), self.epsilon);
-        params
-    }
-
-    /// Launches the kernel for `rows`.
-    ///
-    /// # Safety
-    /// All memory that `params` points to is as long as the kernel expects, and is held, or is that of `rows`, of `slices`
-    /// or of the op.
-    unsafe fn launch(
-        &self,
-        on: &Stream,
-        rows: &ImageRows<'_>,
-        slices: [&DeviceSlice; 3],
-        params: &RowsParams,
-    ) -> Result<(), CudaError> {
-        let others = [&self.gamma, &self.beta].into_iter().chain(rows.map);
-        slices.into_iter().chain(others).for_each(|slice| on.hold(slice));
-        // SAFETY: the caller's promise; `RowsParams` is the kernel's parameter.
-        unsafe { launch(&self.kernel, self.config.launch(rows.total()), on, params) }
+        Params {
+            gamma: call.own(&self.gamma),
+            beta: call.own(&self.beta),
+            epsilon: self.epsilon,
+            ..Params::new(call, rows, self.config.columns, store, memory)
+        }
     }
 }

@@ -1,10 +1,9 @@
 //! Outputs of the network in the memory of their reader: feature maps, with their norm if they have one, and scores.
 
-use super::{StreamType, expect, expect_elements, expect_word, int};
+use super::{Call, StreamType, int};
 use crate::kernel::Kernels;
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use crate::params::output::Params;
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Threads of a block.
 const THREADS: u32 = 256;
@@ -102,27 +101,6 @@ fn program(entry: &'static str, element: OutputType) -> Program {
     Program::new("output.cu", entry).define("THREADS", THREADS.into()).define("TYPE", element.define())
 }
 
-/// Parameters of the kernels in `output.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct OutputParams {
-    input: u64,
-    gamma: u64,
-    beta: u64,
-    out: u64,
-    flags: u64,
-    raised: u64,
-    flag_count: i32,
-    tokens: i32,
-    total: i32,
-    columns: i32,
-    columns_each: i32,
-    epsilon: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in output.cu in the same order.
-unsafe impl Params for OutputParams {}
-
 /// The flags that a launch reads and raises.
 #[derive(Clone, Copy)]
 pub struct OutputFlags<'a> {
@@ -208,10 +186,6 @@ impl DeviceOutput {
             Source::Map { config, columns, .. } => (columns, config.stream.bytes()),
             Source::Values { columns } => (columns, 4),
         };
-        expect("output: the input", input, &[images, tokens, columns, bytes]);
-        expect_elements("output: the output", out, &[images, tokens, columns], form.element.bytes());
-        expect_word("output: the flags", flags.steps);
-        expect_word("output: the output's flag", flags.raised);
         let (gamma, beta, epsilon) = match &self.source {
             Source::Map { norm: Some((gamma, beta, epsilon)), .. } => (Some(gamma), Some(beta), *epsilon),
             _ => (None, None, 0.0),
@@ -221,16 +195,14 @@ impl DeviceOutput {
             Source::Map { .. } => (total, MapConfig::launch(total, columns)),
             Source::Values { .. } => (total * columns, values_launch(total * columns)),
         };
-        let slices = [input, out, flags.steps, flags.raised].into_iter().chain(gamma).chain(beta);
-        slices.for_each(|slice| on.hold(slice));
-        let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
-        let params = OutputParams {
-            input: input.ptr(),
-            gamma: ptr(gamma),
-            beta: ptr(beta),
-            out: out.ptr(),
-            flags: flags.steps.ptr(),
-            raised: flags.raised.ptr(),
+        let (call, shape) = (Call(on), [images, tokens, columns]);
+        let params = Params {
+            input: call.array("output: the input", input, &[images, tokens, columns, bytes]),
+            gamma: call.own(gamma),
+            beta: call.own(beta),
+            out: call.foreign("output: the output", out, &shape, form.element.bytes()),
+            flags: call.word("output: the flags", flags.steps),
+            raised: call.word("output: the output's flag", flags.raised),
             flag_count: int(flags.steps.bytes() / 4),
             tokens: int(tokens),
             total: int(total),
@@ -238,7 +210,7 @@ impl DeviceOutput {
             columns_each: int(COLUMNS),
             epsilon,
         };
-        // SAFETY: `OutputParams` is the kernel's parameter. Input and output have the lengths checked above, gamma and beta
+        // SAFETY: `Params` is the kernel's parameter. Input and output have the lengths checked above, gamma and beta
         // that of a row; the slices are held.
         unsafe { launch(&self.kernel(form)?, config, on, &params) }
     }

@@ -4,11 +4,10 @@ use half::f16;
 use swinq_numerics::{ImageEdge, Quantizer, Size};
 
 use super::linear::pack::pack_half;
-use super::{StreamType, expect, expect_elements, expect_word, int};
+use super::{Call, StreamType, int};
 use crate::kernel::Kernels;
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use crate::params::patch::Params;
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Tokens per block in f32.
 const TOKENS: usize = 32;
@@ -20,34 +19,6 @@ const MOST_HALF_COLUMNS: usize = 256;
 const BYTES: usize = 256;
 /// The channels of a pixel.
 const CHANNELS: std::ops::RangeInclusive<usize> = 1..=16;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PatchParams {
-    pixels: u64,
-    lookup: u64,
-    weight: u64,
-    bias: u64,
-    scale: u64,
-    gamma: u64,
-    beta: u64,
-    position: u64,
-    out: u64,
-    raised: u64,
-    height: i32,
-    width: i32,
-    grid_width: i32,
-    tokens: i32,
-    total_tokens: i32,
-    columns: i32,
-    output_scale: f32,
-    epsilon: f32,
-    input_recip: f32,
-    input_scale: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in patch.cuh in the same order.
-unsafe impl Params for PatchParams {}
 
 /// Element type of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -346,35 +317,24 @@ impl DevicePatchEmbed {
         let PatchConfig { channels, columns, stream, .. } = self.config;
         let grid = self.config.grid(size);
         let values = [images, size.height, size.width, channels];
-        expect_elements("patch embedding: the images", pixels, &values, form.element.bytes());
-        expect_word("patch embedding: the flag", raised);
-        expect(
-            "patch embedding: the stream",
-            out,
-            &[images, grid.height, grid.width, columns, stream.bytes()],
-        );
+        let rows = [images, grid.height, grid.width, columns, stream.bytes()];
         let (position, tokens) = self.position.as_ref().map(|(table, tokens)| (table, *tokens)).unzip();
         assert_eq!(tokens.unwrap_or(grid.area()), grid.area(), "patch embedding: tokens with a position");
         let total = images * grid.area();
         let (gamma, beta) = self.norm.as_ref().map(|(g, b)| (g, b)).unzip();
-        let optional = [self.scale.as_ref(), gamma, beta, position];
-        [pixels, out, raised, &self.lookup, &self.weight, &self.bias]
-            .into_iter()
-            .chain(optional.into_iter().flatten())
-            .for_each(|s| on.hold(s));
-        let ptr = |slice: Option<&DeviceSlice>| slice.map_or(0, DeviceSlice::ptr);
+        let call = Call(on);
         let (input_recip, input_scale) = self.input.recip_and_scale();
-        let params = PatchParams {
-            pixels: pixels.ptr(),
-            lookup: self.lookup.ptr(),
-            weight: self.weight.ptr(),
-            bias: self.bias.ptr(),
-            scale: ptr(self.scale.as_ref()),
-            gamma: ptr(gamma),
-            beta: ptr(beta),
-            position: ptr(position),
-            out: out.ptr(),
-            raised: raised.ptr(),
+        let params = Params {
+            pixels: call.foreign("patch embedding: the images", pixels, &values, form.element.bytes()),
+            lookup: call.own(&self.lookup),
+            weight: call.own(&self.weight),
+            bias: call.own(&self.bias),
+            scale: call.own(&self.scale),
+            gamma: call.own(gamma),
+            beta: call.own(beta),
+            position: call.own(position),
+            out: call.array("patch embedding: the stream", out, &rows),
+            raised: call.word("patch embedding: the flag", raised),
             height: int(size.height),
             width: int(size.width),
             grid_width: int(grid.width),
@@ -386,7 +346,7 @@ impl DevicePatchEmbed {
             input_recip,
             input_scale,
         };
-        // SAFETY: `PatchParams` is the kernel's parameter. Images and stream have the lengths checked above,
+        // SAFETY: `Params` is the kernel's parameter. Images and stream have the lengths checked above,
         // and the other arrays those of `new`; the slices are held.
         unsafe { launch(&self.kernel(form)?, self.config.launch(total), on, &params) }
     }

@@ -3,24 +3,12 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{expect_word, int};
-use crate::{
-    CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, PinnedBuf, Program, Stream, launch,
-};
+use super::{Call, int};
+use crate::params::report::Params;
+use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, PinnedBuf, Program, Stream, launch};
 
 /// Threads of the only block.
 const THREADS: u32 = 256;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ReportParams {
-    flags: u64,
-    word: u64,
-    count: i32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in report.cu in the same order.
-unsafe impl Params for ReportParams {}
 
 /// A word in page-locked memory of the host, and the launch that writes the first flag that is set into it.
 pub struct DeviceReport {
@@ -53,12 +41,11 @@ impl DeviceReport {
     /// # Errors
     /// The driver fails.
     pub fn run(&self, on: &Stream, flags: &DeviceSlice) -> Result<(), CudaError> {
-        expect_word("report: the flags", flags);
-        on.hold(flags);
         on.keep(&self.word)?;
         let word = self.word.address() as u64;
-        let params = ReportParams { flags: flags.ptr(), word, count: int(flags.bytes() / 4) };
-        // SAFETY: `ReportParams` is the kernel's parameter. It writes the flags, which are held, and the word, which the stream
+        let params =
+            Params { flags: Call(on).word("report: the flags", flags), word, count: int(flags.bytes() / 4) };
+        // SAFETY: `Params` is the kernel's parameter. It writes the flags, which are held, and the word, which the stream
         // keeps, and which the device can access: page-locked memory has one address for both.
         unsafe { launch(&self.kernel, DeviceReport::launch(), on, &params) }
     }

@@ -1,62 +1,35 @@
 //! Rows gathered from the residual stream without a norm (Swin V2), and what they share with the norms.
 
-use super::{DeviceStore, RowOrder, StreamType, expect, expect_word, int, row_stride};
-use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch};
+use super::{Call, DeviceStore, RowOrder, StreamType, int, row_stride};
+use crate::params::rows::Params;
+use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Threads of a block.
 pub(super) const THREADS: u32 = 256;
 
-/// Parameters of the kernels in `norm.cu` and `rows.cu`.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub(super) struct RowsParams {
-    input: u64,
-    map: u64,
-    pub(super) gamma: u64,
-    pub(super) beta: u64,
-    out: u64,
-    overflow: u64,
-    pub(super) codes: u64,
-    pub(super) code_rows: u64,
-    total_rows: i32,
-    rows: i32,
-    tokens: i32,
-    columns: i32,
-    stride: i32,
-    pub(super) epsilon: f32,
-    recip: f32,
-    scale: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in rows.cuh in the same order.
-unsafe impl Params for RowsParams {}
-
-impl RowsParams {
+impl Params {
     /// Parameters without a norm and without codes of the stream.
     pub(super) fn new(
+        call: &Call<'_>,
         rows: &ImageRows<'_>,
         columns: usize,
         store: DeviceStore,
-        [input, out, overflow]: [&DeviceSlice; 3],
-    ) -> RowsParams {
+        [input, out, overflow]: [u64; 3],
+    ) -> Params {
         let (recip, scale) = store.recip_and_scale();
-        RowsParams {
-            input: input.ptr(),
-            map: rows.map.map_or(0, DeviceSlice::ptr),
-            gamma: 0,
-            beta: 0,
-            out: out.ptr(),
-            overflow: overflow.ptr(),
-            codes: 0,
-            code_rows: 0,
+        Params {
+            input,
+            map: call.own(rows.map),
+            out,
+            overflow,
             total_rows: int(rows.total()),
             rows: int(rows.rows),
             tokens: int(rows.tokens),
             columns: int(columns),
             stride: int(row_stride(columns, store.element_bytes())),
-            epsilon: 0.0,
             recip,
             scale,
+            ..Params::default()
         }
     }
 }
@@ -200,15 +173,16 @@ impl DeviceRows {
         let RowsConfig { columns, pieces, stream: element } = self.config;
         let rows = ImageRows::new("rows", pieces, (images, order));
         let bytes = self.store.element_bytes();
-        expect("rows: the stream", stream, &[images, rows.tokens, columns / pieces, element.bytes()]);
-        expect("rows: the output", out, &[images, rows.rows, row_stride(columns, bytes), bytes]);
-        expect_word("rows: the overflow flag", overflow);
+        let call = Call(on);
+        let memory = [
+            call.array("rows: the stream", stream, &[images, rows.tokens, columns / pieces, element.bytes()]),
+            call.array("rows: the output", out, &[images, rows.rows, row_stride(columns, bytes), bytes]),
+            call.word("rows: the overflow flag", overflow),
+        ];
         // The kernel counts threads in 32 bits.
         int(rows.total() * columns / 8);
-        let slices = [stream, out, overflow];
-        slices.into_iter().chain(rows.map).for_each(|slice| on.hold(slice));
-        let params = RowsParams::new(&rows, columns, self.store, slices);
-        // SAFETY: `RowsParams` is the kernel's parameter. The maps were constructed so that every row and token that
+        let params = Params::new(&call, &rows, columns, self.store, memory);
+        // SAFETY: `Params` is the kernel's parameter. The maps were constructed so that every row and token that
         // the kernel accesses is within the lengths checked above; the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(rows.total()), on, &params) }
     }

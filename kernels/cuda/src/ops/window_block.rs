@@ -5,10 +5,9 @@ use swinq_numerics::{AttentionSpec, Probs, Quantizer};
 
 use super::attention::HEAD_DIM;
 use super::linear::pack::packed_column;
-use super::{DeviceWindows, Int8Linear, expect, expect_word, int};
-use crate::{
-    CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Params, Program, Stream, launch,
-};
+use super::{Call, DeviceWindows, Int8Linear, int};
+use crate::params::window::Params;
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Threads of a group, which processes a window.
 const GROUP: u32 = 128;
@@ -20,26 +19,6 @@ const LOW_KEYS: u32 = 8 * 32 * 8;
 const ROWS: usize = 64;
 /// Number of heads for which the kernel has logit scales.
 const MOST_HEADS: usize = 8;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct WindowBlockParams {
-    stream: u64,
-    map: u64,
-    constants: u64,
-    regions: u64,
-    masks: u64,
-    overflow: u64,
-    total_windows: i32,
-    windows: i32,
-    tokens: i32,
-    epsilon: f32,
-    scales: [f32; 4],
-    two_codes: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in window_block.cu in the same order.
-unsafe impl Params for WindowBlockParams {}
 
 /// Which attention half the kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,27 +208,27 @@ impl DeviceWindowBlock {
     ) -> Result<(), CudaError> {
         let (map, channels) = (windows.map(), self.config.heads * HEAD_DIM);
         let masks = windows.masks_for("window block", self.config.tokens, self.regions.is_some());
-        expect("window block: the stream", stream, &[images, map.tokens, channels, 2]);
-        expect_word("window block: the overflow flag", overflow);
-        let slices = [stream, overflow, &map.slice, &self.constants];
-        slices.into_iter().chain(&self.regions).chain(masks).for_each(|s| on.hold(s));
-        let total = images * windows.count();
-        let params = WindowBlockParams {
-            stream: stream.ptr(),
-            map: map.slice.ptr(),
-            constants: self.constants.ptr(),
-            regions: self.regions.as_ref().map_or(0, DeviceSlice::ptr),
-            masks: masks.map_or(0, DeviceSlice::ptr),
-            overflow: overflow.ptr(),
+        let (call, total) = (Call(on), images * windows.count());
+        let [value_scale, input_recip, query_recip, key_recip] = self.scales;
+        let params = Params {
+            stream: call.array("window block: the stream", stream, &[images, map.tokens, channels, 2]),
+            map: call.own(&map.slice),
+            constants: call.own(&self.constants),
+            regions: call.own(&self.regions),
+            masks: call.own(masks),
+            overflow: call.word("window block: the overflow flag", overflow),
             total_windows: int(total),
             windows: int(windows.count()),
             tokens: int(map.tokens),
             epsilon: self.epsilon,
-            scales: self.scales,
+            value_scale,
+            input_recip,
+            query_recip,
+            key_recip,
             two_codes: self.two_codes,
         };
         int(images * map.tokens);
-        // SAFETY: `WindowBlockParams` is the kernel's parameter. The map's tokens are below the number of
+        // SAFETY: `Params` is the kernel's parameter. The map's tokens are below the number of
         // tokens of an image, for which the stream's length was checked; constants and regions were laid out
         // for this kernel, every mask is below `MASKS`, and the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(total, self.multiprocessors), on, &params) }

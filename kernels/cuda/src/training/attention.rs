@@ -5,41 +5,15 @@ mod program;
 use cudarc::driver::{CudaSlice, CudaView};
 use swinq_numerics::Quantizer;
 
-use super::{Training, int};
-use crate::{CudaError, Params};
+use super::{Call, Training, int};
+use crate::CudaError;
+use crate::params::train::Step;
+use crate::params::train_attention::Params;
 
 pub use program::AttentionProgram;
 
 /// Channels of a head.
 const D: usize = 32;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Step {
-    recip: f32,
-    scale: f32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct AttentionParams {
-    qkv: u64,
-    bias: u64,
-    mask: u64,
-    grad: u64,
-    out: u64,
-    dbias: u64,
-    dsteps: u64,
-    windows: i32,
-    heads: i32,
-    mask_windows: i32,
-    parts: i32,
-    scale: f32,
-    steps: [Step; 5],
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_attention.cuh in the same order.
-unsafe impl Params for AttentionParams {}
 
 /// Fake quantization of the probabilities; see [`Probs`](swinq_numerics::Probs).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -148,16 +122,13 @@ impl Training {
         assert!(self.takes(attention, D), "attention: {attention:?}");
         let WindowAttention { windows, heads, .. } = *attention;
         let mut out = self.allocate(attention.values())?;
-        let (to, written) = self.write(&mut out);
+        let mut call = Call::new(self);
+        let params = Params { out: call.write(&mut out), ..params(&mut call, attention, inputs) };
         let compiled = attention.compiled();
-        self.with_inputs(attention, inputs, |params| {
-            params.out = to;
-            let config = compiled.forward_launch(windows, heads);
-            // SAFETY: `AttentionParams` is the kernel's parameter. The inputs' lengths are checked, and `out`
-            // has a row for each token.
-            unsafe { self.launch(&compiled.forward(), config, params) }
-        })?;
-        drop(written);
+        let config = compiled.forward_launch(windows, heads);
+        // SAFETY: `Params` is the kernel's parameter. The inputs' lengths are checked, and `out` has a row for each token.
+        unsafe { self.launch(&compiled.forward(), config, &params)? };
+        drop(call);
         Ok(out)
     }
 
@@ -184,53 +155,47 @@ impl Training {
         let mut qkv = self.allocate(3 * attention.values())?;
         let mut dbias = self.allocate(parts * pairs)?;
         let mut dsteps = self.allocate(parts * heads * 5)?;
-        let (gradient, _grad) = self.read("attention_gradient", grad, attention.values());
-        assert!(gradient.is_multiple_of(16), "attention_gradient: not aligned to 16 bytes");
-        let (to, written) = self.write(&mut qkv);
-        let (bias, summed) = self.write(&mut dbias);
-        let (steps, stepped) = self.write(&mut dsteps);
-        self.with_inputs(attention, inputs, |params| {
-            (params.grad, params.out, params.dbias, params.dsteps) = (gradient, to, bias, steps);
-            params.parts = int(parts);
-            // SAFETY: `AttentionParams` is the kernel's parameter. The inputs' lengths are checked, `qkv` is
-            // as long as its gradient, and every part has room, for each head, for the gradients of the bias
-            // and of five scales.
-            unsafe { self.launch(&compiled.backward(learned), config, params) }
-        })?;
-        drop((written, summed, stepped));
+        let mut call = Call::new(self);
+        let params = Params {
+            grad: call.read("attention_gradient", grad, attention.values()),
+            out: call.write(&mut qkv),
+            dbias: call.write(&mut dbias),
+            dsteps: call.write(&mut dsteps),
+            parts: int(parts),
+            ..params(&mut call, attention, inputs)
+        };
+        assert!(params.grad.is_multiple_of(16), "attention_gradient: not aligned to 16 bytes");
+        // SAFETY: `Params` is the kernel's parameter. The inputs' lengths are checked, `qkv` is as long as its gradient, and
+        // every part has room, for each head, for the gradients of the bias and of five scales.
+        unsafe { self.launch(&compiled.backward(learned), config, &params)? };
+        drop(call);
         let steps = learned.then(|| self.column_sums(&dsteps.as_view(), 5)).transpose()?;
         Ok(AttentionGradients { qkv, bias: self.column_sums(&dbias.as_view(), pairs)?, steps })
     }
+}
 
-    /// Checks and holds the inputs for a launch.
-    fn with_inputs(
-        &self,
-        attention: &WindowAttention,
-        AttentionInputs { qkv, bias, mask }: AttentionInputs<'_>,
-        run: impl FnOnce(&mut AttentionParams) -> Result<(), CudaError>,
-    ) -> Result<(), CudaError> {
-        let WindowAttention { windows, tokens, heads, scale, .. } = *attention;
-        let pairs = tokens * tokens;
-        let (qkv, _qkv) = self.read("attention: qkv", qkv, 3 * attention.values());
-        assert!(qkv.is_multiple_of(16), "attention: qkv is not aligned to 16 bytes");
-        let (bias, _bias) = self.read("attention: bias", bias, heads * pairs);
-        let masks = mask.map_or(1, |mask| mask.len() / pairs);
-        assert!(masks > 0, "attention: an empty mask");
-        let mask = mask.map(|mask| self.read("attention: mask", mask, masks * pairs));
-        run(&mut AttentionParams {
-            qkv,
-            bias,
-            mask: mask.as_ref().map_or(0, |(mask, _)| *mask),
-            grad: 0,
-            out: 0,
-            dbias: 0,
-            dsteps: 0,
-            windows: int(windows),
-            heads: int(heads),
-            mask_windows: int(masks),
-            parts: 1,
-            scale,
-            steps: attention.steps(),
-        })
-    }
+/// The parameters of both passes, without what they write.
+fn params<'a>(
+    call: &mut Call<'a>,
+    attention: &WindowAttention,
+    AttentionInputs { qkv, bias, mask }: AttentionInputs<'a>,
+) -> Params {
+    let WindowAttention { windows, tokens, heads, scale, .. } = *attention;
+    let pairs = tokens * tokens;
+    let masks = mask.map_or(1, |mask| mask.len() / pairs);
+    assert!(masks > 0, "attention: an empty mask");
+    let params = Params {
+        qkv: call.read("attention: qkv", qkv, 3 * attention.values()),
+        bias: call.read("attention: bias", bias, heads * pairs),
+        mask: call.read("attention: mask", mask, masks * pairs),
+        windows: int(windows),
+        heads: int(heads),
+        mask_windows: int(masks),
+        parts: 1,
+        scale,
+        steps: attention.steps(),
+        ..Params::default()
+    };
+    assert!(params.qkv.is_multiple_of(16), "attention: qkv is not aligned to 16 bytes");
+    params
 }

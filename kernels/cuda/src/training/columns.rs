@@ -4,8 +4,9 @@
 use cudarc::driver::{CudaSlice, CudaView};
 use swinq_numerics::Quantizer;
 
-use super::{Element, THREADS, Training, uint, vector};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use super::{Call, Element, THREADS, Training, uint, vector};
+use crate::params::train_columns::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Bytes of the coefficients of GELU.
 const TAIL_BYTES: u32 = 4 * 96;
@@ -13,26 +14,6 @@ const TAIL_BYTES: u32 = 4 * 96;
 /// Blocks that keep a GPU busy, and the most parts into which rows are divided.
 const BLOCKS: usize = 2048;
 const MOST_PARTS: usize = 1024;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ColumnsParams {
-    x: u64,
-    grad: u64,
-    bias: u64,
-    table: u64,
-    out: u64,
-    sums: u64,
-    steps: u64,
-    rows: u32,
-    columns: u32,
-    rows_of_part: u32,
-    recip: f32,
-    scale: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_columns.cu in the same order.
-unsafe impl Params for ColumnsParams {}
 
 /// The fake quantization of a layer's columns.
 #[derive(Clone, Copy, Debug)]
@@ -149,18 +130,18 @@ impl Training {
         of: Columns<'_>,
     ) -> Result<CudaSlice<T>, CudaError> {
         let mut out = self.allocate_as::<T>(x.len())?;
-        let (to, written) = self.write(&mut out);
-        let (from, _x) = self.read("columns", x, x.len());
-        let mut params = ColumnsParams { x: from, out: to, ..prepared(x.len(), width, &of) };
-        self.with_operands(&mut params, of, |params| {
-            let compiled = of.compiled(vector(width, &[from, to, params.bias, params.table]), T::OUT, false);
-            let rows = params.rows as usize;
-            params.rows_of_part = uint(compiled.rows_of_part(rows, width));
-            // SAFETY: `ColumnsParams` is the kernel's parameter. Both matrices have `rows * columns` values, and the
-            // operands of the columns are checked.
-            unsafe { self.launch(&compiled.program("columns_forward"), compiled.launch(rows, width), params) }
-        })?;
-        drop(written);
+        let mut call = Call::new(self);
+        let mut params = prepared(&mut call, x.len(), width, of);
+        (params.x, params.out) = (call.read("columns", x, x.len()), call.write(&mut out));
+        let addresses = [params.x, params.out, params.bias, params.table];
+        let compiled = of.compiled(vector(width, &addresses), T::OUT, false);
+        let rows = params.rows as usize;
+        params.rows_of_part = uint(compiled.rows_of_part(rows, width));
+        let config = compiled.launch(rows, width);
+        // SAFETY: `Params` is the kernel's parameter. Both matrices have `rows * columns` values, and the
+        // operands of the columns are checked.
+        unsafe { self.launch(&compiled.program("columns_forward"), config, &params)? };
+        drop(call);
         Ok(out)
     }
 
@@ -183,68 +164,43 @@ impl Training {
         let compiled_without_x = of.gelu.is_none() && matches!(of.fake, FakeColumns::Off);
         assert!(x.is_some() || compiled_without_x, "columns_gradient: the values are needed");
         let mut out = self.allocate_as::<T>(grad.len())?;
-        let (to, written) = self.write(&mut out);
-        let (gradient, _grad) = self.read("columns_gradient", grad, grad.len());
-        let from = x.map(|x| self.read("columns_gradient: values", x, grad.len()));
-        let from = from.as_ref().map_or(0, |(from, _)| *from);
-        let mut params =
-            ColumnsParams { x: from, grad: gradient, out: to, ..prepared(grad.len(), width, &of) };
+        let mut call = Call::new(self);
+        let mut params = prepared(&mut call, grad.len(), width, of);
+        params.x = call.read("columns_gradient: values", x, grad.len());
+        params.grad = call.read("columns_gradient", grad, grad.len());
+        params.out = call.write(&mut out);
+        let addresses = [params.x, params.grad, params.out, params.bias, params.table];
+        let compiled = of.compiled(vector(width, &addresses), T::OUT, learned.is_some());
         let rows = params.rows as usize;
-        let (sums, steps) = self.with_operands(&mut params, of, |params| {
-            let addresses = [from, gradient, to, params.bias, params.table];
-            let compiled = of.compiled(vector(width, &addresses), T::OUT, learned.is_some());
-            params.rows_of_part = uint(compiled.rows_of_part(rows, width));
-            let config = compiled.launch(rows, width);
-            let mut sums = self.allocate(config.grid[1] as usize * width)?;
-            let mut steps = self.allocate((config.grid[0] * config.grid[1]) as usize)?;
-            let (of_columns, summed) = self.write(&mut sums);
-            let (of_step, stepped) = self.write(&mut steps);
-            (params.sums, params.steps) = (of_columns, of_step);
-            // SAFETY: as in `columns`; `sums` has a row for each part, and `steps` a value for each block.
-            unsafe { self.launch(&compiled.program("columns_backward"), config, params)? };
-            drop((summed, stepped));
-            Ok((sums, steps))
-        })?;
-        drop(written);
+        params.rows_of_part = uint(compiled.rows_of_part(rows, width));
+        let config = compiled.launch(rows, width);
+        let mut sums = self.allocate(config.grid[1] as usize * width)?;
+        let mut steps = self.allocate((config.grid[0] * config.grid[1]) as usize)?;
+        let mut partial = Call::new(self);
+        (params.sums, params.steps) = (partial.write(&mut sums), partial.write(&mut steps));
+        // SAFETY: as in `columns`; `sums` has a row for each part, and `steps` a value for each block.
+        unsafe { self.launch(&compiled.program("columns_backward"), config, &params)? };
+        drop((call, partial));
         let step = learned.map(|factor| self.sum_of_steps(&steps, factor)).transpose()?;
         Ok(ColumnsGradient { x: out, sums: self.column_sums(&sums.as_view(), width)?, step })
     }
-
-    /// Checks and holds the operands of the columns for a launch.
-    fn with_operands<R>(
-        &self,
-        params: &mut ColumnsParams,
-        of: Columns<'_>,
-        run: impl FnOnce(&mut ColumnsParams) -> Result<R, CudaError>,
-    ) -> Result<R, CudaError> {
-        let width = params.columns as usize;
-        let bias = of.gelu.map(|bias| self.read("columns: bias", bias, width));
-        let table = match of.fake {
-            FakeColumns::Columns(table, _) => Some(self.read("columns: quantizers", table, 3 * width)),
-            _ => None,
-        };
-        params.bias = bias.as_ref().map_or(0, |(bias, _)| *bias);
-        params.table = table.as_ref().map_or(0, |(table, _)| *table);
-        run(params)
-    }
 }
 
-/// The parameters for `len` values in rows of `width`, without addresses.
-fn prepared(len: usize, width: usize, of: &Columns<'_>) -> ColumnsParams {
+/// The parameters for `len` values in rows of `width`, without what differs between the passes.
+fn prepared<'a>(call: &mut Call<'a>, len: usize, width: usize, of: Columns<'a>) -> Params {
     assert!(width > 0 && len > 0 && len.is_multiple_of(width), "columns: {len} values in rows of {width}");
     let (recip, scale) = of.quantizer().map_or((1.0, 1.0), |q| (q.recip(), q.scale()));
-    ColumnsParams {
-        x: 0,
-        grad: 0,
-        bias: 0,
-        table: 0,
-        out: 0,
-        sums: 0,
-        steps: 0,
+    let table = match of.fake {
+        FakeColumns::Columns(table, _) => Some(table),
+        _ => None,
+    };
+    Params {
+        bias: call.read("columns: bias", of.gelu, width),
+        table: call.read("columns: quantizers", table, 3 * width),
         rows: uint(len / width),
         columns: uint(width),
-        rows_of_part: 1,
         recip,
         scale,
+        ..Params::default()
     }
 }

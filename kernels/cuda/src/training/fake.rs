@@ -3,56 +3,15 @@
 use cudarc::driver::{CudaSlice, CudaView};
 use swinq_numerics::Quantizer;
 
-use super::{Element, THREADS, Training, uint, vector};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use super::{Call, Element, THREADS, Training, uint, vector};
+use crate::params::train_fake::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Number of values per block.
 const PART: u32 = 16 * THREADS;
 
 /// Maximum number of rows with their own scales.
 const MOST_ROWS: usize = 65_535;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FakeParams {
-    x: u64,
-    grad: u64,
-    table: u64,
-    factors: u64,
-    out: u64,
-    partial: u64,
-    rows: u32,
-    columns: u32,
-    parts: u32,
-    low: f32,
-    high: f32,
-    scale: f32,
-    recip: f32,
-    factor: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_fake.cu in the same order.
-unsafe impl Params for FakeParams {}
-
-impl FakeParams {
-    /// No arrays, and one row of one column.
-    const EMPTY: FakeParams = FakeParams {
-        x: 0,
-        grad: 0,
-        table: 0,
-        factors: 0,
-        out: 0,
-        partial: 0,
-        rows: 1,
-        columns: 1,
-        parts: 1,
-        low: 0.0,
-        high: 0.0,
-        scale: 1.0,
-        recip: 1.0,
-        factor: 1.0,
-    };
-}
 
 /// The scales of fake quantization.
 #[derive(Clone, Copy, Debug)]
@@ -129,25 +88,23 @@ impl Training {
         factors: Option<&CudaView<'_, f32>>,
         range: (f32, f32),
     ) -> Result<CudaSlice<T>, CudaError> {
-        let mut params = prepared(x.len(), steps, range);
-        let mut out = self.allocate_as::<T>(x.len())?;
-        let (from, _read) = self.read("fake_quantize", x, x.len());
-        let table = table(steps).map(|table| self.read("fake_quantize: steps", table, table.len()));
+        let (rows, mut params) = (steps.rows(), prepared(x.len(), steps, range));
         let columns = params.columns as usize;
-        let factors = factors.map(|factors| self.read("fake_quantize: factors", factors, 2 * columns));
-        let (to, written) = self.write(&mut out);
-        (params.x, params.out) = (from, to);
-        params.table = table.as_ref().map_or(0, |(table, _)| *table);
-        params.factors = factors.as_ref().map_or(0, |(factors, _)| *factors);
-        let vector = vector(columns, &[from, to, params.factors]);
-        let (table, factors) = (table.is_some(), factors.is_some());
+        let mut out = self.allocate_as::<T>(x.len())?;
+        let mut call = Call::new(self);
+        params.x = call.read("fake_quantize", x, x.len());
+        params.table = call.read("fake_quantize: steps", table(steps), 3 * rows);
+        params.factors = call.read("fake_quantize: factors", factors, 2 * columns);
+        params.out = call.write(&mut out);
+        let vector = vector(columns, &[params.x, params.out, params.factors]);
+        let (table, factors) = (table(steps).is_some(), factors.is_some());
         let program =
             FakeProgram { vector, table, factors, steps: false, out: T::OUT }.program("fake_forward");
-        let config = FakeProgram::launch(steps.rows(), columns);
-        // SAFETY: `FakeParams` is the kernel's parameter. Both matrices have `rows * columns` values, the
+        let config = FakeProgram::launch(rows, columns);
+        // SAFETY: `Params` is the kernel's parameter. Both matrices have `rows * columns` values, the
         // table three values per row, and the factors two per column.
         unsafe { self.launch(&program, config, &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 
@@ -172,33 +129,30 @@ impl Training {
         let (rows, columns) = (steps.rows(), params.columns as usize);
         let mut out = self.allocate(x.len())?;
         let mut partial = self.allocate(rows * params.parts as usize)?;
-        let (from, _read) = self.read("fake_quantize_gradient", x, x.len());
-        let (gradient, _gradient) = self.read("fake_quantize_gradient: gradient", grad, x.len());
-        let table = table(steps).map(|table| self.read("fake_quantize_gradient: steps", table, table.len()));
-        let factors =
-            factors.map(|factors| self.read("fake_quantize_gradient: factors", factors, 2 * columns));
-        let (to, written) = self.write(&mut out);
-        let (sums, summed) = self.write(&mut partial);
-        (params.x, params.grad, params.out, params.partial) = (from, gradient, to, sums);
-        params.table = table.as_ref().map_or(0, |(table, _)| *table);
-        params.factors = factors.as_ref().map_or(0, |(factors, _)| *factors);
-        let vector = vector(columns, &[from, gradient, to, params.factors]);
-        let (table, factors) = (table.is_some(), factors.is_some());
+        let mut call = Call::new(self);
+        params.x = call.read("fake_quantize_gradient", x, x.len());
+        params.grad = call.read("fake_quantize_gradient: gradient", grad, x.len());
+        params.table = call.read("fake_quantize_gradient: steps", table(steps), 3 * rows);
+        params.factors = call.read("fake_quantize_gradient: factors", factors, 2 * columns);
+        params.out = call.write(&mut out);
+        params.partial = call.write(&mut partial);
+        let vector = vector(columns, &[params.x, params.grad, params.out, params.factors]);
+        let (table, factors) = (table(steps).is_some(), factors.is_some());
         let compiled = FakeProgram { vector, table, factors, steps: learned, out: f32::OUT };
         // SAFETY: as in `fake_quantize`; `partial` has a value for each block.
         unsafe {
             self.launch(&compiled.program("fake_backward"), FakeProgram::launch(rows, columns), &params)?
         };
-        drop((written, summed));
+        drop(call);
         if !learned {
             return Ok((out, None));
         }
         let mut gradients = self.allocate(rows)?;
-        let (to, written) = self.write(&mut gradients);
-        params.out = to;
+        let mut call = Call::new(self);
+        params.out = call.write(&mut gradients);
         // SAFETY: as above; a block reads the parts of its row and writes one value.
         unsafe { self.launch(&compiled.program("fake_steps"), FakeProgram::launch_steps(rows), &params)? };
-        drop(written);
+        drop(call);
         Ok((out, Some(gradients)))
     }
 
@@ -210,14 +164,18 @@ impl Training {
     ) -> Result<CudaSlice<f32>, CudaError> {
         let mut out = self.allocate(1)?;
         let partial = partial.as_view();
-        let (from, _read) = self.read("steps", &partial, partial.len());
-        let (to, written) = self.write(&mut out);
-        let params =
-            FakeParams { out: to, partial: from, parts: uint(partial.len()), factor, ..FakeParams::EMPTY };
+        let mut call = Call::new(self);
+        let params = Params {
+            out: call.write(&mut out),
+            partial: call.read("steps", &partial, partial.len()),
+            parts: uint(partial.len()),
+            factor,
+            ..Params::default()
+        };
         let compiled = FakeProgram { vector: 1, table: false, factors: false, steps: true, out: f32::OUT };
-        // SAFETY: `FakeParams` is the kernel's parameter. The one block reads `parts` values and writes one.
+        // SAFETY: `Params` is the kernel's parameter. The one block reads `parts` values and writes one.
         unsafe { self.launch(&compiled.program("fake_steps"), FakeProgram::launch_steps(1), &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 }
@@ -230,7 +188,7 @@ fn table<'a>(steps: FakeSteps<'a>) -> Option<&'a CudaView<'a, f32>> {
 }
 
 /// The parameters for `len` values, without addresses.
-fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> FakeParams {
+fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> Params {
     let rows = steps.rows();
     assert!(
         len > 0 && (1..=MOST_ROWS).contains(&rows) && len.is_multiple_of(rows),
@@ -244,7 +202,7 @@ fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> FakePa
         FakeSteps::One(quantizer, factor) => (quantizer.scale(), quantizer.recip(), factor),
         FakeSteps::Rows(_) => (1.0, 1.0, 1.0),
     };
-    FakeParams {
+    Params {
         rows: uint(rows),
         columns,
         parts: columns.div_ceil(PART),
@@ -253,6 +211,6 @@ fn prepared(len: usize, steps: FakeSteps<'_>, (low, high): (f32, f32)) -> FakePa
         scale,
         recip,
         factor,
-        ..FakeParams::EMPTY
+        ..Params::default()
     }
 }

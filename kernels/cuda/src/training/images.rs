@@ -2,26 +2,9 @@
 
 use cudarc::driver::{CudaSlice, CudaView};
 
-use super::{THREADS, Training, loop_launch, uint};
-use crate::{CudaError, LaunchConfig, Params, Program};
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PatchesParams {
-    pixels: u64,
-    table: u64,
-    out: u64,
-    height: u32,
-    width: u32,
-    channels: u32,
-    patch: u32,
-    rows: u32,
-    columns: u32,
-    count: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_images.cu in the same order.
-unsafe impl Params for PatchesParams {}
+use super::{Call, THREADS, Training, loop_launch, uint};
+use crate::params::train_images::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// The images of a batch, and the patches into which they are divided.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,13 +67,11 @@ impl Training {
         let count = of.count();
         assert!(count > 0, "{of:?} have no values");
         let mut out = self.allocate(count)?;
-        let (from, _pixels) = self.read("patches", pixels, of.bytes());
-        let (values, _table) = self.read("patches: table", table, channels * 256);
-        let (to, written) = self.write(&mut out);
-        let params = PatchesParams {
-            pixels: from,
-            table: values,
-            out: to,
+        let mut call = Call::new(self);
+        let params = Params {
+            pixels: call.read("patches", pixels, of.bytes()),
+            table: call.read("patches: table", table, channels * 256),
+            out: call.write(&mut out),
             height: uint(height),
             width: uint(width),
             channels: uint(channels),
@@ -99,10 +80,10 @@ impl Training {
             columns: uint(columns),
             count: uint(count),
         };
-        // SAFETY: `PatchesParams` is the kernel's parameter. It writes `count` values, and reads a value of the table and a pixel
+        // SAFETY: `Params` is the kernel's parameter. It writes `count` values, and reads a value of the table and a pixel
         // of the images for each that lies in an image.
         unsafe { self.launch(&patches_program(), patches_launch(count), &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 }

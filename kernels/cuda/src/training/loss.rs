@@ -1,33 +1,10 @@
 //! The loss of a batch's logits, and its gradient.
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 
-use super::{Controls, Outcome, THREADS, Training, uint};
-use crate::{CudaError, LaunchConfig, Params, Program};
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct LossParams {
-    logits: u64,
-    teacher: u64,
-    labels: u64,
-    partners: u64,
-    controls: u64,
-    gradient: u64,
-    of_images: u64,
-    outcome: u64,
-    weight_labels: f64,
-    weight_kl: f64,
-    smoothing: f64,
-    temperature: f64,
-    factor: f64,
-    images: u32,
-    classes: u32,
-    first: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_loss.cu in the same order.
-unsafe impl Params for LossParams {}
+use super::{Call, Controls, Outcome, THREADS, Training, uint};
+use crate::params::train_loss::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// The parts of a batch's loss.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -100,23 +77,16 @@ impl Training {
         self.expect("loss: outcome", outcome, Outcome::LEN);
         let mut gradient = self.allocate(logits.len())?;
         let mut of_images = self.scratch(3 * images)?;
-        let (from, _logits) = self.read("loss", logits, images * classes);
-        let teacher = targets.teacher.map(|teacher| self.read("loss: teacher", teacher, images * classes));
-        let labels = targets.labels.map(|labels| self.read("loss: labels", labels, images));
-        let partners = targets.partners.map(|partners| self.read("loss: partners", partners, images));
-        let (numbers, _controls) = self.read("loss: controls", controls, Controls::LEN);
-        let (to, written) = self.write(&mut gradient);
-        let (each, summed) = of_images.device_ptr_mut(&self.cuda);
-        let (all, _outcome) = outcome.device_ptr_mut(&self.cuda);
-        let params = LossParams {
-            logits: from,
-            teacher: teacher.as_ref().map_or(0, |(teacher, _)| *teacher),
-            labels: labels.as_ref().map_or(0, |(labels, _)| *labels),
-            partners: partners.as_ref().map_or(0, |(partners, _)| *partners),
-            controls: numbers,
-            gradient: to,
-            of_images: each,
-            outcome: all,
+        let mut call = Call::new(self);
+        let params = Params {
+            logits: call.read("loss", logits, images * classes),
+            teacher: call.read("loss: teacher", targets.teacher, images * classes),
+            labels: call.read("loss: labels", targets.labels, images),
+            partners: call.read("loss: partners", targets.partners, images),
+            controls: call.read("loss: controls", controls, Controls::LEN),
+            gradient: call.write(&mut gradient),
+            of_images: call.write(&mut of_images),
+            outcome: call.write(outcome),
             weight_labels: weights.labels,
             weight_kl: weights.kl,
             smoothing: weights.smoothing,
@@ -126,7 +96,7 @@ impl Training {
             classes: uint(classes),
             first: weights.first.into(),
         };
-        // SAFETY: `LossParams` is the kernels' parameter. The arrays have the lengths checked above. A label is an
+        // SAFETY: `Params` is the kernels' parameter. The arrays have the lengths checked above. A label is an
         // index of the logits only if it is below `classes`, which the kernel checks.
         unsafe {
             self.launch(
@@ -136,7 +106,7 @@ impl Training {
             )?;
             self.launch(&LossProgram::program("loss_of_batch"), LossProgram::batch_launch(), &params)?;
         }
-        drop((written, summed));
+        drop(call);
         Ok(gradient)
     }
 }

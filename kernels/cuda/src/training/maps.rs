@@ -1,34 +1,13 @@
 //! The loss of a feature map: its relative squared error, and its gradient.
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 
-use super::{Controls, Outcome, THREADS, Training, loop_launch, uint};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use super::{Call, Controls, Outcome, THREADS, Training, loop_launch, uint};
+use crate::params::train_maps::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Values of an image that a block adds up.
 const PART: usize = 16_384;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct MapParams {
-    map: u64,
-    target: u64,
-    controls: u64,
-    gradient: u64,
-    partial: u64,
-    of_images: u64,
-    outcome: u64,
-    weight: f64,
-    share: f64,
-    images: u32,
-    values: u32,
-    part: u32,
-    parts: u32,
-    first: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_maps.cu in the same order.
-unsafe impl Params for MapParams {}
 
 /// The place of a map in the loss of an iteration.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,21 +77,15 @@ impl Training {
         let (parts, part) = MapsProgram::parts(values);
         let mut gradient = self.allocate(count)?;
         let (mut partial, mut of_images) = (self.scratch(2 * images * parts)?, self.scratch(2 * images)?);
-        let (from, _map) = self.read("loss of a map", map, count);
-        let (wanted, _target) = self.read("loss of a map: target", target, count);
-        let (numbers, _controls) = self.read("loss of a map: controls", controls, Controls::LEN);
-        let (to, written) = self.write(&mut gradient);
-        let (sums, summed) = partial.device_ptr_mut(&self.cuda);
-        let (each, averaged) = of_images.device_ptr_mut(&self.cuda);
-        let (all, _outcome) = outcome.device_ptr_mut(&self.cuda);
-        let params = MapParams {
-            map: from,
-            target: wanted,
-            controls: numbers,
-            gradient: to,
-            partial: sums,
-            of_images: each,
-            outcome: all,
+        let mut call = Call::new(self);
+        let params = Params {
+            map: call.read("loss of a map", map, count),
+            target: call.read("loss of a map: target", target, count),
+            controls: call.read("loss of a map: controls", controls, Controls::LEN),
+            gradient: call.write(&mut gradient),
+            partial: call.write(&mut partial),
+            of_images: call.write(&mut of_images),
+            outcome: call.write(outcome),
             weight,
             share,
             images: uint(images),
@@ -127,11 +100,11 @@ impl Training {
             ("gradient", MapsProgram::gradient_launch(count)),
         ];
         for (entry, config) in launches {
-            // SAFETY: `MapParams` is the kernels' parameter. The arrays have the lengths checked above: `squares` has a block for
+            // SAFETY: `Params` is the kernels' parameter. The arrays have the lengths checked above: `squares` has a block for
             // each part, and the others have loops over images and over values.
             unsafe { self.launch(&MapsProgram::program(entry), config, &params)? };
         }
-        drop((written, summed, averaged));
+        drop(call);
         Ok(gradient)
     }
 }

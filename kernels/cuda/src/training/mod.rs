@@ -146,20 +146,6 @@ impl Training {
         return_freed_memory(self.cuda.context())
     }
 
-    /// The address of memory that a kernel writes, and a guard that orders later reads after the write.
-    fn write<'a, T: Element>(&'a self, values: &'a mut CudaSlice<T>) -> (u64, SyncOnDrop<'a>) {
-        values.device_ptr_mut(&self.cuda)
-    }
-
-    /// The address of `len` values to read, and a guard that orders the read after their write.
-    ///
-    /// # Panics
-    /// If the length differs, or the memory is on another GPU.
-    fn read<'a, T>(&'a self, what: &str, values: &'a CudaView<'_, T>, len: usize) -> (u64, SyncOnDrop<'a>) {
-        self.expect(what, values, len);
-        values.device_ptr(&self.cuda)
-    }
-
     /// Checks memory that a kernel will use.
     ///
     /// # Panics
@@ -167,6 +153,39 @@ impl Training {
     fn expect<T>(&self, what: &str, values: &impl DeviceSlice<T>, len: usize) {
         assert_eq!(values.len(), len, "{what}: length");
         assert!(values.stream().context() == self.cuda.context(), "{what}: memory of another GPU");
+    }
+}
+
+/// The memory of launches, whose addresses become parameters. It is dropped after the launches.
+struct Call<'a> {
+    training: &'a Training,
+    /// They order later work on the memory after the launches.
+    guards: Vec<SyncOnDrop<'a>>,
+}
+
+impl<'a> Call<'a> {
+    fn new(training: &'a Training) -> Call<'a> {
+        Call { training, guards: Vec::new() }
+    }
+
+    /// The address of the `len` values that the kernels read; 0 if there are none.
+    ///
+    /// # Panics
+    /// If the length differs, or the memory is on another GPU.
+    fn read<T: 'a>(&mut self, what: &str, values: impl Into<Option<&'a CudaView<'a, T>>>, len: usize) -> u64 {
+        values.into().map_or(0, |values| {
+            self.training.expect(what, values, len);
+            let (address, guard) = values.device_ptr(&self.training.cuda);
+            self.guards.push(guard);
+            address
+        })
+    }
+
+    /// The address of values that the kernels write.
+    fn write<T>(&mut self, values: &'a mut impl DevicePtrMut<T>) -> u64 {
+        let (address, guard) = values.device_ptr_mut(&self.training.cuda);
+        self.guards.push(guard);
+        address
     }
 }
 

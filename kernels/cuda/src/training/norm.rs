@@ -2,32 +2,15 @@
 
 use cudarc::driver::{CudaSlice, CudaView};
 
-use super::{THREADS, Training, int};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use super::{Call, THREADS, Training, int};
+use crate::params::train_norm::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Maximum columns per thread for which a warp processes a row; for longer rows a block does.
 const CHUNKS_OF_WARP: usize = 12;
 
 /// Maximum blocks of a backward pass; each block produces sums over its rows.
 const BLOCKS: usize = 1024;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct NormParams {
-    x: u64,
-    weight: u64,
-    bias: u64,
-    grad: u64,
-    out: u64,
-    partial: u64,
-    rows: i32,
-    columns: i32,
-    rows_of_block: i32,
-    epsilon: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_norm.cu in the same order.
-unsafe impl Params for NormParams {}
 
 /// Constants for which a LayerNorm in training is compiled.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -96,27 +79,22 @@ impl Training {
     ) -> Result<CudaSlice<f32>, CudaError> {
         let (rows, columns) = shape(x.len(), weight.len());
         let mut out = self.allocate(x.len())?;
-        let (from, _x) = self.read("norm", x, rows * columns);
-        let (gamma, _weight) = self.read("norm: weight", weight, columns);
-        let (beta, _bias) = self.read("norm: bias", bias, columns);
-        let (to, written) = self.write(&mut out);
-        let params = NormParams {
-            x: from,
-            weight: gamma,
-            bias: beta,
-            grad: 0,
-            out: to,
-            partial: 0,
+        let mut call = Call::new(self);
+        let params = Params {
+            x: call.read("norm", x, rows * columns),
+            weight: call.read("norm: weight", weight, columns),
+            bias: call.read("norm: bias", bias, columns),
+            out: call.write(&mut out),
             rows: int(rows),
             columns: int(columns),
-            rows_of_block: 0,
             epsilon,
+            ..Params::default()
         };
         let compiled = NormProgram { columns };
-        // SAFETY: `NormParams` is the kernel's parameter. Matrices have `rows * columns` values, weight and
+        // SAFETY: `Params` is the kernel's parameter. Matrices have `rows * columns` values, weight and
         // bias `columns`.
         unsafe { self.launch(&compiled.program("norm_forward"), compiled.forward_launch(rows), &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 
@@ -140,26 +118,22 @@ impl Training {
         let config = compiled.backward_launch(rows);
         let mut out = self.allocate(x.len())?;
         let mut partial = self.allocate(config.grid[0] as usize * 2 * columns)?;
-        let (from, _x) = self.read("norm_gradient", x, rows * columns);
-        let (gamma, _weight) = self.read("norm_gradient: weight", weight, columns);
-        let (gradient, _grad) = self.read("norm_gradient: gradient", grad, rows * columns);
-        let (to, written) = self.write(&mut out);
-        let (sums, summed) = self.write(&mut partial);
-        let params = NormParams {
-            x: from,
-            weight: gamma,
-            bias: 0,
-            grad: gradient,
-            out: to,
-            partial: sums,
+        let mut call = Call::new(self);
+        let params = Params {
+            x: call.read("norm_gradient", x, rows * columns),
+            weight: call.read("norm_gradient: weight", weight, columns),
+            grad: call.read("norm_gradient: gradient", grad, rows * columns),
+            out: call.write(&mut out),
+            partial: call.write(&mut partial),
             rows: int(rows),
             columns: int(columns),
             rows_of_block: int(compiled.rows_of_block(rows)),
             epsilon,
+            ..Params::default()
         };
         // SAFETY: as in `norm`; `partial` has two rows for each block.
         unsafe { self.launch(&compiled.program("norm_backward"), config, &params)? };
-        drop((written, summed));
+        drop(call);
         Ok((out, self.column_sums(&partial.as_view(), 2 * columns)?))
     }
 }

@@ -1,46 +1,17 @@
 //! GELU, its gradient, and AdamW.
 
-use cudarc::driver::{CudaSlice, CudaView, CudaViewMut, DevicePtrMut};
+use cudarc::driver::{CudaSlice, CudaView, CudaViewMut};
 
-use super::{MomentRule, THREADS, Training, uint};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use super::{Call, THREADS, Training, uint};
+pub use crate::params::train_pointwise::AdamWStep;
+use crate::params::train_pointwise::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Maximum number of blocks; beyond it, a thread processes several values.
 const BLOCKS: u32 = 8192;
 
 /// Bytes of the coefficients of GELU's tail.
 const TAIL_BYTES: u32 = 4 * 96;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct PointwiseParams {
-    x: u64,
-    grad: u64,
-    out: u64,
-    first: u64,
-    second: u64,
-    count: u32,
-    step: AdamWStep,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_pointwise.cu in the same order.
-unsafe impl Params for PointwiseParams {}
-
-/// The constants of an update by AdamW.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct AdamWStep {
-    /// How values change.
-    pub moments: MomentRule,
-    /// The gradient's factor.
-    pub factor: f32,
-    /// The parameter's factor: 1 without weight decay.
-    pub keep: f32,
-    /// Learning rate with the bias correction of the first moment.
-    pub rate: f32,
-    /// Bias correction of the second moment.
-    pub unbias: f32,
-}
 
 /// The program of `entry`: `gelu_forward`, `gelu_backward` or `adamw`.
 pub fn pointwise_program(entry: &'static str) -> Program {
@@ -85,22 +56,18 @@ impl Training {
     ) -> Result<CudaSlice<f32>, CudaError> {
         let count = x.len();
         let mut out = self.allocate(count)?;
-        let (from, _x) = self.read(entry, x, count);
-        let grad = grad.map(|grad| self.read(entry, grad, count));
-        let (to, written) = self.write(&mut out);
-        let params = PointwiseParams {
-            x: from,
-            grad: grad.as_ref().map_or(0, |(grad, _)| *grad),
-            out: to,
-            first: 0,
-            second: 0,
+        let mut call = Call::new(self);
+        let params = Params {
+            x: call.read(entry, x, count),
+            grad: call.read(entry, grad, count),
+            out: call.write(&mut out),
             count: uint(count),
-            step: AdamWStep::default(),
+            ..Params::default()
         };
-        // SAFETY: `PointwiseParams` is the kernel's parameter; every array that `entry` uses has `count`
+        // SAFETY: `Params` is the kernel's parameter; every array that `entry` uses has `count`
         // values.
         unsafe { self.launch(&pointwise_program(entry), pointwise_launch(count), &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 
@@ -121,14 +88,18 @@ impl Training {
         self.expect("adamw: the parameter", &parameter, count);
         self.expect("adamw: the mean", &first, count);
         self.expect("adamw: the mean square", &second, count);
-        let (gradient, _grad) = self.read("adamw", grad, count);
-        let (out, _out) = parameter.device_ptr_mut(&self.cuda);
-        let (mean, _first) = first.device_ptr_mut(&self.cuda);
-        let (square, _second) = second.device_ptr_mut(&self.cuda);
-        let count = uint(count);
-        let params = PointwiseParams { x: 0, grad: gradient, out, first: mean, second: square, count, step };
-        let config = pointwise_launch(count as usize);
-        // SAFETY: `PointwiseParams` is the kernel's parameter. The four arrays have `count` values; three of
+        let mut call = Call::new(self);
+        let params = Params {
+            grad: call.read("adamw", grad, count),
+            out: call.write(&mut parameter),
+            first: call.write(&mut first),
+            second: call.write(&mut second),
+            count: uint(count),
+            step,
+            ..Params::default()
+        };
+        let config = pointwise_launch(count);
+        // SAFETY: `Params` is the kernel's parameter. The four arrays have `count` values; three of
         // them are borrowed mutably, so they do not overlap.
         unsafe { self.launch(&pointwise_program("adamw"), config, &params) }
     }

@@ -7,7 +7,7 @@ use cudarc::cublas::result as cublas;
 use cudarc::cublas::sys::{self, cublasComputeType_t, cublasGemmAlgo_t, cublasHandle_t, cublasOperation_t};
 use cudarc::driver::{CudaSlice, CudaView, DevicePtrMut};
 
-use super::{Element, Training, int};
+use super::{Call, Element, Training, int};
 use crate::CudaError;
 use crate::error::failed;
 use crate::library::{self, Library};
@@ -100,9 +100,10 @@ impl Training {
     ) -> Result<CudaSlice<f32>, CudaError> {
         let Product { m, n, k, a_transposed, b_transposed, products } = of;
         let mut out = self.allocate(m * n)?;
-        let (left, _a) = self.read("product: left operand", a, m * k);
-        let (right, _b) = self.read("product: right operand", b, k * n);
-        let (to, written) = self.write(&mut out);
+        let mut call = Call::new(self);
+        let left = call.read("product: left operand", a, m * k);
+        let right = call.read("product: right operand", b, k * n);
+        let to = call.write(&mut out);
         let compute = match products {
             Products::Tf32 if T::OUT == f32::OUT => cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             _ => cublasComputeType_t::CUBLAS_COMPUTE_32F,
@@ -146,7 +147,7 @@ impl Training {
             )
         }
         .map_err(|error| wrong("cublasGemmEx", error))?;
-        drop(written);
+        drop(call);
         Ok(out)
     }
 }

@@ -1,59 +1,18 @@
 //! Gathers of rows and column sums.
 
-use cudarc::driver::{CudaSlice, CudaView, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaView};
 
-use super::{THREADS, Training, uint, vector};
+use super::{Call, THREADS, Training, uint, vector};
 use crate::error::failed;
-use crate::{CudaError, LaunchConfig, Params, Program};
+use crate::params::train_rows::{GatherParams, SumParams};
+use crate::params::train_table;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Maximum number of rows that are summed in one stage.
 const ROWS_OF_STAGE: usize = 1024;
 /// Maximum number of parts of longer columns, and minimum rows per part.
 const PARTS: usize = 256;
 const ROWS_OF_PART: usize = 64;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct GatherParams {
-    x: u64,
-    index: u64,
-    bias: u64,
-    out: u64,
-    rows: u32,
-    source_rows: u32,
-    columns: u32,
-    total: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` of `gather` and `add_bias` in train_rows.cu in the same
-// order.
-unsafe impl Params for GatherParams {}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct SumParams {
-    x: u64,
-    out: u64,
-    rows: u32,
-    columns: u32,
-    rows_of_part: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` of `column_sums` in train_rows.cu in the same order.
-unsafe impl Params for SumParams {}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct TableParams {
-    grad: u64,
-    index: u64,
-    out: u64,
-    pairs: u32,
-    heads: u32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_table.cu in the same order.
-unsafe impl Params for TableParams {}
 
 /// Threads per block of the table's gradient; a block sums one value.
 const TABLE_THREADS: u32 = 128;
@@ -115,25 +74,25 @@ impl Training {
         let images = x.len() / source;
         let rows = index.len;
         let mut out = self.allocate(images * rows * columns)?;
-        let (from, _read) = self.read("gather", x, images * source);
-        let (map, _index) = index.map.device_ptr(&self.cuda);
-        let (to, written) = self.write(&mut out);
-        let vector = vector(columns, &[from, to]);
+        let map = index.map.as_view();
+        let mut call = Call::new(self);
+        let (x, to) = (call.read("gather", x, images * source), call.write(&mut out));
+        let vector = vector(columns, &[x, to]);
         let total = images * rows * columns / vector;
         let params = GatherParams {
-            x: from,
-            index: map,
-            bias: 0,
+            x,
+            index: call.read("gather: index", &map, rows),
             out: to,
             rows: uint(rows),
             source_rows: uint(index.source_rows),
             columns: uint(columns),
             total: uint(total),
+            ..GatherParams::default()
         };
         // SAFETY: `GatherParams` is the kernel's parameter. The kernel reads rows below `source_rows` of each
         // image (`RowIndex::new`) and writes `total` pieces, within the lengths above.
         unsafe { self.launch(&gather_program("gather", vector), gather_launch(total), &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 
@@ -152,25 +111,23 @@ impl Training {
         let columns = bias.len();
         assert!(columns > 0 && x.len().is_multiple_of(columns), "add_bias: {columns} columns");
         let mut out = self.allocate(x.len())?;
-        let (from, _x) = self.read("add_bias", x, x.len());
-        let (addend, _bias) = self.read("add_bias: bias", bias, columns);
-        let (to, written) = self.write(&mut out);
-        let vector = vector(columns, &[from, addend, to]);
+        let mut call = Call::new(self);
+        let (from, to) = (call.read("add_bias", x, x.len()), call.write(&mut out));
+        let bias = call.read("add_bias: bias", bias, columns);
+        let vector = vector(columns, &[from, bias, to]);
         let total = x.len() / vector;
         let params = GatherParams {
             x: from,
-            index: 0,
-            bias: addend,
+            bias,
             out: to,
-            rows: 0,
-            source_rows: 0,
             columns: uint(columns),
             total: uint(total),
+            ..GatherParams::default()
         };
         // SAFETY: `GatherParams` is the kernel's parameter. The kernel reads and writes `total` pieces of
         // rows, and reads the bias.
         unsafe { self.launch(&gather_program("add_bias", vector), gather_launch(total), &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 
@@ -210,14 +167,18 @@ impl Training {
         assert!(rows > 0 && pairs > 0 && grad.len().is_multiple_of(pairs), "table_gradient: {pairs} pairs");
         let heads = grad.len() / pairs;
         let mut out = self.allocate(rows * heads)?;
-        let (from, _grad) = self.read("table_gradient", grad, heads * pairs);
-        let (map, _index) = self.read("table_gradient: index", index, pairs);
-        let (to, written) = self.write(&mut out);
-        let params = TableParams { grad: from, index: map, out: to, pairs: uint(pairs), heads: uint(heads) };
-        // SAFETY: `TableParams` is the kernel's parameter. The kernel only compares indexes and does not use
+        let mut call = Call::new(self);
+        let params = train_table::Params {
+            grad: call.read("table_gradient", grad, heads * pairs),
+            index: call.read("table_gradient: index", index, pairs),
+            out: call.write(&mut out),
+            pairs: uint(pairs),
+            heads: uint(heads),
+        };
+        // SAFETY: The parameter is the kernel's, which only compares indexes and does not use
         // them as addresses; a block writes one value.
         unsafe { self.launch(&table_program(), table_launch(rows, heads), &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 
@@ -231,11 +192,10 @@ impl Training {
         let part = part.max(1);
         let parts = rows.div_ceil(part).max(1);
         let mut out = self.allocate(parts * columns)?;
-        let (from, _read) = self.read("column_sums", x, rows * columns);
-        let (to, written) = self.write(&mut out);
+        let mut call = Call::new(self);
         let params = SumParams {
-            x: from,
-            out: to,
+            x: call.read("column_sums", x, rows * columns),
+            out: call.write(&mut out),
             rows: uint(rows),
             columns: uint(columns),
             rows_of_part: uint(part),
@@ -243,7 +203,7 @@ impl Training {
         // SAFETY: `SumParams` is the kernel's parameter. The kernel reads `rows` rows and writes a row for
         // each part.
         unsafe { self.launch(&column_sums_program(), column_sums_launch(columns, parts), &params)? };
-        drop(written);
+        drop(call);
         Ok(out)
     }
 }

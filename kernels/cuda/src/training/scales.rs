@@ -2,29 +2,12 @@
 
 use cudarc::driver::{CudaSlice, CudaView};
 
-use super::{THREADS, Training, uint};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use super::{Call, THREADS, Training, uint};
+use crate::params::train_scales::Params;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Number of values per block.
 const PART: u32 = 16 * THREADS;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct ScalesParams {
-    x: u64,
-    factors: u64,
-    base: u64,
-    maxima: u64,
-    table: u64,
-    rows: u32,
-    columns: u32,
-    parts: u32,
-    largest: f32,
-    gradient_scale: f32,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_scales.cu in the same order.
-unsafe impl Params for ScalesParams {}
 
 /// The programs and launches of scales.
 pub struct ScalesProgram;
@@ -88,16 +71,17 @@ impl Training {
         match of {
             RowScales::Maxima { weight, factors, rows } => {
                 let maxima = self.row_maxima(weight, factors, rows)?;
-                let maxima = maxima.as_view();
-                let (from, _maxima) = self.read("row_scales", &maxima, maxima.len());
-                let parts = uint(maxima.len() / rows);
-                self.scale_table(rows, ScalesParams { maxima: from, parts, largest, ..EMPTY })
+                let (maxima, mut call) = (maxima.as_view(), Call::new(self));
+                let (len, parts) = (maxima.len(), uint(maxima.len() / rows));
+                let maxima = call.read("row_scales", &maxima, len);
+                self.scale_table(rows, Params { maxima, parts, largest, ..Params::default() })
             }
             RowScales::Learned { ratios, base, gradient_scale } => {
                 let rows = ratios.len();
-                let (x, _ratios) = self.read("row_scales", ratios, rows);
-                let (base, _base) = self.read("row_scales: initial scales", base, rows);
-                self.scale_table(rows, ScalesParams { x, base, largest, gradient_scale, ..EMPTY })
+                let mut call = Call::new(self);
+                let x = call.read("row_scales", ratios, rows);
+                let base = call.read("row_scales: initial scales", base, rows);
+                self.scale_table(rows, Params { x, base, largest, gradient_scale, ..Params::default() })
             }
         }
     }
@@ -114,47 +98,32 @@ impl Training {
         let columns = len / rows;
         let parts = ScalesProgram::parts(columns);
         let mut maxima = self.allocate(rows * parts as usize)?;
-        let (x, _weight) = self.read("row_scales", weight, len);
-        let factors = factors.map(|factors| self.read("row_scales: factors", factors, 2 * columns));
-        let (to, written) = self.write(&mut maxima);
-        let params = ScalesParams {
-            x,
-            factors: factors.as_ref().map_or(0, |(factors, _)| *factors),
-            maxima: to,
+        let mut call = Call::new(self);
+        let params = Params {
+            x: call.read("row_scales", weight, len),
+            factors: call.read("row_scales: factors", factors, 2 * columns),
+            maxima: call.write(&mut maxima),
             rows: uint(rows),
             columns: uint(columns),
             parts,
-            ..EMPTY
+            ..Params::default()
         };
         let config = ScalesProgram::maxima_launch(rows, columns);
-        // SAFETY: `ScalesParams` is the kernel's parameter. The weight has `rows * columns` values, the factors two for each
+        // SAFETY: `Params` is the kernel's parameter. The weight has `rows * columns` values, the factors two for each
         // column, and `maxima` has a value for each block.
         unsafe { self.launch(&ScalesProgram::program("row_maxima"), config, &params)? };
-        drop(written);
+        drop(call);
         Ok(maxima)
     }
 
-    fn scale_table(&self, rows: usize, params: ScalesParams) -> Result<CudaSlice<f32>, CudaError> {
+    fn scale_table(&self, rows: usize, params: Params) -> Result<CudaSlice<f32>, CudaError> {
         let mut table = self.allocate(3 * rows)?;
-        let (to, written) = self.write(&mut table);
-        let params = ScalesParams { table: to, rows: uint(rows), ..params };
+        let mut call = Call::new(self);
+        let params = Params { table: call.write(&mut table), rows: uint(rows), ..params };
         let config = ScalesProgram::table_launch(rows);
         // SAFETY: as above. The caller checked and holds what `params` names: `parts` values or one value for each row.
         unsafe { self.launch(&ScalesProgram::program("scale_table"), config, &params)? };
-        drop(written);
+        drop(call);
         Ok(table)
     }
 }
-
-const EMPTY: ScalesParams = ScalesParams {
-    x: 0,
-    factors: 0,
-    base: 0,
-    maxima: 0,
-    table: 0,
-    rows: 0,
-    columns: 0,
-    parts: 0,
-    largest: 1.0,
-    gradient_scale: 1.0,
-};

@@ -1,49 +1,16 @@
 //! The update of all parameters by AdamW, with all of them in one piece of memory.
 
-use cudarc::driver::{CudaView, CudaViewMut, DevicePtrMut};
+use cudarc::driver::{CudaView, CudaViewMut};
 
-use super::{THREADS, Training, uint};
-use crate::{CudaError, LaunchConfig, Params, Program};
+use super::{Call, THREADS, Training, uint};
+pub use crate::params::train::MomentRule;
+use crate::params::train_controls;
+use crate::params::train_update::Params;
+pub use crate::params::train_update::UpdateRule;
+use crate::{CudaError, LaunchConfig, Program};
 
 /// Maximum number of blocks; beyond it, a thread processes several values.
 const BLOCKS: u32 = 1024;
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct UpdateParams {
-    grad: u64,
-    values: u64,
-    first: u64,
-    second: u64,
-    average: u64,
-    kinds: u64,
-    partial: u64,
-    controls: u64,
-    outcome: u64,
-    count: u32,
-    blocks: u32,
-    rule: UpdateRule,
-}
-
-// SAFETY: `repr(C)`, with the fields of `Params` in train_update.cu in the same order.
-unsafe impl Params for UpdateParams {}
-
-/// How AdamW computes moments `m` and `v` of a gradient `g`, and a parameter `p`:
-///
-/// ```text
-/// m = keep_first m + add_first g     v = keep_second v + add_second g^2
-/// p = keep p - rate m / (sqrt(unbias v) + epsilon)
-/// ```
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[expect(missing_docs, reason = "the formula has them")]
-pub struct MomentRule {
-    pub keep_first: f32,
-    pub add_first: f32,
-    pub keep_second: f32,
-    pub add_second: f32,
-    pub epsilon: f32,
-}
 
 impl MomentRule {
     /// The rule of the decay rates `betas`.
@@ -54,21 +21,7 @@ impl MomentRule {
     }
 }
 
-/// The constants of all updates of a training.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct UpdateRule {
-    /// How values change.
-    pub moments: MomentRule,
-    /// Gradients with a larger norm are scaled down to it; 0 is off.
-    pub clip: f32,
-    /// The share of the old value in the moving average.
-    pub decay_average: f32,
-    /// Ratios of learned scales stay within this factor of 1.
-    pub limit: f32,
-}
-
-/// What an iteration takes from the host: the fields of `Controls` in train_controls.cuh, in the same order.
+/// What an iteration takes from the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Controls {
     /// Factor of the loss in the backward pass.
@@ -87,16 +40,27 @@ pub struct Controls {
 
 impl Controls {
     /// Number of values.
-    pub const LEN: usize = 7;
+    pub const LEN: usize = size_of::<train_controls::Controls>() / 8;
 
     /// The values in the order of the kernels.
     pub fn values(&self) -> [f64; Controls::LEN] {
-        let [weights, scales] = self.rates;
-        [self.loss_scale, self.partner_share, self.most_loss, weights, scales, self.keep, self.unbias]
+        let Controls { loss_scale, partner_share, most_loss, keep, unbias, .. } = *self;
+        let [rate_weights, rate_scales] = self.rates;
+        let values = train_controls::Controls {
+            loss_scale,
+            partner_share,
+            most_loss,
+            rate_weights,
+            rate_scales,
+            keep,
+            unbias,
+        };
+        // SAFETY: the struct of the kernels consists of f64s.
+        unsafe { std::mem::transmute(values) }
     }
 }
 
-/// What an iteration returns to the host: the fields of `Outcome` in train_controls.cuh, in the same order.
+/// What an iteration returns to the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Cross-entropy with the labels.
@@ -119,11 +83,13 @@ pub struct Outcome {
 
 impl Outcome {
     /// Number of values.
-    pub const LEN: usize = 8;
+    pub const LEN: usize = size_of::<train_controls::Outcome>() / 8;
 
     /// The result in `values`, in the order of the kernels.
     pub fn from_values(values: &[f64; Outcome::LEN]) -> Outcome {
-        let [labels, kl, outputs, total, correct, norm, updated, unusable] = *values;
+        // SAFETY: the struct of the kernels consists of f64s.
+        let values: train_controls::Outcome = unsafe { std::mem::transmute(*values) };
+        let train_controls::Outcome { labels, kl, outputs, total, correct, norm, updated, unusable } = values;
         Outcome {
             labels,
             kl,
@@ -211,37 +177,28 @@ impl Training {
         let config = UpdateProgram::launch(count);
         let blocks = config.grid[0];
         let mut partial = self.scratch(2 * blocks as usize)?;
-        let (grad, _grad) = self.read("update: gradients", flat.grad, count);
-        let (kinds, _kinds) = self.read("update: kinds", flat.kinds, count);
-        let (numbers, _controls) = self.read("update: controls", controls, Controls::LEN);
-        let (values, _values) = flat.values.device_ptr_mut(&self.cuda);
-        let (first, _first) = flat.first.device_ptr_mut(&self.cuda);
-        let (second, _second) = flat.second.device_ptr_mut(&self.cuda);
-        let average = flat.average.as_mut().map(|average| average.device_ptr_mut(&self.cuda));
-        let (sums, summed) = partial.device_ptr_mut(&self.cuda);
-        let (result, _outcome) = outcome.device_ptr_mut(&self.cuda);
-        let params = UpdateParams {
-            grad,
-            values,
-            first,
-            second,
-            average: average.as_ref().map_or(0, |(average, _)| *average),
-            kinds,
-            partial: sums,
-            controls: numbers,
-            outcome: result,
+        let mut call = Call::new(self);
+        let params = Params {
+            grad: call.read("update: gradients", flat.grad, count),
+            values: call.write(&mut flat.values),
+            first: call.write(&mut flat.first),
+            second: call.write(&mut flat.second),
+            average: flat.average.as_mut().map_or(0, |average| call.write(average)),
+            kinds: call.read("update: kinds", flat.kinds, count),
+            partial: call.write(&mut partial),
+            controls: call.read("update: controls", controls, Controls::LEN),
+            outcome: call.write(outcome),
             count: uint(count),
             blocks,
             rule,
         };
-        // SAFETY: `UpdateParams` is the kernels' parameter. All arrays of parameters have `count` values, and those that are
+        // SAFETY: `Params` is the kernels' parameter. All arrays of parameters have `count` values, and those that are
         // written are borrowed mutably; `partial` has two values for each block of `measure`.
         unsafe {
             self.launch(&UpdateProgram::program("measure"), config, &params)?;
             self.launch(&UpdateProgram::program("decide"), UpdateProgram::decide_launch(), &params)?;
             self.launch(&UpdateProgram::program("update"), config, &params)?;
         }
-        drop(summed);
         Ok(())
     }
 
@@ -258,23 +215,14 @@ impl Training {
         terms: &CudaView<'_, f32>,
     ) -> Result<(), CudaError> {
         let count = sums.len();
-        let (grad, _terms) = self.read("add", terms, count);
-        let (values, _sums) = sums.device_ptr_mut(&self.cuda);
-        let params = UpdateParams {
-            grad,
-            values,
-            first: 0,
-            second: 0,
-            average: 0,
-            kinds: 0,
-            partial: 0,
-            controls: 0,
-            outcome: 0,
+        let mut call = Call::new(self);
+        let params = Params {
+            grad: call.read("add", terms, count),
+            values: call.write(sums),
             count: uint(count),
-            blocks: 0,
-            rule: UpdateRule::default(),
+            ..Params::default()
         };
-        // SAFETY: `UpdateParams` is the kernel's parameter; `add` uses two arrays of `count` values, one of them borrowed
+        // SAFETY: `Params` is the kernel's parameter; `add` uses two arrays of `count` values, one of them borrowed
         // mutably.
         unsafe { self.launch(&UpdateProgram::program("add"), UpdateProgram::launch(count), &params) }
     }

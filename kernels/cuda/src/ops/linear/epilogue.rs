@@ -6,11 +6,11 @@ use swinq_numerics::reference::correction_i8;
 use super::Target;
 use super::kind::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, MOST_HEADS};
 use super::pack::pad_columns;
-use super::params::EpilogueParams;
 use crate::ops::attention::HEAD_DIM;
 use crate::ops::half_gelu::half_codes;
-use crate::ops::int;
-use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
+use crate::ops::{Call, int};
+use crate::params::epilogue::Epilogue;
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice};
 
 /// Per-column arrays, padded to full groups, and scalars.
 pub(super) struct EpilogueArrays {
@@ -84,26 +84,29 @@ impl EpilogueArrays {
         })
     }
 
-    pub(super) fn hold(&self, on: &Stream) {
-        [&self.scale, &self.bias, &self.recip].into_iter().for_each(|s| on.hold(s));
-        [&self.zero_point, &self.step, &self.correction].into_iter().flatten().for_each(|s| on.hold(s));
-    }
-
-    pub(super) fn params(&self, out: &Target<'_>, n: usize, stride: usize) -> EpilogueParams {
-        EpilogueParams {
-            scale: self.scale.ptr(),
-            bias: self.bias.ptr(),
-            recip: self.recip.ptr(),
-            zero_point: pointer(&self.zero_point),
-            step: pointer(&self.step),
-            correction: pointer(&self.correction),
+    /// The parameters for `n` columns, which are written from the address `out` on, rows `stride` elements apart.
+    pub(super) fn params(
+        &self,
+        call: &Call<'_>,
+        target: &Target<'_>,
+        out: u64,
+        n: usize,
+        stride: usize,
+    ) -> Epilogue {
+        Epilogue {
+            scale: call.own(&self.scale),
+            bias: call.own(&self.bias),
+            recip: call.own(&self.recip),
+            zero_point: call.own(&self.zero_point),
+            step: call.own(&self.step),
+            correction: call.own(&self.correction),
             two_codes: self.two_codes,
-            map: out.map.map_or(0, |map| map.slice.ptr()),
-            out: out.slice.ptr(),
+            map: call.own(target.map.map(|map| &map.slice)),
+            out,
             n: int(n),
             stride: int(stride),
-            map_rows: int(out.map.map_or(0, |map| map.rows)),
-            map_tokens: int(out.map.map_or(0, |map| map.tokens)),
+            map_rows: int(target.map.map_or(0, |map| map.rows)),
+            map_tokens: int(target.map.map_or(0, |map| map.tokens)),
             heads: int(self.heads),
             output_scale: self.output_scale,
             fake_recip: self.fake.0,
@@ -122,11 +125,6 @@ fn column_scales(spec: &DeviceLinearSpec<'_>) -> Vec<f32> {
         (DeviceWeight::Half(_), Some(q)) => vec![q.recip(); spec.n],
         (DeviceWeight::Half(_), None) => vec![1.0; spec.n],
     }
-}
-
-/// The address of an array; 0 if there is none.
-fn pointer(array: &Option<DeviceSlice>) -> u64 {
-    array.as_ref().map_or(0, DeviceSlice::ptr)
 }
 
 /// The zero point and the scale of each column's codes; none unless columns have their own. Codes of a column with

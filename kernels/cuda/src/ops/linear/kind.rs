@@ -84,7 +84,8 @@ pub struct DeviceLinearSpec<'a> {
     pub stream: StreamType,
 }
 
-/// Constants for which the kernels of a linear layer are compiled, without the tile.
+/// Constants for which the kernels of a linear layer are compiled, without the tile: the options of `epilogue.cuh`, which begins
+/// with the steps that they select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LinearKind {
     /// Whether operands are INT8; if not, they are f16.
@@ -99,8 +100,8 @@ pub struct LinearKind {
     pub half_gelu: bool,
     /// Whether the codes of the results have a scale and a zero point per column.
     pub channels: bool,
-    /// Whether what the zero points of the input add is subtracted from the sums. Otherwise the bias makes up for it, if the
-    /// input has zero points.
+    /// Whether the zero-point term of the input is subtracted from the sums. Otherwise it is part of the bias, if there are
+    /// zero points.
     pub corrected: bool,
     /// Whether columns are queries, keys and values, of which queries and keys are normalised.
     pub heads: bool,

@@ -3,8 +3,8 @@
 
 use std::sync::Arc;
 
-use super::params::DequantParams;
-use super::{DeviceLinear, LinearKind, PlainWeight, Target, expect, int};
+use super::{Call, DeviceLinear, LinearKind, PlainWeight, Target, int};
+use crate::params::dequant::Params;
 use crate::{
     CudaError, DeviceBuf, DeviceSlice, FloatKind, Kernel, LaunchConfig, Lt, LtPlan, Output, Program, Stream,
     launch,
@@ -135,24 +135,17 @@ impl LibraryLinear {
         scratch: &DeviceSlice,
         target: Target<'_>,
     ) -> Result<(), CudaError> {
-        expect("linear: the scratch", scratch, &[self.m, linear.n, if self.codes { 1 } else { 4 }]);
-        linear.expect_target(self.m, &target);
+        let (call, element) = (Call(on), if self.codes { 1 } else { 4 });
+        let sums = call.array("linear: the scratch", scratch, &[self.m, linear.n, element]);
+        let epilogue = linear.epilogue(&call, self.m, &target);
         let alpha = self.codes.then_some(&linear.epilogue.scale);
         self.plan.run(&self.lt, on, a, &self.weight, alpha, scratch)?;
-        [target.slice, scratch].into_iter().for_each(|s| on.hold(s));
-        target.map.into_iter().for_each(|map| on.hold(&map.slice));
-        linear.epilogue.hold(on);
-        let params = DequantParams {
-            sums: scratch.ptr(),
-            m: int(self.m),
-            ld: int(linear.n),
-            epilogue: linear.epilogue.params(&target, linear.n, linear.out_stride()),
-        };
+        let params = Params { sums, m: int(self.m), ld: int(linear.n), epilogue };
         // The kernel counts groups of eight columns in 32 bits.
         int(self.m * linear.n.div_ceil(8));
         let blocks = (self.m * linear.n.div_ceil(8)).div_ceil(THREADS as usize);
         let config = LaunchConfig { shared: 384, ..LaunchConfig::linear(blocks as u32, THREADS) };
-        // SAFETY: `DequantParams` is the kernel's parameter, and the kernel was compiled for the layer's
+        // SAFETY: `Params` is the kernel's parameter, and the kernel was compiled for the layer's
         // kind. The lengths were checked above, and all slices are held.
         unsafe { launch(&self.kernel, config, on, &params) }
     }

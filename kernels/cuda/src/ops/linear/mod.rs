@@ -6,7 +6,6 @@ mod epilogue;
 mod kind;
 mod library;
 pub mod pack;
-mod params;
 mod tile;
 
 use std::sync::{Mutex, Weak};
@@ -18,8 +17,8 @@ pub use tile::{Gpu, Instruction, Tile};
 
 use self::epilogue::EpilogueArrays;
 use self::pack::{GROUP, pack_codes, pack_half};
-use self::params::{GemmParams, RolesParams};
-use super::{DeviceMap, expect, int, row_stride};
+use super::{Call, DeviceMap, int, row_stride};
+use crate::params::{epilogue::Epilogue, gemm, gemm_roles::RolesParams};
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, Stream, TensorMap, launch};
 
 /// A linear layer whose weight is on a device.
@@ -138,8 +137,8 @@ impl DeviceLinear {
         }
     }
 
-    /// Checks the destination of `m` rows.
-    fn expect_target(&self, m: usize, target: &Target<'_>) {
+    /// The epilogue of `m` rows whose destination is `target`.
+    fn epilogue(&self, call: &Call<'_>, m: usize, target: &Target<'_>) -> Epilogue {
         let (images, rows) = match target.map {
             None => (1, m),
             Some(map) => {
@@ -149,7 +148,8 @@ impl DeviceLinear {
             }
         };
         let sizes = [images, rows, self.out_stride(), self.kind.element_bytes()];
-        expect("linear: the output", target.slice, &sizes);
+        let out = call.array("linear: the output", target.slice, &sizes);
+        self.epilogue.params(call, target, out, self.n, self.out_stride())
     }
 }
 
@@ -185,15 +185,10 @@ impl OwnLinear {
     ) -> Result<(), CudaError> {
         let element = if linear.kind.integer { 1 } else { 2 };
         let stride = row_stride(linear.k, element);
-        expect("linear: the input", a, &[m, stride, element]);
-        let row_bytes = stride * element;
-        linear.expect_target(m, &target);
-        [a, target.slice, &linear.weight].into_iter().for_each(|s| on.hold(s));
-        target.map.into_iter().for_each(|map| on.hold(&map.slice));
-        linear.epilogue.hold(on);
-        let params = GemmParams {
-            a: a.ptr(),
-            w: linear.weight.ptr(),
+        let (call, row_bytes) = (Call(on), stride * element);
+        let params = gemm::Params {
+            a: call.array("linear: the input", a, &[m, stride, element]),
+            w: call.own(&linear.weight),
             m: int(m),
             n_packed: int(linear.n.next_multiple_of(GROUP)),
             k_bytes: int(linear.k_bytes()),
@@ -201,11 +196,11 @@ impl OwnLinear {
             ldw: int(row_bytes),
             tiles_n: int(self.tile.columns_of_blocks(linear.n)),
             tiles: int(self.tile.count(m, linear.n)),
-            epilogue: linear.epilogue.params(&target, linear.n, linear.out_stride()),
+            epilogue: linear.epilogue(&call, m, &target),
         };
         let config = self.tile.launch(m, linear.n, self.capacity);
         if !self.tile.instruction.has_roles() {
-            // SAFETY: `GemmParams` is the kernel's parameter. The kernel was compiled for the layer's kind
+            // SAFETY: `gemm::Params` is the kernel's parameter. The kernel was compiled for the layer's kind
             // (`own`), and the lengths were checked above. Weight and arrays were padded in
             // `DeviceLinear::new`; all slices are held.
             return unsafe { launch(&self.kernel, config, on, &params) };
