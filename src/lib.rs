@@ -102,6 +102,8 @@
 mod backend;
 mod batches;
 #[cfg(feature = "float")]
+mod cache;
+#[cfg(feature = "float")]
 mod calibration;
 mod class_numbers;
 mod class_order;
@@ -119,8 +121,6 @@ mod features;
 mod float_device;
 mod hex;
 mod images;
-#[cfg(feature = "float")]
-mod journal;
 mod limits;
 mod open;
 mod prediction;
@@ -145,7 +145,7 @@ pub use backend::{BackendChoice, CPU_BATCH, DEFAULT_BATCH, EngineOptions};
 pub use batches::ImageBatches;
 pub use error::Error;
 pub use evaluate::{
-    Candidate, EvaluateOptions, Observer, Predicted, ReportFiles, Runner, environment, evaluate,
+    Candidate, CandidateRunner, EvaluateOptions, Observer, Predicted, ReportFiles, environment, evaluate,
     measure_latency, noise, write_predictions, write_report,
 };
 #[cfg(feature = "onnx")]
@@ -159,6 +159,8 @@ pub use replicas::Replicas;
 pub use sample::SAMPLE;
 
 #[cfg(feature = "float")]
+pub use cache::CacheContents;
+#[cfg(feature = "float")]
 pub use calibration::{
     CalibrateOptions, Calibrated, calibrate, change_recipe, load_ft_ranges, load_recipe,
     quantize_with_ft_ranges, quantize_with_ranges,
@@ -167,8 +169,6 @@ pub use calibration::{
 pub use evaluation::{Evaluate, Evaluation};
 #[cfg(feature = "float")]
 pub use float_device::FloatDevice;
-#[cfg(feature = "float")]
-pub use journal::Found;
 #[cfg(feature = "float")]
 pub use sensitivity::{
     MetricSensitivity, PartKinds, PartSensitivity, PartsOf, SensitivityOptions, SensitivityProgress,

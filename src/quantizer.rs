@@ -9,8 +9,8 @@ use swinq_model::quantized::{CalibrationRecord, FloatModel};
 use swinq_model::site::all_linears;
 use swinq_model::{Calibrator, Linear, ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec};
 
-use crate::calibration::{Named, batches_for, record};
-use crate::journal::RunKey;
+use crate::cache::RunKey;
+use crate::calibration::{ClassNames, batches_for, record};
 use crate::{Error, FloatDevice, Images, ReadOptions};
 
 /// Pattern of the sites that a search may enable although a recipe leaves them off: the operands of products.
@@ -22,7 +22,7 @@ const OPERANDS: &str = r"re:.*\.(input|q|k|v)";
 /// Layers whose `ptq` is `refined` were refined once, with the sites of the first recipe. A later recipe that
 /// switches some of these sites off keeps what was found for the others, whereas [`calibrate`](crate::calibrate())
 /// would refine them again.
-pub(crate) struct Quantizer {
+pub(crate) struct ModelQuantizer {
     float: FloatModel,
     histograms: BTreeMap<Site, Histogram>,
     refined: RefinedParameters,
@@ -35,7 +35,7 @@ pub(crate) struct Quantizer {
     current: QuantizedModel,
 }
 
-impl Quantizer {
+impl ModelQuantizer {
     /// Runs `float` over `images`, read as `how` says and, before a backbone, of these sizes, keeps the histogram of every site that `recipe` quantizes and of the operands of
     /// every product, and refines the layers whose `ptq` asks for it. `progress` is called after every batch of
     /// images and every refined layer.
@@ -49,14 +49,14 @@ impl Quantizer {
         images: &Images,
         how: (&ReadOptions, Sizing),
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Quantizer, Error> {
+    ) -> Result<ModelQuantizer, Error> {
         check_ptq(&float, recipe)?;
         let operands = Rule { pattern: OPERANDS.to_owned(), enable: Some(true), ..Rule::default() };
         let all = recipe.clone().with_rule(operands);
         let found = run(&float, &all, images, how, progress)?;
         let mut current = QuantizedModel::from_float(float.clone())?;
-        Named::by(images, &float.source.dialect).give(&mut current);
-        Ok(Quantizer {
+        ClassNames::by(images, &float.source.dialect).give(&mut current);
+        Ok(ModelQuantizer {
             record: record(
                 &float,
                 images,
@@ -102,11 +102,11 @@ impl Quantizer {
     ///
     /// # Errors
     /// [`Error::Model`] for a recipe that does not fit the model, or for a site that has to be quantized and was
-    /// not observed; [`Error::Calib`] for an unusable range; [`Error::Argument`] as in [`Quantizer::calibrate`].
+    /// not observed; [`Error::Calib`] for an unusable range; [`Error::Argument`] as in [`ModelQuantizer::calibrate`].
     pub(crate) fn apply(&mut self, recipe: &Recipe) -> Result<&QuantizedModel, Error> {
         check_ptq(&self.float, recipe)?;
         let specs: BTreeMap<Site, SiteSpec> = recipe.resolve(&self.float.config)?.into_iter().collect();
-        let Quantizer { float, histograms, refined, ranges, forms, current, .. } = self;
+        let ModelQuantizer { float, histograms, refined, ranges, forms, current, .. } = self;
         let states = refined.site_states(&specs, |site, spec| match site.known_range(&float.config) {
             Some(amax) => Ok(amax),
             None => chosen_range(ranges, histograms, site, spec.calibrator),
@@ -128,7 +128,7 @@ impl Quantizer {
     /// refined.
     ///
     /// # Errors
-    /// The errors of [`Quantizer::calibrate`] and [`Quantizer::apply`].
+    /// The errors of [`ModelQuantizer::calibrate`] and [`ModelQuantizer::apply`].
     pub(crate) fn finish(
         &mut self,
         recipe: &Recipe,
@@ -142,7 +142,7 @@ impl Quantizer {
         }
         let mut model = run(&self.float, recipe, images, how, progress)?.model;
         model.provenance.calibration = Some(self.record.clone());
-        Named::by(images, &self.float.source.dialect).give(&mut model);
+        ClassNames::by(images, &self.float.source.dialect).give(&mut model);
         Ok(model)
     }
 }
@@ -238,7 +238,7 @@ mod tests {
         let start = Recipe::shipped("default").unwrap();
         let read = ReadOptions::default();
         let mut quantizer =
-            Quantizer::calibrate(float(), &start, &images(), (&read, Sizing::Keep), go_on).unwrap();
+            ModelQuantizer::calibrate(float(), &start, &images(), (&read, Sizing::Keep), go_on).unwrap();
         let rule = |pattern: &str| Rule { pattern: pattern.to_owned(), ..Rule::default() };
         let off = Rule { enable: Some(false), ..rule("layers.1.blocks.0.mlp.fc1.{input,weight}") };
         let basic = Rule { ptq: Some(Ptq::Basic), ..rule("layers.1.blocks.1.mlp.fc2.weight") };
@@ -271,8 +271,13 @@ mod tests {
     fn reconstruction_is_refused() {
         let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Reconstruct);
         let go_on = &mut |_| ControlFlow::Continue(());
-        let found =
-            Quantizer::calibrate(float(), &recipe, &images(), (&ReadOptions::default(), Sizing::Keep), go_on);
+        let found = ModelQuantizer::calibrate(
+            float(),
+            &recipe,
+            &images(),
+            (&ReadOptions::default(), Sizing::Keep),
+            go_on,
+        );
         let message = found.err().expect("refused").to_string();
         assert!(message.contains("reconstruct") && message.contains("refined"), "{message}");
     }

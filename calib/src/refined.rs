@@ -10,7 +10,7 @@ use crate::channels::fold_factors;
 use crate::error::CalibError;
 use crate::weight::quantize_for;
 
-/// What refinement found, apart from the model that it was found for.
+/// The results of refinement, without the model that they belong to.
 #[derive(Clone, Debug, Default)]
 pub struct RefinedParameters {
     /// The rewritten float parameters, by name. Together they leave the function of the float model as it is.

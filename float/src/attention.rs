@@ -75,7 +75,7 @@ impl Attention<'_> {
     /// Candle's errors.
     pub fn head_scores(&self) -> Result<Vec<HeadScores>, FloatError> {
         let version = if self.cosine { SwinVersion::V2 } else { SwinVersion::V1 };
-        let scores = |&scale: &f32| HeadScores { scale, two_codes: position::two_codes(version, scale) };
+        let scores = |&scale: &f32| HeadScores { scale, hi_lo: position::hi_lo(version, scale) };
         Ok(self.scales()?.iter().map(scores).collect())
     }
 

@@ -55,7 +55,7 @@ struct Weight {
 /// The quantization of the input of a linear layer on codes.
 struct LinearInput {
     /// The site's scale.
-    step: Quantizer,
+    quantizer: Quantizer,
     /// The quantizers of the channels, if they have their own.
     channels: Option<ColumnQuantizers>,
 }
@@ -146,8 +146,8 @@ impl FakeQuant {
         float: HostTensor,
         device: &Device,
     ) -> candle_core::Result<Weight> {
-        let quantized = |step| {
-            let input = LinearInput { step, channels: self.channels.get(&Site::Input(linear)).cloned() };
+        let quantized = |quantizer| {
+            let input = LinearInput { quantizer, channels: self.channels.get(&Site::Input(linear)).cloned() };
             if self.compute.is_host() {
                 return host::QuantizedLinear::new(weight, input).map(QuantizedLinear::Host);
             }
@@ -193,7 +193,7 @@ fn matrix_of_codes(weight: &Int8Weight) -> candle_core::Result<Tensor> {
 
 /// The factor of a sum of products of codes, one per output channel: `s_x * s_w[c]`.
 fn multipliers(weight: &Int8Weight, input: &LinearInput) -> Vec<f32> {
-    (0..weight.matrix().0).map(|row| input.step.scale() * weight.scale(row)).collect()
+    (0..weight.matrix().0).map(|row| input.quantizer.scale() * weight.scale(row)).collect()
 }
 
 impl Sites for FakeQuant {

@@ -100,7 +100,7 @@ impl PackedAttention {
                 head_dim: stage.head_dim(),
                 tokens: stage.window_tokens(),
                 scales,
-                two_codes: &[],
+                hi_lo: &[],
                 bias,
                 regions: regions.as_deref(),
                 mask: -100.0,

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{Device, Tensor};
 
 use crate::Sites;
-use crate::block::{BlockContext, attention_half, linear, mlp_half};
+use crate::block::{BlockContext, attention_branch, linear, mlp_branch};
 use crate::error::FloatError;
 use crate::maps::{Maps, StageMaps};
 use crate::ops::{Compute, Norm, Ops};
@@ -16,10 +16,10 @@ use swinq_model::ModelError;
 use swinq_model::arch::{Size, SwinConfig};
 use swinq_model::batch::{Batch, Transform};
 use swinq_model::params::check_parameters;
-use swinq_model::site::{BlockId, Half, Linear, Site};
+use swinq_model::site::{BlockId, Branch, Linear, Site};
 use swinq_model::tensor::StateDict;
 
-/// Number of image sizes whose maps are kept, beside the size for which the network was built.
+/// Number of image sizes whose maps are kept, beside the network's own size.
 const SIZES: usize = 16;
 
 /// A Swin in float, which runs with any [`Sites`].
@@ -32,7 +32,7 @@ pub struct Swin {
     /// `[1, tokens, embed_dim]`.
     position: Option<Tensor>,
     stages: Vec<StageWeights>,
-    /// For the image size for which the network was built.
+    /// For the network's own image size.
     maps: Arc<Maps>,
     /// For other image sizes, those used last.
     other_maps: Mutex<Vec<Arc<Maps>>>,
@@ -245,7 +245,7 @@ impl Swin {
     ) -> Result<Tensor, FloatError> {
         match segment {
             Segment::Embed => self.embed(&x, sites),
-            Segment::Half(id, half) => self.half(&maps.stages[id.stage], (id, half), x, sites),
+            Segment::Branch(id, branch) => self.branch(&maps.stages[id.stage], (id, branch), x, sites),
             Segment::Merge(stage) => {
                 let (norm, reduction) =
                     self.stages[stage].merge.as_ref().expect("the stage ends with merging");
@@ -308,10 +308,10 @@ impl Swin {
         Ok(cut.reshape((n * rows * columns, channels * patch * patch))?)
     }
 
-    fn half(
+    fn branch(
         &self,
         maps: &StageMaps,
-        (id, half): (BlockId, Half),
+        (id, branch): (BlockId, Branch),
         x: Tensor,
         sites: &mut dyn Sites,
     ) -> Result<Tensor, FloatError> {
@@ -324,9 +324,9 @@ impl Swin {
             relative_index: &maps.relative_index,
             ops: &self.ops,
         };
-        match half {
-            Half::Attn => attention_half(x, &weights.blocks[id.block], &context, sites),
-            Half::Mlp => mlp_half(x, &weights.blocks[id.block], &context, sites),
+        match branch {
+            Branch::Attn => attention_branch(x, &weights.blocks[id.block], &context, sites),
+            Branch::Mlp => mlp_branch(x, &weights.blocks[id.block], &context, sites),
         }
     }
 

@@ -160,12 +160,12 @@ fn whole_attention_has_the_bits_of_its_parts() {
 }
 
 #[test]
-fn second_version() {
+fn swin_v2() {
     compare("swinv2_plain");
 }
 
 #[test]
-fn second_version_with_padded_windows_odd_merge_and_pretrained_window() {
+fn swin_v2_with_padded_windows_odd_merge_and_pretrained_window() {
     compare("swinv2_padded");
 }
 

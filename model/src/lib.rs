@@ -43,5 +43,5 @@ pub use position::AttentionParameters;
 pub use printable::{printable, printable_name};
 pub use quantized::QuantizedModel;
 pub use recipe::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, SiteSpec};
-pub use site::{BlockId, Half, Linear, Operand, Site, all_linears, all_sites};
+pub use site::{BlockId, Branch, Linear, Operand, Site, all_linears, all_sites};
 pub use tensor::{HostTensor, StateDict};

@@ -23,7 +23,7 @@ use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, Size, load_config, random_model};
 use swinq_qat::job::Job;
-use swinq_qat::ranks::{Meeting, Place};
+use swinq_qat::ranks::{RankInfo, Rendezvous};
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Start, Trainer};
 
@@ -70,27 +70,27 @@ fn noise(seed: u64, size: Size, images: usize, classes: usize) -> Batch {
 }
 
 #[cfg(feature = "cuda")]
-fn device(job: &Job, place: Option<&Place>) -> Device {
+fn device(job: &Job, info: Option<&RankInfo>) -> Device {
     match job.device {
         swinq_qat::job::Device::Cpu => Device::Cpu,
         swinq_qat::job::Device::Cuda(ordinal) => {
-            let ordinal = place.map_or(ordinal, |place| place.local_rank);
+            let ordinal = info.map_or(ordinal, |info| info.local_rank);
             Device::new_cuda_with_stream(ordinal).expect("a GPU")
         }
     }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn device(job: &Job, _: Option<&Place>) -> Device {
+fn device(job: &Job, _: Option<&RankInfo>) -> Device {
     assert_eq!(job.device, swinq_qat::job::Device::Cpu, "built without --features cuda");
     Device::Cpu
 }
 
 /// Joins the processes that the environment describes.
-fn join(trainer: &mut Trainer, place: Place, job: &Job) {
-    let meeting = Meeting::new(place, Duration::from_secs(60)).expect("an address");
+fn join(trainer: &mut Trainer, info: RankInfo, job: &Job) {
+    let rendezvous = Rendezvous::new(info, Duration::from_secs(60)).expect("an address");
     let identity = job.identity(&[]);
-    trainer.join(meeting.wait(&identity, &|| None).expect("all ranks"));
+    trainer.join(rendezvous.wait(&identity, &|| None).expect("all ranks"));
 }
 
 /// Removes the key `name` from the overrides.
@@ -139,13 +139,13 @@ fn main() {
     let ops = take(&mut overrides, "ops");
     let timed =
         take(&mut overrides, "iterations").map_or(TIMED, |n| n.parse().expect("a number of iterations"));
-    let place = Place::from_environment().expect("torchrun's variables");
+    let info = RankInfo::from_environment().expect("torchrun's variables");
     let text =
         format!("model: {calibrated}\nfloat: {float}\ncfg: {cfg}\ndata: {{path: unused}}\noutput: unused\n");
     let job = Job::from_yaml("step_time", &text, &overrides).expect("a job");
     swinq_float::use_threads(job.threads).expect("threads");
     let (float, quantized) = models(calibrated, float, cfg, job.batch_size);
-    let device = device(&job, place.as_ref());
+    let device = device(&job, info.as_ref());
     let start = Start {
         job: &job,
         float: &float,
@@ -157,9 +157,9 @@ fn main() {
     };
     let schedule = Schedule::of(&job, 1000).expect("a schedule");
     let mut trainer = Trainer::new(&start, schedule).expect("a trainer");
-    let printing = place.as_ref().is_none_or(Place::is_first);
-    if let Some(place) = place.filter(|place| place.size > 1) {
-        join(&mut trainer, place, &job);
+    let printing = info.as_ref().is_none_or(RankInfo::is_first);
+    if let Some(info) = info.filter(|info| info.size > 1) {
+        join(&mut trainer, info, &job);
     }
     let mut images = Fixed::new(float.config.image_size, job.batch_size, float.config.num_classes);
     let (mut times, mut losses) = (Vec::new(), Vec::new());

@@ -23,7 +23,7 @@ pub fn state_dict(config: &SwinConfig, values: &BTreeMap<String, Tensor>) -> Res
     parameters(config).into_iter().map(|(name, _)| Ok((name.clone(), tensor(&name)?))).collect()
 }
 
-/// What a training leaves: parameters, and the scales that it learned.
+/// The results of a training: parameters, and the scales that it learned.
 pub struct Trained<'a> {
     /// Every parameter, in the names of [`parameters`].
     pub tensors: &'a StateDict,

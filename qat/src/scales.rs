@@ -308,8 +308,8 @@ impl ScaleTable {
     /// other site.
     pub fn fake_channels(&self, site: Site, values: usize) -> Option<FakeChannels> {
         let Channels { columns, resident, .. } = self.activations.get(&site)?.channels.as_ref()?;
-        let FakeActivation { quantizer: step, learned } = self.fake(site, values)?;
-        Some(FakeChannels { step, columns: Arc::clone(columns), resident: resident.clone(), learned })
+        let FakeActivation { quantizer, learned } = self.fake(site, values)?;
+        Some(FakeChannels { quantizer, columns: Arc::clone(columns), resident: resident.clone(), learned })
     }
 
     /// The factors of the input's channels that the codes of a weight include, and their reciprocals, `[2, in]`.

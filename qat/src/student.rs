@@ -20,7 +20,7 @@ use crate::flat::Flat;
 use crate::job::{LossKeys, Scales};
 use crate::loss::LossParts;
 use crate::mixing::Partners;
-use crate::recompute::{self, Segments, Streams};
+use crate::recompute::{self, Activations, Segments};
 use crate::scales::{RATIO, ScaleTable};
 use crate::sites::TrainSites;
 
@@ -48,8 +48,8 @@ pub struct Student {
     names: HashMap<TensorId, String>,
     /// Whether the backward pass recomputes activations.
     recompute: bool,
-    /// The streams of the latest forward pass, if it does.
-    streams: Option<Streams>,
+    /// The activations of the latest forward pass, if it does.
+    activations: Option<Activations>,
 }
 
 /// Receives the gradient of a parameter as soon as the backward pass has completed it.
@@ -95,7 +95,7 @@ impl Student {
             tape,
             flat,
             recompute: false,
-            streams: None,
+            activations: None,
             names: parameters.iter().map(|(name, parameter)| (parameter.id(), name.clone())).collect(),
             parameters,
         })
@@ -163,7 +163,7 @@ impl Student {
     pub fn forget(&mut self) {
         self.sites.drop_path = None;
         self.tape.clear();
-        self.streams = None;
+        self.activations = None;
         self.sites.scales.forget();
     }
 
@@ -201,9 +201,9 @@ impl Student {
         if !self.recompute {
             return Ok(self.swin.outputs_of(size, &images, &mut self.sites)?);
         }
-        self.streams = None;
-        let (outputs, streams) = recompute::forward(&mut self.segments(), size, images)?;
-        self.streams = Some(streams);
+        self.activations = None;
+        let (outputs, activations) = recompute::forward(&mut self.segments(), size, images)?;
+        self.activations = Some(activations);
         Ok(outputs)
     }
 
@@ -254,8 +254,8 @@ impl Student {
         let names = std::mem::take(&mut self.names);
         let mut named = |id, gradient: &Tensor| complete(&names[&id], gradient);
         let gradients = if self.recompute {
-            let streams = self.streams.take().expect("a forward pass comes first");
-            recompute::backward(&mut self.segments(), &streams, outputs, seeds, &mut named)
+            let activations = self.activations.take().expect("a forward pass comes first");
+            recompute::backward(&mut self.segments(), &activations, outputs, seeds, &mut named)
         } else {
             self.tape.backward_with(seeds, named).map_err(QatError::from)
         };
@@ -299,7 +299,7 @@ impl Student {
         self.sites.audit = Some(Audit::default());
         let forward = self.forward(batch, drop_path, false);
         self.tape.clear();
-        self.streams = None;
+        self.activations = None;
         let found = self.sites.audit.take().and_then(|audit| audit.first);
         forward.map(|_| found)
     }

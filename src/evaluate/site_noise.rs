@@ -14,7 +14,7 @@ use crate::{Error, Images, Model, ReadOptions};
 /// Number of images on which the noise is measured.
 const IMAGES: usize = 16;
 
-/// Pixels of an image of which a backbone takes so many.
+/// Pixels of an image for a backbone that takes so many.
 const AREA: usize = 224 * 224;
 
 /// Measures the noise of every quantized site of the candidates that keep their model, on the first of `images`, and

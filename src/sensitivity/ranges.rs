@@ -11,7 +11,7 @@ use swinq_model::site::all_sites;
 use swinq_model::{Batch, Granularity, HostTensor, Int8, Linear, ModelError, QuantizedModel, Site, SiteSpec};
 
 use crate::Error;
-use crate::quantizer::Quantizer;
+use crate::quantizer::ModelQuantizer;
 
 /// The percentiles of the results.
 const PERCENTILES: [f64; 5] = [50.0, 99.0, 99.9, 99.99, 99.999];
@@ -22,7 +22,7 @@ const BINS: usize = 64;
 /// the calibration; the largest magnitudes of channels are those on `images`. At refined layers, whose inputs
 /// refinement has rewritten, the magnitudes are those on `images`, too.
 pub(super) fn statistics(
-    quantizer: &Quantizer,
+    quantizer: &ModelQuantizer,
     model: &QuantizedModel,
     images: &Batch,
 ) -> Result<Vec<RangeStatistics>, Error> {

@@ -48,7 +48,7 @@ pub(crate) fn refined_layers(specs: &BTreeMap<Site, SiteSpec>) -> Vec<Linear> {
     layers.filter(wanted).collect()
 }
 
-/// What a refinement works on.
+/// The model, the samples and the ranges of a refinement.
 pub(crate) struct Refiner<'a> {
     /// The setting of every site.
     pub specs: &'a BTreeMap<Site, SiteSpec>,
@@ -58,7 +58,7 @@ pub(crate) struct Refiner<'a> {
     pub samples: Samples,
     /// The float model, which stays as it is.
     pub float: &'a FloatModel,
-    /// What was found so far, from the calibrated ranges on.
+    /// The results so far; at first the calibrated ranges.
     pub refined: RefinedParameters,
     /// Every transform that was tried.
     pub trials: Vec<Trial>,

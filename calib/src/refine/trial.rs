@@ -1,4 +1,4 @@
-//! The transforms of layers, and what trying one has shown.
+//! The transforms of layers, and the result of a trial of one.
 
 use swinq_model::Linear;
 

@@ -21,9 +21,9 @@ pub enum Compute {
     Candle,
 }
 
-/// The operands of linear layers. Other than `F32` is for GPUs.
+/// The type in which linear layers compute their products. Types other than `F32` are for GPUs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Operands {
+pub enum ComputeType {
     /// f32.
     #[default]
     F32,
@@ -35,13 +35,13 @@ pub enum Operands {
     F16,
 }
 
-impl Operands {
+impl ComputeType {
     /// Their type, if it is not f32.
     pub fn half(self) -> Option<DType> {
         match self {
-            Operands::F32 | Operands::Tf32 => None,
-            Operands::Bf16 => Some(DType::BF16),
-            Operands::F16 => Some(DType::F16),
+            ComputeType::F32 | ComputeType::Tf32 => None,
+            ComputeType::Bf16 => Some(DType::BF16),
+            ComputeType::F16 => Some(DType::F16),
         }
     }
 }

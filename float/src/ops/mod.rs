@@ -29,7 +29,7 @@ use candle_core::{Result, Tensor};
 
 use super::tape::Tape;
 
-pub use compute::{Compute, Operands};
+pub use compute::{Compute, ComputeType};
 pub(super) use host::with_values;
 pub use host::{fake_quantize, fake_quantize_columns, probs_times_values, softmax};
 
@@ -38,8 +38,8 @@ pub use host::{fake_quantize, fake_quantize_columns, probs_times_values, softmax
 pub struct Ops {
     /// Their implementation.
     pub compute: Compute,
-    /// The operands of linear layers.
-    pub operands: Operands,
+    /// The type in which linear layers compute.
+    pub compute_type: ComputeType,
     /// Records them for a backward pass, if there is one. Attention is one operation then, so its parts are not available.
     pub tape: Option<Tape>,
 }
@@ -47,7 +47,7 @@ pub struct Ops {
 impl From<Compute> for Ops {
     /// The operations in f32, without a tape.
     fn from(compute: Compute) -> Ops {
-        Ops { compute, operands: Operands::F32, tape: None }
+        Ops { compute, compute_type: ComputeType::F32, tape: None }
     }
 }
 

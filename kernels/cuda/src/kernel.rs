@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
 use super::device::Context;
 use super::error::check;
 use super::program::Unit;
-use super::stream::Held;
+use super::stream::KeepAlive;
 use super::{Arch, CudaError, Device, Program, cache, library};
 
 /// Stack size of a compiling thread: NVRTC's recursion may overflow the standard library's default.
@@ -181,8 +181,8 @@ impl Kernel {
     }
 
     /// Reference that keeps the kernel loaded.
-    pub(crate) fn keep(&self) -> Held {
-        Arc::clone(&self.inner) as Held
+    pub(crate) fn keep(&self) -> KeepAlive {
+        Arc::clone(&self.inner) as KeepAlive
     }
 }
 

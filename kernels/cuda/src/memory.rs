@@ -7,7 +7,7 @@ use cudarc::driver::sys::{self, CUresult};
 
 use super::device::Context;
 use super::error::check;
-use super::stream::Held;
+use super::stream::KeepAlive;
 use super::{CudaError, Device, Plain, Stream};
 
 struct Allocation {
@@ -299,8 +299,8 @@ impl DeviceSlice {
     }
 
     /// Reference that keeps the memory alive.
-    pub(crate) fn keep(&self) -> Held {
-        Arc::clone(&self.allocation) as Held
+    pub(crate) fn keep(&self) -> KeepAlive {
+        Arc::clone(&self.allocation) as KeepAlive
     }
 
     pub(crate) fn context(&self) -> &Context {

@@ -94,14 +94,14 @@ impl ColumnQuantizers {
         }
     }
 
-    /// One column for each of `factors`: its scale is `step * factor`, rounded to f32, and its reciprocal that
+    /// One column for each of `factors`: its scale is `scale * factor`, rounded to f32, and its reciprocal that
     /// of this scale. `None` if the lengths differ, or if a scale or its reciprocal is not positive and
     /// finite.
-    pub fn channels(step: f32, factors: &[f32], zero_points: &[i8]) -> Option<ColumnQuantizers> {
+    pub fn channels(scale: f32, factors: &[f32], zero_points: &[i8]) -> Option<ColumnQuantizers> {
         if factors.len() != zero_points.len() {
             return None;
         }
-        let each: Option<Vec<Quantizer>> = factors.iter().map(|f| Quantizer::new(step * f)).collect();
+        let each: Option<Vec<Quantizer>> = factors.iter().map(|f| Quantizer::new(scale * f)).collect();
         let each = each?;
         Some(ColumnQuantizers {
             scales: each.iter().map(|q| q.scale()).collect(),

@@ -143,7 +143,7 @@ pub(super) const KEYS: &[&str] = &[
 ];
 
 /// The meaning of a dotted name.
-pub(super) enum Known {
+pub(super) enum KeyMeaning {
     /// A key that holds a value.
     Leaf(&'static str),
     /// A section that contains keys.
@@ -153,13 +153,13 @@ pub(super) enum Known {
 }
 
 /// Looks up the meaning of `name`.
-pub(super) fn look_up(name: &str) -> Known {
+pub(super) fn look_up(name: &str) -> KeyMeaning {
     if let Some(key) = KEYS.iter().find(|key| **key == name) {
-        return Known::Leaf(key);
+        return KeyMeaning::Leaf(key);
     }
     let below = |key: &&&str| key.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
     if !name.is_empty() && KEYS.iter().any(|key| below(&key)) {
-        return Known::Section;
+        return KeyMeaning::Section;
     }
-    Known::Unknown(nearest_key(name, KEYS.iter().copied()).expect("there are keys"))
+    KeyMeaning::Unknown(nearest_key(name, KEYS.iter().copied()).expect("there are keys"))
 }

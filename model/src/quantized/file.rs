@@ -32,7 +32,7 @@ pub const NUMBERS_VERSION: u64 = 6;
 /// Metadata key of the JSON document.
 pub const METADATA_KEY: &str = "swinq";
 
-/// How the file of a model is written: what [`QuantizedModel`] does not tell.
+/// How the file of a model is written; a [`QuantizedModel`] does not state it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileInfo {
     /// Version of the format.

@@ -30,9 +30,9 @@ pub struct Teacher {
 }
 
 /// Sites of the float forward that collect the blocks' outputs.
-struct Capture(BTreeMap<BlockId, Tensor>);
+struct BlockOutputs(BTreeMap<BlockId, Tensor>);
 
-impl Sites for Capture {
+impl Sites for BlockOutputs {
     fn watches(&self, _: Site) -> bool {
         false
     }
@@ -79,11 +79,11 @@ impl Teacher {
     /// # Errors
     /// Errors of the forward pass.
     pub fn forward_images(&self, size: Size, images: &Tensor) -> Result<TeacherOutput, QatError> {
-        let mut capture = Capture(BTreeMap::new());
+        let mut blocks = BlockOutputs(BTreeMap::new());
         let outputs = match self.features {
-            true => self.swin.outputs_of(size, images, &mut capture)?,
+            true => self.swin.outputs_of(size, images, &mut blocks)?,
             false => self.swin.outputs_of(size, images, &mut Float)?,
         };
-        Ok(TeacherOutput { outputs, features: capture.0 })
+        Ok(TeacherOutput { outputs, features: blocks.0 })
     }
 }

@@ -2,9 +2,7 @@
 
 use comfy_table::{ColumnConstraint, Width};
 use swinq::model::quantized::{ChannelCodes, SiteState};
-use swinq::model::{
-    BlockId, Granularity, Half, Int8, Kind, Linear, Operand, Ptq, QuantizedModel, Site, all_linears,
-};
+use swinq::model::{Granularity, Int8, Kind, Linear, Operand, Ptq, QuantizedModel, Site, all_linears};
 
 use crate::tables;
 
@@ -40,9 +38,9 @@ pub fn products(model: &QuantizedModel) -> String {
                 format!("probs {}{}", probabilities(probs), scores(site(Site::Scores(block)))),
             ]);
         }
-        if let (Some(block), Some(half)) = (linear.block(), linear.half()) {
+        if let (Some(block), Some(branch)) = (linear.block(), linear.branch()) {
             let [branch, shortcut] =
-                [Operand::Branch, Operand::Shortcut].map(|operand| site(Site::Add(block, half, operand)));
+                [Operand::Branch, Operand::Shortcut].map(|operand| site(Site::Add(block, branch, operand)));
             if branch.spec.enabled || shortcut.spec.enabled {
                 let text = format!("branch {}, shortcut {}", activation(branch), activation(shortcut));
                 table.add_row([format!("  residual after {linear}"), String::new(), text]);

@@ -21,7 +21,7 @@ use crate::threads::{map_each, zeros};
 #[derive(Clone, Debug)]
 pub struct FakeChannels {
     /// The current common scale.
-    pub step: Quantizer,
+    pub quantizer: Quantizer,
     /// The quantizer of each channel for this scale.
     pub columns: Arc<ColumnQuantizers>,
     /// The quantizers on the device, `[3 * channels]`: reciprocals of the scales, zero points, scales; for CUDA.
@@ -59,7 +59,7 @@ pub fn fake_quantize_channels(ops: &Ops, x: &Tensor, fake: &FakeChannels) -> Res
     let out = match compute {
         Compute::Host(_) => fake_quantize_columns(&x, &fake.columns)?,
         #[cfg(feature = "cuda")]
-        Compute::Cuda => super::cuda::channels(&x, fake, ops.operands)?,
+        Compute::Cuda => super::cuda::channels(&x, fake, ops.compute_type)?,
         Compute::Candle => InCandle::new(&x, fake)?.value,
     };
     let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
@@ -105,7 +105,7 @@ impl InCandle {
         let above = scaled.ge(low * EDGE)?.to_dtype(DType::F32)?;
         let inside = (above * scaled.le(high * EDGE)?.to_dtype(DType::F32)?)?;
         let unrounded = (scaled.broadcast_sub(&zero_points)? * &inside)?;
-        let factors = (&scales / f64::from(fake.step.scale()))?;
+        let factors = (&scales / f64::from(fake.quantizer.scale()))?;
         let slope = (&steps - unrounded)?.broadcast_mul(&factors)?;
         Ok(InCandle { value: steps.broadcast_mul(&scales)?, inside, slope })
     }
@@ -114,7 +114,7 @@ impl InCandle {
 /// The gradients of `x` and of the common scale, `[1]`.
 fn on_host(x: &Tensor, grad: &Tensor, fake: &FakeChannels) -> Result<(Tensor, Tensor)> {
     let (columns, width) = (&*fake.columns, fake.columns.len());
-    let (part, step) = (GRAIN.div_ceil(width) * width, fake.step.scale());
+    let (part, step) = (GRAIN.div_ceil(width) * width, fake.quantizer.scale());
     let mut dx = zeros(x.elem_count());
     let sums: Vec<f32> = slices(&[x, grad], |values| {
         let parts = dx.chunks_mut(part).zip(values[0].chunks(part)).zip(values[1].chunks(part));

@@ -1,4 +1,4 @@
-//! What precedes the product of queries and keys in Swin V2: normalisation, fake quantization, and the learned factor
+//! The operations before the product of queries and keys in Swin V2: normalisation, fake quantization, and the learned factor
 //! of each head. In host memory it is one pass, on other devices it is candle's operations.
 
 use candle_core::{D, Result, Tensor, bail};
@@ -15,7 +15,7 @@ use crate::threads::{map_each, zeros};
 /// Rows of a part. It is fixed, so that sums over parts do not depend on the number of threads.
 const PART: usize = 256;
 
-/// The reciprocals of lengths of which vectors get a gradient are below this. It is less than that of [`SHORTEST`], so that
+/// Vectors get a gradient if their reciprocal length is below this bound. It is less than that of [`SHORTEST`], so that
 /// no rounding of the square root decides.
 const LARGEST_INVERSE: f32 = 0.999 / SHORTEST;
 

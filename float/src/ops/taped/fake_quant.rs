@@ -15,7 +15,7 @@ use super::cuda;
 use super::host::{GRAIN, slices};
 use crate::ops::candle::round_ties_even;
 use crate::ops::host::vectorised;
-use crate::ops::{Compute, Operands, Ops};
+use crate::ops::{Compute, ComputeType, Ops};
 use crate::tape::{Gradient, Gradients};
 use crate::threads::map_each;
 
@@ -94,26 +94,31 @@ pub(super) const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
 /// # Errors
 /// Errors of candle.
 pub fn fake_quantize(ops: &Ops, x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
-    fake_quantize_as(ops, x, fake, Operands::F32)
+    fake_quantize_as(ops, x, fake, ComputeType::F32)
 }
 
-/// [`fake_quantize`], for the input of a linear layer: on CUDA the result has the type of operands.
+/// [`fake_quantize`], for the input of a linear layer: on CUDA the result has the compute type.
 ///
 /// # Errors
 /// Errors of candle.
 pub fn fake_quantize_operand(ops: &Ops, x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
-    fake_quantize_as(ops, x, fake, ops.operands)
+    fake_quantize_as(ops, x, fake, ops.compute_type)
 }
 
-#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only CUDA has operands of other types"))]
-fn fake_quantize_as(ops: &Ops, x: &Tensor, fake: &FakeActivation, operands: Operands) -> Result<Tensor> {
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only CUDA computes in other types"))]
+fn fake_quantize_as(
+    ops: &Ops,
+    x: &Tensor,
+    fake: &FakeActivation,
+    compute_type: ComputeType,
+) -> Result<Tensor> {
     let x = x.contiguous()?;
     let quantizer = fake.quantizer;
     let compute = ops.compute;
     let out = match compute {
         Compute::Host(_) => crate::ops::fake_quantize(&x, quantizer)?,
         #[cfg(feature = "cuda")]
-        Compute::Cuda => cuda::fake_quantize(&x, fake, operands)?,
+        Compute::Cuda => cuda::fake_quantize(&x, fake, compute_type)?,
         Compute::Candle => candle_forward(&x, quantizer)?,
     };
     let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
@@ -140,7 +145,7 @@ fn fake_quantize_as(ops: &Ops, x: &Tensor, fake: &FakeActivation, operands: Oper
 
 /// Fake quantization of a weight, whose first dimension is the output channels. `factors` `[2, columns]` are factors of the
 /// columns, which are multiplied before and divided out behind it, and their reciprocals. On CUDA the result has the
-/// type of operands.
+/// compute type.
 ///
 /// # Errors
 /// Errors of candle.

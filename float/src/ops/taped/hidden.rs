@@ -32,8 +32,8 @@ impl FakeHidden {
     }
 }
 
-/// `fake(gelu(product + bias))`: `product` `[rows, columns]`, `bias` `[columns]`. On CUDA the result has the type of
-/// operands.
+/// `fake(gelu(product + bias))`: `product` `[rows, columns]`, `bias` `[columns]`. On CUDA the result has the compute
+/// type.
 ///
 /// # Errors
 /// Shapes that do not fit.

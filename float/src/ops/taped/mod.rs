@@ -19,7 +19,7 @@ mod position;
 
 use candle_core::{D, DType, Result, Tensor};
 
-use super::{Compute, Gather, Operands, Ops};
+use super::{Compute, ComputeType, Gather, Ops};
 use crate::packed::{PackedLinear, product_over_rows};
 use crate::tape::{Gradient, Gradients};
 
@@ -133,20 +133,20 @@ fn candle_gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
 }
 
 /// The linear layer `x W^T + bias`: `x` `[rows, in]`, `weight` `[out, ...]` of `out * in` values, `bias`
-/// `[out]`. Results and gradients are f32, whatever the operands.
+/// `[out]`. Results and gradients are f32, whatever the compute type.
 ///
 /// # Errors
 /// Shapes that do not fit.
 pub fn linear(ops: &Ops, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let &Ops { compute, operands, .. } = ops;
+    let &Ops { compute, compute_type, .. } = ops;
     let matrix = weight.flatten_from(1)?;
     // Each operand is converted once, for all products that use it.
-    let (rows, matrix) = (operand(compute, x, operands)?, operand(compute, &matrix, operands)?);
+    let (rows, matrix) = (operand(compute, x, compute_type)?, operand(compute, &matrix, compute_type)?);
     let cpu = match compute {
-        Compute::Host(cpu) if operands == Operands::F32 => Some(cpu),
+        Compute::Host(cpu) if compute_type == ComputeType::F32 => Some(cpu),
         _ => None,
     };
-    let product = move |a: (&Tensor, bool), b: (&Tensor, bool)| multiply(compute, a, b, operands);
+    let product = move |a: (&Tensor, bool), b: (&Tensor, bool)| multiply(compute, a, b, compute_type);
     let out = if let Some(cpu) = cpu {
         PackedLinear::new(cpu, &matrix, bias, None, None)?.run(x)?
     } else {
@@ -159,7 +159,7 @@ pub fn linear(ops: &Ops, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> 
     let (x, weight, bias) = (x.clone(), weight.clone(), bias.cloned());
     let inputs: Vec<Tensor> = [&x, &weight].into_iter().chain(&bias).cloned().collect();
     ops.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let grad = with_bias_gradient(compute, grad.tensor(), operands, bias.as_ref(), sink)?;
+        let grad = with_bias_gradient(compute, grad.tensor(), compute_type, bias.as_ref(), sink)?;
         if sink.wants(&weight) {
             let gradient = match cpu {
                 Some(cpu) => product_over_rows(cpu, &grad, &rows)?,
@@ -183,44 +183,44 @@ pub fn linear(ops: &Ops, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> 
 fn with_bias_gradient(
     compute: Compute,
     grad: &Tensor,
-    operands: Operands,
+    compute_type: ComputeType,
     bias: Option<&Tensor>,
     sink: &mut Gradients,
 ) -> Result<Tensor> {
     let Some(bias) = bias.filter(|bias| sink.wants(bias)) else {
-        return operand(compute, grad, operands);
+        return operand(compute, grad, compute_type);
     };
     #[cfg(feature = "cuda")]
-    if compute.is_cuda() && operands.half().is_some() {
-        let (grad, sums) = cuda::converted_with_sums(&grad.contiguous()?, operands)?;
+    if compute.is_cuda() && compute_type.half().is_some() {
+        let (grad, sums) = cuda::converted_with_sums(&grad.contiguous()?, compute_type)?;
         sink.add(bias, sums)?;
         return Ok(grad);
     }
     sink.add(bias, column_sums(compute, grad)?)?;
-    operand(compute, grad, operands)
+    operand(compute, grad, compute_type)
 }
 
-/// `x` in the type of operands.
-fn operand(compute: Compute, x: &Tensor, operands: Operands) -> Result<Tensor> {
+/// `x` in the compute type.
+fn operand(compute: Compute, x: &Tensor, compute_type: ComputeType) -> Result<Tensor> {
     match compute {
         #[cfg(feature = "cuda")]
-        Compute::Cuda => cuda::converted(x, operands),
-        _ => operands.half().map_or_else(|| Ok(x.clone()), |half| x.to_dtype(half)),
+        Compute::Cuda => cuda::converted(x, compute_type),
+        _ => compute_type.half().map_or_else(|| Ok(x.clone()), |half| x.to_dtype(half)),
     }
 }
 
-/// The product of two operands, each of which may be used transposed, in f32.
+/// The product of two operands in f32; each may be used transposed.
 fn multiply(
     compute: Compute,
     (a, at): (&Tensor, bool),
     (b, bt): (&Tensor, bool),
-    operands: Operands,
+    compute_type: ComputeType,
 ) -> Result<Tensor> {
     match compute {
         #[cfg(feature = "cuda")]
-        Compute::Cuda => cuda::product((a, at), (b, bt), operands),
+        Compute::Cuda => cuda::product((a, at), (b, bt), compute_type),
         _ => {
-            assert!(operands != Operands::Tf32, "TF32 is for CUDA");
+            assert!(compute_type != ComputeType::Tf32, "TF32 is for CUDA");
             let turned = |x: &Tensor, transposed: bool| if transposed { x.t() } else { Ok(x.clone()) };
             turned(a, at)?.matmul(&turned(b, bt)?)?.to_dtype(DType::F32)
         }

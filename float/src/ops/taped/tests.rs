@@ -231,12 +231,8 @@ fn fake_quantization_of_channels() {
         round_through(&scaled.clamp(-128f64, 127f64)?)?.broadcast_sub(&z)?.broadcast_mul(&scales)
     };
     let quantizer = Quantizer::new(step).unwrap();
-    let fake = |learned| FakeChannels {
-        step: quantizer,
-        columns: Arc::new(columns.clone()),
-        resident: None,
-        learned,
-    };
+    let fake =
+        |learned| FakeChannels { quantizer, columns: Arc::new(columns.clone()), resident: None, learned };
     let taped =
         |t: &Ops, x: &[Tensor]| fake_quantize_channels(t, &x[0], &fake(Some(learned(&x[1], &[step]))));
     agree("fake_quantize_channels", &inputs, taped, plain);

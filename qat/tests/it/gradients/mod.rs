@@ -268,7 +268,7 @@ fn float_training() {
 
 /// A network of a Swin V2 whose factors of `q k^T` are 5 to 8: with those of random models, up to 100, one different code
 /// changes the softmax so much that no gradient can be compared.
-fn second_version(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Site) -> bool) -> Case {
+fn swin_v2(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Site) -> bool) -> Case {
     let mut case = Case::new(config, None, &learned);
     let scales = case.float.tensors.iter_mut().filter(|(name, _)| name.ends_with("logit_scale"));
     scales.for_each(|(_, scale)| {
@@ -278,9 +278,9 @@ fn second_version(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Sit
 }
 
 #[test]
-fn float_training_of_the_second_version() {
+fn float_training_of_swin_v2() {
     for config in [second(), second_padded()] {
-        agree(&config.name.clone(), second_version(config, None, |_| false));
+        agree(&config.name.clone(), swin_v2(config, None, |_| false));
     }
 }
 
@@ -289,12 +289,12 @@ const WITHOUT_SCORES: &str = "name: everything\nrules:\n  - {match: '**', enable
      '**.probs', kind: s8}\n  - {match: '**.scores', enable: false}\n";
 
 #[test]
-fn the_second_version_quantized() {
+fn quantized_swin_v2() {
     for config in [second(), second_padded()] {
-        agree(&config.name.clone(), second_version(config, Some("default"), |_| false));
+        agree(&config.name.clone(), swin_v2(config, Some("default"), |_| false));
     }
-    agree("every site", second_version(second(), Some(WITHOUT_SCORES), |_| true));
-    let scores = second_version(second(), Some(EVERYTHING), |_| false);
+    agree("every site", swin_v2(second(), Some(WITHOUT_SCORES), |_| true));
+    let scores = swin_v2(second(), Some(EVERYTHING), |_| false);
     let message = scores.student().forward(&scores.batch, None, false).unwrap_err().to_string();
     assert!(message.contains("layers.0.blocks.0.attn.scores") && message.contains("Swin V2"), "{message}");
 }
@@ -348,8 +348,7 @@ fn sqnr(got: &[f32], want: &[f32]) -> f64 {
 fn logits_are_those_of_the_exported_model_in_simulation() {
     let case = |recipe| Case::new(shifted(), Some(recipe), |_| true);
     let plain = ["default", "mode1", EVERYTHING, W4].map(|recipe| (recipe, case(recipe)));
-    let v2 =
-        ["default", WITHOUT_SCORES].map(|recipe| (recipe, second_version(second(), Some(recipe), |_| true)));
+    let v2 = ["default", WITHOUT_SCORES].map(|recipe| (recipe, swin_v2(second(), Some(recipe), |_| true)));
     let channels = ["default", EVERYTHING].map(|recipe| (recipe, case(recipe).with_channels()));
     for (recipe, case) in plain.into_iter().chain(v2).chain(channels) {
         let mut student = case.student();

@@ -132,7 +132,7 @@ fn gpu_columns() {
         let ratio = Tensor::new(&[1.0f32], &Device::Cpu).unwrap();
         let inputs = [noise(&[rows, c], 4), noise(&[c], 5), ratio.clone()];
         let fake = |x: &[Tensor]| FakeChannels {
-            step: Quantizer::new(step).unwrap(),
+            quantizer: Quantizer::new(step).unwrap(),
             columns: Arc::clone(&columns),
             resident: Some(resident_columns(&columns, x[0].device()).unwrap()),
             learned: Some(learned(&x[x.len() - 1], &[step])),
@@ -167,7 +167,7 @@ fn gpu_scales_of_weights() {
     }
 }
 
-/// Products of every kind of operands, against f64.
+/// Products of every compute type, against f64.
 #[test]
 fn gpu_products() {
     let Some(device) = gpu() else { return };
@@ -175,10 +175,13 @@ fn gpu_products() {
     let inputs = [noise(&[rows, c], 1), noise(&[out, c], 2), noise(&[out], 3)];
     let plain = |t: &Ops, x: &[Tensor]| linear(t, &x[0], &x[1], Some(&x[2]));
     let want = on_tape(&inputs, plain);
-    for (operands, tolerance) in
-        [(Operands::F32, 1e-5), (Operands::Tf32, 2e-3), (Operands::F16, 2e-3), (Operands::Bf16, 1e-2)]
-    {
-        let ops = Ops { operands, ..taped(Compute::Cuda) };
+    for (compute_type, tolerance) in [
+        (ComputeType::F32, 1e-5),
+        (ComputeType::Tf32, 2e-3),
+        (ComputeType::F16, 2e-3),
+        (ComputeType::Bf16, 1e-2),
+    ] {
+        let ops = Ops { compute_type, ..taped(Compute::Cuda) };
         let tape = ops.tape.as_ref().unwrap();
         let there: Vec<Tensor> = inputs.iter().map(|x| x.to_device(&device).unwrap()).collect();
         there.iter().for_each(|x| tape.watch(x));
@@ -186,7 +189,7 @@ fn gpu_products() {
         let gradients =
             tape.backward([(y.id(), noise(&[rows, out], 9).to_device(&device).unwrap())]).unwrap();
         let cpu = |t: &Tensor| t.to_device(&Device::Cpu).unwrap();
-        close(&format!("{operands:?}"), &cpu(&y), &want.0, tolerance);
+        close(&format!("{compute_type:?}"), &cpu(&y), &want.0, tolerance);
         for (x, host) in there.iter().zip(&inputs) {
             let [ops, _] = both();
             let tape = ops.tape.as_ref().unwrap();
@@ -194,7 +197,7 @@ fn gpu_products() {
             let y = plain(&ops, &inputs).unwrap();
             let found = tape.backward([(y.id(), noise(&[rows, out], 9))]).unwrap();
             close(
-                &format!("{operands:?}, gradient"),
+                &format!("{compute_type:?}, gradient"),
                 &cpu(gradients.get(x).unwrap()),
                 found.get(host).unwrap(),
                 tolerance,

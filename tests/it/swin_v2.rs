@@ -7,7 +7,7 @@
 //! The test on all 10,000 images is ignored, because it takes minutes:
 //!
 //! ```console
-//! $ SWINQ_DATA=/path/to/data cargo test --release --test it second_version:: -- --ignored --nocapture
+//! $ SWINQ_DATA=/path/to/data cargo test --release --test it swin_v2:: -- --ignored --nocapture
 //! ```
 
 use std::ops::ControlFlow;
