@@ -111,7 +111,7 @@ fn an_f16_residual_is_as_far_from_the_float_network_as_an_f32_residual() {
         let exact = cpu(&quantized(&float, "float"));
         let model = quantized(&float, "default");
         let [half, full] =
-            [ResidualType::F16, ResidualType::F32].map(|stream| gpu_engine(&model, stream, Gemm::Own));
+            [ResidualType::F16, ResidualType::F32].map(|residual| gpu_engine(&model, residual, Gemm::Own));
         for (height, width) in SIZES {
             let size = Size::new(height, width);
             if config.grids(size).is_err() {

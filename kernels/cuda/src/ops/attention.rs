@@ -284,7 +284,7 @@ fn config(spec: &AttentionSpec<'_>, residual: ResidualType) -> Result<AttentionC
         )));
     }
     let integer = [quant.q.is_some(), quant.k.is_some(), quant.v.is_some(), quant.probs != Probs::Float];
-    if quant.scores.is_some() || integer.iter().any(|&stream| stream != integer[0]) {
+    if quant.scores.is_some() || integer.iter().any(|&each| each != integer[0]) {
         return Err(CudaError::Unsupported(
             "the CUDA kernels need the sites q, k, v and probs all on or all off, and scores off; the CPU backend runs \
              every recipe"

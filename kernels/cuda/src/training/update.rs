@@ -21,7 +21,7 @@ impl MomentRule {
     }
 }
 
-/// What an iteration takes from the host.
+/// The values that an iteration takes from the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Controls {
     /// Factor of the loss in the backward pass.
@@ -60,7 +60,7 @@ impl Controls {
     }
 }
 
-/// What an iteration returns to the host.
+/// The results of an iteration for the host.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Outcome {
     /// Cross-entropy with the labels.
