@@ -35,7 +35,11 @@ use swinq_model::site::{BlockId, Site};
 /// The hooks of a forward pass at the tensors that may be quantized. A forward pass visits every watched site
 /// once, in the order of [`all_sites`](swinq_model::site::all_sites), except the sites inside
 /// [`Sites::linear`] and [`Sites::attention`] if an implementation replaces these functions. Tensors are f32;
-/// `x` and `logits` may be views of larger tensors. By default every tensor stays unchanged.
+/// `x` and `logits` may be views of larger tensors.
+///
+/// By default every tensor stays unchanged, so an implementation that looks at some tensors has the functions of these
+/// alone. A forward pass calls [`Sites::activation`], [`Sites::linear`], [`Sites::attention`] and
+/// [`Sites::block_output`]; the defaults of these call the others.
 pub trait Sites {
     /// Called with an activation in the forward pass's layout. Every value belongs to the site; none is
     /// padding. Returns the tensor to continue with, of the same shape.

@@ -122,18 +122,6 @@ impl<S: Sites> Sites for Branches<S> {
         self.inner.activation(site, x)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        self.inner.weight(site, w)
-    }
-
-    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.inner.attend(attention, logits, v)
-    }
-
-    fn watches(&self, site: Site) -> bool {
-        self.inner.watches(site)
-    }
-
     fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
         self.inner.linear(layer, x)
     }
@@ -204,18 +192,6 @@ impl<S: Sites> Sites for Results<S> {
             _ => {}
         }
         Ok(x)
-    }
-
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        self.inner.weight(site, w)
-    }
-
-    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.inner.attend(attention, logits, v)
-    }
-
-    fn watches(&self, site: Site) -> bool {
-        self.inner.watches(site)
     }
 
     fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {

@@ -78,10 +78,6 @@ impl Sites for OneScale {
         self.0.activation(site, x)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        self.0.weight(site, w)
-    }
-
     fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
         self.0.linear(layer, x)
     }

@@ -44,18 +44,6 @@ impl Sites for LayerRecorder<'_> {
         Ok(x)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        self.inner.weight(site, w)
-    }
-
-    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.inner.attend(attention, logits, v)
-    }
-
-    fn watches(&self, site: Site) -> bool {
-        self.inner.watches(site)
-    }
-
     fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), FloatError> {
         self.inner.block_output(block, x)
     }

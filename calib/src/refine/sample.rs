@@ -382,10 +382,6 @@ impl Sites for Sampler {
         self.observe.watches(site)
     }
 
-    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.observe.attend(attention, logits, v)
-    }
-
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
         self.sample_windows(attention)?;
         self.observe.attention(attention)
