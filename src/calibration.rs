@@ -121,7 +121,7 @@ pub fn calibrate(
     let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
     let found = swinq_calib::calibrate(&model, &options.recipe, &mut batches, settings)?;
     let record = record(&model, images, how, (&found.ids, found.pixels_sha256.clone()));
-    finished(&model, found, record, Named::by(images, &model.source.dialect), batches.skipped().to_vec())
+    finished(&model, found, record, ClassNames::by(images, &model.source.dialect), batches.skipped().to_vec())
 }
 
 /// The calibrated model with its provenance, and what reports need.
@@ -129,7 +129,7 @@ pub(crate) fn finished(
     model: &FloatModel,
     found: swinq_calib::Calibrated,
     record: CalibrationRecord,
-    named: Named,
+    named: ClassNames,
     skipped: Vec<String>,
 ) -> Result<Calibrated, Error> {
     let noise = weight_noise(&found.model, |name| found.refined.tensor(model, name))?;
@@ -168,18 +168,18 @@ fn weight_noise<'a>(
 /// The class names of a data set.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Named {
+pub(crate) struct ClassNames {
     /// By class number; `None` if the data set has none.
     names: Option<Vec<String>>,
     /// The data set, in words.
     by: String,
 }
 
-impl Named {
+impl ClassNames {
     /// The class names of `images` in the order of the library whose naming convention `dialect` is.
-    pub(crate) fn by(images: &Images, dialect: &str) -> Named {
+    pub(crate) fn by(images: &Images, dialect: &str) -> ClassNames {
         let names = images.dataset().and_then(|data| ordered_names(data, dialect));
-        Named { names, by: images.describe() }
+        ClassNames { names, by: images.describe() }
     }
 
     /// Gives a model without class names these, if there are as many as the model has classes.

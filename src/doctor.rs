@@ -1,4 +1,4 @@
-//! What this machine offers: processor features, CUDA libraries and GPUs, and which of them are used.
+//! The capabilities of this machine: processor features, CUDA libraries and GPUs, and which of them are used.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -41,7 +41,7 @@ impl Display for Finding {
     }
 }
 
-/// What this machine offers.
+/// The capabilities of this machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Diagnosis {
     /// Version of these fields.
@@ -74,7 +74,7 @@ pub struct Diagnosis {
     pub compiles: Option<Finding>,
     /// Folder of compiled kernels and measurements, and its number of files.
     pub cache: Option<(PathBuf, usize)>,
-    /// What `auto` selects: the name of the first GPU, or why the CPU is used.
+    /// The choice of `auto`: the name of the first GPU, or why the CPU is used.
     pub auto: Finding,
     /// Whether the float forward of this build can run on GPUs.
     pub float_on_gpu: bool,

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 
 use swinq_model::QuantizedModel;
 
-use crate::journal::Journal;
+use crate::cache::Cache;
 use crate::quantizer::identity;
 use crate::{Error, Model};
 
@@ -26,18 +26,18 @@ pub struct Evaluation<'a> {
 pub type Evaluate<'a> = dyn FnMut(Option<&Model>) -> ControlFlow<(), f64> + 'a;
 
 impl Evaluation<'_> {
-    /// What the key of a run begins with. A search and a measurement of sensitivity share their values.
+    /// The beginning of a run's key. A search and a measurement of sensitivity share their values.
     pub(crate) fn command(&self) -> String {
         format!("metric {}, {}", self.metric, self.context)
     }
 
-    /// The value of `model`, or of the caller's float model; from the journal if it is there.
+    /// The value of `model`, or of the caller's float model; from the cache if it is there.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a value that is not finite; [`Error::Interrupted`]; an error if the journal cannot be written.
-    pub(crate) fn of(&mut self, model: Option<&QuantizedModel>, journal: &mut Journal) -> Result<f64, Error> {
+    /// [`Error::Argument`] for a value that is not finite; [`Error::Interrupted`]; an error if the cache cannot be written.
+    pub(crate) fn of(&mut self, model: Option<&QuantizedModel>, cache: &mut Cache) -> Result<f64, Error> {
         let name = name_of(model);
-        if let Some(value) = journal.get(&name) {
+        if let Some(value) = cache.get(&name) {
             return Ok(value);
         }
         let model = model.map(|model| Model::from_quantized(model.clone())).transpose()?;
@@ -50,17 +50,17 @@ impl Evaluation<'_> {
                 format!("returned {value}, which is not a finite number"),
             ));
         }
-        journal.put(&name, &value)?;
+        cache.put(&name, &value)?;
         Ok(value)
     }
 
-    /// Whether the journal has the value of `model`, or of the caller's float model.
-    pub(crate) fn has(journal: &Journal, model: Option<&QuantizedModel>) -> bool {
-        journal.get::<f64>(&name_of(model)).is_some()
+    /// Whether the cache has the value of `model`, or of the caller's float model.
+    pub(crate) fn has(cache: &Cache, model: Option<&QuantizedModel>) -> bool {
+        cache.get::<f64>(&name_of(model)).is_some()
     }
 }
 
-/// The name of a model's value in a journal.
+/// The name of a model's value in a cache.
 fn name_of(model: Option<&QuantizedModel>) -> String {
     format!("value {}", model.map_or_else(|| "float".to_owned(), identity))
 }

@@ -1,5 +1,9 @@
-//! INT8 for Swin Transformers, classifiers and backbones: opens a model, runs it on a CPU or a GPU, calibrates and
-//! evaluates it.
+//! INT8 for Swin Transformers, classifiers and backbones: opens a trained model, quantizes it on images, runs it on a CPU or an
+//! NVIDIA GPU, and measures what the quantization costs.
+//!
+//! # Run a quantized model
+//!
+//! A [`Model`] is a checkpoint in memory, and an [`Engine`] runs it. [`predict`] classifies images:
 //!
 //! ```no_run
 //! use swinq::{EngineOptions, Images, Model, predict};
@@ -12,39 +16,93 @@
 //! # Ok::<(), swinq::Error>(())
 //! ```
 //!
-//! | type or function | what it does |
-//! | --- | --- |
-//! | [`Model`] | opens a quantized or float checkpoint, or a Hugging Face or timm directory |
-//! | [`Engine`] | runs a model on preprocessed pixels, from any number of threads; [`Model::engine`] makes it |
-//! | [`Images`] | a sample of a data set, image files, or pixels in memory |
-//! | [`predict`], [`infer_images`], [`top_k`] | classify images: the best classes, the logits with progress, the best classes of logits |
-//! | [`Features`] | the feature maps of image files of any size, by a backbone |
-//! | `calibrate` | quantizes a float model (feature `float`) |
-//! | `export_onnx` | writes a model as an ONNX file (feature `onnx`) |
-//! | [`evaluate()`] | measures accuracy, agreement with a baseline, and latency |
-//! | `calibrate_shard`, `evaluate_shard` | do the same in parts, which `merge_calibration` and `merge_evaluation` join (feature `float`) |
-//! | `sensitivity` | measures the effect of each layer's quantization (feature `float`) |
-//! | `tune` | searches the fastest recipe that keeps the accuracy (feature `float`) |
-//! | `sensitivity_by_metric`, `tune_by_metric` | do the same for a program that contains the model, by its own metric (feature `float`) |
-//! | `Training` | trains a quantized or float model (feature `float`) |
+//! The default engine is the CPU with one thread per core. [`EngineOptions`] chooses a GPU, a number of threads, and a limit
+//! of memory. [`Images`] are files, a sample of a data set, or pixels in memory, and are prepared as the model's own library prepares
+//! them. [`infer_images`] returns logits and reports progress; [`Engine::infer`] takes pixels that are already prepared, of any height
+//! and width that the network can process.
 //!
-//! [`Model`] and [`Engine`] are `Send + Sync`. The library never prints, reads the command line or ends the
-//! process.
+//! # Quantize a float model
+//!
+//! `calibrate` runs the float model on images, chooses the ranges of activations, and rounds the weights (feature `float`). A bare
+//! checkpoint needs the name of its configuration, or a file with it; the directories of transformers and timm need none.
+//!
+//! ```no_run
+//! # #[cfg(feature = "float")] {
+//! use std::ops::ControlFlow;
+//! use swinq::{CalibrateOptions, Images, Model, OpenOptions, Split, calibrate};
+//!
+//! let cfg = Some("swin_tiny_patch4_window7_224".to_owned());
+//! let float = Model::open_with("swin_t.pth", &OpenOptions { cfg, ..OpenOptions::default() })?;
+//! let images = Images::open("imagenet", Split::Train, Some(128), 0)?;
+//! let int8 = calibrate(float, &CalibrateOptions::default(), &images, &mut |_| ControlFlow::Continue(()))?.model;
+//! int8.save("swin_t.int8.safetensors")?;
+//! # }
+//! # Ok::<(), swinq::Error>(())
+//! ```
+//!
+//! `CalibrateOptions::recipe` says which [`Site`]s are quantized, and how. Long calls take a closure for their
+//! progress; `ControlFlow::Break` stops them with an error, and nothing is left half written.
+//!
+//! # Measure the difference
+//!
+//! [`evaluate()`] compares candidates with the first of them, on the same images: accuracy with intervals, agreement, signal to noise
+//! of the outputs, and latency. [`write_report`] writes the results as HTML, Markdown and JSON.
+//!
+//! ```no_run
+//! use std::ops::ControlFlow;
+//! use swinq::{Candidate, EngineOptions, EvaluateOptions, Images, Model, Split, evaluate};
+//!
+//! let cpu = EngineOptions::default();
+//! let mut candidates = [
+//!     Candidate::engine("float", &Model::open("swin_t_hf/")?, &cpu)?,
+//!     Candidate::engine("int8", &Model::open("swin_t.int8.safetensors")?, &cpu)?,
+//! ];
+//! let images = Images::open("imagenet", Split::Val, Some(1000), 0)?;
+//! let options = EvaluateOptions { latency: vec![1], ..EvaluateOptions::default() };
+//! let results = evaluate(&mut candidates, &images, &options, &mut |_, _| ControlFlow::Continue(()))?;
+//! for model in &results.models {
+//!     println!("{}: {:?} of {:?} right", model.name, model.top1_correct, model.images);
+//! }
+//! # Ok::<(), swinq::Error>(())
+//! ```
+//!
+//! Where the accuracy falls, `sensitivity` finds the layers that cause it, `tune` searches the fastest recipe that keeps it, and
+//! `Training` refines the model with simulated quantization. `sensitivity_by_metric` and `tune_by_metric` do the same for a program
+//! that contains the model, by a metric of its own.
+//!
+//! # Backbones
+//!
+//! A backbone has feature maps in place of logits. Its file may be that of a detector: [`OpenOptions`] chooses the task and the
+//! outputs. [`Features`] has an example.
+//!
+//! # Servers
+//!
+//! [`Model`] and [`Engine`] are `Send + Sync`. Calls of one engine run at the same time and share its threads; engines of one model
+//! share its weights. The library never prints, reads the command line or ends the process. Every [`Error`] names the file, site or
+//! argument at fault, and the next step.
+//!
+//! # Many machines
+//!
+//! `calibrate_shard` and `evaluate_shard` do a part of the images; `merge_calibration` and `merge_evaluation` join the parts, with the
+//! bits of one run. [`Replicas`] runs one model on several GPUs.
 //!
 //! # Features
 //!
 //! - `cli` (default): the program `swinq`. A dependency that needs only the library sets `default-features =
 //!   false`.
 //! - `float` (default): calibration, simulation and training. They run the float forward with candle.
-//! - `onnx` (with `cli`): export to ONNX.
+//! - `onnx` (with `cli`): `export_onnx`, which writes a model as an ONNX file.
 //! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries
 //!   when a model is first prepared for a GPU.
 //!
 //! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`numerics`], [`kernels`],
-//! [`cuda`] and, with the features, `float`, `calib`, `qat` and `onnx`), so that a program depends on `swinq` alone.
+//! [`cuda`] and, with the features, `float`, `calib`, `qat` and `onnx`), so that a program depends on `swinq` alone. Their interfaces
+//! may change with every minor version; that of this crate follows Semantic Versioning.
 
 mod backend;
 mod batches;
+#[cfg(feature = "float")]
+mod cache;
 #[cfg(feature = "float")]
 mod calibration;
 mod class_numbers;
@@ -63,8 +121,6 @@ mod features;
 mod float_device;
 mod hex;
 mod images;
-#[cfg(feature = "float")]
-mod journal;
 mod limits;
 mod open;
 mod prediction;
@@ -89,7 +145,7 @@ pub use backend::{BackendChoice, CPU_BATCH, DEFAULT_BATCH, EngineOptions};
 pub use batches::ImageBatches;
 pub use error::Error;
 pub use evaluate::{
-    Candidate, EvaluateOptions, Observer, Predicted, ReportFiles, Runner, environment, evaluate,
+    Candidate, CandidateRunner, EvaluateOptions, Observer, Predicted, ReportFiles, environment, evaluate,
     measure_latency, noise, write_predictions, write_report,
 };
 #[cfg(feature = "onnx")]
@@ -103,6 +159,8 @@ pub use replicas::Replicas;
 pub use sample::SAMPLE;
 
 #[cfg(feature = "float")]
+pub use cache::CacheContents;
+#[cfg(feature = "float")]
 pub use calibration::{
     CalibrateOptions, Calibrated, calibrate, change_recipe, load_ft_ranges, load_recipe,
     quantize_with_ft_ranges, quantize_with_ranges,
@@ -111,8 +169,6 @@ pub use calibration::{
 pub use evaluation::{Evaluate, Evaluation};
 #[cfg(feature = "float")]
 pub use float_device::FloatDevice;
-#[cfg(feature = "float")]
-pub use journal::Found;
 #[cfg(feature = "float")]
 pub use sensitivity::{
     MetricSensitivity, PartKinds, PartSensitivity, PartsOf, SensitivityOptions, SensitivityProgress,

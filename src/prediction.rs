@@ -11,7 +11,7 @@ use crate::{Error, Images, ReadOptions};
 /// The best classes of one image.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Prediction {
-    /// What the scores of the classes are.
+    /// The kind of the scores of the classes.
     pub scores: Scores,
     /// The classes with the largest scores, the largest first. Classes with equal scores are in the order of their indices.
     pub classes: Vec<ClassScore>,

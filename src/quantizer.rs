@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use swinq_calib::{Histogram, Progress, RefinedParameters, fold_factors, norm_before, quantize_weight};
+use swinq_calib::{Histogram, LayerForm, Progress, RefinedParameters};
 use swinq_data::{Padding, Sizing};
-use swinq_model::quantized::{CalibrationRecord, ChannelCodes, FloatModel, Param, SiteState};
+use swinq_model::quantized::{CalibrationRecord, FloatModel};
 use swinq_model::site::all_linears;
-use swinq_model::{HostTensor, Linear, ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec};
+use swinq_model::{Calibrator, Linear, ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec};
 
-use crate::calibration::{Named, batches_for, record};
-use crate::journal::RunKey;
+use crate::cache::RunKey;
+use crate::calibration::{ClassNames, batches_for, record};
 use crate::{Error, FloatDevice, Images, ReadOptions};
 
 /// Pattern of the sites that a search may enable although a recipe leaves them off: the operands of products.
@@ -22,7 +22,7 @@ const OPERANDS: &str = r"re:.*\.(input|q|k|v)";
 /// Layers whose `ptq` is `refined` were refined once, with the sites of the first recipe. A later recipe that
 /// switches some of these sites off keeps what was found for the others, whereas [`calibrate`](crate::calibrate())
 /// would refine them again.
-pub(crate) struct Quantizer {
+pub(crate) struct ModelQuantizer {
     float: FloatModel,
     histograms: BTreeMap<Site, Histogram>,
     refined: RefinedParameters,
@@ -30,25 +30,12 @@ pub(crate) struct Quantizer {
     /// The ranges that calibrators chose so far.
     ranges: BTreeMap<(Site, String), f32>,
     /// How the layers of `current` were made.
-    forms: BTreeMap<Linear, Form>,
+    forms: BTreeMap<Linear, LayerForm>,
     /// The model of the last recipe.
     current: QuantizedModel,
 }
 
-/// How the parameters of a layer are made.
-#[derive(Clone, PartialEq)]
-struct Form {
-    /// The settings of its weight.
-    weight: SiteSpec,
-    /// Whether the float parameters are those that refinement has rewritten.
-    rewritten: bool,
-    /// Whether the bias is corrected for the error of INT8.
-    corrected: bool,
-    /// Whether the weight includes the factors of the input's channels.
-    folded: bool,
-}
-
-impl Quantizer {
+impl ModelQuantizer {
     /// Runs `float` over `images`, read as `how` says and, before a backbone, of these sizes, keeps the histogram of every site that `recipe` quantizes and of the operands of
     /// every product, and refines the layers whose `ptq` asks for it. `progress` is called after every batch of
     /// images and every refined layer.
@@ -62,14 +49,14 @@ impl Quantizer {
         images: &Images,
         how: (&ReadOptions, Sizing),
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
-    ) -> Result<Quantizer, Error> {
+    ) -> Result<ModelQuantizer, Error> {
         check_ptq(&float, recipe)?;
         let operands = Rule { pattern: OPERANDS.to_owned(), enable: Some(true), ..Rule::default() };
         let all = recipe.clone().with_rule(operands);
         let found = run(&float, &all, images, how, progress)?;
         let mut current = QuantizedModel::from_float(float.clone())?;
-        Named::by(images, &float.source.dialect).give(&mut current);
-        Ok(Quantizer {
+        ClassNames::by(images, &float.source.dialect).give(&mut current);
+        Ok(ModelQuantizer {
             record: record(
                 &float,
                 images,
@@ -107,8 +94,7 @@ impl Quantizer {
 
     /// Whether the range of an activation is one that refinement chose, which is valid for the rewritten model.
     pub(crate) fn is_refined(&self, site: Site, model: &QuantizedModel) -> bool {
-        let ptq = |layer| model.site(Site::Weight(layer)).spec.ptq;
-        self.refined_range(site, &ptq).is_some()
+        self.refined.range(site, |layer| model.site(Site::Weight(layer)).spec.ptq).is_some()
     }
 
     /// The float model with `recipe` applied. Without refined layers it is the model that
@@ -116,19 +102,20 @@ impl Quantizer {
     ///
     /// # Errors
     /// [`Error::Model`] for a recipe that does not fit the model, or for a site that has to be quantized and was
-    /// not observed; [`Error::Calib`] for an unusable range; [`Error::Argument`] as in [`Quantizer::calibrate`].
+    /// not observed; [`Error::Calib`] for an unusable range; [`Error::Argument`] as in [`ModelQuantizer::calibrate`].
     pub(crate) fn apply(&mut self, recipe: &Recipe) -> Result<&QuantizedModel, Error> {
         check_ptq(&self.float, recipe)?;
-        let table: BTreeMap<Site, SiteSpec> = recipe.resolve(&self.float.config)?.into_iter().collect();
-        let mut states = BTreeMap::new();
-        for (&site, spec) in &table {
-            states.insert(site, self.state(site, spec, &table)?);
-        }
-        for linear in all_linears(&self.float.config) {
-            let form = self.form(linear, &states);
-            if self.forms.get(&linear) != Some(&form) {
-                self.make_layer(linear, &form)?;
-                self.forms.insert(linear, form);
+        let specs: BTreeMap<Site, SiteSpec> = recipe.resolve(&self.float.config)?.into_iter().collect();
+        let ModelQuantizer { float, histograms, refined, ranges, forms, current, .. } = self;
+        let states = refined.site_states(&specs, |site, spec| match site.known_range(&float.config) {
+            Some(amax) => Ok(amax),
+            None => chosen_range(ranges, histograms, site, spec.calibrator),
+        })?;
+        for linear in all_linears(&float.config) {
+            let form = LayerForm::new(linear, &states);
+            if forms.get(&linear) != Some(&form) {
+                current.params.extend(refined.layer(float, linear, &form)?);
+                forms.insert(linear, form);
             }
         }
         self.current.sites = states;
@@ -141,7 +128,7 @@ impl Quantizer {
     /// refined.
     ///
     /// # Errors
-    /// The errors of [`Quantizer::calibrate`] and [`Quantizer::apply`].
+    /// The errors of [`ModelQuantizer::calibrate`] and [`ModelQuantizer::apply`].
     pub(crate) fn finish(
         &mut self,
         recipe: &Recipe,
@@ -155,121 +142,28 @@ impl Quantizer {
         }
         let mut model = run(&self.float, recipe, images, how, progress)?.model;
         model.provenance.calibration = Some(self.record.clone());
-        Named::by(images, &self.float.source.dialect).give(&mut model);
+        ClassNames::by(images, &self.float.source.dialect).give(&mut model);
         Ok(model)
     }
+}
 
-    fn state(
-        &mut self,
-        site: Site,
-        spec: &SiteSpec,
-        table: &BTreeMap<Site, SiteSpec>,
-    ) -> Result<SiteState, Error> {
-        if !spec.needs_scale(site) {
-            return Ok(SiteState::new(spec.clone(), None));
-        }
-        let ptq = |layer| table[&Site::Weight(layer)].ptq;
-        if spec.amax.is_none()
-            && let Some(amax) = self.refined_range(site, &ptq)
-        {
-            let Some(codes) = self.channels(site) else {
-                return Ok(SiteState::new(spec.clone(), Some(amax)));
-            };
-            // An `.output` site rounds the INT32 sums, which zero points would shift.
-            if !matches!(site, Site::Input(layer) if table[&Site::Output(layer)].enabled) {
-                let mut state = SiteState::new(spec.clone(), Some(amax));
-                state.channels = Some(codes.clone());
-                return Ok(state);
-            }
-        }
-        let amax = self.range(site, spec)?;
-        Ok(SiteState::new(spec.clone(), Some(amax)))
+/// The range that `calibrator` chooses for `site`, which `ranges` keeps.
+fn chosen_range(
+    ranges: &mut BTreeMap<(Site, String), f32>,
+    histograms: &BTreeMap<Site, Histogram>,
+    site: Site,
+    calibrator: Calibrator,
+) -> Result<f32, Error> {
+    let key = (site, calibrator.to_string());
+    if let Some(&amax) = ranges.get(&key) {
+        return Ok(amax);
     }
-
-    /// The range that refinement chose for `site`, if `ptq` refines the layer that it belongs to. The patch embedding and
-    /// the head are not refined.
-    fn refined_range(&self, site: Site, ptq: &dyn Fn(Linear) -> Ptq) -> Option<f32> {
-        let layer = match site {
-            Site::Input(Linear::PatchEmbed | Linear::Head) => return None,
-            Site::Input(layer) => layer,
-            Site::Q(block) | Site::K(block) | Site::V(block) => Linear::Proj(block),
-            _ => return None,
-        };
-        self.refined.ranges.get(&site).copied().filter(|_| ptq(layer) == Ptq::Refined)
-    }
-
-    /// The scales and zero points of channels that refinement found for `site`.
-    fn channels(&self, site: Site) -> Option<&ChannelCodes> {
-        match site {
-            Site::Input(Linear::Fc2(block)) => self.refined.channels.get(&block),
-            _ => None,
-        }
-    }
-
-    fn form(&self, linear: Linear, states: &BTreeMap<Site, SiteState>) -> Form {
-        let (weight, input) = (&states[&Site::Weight(linear)].spec, &states[&Site::Input(linear)]);
-        let refined = |layer| states[&Site::Weight(layer)].spec.ptq == Ptq::Refined;
-        // The values of attention move from `attn.qkv` into `attn.proj`.
-        let rewritten = match linear {
-            Linear::Qkv(block) | Linear::Proj(block) => {
-                refined(Linear::Qkv(block)) || refined(Linear::Proj(block))
-            }
-            _ => refined(linear),
-        };
-        Form {
-            weight: weight.clone(),
-            rewritten,
-            corrected: refined(linear) && weight.enabled && input.spec.enabled,
-            folded: weight.enabled && input.channels.is_some(),
-        }
-    }
-
-    /// Makes the parameters of a layer and of the norm before it.
-    fn make_layer(&mut self, linear: Linear, form: &Form) -> Result<(), Error> {
-        let tensor = |name: &str| {
-            let rewritten = self.refined.tensors.get(name).filter(|_| form.rewritten);
-            rewritten.or_else(|| self.float.tensors.get(name))
-        };
-        let (name, bias) = (linear.weight_name(), linear.bias_name());
-        let weight = tensor(&name).expect("a layer has a weight");
-        let factors = match self.channels(Site::Input(linear)) {
-            Some(codes) if form.folded => &codes.factors[..],
-            _ => &[],
-        };
-        let weight = match form.weight.enabled {
-            true => Param::Int8(quantize_weight(&fold_factors(weight, factors), &form.weight)?),
-            false => Param::Float(weight.clone()),
-        };
-        let mut made = vec![(name, weight)];
-        let corrected = self.refined.biases.get(&linear).filter(|_| form.corrected);
-        let corrected = corrected.map(|bias| HostTensor::new([bias.len()], bias.clone()));
-        made.extend(corrected.or_else(|| tensor(&bias).cloned()).map(|tensor| (bias, Param::Float(tensor))));
-        for parameter in ["weight", "bias"] {
-            let Some(norm) = norm_before(&self.float.config, linear) else { break };
-            let name = format!("{norm}.{parameter}");
-            let tensor = tensor(&name).expect("a norm has a weight and a bias").clone();
-            made.push((name, Param::Float(tensor)));
-        }
-        self.current.params.extend(made);
-        Ok(())
-    }
-
-    /// The range of an enabled activation by its rule, the architecture or its calibrator.
-    fn range(&mut self, site: Site, spec: &SiteSpec) -> Result<f32, Error> {
-        if let Some(amax) = spec.amax.or_else(|| site.known_range(&self.float.config)) {
-            return Ok(amax);
-        }
-        let key = (site, spec.calibrator.to_string());
-        if let Some(&amax) = self.ranges.get(&key) {
-            return Ok(amax);
-        }
-        let histogram = self.histograms.get(&site).ok_or_else(|| {
-            ModelError::site(site, "was not observed during calibration, so that it cannot be quantized")
-        })?;
-        let amax = swinq_calib::choose_range(site, spec.calibrator, histogram)?;
-        self.ranges.insert(key, amax);
-        Ok(amax)
-    }
+    let histogram = histograms.get(&site).ok_or_else(|| {
+        ModelError::site(site, "was not observed during calibration, so that it cannot be quantized")
+    })?;
+    let amax = swinq_calib::choose_range(site, calibrator, histogram)?;
+    ranges.insert(key, amax);
+    Ok(amax)
 }
 
 /// Calibrates `float` on the CPU.
@@ -344,7 +238,7 @@ mod tests {
         let start = Recipe::shipped("default").unwrap();
         let read = ReadOptions::default();
         let mut quantizer =
-            Quantizer::calibrate(float(), &start, &images(), (&read, Sizing::Keep), go_on).unwrap();
+            ModelQuantizer::calibrate(float(), &start, &images(), (&read, Sizing::Keep), go_on).unwrap();
         let rule = |pattern: &str| Rule { pattern: pattern.to_owned(), ..Rule::default() };
         let off = Rule { enable: Some(false), ..rule("layers.1.blocks.0.mlp.fc1.{input,weight}") };
         let basic = Rule { ptq: Some(Ptq::Basic), ..rule("layers.1.blocks.1.mlp.fc2.weight") };
@@ -377,8 +271,13 @@ mod tests {
     fn reconstruction_is_refused() {
         let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Reconstruct);
         let go_on = &mut |_| ControlFlow::Continue(());
-        let found =
-            Quantizer::calibrate(float(), &recipe, &images(), (&ReadOptions::default(), Sizing::Keep), go_on);
+        let found = ModelQuantizer::calibrate(
+            float(),
+            &recipe,
+            &images(),
+            (&ReadOptions::default(), Sizing::Keep),
+            go_on,
+        );
         let message = found.err().expect("refused").to_string();
         assert!(message.contains("reconstruct") && message.contains("refined"), "{message}");
     }

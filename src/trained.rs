@@ -8,7 +8,7 @@ use swinq_qat::export::{self, Trained};
 
 use crate::{Error, Model};
 
-/// What a training of a quantized model leaves.
+/// The result of a training of a quantized model.
 #[derive(Clone, Debug, Default)]
 pub struct TrainedParameters {
     /// Every parameter in f32, in the names of [`parameters`](swinq_model::params::parameters).

@@ -12,7 +12,8 @@ use swinq_model::{BatchSource, Calibrator, QuantizedModel, Recipe, Site};
 use crate::calibrator::amax;
 use crate::error::CalibError;
 use crate::histogram::Histogram;
-use crate::refine::{RefinedParameters, Trial};
+use crate::refine::Trial;
+use crate::refined::RefinedParameters;
 use crate::run::Run;
 use crate::task::Task;
 
@@ -27,7 +28,7 @@ pub struct CalibrateOptions<'a> {
     pub progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
 
-/// What a calibration is doing, and how much of it is done.
+/// The phase of a calibration, and how much of it is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// The phase. Phases follow each other in the order of [`Phase`]; a phase without work is left out.
@@ -57,15 +58,15 @@ pub struct Calibrated {
     pub model: QuantizedModel,
     /// The histograms of the observed sites: the enabled `s8` activations without an imported or fixed range.
     pub histograms: BTreeMap<Site, Histogram>,
-    /// SHA-256 of the pixel bytes ([`Batch::pixels`](swinq_model::Batch::pixels)) of all batches in the order in which they were read,
+    /// SHA-256 of the pixel bytes ([`Batch::pixels`](swinq_model::Batch::pixels)) of all batches in the order of reading,
     /// hexadecimal. It is the hash of no bytes if no image was read.
     pub pixels_sha256: String,
-    /// Positions of the images in the data set's full list, in the order in which they were read. Empty if no
+    /// Positions of the images in the data set's full list, in the order of reading. Empty if no
     /// site had to be observed.
     pub ids: Vec<usize>,
     /// The transforms that were tried at layers whose `ptq` is not `basic`, in the order of the trials.
     pub trials: Vec<Trial>,
-    /// What refinement found.
+    /// The results of refinement.
     pub refined: RefinedParameters,
 }
 

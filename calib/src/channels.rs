@@ -1,11 +1,13 @@
 //! Scales and zero points for the channels of the input of `mlp.fc2`.
 
+use std::borrow::Cow;
+
 use rayon::prelude::*;
 use swinq_model::quantized::{ChannelCodes, FloatModel, Param, check_range};
 use swinq_model::{BlockId, HostTensor, Linear, QuantizedModel, Site};
 
 use crate::error::CalibError;
-use crate::weight::quantize_weight;
+use crate::weight::quantize_for;
 
 /// Gives the input of `mlp.fc2` of `block` the codes `channels`, with the common scale `amax / 127`.
 ///
@@ -28,28 +30,16 @@ pub fn set_channel_codes(
     amax: f32,
     channels: ChannelCodes,
 ) -> Result<(), CalibError> {
-    set_codes(model, &float.tensors[&Linear::Fc2(block).weight_name()], block, amax, channels)
-}
-
-/// [`set_channel_codes`] with the float weight of the layer.
-pub(crate) fn set_codes(
-    model: &mut QuantizedModel,
-    weight: &HostTensor,
-    block: BlockId,
-    amax: f32,
-    channels: ChannelCodes,
-) -> Result<(), CalibError> {
     let linear = Linear::Fc2(block);
-    let (site, weight_site, name) = (Site::Input(linear), Site::Weight(linear), linear.weight_name());
+    let (site, name) = (Site::Input(linear), linear.weight_name());
     check_range(site, amax)?;
-    let folded = fold_factors(weight, &channels.factors);
+    let folded = fold_factors(&float.tensors[&name], &channels.factors);
     let before = model.site(site).clone();
     let state = model.sites.get_mut(&site).expect("`site` would have panicked");
     (state.amax, state.channels) = (Some(amax), Some(channels));
     let quantized = model.column_quantizers(site).map_err(CalibError::from).and_then(|_| {
-        let spec = &model.site(weight_site).spec;
-        let quantized = spec.enabled.then(|| quantize_weight(&folded, spec)).transpose();
-        quantized.map_err(|source| CalibError::WeightSite { site: weight_site, source: Box::new(source) })
+        let spec = &model.site(Site::Weight(linear)).spec;
+        spec.enabled.then(|| quantize_for(linear, &folded, spec)).transpose()
     });
     match quantized {
         Ok(weight) => {
@@ -65,13 +55,14 @@ pub(crate) fn set_codes(
     }
 }
 
-/// `weight` `[out, in]` times the factor of each input channel. The INT8 weight of a layer whose input has
+/// `weight` `[out, in]` times the factor of each input channel, or as it is if there are no factors. The INT8 weight of a layer whose input has
 /// [`ChannelCodes`] is quantized from this.
-pub fn fold_factors(weight: &HostTensor, factors: &[f32]) -> HostTensor {
-    let mut folded = weight.clone();
-    if !factors.is_empty() {
-        let rows = folded.data.par_chunks_mut(factors.len());
-        rows.for_each(|row| row.iter_mut().zip(factors).for_each(|(w, f)| *w *= f));
+pub fn fold_factors<'a>(weight: &'a HostTensor, factors: &[f32]) -> Cow<'a, HostTensor> {
+    if factors.is_empty() {
+        return Cow::Borrowed(weight);
     }
-    folded
+    let mut folded = weight.clone();
+    let rows = folded.data.par_chunks_mut(factors.len());
+    rows.for_each(|row| row.iter_mut().zip(factors).for_each(|(w, f)| *w *= f));
+    Cow::Owned(folded)
 }

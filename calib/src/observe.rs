@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use candle_core::{Device, Storage, Tensor};
 use rayon::prelude::*;
-use swinq_float::{Attention, Float, FloatError, Sites, attention_in_parts, ops};
+use swinq_float::{Attention, FloatError, Sites, attention_in_parts};
 use swinq_model::{ModelError, Site};
 
 use crate::error::CalibError;
@@ -88,19 +88,16 @@ impl Sites for Observe {
         Ok(x)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        Float.weight(site, w)
-    }
-
     fn watches(&self, site: Site) -> bool {
         self.histograms.contains_key(&site)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        if self.histograms.contains_key(&site) {
-            self.record(site, &ops::softmax(&logits)?)?;
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        let site = Site::Probs(attention.block);
+        if self.watches(site) {
+            self.record(site, &attention.softmax(&logits)?)?;
         }
-        Float.attend(site, logits, v)
+        attention.attend(&logits, &v)
     }
 
     /// Attention as a whole, unless a site between its parts is observed.

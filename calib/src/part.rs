@@ -19,10 +19,10 @@ use crate::histogram::Histogram;
 use crate::run::Run;
 use crate::task::Task;
 
-/// What some of the images of a calibration gave.
+/// The observations on some of the images of a calibration.
 #[derive(Debug)]
 pub struct Observed {
-    /// Positions of the images in the data set's full list, in the order in which they were read.
+    /// Positions of the images in the data set's full list, in the order of reading.
     pub ids: Vec<usize>,
     /// Everything that the calibration needs of these images.
     pub tensors: PartTensors,

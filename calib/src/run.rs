@@ -27,26 +27,26 @@ pub(crate) fn images_per_forward(device: &Device) -> usize {
 /// Forwards that run at the same time: on the CPU one on each thread, as many as a quarter of the memory holds.
 fn forwards_at_a_time(config: &SwinConfig, size: Size, device: &Device) -> usize {
     /// The values that a forward and a sampler hold for each value of the first stage's residual stream, at the input of its
-    /// `mlp.fc2`: the stream, the hidden values, which are four times as wide, a copy of them, and memory that was freed last.
+    /// `mlp.fc2`: the residual, the hidden values, which are four times as wide, a copy of them, and memory that was freed last.
     const VALUES: usize = 12;
     if !device.is_cpu() {
         return 1;
     }
-    let stream = config.grid_size(0, size).area() * config.embed_dim;
-    let bytes = (IMAGES_PER_FORWARD * VALUES * stream * size_of::<f32>()) as u64;
+    let residual = config.grid_size(0, size).area() * config.embed_dim;
+    let bytes = (IMAGES_PER_FORWARD * VALUES * residual * size_of::<f32>()) as u64;
     let most = permitted_memory().map_or(usize::MAX, |memory| (memory / 4 / bytes.max(1)) as usize);
     threads().min(most).max(1)
 }
 
 /// A run of the float model over the images.
 pub(crate) struct Run {
-    /// What was observed and sampled.
+    /// The observations and the samples.
     pub sampler: Sampler,
     /// The same of threads other than the first, until the last batch.
     others: Vec<Sampler>,
     /// The hash of the pixels so far.
     pub hash: Sha256,
-    /// Positions of the images, in the order in which they were read.
+    /// Positions of the images, in the order of reading.
     pub ids: Vec<usize>,
     /// The images, if they are needed later.
     pub kept: Option<Vec<Batch>>,

@@ -1,4 +1,4 @@
-//! What a calibration has to find, and how the result is made of what was observed.
+//! The quantities that a calibration has to find, and how the result follows from the observations.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
@@ -13,10 +13,11 @@ use crate::error::CalibError;
 use crate::observe::Observe;
 use crate::quantize::assemble;
 use crate::reconstruct::{Reconstruction, in_order, reconstructed_layers};
-use crate::refine::{RefinedParameters, Refiner, Sampler, refined_layers};
+use crate::refine::{Refiner, Sampler, refined_layers};
+use crate::refined::RefinedParameters;
 use crate::run::{Run, images_per_forward};
 
-/// What a calibration of a model for a recipe has to find.
+/// The quantities that a calibration of a model for a recipe has to find.
 pub(crate) struct Task<'a> {
     model: &'a FloatModel,
     recipe: &'a Recipe,
@@ -74,7 +75,7 @@ impl<'a> Task<'a> {
         Sampler::new(observe, self.refined.clone(), blocks, total)
     }
 
-    /// The result, from what `run` has observed. `progress` is called after each layer.
+    /// The result, from the observations of `run`. `progress` is called after each layer.
     pub fn finish(
         self,
         run: Run,

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use swinq_model::quantized::Int8Weight;
-use swinq_model::{Calibrator, Granularity, HostTensor, SiteSpec};
+use swinq_model::{Calibrator, Granularity, HostTensor, Linear, Site, SiteSpec};
 
 use crate::calibrator::amax_for_codes;
 use crate::error::CalibError;
@@ -69,6 +69,19 @@ fn choose_amax(values: &[f32], calibrator: Calibrator, largest_code: u8) -> Resu
 /// The errors of [`weight_scales`].
 pub fn quantize_weight(weight: &HostTensor, spec: &SiteSpec) -> Result<Int8Weight, CalibError> {
     Ok(quantize_by_scales(weight, weight_scales(weight, spec)?, spec.largest_code()))
+}
+
+/// [`quantize_weight`] for the weight of `layer`.
+///
+/// # Errors
+/// [`CalibError::WeightSite`], which names the site.
+pub(crate) fn quantize_for(
+    layer: Linear,
+    weight: &HostTensor,
+    spec: &SiteSpec,
+) -> Result<Int8Weight, CalibError> {
+    let named = |source| CalibError::WeightSite { site: Site::Weight(layer), source: Box::new(source) };
+    quantize_weight(weight, spec).map_err(named)
 }
 
 /// Quantizes `weight` (output channels first) with given scales: one for the whole tensor, or one per output

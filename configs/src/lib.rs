@@ -5,7 +5,7 @@
 //! `swinq-model` reads [`SWIN`], [`SWINV2`], [`BACKBONES`] and [`QUANT`], `swinq-qat` reads [`QAT`].
 
 /// The name of a file, without its extension, and its YAML text.
-pub type Named = (&'static str, &'static str);
+pub type NamedYaml = (&'static str, &'static str);
 
 macro_rules! embedded {
     ($folder:literal: $($name:literal),* $(,)?) => {
@@ -14,7 +14,7 @@ macro_rules! embedded {
 }
 
 /// Model configurations: `configs/swin/*.yaml`, in the keys of Microsoft's Swin repository.
-pub const SWIN: &[Named] = embedded!["swin":
+pub const SWIN: &[NamedYaml] = embedded!["swin":
     "swin_tiny_patch4_window7_224",
     "swin_tiny_patch4_window7_224_22k",
     "swin_tiny_patch4_window7_224_22kto1k_finetune",
@@ -34,7 +34,7 @@ pub const SWIN: &[Named] = embedded!["swin":
 ];
 
 /// Model configurations of Swin V2: `configs/swinv2/*.yaml`, in the keys of Microsoft's Swin repository.
-pub const SWINV2: &[Named] = embedded!["swinv2":
+pub const SWINV2: &[NamedYaml] = embedded!["swinv2":
     "swinv2_tiny_patch4_window8_256",
     "swinv2_tiny_patch4_window16_256",
     "swinv2_small_patch4_window8_256",
@@ -51,7 +51,7 @@ pub const SWINV2: &[Named] = embedded!["swinv2":
 
 /// Backbones of detectors and other models: `configs/backbones/*.yaml`, in the keys of Microsoft's Swin repository and
 /// `OUT_FEATURES`. A name is that of a configuration or a model in its repository, as far as it tells the architecture.
-pub const BACKBONES: &[Named] = embedded!["backbones":
+pub const BACKBONES: &[NamedYaml] = embedded!["backbones":
     "mask-rcnn_swin-t-p4-w7",
     "mask-rcnn_swin-s-p4-w7",
     "retinanet_swin-t-p4-w7",
@@ -107,16 +107,16 @@ pub const BACKBONES: &[Named] = embedded!["backbones":
 ];
 
 /// Quantization recipes: `configs/quant/*.yaml`.
-pub const QUANT: &[Named] = embedded!["quant": "default", "mode1", "mode2"];
+pub const QUANT: &[NamedYaml] = embedded!["quant": "default", "mode1", "mode2"];
 
 /// Training jobs: `configs/qat/*.yaml`.
-pub const QAT: &[Named] = embedded!["qat": "default", "mode1_kl", "w4", "finetune", "backbone"];
+pub const QAT: &[NamedYaml] = embedded!["qat": "default", "mode1_kl", "w4", "finetune", "backbone"];
 
 /// The names of ImageNet-1k's classes (ILSVRC 2012), one per line in the order of the classes: the first word of WordNet for
 /// each. Where two classes share it they are told apart: `crane (bird)`, `crane (machine)`, `maillot`, `tank suit`.
 pub const IMAGENET_1K: &str = include_str!("../labels/imagenet1k.txt");
 
 /// The text of the entry called `name`.
-pub fn find(table: &[Named], name: &str) -> Option<&'static str> {
+pub fn find(table: &[NamedYaml], name: &str) -> Option<&'static str> {
     table.iter().find(|(entry, _)| *entry == name).map(|(_, text)| *text)
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use swinq_configs::{BACKBONES, IMAGENET_1K, Named, QAT, QUANT, SWIN, SWINV2, find};
+use swinq_configs::{BACKBONES, IMAGENET_1K, NamedYaml, QAT, QUANT, SWIN, SWINV2, find};
 
 /// Name and text of every YAML file in a folder of this crate.
 fn files(folder: &str) -> BTreeMap<String, String> {
@@ -19,7 +19,7 @@ fn files(folder: &str) -> BTreeMap<String, String> {
     files
 }
 
-fn embedded(table: &[Named]) -> BTreeMap<String, String> {
+fn embedded(table: &[NamedYaml]) -> BTreeMap<String, String> {
     table.iter().map(|(name, text)| ((*name).to_owned(), (*text).to_owned())).collect()
 }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::dataset::Dataset;
-use crate::decode::{Held, Permit, RgbImage};
+use crate::decode::{DecodedImage, Permit, RgbImage};
 use crate::error::DataError;
 
 /// A data set that caches its decoded images. Every decoded image is added until the cached pixels reach the
@@ -47,7 +47,7 @@ impl DecodedCache {
         if let Some(image) = slot.and_then(OnceLock::get) {
             return Ok((Arc::clone(image), None));
         }
-        let Held { image, permit } = self.dataset.decode_held(id)?;
+        let DecodedImage { image, permit } = self.dataset.decode_held(id)?;
         let image = Arc::new(image);
         if let Some(slot) = slot {
             self.add(slot, &image);

@@ -132,7 +132,7 @@ impl<S: Source> Prefetcher<S> {
         &self.shared.source
     }
 
-    /// What the threads have done so far.
+    /// The work of the threads so far.
     pub(crate) fn work(&self) -> LoaderWork {
         self.shared.lock().work
     }

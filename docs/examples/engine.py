@@ -318,21 +318,21 @@ class Engine:
         masked = np.where(regions[:, :, None] == regions[:, None, :], f32(0), f32(-100))
         return bias + masked[:, None]
 
-    def block(self, name, stream, heads, geometry, shifted):
-        """One block of a stage: stream [images, height, width, c] to the same."""
+    def block(self, name, residual, heads, geometry, shifted):
+        """One block of a stage: residual [images, height, width, c] to the same."""
         window, shift, padded = geometry
         if not shifted:
             shift = 0 * shift
-        x = partition(self.shift_and_pad(self.norm(f"{name}.norm1", stream), shift, padded), window)
+        x = partition(self.shift_and_pad(self.norm(f"{name}.norm1", residual), shift, padded), window)
         qkv = self.linear(f"{name}.attn.qkv", x)
         x = self.attention(name, qkv, heads, self.bias(name, window, shift, padded))
         x = reverse(self.linear(f"{name}.attn.proj", x), window, padded)
-        x = self.crop_and_unshift(x, shift, stream.shape[1:3])
-        stream = self.add(f"{name}.attn.add", stream, x)
+        x = self.crop_and_unshift(x, shift, residual.shape[1:3])
+        residual = self.add(f"{name}.attn.add", residual, x)
         quantized = self.quantizer(f"{name}.mlp.fc2.input") is not None
         activation = gelu_quadratic if quantized and self.document.get("numbers", 1) >= 4 else gelu
-        x = activation(self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.norm2", stream)))
-        return self.add(f"{name}.mlp.add", stream, self.linear(f"{name}.mlp.fc2", x))
+        x = activation(self.linear(f"{name}.mlp.fc1", self.norm(f"{name}.norm2", residual)))
+        return self.add(f"{name}.mlp.add", residual, self.linear(f"{name}.mlp.fc2", x))
 
     def add(self, name, shortcut, branch):
         return fake(self.quantizer(f"{name}.shortcut"), shortcut) + fake(self.quantizer(f"{name}.branch"), branch)
@@ -354,27 +354,27 @@ class Engine:
             x = x + self.parameter("absolute_pos_embed").reshape(1, height, width, -1)
         return x
 
-    def merge(self, name, stream):
-        x = np.pad(stream, ((0, 0), (0, stream.shape[1] % 2), (0, stream.shape[2] % 2), (0, 0)))
+    def merge(self, name, residual):
+        x = np.pad(residual, ((0, 0), (0, residual.shape[1] % 2), (0, residual.shape[2] % 2), (0, 0)))
         x = np.concatenate([x[:, 0::2, 0::2], x[:, 1::2, 0::2], x[:, 0::2, 1::2], x[:, 1::2, 1::2]], axis=-1)
         return self.linear(f"{name}.reduction", self.norm(f"{name}.norm", x))
 
-    def head(self, stream):
-        x = self.norm("norm", stream).reshape(len(stream), -1, stream.shape[-1])
+    def head(self, residual):
+        x = self.norm("norm", residual).reshape(len(residual), -1, residual.shape[-1])
         total = np.zeros_like(x[:, 0])
         for token in range(x.shape[1]):
             total = total + x[:, token]
         return self.linear("head", total / f32(x.shape[1]))
 
     def logits(self, pixels):
-        stream = self.embed(pixels)
+        residual = self.embed(pixels)
         for stage, (depth, heads) in enumerate(zip(self.config["depths"], self.config["num_heads"])):
-            geometry = self.geometry(stage, np.array(stream.shape[1:3]))
+            geometry = self.geometry(stage, np.array(residual.shape[1:3]))
             for block in range(depth):
-                stream = self.block(f"layers.{stage}.blocks.{block}", stream, heads, geometry, block % 2 == 1)
+                residual = self.block(f"layers.{stage}.blocks.{block}", residual, heads, geometry, block % 2 == 1)
             if stage + 1 < len(self.config["depths"]):
-                stream = self.merge(f"layers.{stage}.downsample", stream)
-        return self.head(stream)
+                residual = self.merge(f"layers.{stage}.downsample", residual)
+        return self.head(residual)
 
 
 def pair(size):

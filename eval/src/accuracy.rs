@@ -30,7 +30,7 @@ impl Accuracy {
     }
 }
 
-/// Probability below which [`near_chance`] takes a number of right images for impossible.
+/// Significance level of the test [`near_chance`].
 const IMPROBABLE: f64 = 1e-3;
 
 /// Whether an accuracy is that of guessing among `classes` classes, by two exact binomial tests: guessing would get as many

@@ -95,7 +95,7 @@ pub fn collect(
     collect_any(classifier, source, progress)?.checked()
 }
 
-/// [`collect`], for images of which all may be left out.
+/// [`collect`], for images that may all be left out.
 ///
 /// # Errors
 /// Those of [`collect`], without [`EvalError::NoImages`].

@@ -28,6 +28,12 @@ impl Default for LatencyOptions {
 /// A step to measure: one forward of one batch, which is complete when the function returns.
 pub type Step<'a> = Box<dyn FnMut() -> Result<(), BoxError> + 'a>;
 
+/// The middle of `values`, and the greater one of two; 0 for none.
+pub fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or_default()
+}
+
 /// Wall-clock times of the runs of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Latency {

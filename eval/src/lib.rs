@@ -46,7 +46,7 @@ pub use error::EvalError;
 pub use fidelity::{Fidelity, fidelity};
 pub use inspection::{Inspection, site_results};
 pub use interval::{Interval, top1_difference};
-pub use latency::{Latency, LatencyOptions, Step, measure, measure_interleaved};
+pub use latency::{Latency, LatencyOptions, Step, measure, measure_interleaved, median};
 pub use maps::{ImageErrors, MapErrors};
 pub use report::{ReportExtras, Thumbnail, html, markdown};
 pub use results::{

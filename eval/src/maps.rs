@@ -69,7 +69,7 @@ impl MapErrors {
         Ok(())
     }
 
-    /// Adds images of which each has a distance for every output.
+    /// Adds images; each has a distance for every output.
     pub(crate) fn append(&mut self, images: Vec<ImageErrors>) {
         self.images.extend(images);
     }

@@ -10,7 +10,7 @@ use crate::distortion::Distortion;
 use crate::error::EvalError;
 use crate::maps::{ImageErrors, MapErrors};
 
-/// The tensors of a part: what each of several models returned for the same images.
+/// The tensors of a part: the results of each of several models for the same images.
 ///
 /// # Errors
 /// [`EvalError::Mismatch`] if the models have run on different images, or there is no model.

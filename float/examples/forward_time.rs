@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use candle_core::{Device, Tensor};
-use swinq_float::{Float, FloatError, Sites, Swin};
+use swinq_float::{Attention, Float, FloatError, Sites, Swin};
 use swinq_model::{Site, load_config, random_model};
 
 const RUNS: usize = 7;
@@ -42,17 +42,13 @@ impl Sites for Timed {
         Ok(x)
     }
 
-    fn weight(&mut self, _: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        Ok(w.clone())
-    }
-
     fn watches(&self, site: Site) -> bool {
         !matches!(site, Site::Output(_))
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.record(Timed::kind(site));
-        let y = Float.attend(site, logits, v)?;
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.record(Timed::kind(Site::Probs(attention.block)));
+        let y = attention.attend(&logits, &v)?;
         self.record("(attend)".to_owned());
         Ok(y)
     }

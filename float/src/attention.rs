@@ -2,8 +2,7 @@
 
 use std::borrow::Cow;
 
-use candle_core::Tensor;
-use swinq_model::arch::Stage;
+use candle_core::{Tensor, bail};
 use swinq_model::site::{BlockId, Site};
 use swinq_model::{ModelError, SwinVersion, position};
 use swinq_numerics::HeadScores;
@@ -12,7 +11,7 @@ use crate::Sites;
 use crate::block::{BlockContext, linear};
 use crate::error::FloatError;
 use crate::ops::taped::{self, AttentionSites};
-use crate::ops::{Ops, composed};
+use crate::ops::{Compute, Ops, candle};
 use crate::packed::PackedAttention;
 use crate::weights::{BlockWeights, Factors, Position};
 
@@ -43,9 +42,18 @@ impl Attention<'_> {
     /// Shapes that do not fit, or a forward pass on a tape, where attention is one operation.
     pub fn split(&self) -> Result<[Tensor; 3], FloatError> {
         let (heads, n, _) = self.bias.dims3()?;
-        let parts = self.ops.split_heads(&self.qkv, heads, n)?;
+        let compute = self.parts()?;
+        let parts = compute.split_heads(&self.qkv, heads, n)?;
         let [q, k, v] = [parts.get(0)?, parts.get(1)?, parts.get(2)?];
-        Ok(if self.cosine { [self.ops.normalize(&q)?, self.ops.normalize(&k)?, v] } else { [q, k, v] })
+        Ok(if self.cosine { [compute.normalize(&q)?, compute.normalize(&k)?, v] } else { [q, k, v] })
+    }
+
+    /// The implementation of the parts.
+    fn parts(&self) -> candle_core::Result<Compute> {
+        match self.ops.tape {
+            None => Ok(self.ops.compute),
+            Some(_) => bail!("attention on a tape is one operation; its parts are not available"),
+        }
     }
 
     /// The factor of `q k^T` for each head, `[heads]`.
@@ -56,7 +64,7 @@ impl Attention<'_> {
         Ok(match self.factors {
             Factors::Fixed(scales) => Cow::Borrowed(scales),
             Factors::Learned(logarithms) => {
-                Cow::Owned(composed::clamped_exp(logarithms)?.flatten_all()?.to_vec1()?)
+                Cow::Owned(candle::clamped_exp(logarithms)?.flatten_all()?.to_vec1()?)
             }
         })
     }
@@ -67,7 +75,7 @@ impl Attention<'_> {
     /// Candle's errors.
     pub fn head_scores(&self) -> Result<Vec<HeadScores>, FloatError> {
         let version = if self.cosine { SwinVersion::V2 } else { SwinVersion::V1 };
-        let scores = |&scale: &f32| HeadScores { scale, two_codes: position::two_codes(version, scale) };
+        let scores = |&scale: &f32| HeadScores { scale, hi_lo: position::hi_lo(version, scale) };
         Ok(self.scales()?.iter().map(scores).collect())
     }
 
@@ -77,18 +85,17 @@ impl Attention<'_> {
     /// # Errors
     /// The errors of [`Attention::split`].
     pub fn merge(&self, mixed: &Tensor) -> Result<Tensor, FloatError> {
-        Ok(self.ops.merge_heads(mixed)?)
+        Ok(self.parts()?.merge_heads(mixed)?)
     }
 
-    /// The whole attention as one differentiable operation, in a forward pass on a tape; `None` in others.
+    /// The whole attention as one operation, as it is trained: `[windows * n, heads * head_dim]`.
     ///
     /// # Errors
     /// The errors of [`taped::attention`].
-    pub fn taped(&self, sites: &AttentionSites) -> Result<Option<Tensor>, FloatError> {
-        let Ops::Taped(tape) = self.ops else { return Ok(None) };
+    pub fn at_once(&self, sites: &AttentionSites) -> Result<Tensor, FloatError> {
         let logarithms = match self.factors {
             Factors::Fixed(scales) => {
-                return Ok(Some(taped::attention(tape, &self.qkv, scales[0], &self.bias, self.mask, sites)?));
+                return Ok(taped::attention(self.ops, &self.qkv, scales[0], &self.bias, self.mask, sites)?);
             }
             Factors::Learned(logarithms) => logarithms,
         };
@@ -98,18 +105,20 @@ impl Attention<'_> {
             return Err(ModelError::site(Site::Scores(self.block), problem).into());
         }
         // The factors become part of the queries, so that the rest is the attention of Swin V1 with the factor 1.
-        let scaled = taped::cosine(tape, &self.qkv, logarithms, [&sites.q, &sites.k])?;
+        let scaled = taped::cosine(self.ops, &self.qkv, logarithms, [&sites.q, &sites.k])?;
         let rest = AttentionSites { q: None, k: None, ..sites.clone() };
-        Ok(Some(taped::attention(tape, &scaled, 1.0, &self.bias, self.mask, &rest)?))
+        Ok(taped::attention(self.ops, &scaled, 1.0, &self.bias, self.mask, &rest)?)
     }
 
-    /// The whole attention in float, without its sites: `[windows * n, heads * head_dim]`, with the bits that its parts
-    /// would give. `None` where only the parts exist: in Swin V2, on a tape and on
-    /// other devices.
+    /// The whole attention in float, without its sites: `[windows * n, heads * head_dim]`. On the host it has the bits of its
+    /// parts. `None` where only the parts exist: in Swin V2 on the host, and in candle's operations without a tape.
     ///
     /// # Errors
-    /// Candle's errors.
+    /// The errors of [`Attention::at_once`].
     pub fn whole(&self) -> Result<Option<Tensor>, FloatError> {
+        if self.ops.tape.is_some() || self.ops.compute.is_cuda() {
+            return self.at_once(&AttentionSites::FLOAT).map(Some);
+        }
         Ok(self.packed.map(|packed| packed.run(&self.qkv, self.masks)).transpose()?)
     }
 
@@ -118,7 +127,7 @@ impl Attention<'_> {
     /// # Errors
     /// Shapes that do not fit.
     pub fn scores(&self, q: &Tensor, k: &Tensor) -> Result<Tensor, FloatError> {
-        Ok(self.ops.scores(q, k)?)
+        Ok(self.parts()?.scores(q, k)?)
     }
 
     /// `scores * scale + (bias + mask)`.
@@ -126,11 +135,28 @@ impl Attention<'_> {
     /// # Errors
     /// Shapes that do not fit.
     pub fn logits(&self, scores: &Tensor) -> Result<Tensor, FloatError> {
-        if let (Ops::Composed, Factors::Learned(logarithms)) = (self.ops, self.factors) {
-            let scaled = scores.broadcast_mul(&composed::clamped_exp(logarithms)?)?;
-            return Ok(composed::add_bias_and_mask(&scaled, &self.bias, self.mask)?);
+        let compute = self.parts()?;
+        if let Factors::Learned(logarithms) = self.factors {
+            let scaled = scores.broadcast_mul(&candle::clamped_exp(logarithms)?)?;
+            return Ok(candle::add_bias_and_mask(&scaled, &self.bias, self.mask)?);
         }
-        Ok(self.ops.logits(scores, &self.scales()?, &self.bias, self.mask)?)
+        Ok(compute.logits(scores, &self.scales()?, &self.bias, self.mask)?)
+    }
+
+    /// The probabilities of `logits`: their softmax over the last dimension.
+    ///
+    /// # Errors
+    /// Candle's errors.
+    pub fn softmax(&self, logits: &Tensor) -> Result<Tensor, FloatError> {
+        Ok(self.parts()?.softmax(logits)?)
+    }
+
+    /// [`Attention::softmax`] of `logits` `[windows, heads, n, n]`, times `v` `[windows, heads, n, head_dim]`.
+    ///
+    /// # Errors
+    /// Shapes that do not fit.
+    pub fn attend(&self, logits: &Tensor, v: &Tensor) -> Result<Tensor, FloatError> {
+        Ok(self.parts()?.attend(logits, v)?)
     }
 }
 
@@ -144,31 +170,16 @@ pub(super) fn attention(
 ) -> Result<Tensor, FloatError> {
     let ops = context.ops;
     let qkv = linear(input, &weights.qkv, sites)?;
-    let (bias, mask) = (relative_bias(weights, context)?, context.windows.mask.as_ref());
+    let table = match &weights.position {
+        Position::Table(table) => table.clone(),
+        Position::Mlp(mlp) => taped::position_table(ops, context.coordinates, mlp)?,
+    };
+    let bias = taped::relative_bias(ops, &table, context.relative_index, context.stage.window_tokens())?;
+    let mask = context.windows.mask.as_ref();
     let (factors, cosine) = (&weights.factors, context.post_norm);
     let (packed, masks) = (weights.attention.as_ref(), context.windows.masks.as_slice());
     let attention = Attention { block: weights.id, qkv, bias, mask, masks, factors, cosine, ops, packed };
     let mixed = sites.attention(&attention)?;
     let branch = linear(mixed, &weights.proj, sites)?;
     Ok(ops.gather(&branch, &context.windows.reverse)?)
-}
-
-/// The relative position bias, `[heads, n, n]`.
-fn relative_bias(weights: &BlockWeights, context: &BlockContext) -> Result<Tensor, FloatError> {
-    let table = match (&weights.position, context.ops) {
-        (Position::Table(table), _) => table.clone(),
-        (Position::Mlp(mlp), Ops::Taped(tape)) => taped::position_table(tape, context.coordinates, mlp)?,
-        (Position::Mlp(mlp), _) => composed::position_table(context.coordinates, mlp)?,
-    };
-    if let Ops::Taped(tape) = context.ops {
-        let n = context.stage.window_tokens();
-        return Ok(taped::relative_bias(tape, &table, context.relative_index, n)?);
-    }
-    Ok(expand_bias(&table, context.relative_index, context.stage)?)
-}
-
-/// The relative position bias `[heads, n, n]` of a table `[bias_rows, heads]`; `index` `[n * n]` has its rows.
-pub(super) fn expand_bias(table: &Tensor, index: &Tensor, stage: &Stage) -> candle_core::Result<Tensor> {
-    let n = stage.window_tokens();
-    table.index_select(index, 0)?.t()?.contiguous()?.reshape((stage.heads, n, n))
 }

@@ -9,7 +9,7 @@ use crate::maps::Windows;
 use crate::ops::Ops;
 use crate::weights::{BlockWeights, LinearWeights};
 use swinq_model::arch::Stage;
-use swinq_model::site::{BlockId, Half, Operand, Site};
+use swinq_model::site::{BlockId, Branch, Operand, Site};
 
 /// A linear layer on `x` `[rows, in]`, through its sites.
 pub(super) fn linear(x: Tensor, layer: &LinearWeights, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
@@ -31,7 +31,7 @@ pub(super) struct BlockContext<'a> {
 }
 
 /// The attention branch of a block, added to the residual stream `[images * tokens, c]`.
-pub(super) fn attention_half(
+pub(super) fn attention_branch(
     x: Tensor,
     weights: &BlockWeights,
     context: &BlockContext,
@@ -44,11 +44,11 @@ pub(super) fn attention_half(
     } else {
         attention(ops.norm_then_gather(&x, &weights.norm1, partition)?, weights, context, sites)?
     };
-    residual(x, branch, weights.id, Half::Attn, ops, sites)
+    residual(x, branch, weights.id, Branch::Attn, ops, sites)
 }
 
 /// The MLP of a block, added to the residual stream `[images * tokens, c]`.
-pub(super) fn mlp_half(
+pub(super) fn mlp_branch(
     x: Tensor,
     weights: &BlockWeights,
     context: &BlockContext,
@@ -59,20 +59,21 @@ pub(super) fn mlp_half(
     let hidden = linear(input, &weights.fc1, sites)?;
     let branch = linear(hidden, &weights.fc2, sites)?;
     let branch = if context.post_norm { ops.norm(&branch, &weights.norm2)? } else { branch };
-    let x = residual(x, branch, weights.id, Half::Mlp, ops, sites)?;
+    let x = residual(x, branch, weights.id, Branch::Mlp, ops, sites)?;
     sites.block_output(weights.id, &x)?;
     Ok(x)
 }
 
+/// Adds `branch` to `shortcut`. The site of the branch is visited also where nothing is quantized: training drops branches there.
 fn residual(
     shortcut: Tensor,
     branch: Tensor,
     id: BlockId,
-    half: Half,
+    of: Branch,
     ops: &Ops,
     sites: &mut dyn Sites,
 ) -> Result<Tensor, FloatError> {
-    let branch = sites.activation(Site::Add(id, half, Operand::Branch), branch)?;
-    let shortcut = sites.activation(Site::Add(id, half, Operand::Shortcut), shortcut)?;
+    let branch = sites.activation(Site::Add(id, of, Operand::Branch), branch)?;
+    let shortcut = sites.activation(Site::Add(id, of, Operand::Shortcut), shortcut)?;
     Ok(ops.add(&shortcut, &branch)?)
 }

@@ -2,7 +2,7 @@
 //! and every quantized linear layer is computed on codes, as the number contract says
 //! (`swinq_numerics::reference`).
 
-mod composed;
+mod candle;
 mod host;
 
 use std::collections::BTreeMap;
@@ -11,9 +11,9 @@ use candle_core::{Device, Tensor};
 use swinq_numerics::{AttentionQuant, ColumnQuantizers, Gelu, Probs, Quantizer};
 
 use crate::error::FloatError;
-use crate::ops::{fake_quantize, fake_quantize_columns};
-use crate::packed::{PackedLinear, Workers};
-use crate::{Attention, Float, LinearWeights, Sites};
+use crate::ops::{Compute, fake_quantize, fake_quantize_columns};
+use crate::packed::PackedLinear;
+use crate::{Attention, LinearWeights, Sites};
 use swinq_model::quantized::{Int8Weight, Param, QuantizedModel};
 use swinq_model::recipe::Kind;
 use swinq_model::site::{BlockId, Linear, Site, all_linears};
@@ -30,9 +30,9 @@ const EXACT_WIDE: usize = 512;
 /// linear layer whose two operands are quantized sums products of codes, exactly. A site that is off leaves
 /// its tensor unchanged.
 ///
-/// In host memory all arithmetic equals the reference's, bit for bit. In candle's operations
-/// ([`FakeQuant::composed`]) codes and sums of codes equal the reference's; the exponential, GELU and norms
-/// are candle's, and a multiplication followed by an addition rounds twice.
+/// On the host ([`Compute::Host`]) all arithmetic equals the reference's, bit for bit. Elsewhere it consists of candle's
+/// operations: codes and sums of codes equal the reference's; the exponential, GELU and norms are candle's, and a
+/// multiplication followed by an addition rounds twice.
 pub struct FakeQuant {
     quantizers: BTreeMap<Site, Quantizer>,
     /// The quantizers of sites whose channels have their own; `quantizers` has the common scale.
@@ -41,15 +41,7 @@ pub struct FakeQuant {
     /// The GELU of MLPs whose hidden values are quantized.
     gelu: Gelu,
     weights: BTreeMap<Linear, Weight>,
-    arithmetic: Arithmetic,
-}
-
-/// The implementation of the arithmetic.
-enum Arithmetic {
-    /// The reference's functions, in host memory.
-    Host(Workers),
-    /// candle's operations, on any device.
-    Composed,
+    compute: Compute,
 }
 
 /// A quantized weight.
@@ -63,7 +55,7 @@ struct Weight {
 /// The quantization of the input of a linear layer on codes.
 struct LinearInput {
     /// The site's scale.
-    step: Quantizer,
+    quantizer: Quantizer,
     /// The quantizers of the channels, if they have their own.
     channels: Option<ColumnQuantizers>,
 }
@@ -78,37 +70,27 @@ impl LinearInput {
 /// A linear layer on codes: a quantized weight and the quantizer of its input.
 enum QuantizedLinear {
     Host(host::QuantizedLinear),
-    Composed(composed::QuantizedLinear),
+    Candle(candle::QuantizedLinear),
 }
 
 impl FakeQuant {
-    /// The simulation of `model` on `device`: by the reference's functions in host memory, else in candle's
-    /// operations.
+    /// The simulation of `model` on `device`, with the implementation for inference there.
+    ///
+    /// # Errors
+    /// The errors of [`QuantizedModel::validate`] and [`Compute::for_inference`].
+    pub fn new(model: &QuantizedModel, device: &Device) -> Result<FakeQuant, FloatError> {
+        FakeQuant::with(model, device, Compute::for_inference(device)?)
+    }
+
+    /// The simulation of `model` on `device`, with the implementation `compute`.
     ///
     /// # Errors
     /// The errors of [`QuantizedModel::validate`].
-    pub fn new(model: &QuantizedModel, device: &Device) -> Result<FakeQuant, FloatError> {
-        match device {
-            Device::Cpu => FakeQuant::with(model, device, Arithmetic::Host(Workers::new()?)),
-            _ => FakeQuant::composed(model, device),
+    pub fn with(model: &QuantizedModel, device: &Device, compute: Compute) -> Result<FakeQuant, FloatError> {
+        if !compute.is_host() {
+            // Reduced precision would make sums of codes inexact.
+            candle_core::cuda::set_gemm_reduced_precision_f32(false);
         }
-    }
-
-    /// The simulation of `model` in candle's operations, on any device.
-    ///
-    /// # Errors
-    /// The errors of [`FakeQuant::new`].
-    pub fn composed(model: &QuantizedModel, device: &Device) -> Result<FakeQuant, FloatError> {
-        // Reduced precision would make sums of codes inexact.
-        candle_core::cuda::set_gemm_reduced_precision_f32(false);
-        FakeQuant::with(model, device, Arithmetic::Composed)
-    }
-
-    fn with(
-        model: &QuantizedModel,
-        device: &Device,
-        arithmetic: Arithmetic,
-    ) -> Result<FakeQuant, FloatError> {
         model.validate()?;
         let (mut quantizers, mut probs) = (BTreeMap::new(), BTreeMap::new());
         for (&site, state) in
@@ -131,7 +113,7 @@ impl FakeQuant {
             channels.extend(model.column_quantizers(site)?.map(|columns| (site, columns)));
         }
         let mut found =
-            FakeQuant { quantizers, channels, probs, gelu: model.gelu, weights: BTreeMap::new(), arithmetic };
+            FakeQuant { quantizers, channels, probs, gelu: model.gelu, weights: BTreeMap::new(), compute };
         for linear in all_linears(&model.config) {
             if let Some(Param::Int8(weight)) = model.params.get(&linear.weight_name()) {
                 let weight = found.prepare(linear, weight, model.float_weight(linear), device)?;
@@ -164,16 +146,13 @@ impl FakeQuant {
         float: HostTensor,
         device: &Device,
     ) -> candle_core::Result<Weight> {
-        let quantized = |step| {
-            let input = LinearInput { step, channels: self.channels.get(&Site::Input(linear)).cloned() };
-            match self.arithmetic {
-                Arithmetic::Host(_) => host::QuantizedLinear::new(weight, input).map(QuantizedLinear::Host),
-                Arithmetic::Composed => {
-                    let output = self.quantizer(Site::Output(linear));
-                    composed::QuantizedLinear::new(weight, input, output, device)
-                        .map(QuantizedLinear::Composed)
-                }
+        let quantized = |quantizer| {
+            let input = LinearInput { quantizer, channels: self.channels.get(&Site::Input(linear)).cloned() };
+            if self.compute.is_host() {
+                return host::QuantizedLinear::new(weight, input).map(QuantizedLinear::Host);
             }
+            let output = self.quantizer(Site::Output(linear));
+            candle::QuantizedLinear::new(weight, input, output, device).map(QuantizedLinear::Candle)
         };
         Ok(Weight {
             float: Tensor::from_vec(float.data, float.shape, device)?,
@@ -195,7 +174,7 @@ impl FakeQuant {
     /// The rest of `layer` after its output site, in candle's operations.
     fn finish(&self, layer: &LinearWeights, y: Tensor) -> candle_core::Result<Tensor> {
         match self.gelu(layer.linear) {
-            Some(Gelu::Quadratic) => composed::gelu_quadratic(&layer.add_bias(y)?),
+            Some(Gelu::Quadratic) => candle::gelu_quadratic(&layer.add_bias(y)?),
             _ => layer.finish(y),
         }
     }
@@ -214,18 +193,18 @@ fn matrix_of_codes(weight: &Int8Weight) -> candle_core::Result<Tensor> {
 
 /// The factor of a sum of products of codes, one per output channel: `s_x * s_w[c]`.
 fn multipliers(weight: &Int8Weight, input: &LinearInput) -> Vec<f32> {
-    (0..weight.matrix().0).map(|row| input.step.scale() * weight.scale(row)).collect()
+    (0..weight.matrix().0).map(|row| input.quantizer.scale() * weight.scale(row)).collect()
 }
 
 impl Sites for FakeQuant {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
-        match (self.channels.get(&site), self.quantizer(site), &self.arithmetic) {
-            (None, None, _) => Ok(x),
-            (Some(columns), _, Arithmetic::Host(_)) => Ok(fake_quantize_columns(&x, columns)?),
-            (Some(columns), _, Arithmetic::Composed) => Ok(composed::fake_columns(&x, columns)?),
-            (None, Some(q), Arithmetic::Host(_)) => Ok(fake_quantize(&x, q)?),
-            (None, Some(q), Arithmetic::Composed) => Ok(composed::fake(&x, q)?),
-        }
+        Ok(match (self.channels.get(&site), self.quantizer(site)) {
+            (None, None) => x,
+            (Some(columns), _) if self.compute.is_host() => fake_quantize_columns(&x, columns)?,
+            (Some(columns), _) => candle::fake_columns(&x, columns)?,
+            (None, Some(q)) if self.compute.is_host() => fake_quantize(&x, q)?,
+            (None, Some(q)) => candle::fake(&x, q)?,
+        })
     }
 
     fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
@@ -235,33 +214,30 @@ impl Sites for FakeQuant {
 
     /// Refused if the probabilities are quantized, because the contract defines quantized attention as a
     /// whole: [`Sites::attention`] computes it.
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        match site {
-            Site::Probs(block) if self.probs.contains_key(&block) => Err(ModelError::site(
-                site,
-                "quantized probabilities are simulated by `attention`, not by `attend`",
-            )
-            .into()),
-            _ => Float.attend(site, logits, v),
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        if self.probs.contains_key(&attention.block) {
+            let problem = "quantized probabilities are simulated by `attention`, not by `attend`";
+            return Err(ModelError::site(Site::Probs(attention.block), problem).into());
         }
+        attention.attend(&logits, &v)
     }
 
     fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
         let output = self.quantizer(Site::Output(layer.linear));
         let weight = self.weights.get(&layer.linear);
         let float = weight.map_or(&layer.weight, |weight| &weight.float);
-        match (weight.and_then(|weight| weight.quantized.as_ref()), &self.arithmetic) {
+        match (weight.and_then(|weight| weight.quantized.as_ref()), self.compute) {
             (Some(QuantizedLinear::Host(quantized)), _) => {
                 quantized.run(x, layer, output, self.gelu(layer.linear))
             }
-            (Some(QuantizedLinear::Composed(quantized)), _) => Ok(self.finish(layer, quantized.run(x)?)?),
-            (None, Arithmetic::Host(workers)) => {
+            (Some(QuantizedLinear::Candle(quantized)), _) => Ok(self.finish(layer, quantized.run(x)?)?),
+            (None, Compute::Host(cpu)) => {
                 let gelu = self.gelu(layer.linear);
-                Ok(PackedLinear::new(workers, float, layer.bias.as_ref(), output, gelu)?.run(x)?)
+                Ok(PackedLinear::new(cpu, float, layer.bias.as_ref(), output, gelu)?.run(x)?)
             }
-            (None, Arithmetic::Composed) => {
+            (None, _) => {
                 let y = layer.before_bias(x, float)?;
-                Ok(self.finish(layer, composed::fake_if(&y, output)?)?)
+                Ok(self.finish(layer, candle::fake_if(&y, output)?)?)
             }
         }
     }
@@ -276,9 +252,9 @@ impl Sites for FakeQuant {
             probs: self.probs.get(&block).copied().unwrap_or(Probs::Float),
         };
         let parts = attention.split()?;
-        attention.merge(&match self.arithmetic {
-            Arithmetic::Host(_) => host::attention(attention, &parts, &quant)?,
-            Arithmetic::Composed => composed::attention(attention, &parts, &quant)?,
+        attention.merge(&match self.compute {
+            Compute::Host(_) => host::attention(attention, &parts, &quant)?,
+            _ => candle::attention(attention, &parts, &quant)?,
         })
     }
 }

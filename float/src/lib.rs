@@ -30,34 +30,39 @@ pub use swin::Swin;
 pub use threads::{default_threads, map_each, on_every_core, threads, use_threads};
 pub use weights::LinearWeights;
 
-use ops::taped::AttentionSites;
 use swinq_model::site::{BlockId, Site};
 
 /// The hooks of a forward pass at the tensors that may be quantized. A forward pass visits every watched site
 /// once, in the order of [`all_sites`](swinq_model::site::all_sites), except the sites inside
 /// [`Sites::linear`] and [`Sites::attention`] if an implementation replaces these functions. Tensors are f32;
-/// `x` and `logits` may be views of larger tensors.
+/// `x` and `logits` may be views of larger tensors. By default every tensor stays unchanged.
 pub trait Sites {
     /// Called with an activation in the forward pass's layout. Every value belongs to the site; none is
     /// padding. Returns the tensor to continue with, of the same shape.
     ///
     /// # Errors
     /// An error of the implementation, which ends the forward pass.
-    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError>;
+    fn activation(&mut self, _site: Site, x: Tensor) -> Result<Tensor, FloatError> {
+        Ok(x)
+    }
 
     /// Called with a weight in its own shape. Returns the weight to use, of the same shape.
     ///
     /// # Errors
     /// The errors of [`Sites::activation`].
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError>;
+    fn weight(&mut self, _site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
+        Ok(w.clone())
+    }
 
     /// Computes the softmax over the last dimension of `logits` `[windows, heads, n, n]` (scale, bias and
-    /// mask applied), times `v` `[windows, heads, n, head_dim]`; `site` is the probabilities' site. Returns
-    /// `v`'s shape. [`ops::attend`] is the float computation.
+    /// mask applied), times `v` `[windows, heads, n, head_dim]`, through the probabilities' site. Returns
+    /// `v`'s shape.
     ///
     /// # Errors
     /// The errors of [`Sites::activation`].
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError>;
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        attention.attend(&logits, &v)
+    }
 
     /// Whether the implementation changes or reads the tensor at `site`. If not, the forward pass may fuse
     /// the operations around the site.
@@ -95,15 +100,11 @@ pub trait Sites {
     }
 
     /// Computes attention inside every window of a block, through its sites:
-    /// `[windows * n, heads * head_dim]`. The default computes in float and ends with [`Sites::attend`]; on a
-    /// tape it skips the sites.
+    /// `[windows * n, heads * head_dim]`. The default computes in float, part by part if one of the sites is watched.
     ///
     /// # Errors
-    /// The errors of [`Sites::activation`].
+    /// The errors of [`Sites::activation`]; a site is watched, but attention is one operation ([`ops::Ops::tape`]).
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
-        if let Some(mixed) = attention.taped(&AttentionSites::FLOAT)? {
-            return Ok(mixed);
-        }
         let block = attention.block;
         let inside =
             [Site::Q(block), Site::K(block), Site::V(block), Site::Scores(block), Site::Probs(block)];
@@ -131,7 +132,7 @@ pub fn attention_in_parts<S: Sites + ?Sized>(
     let k = sites.activation(Site::K(block), k)?;
     let v = sites.activation(Site::V(block), v)?;
     let scores = sites.activation(Site::Scores(block), attention.scores(&q, &k)?)?;
-    attention.merge(&sites.attend(Site::Probs(block), attention.logits(&scores)?, v)?)
+    attention.merge(&sites.attend(attention, attention.logits(&scores)?, v)?)
 }
 
 /// The identity at every site: the network in float.
@@ -139,19 +140,7 @@ pub fn attention_in_parts<S: Sites + ?Sized>(
 pub struct Float;
 
 impl Sites for Float {
-    fn activation(&mut self, _: Site, x: Tensor) -> Result<Tensor, FloatError> {
-        Ok(x)
-    }
-
-    fn weight(&mut self, _: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        Ok(w.clone())
-    }
-
     fn watches(&self, _: Site) -> bool {
         false
-    }
-
-    fn attend(&mut self, _: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        Ok(ops::attend(&logits, &v)?)
     }
 }

@@ -7,73 +7,15 @@ use swinq_kernels::{
 };
 use swinq_numerics::{AttentionQuant, AttentionSpec, Gelu, Probs, Quantizer, RowStore};
 
-use crate::ops::{Ops, with_values};
-use swinq_model::ModelError;
 use swinq_model::arch::Stage;
 
-use crate::error::FloatError;
+use crate::ops::with_values;
 use crate::threads::{pool, zeros};
-
-/// The instruction set of the linear layers of one network.
-#[derive(Clone, Copy)]
-pub(super) struct Workers {
-    cpu: Cpu,
-}
-
-impl Workers {
-    /// The fastest instruction set or the one in `SWINQ_ISA`.
-    pub fn new() -> std::result::Result<Workers, FloatError> {
-        let cpu = Cpu::detect().map_err(|e| ModelError::config("SWINQ_ISA", e.to_string()))?;
-        Ok(Workers { cpu })
-    }
-}
-
-/// The preparation of a network's linear layers.
-pub(super) struct Packing {
-    /// The family of operations.
-    pub ops: Ops,
-    /// The threads for packed layers; `None` if layers are not packed: they are packed only for inference on
-    /// the host.
-    workers: Option<Workers>,
-}
-
-impl Packing {
-    /// The preparation for a family of operations.
-    pub fn new(ops: Ops) -> std::result::Result<Packing, FloatError> {
-        let workers = matches!(ops, Ops::Fused).then(Workers::new).transpose()?;
-        Ok(Packing { ops, workers })
-    }
-
-    /// Packs a layer, if layers are packed.
-    pub fn pack(
-        &self,
-        weight: &Tensor,
-        bias: Option<&Tensor>,
-        gelu: Option<Gelu>,
-    ) -> Result<Option<PackedLinear>> {
-        self.workers.as_ref().map(|workers| PackedLinear::new(workers, weight, bias, None, gelu)).transpose()
-    }
-
-    /// Prepares the attention of a block, if layers are packed. The arguments are those of
-    /// [`PackedAttention::new`].
-    pub fn pack_attention(
-        &self,
-        stage: &Stage,
-        shifted: bool,
-        scales: &[f32],
-        bias: impl FnOnce() -> Result<Tensor>,
-    ) -> Result<Option<PackedAttention>> {
-        self.workers
-            .as_ref()
-            .map(|workers| PackedAttention::new(workers, stage, shifted, scales, &bias()?))
-            .transpose()
-    }
-}
 
 /// A packed float linear layer: `[rows, in]` to `[rows, out]`.
 pub(super) struct PackedLinear {
     linear: LinearF32,
-    workers: Workers,
+    cpu: Cpu,
     columns: usize,
 }
 
@@ -81,7 +23,7 @@ impl PackedLinear {
     /// Packs a layer: the product with `weight` `[out, ...]`, then the site `output`, `bias` `[out]`, and
     /// `gelu`, if any.
     pub fn new(
-        workers: &Workers,
+        cpu: Cpu,
         weight: &Tensor,
         bias: Option<&Tensor>,
         output: Option<Quantizer>,
@@ -91,26 +33,26 @@ impl PackedLinear {
         let (n, k) = weight.dims2()?;
         let bias = bias.map(|b| b.to_vec1::<f32>()).transpose()?;
         let spec = LinearSpec { n, k, bias: bias.as_deref(), output, gelu, store: Store::F32 };
-        let linear = with_values(&weight, |weight| LinearF32::new(workers.cpu, spec, weight))?;
-        Ok(PackedLinear { linear, workers: *workers, columns: n })
+        let linear = with_values(&weight, |weight| LinearF32::new(cpu, spec, weight))?;
+        Ok(PackedLinear { linear, cpu, columns: n })
     }
 
     /// The product with `weight` `[in, out]` itself, without bias.
-    pub fn by_inputs(workers: &Workers, weight: &Tensor) -> Result<PackedLinear> {
+    pub fn by_inputs(cpu: Cpu, weight: &Tensor) -> Result<PackedLinear> {
         let (k, n) = weight.dims2()?;
         let spec = LinearSpec { n, k, bias: None, output: None, gelu: None, store: Store::F32 };
-        let linear = with_values(weight, |weight| LinearF32::by_inputs(workers.cpu, spec, weight))?;
-        Ok(PackedLinear { linear, workers: *workers, columns: n })
+        let linear = with_values(weight, |weight| LinearF32::by_inputs(cpu, spec, weight))?;
+        Ok(PackedLinear { linear, cpu, columns: n })
     }
 
     /// A layer with another weight, and without bias and GELU.
     pub fn with_weight(&self, weight: &Tensor) -> Result<PackedLinear> {
-        PackedLinear::new(&self.workers, weight, None, None, None)
+        PackedLinear::new(self.cpu, weight, None, None, None)
     }
 
     /// The layer of `weight` with another bias.
     pub fn with_bias(&self, weight: &Tensor, bias: &Tensor, gelu: Option<Gelu>) -> Result<PackedLinear> {
-        PackedLinear::new(&self.workers, weight, Some(bias), None, gelu)
+        PackedLinear::new(self.cpu, weight, Some(bias), None, gelu)
     }
 
     /// Runs the layer on `x` `[rows, in]`.
@@ -123,12 +65,12 @@ impl PackedLinear {
 }
 
 /// `a^T b` `[m, n]` of `a` `[rows, m]` and `b` `[rows, n]`, in host memory.
-pub(super) fn product_over_rows(workers: &Workers, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+pub(super) fn product_over_rows(cpu: Cpu, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let ((rows, m), n) = (a.dims2()?, b.dim(1)?);
     let mut out = vec![0.0; m * n];
     with_values(a, |a| {
         with_values(b, |b| {
-            transposed_product(workers.cpu, &mut pool(), [rows, m, n], (a, b), &mut out);
+            transposed_product(cpu, &mut pool(), [rows, m, n], (a, b), &mut out);
         })
     })??;
     Tensor::from_vec(out, (m, n), a.device())
@@ -145,7 +87,7 @@ impl PackedAttention {
     /// Prepares the attention of a block of `stage`, whose grid is `shifted` if it is an odd one; `scales` `[heads]` are the
     /// factors of `q k^T`, and `bias` `[heads, n, n]` is added to it.
     pub fn new(
-        workers: &Workers,
+        cpu: Cpu,
         stage: &Stage,
         shifted: bool,
         scales: &[f32],
@@ -158,14 +100,14 @@ impl PackedAttention {
                 head_dim: stage.head_dim(),
                 tokens: stage.window_tokens(),
                 scales,
-                two_codes: &[],
+                hi_lo: &[],
                 bias,
                 regions: regions.as_deref(),
                 mask: -100.0,
                 quant: AttentionQuant { q: None, k: None, v: None, scores: None, probs: Probs::Float },
                 store: RowStore::F32,
             };
-            WindowAttention::new(workers.cpu, spec)
+            WindowAttention::new(cpu, spec)
         })?;
         Ok(PackedAttention { attention, tokens: stage.window_tokens() })
     }

@@ -1,7 +1,7 @@
 //! The parts of a network between which only the residual stream is alive.
 
 use swinq_model::arch::SwinConfig;
-use swinq_model::site::{BlockId, Half, Linear};
+use swinq_model::site::{BlockId, Branch, Linear};
 
 /// A part of the network that reads and returns one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -10,7 +10,7 @@ pub enum Segment {
     /// patches `[n * tokens, channels * patch^2]`, to tokens `[n * tokens, c]`.
     Embed,
     /// One of a block's two branches, and its addition to the residual stream `[n * tokens, c]`.
-    Half(BlockId, Half),
+    Branch(BlockId, Branch),
     /// The patch merging that ends a stage: `[n * tokens, c]` to `[n * tokens / 4, 2 c]`.
     Merge(usize),
     /// The last norm, the mean over tokens, and the classifier: `[n * tokens, c]` to logits `[n, classes]`.
@@ -24,7 +24,7 @@ impl Segment {
         for (stage, &depth) in config.depths.iter().enumerate() {
             for block in 0..depth {
                 let id = BlockId { stage, block };
-                segments.extend([Segment::Half(id, Half::Attn), Segment::Half(id, Half::Mlp)]);
+                segments.extend([Segment::Branch(id, Branch::Attn), Segment::Branch(id, Branch::Mlp)]);
             }
             if stage + 1 < config.depths.len() {
                 segments.push(Segment::Merge(stage));
@@ -38,7 +38,7 @@ impl Segment {
 
     /// The index of the output of a backbone that the result of the segment is, before its norm. A stage has one at most.
     pub fn output(self, config: &SwinConfig) -> Option<usize> {
-        let Segment::Half(BlockId { stage, block }, Half::Mlp) = self else { return None };
+        let Segment::Branch(BlockId { stage, block }, Branch::Mlp) = self else { return None };
         let last = block + 1 == config.depths[stage];
         config.outputs.iter().position(|output| last && output.stage == stage)
     }
@@ -47,8 +47,8 @@ impl Segment {
     pub fn linears(self) -> Vec<Linear> {
         match self {
             Segment::Embed => vec![Linear::PatchEmbed],
-            Segment::Half(block, Half::Attn) => vec![Linear::Qkv(block), Linear::Proj(block)],
-            Segment::Half(block, Half::Mlp) => vec![Linear::Fc1(block), Linear::Fc2(block)],
+            Segment::Branch(block, Branch::Attn) => vec![Linear::Qkv(block), Linear::Proj(block)],
+            Segment::Branch(block, Branch::Mlp) => vec![Linear::Fc1(block), Linear::Fc2(block)],
             Segment::Merge(stage) => vec![Linear::Reduction(stage)],
             Segment::Head => vec![Linear::Head],
         }

@@ -6,22 +6,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use candle_core::{Device, Tensor};
 
 use crate::Sites;
-use crate::block::{BlockContext, attention_half, linear, mlp_half};
+use crate::block::{BlockContext, attention_branch, linear, mlp_branch};
 use crate::error::FloatError;
 use crate::maps::{Maps, StageMaps};
-use crate::ops::{Norm, Ops, taped};
-use crate::packed::Packing;
+use crate::ops::{Compute, Norm, Ops};
 use crate::segment::Segment;
-use crate::tape::Tape;
 use crate::weights::{LinearWeights, Source, StageWeights};
 use swinq_model::ModelError;
 use swinq_model::arch::{Size, SwinConfig};
 use swinq_model::batch::{Batch, Transform};
 use swinq_model::params::check_parameters;
-use swinq_model::site::{BlockId, Half, Linear, Site};
+use swinq_model::site::{BlockId, Branch, Linear, Site};
 use swinq_model::tensor::StateDict;
 
-/// Number of image sizes whose maps are kept, beside the size for which the network was built.
+/// Number of image sizes whose maps are kept, beside the network's own size.
 const SIZES: usize = 16;
 
 /// A Swin in float, which runs with any [`Sites`].
@@ -31,10 +29,10 @@ pub struct Swin {
     ops: Ops,
     patch_embed: LinearWeights,
     patch_norm: Option<Norm>,
-    /// `[tokens, embed_dim]`.
+    /// `[1, tokens, embed_dim]`.
     position: Option<Tensor>,
     stages: Vec<StageWeights>,
-    /// For the image size for which the network was built.
+    /// For the network's own image size.
     maps: Arc<Maps>,
     /// For other image sizes, those used last.
     other_maps: Mutex<Vec<Arc<Maps>>>,
@@ -48,7 +46,7 @@ impl Swin {
     /// The network of `config` for inference on `device`; `tensors` are its parameters in Microsoft's naming.
     ///
     /// # Errors
-    /// The errors of [`SwinConfig::validate`] and [`check_parameters`].
+    /// The errors of [`SwinConfig::validate`], [`check_parameters`] and [`Compute::host`].
     pub fn new(config: &SwinConfig, tensors: &StateDict, device: &Device) -> Result<Swin, FloatError> {
         config.validate()?;
         check_parameters(config, tensors)?;
@@ -56,36 +54,23 @@ impl Swin {
         for (name, tensor) in tensors {
             moved.insert(name.clone(), Tensor::from_slice(&tensor.data, tensor.shape.as_slice(), device)?);
         }
-        Swin::assemble(config, &moved, Some(tensors), device, Ops::for_inference(device))
+        Swin::assemble(config, &moved, Some(tensors), device, Compute::for_inference(device)?.into())
     }
 
-    /// The network of `config`, differentiable by candle. `tensors` are on `device` and may be variables; the
-    /// forward pass uses their current values.
+    /// The network of `config` with the operations `ops`, for gradients. The forward pass uses the current values of `tensors`,
+    /// which are on `device`. A tape must watch those whose gradients are needed; without one, in candle's operations, they may
+    /// be candle's variables.
     ///
     /// # Errors
     /// An invalid configuration, or a missing tensor. Shapes are not checked.
-    pub fn differentiable(
+    pub fn with_ops(
         config: &SwinConfig,
         tensors: &BTreeMap<String, Tensor>,
         device: &Device,
+        ops: Ops,
     ) -> Result<Swin, FloatError> {
         config.validate()?;
-        Swin::assemble(config, tensors, None, device, Ops::Composed)
-    }
-
-    /// The network of `config`, differentiable by `tape`, on which its operations are recorded. The tape must
-    /// watch the tensors whose gradients are needed.
-    ///
-    /// # Errors
-    /// The errors of [`Swin::differentiable`].
-    pub fn taped(
-        config: &SwinConfig,
-        tensors: &BTreeMap<String, Tensor>,
-        device: &Device,
-        tape: &Tape,
-    ) -> Result<Swin, FloatError> {
-        config.validate()?;
-        Swin::assemble(config, tensors, None, device, Ops::Taped(tape.clone()))
+        Swin::assemble(config, tensors, None, device, ops)
     }
 
     fn assemble(
@@ -95,15 +80,11 @@ impl Swin {
         device: &Device,
         ops: Ops,
     ) -> Result<Swin, FloatError> {
-        // The tape identifies tensors by id, and a squeezed view has another id.
-        let taped = matches!(ops, Ops::Taped(_));
-        let packing = Packing::new(ops.clone())?;
-        let source = Source { config, tensors, fixed, packing, device: device.clone() };
-        let position = config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?;
+        let source = Source { config, tensors, fixed, ops: ops.clone(), device: device.clone() };
         Ok(Swin {
             patch_embed: source.linear(Linear::PatchEmbed)?,
             patch_norm: config.patch_norm.then(|| source.norm("patch_embed.norm")).transpose()?,
-            position: position.map(|p| if taped { Ok(p) } else { p.squeeze(0) }).transpose()?,
+            position: config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?,
             maps: Arc::new(Maps::new(config, config.image_size, device)?),
             other_maps: Mutex::default(),
             stages: config.stages().into_iter().map(|stage| source.stage(stage)).collect::<Result<_, _>>()?,
@@ -264,16 +245,15 @@ impl Swin {
     ) -> Result<Tensor, FloatError> {
         match segment {
             Segment::Embed => self.embed(&x, sites),
-            Segment::Half(id, half) => self.half(&maps.stages[id.stage], (id, half), x, sites),
+            Segment::Branch(id, branch) => self.branch(&maps.stages[id.stage], (id, branch), x, sites),
             Segment::Merge(stage) => {
                 let (norm, reduction) =
                     self.stages[stage].merge.as_ref().expect("the stage ends with merging");
-                let gather = &maps.stages[stage].merge;
+                let x = self.ops.gather(&x, &maps.stages[stage].merge)?;
                 if self.config.post_norm() {
-                    let x = linear(self.ops.gather(&x, gather)?, reduction, sites)?;
-                    return Ok(self.ops.norm(&x, norm)?);
+                    return Ok(self.ops.norm(&linear(x, reduction, sites)?, norm)?);
                 }
-                linear(self.ops.gather_then_norm(&x, gather, norm)?, reduction, sites)
+                linear(self.ops.norm(&x, norm)?, reduction, sites)
             }
             Segment::Head => {
                 let tokens = maps.stages.last().expect("there is a stage").grid.tokens();
@@ -305,13 +285,10 @@ impl Swin {
             Some(norm) => self.ops.norm(&x, norm)?,
             None => x,
         };
-        let Some(position) = &self.position else { return Ok(x) };
-        if let Ops::Taped(tape) = &self.ops {
-            return Ok(taped::add_rows(tape, &x, position)?);
+        match &self.position {
+            Some(position) => Ok(self.ops.add_rows(&x, position)?),
+            None => Ok(x),
         }
-        let (rows, c) = x.dims2()?;
-        let tokens = position.dim(0)?;
-        Ok(x.reshape((rows / tokens, tokens, c))?.broadcast_add(position)?.reshape((rows, c))?)
     }
 
     /// Gathers the values of each patch into a row: `[n, channels, height, width]` to `[n * tokens, channels * patch^2]`. Images
@@ -331,10 +308,10 @@ impl Swin {
         Ok(cut.reshape((n * rows * columns, channels * patch * patch))?)
     }
 
-    fn half(
+    fn branch(
         &self,
         maps: &StageMaps,
-        (id, half): (BlockId, Half),
+        (id, branch): (BlockId, Branch),
         x: Tensor,
         sites: &mut dyn Sites,
     ) -> Result<Tensor, FloatError> {
@@ -347,9 +324,9 @@ impl Swin {
             relative_index: &maps.relative_index,
             ops: &self.ops,
         };
-        match half {
-            Half::Attn => attention_half(x, &weights.blocks[id.block], &context, sites),
-            Half::Mlp => mlp_half(x, &weights.blocks[id.block], &context, sites),
+        match branch {
+            Branch::Attn => attention_branch(x, &weights.blocks[id.block], &context, sites),
+            Branch::Mlp => mlp_branch(x, &weights.blocks[id.block], &context, sites),
         }
     }
 

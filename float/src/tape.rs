@@ -10,8 +10,7 @@ use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::packed::Workers;
-use candle_core::{CpuStorage, DType, Device, InplaceOp1, Layout, Result, Tensor, TensorId, bail};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, TensorId, bail};
 
 type Backward = Box<dyn FnOnce(Gradient, &mut Gradients) -> Result<()> + Send>;
 
@@ -28,59 +27,8 @@ struct Record {
     /// The parameters that recorded operations use.
     used: HashSet<TensorId>,
     nodes: Vec<Node>,
-    operands: Operands,
-    passes: Passes,
     /// Whether operations are not recorded.
     paused: bool,
-    /// Threads for linear layers on the host, created at their first use.
-    workers: Option<Workers>,
-}
-
-/// The implementation of a tape's passes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Passes {
-    /// This program's kernels where they exist: on the host, and on CUDA in a build with the feature `cuda`.
-    #[default]
-    Fused,
-    /// The same formulas in candle's operations.
-    Composed,
-}
-
-/// The operands of linear layers. Other than `F32` is for GPUs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Operands {
-    /// f32.
-    #[default]
-    F32,
-    /// f32, which the tensor cores round to 10 bits of mantissa.
-    Tf32,
-    /// bf16.
-    Bf16,
-    /// f16.
-    F16,
-}
-
-impl Operands {
-    /// Their type, if it is not f32.
-    pub fn half(self) -> Option<DType> {
-        match self {
-            Operands::F32 | Operands::Tf32 => None,
-            Operands::Bf16 => Some(DType::BF16),
-            Operands::F16 => Some(DType::F16),
-        }
-    }
-}
-
-/// The implementation of one pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Implementation {
-    /// Single passes in host memory.
-    Host,
-    /// This program's CUDA kernels.
-    #[cfg(feature = "cuda")]
-    Cuda,
-    /// candle's operations.
-    Composed,
 }
 
 struct Node {
@@ -98,46 +46,6 @@ impl fmt::Debug for Tape {
 }
 
 impl Tape {
-    /// An empty tape whose linear layers have these operands, in forward and backward passes.
-    pub fn with_operands(operands: Operands) -> Tape {
-        Tape(Arc::new(Mutex::new(Record { operands, ..Record::default() })))
-    }
-
-    /// Selects the implementation of later passes, to compare the implementations or to test one on another
-    /// device.
-    pub fn set_passes(&self, passes: Passes) {
-        self.lock().passes = passes;
-    }
-
-    /// The implementation of a pass over `x`.
-    pub(super) fn implementation(&self, x: &Tensor) -> Implementation {
-        match (self.lock().passes, x.device()) {
-            (Passes::Fused, Device::Cpu) => Implementation::Host,
-            #[cfg(feature = "cuda")]
-            (Passes::Fused, Device::Cuda(_)) if x.dtype() != DType::F64 => Implementation::Cuda,
-            _ => Implementation::Composed,
-        }
-    }
-
-    /// The threads for linear layers on the host.
-    pub(super) fn workers(&self) -> Result<Workers> {
-        let mut record = self.lock();
-        if record.workers.is_none() {
-            record.workers = Some(Workers::new().map_err(candle_core::Error::wrap)?);
-        }
-        Ok(record.workers.expect("just set"))
-    }
-
-    /// The operands of linear layers.
-    pub(super) fn operands(&self) -> Operands {
-        self.lock().operands
-    }
-
-    /// Whether GELU of `x` may include the fake quantization behind it ([`super::ops::taped::hidden`]).
-    pub fn fuses_hidden(&self, x: &Tensor) -> bool {
-        !matches!(self.implementation(x), Implementation::Host | Implementation::Composed)
-    }
-
     fn lock(&self) -> MutexGuard<'_, Record> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -5,13 +5,13 @@ use std::sync::OnceLock;
 
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
+use swinq_kernels::Cpu;
 use swinq_numerics::Gelu;
 
-use crate::attention::expand_bias;
 use crate::error::FloatError;
 use crate::ops::taped::FakeHidden;
-use crate::ops::{Norm, Ops, taped};
-use crate::packed::{PackedAttention, PackedLinear, Packing};
+use crate::ops::{Compute, Norm, Ops, taped};
+use crate::packed::{PackedAttention, PackedLinear};
 use swinq_model::ModelError;
 use swinq_model::arch::{Stage, SwinConfig, SwinVersion};
 use swinq_model::position::AttentionParameters;
@@ -56,11 +56,11 @@ impl LinearWeights {
 
     /// The bias, with gradients for what is trained.
     fn trained_bias(&self) -> candle_core::Result<Option<Tensor>> {
-        match (&self.bias, &self.ops) {
-            (Some(bias), Ops::Taped(tape)) if self.keys_without_bias => {
-                taped::without_key_gradient(tape, bias).map(Some)
+        match (&self.bias, &self.ops.tape) {
+            (Some(bias), Some(_)) if self.keys_without_bias => {
+                taped::without_key_gradient(&self.ops, bias).map(Some)
             }
-            (Some(bias), Ops::Composed) if self.keys_without_bias && bias.track_op() => {
+            (Some(bias), None) if self.keys_without_bias && bias.track_op() => {
                 let c = bias.elem_count() / 3;
                 let part = |which: usize| bias.narrow(0, which * c, c);
                 Tensor::cat(&[part(0)?, part(1)?.detach(), part(2)?], 0).map(Some)
@@ -75,12 +75,7 @@ impl LinearWeights {
     /// # Errors
     /// Candle's errors.
     pub fn before_bias(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
-        let Some(packed) = &self.packed else {
-            return match &self.ops {
-                Ops::Taped(tape) => taped::linear(tape, x, weight, None),
-                _ => x.matmul(&weight.flatten_from(1)?.t()?),
-            };
-        };
+        let Some(packed) = &self.packed else { return taped::linear(&self.ops, x, weight, None) };
         if weight.id() != self.weight.id() {
             return packed.with_weight(weight)?.run(x);
         }
@@ -97,21 +92,18 @@ impl LinearWeights {
     /// # Errors
     /// Candle's errors.
     pub fn apply(&self, x: &Tensor, weight: &Tensor) -> candle_core::Result<Tensor> {
-        match &self.ops {
-            Ops::Taped(tape) if self.gelu && tape.fuses_hidden(x) => {
-                let hidden = self.apply_hidden(x, weight, &FakeHidden::Off)?;
-                hidden.ok_or_else(|| candle_core::Error::Msg(format!("{} has no bias", self.linear)))
-            }
-            Ops::Taped(tape) => {
-                let y = taped::linear(tape, x, weight, self.trained_bias()?.as_ref())?;
-                if self.gelu { self.ops.gelu(&y) } else { Ok(y) }
-            }
-            _ => self.finish(self.before_bias(x, weight)?),
+        if let Some(hidden) = self.apply_hidden(x, weight, &FakeHidden::Off)? {
+            return Ok(hidden);
         }
+        if self.packed.is_some() {
+            return self.finish(self.before_bias(x, weight)?);
+        }
+        let y = taped::linear(&self.ops, x, weight, self.trained_bias()?.as_ref())?;
+        if self.gelu { self.ops.gelu(&y) } else { Ok(y) }
     }
 
     /// The whole layer as [`LinearWeights::apply`] computes it, and behind its GELU the fake quantization of the next layer's
-    /// input, in a forward pass on a tape; `None` for layers without GELU and in other passes.
+    /// input, on CUDA; `None` for layers without GELU and elsewhere.
     ///
     /// # Errors
     /// Candle's errors.
@@ -121,11 +113,11 @@ impl LinearWeights {
         weight: &Tensor,
         fake: &FakeHidden,
     ) -> candle_core::Result<Option<Tensor>> {
-        let (Ops::Taped(tape), Some(bias), true) = (&self.ops, self.trained_bias()?, self.gelu) else {
+        let Some(bias) = self.bias.as_ref().filter(|_| self.gelu && self.ops.compute.is_cuda()) else {
             return Ok(None);
         };
-        let product = taped::linear(tape, x, weight, None)?;
-        taped::hidden(tape, &product, &bias, fake).map(Some)
+        let product = taped::linear(&self.ops, x, weight, None)?;
+        taped::hidden(&self.ops, &product, bias, fake).map(Some)
     }
 
     /// The rest of the layer after its output site: adds the bias to `y` `[rows, out]` and applies GELU.
@@ -140,7 +132,7 @@ impl LinearWeights {
     /// Adds the bias to `y` `[rows, out]`.
     pub(super) fn add_bias(&self, y: Tensor) -> candle_core::Result<Tensor> {
         match self.trained_bias()? {
-            Some(bias) => self.ops.add_bias(&y, &bias),
+            Some(bias) => self.ops.add_rows(&y, &bias),
             None => Ok(y),
         }
     }
@@ -198,13 +190,20 @@ pub(super) struct Source<'a> {
     pub tensors: &'a BTreeMap<String, Tensor>,
     /// The same parameters in host memory, if they do not change: then all that follows from them is computed once.
     pub fixed: Option<&'a StateDict>,
-    /// The preparation of linear layers.
-    pub packing: Packing,
+    pub ops: Ops,
     /// Where the network runs.
     pub device: Device,
 }
 
 impl Source<'_> {
+    /// The instruction set of packed layers. Layers are packed on the host only, if the parameters do not change.
+    fn packs(&self) -> Option<Cpu> {
+        match self.ops.compute {
+            Compute::Host(cpu) => self.fixed.map(|_| cpu),
+            _ => None,
+        }
+    }
+
     pub fn tensor(&self, name: &str) -> Result<Tensor, FloatError> {
         self.tensors.get(name).cloned().ok_or_else(|| {
             let problem = format!("is missing; {} needs it", self.config.name);
@@ -229,7 +228,8 @@ impl Source<'_> {
         let weight = self.tensor(&linear.weight_name())?;
         let bias = has_bias.then(|| self.tensor(&linear.bias_name())).transpose()?;
         let gelu = matches!(linear, Linear::Fc1(_));
-        let packed = self.packing.pack(&weight, bias.as_ref(), gelu.then_some(Gelu::Erf))?;
+        let pack = |cpu| PackedLinear::new(cpu, &weight, bias.as_ref(), None, gelu.then_some(Gelu::Erf));
+        let packed = self.packs().map(pack).transpose()?;
         Ok(LinearWeights {
             linear,
             weight,
@@ -238,7 +238,7 @@ impl Source<'_> {
             keys_without_bias: self.config.version == SwinVersion::V2 && matches!(linear, Linear::Qkv(_)),
             packed,
             without_bias: OnceLock::new(),
-            ops: self.packing.ops.clone(),
+            ops: self.ops.clone(),
         })
     }
 
@@ -285,16 +285,15 @@ impl Source<'_> {
         factors: &Factors,
         position: &Position,
     ) -> Result<Option<PackedAttention>, FloatError> {
-        let (SwinVersion::V1, Factors::Fixed(scales), Position::Table(table)) =
-            (self.config.version, factors, position)
+        let (SwinVersion::V1, Some(cpu), Factors::Fixed(scales), Position::Table(table)) =
+            (self.config.version, self.packs(), factors, position)
         else {
             return Ok(None);
         };
-        let bias = || {
-            let index: Vec<u32> = stage.relative_position_index().into_iter().map(|i| i as u32).collect();
-            expand_bias(table, &Tensor::new(index, table.device())?, stage)
-        };
-        Ok(self.packing.pack_attention(stage, id.block % 2 == 1, scales, bias)?)
+        let index: Vec<u32> = stage.relative_position_index().into_iter().map(|i| i as u32).collect();
+        let index = Tensor::new(index, table.device())?;
+        let bias = taped::relative_bias(&self.ops, table, &index, stage.window_tokens())?;
+        Ok(Some(PackedAttention::new(cpu, stage, id.block % 2 == 1, scales, &bias)?))
     }
 
     pub fn stage(&self, stage: Stage) -> Result<StageWeights, FloatError> {

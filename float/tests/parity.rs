@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
 use safetensors::SafeTensors;
+use swinq_float::ops::Compute;
 use swinq_float::{Attention, Float, FloatError, Sites, Swin, attention_in_parts};
 use swinq_model::params::parameters;
 use swinq_model::{
@@ -75,9 +76,9 @@ impl Sites for Recorder {
         Ok(w.clone())
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.visited.push((site, values(&logits)));
-        Float.attend(site, logits, v)
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.visited.push((Site::Probs(attention.block), values(&logits)));
+        attention.attend(&logits, &v)
     }
 }
 
@@ -128,18 +129,6 @@ struct WholeAndParts {
 }
 
 impl Sites for WholeAndParts {
-    fn activation(&mut self, _: Site, x: Tensor) -> Result<Tensor, FloatError> {
-        Ok(x)
-    }
-
-    fn weight(&mut self, _: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        Ok(w.clone())
-    }
-
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        Float.attend(site, logits, v)
-    }
-
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
         let whole = attention.whole()?.expect("attention on the host has a kernel");
         let parts = attention_in_parts(self, attention)?;
@@ -171,12 +160,12 @@ fn whole_attention_has_the_bits_of_its_parts() {
 }
 
 #[test]
-fn second_version() {
+fn swin_v2() {
     compare("swinv2_plain");
 }
 
 #[test]
-fn second_version_with_padded_windows_odd_merge_and_pretrained_window() {
+fn swin_v2_with_padded_windows_odd_merge_and_pretrained_window() {
     compare("swinv2_padded");
 }
 
@@ -191,7 +180,7 @@ fn the_differentiable_forward_agrees_and_reaches_every_parameter() {
             variables.insert(name.clone(), variable);
         }
         let tensors = variables.iter().map(|(name, v)| (name.clone(), v.as_tensor().clone())).collect();
-        let swin = Swin::differentiable(&fixture.config, &tensors, &Device::Cpu).unwrap();
+        let swin = Swin::with_ops(&fixture.config, &tensors, &Device::Cpu, Compute::Candle.into()).unwrap();
         let logits = swin.forward(&fixture.input, &mut Float).unwrap();
         check("logits", &values(&logits), &fixture.logits);
         let gradients = logits.sqr().unwrap().sum_all().unwrap().backward().unwrap();

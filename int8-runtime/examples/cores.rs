@@ -14,7 +14,7 @@ use swinq_int8_runtime::{Backend, CpuOptions, Engine, PackedModel};
 use swinq_kernels::Pool;
 use swinq_model::QuantizedModel;
 
-/// What all measurements have in common.
+/// The settings of all measurements.
 struct Subject {
     packed: Arc<PackedModel>,
     /// Pixels of one image.

@@ -3,7 +3,7 @@
 use swinq_cuda::{CudaError, Device, Library, library};
 
 use crate::cpu::CpuOptions;
-use crate::cuda::{CudaOptions, Gemm, StreamType};
+use crate::cuda::{CudaOptions, Gemm, ResidualType};
 use crate::error::RuntimeError;
 
 /// The most threads that an engine may have.
@@ -26,10 +26,10 @@ impl Backend {
     pub fn name(&self) -> String {
         match self {
             Backend::Cpu(_) => "cpu".to_owned(),
-            Backend::Cuda(CudaOptions { gemm: Gemm::Auto, residual: StreamType::F16, .. }) => {
+            Backend::Cuda(CudaOptions { gemm: Gemm::Auto, residual: ResidualType::F16, .. }) => {
                 "cuda".to_owned()
             }
-            Backend::Cuda(CudaOptions { gemm, residual: StreamType::F16, .. }) => format!("cuda {gemm}"),
+            Backend::Cuda(CudaOptions { gemm, residual: ResidualType::F16, .. }) => format!("cuda {gemm}"),
             Backend::Cuda(CudaOptions { gemm, .. }) => format!("cuda {gemm}, f32 residual"),
         }
     }
@@ -81,7 +81,9 @@ impl Backend {
     pub(crate) fn packing(&self) -> String {
         match self {
             Backend::Cpu(options) => format!("the CPU kernels {}", options.cpu),
-            Backend::Cuda(options) => format!("GPU {} with an {:?} stream", options.device, options.residual),
+            Backend::Cuda(options) => {
+                format!("GPU {} with an {:?} residual", options.device, options.residual)
+            }
         }
     }
 }

@@ -31,7 +31,7 @@ pub struct Engine {
     packed: Arc<PackedModel>,
     backend: Backend,
     threads: usize,
-    runner: Runner,
+    runner: BackendRunner,
 }
 
 /// The most outputs of a network. A configuration has at most 8 stages, and each has one output at most.
@@ -41,8 +41,8 @@ pub const MOST_OUTPUTS: usize = 16;
 pub const LOGITS: &str = "logits";
 
 /// The part that runs the launches.
-enum Runner {
-    Cpu(Box<cpu::Runner>),
+enum BackendRunner {
+    Cpu(Box<cpu::CpuRunner>),
     Cuda(Box<cuda::Pool>),
 }
 
@@ -76,12 +76,12 @@ impl Engine {
         packed.check_suits(&backend)?;
         let (runner, threads) = match (&packed.lowered, &backend) {
             (Lowered::Cpu(lowered), Backend::Cpu(options)) => {
-                let runner = cpu::Runner::new(lowered, packed.config(), options)?;
+                let runner = cpu::CpuRunner::new(lowered, packed.config(), options)?;
                 let threads = runner.threads();
-                (Runner::Cpu(Box::new(runner)), threads)
+                (BackendRunner::Cpu(Box::new(runner)), threads)
             }
             (Lowered::Cuda(lowered), Backend::Cuda(options)) => {
-                (Runner::Cuda(Box::new(cuda::Pool::new(lowered, packed.config(), *options)?)), 1)
+                (BackendRunner::Cuda(Box::new(cuda::Pool::new(lowered, packed.config(), *options)?)), 1)
             }
             _ => unreachable!("`check_suits` compares the backends"),
         };
@@ -181,8 +181,8 @@ impl Engine {
     /// Threads that work on one image of [`Engine::input_size`], the caller's included; 1 on a GPU.
     pub fn image_threads(&self) -> usize {
         match &self.runner {
-            Runner::Cpu(runner) => runner.image_threads(),
-            Runner::Cuda(_) => 1,
+            BackendRunner::Cpu(runner) => runner.image_threads(),
+            BackendRunner::Cuda(_) => 1,
         }
     }
 
@@ -190,8 +190,8 @@ impl Engine {
     /// is short. 1 on a GPU.
     pub fn lanes(&self) -> usize {
         match &self.runner {
-            Runner::Cpu(runner) => runner.lanes(),
-            Runner::Cuda(_) => 1,
+            BackendRunner::Cpu(runner) => runner.lanes(),
+            BackendRunner::Cuda(_) => 1,
         }
     }
 
@@ -275,12 +275,12 @@ impl Engine {
         }
         let (bytes, forms) = (&mut memory.bytes, &memory.forms);
         let finite = match &self.runner {
-            Runner::Cpu(runner) => {
+            BackendRunner::Cpu(runner) => {
                 self.check_room(runner, size)?;
                 let finite = runner.infer((count, each), images, bytes, forms)?;
                 Finite { input: finite, outputs: finite }
             }
-            Runner::Cuda(pool) => {
+            BackendRunner::Cuda(pool) => {
                 self.on_gpu(pool, size, |runner| runner.infer((count, each), images, bytes, forms))?
             }
         };
@@ -300,13 +300,15 @@ impl Engine {
     pub fn prepare(&self, size: Size, images: usize) -> Result<(), RuntimeError> {
         self.check_images(images)?;
         match &self.runner {
-            Runner::Cpu(runner) => self.check_room(runner, size),
-            Runner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.prepare(images, size).map(drop)),
+            BackendRunner::Cpu(runner) => self.check_room(runner, size),
+            BackendRunner::Cuda(pool) => {
+                self.on_gpu(pool, size, |runner| runner.prepare(images, size).map(drop))
+            }
         }
     }
 
     /// Refuses images of `size` that need more memory than allowed, unless they are prepared.
-    fn check_room(&self, runner: &cpu::Runner, size: Size) -> Result<(), RuntimeError> {
+    fn check_room(&self, runner: &cpu::CpuRunner, size: Size) -> Result<(), RuntimeError> {
         if runner.has(size) { Ok(()) } else { self.check_memory(size, runner.held_bytes()) }
     }
 
@@ -315,7 +317,7 @@ impl Engine {
         &self,
         pool: &cuda::Pool,
         size: Size,
-        work: impl FnOnce(&mut cuda::Runner) -> Result<T, RuntimeError>,
+        work: impl FnOnce(&mut cuda::CudaRunner) -> Result<T, RuntimeError>,
     ) -> Result<T, RuntimeError> {
         let _context = self.device().map(KeepContext::new).transpose()?;
         pool.check()?;
@@ -327,7 +329,7 @@ impl Engine {
         &self,
         shared: &cuda::Shared,
         size: Size,
-        work: impl FnOnce(&mut cuda::Runner) -> Result<T, RuntimeError>,
+        work: impl FnOnce(&mut cuda::CudaRunner) -> Result<T, RuntimeError>,
     ) -> Result<T, RuntimeError> {
         let mut runner = shared.lock();
         if !runner.has(size) {

@@ -192,7 +192,7 @@ pub enum RuntimeError {
         "launch {launch}: a value of the f16 residual stream is not finite (f16 ends at 65504); run with --residual f32, \
          and if that fails too, a weight or a scale of this model is damaged (`swinq inspect` lists the scales)"
     )]
-    StreamOverflow {
+    ResidualOverflow {
         /// The launch that wrote the value.
         launch: String,
     },

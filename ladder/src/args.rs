@@ -161,7 +161,7 @@ pub struct GemmArgs {
 
 impl GemmArgs {
     /// The products to run, on a machine with or without a GPU.
-    pub fn shapes(&self, gpu: bool) -> Vec<shape::Named> {
+    pub fn shapes(&self, gpu: bool) -> Vec<shape::NamedShape> {
         if let Some(swin) = self.swin {
             return shape::of_swin(swin, self.batch.unwrap_or(32));
         }
@@ -170,9 +170,9 @@ impl GemmArgs {
             let sizes = (7..usize::BITS).map(|power| 1 << power);
             // The first size always runs.
             let sizes = sizes.take_while(|size| *size <= most.max(128));
-            return sizes.map(|size| shape::Named::plain(Shape { m: size, n: size, k: size })).collect();
+            return sizes.map(|size| shape::NamedShape::plain(Shape { m: size, n: size, k: size })).collect();
         }
-        vec![shape::Named::plain(Shape { m: self.m, n: self.n, k: self.k })]
+        vec![shape::NamedShape::plain(Shape { m: self.m, n: self.n, k: self.k })]
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use swinq_cuda::ladder::Timer;
 use swinq_cuda::{CudaError, Stream};
-use swinq_eval::Latency;
+use swinq_eval::{Latency, median};
 
 use crate::LadderError;
 
@@ -55,7 +55,7 @@ impl Clock {
     pub fn on_gpu(self, timer: &Timer, launch: &Launch<'_>) -> Result<Option<Latency>, LadderError> {
         self.check_interrupt()?;
         let Some(seconds) = self.seconds else { return Ok(None) };
-        let each = 1e-3 * f64::from(median(timer.samples(TRIAL, launch)?)).max(1e-6);
+        let each = 1e-3 * middle(timer.samples(TRIAL, launch)?).max(1e-6);
         let runs = ((seconds / each) as usize).clamp(GPU_RUNS.0, GPU_RUNS.1);
         let samples = timer.samples(runs, launch)?;
         let samples = samples.into_iter().map(|ms| f64::from(ms).max(1e-6)).collect();
@@ -64,14 +64,13 @@ impl Clock {
 }
 
 /// Milliseconds of a few runs, to choose between kernels.
-pub fn quick(timer: &Timer, launch: &Launch<'_>) -> Result<f32, CudaError> {
+pub fn quick(timer: &Timer, launch: &Launch<'_>) -> Result<f64, CudaError> {
     timer.samples(1, launch)?;
-    Ok(median(timer.samples(2 * TRIAL + 1, launch)?))
+    Ok(middle(timer.samples(2 * TRIAL + 1, launch)?))
 }
 
-fn median(mut samples: Vec<f32>) -> f32 {
-    samples.sort_by(f32::total_cmp);
-    samples[samples.len() / 2]
+fn middle(samples: Vec<f32>) -> f64 {
+    median(samples.into_iter().map(f64::from).collect())
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::machine::{Gpu, Machine};
 use crate::measure::{self, Prepared};
 use crate::operands::Noise;
 use crate::roofline::Arithmetic;
-use crate::row::{Outcome, Row, Work, table};
+use crate::row::{Outcome, Row, Workload, table};
 use crate::threads::in_parts;
 
 /// The factor of scale + add, and the reciprocal scale of quantize.
@@ -79,7 +79,7 @@ impl Problem {
 
     fn row(&self, name: &str, op: ElementwiseOp, outcome: Outcome) -> Row {
         let bytes = (op.bytes() * self.x.len()) as f64;
-        let work = Work { arithmetic: Arithmetic::Fp32, operations: 0.0, bytes };
+        let work = Workload { arithmetic: Arithmetic::Fp32, operations: 0.0, bytes };
         let shape = vec![("elements", self.x.len())];
         Row { rung: name.to_owned(), layer: String::new(), shape, work, outcome }
     }
@@ -191,7 +191,7 @@ impl Problem {
         };
         let out = Matrix::new(device, elements, (1, count), count)?;
         let to = out.slice().clone();
-        Ok(Prepared::new(move |on| kernel.run(on, count, SCALE, [&x, &y, &to]), vec![out]))
+        Ok(Prepared::new(move |stream| kernel.run(stream, count, SCALE, [&x, &y, &to]), vec![out]))
     }
 }
 

@@ -12,7 +12,7 @@ use crate::products::OnGpu;
 use crate::reference::{CpuProduct, Reference, scalar_product};
 use crate::row::{Outcome, Row, table};
 use crate::rung::Rung;
-use crate::shape::{Named, Shape};
+use crate::shape::{NamedShape, Shape};
 use crate::swin;
 
 /// Runs the command.
@@ -41,7 +41,7 @@ pub fn run(args: &GemmArgs, machine: &mut Machine) -> Result<Vec<Row>, LadderErr
 /// Runs one product on `rungs`. A rung is skipped if the product is too large for it.
 pub fn ladder(
     machine: &mut Machine,
-    named: &Named,
+    named: &NamedShape,
     rungs: &[Rung],
     tiles: Option<usize>,
 ) -> Result<Vec<Row>, LadderError> {

@@ -9,6 +9,7 @@ mod clock;
 mod elementwise;
 mod error;
 mod gemm;
+mod look;
 mod machine;
 mod measure;
 mod operands;
@@ -21,7 +22,6 @@ mod row;
 mod rung;
 mod shape;
 mod softmax;
-mod svg;
 mod swin;
 mod threads;
 

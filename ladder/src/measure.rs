@@ -8,7 +8,7 @@ use crate::LadderError;
 use crate::check::Check;
 use crate::clock::{Clock, Launch};
 use crate::machine::Gpu;
-use crate::row::{Outcome, Work};
+use crate::row::{Outcome, Workload};
 
 /// A rung with its operands in GPU memory.
 pub struct Prepared {
@@ -29,13 +29,13 @@ impl Prepared {
     }
 
     /// Overwrites the outputs, runs the rung once and returns all results.
-    fn results(&self, on: &Stream) -> Result<Vec<f32>, CudaError> {
-        self.outs.iter().try_for_each(|out| out.spoil(on))?;
-        (self.launch)(on)?;
+    fn results(&self, stream: &Stream) -> Result<Vec<f32>, CudaError> {
+        self.outs.iter().try_for_each(|out| out.spoil(stream))?;
+        (self.launch)(stream)?;
         if let Some(finish) = &self.finish {
-            finish(on)?;
+            finish(stream)?;
         }
-        let parts = self.outs.iter().map(|out| out.fetch(on)).collect::<Result<Vec<_>, _>>()?;
+        let parts = self.outs.iter().map(|out| out.fetch(stream)).collect::<Result<Vec<_>, _>>()?;
         Ok(parts.concat())
     }
 }
@@ -44,7 +44,7 @@ impl Prepared {
 pub fn on_gpu(
     gpu: &Gpu,
     clock: Clock,
-    work: &Work,
+    work: &Workload,
     prepared: Result<Prepared, CudaError>,
     check: impl FnOnce(&[f32]) -> Check,
 ) -> Result<Outcome, LadderError> {

@@ -1,7 +1,9 @@
 //! The plot: a line per rung over the sizes of a sweep, or a bar per rung at one size.
 
+use swinq_eval::report::{Anchor, Svg};
+
+use crate::look::{LogAxis, class, style};
 use crate::row::{Outcome, Row, prefixed, time};
-use crate::svg::{Anchor, LogAxis, Look, Svg, look};
 
 /// Size of the line plot, and its margins: left, top, right, bottom.
 const SIZE: [f64; 2] = [1040.0, 560.0];
@@ -22,8 +24,8 @@ fn size_of(row: &Row) -> usize {
     row.shape.first().map_or(0, |(_, size)| *size)
 }
 
-/// Names of the rungs in order, with their looks. Each family of rungs counts its shades from 0.
-fn rungs(rows: &[Row]) -> Vec<(&str, Look)> {
+/// Names of the rungs in order, with their classes. Each family of rungs counts its shades from 0.
+fn rungs(rows: &[Row]) -> Vec<(&str, String)> {
     let mut names: Vec<&str> = Vec::new();
     for row in rows {
         if !names.contains(&row.rung.as_str()) {
@@ -32,7 +34,7 @@ fn rungs(rows: &[Row]) -> Vec<(&str, Look)> {
     }
     let family = |name: &str| name.split([' ', ',']).next().map(str::to_owned);
     let place = |i: usize| names[..i].iter().filter(|name| family(name) == family(names[i])).count();
-    (0..names.len()).map(|i| (names[i], look(names[i], place(i)))).collect()
+    (0..names.len()).map(|i| (names[i], class(names[i], place(i)))).collect()
 }
 
 /// The unit of the rates, in words.
@@ -61,18 +63,26 @@ fn lines(title: &str, rows: &[Row]) -> String {
     let mut svg = Svg::default();
     svg.text("title", [left, 26.0], Anchor::Start, &format!("{title}: {}", unit_name(rows)));
     grid(&mut svg, &x, &y);
-    for (index, (name, look)) in rungs(rows).into_iter().enumerate() {
+    for (index, (name, class)) in rungs(rows).into_iter().enumerate() {
         let of_rung = rows.iter().filter(|row| row.rung == name);
         let timed = of_rung.filter_map(|row| Some((row, row.rate()?)));
         let points: Vec<_> =
             timed.map(|(row, rate)| ([x.at(size_of(row) as f64), y.at(rate)], tip(row))).collect();
-        svg.series(look, &points);
+        series(&mut svg, &class, &points);
         let at = [width - right + 24.0, top + 10.0 + 24.0 * index as f64];
-        svg.series(look, &[(at, name.to_owned()), ([at[0] + 28.0, at[1]], name.to_owned())]);
+        series(&mut svg, &class, &[(at, name.to_owned()), ([at[0] + 28.0, at[1]], name.to_owned())]);
         let none = if points.is_empty() { " (not run)" } else { "" };
         svg.text("", [at[0] + 40.0, at[1] + 4.0], Anchor::Start, &format!("{name}{none}"));
     }
-    svg.finish(width, height)
+    svg.into_file(width, height, &style())
+}
+
+/// Connected lines through `points`, with a dot and a tooltip at each point.
+fn series(svg: &mut Svg, class: &str, points: &[([f64; 2], String)]) {
+    svg.polyline(class, &points.iter().map(|(at, _)| *at).collect::<Vec<_>>());
+    for (at, tip) in points {
+        svg.with_tip(tip, |svg| svg.circle(class, *at, 3.5));
+    }
 }
 
 /// The axes of the line plot.
@@ -105,6 +115,7 @@ fn bars(title: &str, rows: &[Row]) -> String {
         svg.line("grid", [x.at(tick), top - 6.0], [x.at(tick), height - 20.0]);
         svg.text("soft", [x.at(tick), top - 10.0], Anchor::Middle, &short(tick));
     }
+    let names = rungs(rows);
     for (index, row) in rows.iter().enumerate() {
         let y = top + BAR * index as f64;
         svg.text("", [left - 8.0, y + 16.0], Anchor::End, &row.rung);
@@ -112,12 +123,13 @@ fn bars(title: &str, rows: &[Row]) -> String {
             svg.text("soft", [left + 6.0, y + 16.0], Anchor::Start, &why(row));
             continue;
         };
-        let look = rungs(rows).into_iter().find(|(name, _)| *name == row.rung).map(|(_, look)| look);
+        let (_, class) =
+            &names[names.iter().position(|(name, _)| *name == row.rung).expect("every rung is there")];
         let end = x.at(rate);
-        svg.rect(look.unwrap_or(self::look("", 0)), [left, y + 3.0, end - left, BAR - 6.0], &tip(row));
+        svg.with_tip(&tip(row), |svg| svg.rect(class, [left, y + 3.0, end - left, BAR - 6.0]));
         svg.text("", [end + 6.0, y + 16.0], Anchor::Start, &prefixed(rate, row.work.unit()));
     }
-    svg.finish(left + BARS + 260.0, height)
+    svg.into_file(left + BARS + 260.0, height, &style())
 }
 
 /// A short reason why a row has no bar.
@@ -152,8 +164,8 @@ mod tests {
         for word in ["CPU one", "ours &amp; two", "cuBLASLt three (not run)", ">256<", ">1 T<"] {
             assert!(svg.contains(word), "`{word}` is not in\n{svg}");
         }
-        // Each rung has a line and a sample in the legend.
-        assert_eq!(svg.matches("<polyline").count(), 6);
+        // Each rung that ran has a line, and each has a sample in the legend.
+        assert_eq!(svg.matches("<polyline").count(), 5);
         assert!(!svg.contains("NaN") && !svg.contains("inf"));
     }
 

@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use swinq_cuda::ladder::{Col32, Elements, FloatGemm, FloatRung, Matrix, spread, to_half};
 use swinq_cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore, OwnLinear, Target};
-use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_cuda::ops::{DeviceStore, ResidualType, row_stride};
 use swinq_cuda::{CudaError, DeviceBuf, DeviceSlice, FloatKind, LtPlan, Output, Plain, Program, Stream};
 
 use crate::clock;
@@ -61,7 +61,7 @@ impl OnGpu<'_> {
         let (a, w) = (self.upload(&self.operands.a)?, self.upload(&self.operands.w)?);
         let out = self.out(Elements::F32, n)?;
         let to = out.slice().clone();
-        Ok(Prepared::new(move |on| gemm.run(on, (m, n, k), &a, &w, &to), vec![out]))
+        Ok(Prepared::new(move |stream| gemm.run(stream, (m, n, k), &a, &w, &to), vec![out]))
     }
 
     fn own(&self, rung: Rung) -> Result<Prepared, CudaError> {
@@ -82,12 +82,12 @@ impl OnGpu<'_> {
         let product = self.product(rung)?;
         let kernels = self.kernels_of(&product)?;
         let count = kernels.len();
-        let run = move |own: &OwnLinear, on: &Stream| {
-            own.run(&product, on, m, &a, Target { slice: &to, map: None })
+        let run = move |own: &OwnLinear, stream: &Stream| {
+            own.run(&product, stream, m, &a, Target { slice: &to, map: None })
         };
         let best = self.fastest(kernels, &run)?;
         let detail = format!("{}, of {count} kernels", best.tile());
-        Ok(Prepared { detail, ..Prepared::new(move |on| run(&best, on), vec![out]) })
+        Ok(Prepared { detail, ..Prepared::new(move |stream| run(&best, stream), vec![out]) })
     }
 
     /// swinq's linear layer, with the weight on the GPU.
@@ -101,8 +101,8 @@ impl OnGpu<'_> {
             Rung::OwnCodes => (codes, LinearStore::Codes(vec![self.operands.code_factor(); n])),
             _ => (codes, LinearStore::Plain(DeviceStore::Float)),
         };
-        let stream = StreamType::F32;
-        let spec = DeviceLinearSpec { n, k, weight, bias: None, output: None, gelu: None, store, stream };
+        let residual = ResidualType::F32;
+        let spec = DeviceLinearSpec { n, k, weight, bias: None, output: None, gelu: None, store, residual };
         DeviceLinear::new(&self.gpu.device, &spec)
     }
 
@@ -121,10 +121,10 @@ impl OnGpu<'_> {
         candidates: Vec<T>,
         run: &impl Fn(&T, &Stream) -> Result<(), CudaError>,
     ) -> Result<T, CudaError> {
-        let mut best: Option<(f32, T)> = None;
+        let mut best: Option<(f64, T)> = None;
         let mut refusal = None;
         for candidate in candidates {
-            match clock::quick(&self.gpu.timer, &|on| run(&candidate, on)) {
+            match clock::quick(&self.gpu.timer, &|stream| run(&candidate, stream)) {
                 Ok(time) if best.as_ref().is_none_or(|(least, _)| time < *least) => {
                     best = Some((time, candidate))
                 }
@@ -172,11 +172,11 @@ impl OnGpu<'_> {
         out: Matrix,
     ) -> Result<Prepared, CudaError> {
         let (lt, to, count) = (self.gpu.lt()?, out.slice().clone(), plans.len());
-        let run = move |plan: &LtPlan, on: &Stream| plan.run(&lt, on, &a, &w, alpha.as_ref(), &to);
+        let run = move |plan: &LtPlan, stream: &Stream| plan.run(&lt, stream, &a, &w, alpha.as_ref(), &to);
         let best = self.fastest(plans, &run)?;
         let (algorithm, tile, stages) = (best.algo_id(), best.tile_id(), best.stages_id());
         let detail = format!("algorithm {algorithm}, tile {tile}, stages {stages}, of {count}");
-        Ok(Prepared { detail, ..Prepared::new(move |on| run(&best, on), vec![out]) })
+        Ok(Prepared { detail, ..Prepared::new(move |stream| run(&best, stream), vec![out]) })
     }
 
     fn lt_col32(&self) -> Result<Prepared, CudaError> {
@@ -186,9 +186,9 @@ impl OnGpu<'_> {
         let product = Rc::new(Col32::new(device, stream, (m, n, k), &a, &w)?);
         let out = self.out(Elements::S32, n)?;
         let (to, finished) = (out.slice().clone(), Rc::clone(&product));
-        let finish = move |on: &Stream| finished.sums(on, &to);
+        let finish = move |stream: &Stream| finished.sums(stream, &to);
         let detail = "operands brought into COL32 before".to_owned();
-        let prepared = Prepared::new(move |on| product.run(on), vec![out]);
+        let prepared = Prepared::new(move |stream| product.run(stream), vec![out]);
         Ok(Prepared { finish: Some(Box::new(finish)), detail, ..prepared })
     }
 }

@@ -9,7 +9,7 @@ use crate::roofline::{Arithmetic, Roofline};
 
 /// The amount of work of a rung.
 #[derive(Clone, Copy, Debug)]
-pub struct Work {
+pub struct Workload {
     /// The arithmetic of its operations.
     pub arithmetic: Arithmetic,
     /// Operations of a product; 0 if only the memory traffic counts.
@@ -48,12 +48,12 @@ pub struct Row {
     /// Names and values of the sizes.
     pub shape: Vec<(&'static str, usize)>,
     /// Its amount of work.
-    pub work: Work,
+    pub work: Workload,
     /// Its outcome.
     pub outcome: Outcome,
 }
 
-impl Work {
+impl Workload {
     /// The time of `roofline` divided by the median of `latency`.
     pub fn share(&self, roofline: &Roofline, latency: &Latency) -> f64 {
         roofline.seconds(self.arithmetic, self.operations, self.bytes) / (1e-3 * latency.median())
@@ -64,7 +64,7 @@ impl Work {
         if self.operations > 0.0 { self.operations / (1e-3 * ms) } else { self.bytes / (1e-3 * ms) }
     }
 
-    /// The unit of [`Work::per_second`].
+    /// The unit of [`Workload::per_second`].
     pub fn unit(&self) -> &'static str {
         match self.arithmetic {
             _ if self.operations == 0.0 => "B/s",
@@ -107,7 +107,7 @@ impl Row {
                 row.extend(fields);
             }
         };
-        let Work { arithmetic, operations, bytes } = self.work;
+        let Workload { arithmetic, operations, bytes } = self.work;
         add(
             json!({"rung": self.rung, "arithmetic": arithmetic.name(), "operations": operations, "bytes": bytes}),
         );
@@ -250,7 +250,7 @@ pub(super) mod tests {
 
     /// A row whose median is `ms`.
     pub fn measured(rung: &str, size: usize, ms: f64) -> Row {
-        let work = Work { arithmetic: Arithmetic::Fp32, operations: 2e9, bytes: 1e6 };
+        let work = Workload { arithmetic: Arithmetic::Fp32, operations: 2e9, bytes: 1e6 };
         let check = Some(Check::against(&[1.0], &[1.0], 0.0));
         let latency = Some(Latency::from_samples(vec![ms; 3]).unwrap());
         let outcome = Outcome::Right { check, latency, share: Some(0.5), detail: "as told".into() };

@@ -5,7 +5,7 @@ use swinq_cuda::{FloatKind, Output};
 
 use crate::reference::float_tolerance;
 use crate::roofline::Arithmetic;
-use crate::row::Work;
+use crate::row::Workload;
 use crate::shape::Shape;
 
 /// Multiply-accumulates above which the scalar loop is skipped.
@@ -118,10 +118,10 @@ impl Rung {
     }
 
     /// Its amount of work for `shape`.
-    pub fn work(self, shape: Shape) -> Work {
+    pub fn work(self, shape: Shape) -> Workload {
         let (operand, result) = self.element_bytes();
         let bytes = shape.bytes(operand, result);
-        Work { arithmetic: self.arithmetic(), operations: shape.operations(), bytes }
+        Workload { arithmetic: self.arithmetic(), operations: shape.operations(), bytes }
     }
 
     /// The largest allowed difference from the reference. Operands are in [-1, 1). TF32 and FP16 round them

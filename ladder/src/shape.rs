@@ -57,7 +57,7 @@ impl Shape {
 
 /// A product and its place in a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct NamedShape {
     /// Stage and layer; empty if the product belongs to no model.
     pub name: String,
     /// How often a forward runs it.
@@ -66,15 +66,15 @@ pub struct Named {
     pub shape: Shape,
 }
 
-impl Named {
+impl NamedShape {
     /// A product that belongs to no model.
-    pub fn plain(shape: Shape) -> Named {
-        Named { name: String::new(), count: 1, shape }
+    pub fn plain(shape: Shape) -> NamedShape {
+        NamedShape { name: String::new(), count: 1, shape }
     }
 }
 
 /// Every distinct product in the blocks and merges of a Swin, for `batch` images of 224 x 224.
-pub fn of_swin(size: SwinSize, batch: usize) -> Vec<Named> {
+pub fn of_swin(size: SwinSize, batch: usize) -> Vec<NamedShape> {
     let name = match size {
         SwinSize::Tiny => "tiny",
         SwinSize::Small => "small",
@@ -87,7 +87,7 @@ pub fn of_swin(size: SwinSize, batch: usize) -> Vec<Named> {
     for (stage, grid) in config.stages().into_iter().zip(config.own_grids()) {
         let mut push = |layer: &str, count, rows, n, k| {
             let name = format!("stage {} {layer}", stage.index + 1);
-            products.push(Named { name, count, shape: Shape { m: batch * rows, n, k } });
+            products.push(NamedShape { name, count, shape: Shape { m: batch * rows, n, k } });
         };
         let (dim, windowed) = (stage.dim, grid.window_rows());
         push("qkv", stage.depth, windowed, 3 * dim, dim);
@@ -109,7 +109,8 @@ mod tests {
     fn products_of_swin_tiny() {
         let all = of_swin(SwinSize::Tiny, 2);
         assert_eq!(all.len(), 4 * 4 + 3);
-        let first = Named { name: "stage 1 qkv".into(), count: 2, shape: Shape { m: 6272, n: 288, k: 96 } };
+        let first =
+            NamedShape { name: "stage 1 qkv".into(), count: 2, shape: Shape { m: 6272, n: 288, k: 96 } };
         assert_eq!(all[0], first);
         assert_eq!(all[4].shape, Shape { m: 1568, n: 192, k: 384 });
         assert_eq!((all[18].name.as_str(), all[18].shape), ("stage 4 fc2", Shape { m: 98, n: 768, k: 3072 }));

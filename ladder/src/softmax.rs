@@ -15,7 +15,7 @@ use crate::machine::{Gpu, Machine};
 use crate::measure::{self, Prepared};
 use crate::operands::Noise;
 use crate::roofline::Arithmetic;
-use crate::row::{Outcome, Row, Work, table};
+use crate::row::{Outcome, Row, Workload, table};
 use crate::threads::in_parts;
 
 /// The largest allowed error of a probability.
@@ -63,7 +63,7 @@ impl Problem {
     fn row(&self, name: &str, codes: bool, outcome: Outcome) -> Row {
         let (rows, columns) = (self.rows as f64, self.columns as f64);
         let bytes = if codes { 5.0 * rows * columns + 4.0 * rows } else { 8.0 * rows * columns };
-        let work = Work { arithmetic: Arithmetic::Fp32, operations: 0.0, bytes };
+        let work = Workload { arithmetic: Arithmetic::Fp32, operations: 0.0, bytes };
         let shape = vec![("rows", self.rows), ("columns", self.columns)];
         Row { rung: name.to_owned(), layer: String::new(), shape, work, outcome }
     }
@@ -224,9 +224,9 @@ impl Problem {
             outs.push(Matrix::new(&gpu.device, Elements::S32, (rows, 1), 1)?);
         }
         let slices: Vec<DeviceSlice> = outs.iter().map(|out| out.slice().clone()).collect();
-        let launch = move |on: &_| {
+        let launch = move |stream: &_| {
             // The last slice holds the sums of the codes. The other rungs write no sums.
-            softmax.run(on, rows, &x, &slices[0], &slices[slices.len() - 1])
+            softmax.run(stream, rows, &x, &slices[0], &slices[slices.len() - 1])
         };
         Ok(Prepared::new(launch, outs))
     }

@@ -9,7 +9,7 @@ use crate::gemm;
 use crate::machine::Machine;
 use crate::row::{Outcome, Row, time};
 use crate::rung::Rung;
-use crate::shape::{Named, Shape};
+use crate::shape::{NamedShape, Shape};
 
 /// The rungs on a machine with a GPU.
 const GPU: [Rung; 6] = [
@@ -24,7 +24,7 @@ const GPU: [Rung; 6] = [
 const CPU: [Rung; 2] = [Rung::CpuFloat, Rung::CpuInt8];
 
 /// Runs the products.
-pub fn run(args: &GemmArgs, machine: &mut Machine, products: &[Named]) -> Result<Vec<Row>, LadderError> {
+pub fn run(args: &GemmArgs, machine: &mut Machine, products: &[NamedShape]) -> Result<Vec<Row>, LadderError> {
     let rungs: &[Rung] = if machine.gpu.is_some() { &GPU } else { &CPU };
     let mut by_product = Vec::new();
     for named in products {
@@ -36,7 +36,7 @@ pub fn run(args: &GemmArgs, machine: &mut Machine, products: &[Named]) -> Result
     Ok(by_product.concat())
 }
 
-fn table(rungs: &[Rung], products: &[Named], by_product: &[Vec<Row>]) -> Table {
+fn table(rungs: &[Rung], products: &[NamedShape], by_product: &[Vec<Row>]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN);
     let names = rungs.iter().map(|rung| rung.name().to_owned());
@@ -73,7 +73,7 @@ fn winner(rows: &[Row]) -> String {
 }
 
 /// Milliseconds of all products of a forward on rung `index`; `None` if it did not run all of them.
-fn total(products: &[Named], by_product: &[Vec<Row>], index: usize) -> Option<f64> {
+fn total(products: &[NamedShape], by_product: &[Vec<Row>], index: usize) -> Option<f64> {
     let each = products.iter().zip(by_product);
     each.map(|(named, rows)| Some(named.count as f64 * rows[index].median()?)).sum()
 }
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn the_fastest_and_the_totals() {
         let shape = Shape { m: 8, n: 8, k: 8 };
-        let named = |name: &str, count| Named { name: name.into(), count, shape };
+        let named = |name: &str, count| NamedShape { name: name.into(), count, shape };
         let products = [named("stage 1 qkv", 2), named("stage 1 proj", 3)];
         let rows = |a, b| vec![measured("one", 8, a), measured("two", 8, b)];
         let by_product = [rows(1.0, 2.0), rows(4.0, 3.0)];

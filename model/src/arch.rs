@@ -100,7 +100,7 @@ pub struct SwinConfig {
     pub in_chans: usize,
     /// Side of a patch in pixels.
     pub patch_size: usize,
-    /// What the network computes. Files state it only where it is not a classifier.
+    /// The task of the network. Files state it only where it is not a classifier.
     #[serde(default, skip_serializing_if = "Task::is_classification")]
     pub task: Task,
     /// The feature maps of a backbone, in ascending order of their stages. The last is that of the last stage.
@@ -109,7 +109,7 @@ pub struct SwinConfig {
     /// Number of classes; 0 for a backbone.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub num_classes: usize,
-    /// What the logits of a classifier say. Files state it only where an image is not of one class.
+    /// The meaning of a classifier's logits. Files state it only where an image is not of one class.
     #[serde(default, skip_serializing_if = "Problem::is_single_label")]
     pub problem: Problem,
     /// Channels of the first stage; each later stage doubles them.
@@ -163,7 +163,7 @@ impl SwinConfig {
         self.qk_scale.unwrap_or_else(|| (stage.head_dim() as f64).powf(-0.5)) as f32
     }
 
-    /// Every stage. Its window is that of the image size for which the network was built.
+    /// Every stage. Its window is that of the network's own image size.
     pub fn stages(&self) -> Vec<Stage> {
         let of_stage = |(index, own): (usize, Size)| {
             let dim = self.embed_dim << index;
@@ -182,7 +182,7 @@ impl SwinConfig {
         self.deciding_grids(self.image_size).into_iter().enumerate().map(of_stage).collect()
     }
 
-    /// The token grid of every stage for the image size for which the network was built.
+    /// The token grid of every stage for the network's own image size.
     pub fn own_grids(&self) -> Vec<Grid> {
         self.grids_unchecked(self.image_size)
     }
@@ -243,7 +243,7 @@ impl SwinConfig {
         format!("{}.{key}", self.version.section())
     }
 
-    /// Multiply-accumulates of the forward pass of one image of the size for which the network was built, in the linear
+    /// Multiply-accumulates of the forward pass of one image of the network's own size, in the linear
     /// layers and in attention.
     pub fn macs(&self) -> u64 {
         let (stages, grids) = (self.stages(), self.own_grids());
@@ -253,7 +253,7 @@ impl SwinConfig {
         attention.sum::<u64>() + self.linear_macs().into_iter().map(|(_, macs)| macs).sum::<u64>()
     }
 
-    /// Every linear layer with its multiply-accumulates for an image of the size for which the network was built.
+    /// Every linear layer with its multiply-accumulates for an image of the network's own size.
     pub(crate) fn linear_macs(&self) -> Vec<(Linear, u64)> {
         let (grids, stages) = (self.own_grids(), self.stages());
         let macs = |linear: Linear| match linear {

@@ -11,13 +11,13 @@ use crate::arch::size;
 /// An error of an implementation that this crate does not know, such as a data set or an engine.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What the bytes of a [`Batch`] are.
+/// The format of a [`Batch`]'s bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PixelFormat {
     /// Images after resize and crop, before normalisation: `u8`, `[n, height, width, channels]`.
     #[default]
     Bytes,
-    /// What the network reads: f32 in little-endian bytes, `[n, channels, height, width]`. No [`Classifier`] takes them.
+    /// The network's input: f32 in little-endian bytes, `[n, channels, height, width]`. No [`Classifier`] takes them.
     Normalised,
 }
 
@@ -36,7 +36,7 @@ impl PixelFormat {
 pub struct Batch {
     /// Pixels, `n * height * width * channels` values of `format`.
     pub pixels: Vec<u8>,
-    /// What the bytes of `pixels` are.
+    /// The format of the bytes of `pixels`.
     pub format: PixelFormat,
     /// Height and width of every image.
     pub size: Size,
@@ -99,7 +99,7 @@ impl Batch {
     }
 }
 
-/// What the threads of a [`BatchSource`] have done since it was made.
+/// The work of a [`BatchSource`]'s threads since it was made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoaderWork {
     /// Number of threads.
@@ -144,7 +144,7 @@ pub trait BatchSource: Send {
     /// The data set's error, naming the file.
     fn batch(&mut self, epoch: u64, index: usize) -> Result<Batch, BoxError>;
 
-    /// What its threads have done so far; `None` if it has none.
+    /// The work of its threads so far; `None` if it has none.
     fn work(&self) -> Option<LoaderWork> {
         None
     }

@@ -29,7 +29,7 @@ pub enum ModelError {
     Image {
         /// Height and width in pixels.
         size: Size,
-        /// The reason, and what helps.
+        /// The reason, and the remedy.
         problem: String,
     },
     /// A recipe is malformed, or one of its rules matches no site.
@@ -67,7 +67,7 @@ pub enum ModelError {
     /// A checkpoint has other parameters than its configuration.
     #[error("{problem}; the first tensor that does not fit is {first}")]
     Mismatch {
-        /// What differs, and the next step.
+        /// The difference, and the next step.
         problem: String,
         /// The first tensor that is missing or unexpected, as a message names it.
         first: String,

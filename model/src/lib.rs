@@ -9,9 +9,10 @@ pub mod config;
 pub mod draws;
 pub mod error;
 mod json_keys;
+pub mod nearest;
 pub mod params;
 pub mod part;
-pub mod pattern;
+mod pattern;
 pub mod position;
 mod printable;
 pub mod quantized;
@@ -22,7 +23,7 @@ pub mod tensor_file;
 pub mod text_file;
 pub mod yaml;
 
-pub use swinq_numerics::Size;
+pub use swinq_numerics::{Int8, Size};
 
 pub use arch::{Grid, Problem, Scores, Stage, StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
 pub use batch::{
@@ -36,10 +37,11 @@ pub use checkpoint::{
 pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_backbones, shipped_configs};
 pub use draws::Draws;
 pub use error::ModelError;
+pub use nearest::{nearest_key, nearest_name};
 pub use pattern::{SitePattern, nearest_patterns, nearest_sites};
 pub use position::AttentionParameters;
 pub use printable::{printable, printable_name};
 pub use quantized::QuantizedModel;
 pub use recipe::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, SiteSpec};
-pub use site::{BlockId, Half, Linear, Operand, Site, all_linears, all_sites};
+pub use site::{BlockId, Branch, Linear, Operand, Site, all_linears, all_sites};
 pub use tensor::{HostTensor, StateDict};

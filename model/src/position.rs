@@ -1,4 +1,4 @@
-//! What attention computes with besides its linear layers: the factors of `QK^T`, and the relative position bias.
+//! The parameters of attention besides its linear layers: the factors of `QK^T`, and the relative position bias.
 //!
 //! A Swin V1 has one factor for all heads of a stage, and a learned table of biases. A Swin V2 has a learned factor for
 //! each head, and an MLP that gives the bias for a relative position (Liu et al., "Swin Transformer V2", 2022, section
@@ -18,11 +18,11 @@ const LARGEST_SCALE: f64 = 100.0;
 /// The largest relative position bias of Swin V2.
 const LARGEST_BIAS: f64 = 16.0;
 
-/// The factor of `QK^T` from which on the queries and keys of a Swin V2's head have two codes for each value.
+/// The least factor of `QK^T` with which the queries and keys of a Swin V2's head have hi and lo codes for each value.
 ///
 /// Their components are at most 1 and have steps of 1/127, so that a logit has an error with a standard deviation of about
 /// `0.0032 factor` (two operands of length 1, each with errors of `1 / (127 sqrt(12))`): 0.05 at this factor, and 0.3 at
-/// the largest factor, 100. With two codes it is less than a hundredth of that.
+/// the largest factor, 100. With hi and lo codes it is less than a hundredth of that.
 pub const TWO_CODES_FROM: f32 = 16.0;
 
 /// The factors of `QK^T` and the relative position bias of one block.
@@ -36,9 +36,9 @@ pub struct AttentionParameters<'a> {
     pub table: Cow<'a, [f32]>,
 }
 
-/// Whether a head with this factor of `QK^T` in a Swin of this version has two codes for each query and key, where both
+/// Whether a head with this factor of `QK^T` in a Swin of this version has hi and lo codes for each query and key, where both
 /// sites are on.
-pub fn two_codes(version: SwinVersion, scale: f32) -> bool {
+pub fn hi_lo(version: SwinVersion, scale: f32) -> bool {
     version == SwinVersion::V2 && scale >= TWO_CODES_FROM
 }
 

@@ -60,6 +60,15 @@ impl Linear {
     pub fn bias_name(self) -> String {
         format!("{self}.bias")
     }
+
+    /// The residual addition of its block that takes its output, whose branch it ends; in a Swin V2 a norm lies between.
+    pub fn branch(self) -> Option<Branch> {
+        match self {
+            Linear::Proj(_) => Some(Branch::Attn),
+            Linear::Fc2(_) => Some(Branch::Mlp),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for Linear {
@@ -76,12 +85,12 @@ impl fmt::Display for Linear {
     }
 }
 
-/// Which of a block's two residual additions.
+/// A branch of a block, whose result is added to the residual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Half {
-    /// The addition after attention.
+pub enum Branch {
+    /// Attention.
     Attn,
-    /// The addition after the MLP.
+    /// The MLP.
     Mlp,
 }
 
@@ -94,14 +103,14 @@ pub enum Operand {
     Shortcut,
 }
 
-/// A place where a tensor may be quantized.
+/// A place where a tensor may be quantized. Every block of every architecture has the same sites.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Site {
     /// Input activation of a linear layer.
     Input(Linear),
     /// Weight of a linear layer.
     Weight(Linear),
-    /// Result of a linear layer's product, before bias, GELU and residual addition.
+    /// Result of a linear layer's product, before bias, GELU and residual addition. No other op has an `.output`.
     Output(Linear),
     /// Queries, after bias; in Swin V2 after they are normalised.
     Q(BlockId),
@@ -114,7 +123,7 @@ pub enum Site {
     /// Attention probabilities.
     Probs(BlockId),
     /// An operand of a residual addition.
-    Add(BlockId, Half, Operand),
+    Add(BlockId, Branch, Operand),
 }
 
 impl Site {
@@ -141,10 +150,10 @@ impl fmt::Display for Site {
             Site::V(b) => write!(f, "{b}.attn.v"),
             Site::Scores(b) => write!(f, "{b}.attn.scores"),
             Site::Probs(b) => write!(f, "{b}.attn.probs"),
-            Site::Add(b, half, operand) => {
-                let half = if *half == Half::Attn { "attn" } else { "mlp" };
+            Site::Add(b, branch, operand) => {
+                let branch = if *branch == Branch::Attn { "attn" } else { "mlp" };
                 let operand = if *operand == Operand::Branch { "branch" } else { "shortcut" };
-                write!(f, "{b}.{half}.add.{operand}")
+                write!(f, "{b}.{branch}.add.{operand}")
             }
         }
     }
@@ -189,9 +198,9 @@ fn parse_parts(parts: &[&str]) -> Option<Site> {
                 ["attn", "v"] => Some(Site::V(id)),
                 ["attn", "scores"] => Some(Site::Scores(id)),
                 ["attn", "probs"] => Some(Site::Probs(id)),
-                [half @ ("attn" | "mlp"), "add", operand @ ("branch" | "shortcut")] => Some(Site::Add(
+                [branch @ ("attn" | "mlp"), "add", operand @ ("branch" | "shortcut")] => Some(Site::Add(
                     id,
-                    if *half == "attn" { Half::Attn } else { Half::Mlp },
+                    if *branch == "attn" { Branch::Attn } else { Branch::Mlp },
                     if *operand == "branch" { Operand::Branch } else { Operand::Shortcut },
                 )),
                 _ => None,
@@ -228,16 +237,16 @@ pub fn all_sites(config: &SwinConfig) -> Vec<Site> {
             Linear::Qkv(b) => {
                 sites.extend([Site::Q(b), Site::K(b), Site::V(b), Site::Scores(b), Site::Probs(b)])
             }
-            Linear::Proj(b) => sites.extend(additions(b, Half::Attn)),
-            Linear::Fc2(b) => sites.extend(additions(b, Half::Mlp)),
+            Linear::Proj(b) => sites.extend(additions(b, Branch::Attn)),
+            Linear::Fc2(b) => sites.extend(additions(b, Branch::Mlp)),
             _ => {}
         }
     }
     sites
 }
 
-fn additions(block: BlockId, half: Half) -> [Site; 2] {
-    [Site::Add(block, half, Operand::Branch), Site::Add(block, half, Operand::Shortcut)]
+fn additions(block: BlockId, branch: Branch) -> [Site; 2] {
+    [Site::Add(block, branch, Operand::Branch), Site::Add(block, branch, Operand::Shortcut)]
 }
 
 #[cfg(test)]

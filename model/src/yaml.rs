@@ -1,6 +1,6 @@
 //! Errors of the YAML reader in one line.
 
-/// What is wrong, and where: the reader's message without the lines of the file, which it would repeat.
+/// The problem and its place: the reader's message without the lines of the file, which it would repeat.
 pub fn problem(error: &serde_saphyr::Error) -> String {
     let text = error.to_string();
     let first = text.lines().next().unwrap_or_default();

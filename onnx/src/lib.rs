@@ -38,7 +38,7 @@ const LARGEST: usize = i32::MAX as usize;
 pub struct OnnxFile {
     /// The message.
     pub model: ModelProto,
-    /// What the user should know about the graph, one sentence each: forms that differ from the engine's.
+    /// Remarks on the graph, one sentence each: forms that differ from the engine's.
     pub remarks: Vec<String>,
 }
 
@@ -130,7 +130,7 @@ fn remarks(plan: &Plan<'_>, options: &ExportOptions) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if attention().any(|op| !op.two_codes.is_empty()) {
+    if attention().any(|op| !op.hi_lo.is_empty()) {
         remarks.push(
             "heads with two codes for each query and key have three products of codes, as in the engine"
                 .to_owned(),

@@ -1,4 +1,4 @@
-//! The metadata of a file: what its user needs to know about the input, the classes and the origin.
+//! The metadata of a file: facts about the input, the classes and the origin.
 
 use swinq_model::{QuantizedModel, StageOutput};
 use swinq_plan::Geometry;

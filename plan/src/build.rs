@@ -5,14 +5,14 @@ use std::sync::Arc;
 use swinq_model::quantized::Param;
 use swinq_model::recipe::Kind;
 use swinq_model::{
-    AttentionParameters, BlockId, Half, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage,
+    AttentionParameters, BlockId, Branch, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage,
     StageOutput, position,
 };
 use swinq_numerics::{AttentionQuant, Probs, Quantizer};
 
 use crate::{
-    Attention, Element, Geometry, Linear, Merge, Norm, NormalizeHeads, Op, Order, Output, OutputKind,
-    Patches, Plan, RelativeBias, Rows, Step, Store, TensorId, TensorSpec, Values, Weight,
+    Attention, Element, Geometry, Linear, Merge, Norm, Op, Order, Output, OutputKind, Patches, Plan, QkNorm,
+    RelativeBias, Rows, Step, Store, TensorId, TensorSpec, Values, Weight,
 };
 
 impl<'m> Plan<'m> {
@@ -52,23 +52,23 @@ struct Builder<'m> {
 impl<'m> Builder<'m> {
     fn network(&mut self) -> Result<(), ModelError> {
         let image = self.tensor(Rows::Pixels, self.model.config.in_chans, Element::Pixel);
-        let mut stream = self.patch_embed(image)?;
+        let mut residual = self.patch_embed(image)?;
         for stage in self.model.config.stages() {
             let shared = Shared::new(stage);
             let stage = &shared.stage;
             for block in 0..stage.depth {
                 let id = BlockId { stage: stage.index, block };
-                self.attention(&shared, id, stream)?;
-                self.mlp(stage, id, stream)?;
+                self.attention(&shared, id, residual)?;
+                self.mlp(stage, id, residual)?;
             }
             if let Some(output) = self.model.config.output_of(stage.index) {
-                self.feature_map(output, stream);
+                self.feature_map(output, residual);
             }
             if stage.merge {
-                stream = self.merge(stage, stream)?;
+                residual = self.merge(stage, residual)?;
             }
         }
-        if self.model.config.is_backbone() { Ok(()) } else { self.head(stream) }
+        if self.model.config.is_backbone() { Ok(()) } else { self.head(residual) }
     }
 
     fn patch_embed(&mut self, image: TensorId) -> Result<TensorId, ModelError> {
@@ -79,33 +79,33 @@ impl<'m> Builder<'m> {
         let op = Op::Patches(Patches { patch: config.patch_size, lookup, edge });
         let store = self.input_store(Layer::PatchEmbed)?;
         let patches = self.stored("patch_embed.patches", op, store, image, (Rows::Tokens(0), k), 0);
-        let stream = self.linear(Layer::PatchEmbed, patches, Store::F32, Order::Tokens(0))?;
+        let residual = self.linear(Layer::PatchEmbed, patches, Store::F32, Order::Tokens(0))?;
         if config.patch_norm {
             let name = "patch_embed.norm";
-            self.in_place(name, Op::NormInPlace(self.norm(name)), Store::F32, stream, stream, 0);
+            self.in_place(name, Op::NormInPlace(self.norm(name)), Store::F32, residual, residual, 0);
         }
         if config.ape {
             let name = "absolute_pos_embed";
             let op = Op::PositionEmbedding(self.values(name));
-            self.in_place(name, op, Store::F32, stream, stream, 0);
+            self.in_place(name, op, Store::F32, residual, residual, 0);
         }
-        Ok(stream)
+        Ok(residual)
     }
 
-    /// `stream += proj(attention(partition(norm1(stream))))`; in Swin V2
-    /// `stream += norm1(proj(attention(partition(stream))))`.
-    fn attention(&mut self, shared: &Shared, id: BlockId, stream: TensorId) -> Result<(), ModelError> {
+    /// `residual += proj(attention(partition(norm1(residual))))`; in Swin V2
+    /// `residual += norm1(proj(attention(partition(residual))))`.
+    fn attention(&mut self, shared: &Shared, id: BlockId, residual: TensorId) -> Result<(), ModelError> {
         let stage = &shared.stage;
         let shifted = id.block % 2 == 1;
         let order = Order::Windows { stage: stage.index, shifted };
         let rows = Rows::Windows(stage.index);
         let name = format!("{id}.norm1");
-        let x = self.branch_input(Layer::Qkv(id), &name, order, stream, rows)?;
+        let x = self.branch_input(Layer::Qkv(id), &name, order, residual, rows)?;
 
         let quant = self.attention_quant(id)?;
         let AttentionParameters { scales, table } = self.model.attention_parameters(stage, id);
-        let two_codes = self.two_codes(&scales, &quant);
-        let qkv = self.operands(id, stage, order, x, (&quant, &two_codes))?;
+        let hi_lo = self.hi_lo(&scales, &quant);
+        let qkv = self.operands(id, stage, order, x, (&quant, &hi_lo))?;
 
         let op = Op::Attention(Attention {
             heads: stage.heads,
@@ -113,7 +113,7 @@ impl<'m> Builder<'m> {
             tokens: stage.window_tokens(),
             order,
             scales,
-            two_codes,
+            hi_lo,
             bias: RelativeBias { table, index: Arc::clone(&shared.index), heads: stage.heads },
             regions: shifted.then(|| Arc::clone(&shared.regions)),
             mask: self.model.config.mask as f32,
@@ -122,7 +122,7 @@ impl<'m> Builder<'m> {
         let store = self.input_store(Layer::Proj(id))?;
         let macs = (2 * stage.window_tokens() * stage.dim) as u64;
         let y = self.stored(&format!("{id}.attn"), op, store, qkv, (rows, stage.dim), macs);
-        self.branch_output(Layer::Proj(id), &name, (id, Half::Attn), y, stream, order)
+        self.branch_output(Layer::Proj(id), &name, (id, Branch::Attn), y, residual, order)
     }
 
     /// Queries, keys and values for attention, from the rows `x` of its windows. In Swin V2 queries and keys are
@@ -133,7 +133,7 @@ impl<'m> Builder<'m> {
         stage: &Stage,
         order: Order,
         x: TensorId,
-        (quant, two_codes): (&AttentionQuant, &[bool]),
+        (quant, hi_lo): (&AttentionQuant, &[bool]),
     ) -> Result<TensorId, ModelError> {
         let store = match (quant.q, quant.k, quant.v) {
             (Some(q), Some(k), Some(v)) => Store::Codes(vec![q, k, v]),
@@ -143,70 +143,69 @@ impl<'m> Builder<'m> {
             return self.linear(Layer::Qkv(id), x, store, order);
         }
         let qkv = self.linear(Layer::Qkv(id), x, Store::F32, order)?;
-        let heads =
-            NormalizeHeads { heads: stage.heads, head_dim: stage.head_dim(), two_codes: two_codes.to_vec() };
+        let heads = QkNorm { heads: stage.heads, head_dim: stage.head_dim(), hi_lo: hi_lo.to_vec() };
         let shape = (self.plan.tensor(qkv).rows, heads.columns(matches!(store, Store::Codes(_))));
         let name = format!("{id}.attn.normalize");
-        Ok(self.stored(&name, Op::NormalizeHeads(heads), store, qkv, shape, 0))
+        Ok(self.stored(&name, Op::QkNorm(heads), store, qkv, shape, 0))
     }
 
-    /// The heads whose queries and keys have two codes for each value; empty if none has.
-    fn two_codes(&self, scales: &[f32], quant: &AttentionQuant) -> Vec<bool> {
+    /// The heads whose queries and keys have hi and lo codes for each value; empty if none has.
+    fn hi_lo(&self, scales: &[f32], quant: &AttentionQuant) -> Vec<bool> {
         let version = self.model.config.version;
-        let two: Vec<bool> = scales.iter().map(|&scale| position::two_codes(version, scale)).collect();
+        let two: Vec<bool> = scales.iter().map(|&scale| position::hi_lo(version, scale)).collect();
         if two.contains(&true) && quant.q.is_some() && quant.k.is_some() { two } else { Vec::new() }
     }
 
-    /// The input of the first layer of a branch: tokens of the stream in `order`, normalised with the norm
+    /// The input of the first layer of a branch: tokens of the residual in `order`, normalised with the norm
     /// `name` in Swin V1.
     fn branch_input(
         &mut self,
         layer: Layer,
         name: &str,
         order: Order,
-        stream: TensorId,
+        residual: TensorId,
         rows: Rows,
     ) -> Result<TensorId, ModelError> {
         let store = self.input_store(layer)?;
-        let columns = self.plan.tensor(stream).columns;
+        let columns = self.plan.tensor(residual).columns;
         if self.model.config.post_norm() {
             let name = format!("{layer}.input");
-            return Ok(self.stored(&name, Op::Quantize(order), store, stream, (rows, columns), 0));
+            return Ok(self.stored(&name, Op::Quantize(order), store, residual, (rows, columns), 0));
         }
         let norm = Op::Norm(self.norm(name), order);
-        Ok(self.stored(name, norm, store, stream, (rows, columns), 0))
+        Ok(self.stored(name, norm, store, residual, (rows, columns), 0))
     }
 
-    /// Adds the last layer of a branch to the stream, normalised with the norm `name` in Swin V2.
+    /// Adds the last layer of a branch to the residual, normalised with the norm `name` in Swin V2.
     fn branch_output(
         &mut self,
         layer: Layer,
         name: &str,
-        half: (BlockId, Half),
+        of: (BlockId, Branch),
         input: TensorId,
-        stream: TensorId,
+        residual: TensorId,
         order: Order,
     ) -> Result<(), ModelError> {
         if !self.model.config.post_norm() {
-            return self.residual(layer, half, input, stream, order);
+            return self.residual(layer, of, input, residual, order);
         }
         let branch = self.linear(layer, input, Store::F32, order)?;
-        let store = self.residual_store(half)?;
-        self.in_place(name, Op::Norm(self.norm(name), order), store, branch, stream, 0);
+        let store = self.residual_store(of)?;
+        self.in_place(name, Op::Norm(self.norm(name), order), store, branch, residual, 0);
         Ok(())
     }
 
-    /// `stream += fc2(gelu(fc1(norm2(stream))))`; in Swin V2 `stream += norm2(fc2(gelu(fc1(stream))))`.
-    fn mlp(&mut self, stage: &Stage, id: BlockId, stream: TensorId) -> Result<(), ModelError> {
+    /// `residual += fc2(gelu(fc1(norm2(residual))))`; in Swin V2 `residual += norm2(fc2(gelu(fc1(residual))))`.
+    fn mlp(&mut self, stage: &Stage, id: BlockId, residual: TensorId) -> Result<(), ModelError> {
         let name = format!("{id}.norm2");
         let order = Order::Tokens(stage.index);
-        let x = self.branch_input(Layer::Fc1(id), &name, order, stream, Rows::Tokens(stage.index))?;
+        let x = self.branch_input(Layer::Fc1(id), &name, order, residual, Rows::Tokens(stage.index))?;
         let store = self.input_store(Layer::Fc2(id))?;
         let hidden = self.linear(Layer::Fc1(id), x, store, order)?;
-        self.branch_output(Layer::Fc2(id), &name, (id, Half::Mlp), hidden, stream, order)
+        self.branch_output(Layer::Fc2(id), &name, (id, Branch::Mlp), hidden, residual, order)
     }
 
-    fn merge(&mut self, stage: &Stage, stream: TensorId) -> Result<TensorId, ModelError> {
+    fn merge(&mut self, stage: &Stage, residual: TensorId) -> Result<TensorId, ModelError> {
         let layer = Layer::Reduction(stage.index);
         let name = format!("layers.{}.downsample.norm", stage.index);
         let (next, stage_index) = (stage.index + 1, stage.index);
@@ -214,33 +213,33 @@ impl<'m> Builder<'m> {
         let store = self.input_store(layer)?;
         if !self.model.config.post_norm() {
             let op = Op::Merge(Merge { norm: Some(self.norm(&name)), stage: stage_index });
-            let x = self.stored(&name, op, store, stream, shape, 0);
+            let x = self.stored(&name, op, store, residual, shape, 0);
             return self.linear(layer, x, Store::F32, Order::Tokens(next));
         }
         let op = Op::Merge(Merge { norm: None, stage: stage_index });
-        let x = self.stored(&format!("{layer}.input"), op, store, stream, shape, 0);
+        let x = self.stored(&format!("{layer}.input"), op, store, residual, shape, 0);
         let merged = self.linear(layer, x, Store::F32, Order::Tokens(next))?;
         self.in_place(&name, Op::NormInPlace(self.norm(&name)), Store::F32, merged, merged, 0);
         Ok(merged)
     }
 
-    /// The feature map of a stage whose tokens are `stream`: the tokens themselves, which no later step changes, or a norm of
+    /// The feature map of a stage whose tokens are `residual`: the tokens themselves, which no later step changes, or a norm of
     /// them.
-    fn feature_map(&mut self, output: &StageOutput, stream: TensorId) {
+    fn feature_map(&mut self, output: &StageOutput, residual: TensorId) {
         let &StageOutput { ref name, stage, .. } = output;
         let (rows, order) = (Rows::Tokens(stage), Order::Tokens(stage));
-        let tensor = output.norm_name().map_or(stream, |norm| {
-            let columns = self.plan.tensor(stream).columns;
+        let tensor = output.norm_name().map_or(residual, |norm| {
+            let columns = self.plan.tensor(residual).columns;
             let op = Op::Norm(self.norm(&norm), order);
-            self.stored(&norm, op, Store::F32, stream, (rows, columns), 0)
+            self.stored(&norm, op, Store::F32, residual, (rows, columns), 0)
         });
         self.plan.outputs.push(Output { name: name.clone(), kind: OutputKind::Stage(stage), tensor });
     }
 
-    fn head(&mut self, stream: TensorId) -> Result<(), ModelError> {
+    fn head(&mut self, residual: TensorId) -> Result<(), ModelError> {
         let store = self.input_store(Layer::Head)?;
         let op = Op::Pool(self.norm("norm"));
-        let pooled = self.stored("norm", op, store, stream, (Rows::One, self.model.config.features()), 0);
+        let pooled = self.stored("norm", op, store, residual, (Rows::One, self.model.config.features()), 0);
         let last = self.model.config.depths.len() - 1;
         let tensor = self.linear(Layer::Head, pooled, Store::F32, Order::Tokens(last))?;
         self.plan.outputs.push(Output { name: "logits".to_owned(), kind: OutputKind::Logits, tensor });
@@ -283,27 +282,27 @@ impl<'m> Builder<'m> {
         Quantizer::new(scale).map(Some).ok_or_else(unusable)
     }
 
-    /// A linear layer that adds to the stream.
+    /// A linear layer that adds to the residual.
     fn residual(
         &mut self,
         layer: Layer,
-        half: (BlockId, Half),
+        of: (BlockId, Branch),
         input: TensorId,
-        stream: TensorId,
+        residual: TensorId,
         order: Order,
     ) -> Result<(), ModelError> {
-        let store = self.residual_store(half)?;
+        let store = self.residual_store(of)?;
         let linear = self.layer(layer, order)?;
         let macs = (linear.k * linear.n) as u64;
-        self.in_place(&layer.to_string(), Op::Linear(linear), store, input, stream, macs);
+        self.in_place(&layer.to_string(), Op::Linear(linear), store, input, residual, macs);
         Ok(())
     }
 
     /// The sites of a residual addition.
-    fn residual_store(&self, (id, half): (BlockId, Half)) -> Result<Store, ModelError> {
+    fn residual_store(&self, (id, of): (BlockId, Branch)) -> Result<Store, ModelError> {
         Ok(Store::Residual {
-            branch: self.quantizer(Site::Add(id, half, Operand::Branch))?,
-            shortcut: self.quantizer(Site::Add(id, half, Operand::Shortcut))?,
+            branch: self.quantizer(Site::Add(id, of, Operand::Branch))?,
+            shortcut: self.quantizer(Site::Add(id, of, Operand::Shortcut))?,
         })
     }
 

@@ -1,4 +1,4 @@
-//! What the size of an image decides: the rows of tensors, and the order in which ops read and write them.
+//! The geometry of an image size: the rows of tensors, and the order of rows for each op.
 
 use std::sync::Arc;
 
@@ -69,7 +69,7 @@ impl Grids {
     }
 }
 
-/// What the size of an image decides about a network: its grids, and the order of their rows.
+/// The geometry of a network for an image size: its grids, and the order of their rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Geometry {
     grids: Grids,

@@ -20,7 +20,7 @@ mod values;
 use std::sync::Arc;
 
 pub use geometry::{Geometry, Grids, Order, Rows};
-pub use op::{Attention, Linear, Merge, Norm, NormalizeHeads, Op, Patches, Store, Weight};
+pub use op::{Attention, Linear, Merge, Norm, Op, Patches, QkNorm, Store, Weight};
 pub use outline::{Outline, StepOutline};
 pub use values::{RelativeBias, Values};
 
@@ -72,13 +72,13 @@ pub struct Step<'m> {
     pub store: Store,
     /// The tensor that the op reads.
     pub input: TensorId,
-    /// The tensor that the op writes. Residual stores and in-place ops read and write it: it is the stream.
+    /// The tensor that the op writes. Residual stores and in-place ops read and write it: it is the residual.
     pub output: TensorId,
     /// Multiply-accumulates for each row of the input.
     pub macs_per_row: u64,
 }
 
-/// What an output of a plan is.
+/// The kind of an output of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OutputKind {
     /// Class scores before softmax: one row.
@@ -90,7 +90,7 @@ pub enum OutputKind {
 /// An output of a plan: a tensor that the caller gets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Output {
-    /// Its name, by which callers ask for it. No step has it.
+    /// Its name, for callers. No step has it.
     pub name: String,
     /// What it is.
     pub kind: OutputKind,
@@ -107,7 +107,7 @@ pub struct Plan<'m> {
     pub steps: Vec<Step<'m>>,
     /// Every output, in the order in which the network computes them. No step changes an output after it is complete.
     pub outputs: Vec<Output>,
-    /// The geometry for the image size for which the network was built.
+    /// The geometry for the network's own image size.
     pub own: Arc<Geometry>,
 }
 

@@ -25,7 +25,7 @@ pub enum Store {
     Residual {
         /// Site of the branch.
         branch: Option<Quantizer>,
-        /// Site of the stream.
+        /// Site of the residual.
         shortcut: Option<Quantizer>,
     },
 }
@@ -37,7 +37,7 @@ pub struct Patches {
     pub patch: usize,
     /// The normalised value of each byte of each channel: `[channel][byte]`.
     pub lookup: Vec<[f32; 256]>,
-    /// What becomes of the edges of an image that is no multiple of the patch.
+    /// The treatment of the edges of an image that is no multiple of the patch.
     pub edge: ImageEdge,
 }
 
@@ -61,6 +61,9 @@ pub enum Weight<'m> {
 }
 
 /// A linear layer: the product with a weight, its bias and its activation.
+///
+/// Fused launches compute a part of the fields only: `int8-runtime/src/cuda/int8.rs` and `kernels/cpu/src/linear/avx512/full_panels.rs`
+/// compute or refuse a new field.
 #[derive(Clone, Debug)]
 pub struct Linear<'m> {
     /// The layer of the network. Its sites have this name.
@@ -77,7 +80,7 @@ pub struct Linear<'m> {
     pub output: Option<Quantizer>,
     /// The GELU that follows the bias, if any.
     pub gelu: Option<Gelu>,
-    /// Order of the rows. A residual store scatters them to the tokens of the stream.
+    /// Order of the rows. A residual store scatters them to the tokens of the residual.
     pub order: Order,
 }
 
@@ -112,8 +115,8 @@ pub struct Attention<'m> {
     pub order: Order,
     /// The factor of `QK^T` for each head, `[heads]`.
     pub scales: Vec<f32>,
-    /// The heads whose queries and keys have two codes for each value, `[heads]`; empty if none has.
-    pub two_codes: Vec<bool>,
+    /// The heads whose queries and keys have hi and lo codes for each value, `[heads]`; empty if none has.
+    pub hi_lo: Vec<bool>,
     /// The relative position bias.
     pub bias: RelativeBias<'m>,
     /// Region of each token under each mask, `[MASKS, tokens]`: tokens of different regions do not attend to each other.
@@ -134,7 +137,7 @@ impl Attention<'_> {
             head_dim: self.head_dim,
             tokens: self.tokens,
             scales: &self.scales,
-            two_codes: &self.two_codes,
+            hi_lo: &self.hi_lo,
             bias,
             regions: self.regions.as_deref(),
             mask: self.mask,
@@ -146,19 +149,19 @@ impl Attention<'_> {
 
 /// The normalisation of queries and keys to length 1 in each head (Swin V2).
 #[derive(Clone, Debug, PartialEq)]
-pub struct NormalizeHeads {
+pub struct QkNorm {
     /// Heads.
     pub heads: usize,
     /// Channels of a head.
     pub head_dim: usize,
-    /// As [`Attention::two_codes`]. Codes of the result are followed by the low codes of these heads.
-    pub two_codes: Vec<bool>,
+    /// As [`Attention::hi_lo`]. Codes of the result are followed by the lo codes of these heads.
+    pub hi_lo: Vec<bool>,
 }
 
-impl NormalizeHeads {
+impl QkNorm {
     /// Columns of the result, as codes or as f32.
     pub fn columns(&self, codes: bool) -> usize {
-        let low = self.two_codes.iter().filter(|&&two| two && codes).count();
+        let low = self.hi_lo.iter().filter(|&&two| two && codes).count();
         (3 * self.heads + 2 * low) * self.head_dim
     }
 }
@@ -181,19 +184,19 @@ pub enum Op<'m> {
     Patches(Patches),
     /// A linear layer.
     Linear(Linear<'m>),
-    /// LayerNorm of the stream's tokens; the result is in the given order. With a residual store (Swin V2)
-    /// the input is in that order, and the result is added to the tokens of the stream.
+    /// LayerNorm of the residual's tokens; the result is in the given order. With a residual store (Swin V2)
+    /// the input is in that order, and the result is added to the tokens of the residual.
     Norm(Norm<'m>, Order),
-    /// Gathers the stream's tokens in the given order, without a norm, and quantizes them; in f32 if the site
+    /// Gathers the residual's tokens in the given order, without a norm, and quantizes them; in f32 if the site
     /// is off. Swin V2 needs this op, because no norm precedes its linear layers.
     Quantize(Order),
-    /// LayerNorm of the stream in place: after the patch embedding, and after a reduction of Swin V2.
+    /// LayerNorm of the residual in place: after the patch embedding, and after a reduction of Swin V2.
     NormInPlace(Norm<'m>),
-    /// Adds the absolute position embedding, `[rows, columns]` of the stream, to the stream in place. Networks with one have
+    /// Adds the absolute position embedding, `[rows, columns]` of the residual, to the residual in place. Networks with one have
     /// one image size.
     PositionEmbedding(Values<'m>),
     /// Normalises the queries and keys of a Swin V2. Stores the codes of q, k and v, or f32.
-    NormalizeHeads(NormalizeHeads),
+    QkNorm(QkNorm),
     /// Window attention.
     Attention(Attention<'m>),
     /// Gathers 2 x 2 tokens, and normalises them in Swin V1.

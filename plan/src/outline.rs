@@ -7,7 +7,7 @@ use swinq_model::Size;
 use swinq_numerics::Probs;
 
 use crate::{
-    Attention, Geometry, Linear, NormalizeHeads, Op, Order, Output, Plan, Step, Store, TensorId, TensorSpec,
+    Attention, Geometry, Linear, Op, Order, Output, Plan, QkNorm, Step, Store, TensorId, TensorSpec,
 };
 
 /// A plan without its parameters.
@@ -19,7 +19,7 @@ pub struct Outline {
     pub steps: Vec<StepOutline>,
     /// Every output.
     pub outputs: Vec<Output>,
-    /// The geometry for the image size for which the network was built.
+    /// The geometry for the network's own image size.
     pub own: Arc<Geometry>,
 }
 
@@ -58,7 +58,7 @@ impl Outline {
         }
     }
 
-    /// Multiply-accumulates of `step` for one image of the size for which the network was built.
+    /// Multiply-accumulates of `step` for one image of the network's own size.
     pub fn macs(&self, step: &StepOutline) -> u64 {
         step.macs_per_row * self.own.rows(self.tensor(step.input).rows) as u64
     }
@@ -117,7 +117,7 @@ fn describe(step: &Step<'_>, own: &Geometry) -> String {
         Op::Quantize(order) => format!("gather{}", window_partition(*order, own)),
         Op::NormInPlace(_) => "LayerNorm in place".to_owned(),
         Op::PositionEmbedding(_) => "add position embedding".to_owned(),
-        Op::NormalizeHeads(heads) => describe_heads(heads),
+        Op::QkNorm(heads) => describe_qk_norm(heads),
         Op::Attention(attention) => describe_attention(attention),
         Op::Merge(merge) if merge.norm.is_none() => "2x2 merge".to_owned(),
         Op::Merge(_) => "2x2 merge + LayerNorm".to_owned(),
@@ -157,8 +157,8 @@ fn window_reverse(order: &Order) -> &'static str {
     }
 }
 
-fn describe_heads(heads: &NormalizeHeads) -> String {
-    match heads.two_codes.iter().filter(|&&two| two).count() {
+fn describe_qk_norm(heads: &QkNorm) -> String {
+    match heads.hi_lo.iter().filter(|&&two| two).count() {
         0 => "q, k to length 1".to_owned(),
         two => format!("q, k to length 1, 2 codes in {two} of {}", heads.heads),
     }

@@ -65,7 +65,7 @@ fn address(values: &Values<'_>) -> usize {
 fn addresses(plan: &Plan<'_>) -> Vec<usize> {
     let norm = |norm: &Norm<'_>| vec![address(&norm.gamma), address(&norm.beta)];
     let of = |op: &Op<'_>| match op {
-        Op::Patches(_) | Op::Quantize(_) | Op::NormalizeHeads(_) => Vec::new(),
+        Op::Patches(_) | Op::Quantize(_) | Op::QkNorm(_) => Vec::new(),
         Op::Linear(linear) => {
             let weight = match &linear.weight {
                 Weight::Int8 { codes, .. } => codes.codes.as_ptr().addr(),
@@ -154,7 +154,7 @@ fn parameters_have_the_shapes_of_their_tensors() {
                         };
                         assert_eq!(map(order), expected, "{}", step.name);
                     }
-                    Op::NormalizeHeads(op) => {
+                    Op::QkNorm(op) => {
                         assert_eq!(3 * op.heads * op.head_dim, columns, "{}", step.name);
                         let codes = plan.tensor(step.output).element == Element::Code;
                         assert_eq!(op.columns(codes), out_columns, "{}", step.name);
@@ -162,7 +162,7 @@ fn parameters_have_the_shapes_of_their_tensors() {
                     Op::Attention(op) => {
                         let windows = plan.own.masks(op.order).len();
                         assert_eq!(op.tokens * windows, rows, "{}", step.name);
-                        let low = op.two_codes.iter().filter(|&&two| two).count();
+                        let low = op.hi_lo.iter().filter(|&&two| two).count();
                         assert_eq!((3 * op.heads + 2 * low) * op.head_dim, columns, "{}", step.name);
                         assert_eq!(op.scales.len(), op.heads, "{}", step.name);
                         assert_eq!(op.bias.expand().len(), op.heads * op.tokens * op.tokens, "{}", step.name);

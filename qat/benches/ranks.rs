@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use swinq_qat::job::{Identity, Job};
-use swinq_qat::ranks::{Bucket, Meeting, Place, World};
+use swinq_qat::ranks::{Bucket, ProcessGroup, RankInfo, Rendezvous};
 
 /// Parameters of Swin-T with 1000 classes.
 const PARAMETERS: usize = 28_288_354;
@@ -51,22 +51,22 @@ fn copies() -> Vec<f64> {
 /// Seconds that rank 0 of `size` ranks takes for each addition of all gradients.
 fn on_ranks(size: usize) -> Vec<f64> {
     let timeout = Duration::from_secs(60);
-    let place = |rank| Place { rank, size, local_rank: rank, local_size: size, ..Place::default() };
-    let first = Meeting::new(place(0), timeout).expect("a free port");
-    let address = first.place().address.clone();
-    let other = |rank| Place { address: address.clone(), ..place(rank) };
-    let others = (1..size).map(|rank| Meeting::new(other(rank), timeout).expect("a place"));
-    let meetings: Vec<Meeting> = std::iter::once(first).chain(others).collect();
+    let info = |rank| RankInfo { rank, size, local_rank: rank, local_size: size, ..RankInfo::default() };
+    let first = Rendezvous::new(info(0), timeout).expect("a free port");
+    let address = first.info().address.clone();
+    let other = |rank| RankInfo { address: address.clone(), ..info(rank) };
+    let others = (1..size).map(|rank| Rendezvous::new(other(rank), timeout).expect("a place"));
+    let all: Vec<Rendezvous> = std::iter::once(first).chain(others).collect();
     std::thread::scope(|scope| {
-        let start = |meeting: Meeting| scope.spawn(move || additions(&mut meet(meeting)));
-        let ranks: Vec<_> = meetings.into_iter().map(start).collect();
+        let start = |rendezvous: Rendezvous| scope.spawn(move || additions(&mut meet(rendezvous)));
+        let ranks: Vec<_> = all.into_iter().map(start).collect();
         let times: Vec<Vec<f64>> = ranks.into_iter().map(|rank| rank.join().expect("no panic")).collect();
         times[0].clone()
     })
 }
 
-fn meet(meeting: Meeting) -> World {
-    meeting.wait(&identity(), &|| None).expect("all ranks")
+fn meet(rendezvous: Rendezvous) -> ProcessGroup {
+    rendezvous.wait(&identity(), &|| None).expect("all ranks")
 }
 
 fn identity() -> Identity {
@@ -74,19 +74,19 @@ fn identity() -> Identity {
     Job::from_yaml("bench", job, &[]).expect("a valid job").identity(&[])
 }
 
-fn additions(world: &mut World) -> Vec<f64> {
-    (0..=RUNS).map(|_| addition(world)).skip(1).collect()
+fn additions(group: &mut ProcessGroup) -> Vec<f64> {
+    (0..=RUNS).map(|_| addition(group)).skip(1).collect()
 }
 
 /// Seconds of one addition, when all buckets are there.
-fn addition(world: &mut World) -> f64 {
+fn addition(group: &mut ProcessGroup) -> f64 {
     let (sender, buckets) = mpsc::channel();
     let sizes = (0..PARAMETERS).step_by(BUCKET).map(|start| BUCKET.min(PARAMETERS - start));
     let gradients: Vec<Bucket> = sizes.map(|len| vec![1.0; len]).collect();
     let count = gradients.len();
     gradients.into_iter().try_for_each(|bucket| sender.send(bucket)).expect("the receiver is here");
     let start = Instant::now();
-    black_box(world.sum_buckets(buckets, count).expect("all ranks answer"));
+    black_box(group.sum_buckets(buckets, count).expect("all ranks answer"));
     start.elapsed().as_secs_f64()
 }
 

@@ -5,8 +5,8 @@
 //! cargo run --release -p swinq-qat --example step_time -- CALIBRATED FLOAT CFG [KEY VALUE]...
 //! ```
 //! The word `random` for both checkpoints means random weights of CFG, calibrated on the images. The keys are
-//! the keys of a job (`batch_size 64 device cuda precision bf16 threads 2`), `ops`, which is `fused` (the
-//! default) or `composed` (candle's operations), and `iterations`. The last line is JSON with the median in milliseconds, for
+//! the keys of a job (`batch_size 64 device cuda precision bf16 threads 2`), `ops`, which is `own` (this program's, the
+//! default) or `candle` (candle's operations), and `iterations`. The last line is JSON with the median in milliseconds, for
 //! `benches/peers/qat_torch.py --swinq`.
 //!
 //! With torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), each process is one of several that
@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
-use swinq_float::tape::Passes;
+use swinq_float::ops::Compute;
 use swinq_model::checkpoint::{LoadOptions, load_float};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, Size, load_config, random_model};
 use swinq_qat::job::Job;
-use swinq_qat::ranks::{Meeting, Place};
+use swinq_qat::ranks::{RankInfo, Rendezvous};
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Start, Trainer};
 
@@ -70,27 +70,27 @@ fn noise(seed: u64, size: Size, images: usize, classes: usize) -> Batch {
 }
 
 #[cfg(feature = "cuda")]
-fn device(job: &Job, place: Option<&Place>) -> Device {
+fn device(job: &Job, info: Option<&RankInfo>) -> Device {
     match job.device {
         swinq_qat::job::Device::Cpu => Device::Cpu,
         swinq_qat::job::Device::Cuda(ordinal) => {
-            let ordinal = place.map_or(ordinal, |place| place.local_rank);
+            let ordinal = info.map_or(ordinal, |info| info.local_rank);
             Device::new_cuda_with_stream(ordinal).expect("a GPU")
         }
     }
 }
 
 #[cfg(not(feature = "cuda"))]
-fn device(job: &Job, _: Option<&Place>) -> Device {
+fn device(job: &Job, _: Option<&RankInfo>) -> Device {
     assert_eq!(job.device, swinq_qat::job::Device::Cpu, "built without --features cuda");
     Device::Cpu
 }
 
 /// Joins the processes that the environment describes.
-fn join(trainer: &mut Trainer, place: Place, job: &Job) {
-    let meeting = Meeting::new(place, Duration::from_secs(60)).expect("an address");
+fn join(trainer: &mut Trainer, info: RankInfo, job: &Job) {
+    let rendezvous = Rendezvous::new(info, Duration::from_secs(60)).expect("an address");
     let identity = job.identity(&[]);
-    trainer.join(meeting.wait(&identity, &|| None).expect("all ranks"));
+    trainer.join(rendezvous.wait(&identity, &|| None).expect("all ranks"));
 }
 
 /// Removes the key `name` from the overrides.
@@ -98,12 +98,12 @@ fn take(overrides: &mut Vec<(String, String)>, name: &str) -> Option<String> {
     overrides.iter().position(|(key, _)| key == name).map(|i| overrides.remove(i).1)
 }
 
-/// Removes the key `ops` from the overrides and parses it.
-fn passes(overrides: &mut Vec<(String, String)>) -> Passes {
-    match take(overrides, "ops").as_deref() {
-        None | Some("fused") => Passes::Fused,
-        Some("composed") => Passes::Composed,
-        Some(other) => panic!("ops {other}: fused or composed"),
+/// The implementation that the key `ops` names.
+fn compute(ops: Option<&str>, device: &Device) -> Compute {
+    match ops {
+        None | Some("own") => Compute::for_training(device).expect("an instruction set"),
+        Some("candle") => Compute::Candle,
+        Some(other) => panic!("ops {other}: own or candle"),
     }
 }
 
@@ -136,29 +136,30 @@ fn main() {
     };
     let mut overrides: Vec<(String, String)> =
         overrides.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
-    let passes = passes(&mut overrides);
+    let ops = take(&mut overrides, "ops");
     let timed =
         take(&mut overrides, "iterations").map_or(TIMED, |n| n.parse().expect("a number of iterations"));
-    let place = Place::from_environment().expect("torchrun's variables");
+    let info = RankInfo::from_environment().expect("torchrun's variables");
     let text =
         format!("model: {calibrated}\nfloat: {float}\ncfg: {cfg}\ndata: {{path: unused}}\noutput: unused\n");
     let job = Job::from_yaml("step_time", &text, &overrides).expect("a job");
     swinq_float::use_threads(job.threads).expect("threads");
     let (float, quantized) = models(calibrated, float, cfg, job.batch_size);
+    let device = device(&job, info.as_ref());
     let start = Start {
         job: &job,
         float: &float,
         quantized: job.quant.then_some(&quantized),
         teacher: job.loss.needs_teacher().then_some(&float),
         drop_path: job.drop_path.unwrap_or(0.0),
-        device: device(&job, place.as_ref()),
+        compute: compute(ops.as_deref(), &device),
+        device,
     };
     let schedule = Schedule::of(&job, 1000).expect("a schedule");
     let mut trainer = Trainer::new(&start, schedule).expect("a trainer");
-    trainer.set_passes(passes);
-    let printing = place.as_ref().is_none_or(Place::is_first);
-    if let Some(place) = place.filter(|place| place.size > 1) {
-        join(&mut trainer, place, &job);
+    let printing = info.as_ref().is_none_or(RankInfo::is_first);
+    if let Some(info) = info.filter(|info| info.size > 1) {
+        join(&mut trainer, info, &job);
     }
     let mut images = Fixed::new(float.config.image_size, job.batch_size, float.config.num_classes);
     let (mut times, mut losses) = (Vec::new(), Vec::new());
@@ -180,11 +181,12 @@ fn main() {
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];
     println!(
-        "{} x {} images per iteration on {} in {:?} ({passes:?}), {:.1} images/s",
+        "{} x {} images per iteration on {} in {:?} ({:?}), {:.1} images/s",
         trainer.processes() * job.accumulate,
         job.batch_size,
         job.device,
         job.precision,
+        start.compute,
         1e3 * (trainer.processes() * job.accumulate * job.batch_size) as f64 / median
     );
     println!("{{\"median_step_ms\": {median:.3}, \"least_step_ms\": {:.3}}}", times[0]);

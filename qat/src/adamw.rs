@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 #[cfg(feature = "cuda")]
 mod cuda;
 
-use candle_core::{CpuStorage, Device, InplaceOp1, Layout, Result, Tensor, bail};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Result, Tensor, bail};
 use swinq_float::map_each;
-use swinq_float::tape::Passes;
+use swinq_float::ops::Compute;
 
 use crate::job::OptimizerKeys;
 
@@ -43,8 +43,7 @@ pub struct AdamW {
     pub updates: u64,
     /// Moments by parameter name.
     pub moments: BTreeMap<String, Moments>,
-    /// The implementation to use on a GPU.
-    pub passes: Passes,
+    compute: Compute,
 }
 
 impl Moments {
@@ -59,9 +58,9 @@ impl Moments {
 }
 
 impl AdamW {
-    /// An optimizer with the moments of its parameters.
-    pub fn new(keys: &OptimizerKeys, moments: BTreeMap<String, Moments>) -> AdamW {
-        AdamW { betas: keys.betas, eps: keys.eps, updates: 0, moments, passes: Passes::Fused }
+    /// An optimizer with the moments of its parameters; `compute` is the implementation of its updates.
+    pub fn new(keys: &OptimizerKeys, moments: BTreeMap<String, Moments>, compute: Compute) -> AdamW {
+        AdamW { betas: keys.betas, eps: keys.eps, updates: 0, moments, compute }
     }
 
     /// The bias corrections of the two moments after `updates` updates.
@@ -88,13 +87,11 @@ impl AdamW {
         let Some(moments) = self.moments.get(name) else { bail!("no moments of {name}") };
         let correction = self.corrections(self.updates);
         let rule = Rule { betas: self.betas, eps: self.eps, correction, update };
-        match parameter.device() {
-            Device::Cpu => rule.on_host(parameter, gradient, moments),
+        match self.compute {
+            Compute::Host(_) => rule.on_host(parameter, gradient, moments),
             #[cfg(feature = "cuda")]
-            Device::Cuda(_) if self.passes == Passes::Fused => {
-                cuda::update(&rule, parameter, gradient, moments)
-            }
-            _ => rule.composed(parameter, gradient, moments),
+            Compute::Cuda => cuda::update(&rule, parameter, gradient, moments),
+            Compute::Candle => rule.in_candle(parameter, gradient, moments),
         }
     }
 }
@@ -111,7 +108,7 @@ struct Rule {
 }
 
 impl Rule {
-    fn composed(&self, parameter: &Tensor, gradient: &Tensor, moments: &Moments) -> Result<()> {
+    fn in_candle(&self, parameter: &Tensor, gradient: &Tensor, moments: &Moments) -> Result<()> {
         let [b1, b2] = self.betas;
         let g = (gradient * self.update.gradient)?;
         let first = ((&moments.first * b1)? + (&g * (1.0 - b1))?)?;
@@ -234,6 +231,8 @@ pub fn norm<'a>(gradients: impl IntoIterator<Item = &'a Tensor>) -> Result<f64> 
 
 #[cfg(test)]
 mod tests {
+    use candle_core::Device;
+
     use super::*;
 
     const TORCH: [f32; 3] = [0.6391262, 0.0072189, 1.4805835];
@@ -244,24 +243,18 @@ mod tests {
     fn equals_pytorch() {
         let start = [1.0f32, -0.5, 2.0];
         let keys = OptimizerKeys { betas: [0.9, 0.99], eps: 1e-6, ..OptimizerKeys::default() };
-        for composed in [false, true] {
+        for compute in [Compute::host().unwrap(), Compute::Candle] {
             let p = Tensor::new(&start, &Device::Cpu).unwrap();
             let parameters = BTreeMap::from([("p".to_owned(), p.clone())]);
-            let mut adam = AdamW::new(&keys, Moments::zeros(&parameters).unwrap());
+            let mut adam = AdamW::new(&keys, Moments::zeros(&parameters).unwrap(), compute);
             for i in 1..=5 {
                 let gradient = ((&p * f64::from(i)).unwrap() - 1.0).unwrap();
                 adam.begin();
                 let update = Update { lr: 0.1, decay: 0.05, gradient: 1.0 };
-                if composed {
-                    let correction = adam.betas.map(|beta: f64| 1.0 - beta.powi(i));
-                    let rule = Rule { betas: adam.betas, eps: adam.eps, correction, update };
-                    rule.composed(&p, &gradient, &adam.moments["p"]).unwrap();
-                } else {
-                    adam.update("p", &p, &gradient, update).unwrap();
-                }
+                adam.update("p", &p, &gradient, update).unwrap();
             }
             for (got, want) in p.to_vec1::<f32>().unwrap().iter().zip(TORCH) {
-                assert!((got - want).abs() < 2e-6, "{got} instead of {want}, composed: {composed}");
+                assert!((got - want).abs() < 2e-6, "{got} instead of {want}, {compute:?}");
             }
         }
     }

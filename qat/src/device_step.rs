@@ -15,7 +15,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_cuda::nccl::{Exchange, Meeting};
+use swinq_cuda::nccl::{Communicator, UniqueId};
 use swinq_cuda::training::{Controls, Outcome, Staging, Training};
 use swinq_float::ops::taped::cuda::{failed, training, write};
 use swinq_model::{Batch, Size};
@@ -62,10 +62,10 @@ pub(crate) struct DeviceStep {
     capture: Result<(), String>,
     /// The sizes of whole batches over which a pass has run, which compiles kernels and fills caches. That cannot be recorded.
     warm: HashSet<Size>,
-    exchange: Option<Exchange>,
+    communicator: Option<Communicator>,
 }
 
-/// The passes that differ in what they do: an iteration's first one stores gradients and later ones add to them, and the last
+/// Kinds of passes: an iteration's first one stores gradients and later ones add to them, and the last
 /// one exchanges them with other processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Pass {
@@ -75,8 +75,8 @@ pub(crate) struct Pass {
     pub labelled: bool,
 }
 
-/// What a pass works on.
-pub(crate) struct Work<'a> {
+/// The student, the teacher and the batch of a pass.
+pub(crate) struct PassInputs<'a> {
     pub student: &'a mut Student,
     pub teacher: Option<&'a Teacher>,
     pub drop_path: Option<&'a DropPath>,
@@ -136,7 +136,7 @@ impl DeviceStep {
             graphs: HashMap::new(),
             capture,
             warm: HashSet::new(),
-            exchange: None,
+            communicator: None,
             pixels,
             size,
             images,
@@ -145,19 +145,19 @@ impl DeviceStep {
         })
     }
 
-    /// Joins the other processes, with which it adds gradients.
+    /// Joins the other processes, to add gradients with them.
     ///
     /// # Errors
     /// NCCL fails.
-    pub fn join(&mut self, meeting: Meeting, rank: usize, size: usize) -> Result<(), QatError> {
-        self.exchange = Some(Exchange::new(&self.kernels, meeting, rank, size).map_err(failed)?);
+    pub fn join(&mut self, id: UniqueId, rank: usize, size: usize) -> Result<(), QatError> {
+        self.communicator = Some(Communicator::new(&self.kernels, id, rank, size).map_err(failed)?);
         Ok(())
     }
 
     /// Ends the exchange with other processes after an error.
     pub fn abort(&mut self) {
-        if let Some(exchange) = self.exchange.take() {
-            exchange.abort();
+        if let Some(communicator) = self.communicator.take() {
+            communicator.abort();
             self.release();
         }
     }
@@ -219,7 +219,7 @@ impl DeviceStep {
         Ok(())
     }
 
-    /// Sets what the iteration takes from the host.
+    /// Sets the values that the iteration takes from the host.
     pub fn control(&self, controls: &Controls) -> Result<(), QatError> {
         let values = controls.values();
         Ok(write(&self.controls, |to| self.kernels.upload(&values, to).map_err(failed))?)
@@ -228,7 +228,7 @@ impl DeviceStep {
 
 impl Drop for DeviceStep {
     fn drop(&mut self) {
-        // Before the exchange, which waits for graphs that have recorded its sums.
+        // Before the communicator, which waits for graphs that have recorded its sums.
         self.release();
     }
 }

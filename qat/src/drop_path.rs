@@ -4,7 +4,7 @@
 //! the first block to its highest value at the last.
 
 use candle_core::{Device, Result, Tensor};
-use swinq_model::{BlockId, Draws, Half, SwinConfig};
+use swinq_model::{BlockId, Branch, Draws, SwinConfig};
 
 /// The branches to drop for each image of a batch. They depend on the seed and the batch's number in the run
 /// alone, so a checkpoint stores no state for them.
@@ -41,7 +41,7 @@ impl DropPath {
     pub fn factors(
         &self,
         block: BlockId,
-        half: Half,
+        branch: Branch,
         images: usize,
         device: &Device,
     ) -> Result<Option<Tensor>> {
@@ -49,15 +49,15 @@ impl DropPath {
             return Ok(None);
         };
         if let Some(resident) = &self.resident {
-            return resident.get(2 * index + half as usize).map(Some);
+            return resident.get(2 * index + branch as usize).map(Some);
         }
-        Tensor::from_vec(self.drawn(index, half, images), images, device).map(Some)
+        Tensor::from_vec(self.drawn(index, branch, images), images, device).map(Some)
     }
 
     /// The factors of block `index`.
-    fn drawn(&self, index: usize, half: Half, images: usize) -> Vec<f32> {
+    fn drawn(&self, index: usize, branch: Branch, images: usize) -> Vec<f32> {
         let rate = self.rates[index].1;
-        let mut random = Draws::keyed(&[self.seed, self.batch, index as u64, half as u64]);
+        let mut random = Draws::keyed(&[self.seed, self.batch, index as u64, branch as u64]);
         let kept = (1.0 / (1.0 - rate)) as f32;
         (0..images).map(|_| if random.unit() < rate { 0.0 } else { kept }).collect()
     }
@@ -66,7 +66,7 @@ impl DropPath {
     pub fn all(&self, images: usize) -> Vec<f32> {
         let blocks = 0..self.rates.len();
         blocks
-            .flat_map(|i| [Half::Attn, Half::Mlp].map(|half| self.drawn(i, half, images)).concat())
+            .flat_map(|i| [Branch::Attn, Branch::Mlp].map(|branch| self.drawn(i, branch, images)).concat())
             .collect()
     }
 
@@ -97,7 +97,7 @@ mod tests {
         assert_eq!(rates.iter().map(|r| (r * 10.0).round()).collect::<Vec<_>>(), [0.0, 1.0, 2.0, 3.0, 4.0]);
         let last = BlockId { stage: 1, block: 2 };
         let factors = |batch| {
-            let tensor = drop_path.at(batch).factors(last, Half::Mlp, 4000, &Device::Cpu).unwrap().unwrap();
+            let tensor = drop_path.at(batch).factors(last, Branch::Mlp, 4000, &Device::Cpu).unwrap().unwrap();
             tensor.to_vec1::<f32>().unwrap()
         };
         let drawn = factors(3);
@@ -107,11 +107,11 @@ mod tests {
         assert_eq!(drawn, factors(3));
         assert_ne!(drawn, factors(4));
         let first = BlockId { stage: 0, block: 0 };
-        assert!(drop_path.factors(first, Half::Attn, 5, &Device::Cpu).unwrap().is_none());
+        assert!(drop_path.factors(first, Branch::Attn, 5, &Device::Cpu).unwrap().is_none());
         let all =
             Tensor::from_vec(drop_path.at(3).all(4000), (drop_path.branches(), 4000), &Device::Cpu).unwrap();
         let resident =
-            drop_path.at(9).resident(all).factors(last, Half::Mlp, 4000, &Device::Cpu).unwrap().unwrap();
+            drop_path.at(9).resident(all).factors(last, Branch::Mlp, 4000, &Device::Cpu).unwrap().unwrap();
         assert_eq!(resident.to_vec1::<f32>().unwrap(), drawn);
         assert!(DropPath::new(&config, 0.0, 7).is_none());
     }

@@ -1,6 +1,5 @@
 //! Converts the parameters of a training to a model.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
@@ -24,7 +23,7 @@ pub fn state_dict(config: &SwinConfig, values: &BTreeMap<String, Tensor>) -> Res
     parameters(config).into_iter().map(|(name, _)| Ok((name.clone(), tensor(&name)?))).collect()
 }
 
-/// What a training leaves: parameters, and the scales that it learned.
+/// The results of a training: parameters, and the scales that it learned.
 pub struct Trained<'a> {
     /// Every parameter, in the names of [`parameters`].
     pub tensors: &'a StateDict,
@@ -61,10 +60,8 @@ pub fn quantized(
             continue;
         }
         // The codes include the factors of the input's channels.
-        let tensor = match template.weight_factors(linear) {
-            Some(factors) => Cow::Owned(fold_factors(&trained.tensors[&name], factors)),
-            None => Cow::Borrowed(&trained.tensors[&name]),
-        };
+        let factors = template.weight_factors(linear).unwrap_or_default();
+        let tensor = fold_factors(&trained.tensors[&name], factors);
         let weight = match (trained.weight_scales)(linear)? {
             Some(scales) => quantize_by_scales(&tensor, scales, spec.largest_code()),
             None => quantize_weight(&tensor, spec)?,

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_the_second_version_start_as_the_identity() {
+    fn blocks_of_swin_v2_start_as_the_identity() {
         let loaded = load_config("swinv2_tiny_patch4_window8_256", &[]).unwrap();
         let model = untrained(&loaded, 3);
         swinq_model::params::check_parameters(&model.config, &model.tensors).unwrap();

@@ -28,7 +28,7 @@
 
 use crate::job::LossKeys;
 use crate::mixing::Partners;
-use crate::ranks::{RankError, World};
+use crate::ranks::{ProcessGroup, RankError};
 
 /// The loss, its parts before their weights, and the student's accuracy.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -64,11 +64,11 @@ impl LossParts {
     /// Adds the parts of all processes of a training.
     ///
     /// # Errors
-    /// The errors of [`World::sum`].
-    pub fn add_up(&mut self, world: &mut World) -> Result<(), RankError> {
+    /// The errors of [`ProcessGroup::sum`].
+    pub fn add_up(&mut self, group: &mut ProcessGroup) -> Result<(), RankError> {
         let LossParts { labels, kl, outputs, features, total, correct, labelled } = *self;
         let mut sums = [labels, kl, outputs, features, total, correct as f64, labelled as f64];
-        world.sum(&mut sums)?;
+        group.sum(&mut sums)?;
         let [labels, kl, outputs, features, total, correct, labelled] = sums;
         let (correct, labelled) = (correct as usize, labelled as usize);
         *self = LossParts { labels, kl, outputs, features, total, correct, labelled };

@@ -17,19 +17,19 @@ pub(crate) struct Segments<'a> {
     pub sites: &'a mut TrainSites,
 }
 
-/// The streams of a forward pass: the input of every segment, and the result of the last one.
-pub(crate) struct Streams {
+/// The activations of a forward pass: the input of every segment, and the result of the last one.
+pub(crate) struct Activations {
     /// Height and width of the images.
     image: Size,
     tensors: Vec<Tensor>,
 }
 
-/// The outputs of the network for `images` of `image` pixels, or for their patches, and the streams. Nothing is recorded.
+/// The outputs of the network for `images` of `image` pixels, or for their patches, and the activations. Nothing is recorded.
 pub(crate) fn forward(
     on: &mut Segments<'_>,
     image: Size,
     images: Tensor,
-) -> Result<(Vec<Tensor>, Streams), QatError> {
+) -> Result<(Vec<Tensor>, Activations), QatError> {
     on.tape.set_recording(false);
     let result = forward_unrecorded(on, image, images);
     on.tape.set_recording(true);
@@ -40,21 +40,21 @@ fn forward_unrecorded(
     on: &mut Segments<'_>,
     image: Size,
     images: Tensor,
-) -> Result<(Vec<Tensor>, Streams), FloatError> {
+) -> Result<(Vec<Tensor>, Activations), FloatError> {
     let config = on.swin.config();
-    let (mut outputs, mut streams) = (Vec::new(), vec![images]);
+    let (mut outputs, mut activations) = (Vec::new(), vec![images]);
     for segment in Segment::all(config) {
-        let input = streams[streams.len() - 1].clone();
+        let input = activations[activations.len() - 1].clone();
         let x = on.swin.run(segment, image, input, on.sites)?;
         if let Some(index) = segment.output(config) {
             outputs.push(on.swin.output(index, &x)?);
         }
-        streams.push(x);
+        activations.push(x);
     }
     if !config.is_backbone() {
-        outputs.extend(streams.last().cloned());
+        outputs.extend(activations.last().cloned());
     }
-    Ok((outputs, Streams { image, tensors: streams }))
+    Ok((outputs, Activations { image, tensors: activations }))
 }
 
 /// Gradients of results of the forward pass, which a segment's backward pass takes.
@@ -67,24 +67,24 @@ impl Seeds {
     }
 }
 
-/// The gradients of the parameters, from the gradients `seeds` of some outputs and streams. `complete` receives each gradient of a
-/// parameter as soon as it is complete.
+/// The gradients of the parameters, from the gradients `seeds` of some outputs and activations. `complete` receives each
+/// gradient of a parameter as soon as it is complete.
 ///
 /// # Errors
 /// Errors of the passes and of `complete`.
 pub(crate) fn backward(
     on: &mut Segments<'_>,
-    streams: &Streams,
+    activations: &Activations,
     outputs: &[Tensor],
     seeds: Vec<(TensorId, Tensor)>,
     complete: &mut dyn FnMut(TensorId, &Tensor) -> candle_core::Result<()>,
 ) -> Result<Gradients, QatError> {
     let (mut all, mut seeds) = (Gradients::default(), Seeds(seeds));
-    let Streams { image, tensors: streams } = streams;
-    let mut gradients = seeds.take(&streams[streams.len() - 1]);
+    let Activations { image, tensors: activations } = activations;
+    let mut gradients = seeds.take(&activations[activations.len() - 1]);
     for (index, segment) in Segment::all(on.swin.config()).into_iter().enumerate().rev() {
-        let input = &streams[index];
-        // An output without a norm is the stream itself, whose gradients are taken already.
+        let input = &activations[index];
+        // An output without a norm is the activation itself, whose gradients are taken already.
         let of_output = segment.output(on.swin.config());
         let of_output = of_output.map(|output| (output, seeds.take(&outputs[output])));
         let of_output = of_output.filter(|(_, seeds)| !seeds.is_empty());
@@ -104,7 +104,7 @@ pub(crate) fn backward(
     Ok(all)
 }
 
-/// The gradients from which those of a segment follow.
+/// The gradients of a segment's results.
 struct Given {
     /// Added to the gradient of its input.
     of_input: Vec<Tensor>,

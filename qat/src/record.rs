@@ -1,12 +1,17 @@
-//! What a trained model's file says about its training.
+//! The record of a training in the file of its model.
 
 use swinq_model::quantized::{FileRecord, TrainingRecord};
 
-use crate::job::{Course, Identity, Job};
+use crate::job::{Identity, Job, ScheduleLength};
 use crate::progress::Progress;
 
 /// The record of a training with this `identity` that has come to `progress`.
-pub fn record(job: &Job, identity: &Identity, course: &Course, progress: &Progress) -> TrainingRecord {
+pub fn record(
+    job: &Job,
+    identity: &Identity,
+    length: &ScheduleLength,
+    progress: &Progress,
+) -> TrainingRecord {
     let file = |path: &std::path::Path, key: &str| FileRecord {
         file: path.display().to_string(),
         sha256: identity.text(key).unwrap_or_default().to_owned(),
@@ -23,7 +28,7 @@ pub fn record(job: &Job, identity: &Identity, course: &Course, progress: &Progre
         final_loss: progress.usual_loss,
         teacher: job.teacher_path().map(|path| file(path, "teacher")),
         data: file(&job.data.path, "data.path"),
-        images: course.images(),
+        images: length.images(),
         seed: job.seed,
         chosen_by: None,
     }

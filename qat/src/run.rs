@@ -11,7 +11,7 @@ use swinq_model::quantized::{Chosen, Score};
 use swinq_model::{BatchSource, LoaderWork, QuantizedModel};
 
 use crate::error::QatError;
-use crate::job::{Course, Identity, Job};
+use crate::job::{Identity, Job, ScheduleLength};
 use crate::log::{IterationRecord, Log, Record, ValidationRecord};
 use crate::loss::LossParts;
 use crate::progress::Best;
@@ -102,7 +102,7 @@ pub fn checkpoints(output: &Path) -> PathBuf {
     output.join("checkpoints")
 }
 
-/// Trains until the end of `course`, or until the hooks stop it, on this process or as one of several ([`Trainer::join`]). Of
+/// Trains until the end of `length`, or until the hooks stop it, on this process or as one of several ([`Trainer::join`]). Of
 /// several, rank 0 alone reads and writes files and validates; the hooks of any rank may stop all of them.
 ///
 /// The model is validated before the first iteration, when the job asks for it, and at the end. The model with the
@@ -116,7 +116,7 @@ pub fn run(
     job: &Job,
     identity: &Identity,
     trainer: &mut Trainer,
-    course: &Course,
+    length: &ScheduleLength,
     source: &mut dyn BatchSource,
     hooks: &mut dyn Hooks,
     begin: Begin,
@@ -124,7 +124,7 @@ pub fn run(
     let folder = checkpoints(&job.output);
     let outcome = start(job, identity, trainer, hooks, begin, &folder).and_then(|log| {
         let saved = (trainer.iterations_done() > 0).then(|| trainer.iterations_done());
-        Run { job, identity, trainer, course, hooks, log, folder, saved }.whole(source)
+        Run { job, identity, trainer, length, hooks, log, folder, saved }.whole(source)
     });
     if let Err(error) = &outcome {
         trainer.end(&error.to_string());
@@ -141,18 +141,18 @@ fn start(
     begin: Begin,
     folder: &Path,
 ) -> Result<Option<Log>, QatError> {
-    if trainer.world().size() == 1 {
+    if trainer.group().size() == 1 {
         return begin_files(job, identity, trainer, hooks, begin, folder).map(Some);
     }
-    let mut world = std::mem::take(trainer.world());
+    let mut group = std::mem::take(trainer.group());
     let mut log = None;
-    let shared = world.share(|| -> Result<Vec<u8>, QatError> {
+    let shared = group.share(|| -> Result<Vec<u8>, QatError> {
         log = Some(begin_files(job, identity, trainer, hooks, begin, folder)?);
         let (progress, state) = trainer.state();
         snapshot::encode(identity, progress, &state)
     });
-    let first = world.is_first();
-    trainer.join(world);
+    let first = group.is_first();
+    trainer.join(group);
     let shared = shared?;
     if !first {
         let (progress, mut state) = trainer.state();
@@ -218,7 +218,7 @@ struct Run<'a> {
     job: &'a Job,
     identity: &'a Identity,
     trainer: &'a mut Trainer,
-    course: &'a Course,
+    length: &'a ScheduleLength,
     hooks: &'a mut dyn Hooks,
     /// The log, on rank 0.
     log: Option<Log>,
@@ -244,8 +244,8 @@ impl SinceRecord {
 impl Run<'_> {
     /// The validation that is due before the next iteration, the iterations, and the last validation.
     fn whole(&mut self, source: &mut dyn BatchSource) -> Result<Outcome, QatError> {
-        let (done, all) = (self.trainer.iterations_done(), self.course.iterations());
-        let due = done == 0 || self.job.validate.due(done, self.course);
+        let (done, all) = (self.trainer.iterations_done(), self.length.iterations());
+        let due = done == 0 || self.job.validate.due(done, self.length);
         if done < all && due && self.progress().validated != Some(done) && self.validate(false)?.is_none() {
             return Ok(Outcome::Stopped(self.save()?));
         }
@@ -273,15 +273,15 @@ impl Run<'_> {
             }
             since.iterations += 1;
             since.loss.add(&report.loss);
-            let record = (done.is_multiple_of(self.job.log.every) || done == self.course.iterations())
+            let record = (done.is_multiple_of(self.job.log.every) || done == self.length.iterations())
                 .then(|| self.record(done, &report, &mut since, source.work(), began));
             if let (Some(record), Some(log)) = (&record, &mut self.log) {
                 log.write(&Record::Iteration(record.clone()))?;
             }
             self.hooks.progress(done, &report, record.as_ref());
-            let end = done == self.course.iterations();
+            let end = done == self.length.iterations();
             let mut validation = None;
-            if self.job.validate.due(done, self.course) {
+            if self.job.validate.due(done, self.length) {
                 let clock = Instant::now();
                 validation = self.validate(end)?;
                 if validation.is_none() {
@@ -308,7 +308,7 @@ impl Run<'_> {
     /// Whether the hooks of any process ask to stop.
     fn must_stop(&mut self) -> Result<bool, QatError> {
         let mut stops = [if self.hooks.stop() { 1.0 } else { 0.0 }];
-        self.trainer.world().sum(&mut stops)?;
+        self.trainer.group().sum(&mut stops)?;
         Ok(stops[0] > 0.0)
     }
 
@@ -317,9 +317,9 @@ impl Run<'_> {
         &mut self,
         work: impl FnOnce(&mut Self) -> Result<T, QatError>,
     ) -> Result<T, QatError> {
-        let mut world = std::mem::take(self.trainer.world());
-        let result = world.first(|| work(self));
-        self.trainer.join(world);
+        let mut group = std::mem::take(self.trainer.group());
+        let result = group.first(|| work(self));
+        self.trainer.join(group);
         result
     }
 
@@ -349,14 +349,14 @@ impl Run<'_> {
     ) -> IterationRecord {
         let (loss, keys) = (&since.loss, &self.job.loss);
         let iterations = since.iterations as f64;
-        let images = since.iterations * self.course.images_per_iteration();
+        let images = since.iterations * self.length.images_per_iteration();
         let mean = |used: bool, sum: f64| used.then_some(sum / iterations);
         let labelled = loss.labelled > 0;
         let seconds = since.clock.elapsed().as_secs_f64();
         let loaded = work.map(|work| work.since(&since.work));
         let record = IterationRecord {
             iteration: done,
-            epoch: self.course.epoch(done),
+            epoch: self.length.epoch(done),
             loss: loss.total / iterations,
             labels: mean(keys.labels > 0.0, loss.labels),
             kl: mean(keys.kl > 0.0, loss.kl),
@@ -413,7 +413,7 @@ impl Run<'_> {
         };
         let record = ValidationRecord {
             iteration,
-            epoch: self.course.epoch(iteration),
+            epoch: self.length.epoch(iteration),
             images: found.images,
             score: found.score,
             top5: found.top5,
@@ -442,7 +442,7 @@ impl Run<'_> {
         if self.progress().best.is_some_and(|known| known.score.value() >= best.score.value()) {
             return Ok(());
         }
-        let mut record = record(self.job, self.identity, self.course, self.progress());
+        let mut record = record(self.job, self.identity, self.length, self.progress());
         let data = self.job.data.validation_path().display().to_string();
         record.chosen_by = Some(Chosen { data, images: found.compared_images, score: best.score });
         model.provenance.training = Some(record);

@@ -8,13 +8,13 @@ use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
 use swinq_calib::{CalibError, weight_scales};
+use swinq_float::ops::Compute;
 use swinq_float::ops::taped::{
     FakeActivation, FakeChannels, FakeWeight, LearnedScale, WeightScales, resident_columns,
 };
-use swinq_float::tape::Passes;
 use swinq_model::quantized::{ChannelCodes, SiteState, scale_of};
 use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec};
-use swinq_numerics::{ColumnQuantizers, Quantizer};
+use swinq_numerics::{ColumnQuantizers, Int8, Quantizer};
 
 use crate::error::QatError;
 use crate::job::Scales;
@@ -214,7 +214,7 @@ impl ScaleTable {
         }
     }
 
-    /// Why an update needs the host, with [`Passes::Fused`] on a GPU; `None` if it does not.
+    /// Why an update by CUDA kernels needs the host; `None` if it does not.
     pub fn needs_host(&self) -> Option<String> {
         if let Some((site, _)) = self.activations.iter().find(|(_, scale)| scale.ratio.is_some()) {
             return Some(format!(
@@ -239,11 +239,11 @@ impl ScaleTable {
         }
     }
 
-    /// Recomputes every scale from the parameters, for passes of the kind `passes`.
+    /// Recomputes every scale from the parameters, for operations of `compute`.
     ///
     /// # Errors
     /// A weight can no longer be quantized, or a scale is no longer a positive, finite number.
-    pub fn update(&mut self, tensors: &BTreeMap<String, Tensor>, passes: Passes) -> Result<(), QatError> {
+    pub fn update(&mut self, tensors: &BTreeMap<String, Tensor>, compute: Compute) -> Result<(), QatError> {
         let ratios = self.activations.values().filter_map(|scale| scale.ratio.clone()).collect();
         let mut ratios = read_together(ratios)?.into_iter().map(|ratio| ratio[0]);
         for (&site, scale) in self.activations.iter_mut().filter(|(_, scale)| scale.ratio.is_some()) {
@@ -253,7 +253,7 @@ impl ScaleTable {
                 return Err(QatError::Site { site, problem: format!("its range became {amax}") });
             }
         }
-        let on_host = self.update_on_device(tensors, passes)?;
+        let on_host = self.update_on_device(tensors, compute)?;
         self.update_on_host(tensors, &on_host)
     }
 
@@ -262,13 +262,12 @@ impl ScaleTable {
     fn update_on_device(
         &mut self,
         tensors: &BTreeMap<String, Tensor>,
-        passes: Passes,
+        compute: Compute,
     ) -> Result<Vec<Linear>, QatError> {
         let mut others = Vec::new();
         for (&linear, scale) in &mut self.weights {
             let weight = &tensors[&linear.weight_name()];
-            let fused = passes == Passes::Fused && weight.device().is_cuda();
-            match if fused { scale.on_device(weight)? } else { None } {
+            match if compute.is_cuda() { scale.on_device(weight)? } else { None } {
                 Some(table) => scale.now = WeightScales::Device(table),
                 None => others.push(linear),
             }
@@ -277,7 +276,11 @@ impl ScaleTable {
     }
 
     #[cfg(not(feature = "cuda"))]
-    fn update_on_device(&mut self, _: &BTreeMap<String, Tensor>, _: Passes) -> Result<Vec<Linear>, QatError> {
+    fn update_on_device(
+        &mut self,
+        _: &BTreeMap<String, Tensor>,
+        _: Compute,
+    ) -> Result<Vec<Linear>, QatError> {
         Ok(self.weights.keys().copied().collect())
     }
 
@@ -305,8 +308,8 @@ impl ScaleTable {
     /// other site.
     pub fn fake_channels(&self, site: Site, values: usize) -> Option<FakeChannels> {
         let Channels { columns, resident, .. } = self.activations.get(&site)?.channels.as_ref()?;
-        let FakeActivation { quantizer: step, learned } = self.fake(site, values)?;
-        Some(FakeChannels { step, columns: Arc::clone(columns), resident: resident.clone(), learned })
+        let FakeActivation { quantizer, learned } = self.fake(site, values)?;
+        Some(FakeChannels { quantizer, columns: Arc::clone(columns), resident: resident.clone(), learned })
     }
 
     /// The factors of the input's channels that the codes of a weight include, and their reciprocals, `[2, in]`.
@@ -321,7 +324,7 @@ impl ScaleTable {
         let learned = scale.ratio.as_ref().map(|ratio| LearnedScale {
             ratio: ratio.clone(),
             base: vec![scale_of(scale.amax)],
-            gradient_scale: lsq_factor(values, 127.0),
+            gradient_scale: lsq_factor(values, Int8::MAX),
         });
         Some(FakeActivation { quantizer: scale.now, learned })
     }

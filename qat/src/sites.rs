@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use candle_core::{Tensor, TensorId};
+use swinq_float::ops::Ops;
 use swinq_float::ops::taped::{self, AttentionSites, FakeHidden, FakeProbs};
-use swinq_float::tape::Tape;
 use swinq_float::{Attention, FloatError, LinearWeights, Sites};
 use swinq_model::quantized::SiteState;
-use swinq_model::{BlockId, Kind, Linear, ModelError, Operand, QuantizedModel, Site};
+use swinq_model::{BlockId, Kind, Linear, Operand, QuantizedModel, Site};
 
 use crate::audit::Audit;
 use crate::drop_path::DropPath;
@@ -16,7 +16,7 @@ use crate::scales::ScaleTable;
 
 /// The sites of a student. The caller sets the public fields before each forward pass.
 pub struct TrainSites {
-    tape: Tape,
+    ops: Ops,
     /// The scales, which the trainer updates once per iteration.
     pub scales: ScaleTable,
     /// The kind of codes of each block with quantized attention probabilities.
@@ -35,14 +35,14 @@ pub struct TrainSites {
 
 impl TrainSites {
     /// The sites of `model` with the scales of `scales`; without a model nothing is quantized.
-    pub fn new(tape: &Tape, model: Option<&QuantizedModel>, scales: ScaleTable) -> TrainSites {
+    pub fn new(ops: Ops, model: Option<&QuantizedModel>, scales: ScaleTable) -> TrainSites {
         let kind = |(site, state): (&Site, &SiteState)| match site {
             Site::Probs(block) if state.spec.enabled => Some((*block, state.spec.kind)),
             _ => None,
         };
         let probs = model.map(|model| model.sites.iter().filter_map(kind).collect()).unwrap_or_default();
         TrainSites {
-            tape: tape.clone(),
+            ops,
             scales,
             probs,
             images: 1,
@@ -56,11 +56,11 @@ impl TrainSites {
     fn fake(&self, site: Site, x: &Tensor) -> candle_core::Result<Tensor> {
         let values = x.elem_count() / self.images;
         if let Some(fake) = self.scales.fake_channels(site, values) {
-            return taped::fake_quantize_channels(&self.tape, x, &fake);
+            return taped::fake_quantize_channels(&self.ops, x, &fake);
         }
         match (self.scales.fake(site, values), site) {
-            (Some(fake), Site::Input(_)) => taped::fake_quantize_operand(&self.tape, x, &fake),
-            (Some(fake), _) => taped::fake_quantize(&self.tape, x, &fake),
+            (Some(fake), Site::Input(_)) => taped::fake_quantize_operand(&self.ops, x, &fake),
+            (Some(fake), _) => taped::fake_quantize(&self.ops, x, &fake),
             (None, _) => Ok(x.clone()),
         }
     }
@@ -83,7 +83,7 @@ impl TrainSites {
         weight: &Tensor,
     ) -> candle_core::Result<Option<Tensor>> {
         let Linear::Fc1(block) = layer.linear else { return Ok(None) };
-        if !self.tape.fuses_hidden(x) || self.audit.is_some() {
+        if !self.ops.compute.is_cuda() || self.audit.is_some() {
             return Ok(None);
         }
         let values = x.dim(0)? / self.images * weight.dim(0)?;
@@ -115,7 +115,7 @@ impl Sites for TrainSites {
         match (site, &self.drop_path) {
             (Site::Add(block, half, Operand::Branch), Some(drop_path)) => {
                 match drop_path.factors(block, half, self.images, x.device())? {
-                    Some(factors) => Ok(taped::scale_images(&self.tape, &x, &factors)?),
+                    Some(factors) => Ok(taped::scale_images(&self.ops, &x, &factors)?),
                     None => Ok(x),
                 }
             }
@@ -128,18 +128,10 @@ impl Sites for TrainSites {
         match self.scales.fake_weight(linear, w.elem_count()) {
             Some(fake) => {
                 let factors = self.scales.weight_factors(linear);
-                Ok(taped::fake_quantize_weight(&self.tape, w, &fake, factors)?)
+                Ok(taped::fake_quantize_weight(&self.ops, w, &fake, factors)?)
             }
             None => Ok(w.clone()),
         }
-    }
-
-    fn attend(&mut self, site: Site, _: Tensor, _: Tensor) -> Result<Tensor, FloatError> {
-        Err(ModelError::site(
-            site,
-            "is not a separate operation in training: attention is one taped operation",
-        )
-        .into())
     }
 
     fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
@@ -177,9 +169,7 @@ impl Sites for TrainSites {
             scores: fake(Site::Scores(block), pairs),
             probs,
         };
-        let mixed = attention.taped(&sites)?;
-        let mixed = mixed
-            .ok_or_else(|| ModelError::site(Site::Probs(block), "is not on a tape; a student needs one"))?;
+        let mixed = attention.at_once(&sites)?;
         self.audit(Site::Probs(block), &mixed)?;
         Ok(mixed)
     }

@@ -7,7 +7,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor, TensorId};
-use swinq_float::tape::{Gradients, Operands, Passes, Tape};
+use swinq_float::ops::{Compute, Ops};
+use swinq_float::tape::{Gradients, Tape};
 use swinq_float::{Maps, Swin};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, HostTensor, QuantizedModel, Site, Size, StateDict, SwinConfig, Transform};
@@ -19,7 +20,7 @@ use crate::flat::Flat;
 use crate::job::{LossKeys, Scales};
 use crate::loss::LossParts;
 use crate::mixing::Partners;
-use crate::recompute::{self, Segments, Streams};
+use crate::recompute::{self, Activations, Segments};
 use crate::scales::{RATIO, ScaleTable};
 use crate::sites::TrainSites;
 
@@ -42,13 +43,13 @@ pub struct Student {
     parameters: BTreeMap<String, Tensor>,
     /// On a GPU, the memory in which all parameters lie.
     flat: Option<(Arc<Flat>, Tensor)>,
-    passes: Passes,
+    compute: Compute,
     /// The names of the parameters.
     names: HashMap<TensorId, String>,
     /// Whether the backward pass recomputes activations.
     recompute: bool,
-    /// The streams of the latest forward pass, if it does.
-    streams: Option<Streams>,
+    /// The activations of the latest forward pass, if it does.
+    activations: Option<Activations>,
 }
 
 /// Receives the gradient of a parameter as soon as the backward pass has completed it.
@@ -56,7 +57,7 @@ pub type Complete<'a> = dyn FnMut(&str, &Tensor) -> candle_core::Result<()> + 'a
 
 impl Student {
     /// The network of `start`. `quantized` gives the quantized model and, for each of its sites, the
-    /// treatment of the scale; without it the training is in float.
+    /// treatment of the scale; without it the training is in float. The operations are `ops`, on a tape.
     ///
     /// # Errors
     /// Weights or ranges that cannot be quantized, and candle's errors.
@@ -64,11 +65,12 @@ impl Student {
         start: &FloatModel,
         quantized: Option<(&QuantizedModel, &[(Site, Scales)])>,
         device: &Device,
-        operands: Operands,
+        ops: &Ops,
     ) -> Result<Student, QatError> {
         swinq_model::params::check_parameters(&start.config, &start.tensors)?;
         let mut parameters = on_device(&start.tensors, device)?;
-        let tape = Tape::with_operands(operands);
+        let tape = Tape::default();
+        let ops = Ops { tape: Some(tape.clone()), ..ops.clone() };
         let mut scales = match quantized {
             Some((model, policy)) => ScaleTable::new(model, policy, &parameters, device)?,
             None => ScaleTable::off(),
@@ -82,18 +84,18 @@ impl Student {
             scales.rebind(&parameters);
             flat = Some((Arc::new(places), values));
         }
-        let swin = Swin::taped(&start.config, &parameters, device, &tape)?;
+        let swin = Swin::with_ops(&start.config, &parameters, device, ops.clone())?;
         parameters.values().for_each(|parameter| tape.watch(parameter));
         Ok(Student {
             config: start.config.clone(),
             transform: start.transform.clone(),
             swin,
-            sites: TrainSites::new(&tape, quantized.map(|(model, _)| model), scales),
+            compute: ops.compute,
+            sites: TrainSites::new(ops, quantized.map(|(model, _)| model), scales),
             tape,
             flat,
-            passes: Passes::default(),
             recompute: false,
-            streams: None,
+            activations: None,
             names: parameters.iter().map(|(name, parameter)| (parameter.id(), name.clone())).collect(),
             parameters,
         })
@@ -105,10 +107,9 @@ impl Student {
         self.recompute = recompute;
     }
 
-    /// Selects the implementation of the passes.
-    pub fn set_passes(&mut self, passes: Passes) {
-        self.passes = passes;
-        self.tape.set_passes(passes);
+    /// The implementation of its operations.
+    pub fn compute(&self) -> Compute {
+        self.compute
     }
 
     /// On a GPU, where the parameters lie, and the memory in which they do.
@@ -154,7 +155,7 @@ impl Student {
     /// # Errors
     /// The errors of [`ScaleTable::update`].
     pub fn update_scales(&mut self) -> Result<(), QatError> {
-        self.sites.scales.update(&self.parameters, self.passes)
+        self.sites.scales.update(&self.parameters, self.compute)
     }
 
     /// Drops everything that a pass left behind: the recorded operations, the factors of dropped branches and the scales of
@@ -162,7 +163,7 @@ impl Student {
     pub fn forget(&mut self) {
         self.sites.drop_path = None;
         self.tape.clear();
-        self.streams = None;
+        self.activations = None;
         self.sites.scales.forget();
     }
 
@@ -200,9 +201,9 @@ impl Student {
         if !self.recompute {
             return Ok(self.swin.outputs_of(size, &images, &mut self.sites)?);
         }
-        self.streams = None;
-        let (outputs, streams) = recompute::forward(&mut self.segments(), size, images)?;
-        self.streams = Some(streams);
+        self.activations = None;
+        let (outputs, activations) = recompute::forward(&mut self.segments(), size, images)?;
+        self.activations = Some(activations);
         Ok(outputs)
     }
 
@@ -253,8 +254,8 @@ impl Student {
         let names = std::mem::take(&mut self.names);
         let mut named = |id, gradient: &Tensor| complete(&names[&id], gradient);
         let gradients = if self.recompute {
-            let streams = self.streams.take().expect("a forward pass comes first");
-            recompute::backward(&mut self.segments(), &streams, outputs, seeds, &mut named)
+            let activations = self.activations.take().expect("a forward pass comes first");
+            recompute::backward(&mut self.segments(), &activations, outputs, seeds, &mut named)
         } else {
             self.tape.backward_with(seeds, named).map_err(QatError::from)
         };
@@ -298,7 +299,7 @@ impl Student {
         self.sites.audit = Some(Audit::default());
         let forward = self.forward(batch, drop_path, false);
         self.tape.clear();
-        self.streams = None;
+        self.activations = None;
         let found = self.sites.audit.take().and_then(|audit| audit.first);
         forward.map(|_| found)
     }

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 mod device;
 
 use candle_core::{Device, Tensor};
-use swinq_float::tape::{Gradients, Operands, Passes};
+use swinq_float::ops::{Compute, ComputeType, Ops};
+use swinq_float::tape::Gradients;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, QuantizedModel};
 
@@ -18,7 +19,7 @@ use crate::job::{Job, Precision};
 use crate::loss::LossParts;
 use crate::mixing::{Mixing, Partners};
 use crate::progress::Progress;
-use crate::ranks::{Filler, Layout, World};
+use crate::ranks::{Filler, Layout, ProcessGroup};
 use crate::scales::{LIMIT, sites_with_scales};
 use crate::schedule::{Group, Schedule};
 use crate::snapshot::State;
@@ -38,6 +39,8 @@ pub struct Start<'a> {
     pub drop_path: f64,
     /// The device that holds the tensors.
     pub device: Device,
+    /// The implementation of the operations on this device; [`Compute::for_training`] returns the fastest.
+    pub compute: Compute,
 }
 
 /// The result of an iteration.
@@ -67,8 +70,7 @@ pub struct Trainer {
     schedule: Schedule,
     progress: Progress,
     /// The processes that train together; this one alone by default.
-    world: World,
-    passes: Passes,
+    group: ProcessGroup,
     /// Iterations without the host, once the first one has begun.
     #[cfg(feature = "cuda")]
     on_device: device::OnDevice,
@@ -89,66 +91,58 @@ impl Trainer {
             Some(model) => job.quantization.resolve(&job.name, &sites_with_scales(model))?,
             None => Vec::new(),
         };
-        let operands = match job.precision {
-            Precision::F32 => Operands::F32,
-            Precision::Tf32 => Operands::Tf32,
-            Precision::Bf16 => Operands::Bf16,
-            Precision::F16 => Operands::F16,
+        let compute_type = match job.precision {
+            Precision::F32 => ComputeType::F32,
+            Precision::Tf32 => ComputeType::Tf32,
+            Precision::Bf16 => ComputeType::Bf16,
+            Precision::F16 => ComputeType::F16,
         };
+        let ops = Ops { compute_type, ..start.compute.into() };
         let quantized = start.quantized.map(|model| (model, policy.as_slice()));
-        let mut student = Student::new(float, quantized, &start.device, operands)?;
+        let mut student = Student::new(float, quantized, &start.device, &ops)?;
         student.set_recompute(job.recompute);
         let features = job.loss.features > 0.0;
         let teacher =
-            start.teacher.map(|model| Teacher::new(model, features, &start.device, operands)).transpose()?;
+            start.teacher.map(|model| Teacher::new(model, features, &start.device, &ops)).transpose()?;
         let memory = Memory::new(&student, job.optimizer.ema > 0.0)?;
         Ok(Trainer {
             job: (*job).clone(),
             start: (*float).clone(),
             template: start.quantized.cloned(),
             teacher,
-            optimizer: AdamW::new(&job.optimizer, memory.moments),
+            optimizer: AdamW::new(&job.optimizer, memory.moments, start.compute),
             average: memory.average,
             drop_path: DropPath::new(&float.config, start.drop_path, job.seed),
             mixing: Mixing::new(&job.mixing, job.seed),
             schedule,
             progress: Progress::new(job.precision),
             student,
-            world: World::default(),
-            passes: Passes::default(),
+            group: ProcessGroup::default(),
             #[cfg(feature = "cuda")]
             on_device: device::OnDevice::new(memory.pieces),
         })
     }
 
-    /// Makes this training one of those of `world`, which exchange their gradients in every iteration.
-    pub fn join(&mut self, world: World) {
-        self.world = world;
+    /// Makes this training one of those of `group`, which exchange their gradients in every iteration.
+    pub fn join(&mut self, group: ProcessGroup) {
+        self.group = group;
     }
 
     /// The processes that train together.
-    pub fn world(&mut self) -> &mut World {
-        &mut self.world
+    pub fn group(&mut self) -> &mut ProcessGroup {
+        &mut self.group
     }
 
     /// Ends the training of all processes after an error, for `reason`.
     pub fn end(&mut self, reason: &str) {
-        self.world.end(reason);
+        self.group.end(reason);
         #[cfg(feature = "cuda")]
         self.on_device.abort();
     }
 
     /// Number of processes that train together.
     pub fn processes(&self) -> usize {
-        self.world.size()
-    }
-
-    /// Selects the implementation of the passes, for comparisons; the default is this program's own kernels.
-    pub fn set_passes(&mut self, passes: Passes) {
-        self.passes = passes;
-        self.student.set_passes(passes);
-        self.teacher.iter().for_each(|teacher| teacher.set_passes(passes));
-        self.optimizer.passes = passes;
+        self.group.size()
     }
 
     /// Number of iterations done.
@@ -186,7 +180,7 @@ impl Trainer {
             return Err(self.diverged(found));
         }
         self.student.update_scales().map_err(|error| self.diverged(error.to_string()))?;
-        let (parts, gradients) = match self.world.size() {
+        let (parts, gradients) = match self.group.size() {
             1 => self.local_gradients(source, &mut |_, _| Ok(()))?,
             _ => self.shared_gradients(source)?,
         };
@@ -208,8 +202,8 @@ impl Trainer {
 
     /// [`Trainer::number`], of another iteration.
     fn number_in(&self, iteration: u64, part: usize) -> u64 {
-        let place = self.world.place();
-        (iteration * place.size as u64 + place.rank as u64) * self.job.accumulate as u64 + part as u64
+        let info = self.group.info();
+        (iteration * info.size as u64 + info.rank as u64) * self.job.accumulate as u64 + part as u64
     }
 
     /// Loss and gradients of this process's batches. `complete` receives each gradient as soon as no later operation of the
@@ -238,7 +232,7 @@ impl Trainer {
             self.collect(&gradients, &mut sums)?;
         }
         // The loss of this process is its share of that of all.
-        let total = parts.total * self.world.size() as f64;
+        let total = parts.total * self.group.size() as f64;
         if let Some(usual) = self.progress.exploded_from(total) {
             return Err(self.diverged(format!("the loss explodes: {total:.4} after {usual:.4}")));
         }
@@ -249,18 +243,18 @@ impl Trainer {
     /// computes the others.
     fn shared_gradients(&mut self, source: &mut dyn BatchSource) -> Result<Local, QatError> {
         let layout = Layout::new(self.student.parameters());
-        let mut world = std::mem::take(&mut self.world);
-        self.world = World::at(world.place().clone());
+        let mut group = std::mem::take(&mut self.group);
+        self.group = ProcessGroup::at(group.info().clone());
         let (local, exchanged) = std::thread::scope(|scope| {
             let (sender, receiver) = std::sync::mpsc::channel();
-            let exchange = scope.spawn(|| world.sum_buckets(receiver, layout.len()));
+            let exchange = scope.spawn(|| group.sum_buckets(receiver, layout.len()));
             let local = self.fill_buckets(source, Filler::new(&layout, sender));
             (local, exchange.join().expect("the exchange does not panic"))
         });
-        self.world = world;
+        self.group = group;
         let mut parts = local?;
         let buckets = exchanged?;
-        parts.add_up(&mut self.world)?;
+        parts.add_up(&mut self.group)?;
         let device = self.student.device();
         Ok((parts, layout.gradients(&buckets, device)?))
     }
@@ -292,7 +286,7 @@ impl Trainer {
         let features = self.job.loss.features > 0.0;
         let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(number));
         let outputs = self.student.forward(batch, drop_path.clone(), features)?;
-        let batches = (self.job.accumulate * self.world.size()) as f64;
+        let batches = (self.job.accumulate * self.group.size()) as f64;
         let factors = (1.0 / batches, self.progress.loss_scale);
         let (loss, gradients) = self.student.backward_with(
             &self.job.loss,

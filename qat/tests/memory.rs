@@ -7,6 +7,7 @@ mod common;
 use candle_core::Device;
 use common::{Images, calibrated, random, shifted};
 use dhat::HeapStats;
+use swinq_float::ops::Compute;
 use swinq_model::SwinConfig;
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Job, Start, Trainer};
@@ -31,6 +32,7 @@ fn recomputed_activations_are_not_kept() {
             teacher: None,
             drop_path: 0.0,
             device: Device::Cpu,
+            compute: Compute::host().unwrap(),
         };
         let mut trainer = Trainer::new(&start, Schedule::of(&job, 1).unwrap()).unwrap();
         let _profiler = dhat::Profiler::builder().testing().build();

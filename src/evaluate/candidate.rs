@@ -15,8 +15,8 @@ use crate::features;
 use crate::hex::sha256_of;
 use crate::{BackendChoice, Engine, EngineOptions, Error, Images, Model, ReadOptions, Replicas};
 
-/// What runs a candidate.
-pub enum Runner {
+/// The engines or the simulation that run a candidate.
+pub enum CandidateRunner {
     /// An engine.
     Engine(Box<Engine>),
     /// An engine on each of several GPUs.
@@ -26,14 +26,14 @@ pub enum Runner {
     Simulated(Box<swinq_float::FloatClassifier>),
 }
 
-impl Runner {
+impl CandidateRunner {
     /// The engines; none for a simulation.
     pub fn engines(&self) -> &[Engine] {
         match self {
-            Runner::Engine(engine) => std::slice::from_ref(engine),
-            Runner::Replicas(replicas) => replicas.engines(),
+            CandidateRunner::Engine(engine) => std::slice::from_ref(engine),
+            CandidateRunner::Replicas(replicas) => replicas.engines(),
             #[cfg(feature = "float")]
-            Runner::Simulated(_) => &[],
+            CandidateRunner::Simulated(_) => &[],
         }
     }
 
@@ -41,10 +41,10 @@ impl Runner {
     /// height, width]` of each feature map. The memory of `values` is reused.
     pub(super) fn compute(&self, batch: &Batch, values: &mut Vec<Vec<f32>>) -> Result<(), BoxError> {
         match self {
-            Runner::Engine(engine) => Ok(features::compute(engine, batch, values)?),
-            Runner::Replicas(replicas) => Ok(replicas.compute(batch, values)?),
+            CandidateRunner::Engine(engine) => Ok(features::compute(engine, batch, values)?),
+            CandidateRunner::Replicas(replicas) => Ok(replicas.compute(batch, values)?),
             #[cfg(feature = "float")]
-            Runner::Simulated(simulated) => {
+            CandidateRunner::Simulated(simulated) => {
                 *values = simulated.outputs(batch)?;
                 Ok(())
             }
@@ -63,40 +63,40 @@ impl Runner {
     }
 }
 
-impl Classifier for Runner {
+impl Classifier for CandidateRunner {
     fn classes(&self) -> usize {
         match self {
-            Runner::Engine(engine) => engine.classes(),
-            Runner::Replicas(replicas) => replicas.classes(),
+            CandidateRunner::Engine(engine) => engine.classes(),
+            CandidateRunner::Replicas(replicas) => replicas.classes(),
             #[cfg(feature = "float")]
-            Runner::Simulated(simulated) => simulated.classes(),
+            CandidateRunner::Simulated(simulated) => simulated.classes(),
         }
     }
 
     fn input_size(&self) -> Size {
         match self {
-            Runner::Engine(engine) => engine.input_size(),
-            Runner::Replicas(replicas) => replicas.input_size(),
+            CandidateRunner::Engine(engine) => engine.input_size(),
+            CandidateRunner::Replicas(replicas) => replicas.input_size(),
             #[cfg(feature = "float")]
-            Runner::Simulated(simulated) => simulated.input_size(),
+            CandidateRunner::Simulated(simulated) => simulated.input_size(),
         }
     }
 
     fn channels(&self) -> usize {
         match self {
-            Runner::Engine(engine) => engine.channels(),
-            Runner::Replicas(replicas) => replicas.channels(),
+            CandidateRunner::Engine(engine) => engine.channels(),
+            CandidateRunner::Replicas(replicas) => replicas.channels(),
             #[cfg(feature = "float")]
-            Runner::Simulated(simulated) => simulated.channels(),
+            CandidateRunner::Simulated(simulated) => simulated.channels(),
         }
     }
 
     fn infer(&self, batch: &Batch) -> Result<Logits, BoxError> {
         match self {
-            Runner::Engine(engine) => Ok(engine.infer(batch)?),
-            Runner::Replicas(replicas) => replicas.infer(batch),
+            CandidateRunner::Engine(engine) => Ok(engine.infer(batch)?),
+            CandidateRunner::Replicas(replicas) => replicas.infer(batch),
             #[cfg(feature = "float")]
-            Runner::Simulated(simulated) => simulated.infer(batch),
+            CandidateRunner::Simulated(simulated) => simulated.infer(batch),
         }
     }
 }
@@ -106,7 +106,7 @@ pub struct Candidate {
     /// The figures measured so far.
     pub result: ModelResult,
     /// The engine or classifier that runs the model.
-    pub runner: Runner,
+    pub runner: CandidateRunner,
     transform: Transform,
     config: SwinConfig,
     /// The model, if the noise of its sites is to be measured.
@@ -132,7 +132,7 @@ impl Candidate {
     pub fn engine(name: &str, model: &Model, options: &EngineOptions) -> Result<Candidate, Error> {
         let engine = model.engine(options)?;
         let (on_gpu, backend) = (engine.device().is_some(), engine.backend().name());
-        Ok(Candidate::run_by(Runner::Engine(Box::new(engine)), name, model, on_gpu, backend))
+        Ok(Candidate::run_by(CandidateRunner::Engine(Box::new(engine)), name, model, on_gpu, backend))
     }
 
     /// `model` on several GPUs, with an engine on each.
@@ -147,11 +147,17 @@ impl Candidate {
     ) -> Result<Candidate, Error> {
         let replicas = Replicas::new(model, options, devices)?;
         let backend = format!("{} x {}", replicas.engines()[0].backend().name(), devices.len());
-        Ok(Candidate::run_by(Runner::Replicas(replicas), name, model, true, backend))
+        Ok(Candidate::run_by(CandidateRunner::Replicas(replicas), name, model, true, backend))
     }
 
     /// `model` on the engines of `runner`.
-    fn run_by(runner: Runner, name: &str, model: &Model, on_gpu: bool, backend: String) -> Candidate {
+    fn run_by(
+        runner: CandidateRunner,
+        name: &str,
+        model: &Model,
+        on_gpu: bool,
+        backend: String,
+    ) -> Candidate {
         let quantized = model.as_quantized();
         let precision = match on_gpu {
             _ if quantized.is_quantized() => Precision::Int8,
@@ -181,7 +187,7 @@ impl Candidate {
         let classifier = swinq_float::FloatClassifier::simulate(model.as_quantized(), &device.open()?)?;
         let mut result = ModelResult::new(name, Precision::Simulated, "fake quantization");
         result.recipe = Some(model.as_quantized().recipe.name.clone());
-        Ok(Candidate::new(result, Runner::Simulated(Box::new(classifier)), model))
+        Ok(Candidate::new(result, CandidateRunner::Simulated(Box::new(classifier)), model))
     }
 
     /// `model` on the CPU engine with the scalar code that defines every operation.
@@ -193,10 +199,10 @@ impl Candidate {
         let engine = model.engine(&EngineOptions { backend, cpu, ..options.clone() })?;
         let mut result = ModelResult::new(name, Precision::Simulated, "scalar reference");
         result.recipe = Some(model.as_quantized().recipe.name.clone());
-        Ok(Candidate::new(result, Runner::Engine(Box::new(engine)), model))
+        Ok(Candidate::new(result, CandidateRunner::Engine(Box::new(engine)), model))
     }
 
-    fn new(mut result: ModelResult, runner: Runner, model: &Model) -> Candidate {
+    fn new(mut result: ModelResult, runner: CandidateRunner, model: &Model) -> Candidate {
         let (transform, config) = (model.transform().clone(), model.config().clone());
         result.architecture = Some(architecture(&config));
         let labels = model.labels().map(<[String]>::to_vec);
@@ -259,7 +265,7 @@ impl Candidate {
         noise_of(self.size(), self.runner.channels(), images)
     }
 
-    /// Whether the images have the size for which the network was built.
+    /// Whether the images have the network's own size.
     pub(super) fn has_own_size(&self) -> bool {
         self.size() == self.config.image_size
     }
@@ -406,7 +412,7 @@ impl Candidate {
     pub(super) fn profile(&mut self, batch_size: usize) -> Result<(), Error> {
         /// Number of inferences that are timed on a CPU, after those that warm it up.
         const RUNS: usize = 20;
-        let Runner::Engine(engine) = &self.runner else { return Ok(()) };
+        let CandidateRunner::Engine(engine) = &self.runner else { return Ok(()) };
         if batch_size > engine.max_batch() || self.config.is_backbone() {
             return Ok(());
         }

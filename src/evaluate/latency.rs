@@ -9,7 +9,7 @@ use swinq_eval::{
 };
 use swinq_model::{Batch, Classifier, Size};
 
-use super::{Candidate, EvaluateOptions, Observer, Runner};
+use super::{Candidate, CandidateRunner, EvaluateOptions, Observer};
 use crate::{Engine, Error, features};
 
 /// Number of images of the inference from which the time of larger batches is estimated.
@@ -63,7 +63,7 @@ pub fn measure_latency(
                 let images_per_second = side_by_side(engine, &batch, lanes, time)?;
                 candidate.result.stream_ips.insert(batch_size, images_per_second);
             }
-            if let Runner::Engine(engine) = &candidate.runner
+            if let CandidateRunner::Engine(engine) = &candidate.runner
                 && let Some(compute) = compute_times(engine, candidate.size(), batch_size)?
             {
                 candidate.result.set_compute(batch_size, &compute);
@@ -233,7 +233,7 @@ fn side_by_side(engine: &Engine, batch: &Batch, lanes: usize, time: Duration) ->
 
 /// Images per second of a stream of batches that comes from the memory of the host: copies and computation
 /// overlap, and all GPUs work. `None` without a GPU, and for batches that the engine splits.
-fn stream(runner: &Runner, batch_size: usize) -> Result<Option<f64>, Error> {
+fn stream(runner: &CandidateRunner, batch_size: usize) -> Result<Option<f64>, Error> {
     let engines = runner.engines();
     if !engines.iter().all(|engine| engine.device().is_some() && batch_size <= engine.max_batch())
         || engines.is_empty()
@@ -247,14 +247,14 @@ fn stream(runner: &Runner, batch_size: usize) -> Result<Option<f64>, Error> {
     for _ in 0..=STREAM_RUNS {
         let start = Instant::now();
         match runner {
-            Runner::Engine(engine) => {
+            CandidateRunner::Engine(engine) => {
                 engine.infer_in_batches(batch_size, &batch.pixels, &mut logits)?;
             }
-            Runner::Replicas(replicas) => {
+            CandidateRunner::Replicas(replicas) => {
                 replicas.infer_in_batches(batch_size, &batch.pixels, &mut logits)?
             }
             #[cfg(feature = "float")]
-            Runner::Simulated(_) => return Ok(None),
+            CandidateRunner::Simulated(_) => return Ok(None),
         }
         seconds.push(start.elapsed().as_secs_f64());
     }

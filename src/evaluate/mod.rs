@@ -16,7 +16,7 @@ use swinq_data::Sizing;
 use swinq_eval::{Accuracy, Collected, DataInfo, Environment, Latency, LatencyOptions, ModelResult, Results};
 use swinq_model::{Size, SwinConfig};
 
-pub use candidate::{Candidate, Runner};
+pub use candidate::{Candidate, CandidateRunner};
 pub(crate) use latency::noise_of;
 pub use latency::{measure_latency, noise};
 pub use predictions::{Predicted, write_predictions};
@@ -256,7 +256,7 @@ pub(crate) fn check_alike(candidates: &[Candidate]) -> Result<(), Error> {
     others.iter().try_for_each(|other| check_pair(first, other))
 }
 
-/// Refuses two candidates of which one is a backbone, or that have different outputs or classes.
+/// Refuses two candidates if one of them is a backbone, or if they have different outputs or classes.
 fn check_pair(first: &Candidate, other: &Candidate) -> Result<(), Error> {
     let [(name, config), (other_name, other_config)] =
         [first, other].map(|candidate| (&candidate.result.name, candidate.config()));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use candle_core::{Device, Tensor};
 use swinq_data::{Padding, Sizing};
 use swinq_eval::{Distortion, ModelResult};
-use swinq_float::{Attention, FakeQuant, Float, FloatError, Sites, Swin};
+use swinq_float::{Attention, FakeQuant, FloatError, Sites, Swin};
 use swinq_model::{Batch, BatchSource, ModelError, QuantizedModel, Site, Transform};
 
 use super::{Candidate, Observer};
@@ -14,7 +14,7 @@ use crate::{Error, Images, Model, ReadOptions};
 /// Number of images on which the noise is measured.
 const IMAGES: usize = 16;
 
-/// Pixels of an image of which a backbone takes so many.
+/// Pixels of an image for a backbone that takes so many.
 const AREA: usize = 224 * 224;
 
 /// Measures the noise of every quantized site of the candidates that keep their model, on the first of `images`, and
@@ -146,10 +146,6 @@ impl Sites for Noise<'_> {
         self.fake.weight(site, w)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        Float.attend(site, logits, v)
-    }
-
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
         let rounded = self.fake.attention(attention)?;
         let block = attention.block;
@@ -160,7 +156,7 @@ impl Sites for Noise<'_> {
         let probs = Site::Probs(block);
         if self.is_on(probs) {
             let logits = attention.logits(&attention.scores(&q, &k)?)?;
-            self.note(probs, &attention.merge(&Float.attend(probs, logits, v)?)?, &rounded)?;
+            self.note(probs, &attention.merge(&attention.attend(&logits, &v)?)?, &rounded)?;
         }
         Ok(rounded)
     }

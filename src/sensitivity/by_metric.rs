@@ -6,11 +6,11 @@ use serde::Serialize;
 use swinq_eval::results::sensitivity::{Effect, Element};
 use swinq_model::{QuantizedModel, Recipe, SitePattern};
 
-use super::elements::{Part, blocks, layers, sites};
+use super::elements::{ModelElement, blocks, layers, sites};
 use super::metric::Metric;
 use super::{Run, SensitivityOptions, SensitivityProgress, element, load};
 use crate::evaluation::Evaluation;
-use crate::quantizer::Quantizer;
+use crate::quantizer::ModelQuantizer;
 use crate::{Error, Images, Model};
 
 /// Kinds of parts.
@@ -85,7 +85,7 @@ pub fn sensitivity_by_metric(
     let float = model.into_float()?;
     let batches = load(images, &float, &options.read, options.sizing)?;
     let how = (&options.read, options.sizing);
-    let quantizer = Quantizer::calibrate(float, &options.recipe, images, how, &mut |step| {
+    let quantizer = ModelQuantizer::calibrate(float, &options.recipe, images, how, &mut |step| {
         progress(SensitivityProgress::Calibrate(step))
     })?;
     let all = |model: &QuantizedModel| {
@@ -119,7 +119,7 @@ pub fn sensitivity_by_metric(
 
 impl PartsOf {
     /// Those of `model`, in forward order.
-    fn find(&self, model: &QuantizedModel) -> Result<Vec<Part>, Error> {
+    fn find(&self, model: &QuantizedModel) -> Result<Vec<ModelElement>, Error> {
         let refuse = |problem: String| Error::argument("only", format!("`{}`: {problem}", self.pattern));
         let pattern = SitePattern::new(&self.pattern).map_err(refuse)?;
         let all = match self.kinds {
@@ -128,7 +128,7 @@ impl PartsOf {
             PartKinds::Sites => sites(model),
         };
         let example = all.first().map_or(String::new(), |part| format!("; one of them is {}", part.kind));
-        let found: Vec<Part> =
+        let found: Vec<ModelElement> =
             all.into_iter().filter(|part| pattern.matches(&part.kind.to_string())).collect();
         match found.is_empty() {
             true => Err(refuse(format!("matches none of the quantized parts{example}"))),
@@ -153,7 +153,7 @@ impl Run {
         let mut is_known = Vec::with_capacity(recipes.len());
         for recipe in &recipes {
             let model = recipe.as_ref().map(|recipe| self.quantizer.apply(recipe)).transpose()?;
-            is_known.push(Evaluation::has(&self.journal, model));
+            is_known.push(Evaluation::has(&self.cache, model));
         }
         let mut known = is_known.iter().filter(|known| **known).count();
         let mut report = |known| match progress(SensitivityProgress::Evaluate(known, recipes.len())) {
@@ -164,7 +164,7 @@ impl Run {
         let mut values = Vec::with_capacity(recipes.len());
         for (recipe, was_known) in recipes.iter().zip(is_known) {
             let model = recipe.as_ref().map(|recipe| self.quantizer.apply(recipe)).transpose()?;
-            values.push(evaluation.of(model, &mut self.journal)?);
+            values.push(evaluation.of(model, &mut self.cache)?);
             if !was_known {
                 known += 1;
                 report(known)?;

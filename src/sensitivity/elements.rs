@@ -2,22 +2,22 @@
 
 use swinq_eval::results::sensitivity::ElementKind;
 use swinq_int8_runtime::Outline;
-use swinq_model::site::{BlockId, Half, Operand, all_linears, all_sites};
+use swinq_model::site::{BlockId, Branch, Operand, all_linears, all_sites};
 use swinq_model::{Linear, QuantizedModel, Rule, Site};
 
 use crate::quantizer::switch;
 
 /// A site, a linear layer, an attention product or a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub(crate) kind: PartKind,
+pub(crate) struct ModelElement {
+    pub(crate) kind: ElementId,
     /// Its quantized sites.
     pub(crate) sites: Vec<Site>,
 }
 
-/// What a part is.
+/// Which element of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum PartKind {
+pub(crate) enum ElementId {
     Site(Site),
     Linear(Linear),
     /// `Q K^T` of a block.
@@ -28,40 +28,41 @@ pub(crate) enum PartKind {
     Block(BlockId),
 }
 
-impl PartKind {
+impl ElementId {
     /// The layers and products of a block.
-    fn of_block(b: BlockId) -> [PartKind; 6] {
-        let linear = PartKind::Linear;
-        let attention = [linear(Linear::Qkv(b)), PartKind::Scores(b), PartKind::Values(b)];
+    fn of_block(b: BlockId) -> [ElementId; 6] {
+        let linear = ElementId::Linear;
+        let attention = [linear(Linear::Qkv(b)), ElementId::Scores(b), ElementId::Values(b)];
         let [qkv, scores, values] = attention;
         [qkv, scores, values, linear(Linear::Proj(b)), linear(Linear::Fc1(b)), linear(Linear::Fc2(b))]
     }
 
-    /// The sites that must be on for the part's products to run in INT8.
+    /// The sites that must be on for the element's products to run in INT8.
     pub(crate) fn operands(self) -> Vec<Site> {
         match self {
-            PartKind::Site(site) => vec![site],
-            PartKind::Linear(l) => vec![Site::Input(l), Site::Weight(l)],
-            PartKind::Scores(b) => vec![Site::Q(b), Site::K(b)],
-            PartKind::Values(b) => vec![Site::V(b), Site::Probs(b)],
-            PartKind::Block(b) => PartKind::of_block(b).into_iter().flat_map(PartKind::operands).collect(),
+            ElementId::Site(site) => vec![site],
+            ElementId::Linear(l) => vec![Site::Input(l), Site::Weight(l)],
+            ElementId::Scores(b) => vec![Site::Q(b), Site::K(b)],
+            ElementId::Values(b) => vec![Site::V(b), Site::Probs(b)],
+            ElementId::Block(b) => ElementId::of_block(b).into_iter().flat_map(ElementId::operands).collect(),
         }
     }
 
-    /// The sites that the part may have.
+    /// The sites that the element may have.
     fn possible_sites(self) -> Vec<Site> {
         match self {
-            PartKind::Site(site) => vec![site],
-            PartKind::Linear(l) => vec![Site::Input(l), Site::Weight(l), Site::Output(l)],
-            PartKind::Scores(b) => vec![Site::Q(b), Site::K(b)],
-            PartKind::Values(b) => vec![Site::V(b), Site::Probs(b)],
-            PartKind::Block(b) => {
-                let parts = PartKind::of_block(b).into_iter().flat_map(PartKind::possible_sites);
-                let add =
-                    |half| [Operand::Branch, Operand::Shortcut].map(|operand| Site::Add(b, half, operand));
+            ElementId::Site(site) => vec![site],
+            ElementId::Linear(l) => vec![Site::Input(l), Site::Weight(l), Site::Output(l)],
+            ElementId::Scores(b) => vec![Site::Q(b), Site::K(b)],
+            ElementId::Values(b) => vec![Site::V(b), Site::Probs(b)],
+            ElementId::Block(b) => {
+                let parts = ElementId::of_block(b).into_iter().flat_map(ElementId::possible_sites);
+                let add = |branch| {
+                    [Operand::Branch, Operand::Shortcut].map(|operand| Site::Add(b, branch, operand))
+                };
                 parts
                     .chain([Site::Scores(b)])
-                    .chain([Half::Attn, Half::Mlp].into_iter().flat_map(add))
+                    .chain([Branch::Attn, Branch::Mlp].into_iter().flat_map(add))
                     .collect()
             }
         }
@@ -70,10 +71,10 @@ impl PartKind {
     /// The kind in results.
     pub(crate) fn result(self) -> ElementKind {
         match self {
-            PartKind::Site(_) => ElementKind::Site,
-            PartKind::Linear(_) => ElementKind::Linear,
-            PartKind::Scores(_) | PartKind::Values(_) => ElementKind::AttentionProduct,
-            PartKind::Block(_) => ElementKind::Block,
+            ElementId::Site(_) => ElementKind::Site,
+            ElementId::Linear(_) => ElementKind::Linear,
+            ElementId::Scores(_) | ElementId::Values(_) => ElementKind::AttentionProduct,
+            ElementId::Block(_) => ElementKind::Block,
         }
     }
 
@@ -82,33 +83,33 @@ impl PartKind {
         let of =
             |name: String| plan.steps.iter().find(|step| step.name == name).map_or(0, |step| plan.macs(step));
         match self {
-            PartKind::Site(_) => 0,
-            PartKind::Linear(linear) => of(linear.to_string()),
+            ElementId::Site(_) => 0,
+            ElementId::Linear(linear) => of(linear.to_string()),
             // The two products of a block have the same number.
-            PartKind::Scores(b) | PartKind::Values(b) => of(format!("{b}.attn")) / 2,
-            PartKind::Block(b) => PartKind::of_block(b).into_iter().map(|part| part.macs(plan)).sum(),
+            ElementId::Scores(b) | ElementId::Values(b) => of(format!("{b}.attn")) / 2,
+            ElementId::Block(b) => ElementId::of_block(b).into_iter().map(|part| part.macs(plan)).sum(),
         }
     }
 }
 
-impl std::fmt::Display for PartKind {
+impl std::fmt::Display for ElementId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            PartKind::Site(site) => site.fmt(f),
-            PartKind::Linear(linear) => linear.fmt(f),
-            PartKind::Scores(b) => write!(f, "{b}.attn.qk"),
-            PartKind::Values(b) => write!(f, "{b}.attn.pv"),
-            PartKind::Block(b) => b.fmt(f),
+            ElementId::Site(site) => site.fmt(f),
+            ElementId::Linear(linear) => linear.fmt(f),
+            ElementId::Scores(b) => write!(f, "{b}.attn.qk"),
+            ElementId::Values(b) => write!(f, "{b}.attn.pv"),
+            ElementId::Block(b) => b.fmt(f),
         }
     }
 }
 
-impl Part {
-    /// The part `kind` of `model`, with the sites that are on.
-    pub(crate) fn of(model: &QuantizedModel, kind: PartKind) -> Part {
+impl ModelElement {
+    /// The element `kind` of `model`, with the sites that are on.
+    pub(crate) fn of(model: &QuantizedModel, kind: ElementId) -> ModelElement {
         let mut sites = kind.possible_sites();
-        sites.retain(|&site| model.site(site).spec.enabled);
-        Part { kind, sites }
+        sites.retain(|site| model.sites.get(site).is_some_and(|state| state.spec.enabled));
+        ModelElement { kind, sites }
     }
 
     /// The rules that switch its sites on or off.
@@ -118,41 +119,42 @@ impl Part {
 }
 
 /// Every quantized site of `model`, in forward order.
-pub(crate) fn sites(model: &QuantizedModel) -> Vec<Part> {
-    let all = all_sites(&model.config).into_iter().map(|site| Part::of(model, PartKind::Site(site)));
+pub(crate) fn sites(model: &QuantizedModel) -> Vec<ModelElement> {
+    let all = all_sites(&model.config).into_iter().map(|site| ModelElement::of(model, ElementId::Site(site)));
     all.filter(|part| !part.sites.is_empty()).collect()
 }
 
 /// Every linear layer and attention product of the architecture, in forward order.
-pub(crate) fn layer_kinds(model: &QuantizedModel) -> Vec<PartKind> {
+pub(crate) fn layer_kinds(model: &QuantizedModel) -> Vec<ElementId> {
     let mut kinds = Vec::new();
     for linear in all_linears(&model.config) {
-        kinds.push(PartKind::Linear(linear));
+        kinds.push(ElementId::Linear(linear));
         if let Linear::Qkv(block) = linear {
-            kinds.extend([PartKind::Scores(block), PartKind::Values(block)]);
+            kinds.extend([ElementId::Scores(block), ElementId::Values(block)]);
         }
     }
     kinds
 }
 
 /// Every linear layer and attention product of `model` that runs in INT8, in forward order.
-pub(crate) fn layers(model: &QuantizedModel) -> Vec<Part> {
-    let parts = layer_kinds(model).into_iter().map(|kind| Part::of(model, kind));
+pub(crate) fn layers(model: &QuantizedModel) -> Vec<ModelElement> {
+    let parts = layer_kinds(model).into_iter().map(|kind| ModelElement::of(model, kind));
     parts.filter(is_int8).collect()
 }
 
 /// Every block of `model`, and every layer outside of blocks, that has quantized sites, in forward order.
-pub(crate) fn blocks(model: &QuantizedModel) -> Vec<Part> {
+pub(crate) fn blocks(model: &QuantizedModel) -> Vec<ModelElement> {
     let kind = |linear| match linear {
-        Linear::Qkv(block) => Some(PartKind::Block(block)),
+        Linear::Qkv(block) => Some(ElementId::Block(block)),
         Linear::Proj(_) | Linear::Fc1(_) | Linear::Fc2(_) => None,
-        Linear::PatchEmbed | Linear::Reduction(_) | Linear::Head => Some(PartKind::Linear(linear)),
+        Linear::PatchEmbed | Linear::Reduction(_) | Linear::Head => Some(ElementId::Linear(linear)),
     };
-    let all = all_linears(&model.config).into_iter().filter_map(kind).map(|kind| Part::of(model, kind));
+    let all =
+        all_linears(&model.config).into_iter().filter_map(kind).map(|kind| ModelElement::of(model, kind));
     all.filter(|part| !part.sites.is_empty()).collect()
 }
 
-/// Whether the operands of the part's products are on.
-pub(crate) fn is_int8(part: &Part) -> bool {
+/// Whether the operands of the element's products are on.
+pub(crate) fn is_int8(part: &ModelElement) -> bool {
     part.kind.operands().iter().all(|site| part.sites.contains(site))
 }

@@ -1,4 +1,4 @@
-//! What a measurement compares: the logits of a classifier, or feature maps of a backbone.
+//! The outputs that a measurement compares: the logits of a classifier, or feature maps of a backbone.
 
 use std::borrow::Cow;
 
@@ -25,7 +25,7 @@ impl Computed {
     }
 }
 
-/// What counts as the effect of a change.
+/// The measure of a change's effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Metric {
     /// Logits of so many classes.

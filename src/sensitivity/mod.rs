@@ -22,12 +22,12 @@ use swinq_int8_runtime::{Outline, Variant, VariantRunner};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, QuantizedModel, Recipe, Rule};
 
+use crate::cache::{Cache, CacheContents, RunKey};
 use crate::calibration::batches_for;
-use crate::journal::{Found, Journal, RunKey};
-use crate::quantizer::Quantizer;
+use crate::quantizer::ModelQuantizer;
 use crate::{EngineOptions, Error, Images, Model, ReadOptions, environment};
 pub use by_metric::{MetricSensitivity, PartKinds, PartSensitivity, PartsOf, sensitivity_by_metric};
-use elements::{Part, layers, sites};
+use elements::{ModelElement, layers, sites};
 use metric::{Metric, first_of};
 use walk::{Walk, group_of, groups};
 
@@ -51,13 +51,13 @@ pub struct SensitivityOptions {
     pub cache: Option<PathBuf>,
 }
 
-/// What a long measurement tells its caller.
+/// The progress of a long measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SensitivityProgress {
     /// Images or layers of the calibration.
     Calibrate(Progress),
-    /// What the file of finished measurements held.
-    Cache(Found),
+    /// The contents of the file of finished measurements.
+    Cache(CacheContents),
     /// Measurements: done, all.
     Measure(usize, usize),
     /// Values of a metric of the caller's: known, all. It is first called before the first evaluation.
@@ -91,7 +91,7 @@ pub fn sensitivity(
     let float = model.into_float()?;
     let batches = load(images, &float, &options.read, options.sizing)?;
     let how = (&options.read, options.sizing);
-    let quantizer = Quantizer::calibrate(float, &options.recipe, calibration, how, &mut |step| {
+    let quantizer = ModelQuantizer::calibrate(float, &options.recipe, calibration, how, &mut |step| {
         progress(SensitivityProgress::Calibrate(step))
     })?;
     let parts = |model: &QuantizedModel| {
@@ -162,41 +162,39 @@ struct Job<'a> {
 }
 
 struct Run {
-    quantizer: Quantizer,
+    quantizer: ModelQuantizer,
     recipe: Recipe,
     runner: VariantRunner,
-    journal: Journal,
+    cache: Cache,
     metric: Metric,
     /// The first `layers` are measured on all images, the others on some.
-    parts: Vec<Part>,
+    parts: Vec<ModelElement>,
     layers: usize,
 }
 
 impl Run {
-    /// A run whose journal's key begins with `command`. `parts` gives the parts of a model, and the number of those that are measured on
-    /// all images; they are the first.
+    /// A run whose cache's key begins with `command`. `parts` gives the parts of a model, and the number of those that are
+    /// measured on all images; they are the first.
     fn new(
-        mut quantizer: Quantizer,
+        mut quantizer: ModelQuantizer,
         options: &SensitivityOptions,
         metric: Metric,
         batches: &[Batch],
-        (command, parts): (&str, impl FnOnce(&QuantizedModel) -> Result<(Vec<Part>, usize), Error>),
+        (command, parts): (&str, impl FnOnce(&QuantizedModel) -> Result<(Vec<ModelElement>, usize), Error>),
         progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
     ) -> Result<Run, Error> {
         let recipe = options.recipe.clone();
         let model = quantizer.apply(&recipe)?;
         let runner = VariantRunner::new(model, EngineOptions::cpu(options.threads).cpu_options()?)?;
         let (parts, layers) = parts(model)?;
-        let journal = match &options.cache {
-            Some(path) => {
-                Journal::open(path, &run_key(command, &mut quantizer, (&recipe, &metric), batches)?)?
-            }
-            None => Journal::in_memory(),
+        let cache = match &options.cache {
+            Some(path) => Cache::open(path, &run_key(command, &mut quantizer, (&recipe, &metric), batches)?)?,
+            None => Cache::in_memory(),
         };
-        if options.cache.is_some() && progress(SensitivityProgress::Cache(journal.found())).is_break() {
+        if options.cache.is_some() && progress(SensitivityProgress::Cache(cache.found())).is_break() {
             return Err(Error::Interrupted);
         }
-        Ok(Run { quantizer, recipe, runner, journal, metric, parts, layers })
+        Ok(Run { quantizer, recipe, runner, cache, metric, parts, layers })
     }
 
     fn measure(
@@ -294,7 +292,7 @@ impl Run {
             for &part in &job.parts {
                 let kind = self.parts[part].kind;
                 let name = format!("{} {} {kind}", job.group, ["alone", "without"][direction]);
-                let found = match self.journal.get::<EffectSums>(&name) {
+                let found = match self.cache.get::<EffectSums>(&name) {
                     Some(found) => found,
                     None => {
                         let mut changed = recipe.clone();
@@ -305,7 +303,7 @@ impl Run {
                         let found = self.sums(&job.outputs[0], &own, job.images)?;
                         drop(variant);
                         self.runner.forget_unused();
-                        self.journal.put(&name, &found)?;
+                        self.cache.put(&name, &found)?;
                         found
                     }
                 };
@@ -319,7 +317,7 @@ impl Run {
     /// Indices of the parts by their first site, so that a walk goes forward only.
     fn forward_order(&self) -> Vec<usize> {
         let order = swinq_model::site::all_sites(&self.quantizer.float().config);
-        let first = |part: &Part| order.iter().position(|site| part.sites.contains(site));
+        let first = |part: &ModelElement| order.iter().position(|site| part.sites.contains(site));
         let mut indices: Vec<usize> = (0..self.parts.len()).collect();
         indices.sort_by_key(|&index| first(&self.parts[index]));
         indices
@@ -334,7 +332,7 @@ impl Run {
         blocks: &mut Vec<(String, Distortion)>,
     ) -> Result<(), Error> {
         let name = format!("{index} blocks");
-        let found = match self.journal.get::<Vec<(String, Distortion)>>(&name) {
+        let found = match self.cache.get::<Vec<(String, Distortion)>>(&name) {
             Some(found) => found,
             None => {
                 let mut found = Vec::new();
@@ -346,14 +344,14 @@ impl Run {
                         continue;
                     };
                     let [float, whole] = &mut walks;
-                    let reference = float.stream_at(&mut self.runner, position);
+                    let reference = float.residual_at(&mut self.runner, position);
                     let mut distortion = Distortion::default();
-                    distortion.update(reference, whole.stream_at(&mut self.runner, position))?;
+                    distortion.update(reference, whole.residual_at(&mut self.runner, position))?;
                     // Several steps complete the patch embedding; the last one counts.
                     found.retain(|(earlier, _): &(String, Distortion)| *earlier != place);
                     found.push((place, distortion));
                 }
-                self.journal.put(&name, &found)?;
+                self.cache.put(&name, &found)?;
                 found
             }
         };
@@ -403,7 +401,7 @@ impl Run {
 }
 
 /// A part and its effects, quantized alone and left alone in float; `plan` is that of the quantized model.
-fn element(part: &Part, [alone, without]: &[EffectSums; 2], plan: &Outline) -> Element {
+fn element(part: &ModelElement, [alone, without]: &[EffectSums; 2], plan: &Outline) -> Element {
     Element {
         name: part.kind.to_string(),
         kind: part.kind.result(),
@@ -426,7 +424,7 @@ fn borrowed<'a>(outputs: &[&'a [f32]]) -> Vec<Cow<'a, [f32]>> {
 }
 
 /// The model in results.
-pub(crate) fn subject(quantizer: &Quantizer) -> Subject {
+pub(crate) fn subject(quantizer: &ModelQuantizer) -> Subject {
     let float = quantizer.float();
     let file = std::path::Path::new(&float.source.file).file_name();
     Subject {
@@ -440,7 +438,7 @@ pub(crate) fn subject(quantizer: &Quantizer) -> Subject {
 /// the images and the outputs that count.
 pub(crate) fn run_key(
     command: &str,
-    quantizer: &mut Quantizer,
+    quantizer: &mut ModelQuantizer,
     (recipe, metric): (&Recipe, &Metric),
     batches: &[Batch],
 ) -> Result<String, Error> {

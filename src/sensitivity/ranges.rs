@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 use candle_core::{D, Device, Tensor};
 use swinq_calib::{Histogram, weight_scales};
 use swinq_eval::results::sensitivity::{ChannelSpread, Percentile, RangeStatistics};
-use swinq_float::{Float, FloatError, Sites, Swin};
+use swinq_float::{FloatError, Sites, Swin};
 use swinq_model::quantized::ChannelCodes;
 use swinq_model::site::all_sites;
-use swinq_model::{Batch, Granularity, HostTensor, Linear, ModelError, QuantizedModel, Site, SiteSpec};
+use swinq_model::{Batch, Granularity, HostTensor, Int8, Linear, ModelError, QuantizedModel, Site, SiteSpec};
 
 use crate::Error;
-use crate::quantizer::Quantizer;
+use crate::quantizer::ModelQuantizer;
 
 /// The percentiles of the results.
 const PERCENTILES: [f64; 5] = [50.0, 99.0, 99.9, 99.99, 99.999];
@@ -22,7 +22,7 @@ const BINS: usize = 64;
 /// the calibration; the largest magnitudes of channels are those on `images`. At refined layers, whose inputs
 /// refinement has rewritten, the magnitudes are those on `images`, too.
 pub(super) fn statistics(
-    quantizer: &Quantizer,
+    quantizer: &ModelQuantizer,
     model: &QuantizedModel,
     images: &Batch,
 ) -> Result<Vec<RangeStatistics>, Error> {
@@ -187,7 +187,7 @@ impl CodeCounts {
         for row in x.chunks_exact(recips.len()) {
             for ((x, recip), zero) in row.iter().zip(&recips).zip(&codes.zero_points) {
                 let units = (x * recip).round_ties_even();
-                self.clipped += usize::from(!(-128.0..=127.0).contains(&(units + f32::from(*zero))));
+                self.clipped += usize::from(!(Int8::MIN..=Int8::MAX).contains(&(units + f32::from(*zero))));
                 self.zeroed += usize::from(units == 0.0 && *x != 0.0);
             }
         }
@@ -235,15 +235,7 @@ impl Sites for Channels<'_> {
         Ok(x)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        Float.weight(site, w)
-    }
-
     fn watches(&self, site: Site) -> bool {
         self.model.site(site).spec.enabled
-    }
-
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        Float.attend(site, logits, v)
     }
 }

@@ -28,25 +28,25 @@ pub(crate) struct Walk<'a> {
     values: Option<Vec<f32>>,
     position: usize,
     /// The tensor at the position, `[images, values]`; empty at the first position.
-    stream: Vec<f32>,
+    residual: Vec<f32>,
 }
 
 impl<'a> Walk<'a> {
     /// A walk of `images` through `base`, at the first position. The runner must have the images' size.
     pub(crate) fn new(base: &'a Variant, images: &'a Batch) -> Walk<'a> {
-        Walk { base, images, values: images.values(), position: 0, stream: Vec::new() }
+        Walk { base, images, values: images.values(), position: 0, residual: Vec::new() }
     }
 
     /// The residual stream after the walk has gone on to `position`, `[images, values]`.
-    pub(crate) fn stream_at(&mut self, runner: &mut VariantRunner, position: usize) -> &[f32] {
+    pub(crate) fn residual_at(&mut self, runner: &mut VariantRunner, position: usize) -> &[f32] {
         if position < self.position {
-            (self.position, self.stream) = (0, Vec::new());
+            (self.position, self.residual) = (0, Vec::new());
         }
         if position > self.position {
-            self.stream = self.run(runner, self.base, position);
+            self.residual = self.run(runner, self.base, position);
             self.position = position;
         }
-        &self.stream
+        &self.residual
     }
 
     /// The outputs of `variant` that may differ from those of the base. The walk goes on to the last position before the
@@ -54,7 +54,7 @@ impl<'a> Walk<'a> {
     pub(crate) fn outputs(&mut self, runner: &mut VariantRunner, variant: &Variant) -> Computed {
         // A variant that equals the base may start anywhere.
         if let Some(position) = runner.first_difference(self.base, variant) {
-            self.stream_at(runner, position);
+            self.residual_at(runner, position);
         }
         let (each, images) = (runner.images_at_a_time(), self.images.len());
         let computed = runner.outputs_from(self.position);
@@ -85,7 +85,7 @@ impl<'a> Walk<'a> {
         let range = first * values..(first + count) * values;
         match self.position {
             0 => Start::Images(self.pixels().of_values(range)),
-            position => Start::Stream(position, &self.stream[range]),
+            position => Start::Residual(position, &self.residual[range]),
         }
     }
 

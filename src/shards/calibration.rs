@@ -11,10 +11,10 @@ use swinq_model::quantized::{CalibrationRecord, FloatModel, Source};
 use swinq_model::{HostTensor, ModelError, QuantizedModel, Recipe, SwinConfig, Transform};
 
 use super::{ImageSet, Part, check_names, version};
-use crate::calibration::{Named, check_recipe, finished};
+use crate::calibration::{ClassNames, check_recipe, finished};
 use crate::{CalibrateOptions, Calibrated, Error, FloatDevice, Images, Model};
 
-/// What all parts of a calibration have in common.
+/// The facts that all parts of a calibration share.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Run {
@@ -31,14 +31,14 @@ struct Run {
     device: String,
 }
 
-/// What only one part has.
+/// The facts of one part alone.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Own {
     /// Names of the images, in the order of use.
     images: Vec<String>,
     skipped: Vec<String>,
-    named: Named,
+    named: ClassNames,
     /// The command line, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     command: Option<String>,
@@ -63,7 +63,7 @@ struct Float {
 /// A calibration that was merged from parts.
 #[derive(Debug)]
 pub struct MergedCalibration {
-    /// What [`calibrate`](crate::calibrate()) would return for all images.
+    /// The result of [`calibrate`](crate::calibrate()) for all images.
     pub calibrated: Calibrated,
     /// The command line of the first shard, if there was one.
     pub command: Option<String>,
@@ -110,7 +110,7 @@ pub fn calibrate_shard(
     let own = Own {
         images: found.ids.iter().map(|&id| images.name_of(id)).collect(),
         skipped: batches.skipped().to_vec(),
-        named: Named::by(images, &model.source.dialect),
+        named: ClassNames::by(images, &model.source.dialect),
         command,
         float: (shard.index == 1).then(|| store_float(&model, &mut tensors)),
     };

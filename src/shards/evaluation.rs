@@ -14,7 +14,7 @@ use crate::evaluate::predictions::write_csv;
 use crate::evaluate::{check_alike, data_info, environment, maps, numbered};
 use crate::{Candidate, Error, EvaluateOptions, Images, Observer, Predicted};
 
-/// What all parts of an evaluation have in common.
+/// The facts that all parts of an evaluation share.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Run {
@@ -35,7 +35,7 @@ struct Run {
     sites: bool,
 }
 
-/// A model of the evaluation, and what ran it.
+/// A model of the evaluation, and its runner.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Evaluated {
@@ -46,7 +46,7 @@ struct Evaluated {
     backend: String,
 }
 
-/// What only one part has.
+/// The facts of one part alone.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Own {
@@ -66,7 +66,7 @@ struct Own {
 /// An evaluation that was merged from parts.
 #[derive(Debug)]
 pub struct MergedEvaluation {
-    /// What [`evaluate`](crate::evaluate()) would return for all images, without latency, times and memory. The environment
+    /// The result of [`evaluate`](crate::evaluate()) for all images, without latency, times and memory. The environment
     /// is that of the first shard.
     pub results: Results,
     /// The accuracy of each model; empty for images without labels.
@@ -133,7 +133,7 @@ pub fn evaluate_shard(
         observer.remark(remark);
     }
     let environment = environment(options.threads)?;
-    let (found, skipped) = Found::of(candidates, &own_images, options, observer)?;
+    let (found, skipped) = ModelOutputs::of(candidates, &own_images, options, observer)?;
     candidates.iter().for_each(|candidate| observer.evaluated(&candidate.result, None, &skipped));
     if options.site_noise && shard.index == 1 {
         crate::evaluate::site_noise::measure_all(candidates, images, options.sizing, observer)?;
@@ -152,25 +152,25 @@ pub fn evaluate_shard(
     Ok(Part { images: ids.len(), skipped: own.skipped, ..part })
 }
 
-/// What models returned for images: all that figures follow from.
-enum Found {
+/// The outputs of models for images, from which all figures follow.
+enum ModelOutputs {
     /// The logits of every classifier.
     Logits(Vec<Collected>),
     /// The distances of the feature maps of every backbone but the first.
     Maps(Vec<MapErrors>),
 }
 
-impl Found {
+impl ModelOutputs {
     /// Runs the candidates. Returns what they found, and the error messages of the corrupt images that were left out.
     fn of(
         candidates: &[Candidate],
         images: &Images,
         options: &EvaluateOptions,
         observer: &mut dyn Observer,
-    ) -> Result<(Found, Vec<String>), Error> {
+    ) -> Result<(ModelOutputs, Vec<String>), Error> {
         if candidates[0].config().is_backbone() {
             let compared = maps::compare(candidates, images, options, observer)?;
-            return Ok((Found::Maps(compared.errors), compared.skipped));
+            return Ok((ModelOutputs::Maps(compared.errors), compared.skipped));
         }
         let (mut collected, mut skipped) = (Vec::new(), Vec::new());
         for candidate in candidates {
@@ -178,23 +178,23 @@ impl Found {
             (found, skipped) = candidate.run(images, &options.read, observer)?;
             collected.push(found);
         }
-        Ok((Found::Logits(collected), skipped))
+        Ok((ModelOutputs::Logits(collected), skipped))
     }
 
     /// Nothing yet of the models of `run`.
-    fn nothing(run: &Run) -> Found {
+    fn nothing(run: &Run) -> ModelOutputs {
         if run.outputs.is_empty() {
-            return Found::Logits(part::nothing(run.models.len(), run.classes));
+            return ModelOutputs::Logits(part::nothing(run.models.len(), run.classes));
         }
         let others = run.models.len().saturating_sub(1);
-        Found::Maps(vec![MapErrors::of_outputs(run.outputs.clone()); others])
+        ModelOutputs::Maps(vec![MapErrors::of_outputs(run.outputs.clone()); others])
     }
 
     /// Positions of the images in the data set's list.
     fn ids(&self) -> Vec<usize> {
         match self {
-            Found::Logits(all) => all.first().map_or(Vec::new(), |first| first.ids.clone()),
-            Found::Maps(all) => {
+            ModelOutputs::Logits(all) => all.first().map_or(Vec::new(), |first| first.ids.clone()),
+            ModelOutputs::Maps(all) => {
                 let images = all.iter().take(1).flat_map(MapErrors::images);
                 images.map(|image| image.id).collect()
             }
@@ -203,20 +203,20 @@ impl Found {
 
     fn tensors(&self) -> Result<PartTensors, EvalError> {
         match self {
-            Found::Logits(all) => part::tensors(all),
-            Found::Maps(all) => part::map_tensors(all),
+            ModelOutputs::Logits(all) => part::tensors(all),
+            ModelOutputs::Maps(all) => part::map_tensors(all),
         }
     }
 
     /// Adds the images of a part, and returns their positions.
     fn append(&mut self, file: &PartFile, run: &Run) -> Result<Vec<usize>, EvalError> {
         match self {
-            Found::Logits(all) => {
+            ModelOutputs::Logits(all) => {
                 let images = part::append(all, &file.tensors(), run.labelled)?;
                 let ids = all.first().map_or(&[][..], |first| &first.ids[..]);
                 Ok(ids[ids.len() - images..].to_vec())
             }
-            Found::Maps(all) => part::append_maps(all, &file.tensors()),
+            ModelOutputs::Maps(all) => part::append_maps(all, &file.tensors()),
         }
     }
 
@@ -228,7 +228,7 @@ impl Found {
     ) -> Result<Vec<Accuracy>, EvalError> {
         let mut accuracies = Vec::new();
         match self {
-            Found::Logits(all) => {
+            ModelOutputs::Logits(all) => {
                 for (model, collected) in models.iter_mut().zip(&*all) {
                     accuracies.extend(model.set_own_figures(collected)?);
                 }
@@ -237,7 +237,7 @@ impl Found {
                     model.set_figures_against(baseline, collected, name_of)?;
                 }
             }
-            Found::Maps(all) => {
+            ModelOutputs::Maps(all) => {
                 all.iter_mut().for_each(MapErrors::sort);
                 models[0].images = all.first().map(|errors| errors.images().len());
                 for (model, errors) in models[1..].iter_mut().zip(all) {
@@ -251,8 +251,8 @@ impl Found {
     /// The classes that classifiers predict.
     fn predicted(&self) -> Vec<Predicted> {
         match self {
-            Found::Logits(all) => all.iter().map(Predicted::of).collect(),
-            Found::Maps(_) => Vec::new(),
+            ModelOutputs::Logits(all) => all.iter().map(Predicted::of).collect(),
+            ModelOutputs::Maps(_) => Vec::new(),
         }
     }
 }
@@ -291,7 +291,7 @@ pub fn merge_evaluation(parts: &PartSet) -> Result<MergedEvaluation, Error> {
 #[derive(Default)]
 struct Merging {
     first: Option<(Run, Own)>,
-    found: Option<Found>,
+    found: Option<ModelOutputs>,
     names: BTreeMap<usize, String>,
     skipped: Vec<String>,
     commands: Vec<String>,
@@ -301,7 +301,7 @@ struct Merging {
 impl Merging {
     fn add(&mut self, file: &PartFile) -> Result<(), Error> {
         let (run, own): (Run, Own) = (file.run()?, file.own()?);
-        let found = self.found.get_or_insert_with(|| Found::nothing(&run));
+        let found = self.found.get_or_insert_with(|| ModelOutputs::nothing(&run));
         let ids = found.append(file, &run)?;
         check_names(file, &own.images, ids.len())?;
         for (id, name) in ids.into_iter().zip(&own.images) {

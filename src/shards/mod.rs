@@ -13,7 +13,7 @@ use crate::{Error, Images, ReadOptions};
 pub use calibration::{MergedCalibration, calibrate_shard, merge_calibration};
 pub use evaluation::{MergedEvaluation, evaluate_shard, merge_evaluation};
 
-/// What one shard contributes, to be written to a file.
+/// The part of one shard, to be written to a file.
 #[derive(Clone, Debug)]
 pub struct Part {
     /// Number of images that were read.

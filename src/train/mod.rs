@@ -10,9 +10,10 @@ mod words;
 use std::path::PathBuf;
 
 use swinq_data::{Augment, LoaderOptions, Sizing, Stride, TrainLoader, TrainOptions};
+use swinq_float::ops::Compute;
 use swinq_model::{BatchSource, SwinConfig};
-use swinq_qat::job::{Course, Device, Identity, Job, JobError};
-use swinq_qat::ranks::{Meeting, Place, World};
+use swinq_qat::job::{Device, Identity, Job, JobError, ScheduleLength};
+use swinq_qat::ranks::{ProcessGroup, RankInfo, Rendezvous};
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Begin, Hooks, Outcome, Start, Trainer};
 
@@ -38,7 +39,7 @@ pub struct Training {
     /// The models and images.
     pub inputs: Inputs,
     /// Length of the training.
-    pub course: Course,
+    pub length: ScheduleLength,
     /// Learning rates.
     pub schedule: Schedule,
     source: TrainLoader,
@@ -55,29 +56,29 @@ impl Training {
     /// An error for a key with an impossible value, and for models or images that cannot be read or do not
     /// fit each other.
     pub fn open(job: Job) -> Result<Training, Error> {
-        Training::open_at(job, &Place::default())
+        Training::open_at(job, &RankInfo::default())
     }
 
-    /// [`Training::open`] for the process at `place`, one of those that train together. The processes of a machine divide its
-    /// cores and its GPUs: with `threads: 0` each has its share of the cores, and with `device: cuda` the GPU that has the
-    /// number of the process on the machine. All float operations of this process run on these cores from now on.
+    /// [`Training::open`] for the process that `info` describes, one of those that train together. The processes of a machine
+    /// divide its cores and its GPUs: with `threads: 0` each has its share of the cores, and with `device: cuda` the GPU that
+    /// has the number of the process on the machine. All float operations of this process run on these cores from now on.
     ///
     /// # Errors
     /// The errors of [`Training::open`].
-    pub fn open_at(mut job: Job, place: &Place) -> Result<Training, Error> {
+    pub fn open_at(mut job: Job, info: &RankInfo) -> Result<Training, Error> {
         if let Device::Cuda(first) = job.device {
-            job.device = Device::Cuda(first + place.local_rank);
+            job.device = Device::Cuda(first + info.local_rank);
         }
-        let threads = check_threads(threads(&job, place))?;
+        let threads = check_threads(threads(&job, info))?;
         swinq_float::use_threads(threads)
             .map_err(|error| Error::argument("threads", format!("{threads}: {error}")))?;
         let augment: Augment = job.augmentation()?;
         let inputs = Inputs::load(&job)?;
-        let source = loader(&job, &inputs, augment, place)?;
-        let course = job.course_on(place.size, source.images());
-        let schedule = Schedule::of(&job, course.iterations())?;
-        let identity = inputs.identity(&job)?.on(place.size);
-        Ok(Training { job, inputs, course, schedule, source, identity, lock: None })
+        let source = loader(&job, &inputs, augment, info)?;
+        let length = job.schedule_length_on(info.size, source.images());
+        let schedule = Schedule::of(&job, length.iterations())?;
+        let identity = inputs.identity(&job)?.on(info.size);
+        Ok(Training { job, inputs, length, schedule, source, identity, lock: None })
     }
 
     /// The model on the job's device, ready for training.
@@ -85,24 +86,30 @@ impl Training {
     /// # Errors
     /// [`Error::Device`]; an error for parameters or sites that cannot be trained.
     pub fn trainer(&self) -> Result<Trainer, Error> {
+        let device = float_device(&self.job).open()?;
         let start = Start {
             job: &self.job,
             float: &self.inputs.float,
             quantized: self.inputs.quantized.as_ref(),
             teacher: self.inputs.teacher.as_ref(),
             drop_path: self.inputs.drop_path,
-            device: float_device(&self.job).open()?,
+            compute: Compute::for_training(&device)?,
+            device,
         };
         Ok(Trainer::new(&start, self.schedule)?)
     }
 
-    /// Waits until all processes of `meeting` are there with the same job, and connects them for [`Trainer::join`]. `give_up`
+    /// Waits until all processes of `rendezvous` are there with the same job, and connects them for [`Trainer::join`]. `give_up`
     /// is asked for a reason not to wait any longer.
     ///
     /// # Errors
     /// Processes that do not come in time, or that have another job.
-    pub fn meet(&self, meeting: Meeting, give_up: &dyn Fn() -> Option<String>) -> Result<World, Error> {
-        Ok(meeting.wait(&self.identity, give_up).map_err(swinq_qat::QatError::from)?)
+    pub fn meet(
+        &self,
+        rendezvous: Rendezvous,
+        give_up: &dyn Fn() -> Option<String>,
+    ) -> Result<ProcessGroup, Error> {
+        Ok(rendezvous.wait(&self.identity, give_up).map_err(swinq_qat::QatError::from)?)
     }
 
     /// The validator of the model during training.
@@ -124,11 +131,11 @@ impl Training {
         hooks: &mut dyn Hooks,
         begin: Begin,
     ) -> Result<Outcome, Error> {
-        if trainer.world().is_first() {
-            self.lock().inspect_err(|error| trainer.world().end(&error.to_string()))?;
+        if trainer.group().is_first() {
+            self.lock().inspect_err(|error| trainer.group().end(&error.to_string()))?;
         }
-        let (job, course) = (&self.job, &self.course);
-        Ok(swinq_qat::run(job, &self.identity, trainer, course, &mut self.source, hooks, begin)?)
+        let (job, length) = (&self.job, &self.length);
+        Ok(swinq_qat::run(job, &self.identity, trainer, length, &mut self.source, hooks, begin)?)
     }
 
     fn lock(&mut self) -> Result<(), Error> {
@@ -158,7 +165,7 @@ impl Training {
     pub fn save(&self, trainer: &Trainer) -> Result<PathBuf, Error> {
         let model = self.model_path();
         let mut trained = trainer.model()?;
-        let record = swinq_qat::record(&self.job, &self.identity, &self.course, trainer.progress());
+        let record = swinq_qat::record(&self.job, &self.identity, &self.length, trainer.progress());
         trained.provenance.training = Some(record);
         trained.save(&model)?;
         Ok(model)
@@ -172,14 +179,14 @@ impl Training {
     }
 }
 
-/// Number of threads of the process at `place`: those of the job or, with `threads: 0`, its share of the machine's cores. 0 means
-/// all of them.
-pub fn threads(job: &Job, place: &Place) -> usize {
-    if job.threads > 0 || place.local_size == 1 {
+/// Number of threads of the process that `info` describes: those of the job or, with `threads: 0`, its share of the machine's
+/// cores. 0 means all of them.
+pub fn threads(job: &Job, info: &RankInfo) -> usize {
+    if job.threads > 0 || info.local_size == 1 {
         return job.threads;
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (cores / place.local_size).max(1)
+    (cores / info.local_size).max(1)
 }
 
 /// The device of the job's float networks.
@@ -190,7 +197,7 @@ fn float_device(job: &Job) -> FloatDevice {
     }
 }
 
-fn loader(job: &Job, inputs: &Inputs, mut augment: Augment, place: &Place) -> Result<TrainLoader, Error> {
+fn loader(job: &Job, inputs: &Inputs, mut augment: Augment, info: &RankInfo) -> Result<TrainLoader, Error> {
     let config = &inputs.float.config;
     if config.is_backbone() {
         check_sizes(job, &inputs.float.config, &augment)?;
@@ -200,7 +207,7 @@ fn loader(job: &Job, inputs: &Inputs, mut augment: Augment, place: &Place) -> Re
     }
     let loader = LoaderOptions {
         batch_size: job.batch_size,
-        threads: check_threads(threads(job, place))?,
+        threads: check_threads(threads(job, info))?,
         prefetch: PREFETCH,
         skip_corrupt: job.data.skip_corrupt,
     };
@@ -210,9 +217,9 @@ fn loader(job: &Job, inputs: &Inputs, mut augment: Augment, place: &Place) -> Re
         seed: job.seed,
         require_labels: job.loss.labels > 0.0,
         cache_bytes: (job.data.cache_mb as u64) << 20,
-        stride: stride(job, place),
+        stride: stride(job, info),
         // All batches of an iteration, so that no process waits for the larger images of another.
-        batches_of_one_size: (job.accumulate * place.size) as u64,
+        batches_of_one_size: (job.accumulate * info.size) as u64,
         ..TrainOptions::default()
     };
     let images: &Images = &inputs.train;
@@ -232,8 +239,8 @@ fn check_sizes(job: &Job, config: &SwinConfig, augment: &Augment) -> Result<(), 
     Ok(())
 }
 
-/// The batches of the process at `place`.
-fn stride(job: &Job, place: &Place) -> Stride {
+/// The batches of the process that `info` describes.
+fn stride(job: &Job, info: &RankInfo) -> Stride {
     let run = job.accumulate as u64;
-    Stride { first: run * place.rank as u64, run, of: run * place.size as u64 }
+    Stride { first: run * info.rank as u64, run, of: run * info.size as u64 }
 }

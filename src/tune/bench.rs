@@ -1,5 +1,5 @@
 //! Measures recipes: accuracy on the search images, noise on a few of them, and predicted latency. Measurements are
-//! kept in a journal.
+//! kept in a cache.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -14,8 +14,8 @@ use super::changes::{Space, State};
 use super::judge::Judge;
 use super::latencies::Latencies;
 use super::stopwatch::Stopwatch;
-use crate::journal::Journal;
-use crate::quantizer::{Quantizer, identity};
+use crate::cache::Cache;
+use crate::quantizer::{ModelQuantizer, identity};
 use crate::sensitivity::metric::{Metric, Outputs, first_of};
 use crate::sensitivity::walk::{GROUP, Walk, group_of, groups};
 use crate::{BackendChoice, EngineOptions, Error};
@@ -56,7 +56,7 @@ pub(super) struct Probe {
 
 /// Measures recipes of one model.
 pub(super) struct Bench {
-    quantizer: Quantizer,
+    quantizer: ModelQuantizer,
     runner: VariantRunner,
     start: Recipe,
     metric: Metric,
@@ -68,7 +68,7 @@ pub(super) struct Bench {
     references: Vec<Option<Outputs>>,
     /// The first images of the first group, on which changes are compared before the best is tried on all search images.
     probe: Batch,
-    journal: Journal,
+    cache: Cache,
     table: Latencies,
     table_path: Option<PathBuf>,
     stopwatch: Stopwatch,
@@ -78,14 +78,14 @@ pub(super) struct Bench {
     float_ms: f64,
 }
 
-/// What a [`Bench`] is made of.
+/// The parts of a [`Bench`].
 pub(super) struct Parts {
-    pub(super) quantizer: Quantizer,
+    pub(super) quantizer: ModelQuantizer,
     pub(super) start: Recipe,
     pub(super) metric: Metric,
     /// A batch for each size.
     pub(super) search: Vec<Batch>,
-    pub(super) journal: Journal,
+    pub(super) cache: Cache,
     pub(super) table: Latencies,
     pub(super) table_path: Option<PathBuf>,
     /// The engine whose latency counts; resolved.
@@ -105,7 +105,7 @@ impl Bench {
         space: &Space,
         progress: &mut dyn FnMut(usize, usize) -> Result<(), Error>,
     ) -> Result<Bench, Error> {
-        let Parts { mut quantizer, start, metric, search, journal, table, table_path, engine, size } = parts;
+        let Parts { mut quantizer, start, metric, search, cache, table, table_path, engine, size } = parts;
         let cpu = EngineOptions { backend: BackendChoice::Cpu, ..engine.clone() }.cpu_options()?;
         let mut runner = VariantRunner::new(quantizer.apply(&start)?, cpu)?;
         let (float, families) = (Recipe::float(), space.families());
@@ -130,7 +130,7 @@ impl Bench {
             references: vec![None; groups.len()],
             groups,
             probe,
-            journal,
+            cache,
             table,
             table_path,
             stopwatch,
@@ -172,16 +172,16 @@ impl Bench {
     }
 
     /// The quantizer of the models.
-    pub(super) fn quantizer(&self) -> &Quantizer {
+    pub(super) fn quantizer(&self) -> &ModelQuantizer {
         &self.quantizer
     }
 
     /// The quantizer of the models, to make the final one.
-    pub(super) fn quantizer_mut(&mut self) -> &mut Quantizer {
+    pub(super) fn quantizer_mut(&mut self) -> &mut ModelQuantizer {
         &mut self.quantizer
     }
 
-    /// Runs a recipe on all search images, and asks `judge` for its value, unless the journal has them. `tick` is called after every
+    /// Runs a recipe on all search images, and asks `judge` for its value, unless the cache has them. `tick` is called after every
     /// batch, and may stop the run.
     pub(super) fn trial(
         &mut self,
@@ -193,16 +193,16 @@ impl Bench {
         let predicted_ms = self.predict(recipe)?.ok_or_else(unable)?;
         let model = self.quantizer.apply(recipe)?;
         let (name, int8_share) = (format!("trial {}", identity(model)), model.int8_share());
-        let kept = match self.journal.get::<Kept>(&name) {
+        let kept = match self.cache.get::<Kept>(&name) {
             Some(kept) => kept,
             None => {
                 let variant = self.runner.prepare(model)?;
                 let kept = self.compare(&variant, tick)?;
-                self.journal.put(&name, &kept)?;
+                self.cache.put(&name, &kept)?;
                 kept
             }
         };
-        let value = judge.value(self.quantizer.apply(recipe)?, &mut self.journal)?;
+        let value = judge.value(self.quantizer.apply(recipe)?, &mut self.cache)?;
         Ok(Trial { sums: kept.sums, difference: kept.difference, value, int8_share, predicted_ms })
     }
 
@@ -286,7 +286,7 @@ impl Bench {
         let mut found: Vec<(String, Option<EffectSums>)> = Vec::with_capacity(recipes.len());
         for recipe in &recipes {
             let name = format!("probe {}", identity(self.quantizer.apply(recipe)?));
-            let sums = self.journal.get(&name);
+            let sums = self.cache.get(&name);
             found.push((name, sums));
         }
         let missing: Vec<usize> = (0..recipes.len()).filter(|&index| found[index].1.is_none()).collect();
@@ -333,7 +333,7 @@ impl Bench {
             let computed = walk.outputs(&mut self.runner, variant);
             let own = computed.with(&whole(&complete)[..computed.first]);
             let sums = self.metric.sums(&reference, &own, (group.len(), &group.labels))?;
-            self.journal.put(&found[*index].0, &sums)?;
+            self.cache.put(&found[*index].0, &sums)?;
             found[*index].1 = Some(sums);
             tick()?;
         }

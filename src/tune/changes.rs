@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use swinq_model::site::all_linears;
 use swinq_model::{Calibrator, Granularity, Linear, Ptq, QuantizedModel, Recipe, Rule, Site};
 
-use crate::sensitivity::elements::{Part, PartKind, is_int8, layer_kinds};
+use crate::sensitivity::elements::{ElementId, ModelElement, is_int8, layer_kinds};
 
-/// What a change concerns. A part has at most one change of each kind.
+/// The target of a change. A part has at most one change of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Aspect {
     /// The calibrator of the part's activations.
@@ -45,12 +45,12 @@ impl Change {
         }
     }
 
-    fn describe(self, kind: PartKind) -> String {
+    fn describe(self, kind: ElementId) -> String {
         match self {
             Change::Calibrator(calibrator) => format!("{kind}: calibrator {calibrator}"),
             Change::PerChannel => format!("{kind}: weight per channel"),
             Change::Basic => format!("{kind}: ptq basic"),
-            Change::Off if matches!(kind, PartKind::Site(_)) => format!("{kind}: off"),
+            Change::Off if matches!(kind, ElementId::Site(_)) => format!("{kind}: off"),
             Change::Off => format!("{kind}: float"),
             Change::On => format!("{kind}: INT8"),
         }
@@ -61,7 +61,7 @@ impl Change {
 pub(super) struct Space {
     start: Recipe,
     /// In forward order.
-    parts: Vec<Part>,
+    parts: Vec<ModelElement>,
     /// Whether the start recipe runs the part in INT8, or rounds at it.
     on: Vec<bool>,
     /// Changes that may be tried to remove noise, by part.
@@ -78,8 +78,8 @@ impl Space {
     pub(super) fn new(start: &Recipe, model: &QuantizedModel) -> Space {
         let mut kinds = layer_kinds(model);
         let outputs =
-            all_linears(&model.config).into_iter().map(|linear| PartKind::Site(Site::Output(linear)));
-        let is_on = |kind: &PartKind| !Part::of(model, *kind).sites.is_empty();
+            all_linears(&model.config).into_iter().map(|linear| ElementId::Site(Site::Output(linear)));
+        let is_on = |kind: &ElementId| !ModelElement::of(model, *kind).sites.is_empty();
         kinds.extend(outputs.filter(is_on));
         let mut space = Space {
             start: start.clone(),
@@ -89,13 +89,13 @@ impl Space {
             per_input_channel: Vec::new(),
         };
         for (index, kind) in kinds.into_iter().enumerate() {
-            if matches!(kind, PartKind::Linear(l) if model.site(Site::Input(l)).channels.is_some()) {
+            if matches!(kind, ElementId::Linear(l) if model.site(Site::Input(l)).channels.is_some()) {
                 space.per_input_channel.push(index);
             }
-            let part = Part::of(model, kind);
+            let part = ModelElement::of(model, kind);
             let on = is_int8(&part);
             space.options.push(if on { repairs(model, &part) } else { Vec::new() });
-            space.parts.push(if on { part } else { Part { kind, sites: kind.operands() } });
+            space.parts.push(if on { part } else { ModelElement { kind, sites: kind.operands() } });
             space.on.push(on);
         }
         space
@@ -107,7 +107,7 @@ impl Space {
     }
 
     /// What the part `index` is.
-    pub(super) fn kind(&self, index: usize) -> PartKind {
+    pub(super) fn kind(&self, index: usize) -> ElementId {
         self.parts[index].kind
     }
 
@@ -196,7 +196,7 @@ impl Space {
 }
 
 /// The changes that keep `part` quantized.
-fn repairs(model: &QuantizedModel, part: &Part) -> Vec<Change> {
+fn repairs(model: &QuantizedModel, part: &ModelElement) -> Vec<Change> {
     let mut changes = Vec::new();
     let spec = |site: Site| &model.site(site).spec;
     // Refinement searches the ranges of the layers that it refines.

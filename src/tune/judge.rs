@@ -1,13 +1,13 @@
-//! What decides whether a recipe keeps the accuracy.
+//! The judge of whether a recipe keeps the accuracy.
 
 use swinq_model::QuantizedModel;
 
 use super::bench::Trial;
 use crate::Error;
+use crate::cache::Cache;
 use crate::evaluation::Evaluation;
-use crate::journal::Journal;
 
-/// What a trial must keep.
+/// The condition that a trial must keep.
 pub(super) enum Judge<'a> {
     /// The top-1 accuracy of a classifier: it drops by at most so many percentage points.
     Top1(f64),
@@ -30,14 +30,10 @@ impl Judge<'_> {
     ///
     /// # Errors
     /// The errors of [`Evaluation::of`].
-    pub(super) fn value(
-        &mut self,
-        model: &QuantizedModel,
-        journal: &mut Journal,
-    ) -> Result<Option<f64>, Error> {
+    pub(super) fn value(&mut self, model: &QuantizedModel, cache: &mut Cache) -> Result<Option<f64>, Error> {
         match self {
             Judge::Top1(_) | Judge::Sqnr(_) => Ok(None),
-            Judge::Metric(limit) => limit.evaluation.of(Some(model), journal).map(Some),
+            Judge::Metric(limit) => limit.evaluation.of(Some(model), cache).map(Some),
         }
     }
 
@@ -55,10 +51,12 @@ impl Judge<'_> {
         }
     }
 
-    /// How close a trial is to the float model, before its SQNR counts. More is closer.
+    /// How close a trial is to the float model, before its SQNR counts, with the margin of [`Judge::keeps`]. More is closer.
     pub(super) fn closeness(&self, trial: &Trial) -> f64 {
         match self {
-            Judge::Top1(_) => trial.difference.map_or(0.0, |difference| difference.difference),
+            Judge::Top1(_) => trial
+                .difference
+                .map_or(0.0, |difference| difference.difference - trial.sums.top1_standard_error()),
             Judge::Sqnr(_) => 0.0,
             Judge::Metric(_) => trial.value.unwrap_or(f64::NEG_INFINITY),
         }

@@ -23,8 +23,8 @@ use swinq_eval::Interval;
 use swinq_eval::results::tune::{Goal, MetricGoal, TuneImages, Tuning};
 use swinq_model::{Batch, Recipe, SwinConfig};
 
+use crate::cache::{Cache, CacheContents};
 use crate::evaluation::Evaluation;
-use crate::journal::{Found, Journal};
 use crate::limits::check_batch_size;
 use crate::sensitivity::load;
 use crate::sensitivity::metric::Metric;
@@ -74,13 +74,13 @@ pub struct Tuned {
     pub model: Model,
 }
 
-/// What a search tells its caller.
+/// The progress of a search.
 #[derive(Clone, Copy, Debug)]
 pub enum TuneProgress<'a> {
     /// Images or layers of the calibration.
     Calibrate(Progress),
-    /// What the file of finished measurements held.
-    Cache(Found),
+    /// The contents of the file of finished measurements.
+    Cache(CacheContents),
     /// Models whose launches are timed: done, all.
     Latencies(usize, usize),
     /// A measurement goes on.
@@ -187,8 +187,8 @@ pub fn tune_by_metric(
     let counts = TuneImages { calibration: images.len(), search: count(&search), verification: 0 };
     let key = evaluation.command();
     let mut limit = Limit { evaluation, float: 0.0, max_drop: options.max_drop };
-    let mut first = |journal: &mut Journal| {
-        limit.float = limit.evaluation.of(None, journal)?;
+    let mut first = |cache: &mut Cache| {
+        limit.float = limit.evaluation.of(None, cache)?;
         Ok(())
     };
     let (mut run, space) = Run::new(float, options, metric, (images, search), (&key, &mut first), progress)?;

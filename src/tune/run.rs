@@ -1,4 +1,4 @@
-//! The parts of a search: the calibration, the journal and the table, the bench, and the results.
+//! The parts of a search: the calibration, the cache and the table, the bench, and the results.
 
 use std::ops::ControlFlow;
 
@@ -14,16 +14,16 @@ use super::judge::Judge;
 use super::latencies::Latencies;
 use super::search::{Outcome, Search};
 use super::{TuneOptions, TuneProgress, Tuned, verify};
-use crate::journal::Journal;
-use crate::quantizer::Quantizer;
+use crate::cache::Cache;
+use crate::quantizer::ModelQuantizer;
 use crate::sensitivity::metric::Metric;
 use crate::sensitivity::{info, run_key, subject};
 use crate::{BackendChoice, DEFAULT_BATCH, EngineOptions, Error, Images, Model, environment};
 
-/// What is measured before the long measurements.
-type First<'a> = dyn FnMut(&mut Journal) -> Result<(), Error> + 'a;
+/// The measurements before the long ones.
+type First<'a> = dyn FnMut(&mut Cache) -> Result<(), Error> + 'a;
 
-/// What a search measures with.
+/// The means of a search's measurements.
 pub(super) struct Run<'a> {
     options: &'a TuneOptions,
     /// The engine whose latency counts; resolved.
@@ -35,7 +35,7 @@ pub(super) struct Run<'a> {
 
 impl<'a> Run<'a> {
     /// A search for the recipe of `float`, and where it looks. `first` is called before the long measurements. `float` is calibrated on the images. Recipes are compared on the batches; `command` is what the
-    /// key of the journal begins with.
+    /// key of the cache begins with.
     pub(super) fn new(
         float: FloatModel,
         options: &'a TuneOptions,
@@ -49,15 +49,13 @@ impl<'a> Run<'a> {
         let mut on_step = |step| progress(TuneProgress::Calibrate(step));
         let how = (&options.read, options.sizing);
         let start = options.recipe.clone();
-        let mut quantizer = Quantizer::calibrate(float, &start, calibration, how, &mut on_step)?;
-        let mut journal = match &options.cache {
-            Some(path) => {
-                Journal::open(path, &run_key(command, &mut quantizer, (&start, &metric), &search)?)?
-            }
-            None => Journal::in_memory(),
+        let mut quantizer = ModelQuantizer::calibrate(float, &start, calibration, how, &mut on_step)?;
+        let mut cache = match &options.cache {
+            Some(path) => Cache::open(path, &run_key(command, &mut quantizer, (&start, &metric), &search)?)?,
+            None => Cache::in_memory(),
         };
-        report(progress, TuneProgress::Cache(journal.found()))?;
-        first(&mut journal)?;
+        report(progress, TuneProgress::Cache(cache.found()))?;
+        first(&mut cache)?;
         let size = timed_size(quantizer.float(), &search, &engine);
         let config = &quantizer.float().config;
         let machine = match config.is_backbone() || size != config.image_size {
@@ -74,7 +72,7 @@ impl<'a> Run<'a> {
             start,
             metric,
             search,
-            journal,
+            cache,
             table,
             table_path: options.latencies.clone(),
             engine: engine.clone(),

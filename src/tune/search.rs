@@ -13,7 +13,7 @@ use super::changes::{Aspect, Change, Space, State};
 use super::judge::Judge;
 use super::{TuneOptions, TuneProgress};
 use crate::Error;
-use crate::sensitivity::elements::PartKind;
+use crate::sensitivity::elements::ElementId;
 
 /// Parts with the greatest gain whose repairs are tried in a round.
 const REPAIRED: usize = 3;
@@ -171,12 +171,12 @@ impl<'a, 'j> Search<'a, 'j> {
     /// of small layers are not exact enough to decide between the two.
     fn is_needless(&self, gain: &Gain, gains: &[Gain]) -> bool {
         let layer = self.space.kind(gain.index);
-        if gain.change != Change::Off || matches!(layer, PartKind::Site(_)) {
+        if gain.change != Change::Off || matches!(layer, ElementId::Site(_)) {
             return false;
         }
         let keeps_product = |other: &Gain| {
             let of_layer = match (self.space.kind(other.index), layer) {
-                (PartKind::Site(Site::Output(output)), PartKind::Linear(linear)) => output == linear,
+                (ElementId::Site(Site::Output(output)), ElementId::Linear(linear)) => output == linear,
                 (kind, layer) => kind == layer && other.change != Change::Off,
             };
             of_layer && other.gain >= ALMOST * gain.gain

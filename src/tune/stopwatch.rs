@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use swinq_eval::median;
 use swinq_int8_runtime::{Images, LaunchProfile, LaunchSteps, Launches, Plan, Start, Variant, VariantRunner};
 use swinq_model::{QuantizedModel, Size};
 
@@ -139,10 +140,4 @@ fn times_of(profile: &[LaunchProfile], launches: &[LaunchSteps]) -> Vec<f64> {
 
 fn milliseconds(time: Duration) -> f64 {
     1e3 * time.as_secs_f64()
-}
-
-/// The middle of the values; 0 for none.
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What differs between operating systems, behind one module for each concern:
+//! The differences between operating systems, behind one module for each concern:
 //!
 //! | module | concern |
 //! | --- | --- |

@@ -7,7 +7,7 @@ use std::ops::ControlFlow;
 use crate::common::{gpu, with_channels};
 use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
-use swinq_int8_runtime::cuda::{Autotune, CudaOptions, Gemm, StreamType};
+use swinq_int8_runtime::cuda::{Autotune, CudaOptions, Gemm, ResidualType};
 use swinq_int8_runtime::{
     Backend, CpuOptions, Engine, Images, LOGITS, LaunchSteps, Launches, OutputMut, Plan, RuntimeError,
     Traced, TracedValues,
@@ -114,7 +114,7 @@ pub fn cpu(model: &QuantizedModel) -> Engine {
     Engine::new(model, Backend::Cpu(CpuOptions { max_batch: 8, ..CpuOptions::detect().unwrap() })).unwrap()
 }
 
-pub fn options(residual: StreamType, gemm: Gemm) -> CudaOptions {
+pub fn options(residual: ResidualType, gemm: Gemm) -> CudaOptions {
     CudaOptions { max_batch: 4, residual, gemm, autotune: Autotune::Off, ..CudaOptions::default() }
 }
 
@@ -196,12 +196,12 @@ fn the_launches_of_a_plan_are_those_that_an_engine_makes() {
         for recipe in ["default", "mode1", "channels", "float"] {
             let model = quantized(&float, recipe);
             let plan = Plan::new(&model).unwrap();
-            for (stream, gemm) in [
-                (StreamType::F16, Gemm::Own),
-                (StreamType::F32, Gemm::Own),
-                (StreamType::F16, Gemm::CublasLt),
+            for (residual, gemm) in [
+                (ResidualType::F16, Gemm::Own),
+                (ResidualType::F32, Gemm::Own),
+                (ResidualType::F16, Gemm::CublasLt),
             ] {
-                let backend = Backend::Cuda(options(stream, gemm));
+                let backend = Backend::Cuda(options(residual, gemm));
                 let (engine, launches) =
                     (Engine::new(&model, backend).unwrap(), Launches::new(&backend).unwrap());
                 for count in [1, 4] {
@@ -226,8 +226,8 @@ fn the_launches_of_a_plan_are_those_that_an_engine_makes() {
 }
 
 #[test]
-fn an_f32_stream_gives_the_bits_of_the_cpu() {
-    if !gpu("an_f32_stream_gives_the_bits_of_the_cpu") {
+fn an_f32_residual_gives_the_bits_of_the_cpu() {
+    if !gpu("an_f32_residual_gives_the_bits_of_the_cpu") {
         return;
     }
     for config in configs() {
@@ -238,7 +238,7 @@ fn an_f32_stream_gives_the_bits_of_the_cpu() {
             let expected = cpu(&model).trace(&pixels).unwrap();
             for gemm in [Gemm::Own, Gemm::CublasLt] {
                 let what = format!("{}, {recipe}, --gemm {gemm}", float.config.name);
-                match Engine::new(&model, Backend::Cuda(options(StreamType::F32, gemm))) {
+                match Engine::new(&model, Backend::Cuda(options(ResidualType::F32, gemm))) {
                     Ok(engine) => assert_same(&expected, &engine.trace(&pixels).unwrap(), &what),
                     Err(error) => panic!("{what}: {error}"),
                 }
@@ -276,8 +276,8 @@ fn images_of_any_size_give_the_bits_of_the_cpu() {
         let traced = images(&model, 3);
         let traced = (cpu.trace(&traced).unwrap(), traced);
         for gemm in [Gemm::Own, Gemm::CublasLt] {
-            let exact = Engine::new(&model, Backend::Cuda(options(StreamType::F32, gemm))).unwrap();
-            let half = Engine::new(&model, Backend::Cuda(options(StreamType::F16, gemm))).unwrap();
+            let exact = Engine::new(&model, Backend::Cuda(options(ResidualType::F32, gemm))).unwrap();
+            let half = Engine::new(&model, Backend::Cuda(options(ResidualType::F16, gemm))).unwrap();
             assert_same(&traced.0, &exact.trace(&traced.1).unwrap(), &format!("{name}, --gemm {gemm}"));
             for size in [others, others].concat().into_iter().flat_map(|size| [own, size]) {
                 let pixels = images_of(&model, size, 5);
@@ -297,7 +297,7 @@ fn more_sizes_than_are_kept_give_the_bits_of_the_cpu() {
     }
     let model = quantized(&float(of_any_size().remove(2)), "default");
     let (cpu, engine) =
-        (cpu(&model), Engine::new(&model, Backend::Cuda(options(StreamType::F32, Gemm::Own))).unwrap());
+        (cpu(&model), Engine::new(&model, Backend::Cuda(options(ResidualType::F32, Gemm::Own))).unwrap());
     for side in (0..2).flat_map(|_| (28..68).step_by(2)) {
         let size = Size::new(side, 96 - side);
         let pixels = images_of(&model, size, 2);
@@ -311,7 +311,7 @@ fn an_image_that_needs_more_memory_than_allowed_is_refused() {
         return;
     }
     let model = quantized(&float(of_any_size().remove(0)), "default");
-    let limited = CudaOptions { max_pixels: 80 * 112, ..options(StreamType::F32, Gemm::Own) };
+    let limited = CudaOptions { max_pixels: 80 * 112, ..options(ResidualType::F32, Gemm::Own) };
     let engine = Engine::new(&model, Backend::Cuda(limited)).unwrap();
     let run = |size: Size| {
         let (pixels, mut values) = (images_of(&model, size, 1), vec![0.0; 10]);
@@ -344,7 +344,7 @@ fn half_precision_is_close() {
             cpu(&model).infer_into(&pixels, &mut expected).unwrap();
             for gemm in [Gemm::Own, Gemm::CublasLt] {
                 let mut got = vec![0.0; expected.len()];
-                let engine = Engine::new(&model, Backend::Cuda(options(StreamType::F16, gemm))).unwrap();
+                let engine = Engine::new(&model, Backend::Cuda(options(ResidualType::F16, gemm))).unwrap();
                 engine.infer_into(&pixels, &mut got).unwrap();
                 let db = sqnr_db(&expected, &got);
                 eprintln!("{}, {recipe}, --gemm {gemm}: {db:.1} dB", float.config.name);
@@ -363,7 +363,7 @@ fn batches_are_split_and_replays_repeat() {
     let pixels = images(&model, 11);
     let mut expected = vec![0.0; 11 * 10];
     cpu(&model).infer_into(&pixels, &mut expected).unwrap();
-    let engine = Engine::new(&model, Backend::Cuda(options(StreamType::F32, Gemm::Own))).unwrap();
+    let engine = Engine::new(&model, Backend::Cuda(options(ResidualType::F32, Gemm::Own))).unwrap();
     for count in [1, 4, 11, 3, 8, 11] {
         let mut got = vec![0.0; count * 10];
         engine.infer_into(&pixels[..count * 56 * 56 * 3], &mut got).unwrap();
@@ -378,7 +378,7 @@ fn marks_for_a_profiler_change_no_score() {
     }
     let model = quantized(&float(small()), "default");
     let pixels = images(&model, 5);
-    let marked = CudaOptions { nvtx: true, ..options(StreamType::F16, Gemm::Own) };
+    let marked = CudaOptions { nvtx: true, ..options(ResidualType::F16, Gemm::Own) };
     let mut scores = Vec::new();
     for options in [CudaOptions { nvtx: false, ..marked }, marked] {
         match Engine::new(&model, Backend::Cuda(options)) {
@@ -407,7 +407,7 @@ fn engines_share_a_device() {
         for _ in 0..4 {
             scope.spawn(|| {
                 let engine =
-                    Engine::new(&model, Backend::Cuda(options(StreamType::F32, Gemm::Auto))).unwrap();
+                    Engine::new(&model, Backend::Cuda(options(ResidualType::F32, Gemm::Auto))).unwrap();
                 for _ in 0..20 {
                     let mut got = vec![0.0; 60];
                     engine.infer_into(&pixels, &mut got).unwrap();
@@ -418,11 +418,11 @@ fn engines_share_a_device() {
     });
 }
 
-/// A value beyond the range of f16 becomes infinite in the stream. The NaNs that follow from it must not be
+/// A value beyond the range of f16 becomes infinite in the residual. The NaNs that follow from it must not be
 /// hidden by their quantized codes.
 #[test]
-fn an_overflow_of_the_f16_stream_is_an_error_that_names_the_launch_and_the_remedy() {
-    if !gpu("an_overflow_of_the_f16_stream_is_an_error_that_names_the_launch_and_the_remedy") {
+fn an_overflow_of_the_f16_residual_is_an_error_that_names_the_launch_and_the_remedy() {
+    if !gpu("an_overflow_of_the_f16_residual_is_an_error_that_names_the_launch_and_the_remedy") {
         return;
     }
     let mut float = float(small());
@@ -431,7 +431,7 @@ fn an_overflow_of_the_f16_stream_is_an_error_that_names_the_launch_and_the_remed
     let pixels = images(&model, 3);
     let mut logits = vec![0.0; 30];
     for marks in [false, true] {
-        let options = CudaOptions { nvtx: marks, ..options(StreamType::F16, Gemm::Own) };
+        let options = CudaOptions { nvtx: marks, ..options(ResidualType::F16, Gemm::Own) };
         let engine = match Engine::new(&model, Backend::Cuda(options)) {
             Ok(engine) => engine,
             Err(error) if marks => return eprintln!("SKIPPED the marks: {error}"),
@@ -443,7 +443,7 @@ fn an_overflow_of_the_f16_stream_is_an_error_that_names_the_launch_and_the_remed
             assert!(error.contains("layers.0.blocks.1.mlp") && error.contains("--residual f32"), "{error}");
         }
     }
-    let exact = Engine::new(&model, Backend::Cuda(options(StreamType::F32, Gemm::Own))).unwrap();
+    let exact = Engine::new(&model, Backend::Cuda(options(ResidualType::F32, Gemm::Own))).unwrap();
     exact.infer_into(&pixels, &mut logits).unwrap();
     let mut expected = vec![0.0; 30];
     cpu(&model).infer_into(&pixels, &mut expected).unwrap();

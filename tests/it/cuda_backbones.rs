@@ -2,7 +2,7 @@
 //! names `cuda`.
 
 use half::f16;
-use swinq_int8_runtime::cuda::{CudaOptions, Gemm, StreamType};
+use swinq_int8_runtime::cuda::{CudaOptions, Gemm, ResidualType};
 use swinq_int8_runtime::{Backend, Engine, ImageLayout, Images, OutputLayout, OutputMut, RuntimeError};
 use swinq_model::quantized::Param;
 use swinq_model::{QuantizedModel, Size, StageOutput, SwinConfig, SwinVersion, WindowPolicy};
@@ -37,7 +37,7 @@ pub fn second() -> SwinConfig {
     SwinConfig { name: "V2".to_owned(), ..config.into_backbone(outputs) }
 }
 
-fn gpu_engine(model: &QuantizedModel, residual: StreamType, gemm: Gemm) -> Engine {
+fn gpu_engine(model: &QuantizedModel, residual: ResidualType, gemm: Gemm) -> Engine {
     Engine::new(model, Backend::Cuda(options(residual, gemm))).unwrap()
 }
 
@@ -70,8 +70,8 @@ fn lengths(engine: &Engine, size: Size, pixels: &[u8]) -> impl Iterator<Item = u
 }
 
 #[test]
-fn feature_maps_of_an_f32_stream_have_the_bits_of_the_cpu() {
-    if !gpu("feature_maps_of_an_f32_stream_have_the_bits_of_the_cpu") {
+fn feature_maps_of_an_f32_residual_have_the_bits_of_the_cpu() {
+    if !gpu("feature_maps_of_an_f32_residual_have_the_bits_of_the_cpu") {
         return;
     }
     for config in [first(), second()] {
@@ -81,7 +81,7 @@ fn feature_maps_of_an_f32_stream_have_the_bits_of_the_cpu() {
             .flat_map(|recipe| [Gemm::Own, Gemm::CublasLt].map(|gemm| (recipe, gemm)))
         {
             let model = quantized(&float, recipe);
-            let (cpu, engine) = (cpu(&model), gpu_engine(&model, StreamType::F32, gemm));
+            let (cpu, engine) = (cpu(&model), gpu_engine(&model, ResidualType::F32, gemm));
             for (height, width) in SIZES {
                 let size = Size::new(height, width);
                 if config.grids(size).is_err() {
@@ -102,8 +102,8 @@ fn feature_maps_of_an_f32_stream_have_the_bits_of_the_cpu() {
 }
 
 #[test]
-fn an_f16_stream_is_as_far_from_the_float_network_as_an_f32_stream() {
-    if !gpu("an_f16_stream_is_as_far_from_the_float_network_as_an_f32_stream") {
+fn an_f16_residual_is_as_far_from_the_float_network_as_an_f32_residual() {
+    if !gpu("an_f16_residual_is_as_far_from_the_float_network_as_an_f32_residual") {
         return;
     }
     for config in [first(), second()] {
@@ -111,7 +111,7 @@ fn an_f16_stream_is_as_far_from_the_float_network_as_an_f32_stream() {
         let exact = cpu(&quantized(&float, "float"));
         let model = quantized(&float, "default");
         let [half, full] =
-            [StreamType::F16, StreamType::F32].map(|stream| gpu_engine(&model, stream, Gemm::Own));
+            [ResidualType::F16, ResidualType::F32].map(|stream| gpu_engine(&model, stream, Gemm::Own));
         for (height, width) in SIZES {
             let size = Size::new(height, width);
             if config.grids(size).is_err() {
@@ -137,7 +137,7 @@ fn some_outputs_alone_and_a_profiled_run_give_the_same_values() {
     let model = quantized(&float(first()), "default");
     let size = Size::new(65, 97);
     let pixels = images_of(&model, size, 3);
-    let engine = gpu_engine(&model, StreamType::F16, Gemm::Own);
+    let engine = gpu_engine(&model, ResidualType::F16, Gemm::Own);
     let all = maps(&engine, size, &pixels, OutputLayout::ChannelsFirst);
     for (output, expected) in engine.outputs().iter().zip(&all).rev() {
         let mut values = vec![0.0; expected.len()];
@@ -145,7 +145,7 @@ fn some_outputs_alone_and_a_profiled_run_give_the_same_values() {
         engine.run(Images::new(size, &pixels[..]), &mut [memory]).unwrap();
         assert!(values == *expected, "{} alone", output.name);
     }
-    let marked = CudaOptions { nvtx: true, ..options(StreamType::F16, Gemm::Own) };
+    let marked = CudaOptions { nvtx: true, ..options(ResidualType::F16, Gemm::Own) };
     match Engine::new(&model, Backend::Cuda(marked)) {
         Ok(marked) => {
             assert!(maps(&marked, size, &pixels, OutputLayout::ChannelsFirst) == all, "with ranges");
@@ -161,14 +161,14 @@ fn some_outputs_alone_and_a_profiled_run_give_the_same_values() {
 }
 
 #[test]
-fn a_stream_that_overflows_names_its_launch_and_the_engine_goes_on() {
+fn a_residual_that_overflows_names_its_launch_and_the_engine_goes_on() {
     if !gpu("a_stream_that_overflows_names_its_launch_and_the_engine_goes_on") {
         return;
     }
     let mut model = quantized(&float(first()), "float");
     let size = Size::new(65, 97);
     let pixels = images_of(&model, size, 2);
-    let sound = gpu_engine(&model, StreamType::F16, Gemm::Own);
+    let sound = gpu_engine(&model, ResidualType::F16, Gemm::Own);
     let expected = maps(&sound, size, &pixels, OutputLayout::Rows);
     // A later step reads the first, and only the output itself the second.
     for launch in ["layers.0.blocks.0.mlp", "layers.2.blocks.0.mlp"] {
@@ -177,12 +177,12 @@ fn a_stream_that_overflows_names_its_launch_and_the_engine_goes_on() {
         let mut huge = kept.to_float();
         huge.data.fill(1e5);
         model.params.insert(bias.clone(), Param::Float(huge));
-        let engine = gpu_engine(&model, StreamType::F16, Gemm::Own);
+        let engine = gpu_engine(&model, ResidualType::F16, Gemm::Own);
         let mut values = vec![0.0; expected[2].len()];
         for _ in 0..2 {
             let memory = OutputMut::new("stage3", &mut values);
             match engine.run(Images::new(size, &pixels[..]), &mut [memory]).unwrap_err() {
-                RuntimeError::StreamOverflow { launch: found } => {
+                RuntimeError::ResidualOverflow { launch: found } => {
                     assert!(found.starts_with(launch), "{found}")
                 }
                 error => panic!("{bias}: {error}"),
@@ -193,8 +193,8 @@ fn a_stream_that_overflows_names_its_launch_and_the_engine_goes_on() {
 }
 
 #[test]
-fn an_image_that_overflows_the_stream_does_not_spoil_the_next_call() {
-    if !gpu("an_image_that_overflows_the_stream_does_not_spoil_the_next_call") {
+fn an_image_that_overflows_the_residual_does_not_spoil_the_next_call() {
+    if !gpu("an_image_that_overflows_the_residual_does_not_spoil_the_next_call") {
         return;
     }
     // Without a norm behind the patch embedding, large pixels overflow.
@@ -204,18 +204,18 @@ fn an_image_that_overflows_the_stream_does_not_spoil_the_next_call() {
     larger.data.iter_mut().for_each(|value| *value *= 50.0);
     model.params.insert(weight.to_owned(), Param::Float(larger));
     let size = Size::new(65, 97);
-    let engine = gpu_engine(&model, StreamType::F16, Gemm::Own);
+    let engine = gpu_engine(&model, ResidualType::F16, Gemm::Own);
     let mut values = normalised(&model, size, 4);
     let image = values.len() / 4;
     let sound = outputs(&engine, Images::new(size, &values[..3 * image]), 3);
     values[3 * image..].fill(6e4);
     let mut map = vec![0.0; sound[1].len() / 3 * 4];
     let error = engine.run(Images::new(size, &values[..]), &mut [OutputMut::new("stage2", &mut map)]);
-    assert!(matches!(error, Err(RuntimeError::StreamOverflow { .. })), "{error:?}");
+    assert!(matches!(error, Err(RuntimeError::ResidualOverflow { .. })), "{error:?}");
     assert!(outputs(&engine, Images::new(size, &values[..3 * image]), 3) == sound);
 }
 
-/// Normalised values, some of which f16 rounds.
+/// Normalised values; f16 rounds some of them.
 fn normalised(model: &QuantizedModel, size: Size, images: usize) -> Vec<f32> {
     images_of(model, size, images).into_iter().map(|byte| f32::from(byte) / 61.7 - 2.1).collect()
 }
@@ -230,7 +230,7 @@ fn images_of_normalised_values_have_the_bits_of_the_cpu() {
         [(first(), "default"), (second(), "mode2"), (small(), "default"), (first(), "float")]
     {
         let model = quantized(&float(config.clone()), recipe);
-        let (cpu, engine) = (cpu(&model), gpu_engine(&model, StreamType::F32, Gemm::Own));
+        let (cpu, engine) = (cpu(&model), gpu_engine(&model, ResidualType::F32, Gemm::Own));
         for (height, width) in SIZES {
             let size = Size::new(height, width);
             // Float layers are f16 on a GPU.
@@ -275,7 +275,7 @@ fn a_value_of_an_image_that_is_not_finite_is_named_and_the_engine_goes_on() {
         return;
     }
     let model = quantized(&float(first()), "default");
-    let engine = gpu_engine(&model, StreamType::F16, Gemm::Own);
+    let engine = gpu_engine(&model, ResidualType::F16, Gemm::Own);
     let size = Size::new(30, 45);
     let mut values = normalised(&model, size, 6);
     let sound = outputs(&engine, Images::new(size, &values[..]), 6);

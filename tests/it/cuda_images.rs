@@ -10,7 +10,7 @@ use candle_core::Device;
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
 use swinq_eval::{Collected, collect, fidelity};
-use swinq_int8_runtime::cuda::{Autotune, CudaOptions, Gemm, StreamType};
+use swinq_int8_runtime::cuda::{Autotune, CudaOptions, Gemm, ResidualType};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Classifier, QuantizedModel, Recipe};
@@ -54,13 +54,13 @@ fn logits_are_those_of_the_cpu_engine() {
     check(&Subject::open(&root().join("samples/swinv2_micro_cifar10")), 35.0);
 }
 
-/// Compares the logits of `float` with the recipe `default`; `least_half_db` is required of an f16 stream.
+/// Compares the logits of `float` with the recipe `default`; `least_half_db` is required of an f16 residual.
 fn check(float: &FloatModel, least_half_db: f64) {
     let model = calibrated(float);
     let expected = run(&Engine::new(&model, Backend::Cpu(CpuOptions::detect().unwrap())).unwrap(), &model);
     let images = expected.logits.rows().count();
     for (residual, least_db, least_agreement) in
-        [(StreamType::F32, 45.0, 0.998), (StreamType::F16, least_half_db, 0.992)]
+        [(ResidualType::F32, 45.0, 0.998), (ResidualType::F16, least_half_db, 0.992)]
     {
         for gemm in [Gemm::Own, Gemm::CublasLt, Gemm::Auto] {
             let autotune = if gemm == Gemm::Auto { Autotune::Quick } else { Autotune::Off };

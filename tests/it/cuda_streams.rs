@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use swinq_cuda::ops::output::OutputType;
 use swinq_cuda::ops::patch::InputType;
 use swinq_cuda::{DeviceBuf, DeviceSlice, Stream};
-use swinq_int8_runtime::cuda::{CudaOptions, Gemm, StreamType};
+use swinq_int8_runtime::cuda::{CudaOptions, Gemm, ResidualType};
 use swinq_int8_runtime::{
     Backend, DeviceImages, DeviceOutput, Engine, ImageLayout, Images, OutputLayout, OutputMut, Pixels,
     RuntimeError,
@@ -19,7 +19,7 @@ use crate::cuda_backbones::{first, second};
 
 const SIZE: Size = Size::new(65, 97);
 
-fn engine(model: &QuantizedModel, residual: StreamType) -> Engine {
+fn engine(model: &QuantizedModel, residual: ResidualType) -> Engine {
     Engine::new(model, Backend::Cuda(options(residual, Gemm::Own))).unwrap()
 }
 
@@ -104,7 +104,7 @@ fn a_stream_of_the_caller_computes_what_a_run_from_the_host_does() {
     }
     for config in [first(), second(), small()] {
         let model = quantized(&float(config.clone()), "default");
-        let engine = engine(&model, StreamType::F32);
+        let engine = engine(&model, ResidualType::F32);
         let stream = Stream::new(engine.device().unwrap()).unwrap();
         // Batches that are padded, and that run in two parts; images of the own size and of another.
         for (size, count) in [(SIZE, 3), (SIZE, 7), (Size::square(56), 4), (Size::square(56), 1)] {
@@ -147,7 +147,7 @@ fn streams_run_at_the_same_time_more_of_them_than_have_memory() {
         return;
     }
     let model = quantized(&float(first()), "default");
-    let options = CudaOptions { max_streams: 2, ..options(StreamType::F16, Gemm::Own) };
+    let options = CudaOptions { max_streams: 2, ..options(ResidualType::F16, Gemm::Own) };
     let engine = Engine::new(&model, Backend::Cuda(options)).unwrap();
     let sizes = [SIZE, Size::square(56), Size::new(130, 61), Size::new(20, 24)];
     std::thread::scope(|scope| {
@@ -180,7 +180,7 @@ fn a_recorded_graph_computes_new_images_whatever_the_engine_does_meanwhile() {
         return;
     }
     let model = quantized(&float(first()), "default");
-    let options = CudaOptions { max_streams: 2, ..options(StreamType::F16, Gemm::Own) };
+    let options = CudaOptions { max_streams: 2, ..options(ResidualType::F16, Gemm::Own) };
     let engine = Engine::new(&model, Backend::Cuda(options)).unwrap();
     let stream = Stream::new(engine.device().unwrap()).unwrap();
     let written = Written::new(&engine, SIZE, 3, OutputType::F16, OutputLayout::ChannelsFirst);
@@ -231,7 +231,7 @@ fn a_value_that_is_not_finite_makes_every_output_nan_and_the_next_call_an_error(
         return;
     }
     let model = quantized(&float(first()), "default");
-    let engine = engine(&model, StreamType::F16);
+    let engine = engine(&model, ResidualType::F16);
     let stream = Stream::new(engine.device().unwrap()).unwrap();
     let written = Written::new(&engine, SIZE, 1, OutputType::F16, OutputLayout::ChannelsFirst);
     let values: Vec<f32> =
@@ -256,12 +256,12 @@ fn a_value_that_is_not_finite_makes_every_output_nan_and_the_next_call_an_error(
 }
 
 #[test]
-fn an_overflow_of_the_stream_or_of_an_output_is_told_with_its_launch_or_its_name() {
-    if !gpu("an_overflow_of_the_stream_or_of_an_output_is_told_with_its_launch_or_its_name") {
+fn an_overflow_of_the_residual_or_of_an_output_is_told_with_its_launch_or_its_name() {
+    if !gpu("an_overflow_of_the_residual_or_of_an_output_is_told_with_its_launch_or_its_name") {
         return;
     }
     let bias = "layers.1.blocks.0.mlp.fc2.bias";
-    for (residual, told) in [(StreamType::F16, "layers.1.blocks.0.mlp"), (StreamType::F32, "stage2")] {
+    for (residual, told) in [(ResidualType::F16, "layers.1.blocks.0.mlp"), (ResidualType::F32, "stage2")] {
         let mut model = quantized(&float(SwinConfig { depths: vec![2, 1, 1], ..first() }), "float");
         let mut huge = model.params[bias].to_float();
         huge.data.fill(1e5);
@@ -288,7 +288,7 @@ fn memory_that_does_not_hold_the_values_is_refused() {
         return;
     }
     let model = quantized(&float(first()), "default");
-    let engine = engine(&model, StreamType::F16);
+    let engine = engine(&model, ResidualType::F16);
     let device = engine.device().unwrap();
     let stream = Stream::new(device).unwrap();
     let buf = DeviceBuf::new(device, 1 << 20).unwrap();

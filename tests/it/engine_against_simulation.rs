@@ -17,8 +17,8 @@ use swinq_model::quantized::{ChannelCodes, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::{BlockId, Classifier, Granularity, Kind, Linear, Ptq, QuantizedModel, Recipe, Rule, Site};
 
-/// The trained Swin V2, with a factor of `q k^T` in the first head of each block that makes it use two codes.
-fn second_version() -> FloatModel {
+/// The trained Swin V2, with a factor of `q k^T` in the first head of each block that makes it use hi and lo codes.
+fn swin_v2() -> FloatModel {
     let mut model = Subject::open(&root().join("samples/swinv2_micro_cifar10"));
     let scales = model.tensors.iter_mut().filter(|(name, _)| name.ends_with(".attn.logit_scale"));
     scales.for_each(|(_, tensor)| tensor.data[0] = 3.0);
@@ -65,7 +65,7 @@ fn shipped_recipes_on_every_instruction_set() {
 
 #[test]
 fn shipped_recipes_of_swin_v2_on_every_instruction_set() {
-    check_shipped_recipes(&second_version());
+    check_shipped_recipes(&swin_v2());
 }
 
 fn check_shipped_recipes(float: &FloatModel) {
@@ -166,7 +166,7 @@ proptest! {
 
     #[test]
     fn random_recipes(draws in proptest::collection::vec(0u32..48, 159), second in any::<bool>()) {
-        let float = if second { second_version() } else { float_model() };
+        let float = if second { swin_v2() } else { float_model() };
         let sites = all_sites(&float.config);
         prop_assert_eq!(sites.len(), 6 * 21 + 3 * 3);
         let rules = sites.iter().zip(&draws).map(|(&site, &draw)| rule(site, draw)).collect();

@@ -12,6 +12,7 @@ use candle_core::{Device, Tensor};
 use swinq_calib::{CalibrateOptions, Calibrated, calibrate};
 use swinq_data::{Dataset, Loader, LoaderOptions, Split};
 use swinq_eval::{Collected, collect, fidelity};
+use swinq_float::ops::Compute;
 use swinq_float::{FakeQuant, FloatClassifier, Swin};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
@@ -85,8 +86,8 @@ impl Composed {
         };
         let tensors: BTreeMap<String, Tensor> = model.float_tensors().into_iter().map(tensor).collect();
         Composed {
-            swin: Swin::differentiable(&model.config, &tensors, &Device::Cpu).unwrap(),
-            sites: Mutex::new(FakeQuant::composed(model, &Device::Cpu).unwrap()),
+            swin: Swin::with_ops(&model.config, &tensors, &Device::Cpu, Compute::Candle.into()).unwrap(),
+            sites: Mutex::new(FakeQuant::with(model, &Device::Cpu, Compute::Candle).unwrap()),
             transform: model.transform.clone(),
         }
     }

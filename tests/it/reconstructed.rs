@@ -25,7 +25,7 @@ const LOSS_POINTS: f64 = 1.0;
 /// sample went from a small gain by reconstruction to a loss of 0.09 dB.
 const CHANCE_DB: f64 = 0.2;
 
-/// What a quantized model is compared by.
+/// The score of a quantized model.
 #[derive(Debug)]
 struct Measured {
     sqnr_db: f64,

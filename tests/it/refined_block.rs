@@ -19,8 +19,8 @@ use swinq_float::{Attention, FakeQuant, Float, FloatError, LinearWeights, Sites,
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, QuantizedModel, Source};
 use swinq_model::{
-    Batch, BatchSource, BlockId, BoxError, Draws, Half, HostTensor, Linear, Operand, Ptq, Recipe, Site, Size,
-    StateDict, SwinConfig, Transform,
+    Batch, BatchSource, BlockId, BoxError, Branch, Draws, HostTensor, Linear, Operand, Ptq, Recipe, Site,
+    Size, StateDict, SwinConfig, Transform,
 };
 
 /// Least gains in dB over `mode1`, and over `default` without refinement.
@@ -111,13 +111,13 @@ impl BatchSource for Noise {
 /// Keeps the outputs of the block's branches.
 struct Branches<S> {
     inner: S,
-    found: BTreeMap<Half, Vec<f32>>,
+    found: BTreeMap<Branch, Vec<f32>>,
 }
 
 impl<S: Sites> Sites for Branches<S> {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
-        if let Site::Add(BlockId { block: 1, .. }, half, Operand::Branch) = site {
-            self.found.entry(half).or_default().extend(x.flatten_all()?.to_vec1::<f32>()?);
+        if let Site::Add(BlockId { block: 1, .. }, branch, Operand::Branch) = site {
+            self.found.entry(branch).or_default().extend(x.flatten_all()?.to_vec1::<f32>()?);
         }
         self.inner.activation(site, x)
     }
@@ -126,8 +126,8 @@ impl<S: Sites> Sites for Branches<S> {
         self.inner.weight(site, w)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.inner.attend(site, logits, v)
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.inner.attend(attention, logits, v)
     }
 
     fn watches(&self, site: Site) -> bool {
@@ -143,7 +143,7 @@ impl<S: Sites> Sites for Branches<S> {
     }
 }
 
-fn branches(swin: &Swin, transform: &Transform, sites: impl Sites) -> BTreeMap<Half, Vec<f32>> {
+fn branches(swin: &Swin, transform: &Transform, sites: impl Sites) -> BTreeMap<Branch, Vec<f32>> {
     let mut sites = Branches { inner: sites, found: BTreeMap::new() };
     let mut images = Noise { first: 1000, count: 4 };
     for index in 0..images.count {
@@ -154,14 +154,14 @@ fn branches(swin: &Swin, transform: &Transform, sites: impl Sites) -> BTreeMap<H
 }
 
 /// SQNR in dB of both branches together against `exact`, and of each.
-fn sqnr(exact: &BTreeMap<Half, Vec<f32>>, model: &FloatModel, int8: &QuantizedModel) -> (f64, Vec<f64>) {
+fn sqnr(exact: &BTreeMap<Branch, Vec<f32>>, model: &FloatModel, int8: &QuantizedModel) -> (f64, Vec<f64>) {
     let swin = Swin::new(&int8.config, &int8.float_tensors(), &Device::Cpu).unwrap();
     let found = branches(&swin, &model.transform, FakeQuant::new(int8, &Device::Cpu).unwrap());
     let mut each = Vec::new();
     let mut total = 0.0;
-    for (half, exact) in exact {
+    for (branch, exact) in exact {
         let mut distortion = Distortion::default();
-        distortion.update(exact, &found[half]).unwrap();
+        distortion.update(exact, &found[branch]).unwrap();
         each.push(distortion.sqnr_db());
         total += 10f64.powf(-distortion.sqnr_db() / 10.0);
     }
@@ -196,8 +196,8 @@ impl<S: Sites> Sites for Results<S> {
         let x = self.inner.activation(site, x)?;
         match site {
             Site::Add(BlockId { block: 1, .. }, _, Operand::Branch) => self.branch = host(&x)?,
-            Site::Add(BlockId { block: 1, .. }, half, Operand::Shortcut) => {
-                let layer = if half == Half::Attn { "attn.proj" } else { "mlp.fc2" };
+            Site::Add(BlockId { block: 1, .. }, branch, Operand::Shortcut) => {
+                let layer = if branch == Branch::Attn { "attn.proj" } else { "mlp.fc2" };
                 let sums = host(&x)?.into_iter().zip(&self.branch).map(|(x, branch)| x + branch);
                 self.found.entry(layer.to_owned()).or_default().extend(sums);
             }
@@ -210,8 +210,8 @@ impl<S: Sites> Sites for Results<S> {
         self.inner.weight(site, w)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.inner.attend(site, logits, v)
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.inner.attend(attention, logits, v)
     }
 
     fn watches(&self, site: Site) -> bool {

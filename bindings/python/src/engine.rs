@@ -9,7 +9,7 @@ use half::slice::HalfBitsSliceExt;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use swinq::data::DataError;
-use swinq::int8_runtime::cuda::StreamType;
+use swinq::int8_runtime::cuda::ResidualType;
 use swinq::int8_runtime::{
     Backend, ImageLayout, Images as Input, OutputLayout, OutputMut, OutputValues, Pixels, RuntimeError,
 };
@@ -47,7 +47,7 @@ pub const OUT_LAYOUTS: [(&str, OutputLayout); 2] =
     [("NHWC", OutputLayout::Rows), ("NCHW", OutputLayout::ChannelsFirst)];
 
 /// An output: its name, and the array to write.
-type Named<'py> = (String, Bound<'py, PyAny>);
+type NamedArray<'py> = (String, Bound<'py, PyAny>);
 
 /// One class of a prediction: index, name, probability.
 type Class = (usize, Option<String>, f64);
@@ -83,7 +83,7 @@ pub fn options(py: Python<'_>, backend: &str, numbers: &Numbers, residual: &str)
     if max_streams > 0 {
         options.cuda.max_streams = max_streams;
     }
-    let residuals = [("f16", StreamType::F16), ("f32", StreamType::F32)];
+    let residuals = [("f16", ResidualType::F16), ("f32", ResidualType::F32)];
     options.cuda.residual = choice(py, "residual", residual, &residuals)?;
     Ok(options)
 }
@@ -113,7 +113,7 @@ impl Engine {
         py: Python<'_>,
         images: &Bound<'_, PyAny>,
         layout: &str,
-        outputs: Vec<Named<'_>>,
+        outputs: Vec<NamedArray<'_>>,
         out_layout: &str,
     ) -> PyResult<()> {
         let layout = choice(py, "layout", layout, &LAYOUTS)?;
@@ -217,7 +217,7 @@ impl Engine {
         py: Python<'_>,
         images: usize,
         input: Input<'_>,
-        (outputs, layout): (&mut [(String, Held)], OutputLayout),
+        (outputs, layout): (&mut [(String, OutputArray)], OutputLayout),
     ) -> PyResult<()> {
         let (each, values) = (self.images_between_signals(input.size), input.pixels.len() / images.max(1));
         let mut rest: Vec<OutputMut<'_>> = outputs
@@ -289,35 +289,35 @@ impl Given {
 }
 
 /// The memory of an output.
-enum Held {
+enum OutputArray {
     F32(Output<f32>),
     /// The bits of f16.
     F16(Output<u16>),
 }
 
-impl Held {
+impl OutputArray {
     /// The memory `object` of the output `name`, whose type is that of its elements.
     ///
     /// # Errors
     /// The errors of [`Output::of`].
-    fn of(object: &Bound<'_, PyAny>, name: &str, taken: &mut Vec<Range<usize>>) -> PyResult<Held> {
+    fn of(object: &Bound<'_, PyAny>, name: &str, taken: &mut Vec<Range<usize>>) -> PyResult<OutputArray> {
         match Array::<u16>::of(object, name) {
-            Ok(_) => Output::of(object, name, taken).map(Held::F16),
-            Err(_) => Output::of(object, name, taken).map(Held::F32),
+            Ok(_) => Output::of(object, name, taken).map(OutputArray::F16),
+            Err(_) => Output::of(object, name, taken).map(OutputArray::F32),
         }
     }
 
     fn shape(&self) -> &[usize] {
         match self {
-            Held::F32(output) => output.shape(),
-            Held::F16(output) => output.shape(),
+            OutputArray::F32(output) => output.shape(),
+            OutputArray::F16(output) => output.shape(),
         }
     }
 
     fn values(&mut self) -> OutputValues<'_> {
         match self {
-            Held::F32(output) => output.as_mut_slice().into(),
-            Held::F16(output) => output.as_mut_slice().reinterpret_cast_mut::<f16>().into(),
+            OutputArray::F32(output) => output.as_mut_slice().into(),
+            OutputArray::F16(output) => output.as_mut_slice().reinterpret_cast_mut::<f16>().into(),
         }
     }
 }
@@ -328,10 +328,14 @@ fn four(shape: &[usize]) -> PyResult<[usize; 4]> {
 }
 
 /// The arrays of outputs of `images` images, whose own memory lies at `taken`.
-fn held(outputs: &[Named<'_>], images: usize, taken: Range<usize>) -> PyResult<Vec<(String, Held)>> {
+fn held(
+    outputs: &[NamedArray<'_>],
+    images: usize,
+    taken: Range<usize>,
+) -> PyResult<Vec<(String, OutputArray)>> {
     let mut taken = vec![taken];
-    let array = |(name, array): &Named<'_>| {
-        let output = Held::of(array, name, &mut taken)?;
+    let array = |(name, array): &NamedArray<'_>| {
+        let output = OutputArray::of(array, name, &mut taken)?;
         if output.shape().first() != Some(&images) {
             let problem = format!("{name}: {:?} is not the shape of {images} images", output.shape());
             return Err(PyValueError::new_err(problem));

@@ -74,7 +74,7 @@ impl Reading {
 const WINDOWS: [(&str, WindowPolicy); 2] =
     [("hf", WindowPolicy::HuggingFace), ("mmpretrain", WindowPolicy::Mmpretrain)];
 
-/// What a network is read as, by names.
+/// The tasks as which a network is read, by names.
 const TASKS: [(&str, Task); 2] = [("classification", Task::Classification), ("features", Task::Features)];
 
 /// The families of preprocessing by their names.

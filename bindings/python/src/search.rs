@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use pyo3::prelude::*;
 use swinq::{
-    Evaluation, Found, PartKinds, PartsOf, ReadOptions, SensitivityOptions, SensitivityProgress, Sizing,
-    TuneOptions, TuneProgress, sensitivity_by_metric, tune_by_metric,
+    CacheContents, Evaluation, PartKinds, PartsOf, ReadOptions, SensitivityOptions, SensitivityProgress,
+    Sizing, TuneOptions, TuneProgress, sensitivity_by_metric, tune_by_metric,
 };
 
 use crate::engine::{Numbers, options};
@@ -18,17 +18,17 @@ use crate::model::Model;
 use crate::quantize::{recipe_of, step_of};
 use crate::work::{self, Asker, Step};
 
-/// What the work asks Python.
+/// The work's questions to Python.
 enum Question {
     /// Progress.
     Step(Step),
-    /// What the file of finished measurements held.
-    Cache(Found),
+    /// The contents of the file of finished measurements.
+    Cache(CacheContents),
     /// The metric of the program with this model, or with its own float model.
     Evaluate(Option<swinq::Model>),
 }
 
-type Work = Asker<Question, f64>;
+type SearchAsker = Asker<Question, f64>;
 
 /// The functions of the caller, and what their values depend on.
 #[derive(FromPyObject)]
@@ -53,7 +53,7 @@ impl Caller<'_> {
             Question::Step(step) => {
                 self.progress.as_ref().map(|progress| progress.call1(step)).transpose()?;
             }
-            Question::Cache(Found { kept, damaged, replaced }) => {
+            Question::Cache(CacheContents { kept, damaged, replaced }) => {
                 self.on_cache.call1((kept, damaged, replaced))?;
             }
             Question::Evaluate(model) => {
@@ -86,7 +86,7 @@ impl Caller<'_> {
 }
 
 /// The connection to Python, which evaluations and progress share.
-struct Shared<'a>(RefCell<&'a mut Work>);
+struct Shared<'a>(RefCell<&'a mut SearchAsker>);
 
 impl Shared<'_> {
     fn ask(&self, question: Question) -> ControlFlow<(), f64> {

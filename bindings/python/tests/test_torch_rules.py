@@ -1,4 +1,4 @@
-"""``swinq.torch``: what is refused, what calibrates, and the rules of the module that stands in the place of a Swin.
+"""The rules of the module that ``swinq.torch.quantize`` puts in the place of a Swin, also of one that ``torch.compile`` wrapped.
 
 The tests need torch, timm, torchvision and transformers. Without them they are skipped, unless ``REQUIRE_IMPL`` names ``torch``.
 """
@@ -8,309 +8,26 @@ import io
 import multiprocessing
 import os
 import pickle
-import tempfile
 import threading
 import unittest
 import warnings
-from pathlib import Path
 
 try:
-    import timm
+    import timm  # noqa: F401
     import torch
-    import torchvision
-    import transformers
+    import torchvision  # noqa: F401
+    import transformers  # noqa: F401
 except ImportError as missing:
     if "torch" in os.environ.get("REQUIRE_IMPL", ""):
         raise
     raise unittest.SkipTest(f"{missing}") from missing
 
 import torch_detector
-from torch_models import SWINS, images, of_timm, of_torchvision, randomise, redraw
+from torch_models import SWINS, images, of_timm, of_torchvision, randomise
 from torch_support import Case, Inside, leaves
 
 import swinq
 import swinq.torch
-
-
-class Wrapper(torch.nn.Module):
-    """A layer in another, as adapters have it."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x)
-
-
-def scripted(module):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.jit.script(module)
-
-
-class Refused(Case):
-    """Live code that the engine does not have is named, and nothing is replaced."""
-
-    def refused(self, module, reason, batch=None):
-        program = Inside(module)
-        with self.assertRaisesRegex(swinq.ArgumentError, f"no Swin of Inside can be replaced.*{reason}"):
-            swinq.torch.quantize(program, [images(1) if batch is None else batch])
-        self.assertIs(program.backbone, module)
-
-    def test_layers(self):
-        module = randomise(torch_detector.Swin())
-        module.layers[1].blocks[0].mlp.act = torch.nn.ReLU()
-        self.refused(module, r"`layers\.1\.blocks\.0\.mlp\.act` is ReLU")
-        module = of_timm(features_only=True, norm_layer=lambda dim, **_: torch.nn.LayerNorm(dim, eps=1e-6), out_indices=(0, 1))
-        self.refused(module, "eps=1e-06")
-        config = transformers.SwinConfig(embed_dim=48, depths=[1, 1], num_heads=[3, 6], hidden_act="relu")
-        self.refused(randomise(transformers.SwinBackbone(config)), "ReLU|relu")
-
-    def test_code(self):
-        module = randomise(torch_detector.Swin())
-        module.layers[0].blocks[1].shift = 0
-        self.refused(module, "stage1 differs by .* its code is not that of a Swin")
-
-        class Own(type(of_timm())):
-            def forward(self, x):
-                return 2 * super().forward(x)
-
-        module = of_timm()
-        module.__class__ = Own
-        self.refused(module, "Own, whose forward is not that of timm")
-        module = SWINS["transformers backbone"]()
-        layer = module.swin.encoder.layers[0]
-        layer.forward = layer.forward
-        self.refused(module, "`swin.encoder.layers.0` has a forward of its own")
-        module = of_timm()
-        module.layers[0].register_forward_hook(lambda *_: None)
-        self.refused(module, r"`layers\.0` has hooks")
-
-    def test_open_refuses_what_it_would_not_compute(self):
-        """Without a run, which would show it: hooks, methods and modules without parameters that a Swin does not have."""
-        architecture = {"img_size": 56, "embed_dim": 48, "depths": (1, 2), "num_heads": (2, 4), "num_classes": 5}
-        v1, v2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
-
-        def block(module):
-            return module.layers[1].blocks[0]
-
-        changes = [
-            (v1, "`norm` has hooks", lambda m: m.norm.register_forward_hook(lambda *_: None)),
-            (v1, "SwinTransformer has hooks", lambda m: m.register_forward_pre_hook(lambda *_: None)),
-            (v1, "has a forward_head of its own", lambda m: setattr(m, "forward_head", m.forward_head)),
-            (v1, "has a _attn of its own", lambda m: setattr(block(m), "_attn", block(m)._attn)),
-            (v1, r"mlp\.drop2` is a Tanh", lambda m: setattr(block(m).mlp, "drop2", torch.nn.Tanh())),
-            (v1, "drop_path1` is a Hardtanh", lambda m: setattr(block(m), "drop_path1", torch.nn.Hardtanh())),
-            (v1, "softmax` is a Sigmoid", lambda m: setattr(block(m).attn, "softmax", torch.nn.Sigmoid())),
-            (v1, r"head\.drop` is a Tanh", lambda m: setattr(m.head, "drop", torch.nn.Tanh())),
-            (v1, r"head\.fc\.1` is a Tanh", lambda m: setattr(m.head, "fc", torch.nn.Sequential(m.head.fc, torch.nn.Tanh()))),
-            (v1, r"head\.fc\.1` is a Softmax", lambda m: setattr(m.head, "fc", torch.nn.Sequential(m.head.fc, torch.nn.Softmax(-1)))),
-            (v1, r"head\.drop` is a LogSoftmax", lambda m: setattr(m.head, "drop", torch.nn.LogSoftmax(-1))),
-            (v1, r"mlp\.drop1` is a Softmax", lambda m: setattr(block(m).mlp, "drop1", torch.nn.Softmax(-1))),
-            (v1, r"norm2` is an Identity", lambda m: setattr(block(m), "norm2", torch.nn.Identity())),
-            (v1, "`norm` is a LayerNorm without bias", lambda m: setattr(m, "norm", torch.nn.LayerNorm(96, bias=False))),
-            (v1, r"blocks\.0\.mlp\.fc1` is a Wrapper", lambda m: setattr(block(m).mlp, "fc1", Wrapper(block(m).mlp.fc1))),
-            (v1, r"blocks\.0\.mlp` is traced or scripted", lambda m: setattr(block(m), "mlp", scripted(block(m).mlp.act))),
-            (v2, r"cpb_mlp\.1` is a GELU", lambda m: block(m).attn.cpb_mlp.__setitem__(1, torch.nn.GELU())),
-        ]
-        for name, reason, change in changes:
-            size = 56 if name == v1 else 64
-            module = timm.create_model(name, **architecture | {"img_size": size}).eval()
-            swinq.open(module)
-            change(module)
-            with self.subTest(reason), self.assertRaisesRegex(swinq.ArgumentError, reason):
-                swinq.open(module)
-
-    def test_open_compares_results(self):
-        """What no layer shows: attributes, buffers and the order of blocks."""
-
-        def timm_v1():
-            options = {"img_size": 112, "embed_dim": 32, "depths": (2, 2), "num_heads": (2, 4), "num_classes": 5}
-            return redraw(timm.create_model("swin_tiny_patch4_window7_224", **options))
-
-        def transformers_v1():
-            config = transformers.SwinConfig(image_size=112, embed_dim=32, depths=[2, 2], num_heads=[2, 4], num_labels=5)
-            return redraw(transformers.SwinForImageClassification(config))
-
-        def every(name, value):
-            def change(module):
-                parts = [part for part in module.modules() if getattr(part, name, None) is not None]
-                self.assertGreater(len(parts), 0)
-                for part in parts:
-                    setattr(part, name, value(getattr(part, name)))
-
-            return change
-
-        def reorder(module):
-            module.layers[0].blocks = torch.nn.Sequential(*reversed(module.layers[0].blocks))
-
-        def softmax(module):
-            for layer in module.layers:
-                for block in layer.blocks:
-                    block.attn.softmax = torch.nn.Softmax(0)
-
-        def stride(name):
-            return lambda module: setattr(module.get_submodule(name), "stride", (2, 2))
-
-        size = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
-        hf, projection = {"preprocessing": "hf"}, "swin.embeddings.patch_embeddings.projection"
-        for make, options, changes in [
-            (
-                timm_v1,
-                {},
-                [
-                    every("scale", lambda _: 0.1),
-                    every("shift_size", lambda _: (0, 0)),
-                    every("attn_mask", torch.zeros_like),
-                    every("relative_position_index", lambda index: index.flip(0)),
-                    stride("patch_embed.proj"),
-                    reorder,
-                    softmax,
-                ],
-            ),
-            (transformers_v1, hf, [every("scaling", lambda _: 0.05), stride(projection)]),
-            (lambda: redraw(of_torchvision()), {"preprocessing": size}, [every("shift_size", lambda _: [0, 0])]),
-        ]:
-            swinq.open(make(), **options)
-            for change in changes:
-                module = make()
-                change(module)
-                with self.subTest(change=change), self.assertRaisesRegex(swinq.ArgumentError, "is not what swinq computes|code fails"):
-                    swinq.open(module, **options)
-        # Overrides and other outputs do not hide it, and a module in training stays so; images may come with a mask.
-        module = timm_v1()
-        every("shift_size", lambda _: (0, 0))(module)
-        with self.assertRaisesRegex(swinq.ArgumentError, "is not what swinq computes"):
-            swinq.open(module, opts={"MODEL.NUM_CLASSES": 5})
-        module = SWINS["timm list"]().train()
-        self.assertEqual(swinq.open(module, outputs=["stage2"]).config["outputs"][0]["name"], "stage2")
-        self.assertTrue(module.training and module.layers_0.training)
-        swinq.open(randomise(torch_detector.MaskedSwin()))
-
-    def test_parameters_that_no_swin_has_are_named(self):
-        module = of_timm()
-        module.layers[0].blocks[1].mlp.fc2.bias.data[3] = float("nan")
-        with self.assertRaisesRegex(swinq.ModelError, r"`layers\.0\.blocks\.1\.mlp\.fc2\.bias` of the module SwinTransformer"):
-            swinq.open(module)
-
-    def test_a_wrapper_in_one_of_two_swins(self):
-        two = torch.nn.ModuleDict({"good": Inside(of_timm()), "bad": Inside(of_timm())})
-        mlp = two["bad"].backbone.layers[0].blocks[0].mlp
-        mlp.fc1 = Wrapper(mlp.fc1)
-        with self.assertWarnsRegex(UserWarning, r"bad\.backbone: SwinTransformer left as it is: .*mlp\.fc1` is a Wrapper"):
-            report = swinq.torch.quantize(two, lambda model: [part(images(1)) for part in model.values()], None)
-        self.assertEqual([each.names for each in report.replaced], [("good.backbone",)])
-
-    def test_what_no_gpu_runs(self):
-        """Heads that are not 32 wide are refused before the calibration."""
-        config = transformers.SwinConfig(embed_dim=48, depths=[1, 1], num_heads=[3, 6], window_size=7, image_size=56)
-        program = Inside(randomise(transformers.SwinBackbone(config)))
-        called = []
-        with self.assertRaisesRegex(swinq.EngineError, "heads of 16 channels.*32.*CPU"):
-            swinq.torch.quantize(program, called.append, backend="cuda")
-        self.assertEqual(called, [])
-        self.assertIsInstance(program.backbone, transformers.SwinBackbone)
-
-    def test_what_the_engine_does_not_have(self):
-        self.refused(timm.create_model("swin_s3_tiny_224").eval(), "window")
-        getter = torchvision.models._utils.IntermediateLayerGetter(of_torchvision().features, {"2": "merged"}).eval()
-        self.refused(getter, "merging of patches")
-
-    def test_a_swin_that_is_not_called(self):
-        class Other(Inside):
-            def forward(self, x):
-                return self.backbone.forward_features(x)
-
-        program = Other(of_timm())
-        with self.assertRaisesRegex(swinq.ArgumentError, "the calibration did not call it"):
-            swinq.torch.quantize(program, [images(1)])
-        with self.assertRaisesRegex(swinq.ArgumentError, "no Swin of Linear can be replaced. It contains no Swin of timm"):
-            swinq.torch.quantize(torch.nn.Linear(2, 2), [torch.zeros(1, 2)])
-
-    def test_arguments(self):
-        program = Inside(of_timm())
-        for options, problem in [
-            ({"calibrate": 3}, "calibrate: a int is neither"),
-            ({"calibrate": images(1)}, "calibrate: a Tensor is neither"),
-            ({"calibrate": "photos"}, "calibrate: a str is neither .* iterable of batches, normalised"),
-            ({"calibrate": Path("photos")}, "calibrate: a PosixPath is neither"),
-            ({"calibrate": {"x": images(1)}}, "calibrate: a dict is neither"),
-            ({"calibrate": ["photo.jpg"]}, "calibrate: gives a str; it must be an iterable of batches, normalised"),
-            ({"calibrate": [images(1)], "sample": 3}, "sample: is no argument of swinq.torch.quantize.*did you mean samples"),
-            ({"calibrate": [images(1)], "samples": 0}, "samples: is 0"),
-            ({"calibrate": [images(1)], "backend": "tpu"}, "backend: `tpu`"),
-        ]:
-            with self.assertRaisesRegex(swinq.ArgumentError, problem):
-                swinq.torch.quantize(program, **options)
-        with self.assertRaises(swinq.NotFoundError):
-            swinq.torch.quantize(program, [images(1)], "none.yaml")
-        with self.assertRaisesRegex(swinq.ArgumentError, "no torch.nn.Module"):
-            swinq.torch.quantize("model", [images(1)])
-        self.assertIsInstance(program.backbone, type(of_timm()))
-
-
-class Calibration(Case):
-    def test_every_kind_of_calibration_gives_the_same_model(self):
-        module = SWINS["transformers backbone"]()
-        batches = [images(2), images(1, seed=1)]
-
-        def loop(model):
-            for batch in batches:
-                model(batch)
-
-        expected = None
-        for calibrate in [
-            loop,
-            batches,
-            [(batch, "labels") for batch in batches],
-            [[batch] for batch in batches],
-            [{"x": batch} for batch in batches],
-        ]:
-            program = Inside(module)
-            swinq.torch.quantize(program, calibrate)
-            sites = program.backbone.model.sites
-            self.assertEqual(sites, expected or sites)
-            expected = sites
-            swinq.torch.restore(program)
-
-    def test_samples_bound_the_images_and_end_an_iterable(self):
-        def endless():
-            seed = 0
-            while True:
-                yield images(3, seed=seed)
-                seed += 1
-
-        program = Inside(of_timm())
-        report = swinq.torch.quantize(program, endless(), samples=4)
-        self.assertEqual(report.replaced[0].images, 4)
-
-    def test_the_model_of_the_images_is_that_of_swinq_quantize(self):
-        module, batches = SWINS["transformers backbone"](), [images(2), images(1, 160, 200)]
-        program = Inside(module)
-        swinq.torch.quantize(program, batches)
-        model = swinq.open(module)
-        self.assertEqual(repr(model).count("stage1, stage2"), 1)
-        self.assertEqual(swinq.quantize(model, batches).sites, program.backbone.model.sites)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "swin.safetensors"
-            program.backbone.model.save(path)
-            opened = swinq.open(path)
-            found = opened.engine(backend="cpu").run(batches[0])
-        self.assertTrue(torch.equal(found["stage2"], program(batches[0]).feature_maps[1]))
-        with self.assertRaisesRegex(swinq.ArgumentError, "holds"):
-            swinq.quantize(model, [images(1) / 0])
-
-    def test_modes_are_kept(self):
-        program = Inside(of_timm())
-        program.train()
-        program.conv.eval()
-        with self.assertRaisesRegex(swinq.EngineError, "call eval"):
-            swinq.torch.quantize(program, [images(1)])
-            program(images(1))
-        self.assertEqual((program.training, program.conv.training, program.backbone.training), (True, False, True))
-        program.eval()
-        program(images(1))
 
 
 class Rules(Case):

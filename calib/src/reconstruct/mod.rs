@@ -4,8 +4,8 @@
 //! Two networks run side by side on the calibration's images: the float one, and the quantized one in simulation. They run
 //! by segments, and only what they hand from one segment to the next is kept. `docs/calibration.md` defines the procedure.
 
-mod capture;
 mod networks;
+mod recorder;
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +49,7 @@ pub(crate) fn in_order(batches: &[Batch], size: usize) -> Vec<Batch> {
     of_one_size.flat_map(|images| images.chunks(size)).map(batch).collect()
 }
 
-/// What reconstruction works on.
+/// The model, the recipe and the images of a reconstruction.
 pub(crate) struct Reconstruction<'a> {
     /// The model in float: the same function as the original, with the parameters that the codes are made of.
     pub float: &'a FloatModel,
@@ -168,7 +168,7 @@ impl Reconstruction<'_> {
     }
 }
 
-/// What a layer with `bias` adds beyond its float bias.
+/// The difference between `bias` and the layer's float bias.
 fn added(bias: Option<&[f32]>, float: Option<&[f32]>, weight: &Int8Weight) -> Vec<f32> {
     match (bias, float) {
         (Some(bias), Some(float)) => bias.iter().zip(float).map(|(bias, float)| bias - float).collect(),

@@ -1,17 +1,16 @@
-//! Two networks on the same images, run by segments, and what they give the reconstruction of one layer.
+//! Two networks on the same images, run by segments, and the inputs and targets of one layer's reconstruction.
 
 use std::ops::Range;
 
 use candle_core::{Device, Tensor};
 use swinq_float::{FakeQuant, Float, Segment, Swin};
 use swinq_model::quantized::FloatModel;
-use swinq_model::site::Half;
 use swinq_model::{Batch, Linear, QuantizedModel, Size, SwinConfig};
 
-use super::capture::Capture;
+use super::recorder::LayerRecorder;
 use crate::error::CalibError;
 
-/// The float network and the quantized one in simulation, and what they hand to one segment.
+/// The float network and the quantized one in simulation, and their inputs of one segment.
 pub struct Networks<'a> {
     float: Swin,
     quantized: Swin,
@@ -24,25 +23,25 @@ pub struct Networks<'a> {
 struct Chunk {
     images: usize,
     size: Size,
-    streams: Streams,
+    residuals: Residuals,
 }
 
 /// A tensor of both networks, in host memory.
-struct Streams {
+struct Residuals {
     float: Tensor,
     quantized: Tensor,
 }
 
-/// What one image gives the reconstruction of a layer with `k` inputs and `n` outputs.
+/// The inputs and the targets of one image, for the reconstruction of a layer with `k` inputs and `n` outputs.
 pub struct ImageRows<'a> {
-    /// What the product of the quantized network gets, `[rows, k]`.
+    /// The inputs of the product in the quantized network, `[rows, k]`.
     pub x: &'a [f32],
-    /// What the product should return, `[rows, n]`.
+    /// The target of the product, `[rows, n]`.
     pub t: &'a [f32],
 }
 
 impl<'a> Networks<'a> {
-    /// The networks before the first segment, for the images of `batches`, each of which is one forward.
+    /// The networks before the first segment, for the images of `batches`; each batch is one forward.
     pub fn new(
         float: &FloatModel,
         model: &QuantizedModel,
@@ -52,8 +51,8 @@ impl<'a> Networks<'a> {
         let swin = Swin::new(&float.config, &float.tensors, device)?;
         let chunk = |batch: &Batch| {
             let images = swin.images(batch, &float.transform)?.to_device(&Device::Cpu)?;
-            let streams = Streams { float: images.clone(), quantized: images };
-            Ok(Chunk { images: batch.len(), size: batch.size, streams })
+            let residuals = Residuals { float: images.clone(), quantized: images };
+            Ok(Chunk { images: batch.len(), size: batch.size, residuals })
         };
         let chunks = batches.iter().map(chunk).collect::<Result<_, CalibError>>()?;
         Ok(Networks {
@@ -65,7 +64,7 @@ impl<'a> Networks<'a> {
         })
     }
 
-    /// Runs `segment` on every image, and hands `visit` what each image gives the reconstruction of `layer`, a layer of
+    /// Runs `segment` on every image, and calls `visit` with the input and the target of `layer` for each image; it is a layer of
     /// the segment.
     ///
     /// The target is the product of the float network. If the layer's output is added to a shortcut, the difference of
@@ -78,14 +77,15 @@ impl<'a> Networks<'a> {
         visit: &mut dyn FnMut(ImageRows) -> Result<(), CalibError>,
     ) -> Result<(), CalibError> {
         for chunk in &self.chunks {
-            let places = stream_places(self.float.config(), chunk.size, layer)?;
-            let input = |stream: &Tensor| stream.to_device(self.device);
+            let places = residual_places(self.float.config(), chunk.size, layer)?;
+            let input = |residual: &Tensor| residual.to_device(self.device);
             let mut sites = Float;
-            let mut float = Capture::new(&mut sites, layer, |layer, x| layer.before_bias(x, &layer.weight));
-            self.float.run(segment, chunk.size, input(&chunk.streams.float)?, &mut float)?;
+            let mut float =
+                LayerRecorder::new(&mut sites, layer, |layer, x| layer.before_bias(x, &layer.weight));
+            self.float.run(segment, chunk.size, input(&chunk.residuals.float)?, &mut float)?;
             let (mut t, shortcut) = float.into_values()?;
-            let mut quantized = Capture::new(&mut self.sites, layer, |_, x| Ok(x.clone()));
-            self.quantized.run(segment, chunk.size, input(&chunk.streams.quantized)?, &mut quantized)?;
+            let mut quantized = LayerRecorder::new(&mut self.sites, layer, |_, x| Ok(x.clone()));
+            self.quantized.run(segment, chunk.size, input(&chunk.residuals.quantized)?, &mut quantized)?;
             let (mut x, quantized_shortcut) = quantized.into_values()?;
             if let (Some(places), Some(float), Some(quantized)) = (&places, shortcut, quantized_shortcut) {
                 let error: Vec<f32> = float.iter().zip(&quantized).map(|(f, q)| f - q).collect();
@@ -105,7 +105,7 @@ impl<'a> Networks<'a> {
     /// Runs `segment`: its outputs become the inputs of the next one.
     pub fn advance(&mut self, segment: Segment) -> Result<(), CalibError> {
         for chunk in &mut self.chunks {
-            let (size, Streams { float, quantized }) = (chunk.size, &mut chunk.streams);
+            let (size, Residuals { float, quantized }) = (chunk.size, &mut chunk.residuals);
             let output = self.float.run(segment, size, float.to_device(self.device)?, &mut Float)?;
             *float = output.to_device(&Device::Cpu)?;
             let output =
@@ -132,7 +132,7 @@ impl<'a> Networks<'a> {
 
 /// For a layer whose output is added to a shortcut: the row of the residual stream that each row of its output is added
 /// to, in one image of `size`; `None` for padding.
-fn stream_places(
+fn residual_places(
     config: &SwinConfig,
     size: Size,
     layer: Linear,
@@ -143,15 +143,6 @@ fn stream_places(
         Linear::Fc2(block) => Some((0..grid(block.stage)?.tokens()).map(Some).collect()),
         _ => None,
     })
-}
-
-/// The half whose addition takes the output of `layer`.
-pub fn half_after(layer: Linear) -> Option<Half> {
-    match layer {
-        Linear::Proj(_) => Some(Half::Attn),
-        Linear::Fc2(_) => Some(Half::Mlp),
-        _ => None,
-    }
 }
 
 /// The values of one image among those of `images`.

@@ -15,12 +15,12 @@ use crate::error::CalibError;
 pub struct AttentionPath<'a> {
     windows: &'a Windows,
     squares: Vec<f64>,
-    fit: Part<'a>,
-    held: Part<'a>,
+    fit: WindowSet<'a>,
+    held: WindowSet<'a>,
 }
 
 /// The windows to fit to, or those held out.
-struct Part<'a> {
+struct WindowSet<'a> {
     /// Queries, keys and values, `[windows * tokens, channels]`.
     rows: [&'a [f32]; 3],
     /// The same as tensors, in the layout of [`split`].
@@ -45,8 +45,8 @@ impl<'a> AttentionPath<'a> {
         let (fit, held) = windows.addend.split_at(windows.addend.len() - held * per_window);
         let [q, k, v] = &windows.qkv;
         let parts = || {
-            let fit = Part::new(windows, [&q.fit, &k.fit, &v.fit], fit)?;
-            Ok((fit, Part::new(windows, [&q.held, &k.held, &v.held], held)?))
+            let fit = WindowSet::new(windows, [&q.fit, &k.fit, &v.fit], fit)?;
+            Ok((fit, WindowSet::new(windows, [&q.held, &k.held, &v.held], held)?))
         };
         let (fit, held) = parts().map_err(float_error)?;
         Ok(AttentionPath { windows, squares: column_squares(&proj.data, width), fit, held })
@@ -81,7 +81,7 @@ impl<'a> AttentionPath<'a> {
         self.error(&self.held, ranges)
     }
 
-    fn error(&self, part: &Part<'_>, ranges: [Option<f32>; 3]) -> std::result::Result<f64, CalibError> {
+    fn error(&self, part: &WindowSet<'_>, ranges: [Option<f32>; 3]) -> std::result::Result<f64, CalibError> {
         let width = self.squares.len();
         let rounded = |site: usize| match ranges[site] {
             Some(amax) => split(self.windows, Codes::Tensor(amax).round(part.rows[site], width)),
@@ -104,14 +104,14 @@ impl<'a> AttentionPath<'a> {
     }
 }
 
-impl<'a> Part<'a> {
+impl<'a> WindowSet<'a> {
     /// The attention of the queries, keys and values `rows`, with `addend` added to the logits.
-    fn new(windows: &Windows, rows: [&'a [f32]; 3], addend: &'a [f32]) -> Result<Part<'a>> {
+    fn new(windows: &Windows, rows: [&'a [f32]; 3], addend: &'a [f32]) -> Result<WindowSet<'a>> {
         let [q, k, v] = rows;
         let qkv = [split(windows, q.to_vec())?, split(windows, k.to_vec())?, split(windows, v.to_vec())?];
         let probs = probabilities(windows, &qkv[0], &qkv[1], addend)?;
         let output = mix(&probs, &qkv[2])?;
-        Ok(Part { rows, qkv, addend, probs, output })
+        Ok(WindowSet { rows, qkv, addend, probs, output })
     }
 }
 

@@ -4,6 +4,7 @@
 //! point uses it, and a scale for each channel gives small channels finer steps. The weight takes the factors of
 //! the scales, so a strength balances the error of the input against that of the weight.
 
+use swinq_model::quantized::amax_of;
 use swinq_model::{HostTensor, SiteSpec};
 
 use super::layer::{
@@ -55,5 +56,5 @@ pub fn candidate(rows: &Rows, columns: &[f32], strength: f64) -> Codes {
     };
     let step =
         widths.iter().zip(&factors).fold(0.0f32, |step, (width, factor)| step.max(width / factor / 255.0));
-    Codes::Channels { amax: step * 127.0, factors, low }
+    Codes::Channels { amax: amax_of(step), factors, low }
 }

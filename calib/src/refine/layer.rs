@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 use swinq_model::quantized::scale_of;
-use swinq_model::{HostTensor, SiteSpec};
+use swinq_model::{HostTensor, Int8, SiteSpec};
 
 use crate::channels::fold_factors;
 use crate::error::CalibError;
@@ -31,10 +31,10 @@ impl Codes {
     /// The values that the codes of `x` `[rows, width]` represent, divided by the channel's factor.
     pub fn round(&self, x: &[f32], width: usize) -> Vec<f32> {
         let mut rounded = x.to_vec();
-        let steps = Steps::new(self, width);
+        let scales = ChannelScales::new(self, width);
         rounded.par_chunks_mut(width).for_each(|row| {
-            let each = row.iter_mut().zip(&steps.recips).zip(&steps.zero_points);
-            each.for_each(|((x, recip), zero)| *x = steps.units(*x, *recip, *zero) * steps.step);
+            let each = row.iter_mut().zip(&scales.recips).zip(&scales.zero_points);
+            each.for_each(|((x, recip), zero)| *x = scales.units(*x, *recip, *zero) * scales.scale);
         });
         rounded
     }
@@ -43,9 +43,9 @@ impl Codes {
     /// [`Codes::Channels`].
     pub fn zero_points(&self) -> Vec<i8> {
         let Codes::Channels { amax, factors, low } = self else { return Vec::new() };
-        let step = scale_of(*amax);
+        let scale = scale_of(*amax);
         let zero = |(low, factor): (&f32, &f32)| {
-            (-128.0 - low * (step * factor).recip()).round_ties_even().clamp(-128.0, 127.0) as i8
+            Int8::clamp((Int8::MIN - low * (scale * factor).recip()).round_ties_even()) as i8
         };
         low.iter().zip(factors).map(zero).collect()
     }
@@ -66,7 +66,7 @@ impl Codes {
     /// The weight `[n, width]` whose codes multiply these codes: with the channel's factor in each column.
     pub fn stored<'w>(&self, weight: &'w HostTensor) -> Cow<'w, HostTensor> {
         match self {
-            Codes::Channels { factors, .. } => Cow::Owned(fold_factors(weight, factors)),
+            Codes::Channels { factors, .. } => fold_factors(weight, factors),
             Codes::Tensor(_) => Cow::Borrowed(weight),
         }
     }
@@ -89,32 +89,32 @@ impl Codes {
     }
 }
 
-/// The steps of each channel.
-struct Steps {
+/// The scale of each channel.
+struct ChannelScales {
     /// The common scale.
-    step: f32,
+    scale: f32,
     recips: Vec<f32>,
     zero_points: Vec<f32>,
 }
 
-impl Steps {
-    fn new(codes: &Codes, width: usize) -> Steps {
-        let step = scale_of(codes.amax());
+impl ChannelScales {
+    fn new(codes: &Codes, width: usize) -> ChannelScales {
+        let scale = scale_of(codes.amax());
         let (recips, zero_points) = match codes {
-            Codes::Tensor(_) => (vec![step.recip(); width], vec![0.0; width]),
+            Codes::Tensor(_) => (vec![scale.recip(); width], vec![0.0; width]),
             Codes::Channels { factors, .. } => (
-                factors.iter().map(|factor| (step * factor).recip()).collect(),
+                factors.iter().map(|factor| (scale * factor).recip()).collect(),
                 codes.zero_points().into_iter().map(f32::from).collect(),
             ),
         };
-        Steps { step, recips, zero_points }
+        ChannelScales { scale, recips, zero_points }
     }
 
     /// The code of `x` minus the zero point. The addition of the zero point is rounded, unlike the engine's, which
     /// matters for ties only.
     #[inline(always)]
     fn units(&self, x: f32, recip: f32, zero: f32) -> f32 {
-        round((x * recip + zero).clamp(-128.0, 127.0)) - zero
+        round(Int8::clamp(x * recip + zero)) - zero
     }
 }
 
@@ -182,13 +182,13 @@ pub fn diagonal_range(codes: &Codes, max: f32, x: &[f32], weight: &[f64]) -> (f3
     let exact = codes.divided(x, width);
     let weight: Vec<f32> = weight.iter().map(|weight| *weight as f32).collect();
     let error = |amax: f32| {
-        let steps = Steps::new(&codes.with_amax(amax), width);
+        let scales = ChannelScales::new(&codes.with_amax(amax), width);
         let row = |(x, exact): (&[f32], &[f32])| {
             let error = |[x, exact, weight, recip, zero]: [f32; 5]| {
-                let error = steps.units(x, recip, zero) * steps.step - exact;
+                let error = scales.units(x, recip, zero) * scales.scale - exact;
                 error * error * weight
             };
-            f64::from(sum([x, exact, &weight, &steps.recips, &steps.zero_points], error))
+            f64::from(sum([x, exact, &weight, &scales.recips, &scales.zero_points], error))
         };
         let errors = x.par_chunks(width).zip(exact.par_chunks(width)).map(row);
         errors.collect::<Vec<f64>>().into_iter().sum::<f64>() / (x.len() / width).max(1) as f64

@@ -6,88 +6,33 @@
 //! each other. `docs/calibration.md` defines the transforms exactly.
 
 mod attention;
+mod groups;
 mod hidden;
 mod layer;
 mod norm;
 mod sample;
 mod stored;
+mod trial;
 mod values;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
-use rayon::prelude::*;
 use swinq_model::quantized::{ChannelCodes, FloatModel, Int8Weight};
 use swinq_model::site::BlockId;
-use swinq_model::{Granularity, HostTensor, Linear, Ptq, Site, SiteSpec, SwinConfig};
+use swinq_model::{Granularity, HostTensor, Linear, Ptq, Site, SiteSpec};
 
 use crate::channels::fold_factors;
 use crate::error::CalibError;
+use crate::refined::{RefinedParameters, norm_before};
 use crate::weight::quantize_weight;
 use attention::AttentionPath;
 use layer::{Codes, Target, column_squares, diagonal_range};
 use norm::moved_to_bias;
 use sample::{ChannelMap, Rows};
 pub(crate) use sample::{Sampler, Samples};
+pub use trial::{Refinement, Trial};
 use values::{Ranges, ValuePath};
-
-/// A transform of one layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Refinement {
-    /// Outlier channels move from the norm before the layer into its weight.
-    MigrateNorm,
-    /// Outlier channels move from the values of attention into the projection.
-    MigrateValues,
-    /// Hidden channels have their own scales and zero points.
-    HiddenChannels,
-    /// The ranges of queries, keys and values are chosen by the error of attention.
-    AttentionRanges,
-    /// The range of the input is chosen by the error of the output.
-    Range,
-    /// The mean error of the output is subtracted from the bias.
-    BiasCorrection,
-    /// The codes and the bias are chosen by the error of the output in the network that is quantized so far.
-    Rounding,
-}
-
-impl std::fmt::Display for Refinement {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(match self {
-            Refinement::MigrateNorm => "migration from the norm",
-            Refinement::MigrateValues => "migration from the values",
-            Refinement::HiddenChannels => "codes per hidden channel",
-            Refinement::AttentionRanges => "range search in attention",
-            Refinement::Range => "range search",
-            Refinement::BiasCorrection => "bias correction",
-            Refinement::Rounding => "rounding by output error",
-        })
-    }
-}
-
-/// A transform that was tried at a layer.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Trial {
-    /// The layer.
-    pub layer: Linear,
-    /// The transform.
-    pub transform: Refinement,
-    /// Mean squared error of the layer's output without the transform, on held-out rows.
-    pub before: f64,
-    /// The error with it.
-    pub after: f64,
-}
-
-impl Trial {
-    /// Whether the transform was kept: it lowers the error.
-    pub fn kept(&self) -> bool {
-        self.after < self.before
-    }
-
-    /// By how many dB the transform lowers the error.
-    pub fn gain_db(&self) -> f64 {
-        10.0 * (self.before / self.after).log10()
-    }
-}
 
 /// The layers of blocks and of patch merging that run in INT8 and whose `ptq` is not `basic`.
 pub(crate) fn refined_layers(specs: &BTreeMap<Site, SiteSpec>) -> Vec<Linear> {
@@ -103,38 +48,7 @@ pub(crate) fn refined_layers(specs: &BTreeMap<Site, SiteSpec>) -> Vec<Linear> {
     layers.filter(wanted).collect()
 }
 
-/// What refinement found, apart from the model that it was found for.
-#[derive(Clone, Debug, Default)]
-pub struct RefinedParameters {
-    /// The rewritten float parameters, by name. Together they leave the function of the float model as it is.
-    pub tensors: BTreeMap<String, HostTensor>,
-    /// The range of every site that has one. At the input of `mlp.fc2` of a block in `channels` it is the common range.
-    pub ranges: BTreeMap<Site, f32>,
-    /// The blocks whose hidden channels have their own scales and zero points.
-    pub channels: BTreeMap<BlockId, ChannelCodes>,
-    /// The corrected biases of layers that run in INT8.
-    pub biases: BTreeMap<Linear, Vec<f32>>,
-}
-
-impl RefinedParameters {
-    /// Nothing is refined yet: a model with calibrated `ranges`.
-    pub(crate) fn new(ranges: BTreeMap<Site, f32>) -> RefinedParameters {
-        RefinedParameters { ranges, ..RefinedParameters::default() }
-    }
-
-    /// The parameter `name` of the refined `float`: rewritten, or as it is.
-    pub fn tensor<'a>(&'a self, float: &'a FloatModel, name: &str) -> Option<&'a HostTensor> {
-        self.tensors.get(name).or_else(|| float.tensors.get(name))
-    }
-
-    /// A copy of `float` with the rewritten parameters: the same function.
-    pub fn applied_to(&self, float: &FloatModel) -> FloatModel {
-        let tensor = |(name, own)| (String::clone(name), self.tensors.get(name).unwrap_or(own).clone());
-        float.with_tensors(float.tensors.iter().map(tensor).collect())
-    }
-}
-
-/// What a refinement works on.
+/// The model, the samples and the ranges of a refinement.
 pub(crate) struct Refiner<'a> {
     /// The setting of every site.
     pub specs: &'a BTreeMap<Site, SiteSpec>,
@@ -144,7 +58,7 @@ pub(crate) struct Refiner<'a> {
     pub samples: Samples,
     /// The float model, which stays as it is.
     pub float: &'a FloatModel,
-    /// What was found so far, from the calibrated ranges on.
+    /// The results so far; at first the calibrated ranges.
     pub refined: RefinedParameters,
     /// Every transform that was tried.
     pub trials: Vec<Trial>,
@@ -158,93 +72,6 @@ struct Fitted {
 }
 
 impl Refiner<'_> {
-    /// Refines `layers`, and calls `done` with the number of layers refined so far. Returns what it found, and every
-    /// transform that was tried.
-    ///
-    /// Layers do not affect each other, but for those of one attention, so that every thread refines others.
-    pub fn run(
-        mut self,
-        mut layers: Vec<Linear>,
-        done: &mut dyn FnMut(usize) -> Result<(), CalibError>,
-    ) -> Result<(RefinedParameters, Vec<Trial>), CalibError> {
-        // Migration of values rewrites `attn.qkv` while it refines `attn.proj`.
-        layers.sort_by_key(|layer| matches!(layer, Linear::Qkv(_)));
-        let (basic, mut finished) = (self.refined.ranges.clone(), 0);
-        for together in self.groups(&layers).chunks(rayon::current_num_threads()) {
-            let parts: Vec<(Refiner, &Vec<Linear>)> =
-                together.iter().map(|group| (self.part(group, &basic), group)).collect();
-            let parts: Vec<Result<Refiner, CalibError>> =
-                parts.into_par_iter().map(|(part, group)| part.refined(group)).collect();
-            for (part, group) in parts.into_iter().zip(together) {
-                self.take(part?, &basic);
-                for _ in group {
-                    finished += 1;
-                    done(finished)?;
-                }
-            }
-        }
-        self.trials.sort_by_key(|trial| layers.iter().position(|layer| *layer == trial.layer));
-        Ok((self.refined, self.trials))
-    }
-
-    /// `layers` in groups that do not affect each other, those with the most weights first.
-    fn groups(&self, layers: &[Linear]) -> Vec<Vec<Linear>> {
-        let attention = |layer: &Linear| match layer {
-            Linear::Qkv(block) | Linear::Proj(block) => Some(*block),
-            _ => None,
-        };
-        let mut groups: Vec<Vec<Linear>> = Vec::new();
-        for layer in layers {
-            let of_group = |group: &&mut Vec<Linear>| {
-                attention(layer).is_some() && attention(&group[0]) == attention(layer)
-            };
-            match groups.iter_mut().find(of_group) {
-                Some(group) => group.push(*layer),
-                None => groups.push(vec![*layer]),
-            }
-        }
-        let weights =
-            |group: &Vec<Linear>| -> usize { group.iter().map(|layer| self.weight(*layer).data.len()).sum() };
-        groups.sort_by_key(|group| std::cmp::Reverse(weights(group)));
-        groups
-    }
-
-    /// The refinement of the layers of one group, which gets their samples, from the ranges `basic` on.
-    fn part(&mut self, group: &[Linear], basic: &BTreeMap<Site, f32>) -> Self {
-        let Samples { inputs, attentions } = &mut self.samples;
-        let blocks = group.iter().filter_map(|layer| match layer {
-            Linear::Proj(block) => Some(*block),
-            _ => None,
-        });
-        let samples = Samples {
-            inputs: group.iter().filter_map(|layer| inputs.remove_entry(layer)).collect(),
-            attentions: blocks.filter_map(|block| attentions.remove_entry(&block)).collect(),
-        };
-        let refined = RefinedParameters::new(basic.clone());
-        Refiner { samples, refined, trials: Vec::new(), ..*self }
-    }
-
-    /// Refines `group`, in this order.
-    fn refined(mut self, group: &[Linear]) -> Result<Self, CalibError> {
-        for &layer in group {
-            if !self.samples.inputs[&layer].held.is_empty() {
-                self.layer(layer)?;
-            }
-        }
-        Ok(self)
-    }
-
-    /// Takes over the results of a part, which started from the ranges `basic`.
-    fn take(&mut self, part: Refiner, basic: &BTreeMap<Site, f32>) {
-        let RefinedParameters { tensors, ranges, channels, biases } = part.refined;
-        let own = &mut self.refined;
-        own.ranges.extend(ranges.into_iter().filter(|(site, range)| basic.get(site) != Some(range)));
-        own.tensors.extend(tensors);
-        own.channels.extend(channels);
-        own.biases.extend(biases);
-        self.trials.extend(part.trials);
-    }
-
     fn layer(&mut self, layer: Linear) -> Result<(), CalibError> {
         if let Linear::Proj(block) = layer {
             self.migrate_values(block)?;
@@ -341,6 +168,7 @@ impl Refiner<'_> {
     fn move_into(&mut self, layer: Linear, map: &ChannelMap) {
         let weight = self.weight(layer);
         let (moved, weight) = (moved_to_bias(weight, &map.shift), fold_factors(weight, &map.factor));
+        let weight = weight.into_owned();
         self.refined.tensors.insert(layer.weight_name(), weight);
         if let Some(bias) = self.tensor_mut(layer.bias_name()) {
             bias.data.iter_mut().zip(moved).for_each(|(b, moved)| *b = (f64::from(*b) + moved) as f32);
@@ -456,18 +284,6 @@ impl Refiner<'_> {
             fitted.error = error;
         }
         Ok(())
-    }
-}
-
-/// The module path of the norm whose output only `layer` reads. In a Swin V2 no layer of a block has one, because norms
-/// follow the branches.
-pub fn norm_before(config: &SwinConfig, layer: Linear) -> Option<String> {
-    match layer {
-        _ if config.post_norm() => None,
-        Linear::Qkv(block) => Some(format!("{block}.norm1")),
-        Linear::Fc1(block) => Some(format!("{block}.norm2")),
-        Linear::Reduction(stage) => Some(format!("layers.{stage}.downsample.norm")),
-        _ => None,
     }
 }
 

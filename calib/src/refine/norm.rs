@@ -81,7 +81,7 @@ pub fn best_map(
     Ok(best.expect("there is a strength").1)
 }
 
-/// What `weight` `[n, width]` gives for the input `shift`: what a layer's bias takes over.
+/// `weight · shift`, for `weight` `[n, width]`, which is added to the layer's bias.
 pub fn moved_to_bias(weight: &HostTensor, shift: &[f32]) -> Vec<f64> {
     let row = |row: &[f32]| row.iter().zip(shift).map(|(w, c)| f64::from(*w) * f64::from(*c)).sum();
     weight.data.chunks_exact(shift.len()).map(row).collect()

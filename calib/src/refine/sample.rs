@@ -70,9 +70,9 @@ impl Rows {
 /// `x' = (x - shift) / factor` in every channel, with positive factors.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChannelMap {
-    /// What is subtracted.
+    /// The subtrahend.
     pub shift: Vec<f32>,
-    /// What the difference is divided by.
+    /// The divisor of the difference.
     pub factor: Vec<f32>,
 }
 
@@ -102,12 +102,12 @@ pub struct Windows {
     pub scales: Vec<f32>,
     /// Queries, keys and values at their sites, each `[windows * tokens, channels]`.
     pub qkv: [Rows; 3],
-    /// What is added to the scaled products of each window: bias and mask, `[windows, heads, tokens, tokens]`,
+    /// The addend of the scaled products of each window: bias and mask, `[windows, heads, tokens, tokens]`,
     /// first of the windows to fit, then of those held out.
     pub addend: Vec<f32>,
 }
 
-/// What the sampled images gave at one site.
+/// The samples of one site.
 #[derive(Default)]
 pub(super) struct Pieces {
     /// Sampled rows by position of their image in the data set.
@@ -150,7 +150,7 @@ impl Pieces {
         self.high = pairwise(&self.high, &high, f32::max);
     }
 
-    /// The rows, of which those of every third image are held out; with fewer images than three, every third
+    /// The rows; those of every third image are held out; with fewer images than three, every third
     /// row.
     fn into_rows(self) -> Rows {
         // Which of the zeros 0 and -0 is the least depends on the order of the values, so that all become 0.
@@ -219,7 +219,7 @@ impl WindowPieces {
     }
 }
 
-/// What a calibration sampled.
+/// The samples of a calibration.
 pub struct Samples {
     /// The inputs of layers.
     pub inputs: BTreeMap<Linear, Rows>,
@@ -378,16 +378,12 @@ impl Sites for Sampler {
         self.observe.activation(site, x)
     }
 
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        self.observe.weight(site, w)
-    }
-
     fn watches(&self, site: Site) -> bool {
         self.observe.watches(site)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.observe.attend(site, logits, v)
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.observe.attend(attention, logits, v)
     }
 
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {

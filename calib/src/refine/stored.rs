@@ -80,7 +80,7 @@ fn store_values(values: &BTreeMap<usize, Vec<f32>>, prefix: &str, tensors: &mut 
     tensors.insert(format!("{prefix}.values"), PartTensor::f32([all.len()], &all));
 }
 
-/// Adds rows of `width` values, of which each image has a multiple of `unit`, and the ranges of the channels.
+/// Adds rows of `width` values, a multiple of `unit` for each image, and the ranges of the channels.
 fn add_pieces(
     pieces: &mut Pieces,
     prefix: &str,
@@ -110,7 +110,7 @@ fn add_pieces(
     Ok(())
 }
 
-/// Adds the values of each image, of which there must be a multiple of `unit`.
+/// Adds the values of each image; their number must be a multiple of `unit`.
 fn add_values(
     all: &mut BTreeMap<usize, Vec<f32>>,
     prefix: &str,

@@ -6,7 +6,7 @@ use swinq_model::{BatchSource, Recipe};
 use swinq_testing::model::{self as random_models, NoiseImages};
 
 use super::*;
-use crate::Observe;
+use crate::{Observe, norm_before};
 
 /// 12 images of noise.
 fn noise(model: &FloatModel) -> NoiseImages {

@@ -1,7 +1,7 @@
 //! Choice of codes for given scales: by the error of the layer's output, for a tile of output channels.
 //!
 //! The error of channel `c` is `|(q s - t) l|^2`, with codes `q`, scale `s`, target `t` and the Cholesky factor `l` of the
-//! matrix of the quadratic form. Columns are in the order of [`Form`], in which the last column is decided first.
+//! matrix of the quadratic form. Columns are in the order of [`QuadraticForm`], in which the last column is decided first.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use super::algebra::{blocks, matrix, part, product};
 use crate::weight::round;
 
 /// A quadratic form of the differences between rounded weights and targets.
-pub(super) struct Form {
+pub(super) struct QuadraticForm {
     /// Number of columns.
     pub k: usize,
     /// The matrix.
@@ -75,7 +75,7 @@ impl<'a> Tile<'a> {
     /// the first, each column is rounded to the code that is best if the columns before it could take any real value.
     /// Returns the codes, and the error of every channel.
     pub fn successive(
-        form: &Form,
+        form: &QuadraticForm,
         targets: &'a [f32],
         scales: Vec<f32>,
         limit: f32,
@@ -97,7 +97,7 @@ impl<'a> Tile<'a> {
     /// Rounds the columns `block` of one channel. `carry` is the effect of the columns after the block.
     fn round_block(
         &mut self,
-        form: &Form,
+        form: &QuadraticForm,
         channel: usize,
         block: &Range<usize>,
         carry: &mut [f32],
@@ -119,7 +119,7 @@ impl<'a> Tile<'a> {
 
     /// Coordinate descent: sweeps over the columns and sets each code to the best one for the present codes of all
     /// other columns, until no code changes or `sweeps` are done.
-    pub fn descend(&mut self, form: &Form, sweeps: usize) -> Result<()> {
+    pub fn descend(&mut self, form: &QuadraticForm, sweeps: usize) -> Result<()> {
         let k = form.k;
         let mut deltas = self.deltas(k);
         for _ in 0..sweeps {
@@ -141,7 +141,7 @@ impl<'a> Tile<'a> {
     /// One sweep over the columns `block` of one channel. `gradient` is `delta` times the matrix.
     fn descend_block(
         &mut self,
-        form: &Form,
+        form: &QuadraticForm,
         channel: usize,
         block: &Range<usize>,
         gradient: &mut [f32],
@@ -165,7 +165,7 @@ impl<'a> Tile<'a> {
     }
 
     /// The scales with the least error for the present codes. A scale that would not be positive stays.
-    pub fn refit(&mut self, form: &Form) -> Result<()> {
+    pub fn refit(&mut self, form: &QuadraticForm) -> Result<()> {
         let k = form.k;
         let products = form.matrix.multiply(&self.codes, 0..k, 0..k)?;
         let rows = self.codes.chunks_exact(k).zip(self.targets.chunks_exact(k)).zip(products.chunks_exact(k));
@@ -179,7 +179,7 @@ impl<'a> Tile<'a> {
     }
 
     /// The error of every channel.
-    pub fn errors(&self, form: &Form) -> Result<Vec<f64>> {
+    pub fn errors(&self, form: &QuadraticForm) -> Result<Vec<f64>> {
         let k = form.k;
         let products = form.lower.multiply(&self.deltas(k), 0..k, 0..k)?;
         Ok(products.chunks_exact(k).map(|row| dot(row, row)).collect())

@@ -29,7 +29,7 @@ use swinq_model::{Granularity, HostTensor, SiteSpec};
 use crate::error::CalibError;
 use crate::weight::weight_scales;
 use algebra::{Cholesky, TILE};
-use codes::{Form, Square, Tile};
+use codes::{QuadraticForm, Square, Tile};
 
 pub use moments::{Moments, Statistics};
 
@@ -103,7 +103,7 @@ fn corrected_bias(weight: &Int8Weight, bias: &[f32], statistics: &Statistics) ->
 /// The quadratic form and the targets of a layer, with columns in ascending order of the diagonal of `H`. Columns are
 /// decided from the last to the first, so the columns whose rounding costs most can be made up for by all others.
 struct Problem {
-    form: Form,
+    form: QuadraticForm,
     /// `W'`, `[channels, k]`.
     targets: Vec<f32>,
     /// `W`, `[channels, k]`.
@@ -145,7 +145,7 @@ impl Problem {
             return Err(CalibError::NotFinite { value: targets[index] as f32, index });
         }
         let lower = Square::new(factor.lower.into_par_iter().map(|l| l as f32).collect(), k)?;
-        let form = Form { k, matrix: form_matrix, lower };
+        let form = QuadraticForm { k, matrix: form_matrix, lower };
         let weights = (0..channels * k).map(|at| weight.data[at / k * k + order[at % k]]).collect();
         Ok(Problem { form, targets: targets.into_iter().map(|t| t as f32).collect(), weights, order })
     }

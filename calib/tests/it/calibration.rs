@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use candle_core::{Device, Tensor};
 use swinq_calib::{CalibError, CalibrateOptions, Calibrated, Observe, Progress, amax, calibrate, quantize};
-use swinq_float::{FakeQuant, Float, FloatError, Sites, Swin, ops};
+use swinq_float::{Attention, FakeQuant, Float, FloatError, Sites, Swin};
 use swinq_model::params::parameters;
 use swinq_model::quantized::{FloatModel, Param, Source};
 use swinq_model::{
@@ -104,13 +104,9 @@ impl Sites for Keep {
         Ok(x)
     }
 
-    fn weight(&mut self, _: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        Ok(w.clone())
-    }
-
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.keep(site, &ops::softmax(&logits)?)?;
-        Float.attend(site, logits, v)
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.keep(Site::Probs(attention.block), &attention.softmax(&logits)?)?;
+        attention.attend(&logits, &v)
     }
 }
 

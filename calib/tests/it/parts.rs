@@ -23,7 +23,7 @@ fn observed(model: &FloatModel, recipe: &Recipe) -> PartTensors {
     observe(model, recipe, &mut images, 4, options).unwrap().tensors
 }
 
-/// What merging says of a part with these tensors, whose hash is right.
+/// The error of merging a part with these tensors, whose hash is right.
 fn merge(model: &FloatModel, recipe: &Recipe, tensors: &PartTensors, path: &Path) -> Result<(), String> {
     let shard = Shard { index: 1, count: 1 };
     let document = PartDocument::new(PartKind::Calibration, shard, Value::Null, Value::Null);

@@ -31,7 +31,7 @@ pub enum CropKind {
 pub struct Augment {
     /// `random_resized`, `proportional`, `padded`, or `none` (the evaluation preprocessing).
     pub crop: CropKind,
-    /// Input sizes, one of which is drawn for each iteration; for networks that take images of any size. Empty: the size of the
+    /// Input sizes; one is drawn for each iteration; for networks that take images of any size. Empty: the size of the
     /// model's preprocessing. In a job they are texts such as `512x640`, height and width.
     #[serde(with = "sizes", skip_serializing_if = "Vec::is_empty")]
     pub sizes: Vec<Size>,
@@ -120,7 +120,7 @@ mod sizes {
 
     use crate::sizing::Sizing;
 
-    /// What a list of sizes may hold.
+    /// The bounds of a list of sizes.
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Given {

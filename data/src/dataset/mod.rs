@@ -20,7 +20,7 @@ use std::sync::Arc;
 use rayon::prelude::*;
 use swinq_model::Size;
 
-use crate::decode::{Held, RgbImage, decode_held, image_size};
+use crate::decode::{DecodedImage, RgbImage, decode_held, image_size};
 use crate::error::{DataError, DecodeError};
 use archive::Archive;
 use labels::Labels;
@@ -132,7 +132,7 @@ struct Inner {
     numbered_by_name: bool,
 }
 
-/// The place from which the images' bytes are read.
+/// The source of the images' bytes.
 #[derive(Debug)]
 enum Source {
     /// Files below this folder.
@@ -333,7 +333,7 @@ impl Dataset {
     }
 
     /// [`Dataset::decode`], with the share of memory kept until the image has been used.
-    pub(crate) fn decode_held(&self, i: usize) -> Result<Held, DataError> {
+    pub(crate) fn decode_held(&self, i: usize) -> Result<DecodedImage, DataError> {
         decode_held(&self.read(i)?).map_err(|source| self.image_error(i, source))
     }
 

@@ -1,6 +1,6 @@
 //! Decoding of Windows bitmaps (BMP), with Pillow's conversions to RGB. Bitmaps with run-length coding are refused.
 
-use super::{Dimensions, Held, admit};
+use super::{DecodedImage, Dimensions, admit};
 use crate::error::DecodeError;
 
 /// Length of the file header, which precedes the bitmap header.
@@ -41,7 +41,7 @@ pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
 }
 
 /// Decodes a BMP file.
-pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
     let header = read_header(bytes)?;
     let permit = admit(header.width as u64, header.height as u64, 3)?;
     let layout = layout(bytes, &header)?;
@@ -55,7 +55,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
         let row = bytes.get(at..at + row).ok_or_else(truncated)?;
         unpack_row(row, &header, &layout, &mut pixels)?;
     }
-    Ok(Held::new(header.width, header.height, pixels, permit))
+    Ok(DecodedImage::new(header.width, header.height, pixels, permit))
 }
 
 fn truncated() -> DecodeError {

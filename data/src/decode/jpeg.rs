@@ -2,7 +2,7 @@
 
 use swinq_jpeg::JpegError;
 
-use super::{Dimensions, Held, budget, check_size};
+use super::{DecodedImage, Dimensions, budget, check_size};
 use crate::error::DecodeError;
 
 /// Width and height in the header of a JPEG file.
@@ -12,12 +12,12 @@ pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
 }
 
 /// Decodes a JPEG file. Damage that loses samples is an error.
-pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
     let header = swinq_jpeg::read_header(bytes).map_err(|error| decode_error(error, bytes))?;
     check_size(header.width as u64, header.height as u64)?;
     let permit = budget::acquire(header.memory);
     let pixels = swinq_jpeg::decode(bytes, &header).map_err(|error| decode_error(error, bytes))?;
-    Ok(Held::new(header.width, header.height, pixels, permit))
+    Ok(DecodedImage::new(header.width, header.height, pixels, permit))
 }
 
 fn decode_error(error: JpegError, bytes: &[u8]) -> DecodeError {

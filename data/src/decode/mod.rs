@@ -109,19 +109,19 @@ pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
 
 /// A decoded image with its share of the memory for decoding. Whoever holds it must not decode another image.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct DecodedImage {
     pub(crate) image: RgbImage,
     pub(crate) permit: Permit,
 }
 
-impl Held {
-    fn new(width: usize, height: usize, pixels: Vec<u8>, permit: Permit) -> Held {
-        Held { image: RgbImage { width, height, pixels }, permit }
+impl DecodedImage {
+    fn new(width: usize, height: usize, pixels: Vec<u8>, permit: Permit) -> DecodedImage {
+        DecodedImage { image: RgbImage { width, height, pixels }, permit }
     }
 }
 
 /// [`decode_image`], with the share of memory kept until the image has been used.
-pub(crate) fn decode_held(bytes: &[u8]) -> Result<Held, DecodeError> {
+pub(crate) fn decode_held(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
     (codec(bytes)?.decode)(bytes)
 }
 
@@ -142,7 +142,7 @@ type Dimensions = (u64, u64);
 /// The functions of a format.
 struct Codec {
     dimensions: fn(&[u8]) -> Result<Dimensions, DecodeError>,
-    decode: fn(&[u8]) -> Result<Held, DecodeError>,
+    decode: fn(&[u8]) -> Result<DecodedImage, DecodeError>,
 }
 
 /// The functions for the format of a file.

@@ -1,6 +1,6 @@
 //! Decoding of binary PGM and PPM files with samples of 8 bits.
 
-use super::{Dimensions, Held, admit};
+use super::{DecodedImage, Dimensions, admit};
 use crate::error::DecodeError;
 
 /// The header of a binary PGM or PPM file.
@@ -33,7 +33,7 @@ pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
 }
 
 /// Decodes a Netpbm file.
-pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
     let Header { channels, width, height, largest, end: at } = read_header(bytes)?;
     let permit = admit(width, height, 3)?;
     if largest != 255 {
@@ -46,7 +46,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
         1 => samples.iter().flat_map(|&grey| [grey; 3]).collect(),
         _ => samples.to_vec(),
     };
-    Ok(Held::new(width, height, pixels, permit))
+    Ok(DecodedImage::new(width, height, pixels, permit))
 }
 
 fn truncated() -> DecodeError {

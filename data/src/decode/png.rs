@@ -4,7 +4,7 @@ use std::io::Cursor;
 
 use ::png::{BitDepth, ColorType, Decoder, DecodingError, Limits};
 
-use super::{Dimensions, Held, budget, check_size};
+use super::{DecodedImage, Dimensions, budget, check_size};
 use crate::error::DecodeError;
 
 /// Bytes that the decoder may allocate in addition to the image: more than a row of the widest image allowed.
@@ -30,7 +30,7 @@ fn header_of(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Dimensions, DecodeE
 }
 
 /// Decodes a PNG file.
-pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
     let mut decoder = decoder(bytes);
     let (width, height) = header_of(&mut decoder)?;
     check_size(width, height)?;
@@ -53,7 +53,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
             "PNG: the decoder returned fewer rows than the header claims".to_owned(),
         ));
     }
-    Ok(Held::new(width, height, pixels, permit))
+    Ok(DecodedImage::new(width, height, pixels, permit))
 }
 
 fn decode_error(error: DecodingError) -> DecodeError {

@@ -6,7 +6,7 @@ use ::tiff::decoder::{Decoder, DecodingResult, Limits};
 use ::tiff::tags::Tag;
 use ::tiff::{ColorType, TiffError};
 
-use super::{Dimensions, Held, MAX_PIXELS, admit, drop_every_fourth};
+use super::{DecodedImage, Dimensions, MAX_PIXELS, admit, drop_every_fourth};
 use crate::error::DecodeError;
 
 /// Bytes of the largest image: four samples of 16 bits per pixel.
@@ -27,7 +27,7 @@ pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
 }
 
 /// Decodes the first image of a TIFF file.
-pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
     let mut decoder = decoder(bytes)?;
     let (width, height) = decoder.dimensions().map_err(decode_error)?;
     let color = decoder.colortype().map_err(decode_error)?;
@@ -40,7 +40,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
     if pixels.len() != width * height * 3 {
         return Err(DecodeError::Corrupt("TIFF: the samples do not fill the image".to_owned()));
     }
-    Ok(Held::new(width, height, pixels, permit))
+    Ok(DecodedImage::new(width, height, pixels, permit))
 }
 
 fn decode_error(error: TiffError) -> DecodeError {

@@ -4,7 +4,7 @@ use std::io::{Cursor, ErrorKind};
 
 use image_webp::{DecodingError, WebPDecoder};
 
-use super::{Dimensions, Held, admit};
+use super::{DecodedImage, Dimensions, admit};
 use crate::error::DecodeError;
 
 /// Memory of the decoder for a pixel: RGBA twice, or RGBA beside the planes of a lossy image.
@@ -18,7 +18,7 @@ pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
 }
 
 /// Decodes a still WebP file and drops its alpha.
-pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
+pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
     check_length(bytes)?;
     let mut decoder = WebPDecoder::new(Cursor::new(bytes)).map_err(decode_error)?;
     let (width, height) = decoder.dimensions();
@@ -33,7 +33,7 @@ pub(super) fn decode(bytes: &[u8]) -> Result<Held, DecodeError> {
     if channels == 4 {
         super::drop_every_fourth(&mut pixels);
     }
-    Ok(Held::new(width, height, pixels, permit))
+    Ok(DecodedImage::new(width, height, pixels, permit))
 }
 
 /// Refuses a file that is shorter than its first chunk states: the decoder needs its last bytes in few cases.

@@ -61,7 +61,7 @@ pub fn data(results: &Results) -> Vec<Fact> {
 pub struct ModelFacts {
     pub name: String,
     pub facts: Vec<Fact>,
-    /// The rules of its recipe, one per line.
+    /// Its recipe as lines of a file, one for each rule.
     pub rules: Vec<String>,
 }
 
@@ -104,7 +104,7 @@ fn model_facts(model: &ModelResult, name: &str) -> ModelFacts {
             ("calibration set", calibration),
             ("made from", source),
         ]),
-        rules: origin.map_or(Vec::new(), |origin| origin.rules.iter().map(rule).collect()),
+        rules: origin.map_or(Vec::new(), |origin| recipe(model.recipe.as_deref(), &origin.rules)),
     }
 }
 
@@ -123,12 +123,21 @@ fn calibrators(model: &ModelResult) -> Option<String> {
     (!counts.is_empty()).then(|| counts.into_iter().map(text).collect::<Vec<_>>().join(", "))
 }
 
+/// The lines of a recipe's file, with a line for each rule; none without rules.
+pub fn recipe(name: Option<&str>, rules: &[swinq_model::Rule]) -> Vec<String> {
+    if rules.is_empty() {
+        return Vec::new();
+    }
+    let name = name.map(|name| format!("name: {}", serde_json::Value::from(name)));
+    name.into_iter().chain(["rules:".to_owned()]).chain(rules.iter().map(rule)).collect()
+}
+
 /// A rule as it stands in a recipe's YAML.
-pub fn rule(rule: &swinq_model::Rule) -> String {
+fn rule(rule: &swinq_model::Rule) -> String {
     let json = serde_json::to_value(rule).unwrap_or_default();
     let keys = json.as_object().into_iter().flatten();
     let mut pairs: Vec<String> = keys.map(|(key, value)| format!("{key}: {value}")).collect();
     // `match` comes first, as in the documentation.
     pairs.sort_by_key(|pair| !pair.starts_with("match:"));
-    format!("- {{{}}}", pairs.join(", "))
+    format!("  - {{{}}}", pairs.join(", "))
 }

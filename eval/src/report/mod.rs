@@ -42,7 +42,7 @@ use base64::Engine;
 use swinq_model::Granularity;
 
 pub use markdown::markdown;
-pub use svg::escape;
+pub use svg::{Anchor, Svg, escape};
 
 use crate::results::sensitivity::Sensitivity;
 use crate::results::tune::Tuning;

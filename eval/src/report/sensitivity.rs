@@ -29,7 +29,7 @@ pub struct ElementRow {
     pub sqnr: String,
     pub kl: String,
     pub changes: String,
-    /// What leaving it in float gains, with everything else quantized.
+    /// The gain of leaving it in float, with everything else quantized.
     pub gain: String,
     pub share: String,
 }

@@ -14,8 +14,9 @@ pub struct Step {
 /// The steps in order: calibration of each quantized model, training, and the measurement.
 pub fn steps(results: &Results, names: &[String]) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
+    let cfg = results.commands.iter().find_map(|command| cfg_of(command));
     for (model, name) in results.models.iter().zip(names) {
-        let Some(step) = calibration(model, name) else { continue };
+        let Some(step) = calibration(model, name, cfg) else { continue };
         if steps.iter().all(|known| known.command != step.command) {
             steps.push(step);
         }
@@ -31,8 +32,19 @@ pub fn steps(results: &Results, names: &[String]) -> Vec<Step> {
     steps
 }
 
-/// The command that calibrated `model`: as recorded beside the checkpoint, or rebuilt from its provenance.
-fn calibration(model: &ModelResult, name: &str) -> Option<Step> {
+/// The value of `--cfg` in a command line, as it is quoted there.
+fn cfg_of(command: &str) -> Option<&str> {
+    let (_, value) = command.split_once(" --cfg ")?;
+    let end = match value.strip_prefix('\'') {
+        Some(quoted) => quoted.find('\'').map(|end| end + 2),
+        None => value.find(' '),
+    };
+    Some(&value[..end.unwrap_or(value.len())])
+}
+
+/// The command that calibrated `model`: as recorded beside the checkpoint, or rebuilt from its provenance and from `cfg`, the value
+/// of `--cfg` in the commands that measured it.
+fn calibration(model: &ModelResult, name: &str, cfg: Option<&str>) -> Option<Step> {
     let origin = model.origin.as_ref()?;
     if let Some(command) = &origin.command {
         return Some(Step { text: format!("Calibrate {name}"), command: command.clone() });
@@ -49,12 +61,13 @@ fn calibration(model: &ModelResult, name: &str) -> Option<Step> {
             format!("Calibrate {name} (rebuilt from the checkpoint; the path of the images is not recorded)")
         }
         false => format!(
-            "Calibrate {name} (rebuilt from the checkpoint; save its rules, printed above, as {recipe}; the path of \
+            "Calibrate {name} (rebuilt from the checkpoint; save its recipe, printed above, as {recipe}; the path of \
              the images is not recorded)"
         ),
     };
+    let cfg = cfg.map_or(String::new(), |cfg| format!(" --cfg {cfg}"));
     let command = format!(
-        "swinq calibrate {} --data-path IMAGES --recipe {recipe} --batches {} --batch-size {} --seed {} -o {path}",
+        "swinq calibrate {}{cfg} --data-path IMAGES --recipe {recipe} --batches {} --batch-size {} --seed {} -o {path}",
         origin.source,
         set.images.div_ceil(set.batch_size.max(1)),
         set.batch_size,

@@ -1,4 +1,4 @@
-//! Inline SVG charts. Every text is escaped. Colours come from the page's style sheet, by class.
+//! SVG pictures, inline or as files. Every text is escaped. Colours come from a style sheet, by class.
 
 use std::fmt::{Display, Write};
 
@@ -22,8 +22,11 @@ pub fn escape(text: &str) -> String {
 /// The part of a text that is placed at the text's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Anchor {
+    /// Its start.
     Start,
+    /// Its middle.
     Middle,
+    /// Its end.
     End,
 }
 
@@ -120,6 +123,23 @@ impl Svg {
             anchor.name(),
             escape(text)
         ));
+    }
+
+    /// Adds `elements`, which share a tooltip.
+    pub fn with_tip(&mut self, tip: &str, elements: impl FnOnce(&mut Svg)) {
+        self.push(format_args!("<g><title>{}</title>\n", escape(tip)));
+        elements(self);
+        self.push(format_args!("</g>\n"));
+    }
+
+    /// The picture as a file of its own, on white, with the style sheet `style`.
+    pub fn into_file(self, width: f64, height: f64, style: &str) -> String {
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width:.0} {height:.0}\" width=\"{width:.0}\" \
+             height=\"{height:.0}\">\n<style>{style}</style>\n<rect width=\"100%\" height=\"100%\" style=\"fill: #fff\"/>\n\
+             {}</svg>\n",
+            self.body
+        )
     }
 
     /// The SVG element of the given size, which a narrower page scales down. `label` is its text alternative.

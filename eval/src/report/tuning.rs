@@ -15,7 +15,7 @@ pub struct TuningSection {
     pub difference: &'static str,
     pub rows: Vec<CandidateRow>,
     pub tried: usize,
-    /// The rules of the chosen recipe.
+    /// The chosen recipe as lines of a file.
     pub rules: Vec<String>,
 }
 
@@ -53,7 +53,7 @@ impl TuningSection {
                 .collect(),
             tried: tuning.candidates.len(),
             rules: tuning.candidates.get(tuning.chosen).map_or(Vec::new(), |chosen| {
-                chosen.recipe.rules.iter().map(super::conditions::rule).collect()
+                super::conditions::recipe(Some(&chosen.recipe.name), &chosen.recipe.rules)
             }),
         }
     }

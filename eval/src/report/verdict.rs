@@ -1,4 +1,4 @@
-//! The verdict: one sentence about the model that the report is about, and what limits its validity.
+//! The verdict: one sentence about the model that the report is about, and the limits of its validity.
 
 use super::names::short_names;
 use crate::interval::Interval;
@@ -10,7 +10,7 @@ const MARGIN: f64 = 0.005;
 /// Share of the cores that other processes may use before a latency counts as disturbed.
 const DISTURBED: f64 = 0.1;
 
-/// What the paired interval says about the accuracy of a model.
+/// The conclusion about a model's accuracy from the paired interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Outcome {
     /// The interval lies below 0.
@@ -40,7 +40,7 @@ impl Outcome {
 pub struct Verdict {
     /// One sentence; the title of the report.
     pub title: String,
-    /// What limits its validity, one sentence each.
+    /// The limits of its validity, one sentence each.
     pub warnings: Vec<String>,
 }
 
@@ -148,7 +148,7 @@ fn size(base: &ModelResult, own: &ModelResult) -> Option<String> {
     })
 }
 
-/// What is known about the accuracy, and on how many images.
+/// The knowledge about the accuracy, and on how many images it rests.
 fn accuracy(own: &ModelResult) -> Option<String> {
     let images = own.images.map_or(String::new(), |images| format!(" on {} images", thousands(images)));
     if let Some(output) = own.lowest_output() {

@@ -1,6 +1,6 @@
 //! Writing of JSON files, and reading of those of `sensitivity` and `tune`.
 
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::Path;
 
 use serde::Serialize;
@@ -12,9 +12,11 @@ use crate::error::EvalError;
 
 /// Reads the JSON file at `path`, which `command` writes with the schema version `schema`.
 pub(super) fn read<T: DeserializeOwned>(path: &Path, command: &str, schema: u32) -> Result<T, EvalError> {
-    let text = text_file::read(path, MAX_RESULTS)
-        .map_err(|source| EvalError::Io { path: path.to_owned(), source })?;
     let refuse = |problem: String| EvalError::File { path: path.to_owned(), problem };
+    let text = text_file::read(path, MAX_RESULTS).map_err(|source| match source.kind() {
+        ErrorKind::InvalidData => refuse(format!("{source}; give a file that `{command}` wrote")),
+        _ => EvalError::Io { path: path.to_owned(), source },
+    })?;
     let malformed = |error: serde_json::Error| refuse(format!("{error}; give a file that `{command}` wrote"));
     let value: serde_json::Value = serde_json::from_str(&text).map_err(malformed)?;
     let version = value.get("schema").and_then(serde_json::Value::as_u64);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use swinq_model::{Calibrator, Granularity, Kind};
+use swinq_model::{Calibrator, Granularity, Int8, Kind};
 
 use super::{
     ClassResult, Disagreement, Flips, ImageResult, Origin, OutputResult, Profile, RangeHistogram, decibel,
@@ -116,7 +116,7 @@ impl SiteResult {
 
     /// The largest magnitude that its codes represent, if it has a scale.
     pub fn amax(&self) -> Option<f64> {
-        self.scale.map(|scale| 127.0 * f64::from(scale))
+        self.scale.map(|scale| f64::from(Int8::MAX) * f64::from(scale))
     }
 }
 

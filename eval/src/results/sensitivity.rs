@@ -123,10 +123,10 @@ pub struct Element {
 pub struct BlockError {
     /// The place: `patch_embed`, `layers.S.blocks.B` or `layers.S.downsample`.
     pub name: String,
-    /// Signal-to-quantization-noise ratio of the stream in dB; the text `inf` if the streams are equal.
+    /// Signal-to-quantization-noise ratio of the residual in dB; the text `inf` if the residuals are equal.
     #[serde(with = "decibel::plain")]
     pub sqnr_db: f64,
-    /// Cosine similarity of the two streams.
+    /// Cosine similarity of the two residuals.
     pub cosine: f64,
 }
 

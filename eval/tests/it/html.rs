@@ -153,7 +153,7 @@ fn a_report_shows_the_required_figures() {
     assert_eq!(page, html(&results, &extras), "the same results give the same bytes");
 }
 
-/// A recipe to which rules were added, and ranges that were imported instead of calibrated.
+/// A recipe with added rules, and ranges that were imported instead of calibrated.
 #[test]
 fn a_changed_recipe_and_imported_ranges_are_named() {
     let (mut results, extras) = full();

@@ -62,7 +62,7 @@ impl QuantizedLinear {
 
 /// The codes, minus their zero points, of values that the site `input` has rounded: whole numbers, as f32.
 fn codes_of(x: &Tensor, input: &LinearInput) -> Result<Tensor, FloatError> {
-    let recip = input.step.recip();
+    let recip = input.quantizer.recip();
     let part = ROWS * x.dim(1)?;
     let mut codes = zeros(x.elem_count());
     with_values(x, |x| match &input.channels {

@@ -1,11 +1,11 @@
-//! Fused operations against composed operations, and fake quantization against its definition.
+//! Operations on the host against candle's operations, and fake quantization against its definition.
 
 use candle_core::{Device, Result, Tensor};
 
 use swinq_numerics::Quantizer;
 use swinq_testing::Rng;
 
-use super::{Gather, Norm, Ops, fake_quantize};
+use super::{Compute, Gather, Norm, Ops, fake_quantize};
 
 /// Random values in [-2, 2), the same in every run.
 pub(super) fn noise(shape: &[usize], seed: u64) -> Tensor {
@@ -20,14 +20,19 @@ fn quantizer(scale: f32) -> Quantizer {
     Quantizer::new(scale).unwrap()
 }
 
-/// Asserts that the fused and the composed family agree up to f32 rounding.
-fn agree(name: &str, run: impl Fn(Ops) -> Result<Tensor>) {
-    let (fused, composed) = (run(Ops::Fused).unwrap(), run(Ops::Composed).unwrap());
-    assert_eq!(fused.dims(), composed.dims(), "{name}");
-    let (fused, composed) = (values(&fused), values(&composed));
-    assert!(composed.iter().any(|v| *v != composed[0]), "{name}: the outputs are all equal");
-    for (i, (f, c)) in fused.iter().zip(&composed).enumerate() {
-        assert!((f - c).abs() <= 2e-6 * c.abs().max(1.0), "{name}: {f} instead of {c} at flat index {i}");
+/// The operations on the host.
+pub(super) fn host() -> Ops {
+    Compute::host().unwrap().into()
+}
+
+/// Asserts that the host and candle agree up to f32 rounding.
+fn agree(name: &str, run: impl Fn(&Ops) -> Result<Tensor>) {
+    let (host, candle) = (run(&host()).unwrap(), run(&Compute::Candle.into()).unwrap());
+    assert_eq!(host.dims(), candle.dims(), "{name}");
+    let (host, candle) = (values(&host), values(&candle));
+    assert!(candle.iter().any(|v| *v != candle[0]), "{name}: the outputs are all equal");
+    for (i, (h, c)) in host.iter().zip(&candle).enumerate() {
+        assert!((h - c).abs() <= 2e-6 * c.abs().max(1.0), "{name}: {h} instead of {c} at flat index {i}");
     }
 }
 
@@ -42,7 +47,7 @@ fn rows() {
         if c > 1 {
             agree("norm", |ops| ops.norm(&x, &norm(c)));
         }
-        agree_unless_single("add_bias", rows * c, |ops| ops.add_bias(&x, &bias));
+        agree_unless_single("add_rows", rows * c, |ops| ops.add_rows(&x, &bias));
         agree_unless_single("gelu", rows * c, |ops| ops.gelu(&x));
         if c > 1 {
             agree("mean_rows", |ops| ops.mean_rows(&x, 1));
@@ -51,7 +56,7 @@ fn rows() {
     }
 }
 
-fn agree_unless_single(name: &str, values: usize, run: impl Fn(Ops) -> Result<Tensor>) {
+fn agree_unless_single(name: &str, values: usize, run: impl Fn(&Ops) -> Result<Tensor>) {
     if values > 1 {
         agree(name, run);
     }
@@ -65,9 +70,9 @@ fn gathers() {
     agree("norm_then_gather", |ops| ops.norm_then_gather(&x, &norm(c), &shuffle));
     agree("gather", |ops| ops.gather(&x, &shuffle));
     let pairs = Gather::new(source, 2, [Some(5), Some(1), Some(0), None, Some(2), Some(4)]);
-    agree("gather_then_norm", |ops| ops.gather_then_norm(&x, &pairs, &norm(2 * c)));
-    let there = super::fused::gather(&x, &shuffle).unwrap();
-    let back = super::fused::gather(&there, &shuffle.inverse()).unwrap();
+    agree("pairs", |ops| ops.gather(&x, &pairs));
+    let there = super::host::gather(&x, &shuffle).unwrap();
+    let back = super::host::gather(&there, &shuffle.inverse()).unwrap();
     assert_eq!(values(&back), values(&x));
 }
 
@@ -76,29 +81,24 @@ fn attention() {
     for (windows, heads, n, d) in [(1, 1, 2, 1), (2, 3, 4, 5), (4, 2, 25, 6), (2, 1, 33, 16), (2, 2, 49, 32)]
     {
         let qkv = noise(&[windows * n, 3 * heads * d], 8);
-        agree("split_heads", |ops| ops.split_heads(&qkv, heads, n));
-        let parts = Ops::Composed.split_heads(&qkv, heads, n).unwrap();
+        let parts = Compute::Candle.split_heads(&qkv, heads, n).unwrap();
+        let agree = |name: &str, run: &dyn Fn(Compute) -> Result<Tensor>| agree(name, |ops| run(ops.compute));
+        agree("split_heads", &|on| on.split_heads(&qkv, heads, n));
         let [q, k, v] = [0, 1, 2].map(|i| parts.get(i).unwrap());
-        agree("scores", |ops| ops.scores(&q, &k));
-        agree("merge_heads", |ops| ops.merge_heads(&q));
+        agree("scores", &|on| on.scores(&q, &k));
+        agree("merge_heads", &|on| on.merge_heads(&q));
         let (bias, mask) = (noise(&[heads, n, n], 10), noise(&[windows / 2, n, n], 11));
         let scores = noise(&[windows, heads, n, n], 12);
         let mask = (windows > 1).then_some(&mask);
-        agree("logits", |ops| ops.logits(&scores, &[0.3], &bias, mask));
+        agree("logits", &|on| on.logits(&scores, &[0.3], &bias, mask));
         let scales: Vec<f32> = (0..heads).map(|head| 0.3 + head as f32).collect();
-        agree("logits with a factor for each head", |ops| ops.logits(&scores, &scales, &bias, mask));
-        agree("normalize", |ops| ops.normalize(&q));
-        agree("softmax", |ops| match ops {
-            Ops::Fused => super::softmax(&scores),
-            Ops::Composed | Ops::Taped(_) => super::composed::softmax(&scores),
-        });
-        agree("attend", |ops| match ops {
-            Ops::Fused => super::attend(&scores, &v),
-            Ops::Composed | Ops::Taped(_) => super::composed::attend(&scores, &v),
-        });
-        agree("probs_times_values", |ops| match ops {
-            Ops::Fused => super::probs_times_values(&scores, &v),
-            Ops::Composed | Ops::Taped(_) => scores.matmul(&v),
+        agree("logits with a factor for each head", &|on| on.logits(&scores, &scales, &bias, mask));
+        agree("normalize", &|on| on.normalize(&q));
+        agree("softmax", &|on| on.softmax(&scores));
+        agree("attend", &|on| on.attend(&scores, &v));
+        agree("probs_times_values", &|on| match on {
+            Compute::Host(_) => super::probs_times_values(&scores, &v),
+            _ => scores.matmul(&v),
         });
     }
 }

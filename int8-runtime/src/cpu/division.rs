@@ -15,12 +15,12 @@ pub(super) fn first(divisions: &[Division]) -> Division {
     *divisions.iter().find(|division| division.images > 0).expect("a batch has images")
 }
 
-/// What bounds a division.
+/// The bounds of a division.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     /// Threads that may be used.
     pub(super) threads: usize,
-    /// Groups for which there is memory.
+    /// Groups that have memory.
     pub(super) lanes: usize,
     /// Threads that make one image faster.
     pub(super) helpful: usize,

@@ -61,7 +61,7 @@ impl Hash {
             Op::Quantize(order) => self.text(order),
             Op::NormInPlace(norm) | Op::Pool(norm) => self.norm(norm),
             Op::PositionEmbedding(table) => self.values(table),
-            Op::NormalizeHeads(heads) => self.text(heads),
+            Op::QkNorm(heads) => self.text(heads),
             Op::Attention(attention) => self.attention(attention),
             Op::Merge(Merge { norm, stage }) => {
                 self.text(&norm.is_some());
@@ -92,9 +92,9 @@ impl Hash {
     }
 
     fn attention(&mut self, attention: &Attention<'_>) {
-        let Attention { heads, head_dim, tokens, order, scales, two_codes, bias, regions, mask, quant } =
+        let Attention { heads, head_dim, tokens, order, scales, hi_lo, bias, regions, mask, quant } =
             attention;
-        self.text(&(heads, head_dim, tokens, order, two_codes, regions.as_deref(), mask, quant));
+        self.text(&(heads, head_dim, tokens, order, hi_lo, regions.as_deref(), mask, quant));
         self.f32s(scales);
         let RelativeBias { table, index, heads } = bias;
         self.f32s(table);

@@ -1,5 +1,5 @@
-//! Selects the launches that run as one fused block: the launches of a block of the network, or of half a
-//! block.
+//! Selects the launches that run as one fused block: the launches of a block of the network, or of one of
+//! its branches.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::launch::{Kernel, Launch};
 use super::place::Images;
 
 /// Consecutive launches, which run one by one or as one fused block.
-pub(super) struct Part {
+pub(super) struct LaunchRange {
     pub(super) launches: Range<usize>,
     /// The fused block, with the order of its rows.
     fused: Option<(FusedBlock, Order)>,
@@ -25,18 +25,18 @@ pub(super) struct Fused<'a> {
     pub(super) rows: FusedRows<'a>,
 }
 
-impl Part {
+impl LaunchRange {
     /// One launch that is not part of a fused block.
-    fn single(launch: usize) -> Part {
-        Part { launches: launch..launch + 1, fused: None, min_rows: 0 }
+    fn single(launch: usize) -> LaunchRange {
+        LaunchRange { launches: launch..launch + 1, fused: None, min_rows: 0 }
     }
 
     /// The launches `range` of `launches`, prepared as one fused block over rows in `order`.
-    fn fused_block(launches: &[Arc<Launch>], range: Range<usize>, order: Order, cpu: Cpu) -> Part {
+    fn fused_block(launches: &[Arc<Launch>], range: Range<usize>, order: Order, cpu: Cpu) -> LaunchRange {
         let ops = launches[range.clone()].iter().map(|launch| launch.block_op()).collect();
         let columns = launches[range.start].output.spec.columns;
         let fused = FusedBlock::new(ops, columns, cpu.fused_block_rows());
-        Part { launches: range, fused: Some((fused, order)), min_rows: cpu.min_rows_per_thread() }
+        LaunchRange { launches: range, fused: Some((fused, order)), min_rows: cpu.min_rows_per_thread() }
     }
 
     /// The fused block that runs instead of the launches over `images`, if it is faster: it must keep
@@ -66,29 +66,29 @@ impl Part {
 }
 
 /// A launch outside of blocks, or the launches of a block.
-pub(super) enum Segment {
+pub(super) enum LaunchGroup {
     /// A launch outside of blocks.
-    Single(Part),
+    Single(LaunchRange),
     /// A block. The MLP takes rows in any order, so it continues in the order of the attention before it. If that order has
-    /// padding, the halves run apart, because in that order the MLP would compute rows of padding that nothing reads.
+    /// padding, the branches run apart, because in that order the MLP would compute rows of padding that nothing reads.
     Block {
         /// The stage.
         stage: usize,
         /// Attention and MLP.
-        whole: Part,
+        whole: LaunchRange,
         /// Attention, and the MLP in the order of the tokens.
-        halves: [Part; 2],
+        branches: [LaunchRange; 2],
     },
 }
 
-impl Segment {
+impl LaunchGroup {
     /// The parts that run, one after the other, for images of `geometry`.
-    pub(super) fn parts(&self, geometry: &Geometry) -> &[Part] {
+    pub(super) fn parts(&self, geometry: &Geometry) -> &[LaunchRange] {
         match self {
-            Segment::Single(part) => std::slice::from_ref(part),
-            Segment::Block { stage, whole, halves } => {
+            LaunchGroup::Single(part) => std::slice::from_ref(part),
+            LaunchGroup::Block { stage, whole, branches } => {
                 if geometry.grid(*stage).is_padded() {
-                    halves
+                    branches
                 } else {
                     std::slice::from_ref(whole)
                 }
@@ -97,22 +97,25 @@ impl Segment {
     }
 }
 
-/// The parts of all segments for images of `geometry`.
-pub(super) fn parts<'a>(segments: &'a [Segment], geometry: &'a Geometry) -> impl Iterator<Item = &'a Part> {
-    segments.iter().flat_map(|segment| segment.parts(geometry))
+/// The parts of all groups for images of `geometry`.
+pub(super) fn parts<'a>(
+    groups: &'a [LaunchGroup],
+    geometry: &'a Geometry,
+) -> impl Iterator<Item = &'a LaunchRange> {
+    groups.iter().flat_map(|group| group.parts(geometry))
 }
 
 /// For each tensor the largest number of `images` for which it needs memory, if one thread runs all of them, or up to `threads`
 /// threads run one of them: tensors inside a fused block need it only for images that run launch by launch.
 pub(super) fn most_images(
-    segments: &[Segment],
+    groups: &[LaunchGroup],
     launches: &[Arc<Launch>],
     tensors: usize,
     images: Images<'_>,
     threads: usize,
 ) -> Vec<usize> {
     let mut most = vec![images.count; tensors];
-    for part in parts(segments, images.geometry) {
+    for part in parts(groups, images.geometry) {
         let one = Images { count: 1, ..images };
         let shared = (2..=threads).any(|threads| part.fused(one, threads).is_none());
         let unfused = part.most_unfused(images).max(usize::from(shared));
@@ -121,41 +124,42 @@ pub(super) fn most_images(
     most
 }
 
-/// Divides `launches`, for `cpu`, into segments.
-pub(super) fn segments(launches: &[Arc<Launch>], cpu: Cpu) -> Vec<Segment> {
-    let mut segments = Vec::new();
+/// Divides `launches`, for `cpu`, into groups.
+pub(super) fn groups(launches: &[Arc<Launch>], cpu: Cpu) -> Vec<LaunchGroup> {
+    let mut groups = Vec::new();
     let mut next = 0;
-    let halves: Vec<Range<usize>> = halves(launches).collect();
-    let mut halves = halves.into_iter().peekable();
-    while let Some(first) = halves.next() {
-        segments.extend((next..first.start).map(|launch| Segment::Single(Part::single(launch))));
-        let order =
-            |half: &Range<usize>| launches[half.start].order().expect("a half begins with a gather of rows");
-        let fused = |range: Range<usize>, order| Part::fused_block(launches, range, order, cpu);
+    let branches: Vec<Range<usize>> = branches(launches).collect();
+    let mut branches = branches.into_iter().peekable();
+    while let Some(first) = branches.next() {
+        groups.extend((next..first.start).map(|launch| LaunchGroup::Single(LaunchRange::single(launch))));
+        let order = |branch: &Range<usize>| {
+            launches[branch.start].order().expect("a branch begins with a gather of rows")
+        };
+        let fused = |range: Range<usize>, order| LaunchRange::fused_block(launches, range, order, cpu);
         next = first.end;
         let follows = |second: &Range<usize>| second.start == first.end;
         let attends = matches!(order(&first), Order::Windows { .. });
-        let second = if attends { halves.next_if(follows) } else { None };
+        let second = if attends { branches.next_if(follows) } else { None };
         match (order(&first), second) {
             (windows @ Order::Windows { stage, .. }, Some(second)) => {
                 next = second.end;
                 let tokens = order(&second);
-                segments.push(Segment::Block {
+                groups.push(LaunchGroup::Block {
                     stage,
                     whole: fused(first.start..second.end, windows),
-                    halves: [fused(first, windows), fused(second, tokens)],
+                    branches: [fused(first, windows), fused(second, tokens)],
                 });
             }
-            (alone, _) => segments.push(Segment::Single(fused(first, alone))),
+            (alone, _) => groups.push(LaunchGroup::Single(fused(first, alone))),
         }
     }
-    segments.extend((next..launches.len()).map(|launch| Segment::Single(Part::single(launch))));
-    segments
+    groups.extend((next..launches.len()).map(|launch| LaunchGroup::Single(LaunchRange::single(launch))));
+    groups
 }
 
-/// The halves of blocks. Each half begins with a launch that gathers rows of the stream, and ends with the
-/// next launch that adds to the stream. The norm of a feature map gathers rows, too, but nothing is added before the next gather.
-fn halves(launches: &[Arc<Launch>]) -> impl Iterator<Item = Range<usize>> {
+/// The branches of blocks. Each begins with a launch that gathers rows of the residual, and ends with the
+/// next launch that adds to the residual. The norm of a feature map gathers rows, too, but nothing is added before the next gather.
+fn branches(launches: &[Arc<Launch>]) -> impl Iterator<Item = Range<usize>> {
     let gathers = |i: &usize| matches!(launches[*i].kernel, Kernel::Norm(..) | Kernel::Quantize(..));
     (0..launches.len()).filter(gathers).filter_map(move |first| {
         let mut rest = first + 1..launches.len();

@@ -38,11 +38,11 @@ pub(super) struct Room<'a> {
     /// The most images, for messages.
     pub(super) images: usize,
     pub(super) size: Size,
-    /// The number of lanes for which there is memory.
+    /// The number of lanes that have memory.
     pub(super) lanes: usize,
 }
 
-/// What a lane does with some of the images: their range, and memory for their outputs.
+/// The work of a lane on some of the images: their range, and memory for their outputs.
 pub(super) type Task<'a, T, const N: usize> =
     dyn Fn(&mut Pool, &mut Arena<'_>, Range<usize>, &mut [Option<&mut [T]>; N]) + Sync + 'a;
 

@@ -6,7 +6,7 @@ use swinq_kernels::attention::{AttentionIn, WindowAttention};
 use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8};
 use swinq_kernels::patches::{Patches, add_table};
-use swinq_kernels::{AlignedBuf, BlockOp, NormalizeHeads, Pool, QuantizeRows};
+use swinq_kernels::{AlignedBuf, BlockOp, Pool, QkNorm, QuantizeRows};
 use swinq_numerics::Images as Input;
 use swinq_plan::{Element, Order};
 
@@ -22,7 +22,7 @@ pub(super) enum Kernel {
     ResidualNorm(Arc<ResidualNorm>, Order),
     NormInPlace(LayerNorm),
     AddTable(Vec<f32>),
-    NormalizeHeads(Arc<NormalizeHeads>),
+    QkNorm(Arc<QkNorm>),
     Attention(Arc<WindowAttention>, Order),
     /// With the stage that ends with the merge.
     Merge(MergeNorm, usize),
@@ -73,7 +73,7 @@ impl Launch {
     ///
     /// # Panics
     /// If it reads the caller's images.
-    pub(super) fn stream_mut<'a>(&self, images: Images<'_>, arena: &'a mut Arena<'_>) -> &'a mut [f32] {
+    pub(super) fn residual_mut<'a>(&self, images: Images<'_>, arena: &'a mut Arena<'_>) -> &'a mut [f32] {
         let input = self.input.as_ref().expect("the launch reads a tensor");
         &mut arena.buffer_mut(input).as_f32_mut()[..input.values(images)]
     }
@@ -91,8 +91,8 @@ impl Launch {
         (self.weight_bytes + read + written) as u64
     }
 
-    fn run_in_place(&self, pool: &mut Pool, images: Images<'_>, stream: &mut AlignedBuf) {
-        let values = &mut stream.as_f32_mut()[..self.output.values(images)];
+    fn run_in_place(&self, pool: &mut Pool, images: Images<'_>, residual: &mut AlignedBuf) {
+        let values = &mut residual.as_f32_mut()[..self.output.values(images)];
         match &self.kernel {
             Kernel::NormInPlace(op) => op.run_in_place(pool, values),
             Kernel::AddTable(table) => add_table(pool, values, table),
@@ -127,12 +127,10 @@ impl Launch {
                 op.run(pool, count, input.f32(images, read), map, output.row_out(images, write))
             }
             Kernel::ResidualNorm(op, order) => {
-                let stream = &mut write.as_f32_mut()[..output.values(images)];
-                op.run(pool, count, input.f32(images, read), geometry.map(*order), stream)
+                let residual = &mut write.as_f32_mut()[..output.values(images)];
+                op.run(pool, count, input.f32(images, read), geometry.map(*order), residual)
             }
-            Kernel::NormalizeHeads(op) => {
-                op.run(pool, rows, input.f32(images, read), output.row_out(images, write))
-            }
+            Kernel::QkNorm(op) => op.run(pool, rows, input.f32(images, read), output.row_out(images, write)),
             Kernel::MergeRows(op, stage) => {
                 let map = geometry.merge(*stage);
                 op.run(pool, count, input.f32(images, read), map, output.row_out(images, write))
@@ -178,7 +176,7 @@ impl Launch {
             Kernel::Norm(..) | Kernel::NormInPlace(_) | Kernel::ResidualNorm(..) => "norm",
             Kernel::Quantize(..) => "quantize",
             Kernel::AddTable(_) => "add table",
-            Kernel::NormalizeHeads(_) => "normalize q, k",
+            Kernel::QkNorm(_) => "normalize q, k",
             Kernel::MergeRows(..) => "merge",
             Kernel::Attention(..) => "attention",
             Kernel::Merge(..) => "merge + norm",
@@ -201,7 +199,7 @@ impl Launch {
             Kernel::Norm(op, _) => BlockOp::Norm(Arc::clone(op)),
             Kernel::Quantize(op, _) => BlockOp::Quantize(Arc::clone(op)),
             Kernel::ResidualNorm(op, _) => BlockOp::ResidualNorm(Arc::clone(op)),
-            Kernel::NormalizeHeads(op) => BlockOp::NormalizeHeads(Arc::clone(op)),
+            Kernel::QkNorm(op) => BlockOp::QkNorm(Arc::clone(op)),
             Kernel::Attention(op, _) => BlockOp::Attention(Arc::clone(op)),
             _ => panic!("{} is no part of a block", self.name),
         }

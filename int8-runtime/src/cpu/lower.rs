@@ -8,8 +8,8 @@ use swinq_kernels::attention::WindowAttention;
 use swinq_kernels::layer_norm::{LayerNorm, MergeNorm, PooledNorm, ResidualNorm};
 use swinq_kernels::linear::{LinearF32, LinearI8, LinearSpec, Store as LinearStore};
 use swinq_kernels::patches::Patches;
-use swinq_kernels::{Cpu, NormalizeHeads, QuantizeRows};
-use swinq_numerics::{ColumnQuantizers, HeadsSpec, Quantizer, RowStore};
+use swinq_kernels::{Cpu, QkNorm, QuantizeRows};
+use swinq_numerics::{ColumnQuantizers, QkNormSpec, Quantizer, RowStore};
 use swinq_plan::{Attention, Linear, Merge, Norm, Op, Plan, Step, Store, Weight};
 
 use super::launch::{Kernel, Launch};
@@ -82,22 +82,22 @@ impl<'a> Lowering<'a> {
                 _ => Kernel::Norm(Arc::new(self.layer_norm(op, store)), *order),
             },
             Op::Quantize(order) => {
-                let stream = self.plan.tensor(step.input);
-                let quantize = QuantizeRows::new(cpu, stream.columns, row_store(store));
+                let residual = self.plan.tensor(step.input);
+                let quantize = QuantizeRows::new(cpu, residual.columns, row_store(store));
                 Kernel::Quantize(Arc::new(quantize), *order)
             }
             Op::NormInPlace(op) => Kernel::NormInPlace(self.layer_norm(op, store)),
             Op::PositionEmbedding(table) => Kernel::AddTable(table.read().into_owned()),
-            Op::NormalizeHeads(op) => {
+            Op::QkNorm(op) => {
                 let codes = match store {
                     Store::Codes(parts) => {
                         Some(<[Quantizer; 3]>::try_from(&parts[..]).expect("q, k and v have a site each"))
                     }
                     _ => None,
                 };
-                let (heads, head_dim, two_codes) = (op.heads, op.head_dim, &op.two_codes[..]);
-                let spec = HeadsSpec { heads, head_dim, two_codes, codes };
-                Kernel::NormalizeHeads(Arc::new(NormalizeHeads::new(cpu, &spec)))
+                let (heads, head_dim, hi_lo) = (op.heads, op.head_dim, &op.hi_lo[..]);
+                let spec = QkNormSpec { heads, head_dim, hi_lo, codes };
+                Kernel::QkNorm(Arc::new(QkNorm::new(cpu, &spec)))
             }
             Op::Attention(op) => self.attention(op, store),
             Op::Merge(Merge { norm: Some(norm), stage }) => {

@@ -25,12 +25,12 @@ use swinq_plan::{Geometry, Grids, Outline, Plan};
 
 use crate::arena::Layout;
 use crate::profile::LaunchProfile;
-use fused::{Segment, most_images, parts, segments};
+use fused::{LaunchGroup, groups, most_images, parts};
 use launch::Launch;
 use lower::lower;
 pub use options::CpuOptions;
 use place::{Arena, Images, Place, tensor_bytes};
-pub(crate) use runner::Runner;
+pub(crate) use runner::CpuRunner;
 pub use variants::{Position, Start, Variant, VariantRunner};
 
 /// The detail that a profile shows for launches that run as one fused block.
@@ -42,8 +42,8 @@ pub(crate) struct Packed {
     cpu: Cpu,
     /// One launch for each step of the plan.
     launches: Vec<Arc<Launch>>,
-    /// All launches in order, divided into segments.
-    segments: Vec<Segment>,
+    /// All launches in order, divided into groups.
+    groups: Vec<LaunchGroup>,
 }
 
 impl Packed {
@@ -52,13 +52,13 @@ impl Packed {
         // INT8 weights are packed into new memory, so what the reading of the model has left is not used again.
         give_back_freed_memory();
         let launches = lower(plan, cpu);
-        Packed { plan: Arc::clone(outline), cpu, segments: segments(&launches, cpu), launches }
+        Packed { plan: Arc::clone(outline), cpu, groups: groups(&launches, cpu), launches }
     }
 
     /// The places of tensors for batches of up to `images` on one thread, and for single images on up to `threads` threads.
     fn layout(&self, images: Images<'_>, threads: usize) -> Layout {
         let tensors = self.plan.tensors.len();
-        let most = most_images(&self.segments, &self.launches, tensors, images, threads);
+        let most = most_images(&self.groups, &self.launches, tensors, images, threads);
         Layout::of_plan(
             &self.plan,
             |tensor| tensor_bytes(tensor, images.geometry.grids()),
@@ -85,11 +85,11 @@ impl Packed {
     /// Runs all launches over `images`. Returns whether all values of `input` are finite.
     fn run(&self, pool: &mut Pool, arena: &mut Arena<'_>, images: Images<'_>, input: Input<'_>) -> bool {
         let mut finite = true;
-        for part in parts(&self.segments, images.geometry) {
+        for part in parts(&self.groups, images.geometry) {
             let launches = &self.launches[part.launches.clone()];
             match part.fused(images, pool.threads()) {
                 Some(fused) => {
-                    fused.block.run(pool, images.count, fused.rows, launches[0].stream_mut(images, arena));
+                    fused.block.run(pool, images.count, fused.rows, launches[0].residual_mut(images, arena));
                 }
                 None => {
                     for launch in launches {
@@ -117,7 +117,7 @@ impl Packed {
             all.iter_mut().zip(times).for_each(|(all, time)| all.push(time));
         }
         let mut profiles = Vec::with_capacity(all.len());
-        for part in parts(&self.segments, images.geometry) {
+        for part in parts(&self.groups, images.geometry) {
             let fused = part.fused(images, pool.threads()).is_some();
             for index in part.launches.clone() {
                 let launch = &self.launches[index];
@@ -142,12 +142,12 @@ impl Packed {
         input: Input<'_>,
         times: &mut [Duration],
     ) {
-        for part in parts(&self.segments, images.geometry) {
+        for part in parts(&self.groups, images.geometry) {
             let launches = &self.launches[part.launches.clone()];
             let times = &mut times[part.launches.clone()];
             if let Some(fused) = part.fused(images, pool.threads()) {
-                let stream = launches[0].stream_mut(images, arena);
-                let ops = fused.block.run_timed(pool, images.count, fused.rows, stream);
+                let residual = launches[0].residual_mut(images, arena);
+                let ops = fused.block.run_timed(pool, images.count, fused.rows, residual);
                 times.iter_mut().zip(ops).for_each(|(time, op)| *time += op);
                 continue;
             }

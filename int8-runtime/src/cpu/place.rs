@@ -147,7 +147,7 @@ impl Place {
         map: &'a RowMap,
     ) -> LinearOut<'a> {
         if self.residual {
-            return LinearOut::Residual { stream: &mut arena.as_f32_mut()[..self.values(images)], map };
+            return LinearOut::Residual { residual: &mut arena.as_f32_mut()[..self.values(images)], map };
         }
         self.row_out(images, arena).into()
     }

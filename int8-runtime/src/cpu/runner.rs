@@ -1,4 +1,4 @@
-//! Runs a packed model for many callers: memory for each group of threads, and what is prepared for each image size.
+//! Runs a packed model for many callers: memory for each group of threads, and the prepared state of each image size.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,7 +9,7 @@ use swinq_numerics::Images as Input;
 use swinq_plan::Geometry;
 
 use super::division::{Bounds, Division, first};
-use super::fused::Part;
+use super::fused::LaunchRange;
 use super::lanes::{Lanes, Room, lanes_in, lock};
 use super::place::{Images, Memory, tensor_bytes};
 use super::{CpuOptions, FUSED, Packed, outputs, parts};
@@ -20,7 +20,7 @@ use crate::memory::images_at_a_time;
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
-/// What a runner prepares for one image size.
+/// The prepared state of a runner for one image size.
 struct Prepared {
     geometry: Arc<Geometry>,
     /// The most images that one thread runs at a time.
@@ -29,7 +29,7 @@ struct Prepared {
     threads: usize,
     /// The memory of a group of threads.
     layout: Layout,
-    /// Groups for which there is memory.
+    /// Groups that have memory.
     lanes: usize,
 }
 
@@ -40,7 +40,7 @@ const SIZES: usize = 16;
 const ROUNDS: usize = 4;
 
 /// Runs a packed model on its own threads, with memory for tensors.
-pub(crate) struct Runner {
+pub(crate) struct CpuRunner {
     packed: Arc<Packed>,
     config: SwinConfig,
     lanes: Lanes,
@@ -53,14 +53,14 @@ pub(crate) struct Runner {
     prepared: Mutex<Vec<Arc<Prepared>>>,
 }
 
-impl Runner {
+impl CpuRunner {
     /// A runner of `packed`, a network of the architecture `config`, with `options`.
     pub(crate) fn new(
         packed: &Arc<Packed>,
         config: &SwinConfig,
         options: &CpuOptions,
-    ) -> Result<Runner, RuntimeError> {
-        let runner = Runner {
+    ) -> Result<CpuRunner, RuntimeError> {
+        let runner = CpuRunner {
             packed: Arc::clone(packed),
             config: config.clone(),
             lanes: Lanes::new(options.threads)?,
@@ -70,7 +70,7 @@ impl Runner {
             prepared: Mutex::new(Vec::with_capacity(2 + SIZES)),
         };
         let own = runner.prepare(Arc::clone(&packed.plan.own), options.max_batch);
-        runner.lanes.reserve(0, Runner::room(&own))?;
+        runner.lanes.reserve(0, CpuRunner::room(&own))?;
         lock(&runner.prepared).push(own);
         Ok(runner)
     }
@@ -94,7 +94,7 @@ impl Runner {
         lock(&self.prepared).iter().any(|prepared| prepared.geometry.image() == size)
     }
 
-    /// What is prepared for images of `size`.
+    /// The prepared state for images of `size`.
     fn prepared_for(&self, size: Size) -> Result<Arc<Prepared>, RuntimeError> {
         let mut all = lock(&self.prepared);
         match all.iter().position(|prepared| prepared.geometry.image() == size) {
@@ -120,7 +120,7 @@ impl Runner {
         Arc::new(Prepared { geometry, most, threads, layout, lanes })
     }
 
-    /// The memory of a lane for what is prepared.
+    /// The memory of a lane for a prepared state.
     fn room(prepared: &Prepared) -> Room<'_> {
         let Prepared { geometry, most, layout, lanes, .. } = prepared;
         Room { layout, images: *most, size: geometry.image(), lanes: *lanes }
@@ -181,7 +181,7 @@ impl Runner {
         finite: &AtomicBool,
     ) -> Result<(), RuntimeError> {
         let values = input.pixels.len() / division.images.max(1);
-        self.lanes.run(division, Runner::room(prepared), outputs, &|pool, arena, group, outputs| {
+        self.lanes.run(division, CpuRunner::room(prepared), outputs, &|pool, arena, group, outputs| {
             let batch = Images { count: group.len(), geometry: &prepared.geometry };
             let input = input.of_values(group.start * values..group.end * values);
             if !self.packed.run(pool, arena, batch, input) {
@@ -215,7 +215,7 @@ impl Runner {
         let Division { threads, each, .. } = self.first_division(count, &prepared);
         let batch = Images { count: each, geometry: &prepared.geometry };
         let input = input.of_values(0..each * (input.pixels.len() / count));
-        self.lanes.with_one(threads.min(turn.threads()), Runner::room(&prepared), |pool, arena| {
+        self.lanes.with_one(threads.min(turn.threads()), CpuRunner::room(&prepared), |pool, arena| {
             self.packed.profile(pool, arena, batch, input, runs)
         })
     }
@@ -246,11 +246,11 @@ impl Runner {
         let prepared = Arc::clone(&lock(&self.prepared)[0]);
         let Division { threads, each, .. } = self.first_division(count, &prepared);
         let images = Images { count: each, geometry: &prepared.geometry };
-        let lines = |part: &Part| {
+        let lines = |part: &LaunchRange| {
             let fused = part.fused(images, threads).is_some();
             let launches = self.packed.launches[part.launches.clone()].iter();
             launches.map(|l| l.describe(if fused { FUSED } else { "" })).collect::<Vec<_>>()
         };
-        parts(&self.packed.segments, images.geometry).flat_map(lines).collect()
+        parts(&self.packed.groups, images.geometry).flat_map(lines).collect()
     }
 }

@@ -11,7 +11,7 @@ use swinq_plan::{
     Store, TensorId, TensorSpec, Values, Weight,
 };
 
-use super::{CpuOptions, Packed, Runner};
+use super::{CpuOptions, CpuRunner, Packed};
 use crate::engine::{MOST_OUTPUTS, OutputForm};
 use crate::trace::{Traced, TracedValues};
 
@@ -49,8 +49,8 @@ struct Params {
     weight: Vec<f32>,
 }
 
-/// Four steps: pixels to the stream; codes of the stream in windows; a linear layer in float; the norm of its
-/// result, added to the stream.
+/// Four steps: pixels to the residual; codes of the residual in windows; a linear layer in float; the norm of its
+/// result, added to the residual.
 ///
 /// The linear layer reads f32, so the quantizer's result is stored dequantized.
 fn plan<'m>(params: &'m Params, quantizer: Quantizer, residual: Store) -> Plan<'m> {
@@ -85,7 +85,7 @@ fn plan<'m>(params: &'m Params, quantizer: Quantizer, residual: Store) -> Plan<'
             step("linear", Op::Linear(linear), Store::F32, 2, 3),
             step("norm", Op::Norm(norm, WINDOWS), residual, 3, 1),
         ],
-        outputs: vec![Output { name: "stream".to_owned(), kind: OutputKind::Logits, tensor: TensorId(1) }],
+        outputs: vec![Output { name: "residual".to_owned(), kind: OutputKind::Logits, tensor: TensorId(1) }],
         own: Arc::new(Geometry::new(&config(), Size::square(SIDE)).unwrap()),
     }
 }
@@ -97,7 +97,7 @@ fn floats<'a>(traced: &'a [Traced], name: &str) -> &'a [f32] {
 }
 
 #[test]
-fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
+fn the_residual_is_quantized_in_window_order_and_a_norm_adds_to_it() {
     let params = Params { gamma: values(C, 0.1), beta: values(C, 0.05), weight: values(C * C, 0.03) };
     let quantizer = Quantizer::new(0.02).unwrap();
     let (branch, shortcut) = (Quantizer::new(0.03), Quantizer::new(0.04));
@@ -115,12 +115,12 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
                 max_pixels: 0,
                 cpu,
             };
-            let runner = Runner::new(&packed, &config(), &options).unwrap();
+            let runner = CpuRunner::new(&packed, &config(), &options).unwrap();
             let input = Images::new(Size::square(SIDE), &pixels[..]);
             let traced = runner.trace(images, input).unwrap();
 
             let (map, tokens) = (plan.own.map(WINDOWS), plan.own.rows(Rows::Tokens(0)));
-            let (mut stream, x) = (floats(&traced, "patches").to_vec(), floats(&traced, "linear"));
+            let (mut residual, x) = (floats(&traced, "patches").to_vec(), floats(&traced, "linear"));
             let row = |image: usize, i: usize| image * map.rows().len() + i;
             for image in 0..images {
                 for (i, &token) in map.rows().iter().enumerate() {
@@ -129,14 +129,14 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
                         assert_eq!(gathered, [0.0; C], "{cpu}: padding row {i}");
                         continue;
                     }
-                    let token = &mut stream[(image * tokens + token as usize) * C..][..C];
+                    let token = &mut residual[(image * tokens + token as usize) * C..][..C];
                     let expected: Vec<f32> = token.iter().map(|&v| quantizer.fake(v)).collect();
                     assert_eq!(gathered, expected, "{cpu}: row {i} of image {image}");
                     let x = &x[row(image, i) * C..][..C];
                     add_layer_norm_row(x, &params.gamma, &params.beta, EPS, [branch, shortcut], token);
                 }
             }
-            assert_eq!(floats(&traced, "norm"), stream, "{cpu}");
+            assert_eq!(floats(&traced, "norm"), residual, "{cpu}");
 
             let mut fused = vec![0.0_f32; images * tokens * C];
             let mut outputs = [const { None }; MOST_OUTPUTS];
@@ -144,7 +144,7 @@ fn the_stream_is_quantized_in_window_order_and_a_norm_adds_to_it() {
             runner
                 .infer((images, images), input, &mut outputs, &[OutputForm::default(); MOST_OUTPUTS])
                 .unwrap();
-            assert_eq!(fused, stream, "{cpu}: all launches of an inference");
+            assert_eq!(fused, residual, "{cpu}: all launches of an inference");
 
             let mut plain = vec![0.0; C];
             layer_norm_row(&x[..C], &params.gamma, &params.beta, EPS, &mut plain);

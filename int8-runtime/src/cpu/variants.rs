@@ -12,7 +12,7 @@ use swinq_plan::{Element, Geometry, Grids, Outline, Plan, TensorId, TensorSpec};
 
 use super::division::{Bounds, Division, first};
 use super::fingerprint::{Fingerprint, fingerprint};
-use super::fused::{Part, parts, segments};
+use super::fused::{LaunchRange, groups, parts};
 use super::lanes::{Lanes, Room, lanes_in};
 use super::launch::Launch;
 use super::lower::Lowering;
@@ -43,7 +43,7 @@ pub enum Start<'a> {
     /// The images, of the runner's size. The run begins at the first position.
     Images(Input<'a>),
     /// The tensor at the position of this index, f32 `[images, values]`.
-    Stream(usize, &'a [f32]),
+    Residual(usize, &'a [f32]),
 }
 
 impl<'a> Start<'a> {
@@ -51,7 +51,7 @@ impl<'a> Start<'a> {
     fn position(&self) -> usize {
         match self {
             Start::Images(_) => 0,
-            Start::Stream(position, _) => *position,
+            Start::Residual(position, _) => *position,
         }
     }
 
@@ -59,7 +59,7 @@ impl<'a> Start<'a> {
     fn len(&self) -> usize {
         match self {
             Start::Images(images) => images.pixels.len(),
-            Start::Stream(_, stream) => stream.len(),
+            Start::Residual(_, residual) => residual.len(),
         }
     }
 
@@ -67,7 +67,7 @@ impl<'a> Start<'a> {
     fn part(self, range: Range<usize>) -> Start<'a> {
         match self {
             Start::Images(images) => Start::Images(images.of_values(range)),
-            Start::Stream(position, stream) => Start::Stream(position, &stream[range]),
+            Start::Residual(position, residual) => Start::Residual(position, &residual[range]),
         }
     }
 }
@@ -93,7 +93,7 @@ pub struct VariantRunner {
     config: SwinConfig,
     options: CpuOptions,
     lanes: Lanes,
-    /// Lanes for which there is memory.
+    /// Lanes that have memory.
     side_by_side: usize,
     layout: Layout,
     /// The network without parameters. Its tensors are those of all variants, but for their elements.
@@ -210,8 +210,8 @@ impl VariantRunner {
             Arc::clone(made.or_insert_with(|| Arc::new(lowering.launch(step))))
         };
         let launches: Vec<Arc<Launch>> = plan.steps.iter().enumerate().map(launch).collect();
-        let segments = segments(&launches, cpu);
-        Ok(Variant { packed: Packed { plan: Arc::new(plan.outline()), cpu, launches, segments } })
+        let groups = groups(&launches, cpu);
+        Ok(Variant { packed: Packed { plan: Arc::new(plan.outline()), cpu, launches, groups } })
     }
 
     /// Drops launches that no variant uses any more, and with them their packed weights.
@@ -329,7 +329,7 @@ impl VariantRunner {
         from: Start<'_>,
         (first, to): (usize, usize),
     ) {
-        let Packed { plan, launches, segments, .. } = &variant.packed;
+        let Packed { plan, launches, groups, .. } = &variant.packed;
         let place = |position: &Position| Place {
             tensor: position.tensor,
             spec: *plan.tensor(position.tensor),
@@ -337,20 +337,21 @@ impl VariantRunner {
         };
         let input = match from {
             Start::Images(input) => input,
-            Start::Stream(position, stream) => {
+            Start::Residual(position, residual) => {
                 let buffer = arena.buffer_mut(&place(&self.positions[position])).as_f32_mut();
-                buffer[..stream.len()].copy_from_slice(stream);
+                buffer[..residual.len()].copy_from_slice(residual);
                 Input::new(images.geometry.image(), &[][..] as &[u8])
             }
         };
         let steps = self.positions[first].step..self.positions[to].step;
-        let reached = |part: &&Part| part.launches.end > steps.start && part.launches.start < steps.end;
-        for part in parts(segments, images.geometry).filter(reached) {
+        let reached =
+            |part: &&LaunchRange| part.launches.end > steps.start && part.launches.start < steps.end;
+        for part in parts(groups, images.geometry).filter(reached) {
             let whole = part.launches.start >= steps.start && part.launches.end <= steps.end;
             match part.fused(images, pool.threads()).filter(|_| whole) {
                 Some(fused) => {
-                    let stream = launches[part.launches.start].stream_mut(images, arena);
-                    fused.block.run(pool, images.count, fused.rows, stream);
+                    let residual = launches[part.launches.start].residual_mut(images, arena);
+                    fused.block.run(pool, images.count, fused.rows, residual);
                 }
                 None => {
                     let some = part.launches.start.max(steps.start)..part.launches.end.min(steps.end);
@@ -397,8 +398,8 @@ fn positions(plan: &Plan<'_>) -> Vec<Position> {
     for (step, next) in plan.steps.iter().enumerate() {
         if let [tensor] = alive(plan, step)[..] {
             let spec = plan.tensor(tensor);
-            let stream = tensor == plan.image() || next_uses_are_stream(plan, step, tensor);
-            if stream {
+            let residual = tensor == plan.image() || next_uses_are_residual(plan, step, tensor);
+            if residual {
                 found.push(Position {
                     step,
                     name: next.name.clone(),
@@ -430,7 +431,7 @@ fn alive(plan: &Plan<'_>, at: usize) -> Vec<TensorId> {
 
 /// Whether `tensor`, which alone is alive before step `at`, is the residual stream, which is f32 in every variant:
 /// a norm, a merge, a pool or an op in place reads it, and no variant stores codes there.
-fn next_uses_are_stream(plan: &Plan<'_>, at: usize, tensor: TensorId) -> bool {
+fn next_uses_are_residual(plan: &Plan<'_>, at: usize, tensor: TensorId) -> bool {
     use swinq_plan::Op;
     let reads = |op: &Op<'_>| {
         let norm = matches!(op, Op::Norm(..) | Op::Merge(_) | Op::Pool(_) | Op::Quantize(_));

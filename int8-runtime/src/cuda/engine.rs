@@ -21,7 +21,7 @@ use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
 /// Runs a packed model on its GPU, with one arena, and one graph for each prepared batch.
-pub(crate) struct Runner {
+pub(crate) struct CudaRunner {
     pub(super) packed: Arc<Packed>,
     pub(super) config: SwinConfig,
     pub(super) memory: Memory,
@@ -40,16 +40,16 @@ pub(crate) struct Runner {
     pub(super) nvtx: Option<Nvtx>,
 }
 
-impl Runner {
+impl CudaRunner {
     /// Allocates the arena of `packed`, a network of the architecture `config`, for images of its own size.
     pub(crate) fn new(
         packed: &Arc<Packed>,
         config: &SwinConfig,
         options: CudaOptions,
-    ) -> Result<Runner, RuntimeError> {
+    ) -> Result<CudaRunner, RuntimeError> {
         let (device, nvtx) = (packed.device(), options.nvtx.then(Nvtx::new).transpose()?);
         let places = Places::new(packed, packed.own.grids(), options.max_batch);
-        Ok(Runner {
+        Ok(CudaRunner {
             memory: Memory::new(packed, options.max_batch, &places)?,
             tuner: Tuner::new(device, options.gemm, options.autotune)?,
             stream: Arc::new(Stream::new(device)?),
@@ -64,7 +64,7 @@ impl Runner {
         })
     }
 
-    /// The image size for which the network was built.
+    /// The network's own image size.
     pub(super) fn own_size(&self) -> Size {
         self.packed.own.image()
     }
@@ -79,14 +79,14 @@ impl Runner {
         self.memory.bytes() + self.pipeline.as_ref().map_or(0, |pipeline| pipeline.input().bytes())
     }
 
-    /// Resets the flags after runs that are not inferences. Repeated launches add to the stream again and
+    /// Resets the flags after runs that are not inferences. Repeated launches add to the residual again and
     /// again, so that it may overflow.
     fn lower_flags(&self) -> Result<(), RuntimeError> {
         self.memory.take_flag(&self.stream)?;
         Ok(())
     }
 
-    /// What is prepared for `count` images of `size`, whose values are in `pixels`.
+    /// The prepared state for `count` images of `size`, whose values are in `pixels`.
     ///
     /// # Panics
     /// If nothing is.
@@ -119,17 +119,17 @@ impl Runner {
         let pixels = self.load(&[], images * size.area() * self.config.in_chans)?;
         let _range = self.nvtx.map(|nvtx| nvtx.range(&format!("graphs of {images} images")));
         let (prepared, images) = self.prepared((size, images), &pixels);
-        let (regions, on) = (self.maps_in_f16(images.count, images.of), &self.stream);
+        let (regions, stream) = (self.maps_in_f16(images.count, images.of), &self.stream);
         let marks: Vec<Event> =
             (0..=runs).map(|_| Event::new(self.packed.device())).collect::<Result<_, _>>()?;
-        marks[0].record(on)?;
+        marks[0].record(stream)?;
         for mark in &marks[1..] {
-            embed(&self.packed.steps, &prepared.launches, &self.memory, on, images)?;
-            prepared.run(&self.packed, &self.memory, on, images)?;
-            write(&self.packed, &self.memory, on, images, &regions)?;
-            mark.record(on)?;
+            embed(&self.packed.steps, &prepared.launches, &self.memory, stream, images)?;
+            prepared.run(&self.packed, &self.memory, stream, images)?;
+            write(&self.packed, &self.memory, stream, images, &regions)?;
+            mark.record(stream)?;
         }
-        on.synchronize()?;
+        stream.synchronize()?;
         let time = |pair: &[Event]| {
             let ms = Event::elapsed_ms(&pair[0], &pair[1])?;
             Ok::<_, CudaError>(Duration::from_secs_f64(f64::from(ms) / 1e3))
@@ -148,13 +148,13 @@ impl Runner {
         let size = self.own_size();
         self.prepare(count, size)?;
         let pixels = self.load(pixels, 0)?;
-        let (on, (prepared, images)) = (&*self.stream, self.prepared((size, count), &pixels));
+        let (stream, (prepared, images)) = (&*self.stream, self.prepared((size, count), &pixels));
         let mut profiles = Vec::with_capacity(prepared.launches.len());
         for (index, choice) in &prepared.launches {
             let step = &self.packed.steps[*index];
             let _range = self.nvtx.map(|nvtx| nvtx.range(&step.name));
-            let ms = time_together(self.packed.device(), on, || {
-                self.memory.run((*index, step), choice.as_ref(), on, images)
+            let ms = time_together(self.packed.device(), stream, || {
+                self.memory.run((*index, step), choice.as_ref(), stream, images)
             })?;
             let rows = count * images.of.geometry.rows(step.rows);
             profiles.push(LaunchProfile {
@@ -167,8 +167,8 @@ impl Runner {
         }
         for region in self.maps_in_f16(count, images.of) {
             let images = Images { count, ..images };
-            let ms = time_together(self.packed.device(), on, || {
-                write(&self.packed, &self.memory, on, images, std::slice::from_ref(&region))
+            let ms = time_together(self.packed.device(), stream, || {
+                write(&self.packed, &self.memory, stream, images, std::slice::from_ref(&region))
             })?;
             profiles.push(region.profile(&self.packed, &self.memory, images, ms));
         }
@@ -199,14 +199,14 @@ impl Runner {
         let padded = self.sizes.padded((size, count), self.options.max_batch);
         self.prepare(padded, size)?;
         let pixels = self.load(pixels, padded * size.area() * self.config.in_chans)?;
-        let (on, (prepared, images)) = (&*self.stream, self.prepared((size, padded), &pixels));
+        let (stream, (prepared, images)) = (&*self.stream, self.prepared((size, padded), &pixels));
         let mut all = Vec::with_capacity(prepared.launches.len());
         for (index, choice) in &prepared.launches {
             let step = &self.packed.steps[*index];
-            self.memory.run((*index, step), choice.as_ref(), on, images)?;
+            self.memory.run((*index, step), choice.as_ref(), stream, images)?;
             let output = self.memory.slice(step.output, Images { count, ..images });
             let mut bytes = vec![0u8; output.bytes()];
-            output.copy_to(on, &mut bytes)?;
+            output.copy_to(stream, &mut bytes)?;
             let values = self.memory.tensors[step.output.0].traced(&bytes);
             all.push(Traced { name: step.name.clone(), tensor: step.output, values });
         }
@@ -215,23 +215,23 @@ impl Runner {
     }
 }
 
-impl Drop for Runner {
+impl Drop for CudaRunner {
     fn drop(&mut self) {
         // Graphs, kernels and memory live until the work that streams of callers do with them is done.
         let _ = self.last.synchronize();
     }
 }
 
-/// Puts the first of the `launches` of `steps` on `on`, which reads the images.
+/// Puts the first of the `launches` of `steps` on `stream`, which reads the images.
 pub(super) fn embed(
     steps: &[DeviceStep],
     launches: &[Launch],
     memory: &Memory,
-    on: &Stream,
+    stream: &Stream,
     images: Images<'_>,
 ) -> Result<(), CudaError> {
     let (index, choice) = &launches[0];
-    memory.run((*index, &steps[*index]), choice.as_ref(), on, images)
+    memory.run((*index, &steps[*index]), choice.as_ref(), stream, images)
 }
 
 /// As [`embed`], for a batch that is prepared for `number` images. The rows of those that are missing are copies of the first
@@ -241,10 +241,10 @@ pub(super) fn embed_in(
     packed: &Packed,
     launches: &[Launch],
     memory: &Memory,
-    on: &Stream,
+    stream: &Stream,
     images: Images<'_>,
 ) -> Result<(), CudaError> {
-    embed(&packed.steps, launches, memory, on, images)?;
+    embed(&packed.steps, launches, memory, stream, images)?;
     if images.count == number {
         return Ok(());
     }
@@ -252,22 +252,22 @@ pub(super) fn embed_in(
     let rows = memory.slice(written, Images { count: number, ..images });
     let image = rows.bytes() / number;
     let rest = rows.slice(images.count * image, (number - images.count) * image);
-    rest.fill_with(on, &rows.slice(0, image))
+    rest.fill_with(stream, &rows.slice(0, image))
 }
 
-/// Puts the `launches` of `steps` on `on`, each in a range with its name if `nvtx` is given.
+/// Puts the `launches` of `steps` on `stream`, each in a range with its name if `nvtx` is given.
 pub(super) fn run_all(
     steps: &[DeviceStep],
     launches: &[Launch],
     memory: &Memory,
-    on: &Stream,
+    stream: &Stream,
     images: Images<'_>,
     nvtx: Option<Nvtx>,
 ) -> Result<(), RuntimeError> {
     launches.iter().try_for_each(|(index, choice)| {
         let step = &steps[*index];
         let _range = nvtx.map(|nvtx| nvtx.range(&step.name));
-        let run = memory.run((*index, step), choice.as_ref(), on, images);
+        let run = memory.run((*index, step), choice.as_ref(), stream, images);
         run.map_err(|error| RuntimeError::on_device(&step.name, error))
     })
 }

@@ -4,7 +4,7 @@ use swinq_cuda::ops::{DeviceMap, DeviceWindows, RowOrder, TokenRows};
 use swinq_cuda::{CudaError, Device, Stream, Upload};
 use swinq_plan::{Geometry, Grids, Order, Rows};
 
-/// What the size of an image decides, on a device.
+/// The geometry of an image size, on a device.
 pub(crate) struct DeviceGeometry {
     grids: Grids,
     stages: Vec<StageGeometry>,
@@ -19,7 +19,7 @@ struct StageGeometry {
     merge: Option<DeviceMap>,
 }
 
-/// A gather or a scatter of the stream's rows.
+/// A gather or a scatter of the residual's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gather {
     /// Tokens in an order.
@@ -29,11 +29,11 @@ pub(crate) enum Gather {
 }
 
 impl DeviceGeometry {
-    /// Copies `geometry` to the device. With `codes`, launches that add to the stream store its codes in the order of windows.
-    /// The host waits for `on`.
+    /// Copies `geometry` to the device. With `codes`, launches that add to the residual store its codes in the order of windows.
+    /// The host waits for `stream`.
     pub(crate) fn new(
         device: &Device,
-        on: &Stream,
+        stream: &Stream,
         geometry: &Geometry,
         codes: bool,
     ) -> Result<DeviceGeometry, CudaError> {
@@ -44,7 +44,7 @@ impl DeviceGeometry {
             StageGeometry::new(&mut upload, geometry, stage, (codes, stage + 1 < stages))
         };
         let stages = (0..stages).map(stage).collect();
-        upload.finish(on)?;
+        upload.finish(stream)?;
         Ok(DeviceGeometry { grids: geometry.grids().clone(), stages })
     }
 
@@ -88,7 +88,7 @@ impl DeviceGeometry {
         }
     }
 
-    /// Whether a launch that adds to the stream stores its codes in `order`: if no row is padding.
+    /// Whether a launch that adds to the residual stores its codes in `order`: if no row is padding.
     pub(crate) fn stores_codes(&self, order: Order) -> bool {
         match order {
             Order::Tokens(_) => true,

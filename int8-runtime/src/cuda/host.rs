@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use swinq_cuda::ops::output::{OutputForm as DeviceForm, OutputType};
 use swinq_cuda::ops::patch::{InputForm, InputType};
-use swinq_cuda::{CudaError, DeviceSlice, Nvtx, Part, Pipeline, Stream};
+use swinq_cuda::{CudaError, DeviceSlice, Nvtx, Pipeline, Stream, Transfer};
 use swinq_model::Size;
 use swinq_numerics::{ImageLayout, Images as Input, Pixels};
 
-use super::engine::{Runner, embed_in, run_all};
+use super::engine::{CudaRunner, embed_in, run_all};
 use super::memory::{ALIGN, Images, Memory, OfSize};
-use super::options::StreamType;
+use super::options::ResidualType;
 use super::packed::{Meaning, Packed};
 use super::tune::Effort;
 use crate::engine::{Finite, MOST_OUTPUTS, OutputBytes, OutputElement, OutputForm, OutputLayout};
@@ -75,7 +75,7 @@ impl From<OutputForm> for DeviceForm {
     }
 }
 
-impl Runner {
+impl CudaRunner {
     /// Computes the outputs of the `images` images of `input`; there must be at least one. They run in batches of
     /// `each` images, at most `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for each
     /// output of the plan in these `forms`, or `None` for one that is not asked for. Copies overlap with computation, except with
@@ -108,7 +108,7 @@ impl Runner {
                 *memory = later;
                 (region.begin, now)
             });
-            transfers.push(Part { input, outputs: outputs.collect() });
+            transfers.push(Transfer { input, outputs: outputs.collect() });
             parts.push(HostPart { count, number, regions });
         }
         let known = parts.iter().all(|part| part.regions.iter().all(|region| region.written));
@@ -120,13 +120,13 @@ impl Runner {
             return self.check_flags(&asked, known);
         }
         let (packed, memory, sizes) = (&self.packed, &self.memory, &self.sizes);
-        let work = |index: usize, on: &Stream, pixels: &DeviceSlice| {
+        let work = |index: usize, stream: &Stream, pixels: &DeviceSlice| {
             let HostPart { count, number, regions } = &parts[index];
             let prepared = sizes.get((size, *number)).expect("the batch is prepared");
             let images = Images { count: *count, of: &of, input: Some((pixels, form)) };
-            embed_in(*number, packed, &prepared.launches, memory, on, images)?;
-            prepared.run(packed, memory, on, Images { count: *number, ..images })?;
-            write(packed, memory, on, images, regions)
+            embed_in(*number, packed, &prepared.launches, memory, stream, images)?;
+            prepared.run(packed, memory, stream, Images { count: *number, ..images })?;
+            write(packed, memory, stream, images, regions)
         };
         let pipeline = self.pipeline.as_mut().expect("it is reserved");
         match pipeline.run(memory.results(), transfers.into_iter(), work)? {
@@ -176,25 +176,25 @@ impl Runner {
         self.prepare_batch(images, of, Effort::Measure, true)
     }
 
-    /// Resets all flags, and tells what they say. `known` is whether all outputs that are asked for have a flag.
+    /// Resets all flags, and returns their meaning. `known` is whether all outputs that are asked for have a flag.
     ///
     /// # Errors
-    /// [`RuntimeError::StreamOverflow`] if a value in the f16 stream is not finite.
+    /// [`RuntimeError::ResidualOverflow`] if a value in the f16 residual is not finite.
     fn check_flags(&self, asked: &[Asked], known: bool) -> Result<Finite, RuntimeError> {
         let Some(flag) = self.memory.take_flag(&self.stream)? else {
             return Ok(Finite { input: true, outputs: known });
         };
         match self.packed.meaning(flag) {
             Meaning::Input => Ok(Finite { input: false, outputs: false }),
-            Meaning::Stream(launch) => Err(RuntimeError::StreamOverflow { launch }),
+            Meaning::Residual(launch) => Err(RuntimeError::ResidualOverflow { launch }),
             Meaning::Output(output, _) => {
-                // A value of a feature map that is not finite in f32 was not finite in the stream.
+                // A value of a feature map that is not finite in f32 was not finite in the residual.
                 let in_f32 =
                     asked.iter().any(|asked| asked.index == output && asked.form.element == OutputType::F32);
-                let stream = self.options.residual == StreamType::F16 && in_f32;
+                let f16_residual = self.options.residual == ResidualType::F16 && in_f32;
                 let source = self.packed.outputs[output].source;
-                match self.packed.writer(source, self.packed.steps.len()).filter(|_| stream) {
-                    Some(writer) => Err(RuntimeError::StreamOverflow { launch: writer.name.clone() }),
+                match self.packed.writer(source, self.packed.steps.len()).filter(|_| f16_residual) {
+                    Some(writer) => Err(RuntimeError::ResidualOverflow { launch: writer.name.clone() }),
                     None => Ok(Finite { input: true, outputs: false }),
                 }
             }
@@ -207,24 +207,24 @@ impl Runner {
         nvtx: Nvtx,
         part: &HostPart,
         (of, form): (&OfSize, InputForm),
-        transfer: Part<'_>,
+        transfer: Transfer<'_>,
     ) -> Result<(), RuntimeError> {
         let HostPart { count, number, regions } = part;
         let _inference = nvtx.range(&format!("inference of {number} images"));
-        let (on, size) = (&*self.stream, of.geometry.grids().image());
+        let (stream, size) = (&*self.stream, of.geometry.grids().image());
         let input = self.pipeline.as_ref().expect("it is reserved").input();
         let prepared = self.sizes.get((size, *number)).expect("the batch is prepared");
-        input.slice(0, transfer.input.len()).copy_from(on, transfer.input)?;
+        input.slice(0, transfer.input.len()).copy_from(stream, transfer.input)?;
         let images = Images { count: *count, of, input: Some((input, form)) };
         {
             let _range = nvtx.range(&self.packed.steps[prepared.launches[0].0].name);
-            embed_in(*number, &self.packed, &prepared.launches, &self.memory, on, images)?;
+            embed_in(*number, &self.packed, &prepared.launches, &self.memory, stream, images)?;
         }
         let all = Images { count: *number, ..images };
-        run_all(&self.packed.steps, &prepared.launches[1..], &self.memory, on, all, Some(nvtx))?;
-        write(&self.packed, &self.memory, on, images, regions)?;
+        run_all(&self.packed.steps, &prepared.launches[1..], &self.memory, stream, all, Some(nvtx))?;
+        write(&self.packed, &self.memory, stream, images, regions)?;
         for (begin, to) in transfer.outputs {
-            self.memory.results().slice(begin, to.len()).copy_to(on, to)?;
+            self.memory.results().slice(begin, to.len()).copy_to(stream, to)?;
         }
         Ok(())
     }
@@ -275,17 +275,17 @@ fn regions(packed: &Packed, memory: &Memory, asked: &[Asked], count: usize) -> V
     asked.iter().map(place).collect()
 }
 
-/// Puts the ops that write outputs of `images` to `regions` on `on`.
+/// Puts the ops that write outputs of `images` to `regions` on `stream`.
 pub(super) fn write(
     packed: &Packed,
     memory: &Memory,
-    on: &Stream,
+    stream: &Stream,
     images: Images<'_>,
     regions: &[Region],
 ) -> Result<(), CudaError> {
     regions.iter().filter(|region| region.written).try_for_each(|region| {
         let &Region { index, form, begin, bytes, .. } = region;
         let out: DeviceSlice = memory.results().slice(begin, bytes);
-        memory.write_output((index, &packed.outputs[index]), on, images, (&out, form))
+        memory.write_output((index, &packed.outputs[index]), stream, images, (&out, form))
     })
 }

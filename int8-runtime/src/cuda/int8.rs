@@ -5,7 +5,9 @@ use swinq_plan::{Linear, Weight};
 
 /// Whether the layer is INT8 without an `.output` site. Its input may have zero points.
 pub(super) fn is_int8(linear: &Linear<'_>) -> bool {
-    linear.output.is_none() && matches!(linear.weight, Weight::Int8 { .. })
+    // A new field must be computed by the fused launches, or refused here.
+    let Linear { layer: _, n: _, k: _, weight, bias: _, output, gelu: _, order: _ } = linear;
+    output.is_none() && matches!(weight, Weight::Int8 { .. })
 }
 
 /// Whether the layer [`is_int8`], and its input has no zero points.

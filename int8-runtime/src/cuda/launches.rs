@@ -21,8 +21,8 @@ impl DeviceLaunches {
     }
 
     pub(crate) fn of(&self, plan: &Plan<'_>, images: usize) -> Result<Vec<LaunchSteps>, RuntimeError> {
-        let (stream, fuse) = (self.options.residual, fuses(&self.options));
-        let mut all = launches(&self.device, plan, stream, fuse, images)?;
+        let (residual, fuse) = (self.options.residual, fuses(&self.options));
+        let mut all = launches(&self.device, plan, residual, fuse, images)?;
         // A launch of its own writes each map.
         let maps = plan.outputs.iter().filter(|output| matches!(output.kind, OutputKind::Stage(_)));
         all.extend(maps.map(|output| LaunchSteps { name: output.name.clone(), steps: 0..0 }));

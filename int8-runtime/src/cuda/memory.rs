@@ -65,7 +65,7 @@ impl Places {
     }
 }
 
-/// What a runner has prepared for an image size, whatever the number of images.
+/// The prepared state of a runner for an image size, whatever the number of images.
 pub(crate) struct OfSize {
     pub(crate) geometry: Arc<DeviceGeometry>,
     pub(crate) places: Places,
@@ -88,7 +88,7 @@ pub(crate) struct Images<'a> {
 pub(crate) struct Memory {
     pub(crate) tensors: Vec<DeviceTensor>,
     arena: DeviceSlice,
-    /// One u32 flag for each step, which it sets if its f16 stream holds a value that is not finite, and one for each output;
+    /// One u32 flag for each step, which it sets if its f16 residual holds a value that is not finite, and one for each output;
     /// then the scores of a classifier, and outputs on their way to the host, for which there is room after the first of them.
     results: DeviceSlice,
     /// The number of steps, and that of flags.
@@ -178,27 +178,27 @@ impl Memory {
         [self.results.slice(0, 4 * self.steps), self.results.slice(4 * (self.steps + index), 4)]
     }
 
-    /// Puts the op of output `index` of `images` on `on`, which writes to `out` in `form`.
+    /// Puts the op of output `index` of `images` on `stream`, which writes to `out` in `form`.
     pub(crate) fn write_output(
         &self,
         (index, output): (usize, &PackedOutput),
-        on: &Stream,
+        stream: &Stream,
         images: Images<'_>,
         (out, form): (&DeviceSlice, OutputForm),
     ) -> Result<(), CudaError> {
         let rows = images.of.geometry.rows(self.tensors[output.source.0].rows);
         let (source, [steps, raised]) = (self.slice(output.source, images), self.output_flags(index));
         let flags = OutputFlags { steps: &steps, raised: &raised };
-        output.op.run(on, (images.count, rows), &source, (out, form), flags)
+        output.op.run(stream, (images.count, rows), &source, (out, form), flags)
     }
 
     /// Returns the index of the first flag that is set, if there is one, and resets all flags: those of the steps come before
     /// those of the outputs.
-    pub(crate) fn take_flag(&self, on: &Stream) -> Result<Option<usize>, CudaError> {
+    pub(crate) fn take_flag(&self, stream: &Stream) -> Result<Option<usize>, CudaError> {
         let flags = self.flags();
         let mut words = vec![0_u32; self.flags];
-        flags.copy_to(on, &mut words)?;
-        flags.fill_zero(on)?;
+        flags.copy_to(stream, &mut words)?;
+        flags.fill_zero(stream)?;
         Ok(words.iter().position(|&word| word != 0))
     }
 
@@ -222,12 +222,12 @@ impl Memory {
         images.count * self.tensors[id.0].bytes(images.of.geometry.grids())
     }
 
-    /// Puts step `index` on `on`, for `images`.
+    /// Puts step `index` on `stream`, for `images`.
     pub(crate) fn run(
         &self,
         (index, step): (usize, &DeviceStep),
         choice: Option<&Choice>,
-        on: &Stream,
+        stream: &Stream,
         images: Images<'_>,
     ) -> Result<(), CudaError> {
         let input = self.slice(step.input, images);
@@ -236,7 +236,7 @@ impl Memory {
         let codes = step.codes.map(|codes| self.slice(codes.tensor, images));
         let form = images.input.map_or(InputForm::PIXELS, |(_, form)| form);
         let operands = Operands { input: &input, form, output: &output, codes: codes.as_ref(), flag: &flag };
-        step.run(on, (images.count, &images.of.geometry), &operands, choice)
+        step.run(stream, (images.count, &images.of.geometry), &operands, choice)
     }
 
     /// Minimum number of bytes that a step must read and write: its input, its output and its weights, once
@@ -268,7 +268,7 @@ fn most_images<'a>(
     images
 }
 
-/// What each step reads and writes, for [`Layout::new`], from the input, the output and the second output of the steps.
+/// The tensors that each step reads and writes, for [`Layout::new`], from the input, the output and the second output of the steps.
 /// A step reads its input while it writes both outputs.
 fn uses(steps: impl Iterator<Item = (TensorId, TensorId, Option<TensorId>)>) -> Vec<(TensorId, TensorId)> {
     let of_step = |(input, output, second): (TensorId, TensorId, Option<TensorId>)| {
@@ -286,7 +286,7 @@ mod tests {
 
     #[test]
     fn tensors_of_small_batches_have_room_for_those_only() {
-        let [stream, codes, hidden] = [0, 1, 2].map(TensorId);
+        let [residual, codes, hidden] = [0, 1, 2].map(TensorId);
         // 3136 tokens in the first stage.
         let own =
             Geometry::new(&SwinConfig::official("swin_tiny_patch4_window7_224").unwrap(), Size::square(224));
@@ -294,7 +294,7 @@ mod tests {
         let any = When::ANY;
         let fused = When::from_rows(Rows::Tokens(0), 3 * 3136, &own);
         let few = fused.few().unwrap();
-        let touched = [(&any, stream), (&fused, stream), (&few, codes), (&few, hidden), (&any, hidden)];
+        let touched = [(&any, residual), (&fused, residual), (&few, codes), (&few, hidden), (&any, hidden)];
         let most = |images| most_images(touched.into_iter(), 3, (images, own.grids()));
         assert_eq!(most(128), [128, 2, 128]);
         assert_eq!(most(1), [1, 1, 1]);
@@ -302,16 +302,16 @@ mod tests {
 
     #[test]
     fn a_second_output_does_not_overwrite_the_input() {
-        let [image, stream, branch, codes, hidden] = [0, 1, 2, 3, 4].map(TensorId);
+        let [image, residual, branch, codes, hidden] = [0, 1, 2, 3, 4].map(TensorId);
         let steps = [
-            (image, stream, None),
-            (stream, branch, None),
-            (branch, stream, Some(codes)),
+            (image, residual, None),
+            (residual, branch, None),
+            (branch, residual, Some(codes)),
             (codes, hidden, None),
         ];
         let layout = Layout::new(&uses(steps.into_iter()), &[8; 5], &[]);
         let slot = |tensor: TensorId| layout.slot[tensor.0].unwrap();
-        assert!(slot(codes) != slot(branch) && slot(codes) != slot(stream), "{layout:?}");
+        assert!(slot(codes) != slot(branch) && slot(codes) != slot(residual), "{layout:?}");
         assert_eq!(slot(hidden), slot(branch), "the branch is not used after its step");
     }
 }

@@ -1,7 +1,7 @@
-//! Lowers the MLP half of a block (LayerNorm, fc1, fc2; for Swin V2 the codes of the stream, fc1, fc2, LayerNorm) to one
+//! Lowers the MLP branch of a block (LayerNorm, fc1, fc2; for Swin V2 the codes of the residual, fc1, fc2, LayerNorm) to one
 //! launch where there is a kernel for it.
 
-use swinq_cuda::ops::StreamType;
+use swinq_cuda::ops::ResidualType;
 use swinq_cuda::ops::mlp::{DeviceMlp, MlpConfig, MlpNorm, MlpSpec};
 use swinq_cuda::{CudaError, Device};
 use swinq_numerics::{ColumnQuantizers, Gelu};
@@ -11,7 +11,7 @@ use super::int8::{int8_linear, is_int8, is_plain};
 use super::lower::stored_codes;
 use super::step::Codes;
 
-/// The plan's steps of the MLP half of a block, in INT8 without `.output` and residual sites. The hidden columns alone may have
+/// The plan's steps of the MLP branch of a block, in INT8 without `.output` and residual sites. The hidden columns alone may have
 /// zero points.
 struct Mlp<'a> {
     norm: &'a Norm<'a>,
@@ -21,14 +21,14 @@ struct Mlp<'a> {
     gelu: Gelu,
     /// The quantizers of the results of fc1, if each column has its own.
     channels: Option<&'a ColumnQuantizers>,
-    /// The codes of the new stream.
+    /// The codes of the new residual.
     codes: Option<Codes>,
     /// Steps of the plan that the launch computes.
     count: usize,
 }
 
 impl<'a> Mlp<'a> {
-    /// The MLP that `steps` begins with, if it does. With `next_codes` it stores the codes of the new stream that the step
+    /// The MLP that `steps` begins with, if it does. With `next_codes` it stores the codes of the new residual that the step
     /// after it computes.
     fn of(steps: &'a [Step<'a>], next_codes: bool) -> Option<Mlp<'a>> {
         let [first, second, third, after @ ..] = steps else { return None };
@@ -45,7 +45,7 @@ impl<'a> Mlp<'a> {
         }
         match &first.op {
             Op::Norm(norm, Order::Tokens(_)) if adds(third, first.input) => {
-                Some(Mlp { norm, of: MlpNorm::Stream, fc1, fc2, gelu, channels, codes: None, count: 3 })
+                Some(Mlp { norm, of: MlpNorm::Residual, fc1, fc2, gelu, channels, codes: None, count: 3 })
             }
             Op::Quantize(Order::Tokens(_)) if matches!(third.store, Store::F32) => {
                 let [fourth, after @ ..] = after else { return None };
@@ -62,7 +62,7 @@ impl<'a> Mlp<'a> {
     }
 
     /// Calls `f` with the MLP in the words of the op.
-    fn with_spec<T>(&self, stream: StreamType, f: impl FnOnce(&MlpSpec<'_>) -> T) -> T {
+    fn with_spec<T>(&self, residual: ResidualType, f: impl FnOnce(&MlpSpec<'_>) -> T) -> T {
         let (gamma, beta) = (self.norm.gamma.read(), self.norm.beta.read());
         let biases = [self.fc1, self.fc2].map(|linear| linear.bias.map(|bias| bias.read()));
         f(&MlpSpec {
@@ -73,7 +73,7 @@ impl<'a> Mlp<'a> {
             gelu: self.gelu,
             fc2: int8_linear(self.fc2, biases[1].as_deref()),
             channels: self.channels,
-            stream,
+            residual,
         })
     }
 }
@@ -87,9 +87,9 @@ fn hidden_codes(store: &Store) -> Option<Option<&ColumnQuantizers>> {
     }
 }
 
-/// Whether `step` adds its results to `stream`, without residual sites.
-fn adds(step: &Step<'_>, stream: TensorId) -> bool {
-    step.output == stream && matches!(step.store, Store::Residual { branch: None, shortcut: None })
+/// Whether `step` adds its results to `residual`, without residual sites.
+fn adds(step: &Step<'_>, residual: TensorId) -> bool {
+    step.output == residual && matches!(step.store, Store::Residual { branch: None, shortcut: None })
 }
 
 /// An MLP that one launch computes.
@@ -97,22 +97,22 @@ pub(super) struct FusedMlp<'a> {
     /// The name of the launch.
     pub(super) name: String,
     mlp: Mlp<'a>,
-    stream: StreamType,
+    residual: ResidualType,
     config: MlpConfig,
 }
 
 impl<'a> FusedMlp<'a> {
     /// The MLP that `steps` begins with. `None` if `steps` does not begin with an MLP, or there is no kernel for it. With
-    /// `next_codes` it also computes the step after the MLP, if that step computes codes of the new stream.
+    /// `next_codes` it also computes the step after the MLP, if that step computes codes of the new residual.
     pub(super) fn find(
         device: &Device,
         steps: &'a [Step<'a>],
-        stream: StreamType,
+        residual: ResidualType,
         next_codes: bool,
     ) -> Option<FusedMlp<'a>> {
         let mlp = Mlp::of(steps, next_codes)?;
-        let config = mlp.with_spec(stream, |spec| DeviceMlp::config(device, spec))?;
-        Some(FusedMlp { name: steps[1].name.trim_end_matches(".fc1").to_owned(), mlp, stream, config })
+        let config = mlp.with_spec(residual, |spec| DeviceMlp::config(device, spec))?;
+        Some(FusedMlp { name: steps[1].name.trim_end_matches(".fc1").to_owned(), mlp, residual, config })
     }
 
     /// Steps of the plan that the launch computes.
@@ -120,7 +120,7 @@ impl<'a> FusedMlp<'a> {
         self.mlp.count
     }
 
-    /// The codes of the new stream.
+    /// The codes of the new residual.
     pub(super) fn codes(&self) -> Option<Codes> {
         self.mlp.codes
     }
@@ -133,7 +133,7 @@ impl<'a> FusedMlp<'a> {
     /// The op, with its weights on the device, and their bytes.
     pub(super) fn lower(self, device: &Device) -> Result<(DeviceMlp, u64), CudaError> {
         let config = self.config;
-        self.mlp.with_spec(self.stream, |spec| {
+        self.mlp.with_spec(self.residual, |spec| {
             let bytes = (spec.fc1.codes.len() + spec.fc2.codes.len()) as u64;
             Ok((DeviceMlp::new(device, config, spec)?, bytes))
         })

@@ -21,10 +21,10 @@ mod tune;
 mod when;
 mod window_block;
 
-pub(crate) use engine::Runner;
+pub(crate) use engine::CudaRunner;
 pub use launches::DeviceLaunches;
 pub(crate) use on_stream::{Given, Targets};
-pub use options::{Autotune, CudaOptions, Gemm, StreamType};
+pub use options::{Autotune, CudaOptions, Gemm, ResidualType};
 pub(crate) use packed::Packed;
 pub use packed::check_architecture;
 pub(crate) use pool::{Pool, Shared};

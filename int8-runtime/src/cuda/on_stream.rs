@@ -8,7 +8,7 @@ use swinq_cuda::ops::report::DeviceReport;
 use swinq_cuda::{DeviceSlice, Stream};
 use swinq_model::Size;
 
-use super::engine::{Runner, embed_in, run_all};
+use super::engine::{CudaRunner, embed_in, run_all};
 use super::memory::{Images, OfSize};
 use crate::engine::MOST_OUTPUTS;
 use crate::error::RuntimeError;
@@ -33,17 +33,17 @@ struct StreamPart {
     number: usize,
 }
 
-impl Runner {
-    /// Puts the computation of `targets` from `given` on `on`, a stream of the caller. A batch runs in parts of as many images as
-    /// run at a time. If a value is not finite, the outputs are NaN, and `report` tells the flag. Work of other streams that
-    /// uses the arena comes first. `recorded` is whether the caller records a graph; then nothing is prepared, and the launches
-    /// are recorded one by one, because a graph cannot launch a graph that exists.
+impl CudaRunner {
+    /// Puts the computation of `targets` from `given` on `stream`, a stream of the caller. A batch runs in parts of as many
+    /// images as run at a time. If a value is not finite, the outputs are NaN, and `report` tells the flag. Work of other
+    /// streams that uses the arena comes first. `recorded` is whether the caller records a graph; then nothing is prepared, and
+    /// the launches are recorded one by one, because a graph cannot launch a graph that exists.
     ///
     /// # Errors
     /// The image is none that the network can process, `recorded` and the batch is not prepared, or the driver fails.
     pub(crate) fn run_on(
         &mut self,
-        on: &Stream,
+        stream: &Stream,
         given: Given<'_>,
         targets: &Targets<'_>,
         report: &DeviceReport,
@@ -64,12 +64,12 @@ impl Runner {
         };
         let mut parts = numbers.iter().enumerate().map(part);
         if recorded {
-            return parts.try_for_each(|part| self.put(on, given, targets, (&of, part), report, true));
+            return parts.try_for_each(|part| self.put(stream, given, targets, (&of, part), report, true));
         }
-        on.wait(&self.last)?;
-        let done = parts.try_for_each(|part| self.put(on, given, targets, (&of, part), report, false));
+        stream.wait(&self.last)?;
+        let done = parts.try_for_each(|part| self.put(stream, given, targets, (&of, part), report, false));
         // Also after an error, because some of the work is on the stream.
-        self.last.record(on)?;
+        self.last.record(stream)?;
         done
     }
 
@@ -88,10 +88,10 @@ impl Runner {
         Some((of, numbers))
     }
 
-    /// Puts a part of a batch on `on`.
+    /// Puts a part of a batch on `stream`.
     fn put(
         &self,
-        on: &Stream,
+        stream: &Stream,
         given: Given<'_>,
         targets: &Targets<'_>,
         (of, part): (&OfSize, StreamPart),
@@ -106,17 +106,17 @@ impl Runner {
         let prepared = self.sizes.get((given.size, number)).expect("the batch is prepared");
         let (packed, memory, pixels) = (&self.packed, &self.memory, some(given.values));
         let images = Images { count, of, input: Some((&pixels, given.form)) };
-        embed_in(number, packed, &prepared.launches, memory, on, images)?;
+        embed_in(number, packed, &prepared.launches, memory, stream, images)?;
         if recorded {
             let all = Images { count: number, ..images };
-            run_all(&packed.steps, &prepared.launches[1..], memory, on, all, None)?;
+            run_all(&packed.steps, &prepared.launches[1..], memory, stream, all, None)?;
         } else {
-            prepared.run(packed, memory, on, Images { count: number, ..images })?;
+            prepared.run(packed, memory, stream, Images { count: number, ..images })?;
         }
         for ((index, output), target) in packed.outputs.iter().enumerate().zip(targets) {
             let Some((values, form)) = target else { continue };
-            memory.write_output((index, output), on, images, (&some(values), *form))?;
+            memory.write_output((index, output), stream, images, (&some(values), *form))?;
         }
-        Ok(report.run(on, &memory.flags())?)
+        Ok(report.run(stream, &memory.flags())?)
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-pub use swinq_cuda::ops::StreamType;
+pub use swinq_cuda::ops::ResidualType;
 
 /// The library that computes the matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +52,7 @@ pub struct CudaOptions {
     /// A graph that the caller records counts as one as long as it lives, and so does inference from host memory.
     pub max_streams: usize,
     /// Element type of the residual stream.
-    pub residual: StreamType,
+    pub residual: ResidualType,
     /// The library that computes the matrix products.
     pub gemm: Gemm,
     /// How kernels are chosen.
@@ -71,7 +71,7 @@ impl Default for CudaOptions {
             max_batch: 32,
             max_pixels: 0,
             max_streams: 4,
-            residual: StreamType::F16,
+            residual: ResidualType::F16,
             gemm: Gemm::Auto,
             autotune: Autotune::Table,
             nvtx: false,
@@ -126,6 +126,6 @@ mod tests {
     #[test]
     fn nothing_is_marked_unless_asked_for() {
         let options = CudaOptions::default();
-        assert!(!options.nvtx && options.residual == StreamType::F16 && options.gemm == Gemm::Auto);
+        assert!(!options.nvtx && options.residual == ResidualType::F16 && options.gemm == Gemm::Auto);
     }
 }

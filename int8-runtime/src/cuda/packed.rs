@@ -35,12 +35,12 @@ pub(crate) struct PackedOutput {
     pub(super) op: DeviceOutput,
 }
 
-/// What it means that a flag is set.
+/// The meaning of a flag that is set.
 pub(crate) enum Meaning {
     /// A value of the images is not finite.
     Input,
-    /// A value that this launch wrote to the f16 stream is not finite.
-    Stream(String),
+    /// A value that this launch wrote to the f16 residual is not finite.
+    Residual(String),
     /// A value of the output with this index and name is not finite, in the type in which it was asked for.
     Output(usize, String),
 }
@@ -49,7 +49,7 @@ impl fmt::Display for Meaning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Meaning::Input => f.write_str("a value of the images is NaN or infinite"),
-            Meaning::Stream(launch) => RuntimeError::StreamOverflow { launch: launch.clone() }.fmt(f),
+            Meaning::Residual(launch) => RuntimeError::ResidualOverflow { launch: launch.clone() }.fmt(f),
             Meaning::Output(_, name) => {
                 write!(
                     f,
@@ -73,7 +73,7 @@ pub fn check_architecture(config: &SwinConfig) -> Result<(), CudaError> {
     }
 }
 
-/// Whether one launch may compute half of a block: with cuBLASLt, the library computes the products.
+/// Whether one launch may compute one branch of a block: with cuBLASLt, the library computes the products.
 pub(super) fn fuses(options: &CudaOptions) -> bool {
     options.gemm != Gemm::CublasLt
 }
@@ -104,7 +104,7 @@ impl Packed {
         self.steps.len() + self.outputs.len()
     }
 
-    /// What it means that the flag with this index is set.
+    /// The meaning of the flag with this index, if it is set.
     pub(crate) fn meaning(&self, flag: usize) -> Meaning {
         match flag.checked_sub(self.steps.len()) {
             // The first step reads the images.
@@ -112,7 +112,7 @@ impl Packed {
             None => {
                 let step = &self.steps[flag];
                 let writer = self.writer(step.input, flag).unwrap_or(step);
-                Meaning::Stream(writer.name.clone())
+                Meaning::Residual(writer.name.clone())
             }
             Some(output) => Meaning::Output(output, self.outputs[output].name.clone()),
         }
@@ -129,7 +129,7 @@ impl Packed {
         (grids.rows(tensor.rows), tensor.columns)
     }
 
-    /// Whether a launch that adds to the stream stores its codes in the order of windows.
+    /// Whether a launch that adds to the residual stores its codes in the order of windows.
     pub(super) fn codes_in_windows(&self) -> bool {
         let codes = |step: &DeviceStep| step.codes.is_some_and(|codes| codes.in_windows());
         self.steps.iter().any(codes)

@@ -8,7 +8,7 @@ use swinq_cuda::ops::report::DeviceReport;
 use swinq_cuda::{Capture, KeepContext};
 use swinq_model::{Size, SwinConfig};
 
-use super::engine::Runner;
+use super::engine::CudaRunner;
 use super::options::CudaOptions;
 use super::packed::Packed;
 use crate::error::RuntimeError;
@@ -45,7 +45,7 @@ impl User {
 
 /// A runner that threads share.
 pub(crate) struct Shared {
-    runner: Mutex<Box<Runner>>,
+    runner: Mutex<Box<CudaRunner>>,
     /// The word to which the runner's work reports lives as long as the runner.
     _report: Arc<DeviceReport>,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Shared {
 impl Shared {
     /// Locks the runner for one call. A panic in an earlier call does no harm: every tensor is written before it is read, so a
     /// later call reads nothing that the earlier call left.
-    pub(crate) fn lock(&self) -> MutexGuard<'_, Box<Runner>> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Box<CudaRunner>> {
         self.runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 }
@@ -89,7 +89,7 @@ impl Pool {
     }
 
     fn make(&self) -> Result<Arc<Shared>, RuntimeError> {
-        let runner = Runner::new(&self.packed, &self.config, self.options)?;
+        let runner = CudaRunner::new(&self.packed, &self.config, self.options)?;
         Ok(Arc::new(Shared { runner: Mutex::new(Box::new(runner)), _report: Arc::clone(&self.report) }))
     }
 

@@ -1,4 +1,4 @@
-//! What a runner prepares for a batch: the geometry of its images on the device, the kernels of its launches, and their graph.
+//! The prepared state of a batch: the geometry of its images on the device, the kernels of its launches, and their graph.
 //!
 //! A graph saves the host time at each run, and recording it takes as long as some dozens of runs save. So a batch that nobody
 //! announced gets one when it has run a few times; until then its launches are put on the stream one by one.
@@ -10,7 +10,7 @@ use swinq_cuda::{CudaError, Graph, Stream};
 use swinq_model::Size;
 use swinq_plan::{Geometry, Grids};
 
-use super::engine::{Runner, run_all};
+use super::engine::{CudaRunner, run_all};
 use super::geometry::DeviceGeometry;
 use super::memory::{Images, Memory, OfSize, Places};
 use super::packed::Packed;
@@ -26,7 +26,7 @@ pub(super) type Launch = (usize, Option<Choice>);
 /// Runs of a batch without a graph.
 const RUNS_WITHOUT: usize = 16;
 
-/// What a runner has prepared for a number of images of one size.
+/// The prepared state of a runner for a number of images of one size.
 pub(super) struct Prepared {
     /// All launches but the first, which reads the images; `None` as long as they run one by one.
     graph: Option<Graph>,
@@ -37,25 +37,25 @@ pub(super) struct Prepared {
 }
 
 impl Prepared {
-    /// Puts all launches but the first on `on`, for all `images` of the prepared batch.
+    /// Puts all launches but the first on `stream`, for all `images` of the prepared batch.
     pub(super) fn run(
         &self,
         packed: &Packed,
         memory: &Memory,
-        on: &Stream,
+        stream: &Stream,
         images: Images<'_>,
     ) -> Result<(), CudaError> {
         if let Some(graph) = &self.graph {
-            return graph.launch(on);
+            return graph.launch(stream);
         }
         let mut launches = self.launches[1..].iter();
         launches.try_for_each(|(index, choice)| {
-            memory.run((*index, &packed.steps[*index]), choice.as_ref(), on, images)
+            memory.run((*index, &packed.steps[*index]), choice.as_ref(), stream, images)
         })
     }
 }
 
-impl Runner {
+impl CudaRunner {
     /// Prepares for `images` images of the size of `of`, `each` at a time, with graphs if they are `announced`. Returns the prepared
     /// number of images of each part.
     pub(super) fn prepare_parts(
@@ -85,8 +85,8 @@ impl Runner {
         }
     }
 
-    /// What all batches of up to `images` images of `size` share. It lives as long as a batch of that size is prepared. More images
-    /// than before need other places, so that the batches of that size are prepared anew.
+    /// The state that all batches of up to `images` images of `size` share. It lives as long as a batch of that size is
+    /// prepared. More images than before need other places, so that the batches of that size are prepared anew.
     pub(super) fn of_size(&mut self, size: Size, images: usize) -> Result<Arc<OfSize>, RuntimeError> {
         let asked = images.min(self.options.max_batch);
         let known = self.sizes.of_size(size).map(|prepared| Arc::clone(&prepared.of));
@@ -178,13 +178,13 @@ impl Runner {
 
     /// Records the graph of a prepared batch.
     fn record(&mut self, batch: Batch) -> Result<(), RuntimeError> {
-        let (packed, memory, on) = (&self.packed, &self.memory, &self.stream);
+        let (packed, memory, stream) = (&self.packed, &self.memory, &self.stream);
         let prepared = self.sizes.touch(batch).expect("the batch is prepared");
         let images = Images { count: batch.1, of: &prepared.of, input: None };
-        let graph =
-            on.capture(|| run_all(&packed.steps, &prepared.launches[1..], memory, on, images, None))?;
-        graph.upload(on)?;
-        on.synchronize()?;
+        let graph = stream
+            .capture(|| run_all(&packed.steps, &prepared.launches[1..], memory, stream, images, None))?;
+        graph.upload(stream)?;
+        stream.synchronize()?;
         prepared.graph = Some(graph);
         Ok(())
     }

@@ -45,19 +45,19 @@ impl<T> Sizes<T> {
         if *count > PATIENCE { own } else { prepared }
     }
 
-    /// What is prepared for the batch, which becomes the most recently used one.
+    /// The prepared state of the batch, which becomes the most recently used one.
     pub(crate) fn touch(&mut self, batch: Batch) -> Option<&mut T> {
         let at = self.used.iter().position(|(used, _)| *used == batch)?;
         self.used[at..].rotate_left(1);
         self.used.last_mut().map(|(_, prepared)| prepared)
     }
 
-    /// What is prepared for the batch.
+    /// The prepared state of the batch.
     pub(crate) fn get(&self, batch: Batch) -> Option<&T> {
         self.used.iter().find(|(used, _)| *used == batch).map(|(_, prepared)| prepared)
     }
 
-    /// What is prepared for a batch of images of `size`.
+    /// The prepared state of a batch of images of `size`.
     pub(crate) fn of_size(&self, size: Size) -> Option<&T> {
         self.used.iter().find(|((of, _), _)| *of == size).map(|(_, prepared)| prepared)
     }

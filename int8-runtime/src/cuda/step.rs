@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use swinq_cuda::ops::attention::DeviceAttention;
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
-use swinq_cuda::ops::heads::DeviceHeads;
 use swinq_cuda::ops::linear::{DeviceLinear, LibraryLinear, OwnLinear, Target};
 use swinq_cuda::ops::mlp::DeviceMlp;
 use swinq_cuda::ops::norm::DeviceNorm;
 use swinq_cuda::ops::patch::{DevicePatchEmbed, InputForm};
+use swinq_cuda::ops::qk_norm::DeviceQkNorm;
 use swinq_cuda::ops::rows::DeviceRows;
 use swinq_cuda::ops::window_block::DeviceWindowBlock;
-use swinq_cuda::ops::{StreamCodes, row_stride};
+use swinq_cuda::ops::{ResidualCodes, row_stride};
 use swinq_cuda::{CudaError, DeviceSlice, Stream};
 use swinq_plan::{Grids, Order, Rows, TensorId};
 
@@ -39,7 +39,7 @@ pub(crate) enum DeviceElement {
     /// f16; rows are padded to multiples of 16 bytes.
     Half,
     /// f16 without padding: the residual stream.
-    HalfStream,
+    HalfResidual,
     /// f32 without padding.
     Float,
 }
@@ -50,7 +50,7 @@ impl DeviceElement {
         match self {
             DeviceElement::Pixel => "u8",
             DeviceElement::Code => "INT8",
-            DeviceElement::Half | DeviceElement::HalfStream => "f16",
+            DeviceElement::Half | DeviceElement::HalfResidual => "f16",
             DeviceElement::Float => "f32",
         }
     }
@@ -68,7 +68,7 @@ impl DeviceTensor {
             DeviceElement::Pixel => self.columns,
             DeviceElement::Code => row_stride(self.columns, 1),
             DeviceElement::Half => 2 * row_stride(self.columns, 2),
-            DeviceElement::HalfStream => 2 * self.columns,
+            DeviceElement::HalfResidual => 2 * self.columns,
             DeviceElement::Float => 4 * self.columns,
         }
     }
@@ -86,7 +86,7 @@ impl DeviceTensor {
             DeviceElement::Half => {
                 TracedValues::Float(TracedValues::rows(raw, 2, (columns, row_stride(columns, 2)), half))
             }
-            DeviceElement::HalfStream => {
+            DeviceElement::HalfResidual => {
                 TracedValues::Float(TracedValues::rows(raw, 2, (columns, columns), half))
             }
             DeviceElement::Float => {
@@ -101,11 +101,11 @@ impl DeviceTensor {
 pub(crate) enum DeviceOp {
     PatchEmbed(DevicePatchEmbed),
     Norm(DeviceNorm, Gather),
-    /// Rows of the stream without a norm.
+    /// Rows of the residual without a norm.
     Rows(DeviceRows, Gather),
     /// The normalisation of queries and keys.
-    Heads(DeviceHeads),
-    /// With the order of the rows, if they are added to the stream.
+    QkNorm(DeviceQkNorm),
+    /// With the order of the rows, if they are added to the residual.
     Linear(Box<DeviceLinear>, Option<Order>),
     Attention(DeviceAttention, Order),
     /// LayerNorm, both linear layers and the residual addition.
@@ -130,7 +130,7 @@ impl DeviceOp {
             DeviceOp::Norm(norm, _) if norm.adds() => "norm + add",
             DeviceOp::Norm(..) => "norm",
             DeviceOp::Rows(..) => "quantize",
-            DeviceOp::Heads(_) => "normalize",
+            DeviceOp::QkNorm(_) => "normalize",
             DeviceOp::Linear(linear, _) if linear.kind().integer => "linear INT8",
             DeviceOp::Linear(..) => "linear f16",
             DeviceOp::Attention(..) => "attention",
@@ -154,7 +154,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// The codes of the stream that a launch stores besides the stream.
+/// The codes of the residual that a launch stores besides the residual.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Codes {
     pub(crate) tensor: TensorId,
@@ -176,7 +176,7 @@ pub(crate) struct DeviceStep {
     pub(crate) op: DeviceOp,
     pub(crate) input: TensorId,
     pub(crate) output: TensorId,
-    /// A second output: the codes of the stream that a norm or an MLP has added to.
+    /// A second output: the codes of the residual that a norm or an MLP has added to.
     pub(crate) codes: Option<Codes>,
     /// The rows that the launch computes.
     pub(crate) rows: Rows,
@@ -193,15 +193,15 @@ pub(crate) struct Operands<'a> {
     pub(crate) form: InputForm,
     pub(crate) output: &'a DeviceSlice,
     pub(crate) codes: Option<&'a DeviceSlice>,
-    /// The step's flag: a u32 that the step sets if its f16 stream, or an image, holds a value that is not finite.
+    /// The step's flag: a u32 that the step sets if its f16 residual, or an image, holds a value that is not finite.
     pub(crate) flag: &'a DeviceSlice,
 }
 
 impl DeviceStep {
-    /// Puts the step on `on` for `images` images of `geometry`; `choice` is required for a linear layer.
+    /// Puts the step on `stream` for `images` images of `geometry`; `choice` is required for a linear layer.
     pub(crate) fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         (images, geometry): (usize, &DeviceGeometry),
         at: &Operands<'_>,
         choice: Option<&Choice>,
@@ -210,47 +210,53 @@ impl DeviceStep {
         match &self.op {
             DeviceOp::PatchEmbed(op) => {
                 let size = geometry.grids().image();
-                op.run(on, (images, size), (at.input, at.form), at.output, at.flag)
+                op.run(stream, (images, size), (at.input, at.form), at.output, at.flag)
             }
             DeviceOp::Norm(op, gather) if op.adds() => {
-                let (order, codes) = ((images, geometry.tokens(*gather)), self.stream_codes(geometry, at));
-                op.run_residual(on, order, at.input, at.output, codes, at.flag)
+                let (order, codes) = ((images, geometry.tokens(*gather)), self.residual_codes(geometry, at));
+                op.run_residual(stream, order, at.input, at.output, codes, at.flag)
             }
             DeviceOp::Norm(op, gather) => {
-                op.run(on, (images, geometry.tokens(*gather)), at.input, at.output, at.flag)
+                op.run(stream, (images, geometry.tokens(*gather)), at.input, at.output, at.flag)
             }
             DeviceOp::Rows(op, gather) => {
-                op.run(on, (images, geometry.tokens(*gather)), at.input, at.output, at.flag)
+                op.run(stream, (images, geometry.tokens(*gather)), at.input, at.output, at.flag)
             }
-            DeviceOp::Heads(op) => op.run(on, images * rows, at.input, at.output, at.flag),
+            DeviceOp::QkNorm(op) => op.run(stream, images * rows, at.input, at.output, at.flag),
             DeviceOp::Attention(op, order) => {
-                op.run(on, (images, geometry.windows(*order)), at.input, at.output)
+                op.run(stream, (images, geometry.windows(*order)), at.input, at.output)
             }
             DeviceOp::Mlp(op) => {
-                op.run(on, images * rows, at.output, self.stream_codes(geometry, at), at.flag)
+                op.run(stream, images * rows, at.output, self.residual_codes(geometry, at), at.flag)
             }
             DeviceOp::WindowBlock(op, order) => {
-                op.run(on, (images, geometry.windows(*order)), at.output, at.flag)
+                op.run(stream, (images, geometry.windows(*order)), at.output, at.flag)
             }
-            DeviceOp::Pool(op) => op.run(on, (images, rows), at.input, at.output, at.flag),
-            DeviceOp::Head(op) => op.run(on, images * rows, at.input, at.output),
+            DeviceOp::Pool(op) => op.run(stream, (images, rows), at.input, at.output, at.flag),
+            DeviceOp::Head(op) => op.run(stream, images * rows, at.input, at.output),
             DeviceOp::Linear(linear, order) => {
                 let map = order.and_then(|order| geometry.map(order));
                 let target = Target { slice: at.output, map };
                 match choice.expect("a linear layer has a choice") {
-                    Choice::Own(own) => own.run(linear, on, images * rows, at.input, target),
-                    Choice::Library(library, scratch) => library.run(linear, on, at.input, scratch, target),
+                    Choice::Own(own) => own.run(linear, stream, images * rows, at.input, target),
+                    Choice::Library(library, scratch) => {
+                        library.run(linear, stream, at.input, scratch, target)
+                    }
                 }
             }
         }
     }
 
-    /// Where the codes of the stream go, if the launch stores them for this geometry.
-    fn stream_codes<'a>(&self, geometry: &'a DeviceGeometry, at: &Operands<'a>) -> Option<StreamCodes<'a>> {
+    /// Where the codes of the residual go, if the launch stores them for this geometry.
+    fn residual_codes<'a>(
+        &self,
+        geometry: &'a DeviceGeometry,
+        at: &Operands<'a>,
+    ) -> Option<ResidualCodes<'a>> {
         let (codes, slice) = self.codes.zip(at.codes)?;
         match codes.order {
-            Order::Tokens(_) => Some(StreamCodes { slice, rows: None }),
-            order => Some(StreamCodes { slice, rows: Some(geometry.token_rows(order)?) }),
+            Order::Tokens(_) => Some(ResidualCodes { slice, rows: None }),
+            order => Some(ResidualCodes { slice, rows: Some(geometry.token_rows(order)?) }),
         }
     }
 }
@@ -264,14 +270,18 @@ mod tests {
     }
 
     #[test]
-    fn rows_of_codes_and_of_halves_are_padded_to_16_bytes_and_streams_are_not() {
+    fn rows_of_codes_and_of_halves_are_padded_to_16_bytes_and_residuals_are_not() {
         let bytes = |columns, element| 10 * tensor(columns, element).row_bytes();
         assert_eq!(bytes(3, DeviceElement::Pixel), 30);
         for (columns, codes, halves) in [(16, 16, 32), (96, 96, 192), (40, 48, 80), (1, 16, 16), (12, 16, 32)]
         {
             assert_eq!(bytes(columns, DeviceElement::Code), 10 * codes, "{columns} codes");
             assert_eq!(bytes(columns, DeviceElement::Half), 10 * halves, "{columns} halves");
-            assert_eq!(bytes(columns, DeviceElement::HalfStream), 20 * columns, "{columns} of an f16 stream");
+            assert_eq!(
+                bytes(columns, DeviceElement::HalfResidual),
+                20 * columns,
+                "{columns} of an f16 residual"
+            );
             assert_eq!(bytes(columns, DeviceElement::Float), 40 * columns, "{columns} floats");
         }
     }
@@ -291,8 +301,8 @@ mod tests {
         let traced = tensor(2, DeviceElement::Half).traced(&padded);
         assert!(matches!(traced, TracedValues::Float(x) if x == expected));
 
-        let stream: Vec<u8> = [half(0.5), half(-1.0), half(2.0), half(1e-3)].concat();
-        let traced = tensor(2, DeviceElement::HalfStream).traced(&stream);
+        let residual: Vec<u8> = [half(0.5), half(-1.0), half(2.0), half(1e-3)].concat();
+        let traced = tensor(2, DeviceElement::HalfResidual).traced(&residual);
         assert!(matches!(traced, TracedValues::Float(x) if x == expected));
 
         let floats = [1.5_f32, -0.0, f32::MIN_POSITIVE, 4.0];

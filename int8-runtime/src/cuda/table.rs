@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 use swinq_cuda::ops::linear::{
     DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore, Target, Tile,
 };
-use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_cuda::ops::{DeviceStore, ResidualType, row_stride};
 use swinq_cuda::{Device, DeviceBuf, Program, Stream};
 use swinq_numerics::Gelu;
 
@@ -33,7 +33,7 @@ fn tables() -> &'static Tables {
 /// The name of a layer in the tables. It does not include the type of the residual stream, which does not
 /// affect the choice of the tile.
 fn layer_key(n: usize, k: usize, kind: LinearKind) -> String {
-    format!("{n} x {k} {}", kind.with_stream(StreamType::F16))
+    format!("{n} x {k} {}", kind.with_residual(ResidualType::F16))
 }
 
 /// Whether there is a table for the GPU called `name`.
@@ -75,8 +75,8 @@ enum Role {
     /// As the operand of the next op: codes or f16.
     Operand,
     Residual,
-    /// As the stream of the next stage.
-    Stream,
+    /// As the residual of the next stage.
+    NextResidual,
 }
 
 /// The layers of an official model of `width` channels, for images of 224 pixels.
@@ -92,7 +92,7 @@ fn layers(width: usize) -> Vec<Layer> {
             layer(c, 4 * c, None, Role::Residual),
         ]);
         if stage < 3 {
-            layers.push(Layer { rows: rows / 4, ..layer(2 * c, 4 * c, None, Role::Stream) });
+            layers.push(Layer { rows: rows / 4, ..layer(2 * c, 4 * c, None, Role::NextResidual) });
         }
     }
     layers
@@ -112,11 +112,11 @@ impl Layer {
         };
         let store = match self.store {
             Role::Operand if integer => LinearStore::Codes(vec![10.0; n]),
-            Role::Operand | Role::Stream => LinearStore::Plain(DeviceStore::Half),
+            Role::Operand | Role::NextResidual => LinearStore::Plain(DeviceStore::Half),
             Role::Residual => LinearStore::Residual,
         };
-        let stream = StreamType::F16;
-        let spec = DeviceLinearSpec { n, k, weight, bias: None, output: None, gelu, store, stream };
+        let residual = ResidualType::F16;
+        let spec = DeviceLinearSpec { n, k, weight, bias: None, output: None, gelu, store, residual };
         Ok(DeviceLinear::new(device, &spec)?)
     }
 }
@@ -156,7 +156,7 @@ pub fn measure_tiles(
     mut progress: impl FnMut(usize, usize),
 ) -> Result<String, RuntimeError> {
     let device = Device::open(ordinal)?;
-    let on = Stream::new(&device)?;
+    let stream = Stream::new(&device)?;
     let mut tuner = Tuner::new(&device, Gemm::Own, autotune)?;
     let layers: Vec<Layer> = WIDTHS.into_iter().flat_map(layers).collect();
     let mut table = GpuTable::new();
@@ -173,7 +173,7 @@ pub fn measure_tiles(
             let output = DeviceBuf::zeroed(&device, m * n * 4)?.all();
             let target = Target { slice: &output, map: None };
             let trial = Trial { name: "measured", linear: &linear, m, input: &input, target };
-            known.insert(m, tuner.fastest_tile(&trial, &on)?.numbers());
+            known.insert(m, tuner.fastest_tile(&trial, &stream)?.numbers());
         }
         progress(done + 1, total);
     }

@@ -1,4 +1,4 @@
-//! The attention half of a transformer block as one launch: LayerNorm, QKV, window attention, projection and
+//! The attention branch of a transformer block as one launch: LayerNorm, QKV, window attention, projection and
 //! residual addition, in the order of Swin V1 or V2.
 
 use swinq_cuda::ops::window_block::{DeviceWindowBlock, WindowBlockConfig, WindowBlockSpec};
@@ -25,7 +25,7 @@ pub(super) struct WindowBlock<'a> {
 }
 
 impl<'a> WindowBlock<'a> {
-    /// The attention half at the beginning of `steps`, if there is one and the kernel computes its stores.
+    /// The attention branch at the beginning of `steps`, if there is one and the kernel computes its stores.
     pub(super) fn find(steps: &'a [Step<'a>]) -> Option<WindowBlock<'a>> {
         let block = match &steps.first()?.op {
             Op::Norm(..) => WindowBlock::pre_norm(steps),
@@ -62,7 +62,7 @@ impl<'a> WindowBlock<'a> {
         })
     }
 
-    /// Codes of the stream, QKV, normalisation of queries and keys, attention, projection, LayerNorm.
+    /// Codes of the residual, QKV, normalisation of queries and keys, attention, projection, LayerNorm.
     fn post_norm(steps: &'a [Step<'a>]) -> Option<WindowBlock<'a>> {
         let [codes, qkv, heads, attend, project, add, ..] = steps else { return None };
         let (&Op::Quantize(order @ Order::Windows { stage, shifted }), Op::Linear(qkv_op)) =
@@ -70,7 +70,7 @@ impl<'a> WindowBlock<'a> {
         else {
             return None;
         };
-        let (Op::NormalizeHeads(_), Op::Attention(attention)) = (&heads.op, &attend.op) else { return None };
+        let (Op::QkNorm(_), Op::Attention(attention)) = (&heads.op, &attend.op) else { return None };
         let (Op::Linear(proj), Op::Norm(norm, back)) = (&project.op, &add.op) else { return None };
         let coded = [codes, heads, attend].iter().all(|step| matches!(step.store, Store::Codes(_)));
         let float = [qkv, project].iter().all(|step| matches!(step.store, Store::F32));
@@ -131,14 +131,14 @@ impl<'a> WindowBlock<'a> {
         };
         let op = DeviceWindowBlock::new(device, &spec)?;
         let (stage, shifted) = (self.stage, self.shifted);
-        let (stream, rows, order) =
+        let (residual, rows, order) =
             (self.steps[0].input, Rows::Windows(stage), Order::Windows { stage, shifted });
         Ok(DeviceStep {
             name,
             when,
             op: DeviceOp::WindowBlock(op, order),
-            input: stream,
-            output: stream,
+            input: residual,
+            output: residual,
             codes: None,
             rows,
             macs_per_row: self.steps.iter().map(|step| step.macs_per_row).sum(),

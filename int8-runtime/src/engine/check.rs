@@ -4,7 +4,7 @@ use swinq_model::Size;
 use swinq_numerics::Images;
 use swinq_plan::{Grids, Output};
 
-use super::{Engine, Runner};
+use super::{BackendRunner, Engine};
 use crate::error::RuntimeError;
 use crate::memory::available_memory;
 use crate::packed::Lowered;
@@ -26,8 +26,8 @@ impl Engine {
     pub fn check_image(&self, size: Size) -> Result<(), RuntimeError> {
         self.check_size(size)?;
         match &self.runner {
-            Runner::Cpu(runner) => self.check_room(runner, size),
-            Runner::Cuda(pool) => self.on_gpu(pool, size, |_| Ok(())),
+            BackendRunner::Cpu(runner) => self.check_room(runner, size),
+            BackendRunner::Cuda(pool) => self.on_gpu(pool, size, |_| Ok(())),
         }
     }
 

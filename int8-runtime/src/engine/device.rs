@@ -6,7 +6,7 @@ use swinq_cuda::{Device, DeviceSlice, KeepContext, Relaxed, Stream};
 use swinq_model::Size;
 use swinq_numerics::ImageLayout;
 
-use super::{Engine, MOST_OUTPUTS, OutputLayout, Runner};
+use super::{BackendRunner, Engine, MOST_OUTPUTS, OutputLayout};
 use crate::cuda::{self, Given, Pool, Targets};
 use crate::error::RuntimeError;
 
@@ -77,7 +77,8 @@ impl Engine {
             return shared.lock().run_on(stream, given, &targets, pool.report(), true);
         }
         let shared = pool.for_stream(stream.id())?;
-        let run = |runner: &mut cuda::Runner| runner.run_on(stream, given, &targets, pool.report(), false);
+        let run =
+            |runner: &mut cuda::CudaRunner| runner.run_on(stream, given, &targets, pool.report(), false);
         self.with_room(&shared, given.size, run)
     }
 
@@ -103,14 +104,14 @@ impl Engine {
     /// [`RuntimeError::EarlierRun`].
     pub fn check(&self) -> Result<(), RuntimeError> {
         match &self.runner {
-            Runner::Cpu(_) => Ok(()),
-            Runner::Cuda(pool) => pool.check(),
+            BackendRunner::Cpu(_) => Ok(()),
+            BackendRunner::Cuda(pool) => pool.check(),
         }
     }
 
     /// The runners and the GPU of an engine that can use `stream`.
     fn gpu(&self, stream: &Stream) -> Result<(&Pool, &Device), RuntimeError> {
-        let (Runner::Cuda(pool), Some(device)) = (&self.runner, self.device()) else {
+        let (BackendRunner::Cuda(pool), Some(device)) = (&self.runner, self.device()) else {
             return Err(tensor(
                 "stream",
                 "the engine runs on a CPU, and takes no stream and no memory of a GPU",

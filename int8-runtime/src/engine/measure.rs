@@ -5,7 +5,7 @@ use std::time::Duration;
 use swinq_model::Size;
 use swinq_numerics::Images;
 
-use super::{Engine, Runner};
+use super::{BackendRunner, Engine};
 use crate::error::RuntimeError;
 use crate::profile::LaunchProfile;
 use crate::trace::Traced;
@@ -19,11 +19,11 @@ impl Engine {
     pub fn profile(&self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
         let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
         match &self.runner {
-            Runner::Cpu(runner) => {
+            BackendRunner::Cpu(runner) => {
                 let runs = u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
                 runner.profile(images, Images::new(size, pixels), runs)
             }
-            Runner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.profile(images, pixels)),
+            BackendRunner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.profile(images, pixels)),
         }
     }
 
@@ -35,8 +35,8 @@ impl Engine {
     pub fn trace(&self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
         let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
         match &self.runner {
-            Runner::Cpu(runner) => runner.trace(images, Images::new(size, pixels)),
-            Runner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.trace(images, pixels)),
+            BackendRunner::Cpu(runner) => runner.trace(images, Images::new(size, pixels)),
+            BackendRunner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.trace(images, pixels)),
         }
     }
 
@@ -48,8 +48,10 @@ impl Engine {
     pub fn launches(&self, images: usize) -> Result<Vec<String>, RuntimeError> {
         self.check_images(images)?;
         match &self.runner {
-            Runner::Cpu(runner) => Ok(runner.launches(images)),
-            Runner::Cuda(pool) => self.on_gpu(pool, self.input_size(), |runner| runner.launches(images)),
+            BackendRunner::Cpu(runner) => Ok(runner.launches(images)),
+            BackendRunner::Cuda(pool) => {
+                self.on_gpu(pool, self.input_size(), |runner| runner.launches(images))
+            }
         }
     }
 
@@ -67,8 +69,10 @@ impl Engine {
     ) -> Result<Option<Vec<Duration>>, RuntimeError> {
         self.check_images(images)?;
         match &self.runner {
-            Runner::Cpu(runner) => self.check_room(runner, size).map(|()| None),
-            Runner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.compute_times(images, size, runs)),
+            BackendRunner::Cpu(runner) => self.check_room(runner, size).map(|()| None),
+            BackendRunner::Cuda(pool) => {
+                self.on_gpu(pool, size, |runner| runner.compute_times(images, size, runs))
+            }
         }
     }
 }

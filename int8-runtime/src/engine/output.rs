@@ -175,7 +175,7 @@ pub enum OutputLayout {
     ChannelsFirst,
 }
 
-/// What is known of the values of a run.
+/// The facts about the values of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Finite {
     /// Whether all values of the images are finite.

@@ -127,7 +127,7 @@ fn variants_compute_the_engines_outputs_from_every_position() {
             let positions: Vec<usize> = runner.positions().iter().map(|position| position.values).collect();
             let mut firsts = Vec::new();
             for (at, values) in positions.iter().enumerate().take(positions.len() - 1) {
-                let mut stream = vec![0.0; images * values];
+                let mut residual = vec![0.0; images * values];
                 let start = match at {
                     0 => Start::Images(Images::new(size, &pixels[..])),
                     _ => {
@@ -136,9 +136,9 @@ fn variants_compute_the_engines_outputs_from_every_position() {
                             images,
                             Start::Images(Images::new(size, &pixels[..])),
                             at,
-                            &mut stream,
+                            &mut residual,
                         );
-                        Start::Stream(at, &stream)
+                        Start::Residual(at, &residual)
                     }
                 };
                 let computed = runner.outputs_from(at);

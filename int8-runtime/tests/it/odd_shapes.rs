@@ -175,9 +175,9 @@ fn the_engine_of_swin_v2_equals_the_simulation_and_the_float_forward() {
     compare(second_configs());
 }
 
-/// In a Swin V2 the heads with a large factor have two codes for each query and key, which lowers the noise.
+/// In a Swin V2 the heads with a large factor have hi and lo codes for each query and key, which lowers the noise.
 #[test]
-fn heads_with_a_large_factor_have_two_codes() {
+fn heads_with_a_large_factor_have_hi_and_lo_codes() {
     let config = second_configs().remove(0);
     let float = model(config);
     let plan_of = |model: &QuantizedModel| {
@@ -185,7 +185,7 @@ fn heads_with_a_large_factor_have_two_codes() {
         plan.steps
             .iter()
             .filter_map(|step| match &step.op {
-                swinq_plan::Op::Attention(attention) => Some(attention.two_codes.clone()),
+                swinq_plan::Op::Attention(attention) => Some(attention.hi_lo.clone()),
                 _ => None,
             })
             .collect::<Vec<_>>()

@@ -39,10 +39,10 @@ fn logits_equal_the_engines_from_every_position() {
             assert_eq!(positions.len(), 13, "{positions:?}");
             let pixels = pixels(IMAGES);
             for (at, position) in positions.iter().enumerate().take(last).skip(1) {
-                let mut stream = vec![0.0; IMAGES * position.values];
-                runner.run(&variant, IMAGES, images(&pixels), at, &mut stream);
+                let mut residual = vec![0.0; IMAGES * position.values];
+                runner.run(&variant, IMAGES, images(&pixels), at, &mut residual);
                 let mut logits = vec![0.0; IMAGES * CLASSES];
-                runner.run(&variant, IMAGES, Start::Stream(at, &stream), last, &mut logits);
+                runner.run(&variant, IMAGES, Start::Residual(at, &residual), last, &mut logits);
                 assert_eq!(logits, expected, "{name} from {}, {threads} threads", position.name);
             }
         }
@@ -68,12 +68,12 @@ fn variants_share_the_launches_that_are_equal() {
     let at = runner.first_difference(&first, &variant).unwrap();
     assert_eq!(runner.positions()[at].name, "layers.1.blocks.1.norm2");
     let prefix = {
-        let mut stream = vec![0.0; IMAGES * runner.positions()[at].values];
-        runner.run(&first, IMAGES, images(&pixels(IMAGES)), at, &mut stream);
-        stream
+        let mut residual = vec![0.0; IMAGES * runner.positions()[at].values];
+        runner.run(&first, IMAGES, images(&pixels(IMAGES)), at, &mut residual);
+        residual
     };
     let (last, mut logits) = (runner.positions().len() - 1, vec![0.0; IMAGES * CLASSES]);
-    runner.run(&variant, IMAGES, Start::Stream(at, &prefix), last, &mut logits);
+    runner.run(&variant, IMAGES, Start::Residual(at, &prefix), last, &mut logits);
     assert_eq!(logits, expected(&other));
     assert_ne!(logits, expected(&default));
 

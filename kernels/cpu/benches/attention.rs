@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo bench -p swinq-kernels --bench attention -- 'int8/stage 1/avx512_vnni'
-//! cargo bench -p swinq-kernels --bench attention -- 'int8 v2 two codes/stage 1'
+//! cargo bench -p swinq-kernels --bench attention -- 'int8 v2 hi and lo codes/stage 1'
 //! ```
 
 mod support;
@@ -19,11 +19,11 @@ const WINDOW: usize = 49;
 const WINDOW_V2: usize = 64;
 const HEAD: usize = 32;
 
-/// Attention over windows of `n` tokens; `two_codes` is that of every head.
+/// Attention over windows of `n` tokens; `hi_lo` is that of every head.
 fn op(
     cpu: Cpu,
     (n, stage): (usize, Stage),
-    two_codes: bool,
+    hi_lo: bool,
     quant: AttentionQuant,
     store: RowStore,
 ) -> WindowAttention {
@@ -35,7 +35,7 @@ fn op(
         head_dim: HEAD,
         tokens: n,
         scales: &vec![1.0 / (HEAD as f32).sqrt(); heads],
-        two_codes: &vec![two_codes; heads],
+        hi_lo: &vec![hi_lo; heads],
         mask: -100.0,
         bias: &bias,
         regions: Some(&regions),
@@ -50,15 +50,15 @@ fn masks(n: usize, stage: Stage) -> Vec<u8> {
     (0..stage.tokens / n).map(|window| if window % 4 == 3 { 1 } else { 0 }).collect()
 }
 
-fn int8(c: &mut Criterion, name: &str, n: usize, stage: Stage, two_codes: bool) {
+fn int8(c: &mut Criterion, name: &str, n: usize, stage: Stage, hi_lo: bool) {
     let s = Some(step(0.02));
     let quant = AttentionQuant { q: s, k: s, v: s, scores: None, probs: Probs::U8 };
-    let parts = if two_codes { 5 } else { 3 };
+    let parts = if hi_lo { 5 } else { 3 };
     let codes = aligned_codes(stage.tokens * code_stride(parts * stage.channels));
     let len = stage.tokens * code_stride(stage.channels);
     let (masks, mut out) = (masks(n, stage), AlignedBuf::new(len));
     for_each(|cpu, pool, which| {
-        let op = op(cpu, (n, stage), two_codes, quant, RowStore::Codes(step(0.02)));
+        let op = op(cpu, (n, stage), hi_lo, quant, RowStore::Codes(step(0.02)));
         measure(c, &format!("{name}/{which}"), n, stage, || {
             let out = RowOut::Codes(&mut out.as_u8_mut()[..len]);
             op.run(pool, 1, &masks, AttentionIn::Codes(codes.as_u8()), out);
@@ -92,7 +92,7 @@ fn main() {
         float(&mut c, &name, stage);
         let v2 = Stage { tokens: stage.tokens / WINDOW * WINDOW_V2, ..stage };
         int8(&mut c, &format!("int8 v2/{name}"), WINDOW_V2, v2, false);
-        int8(&mut c, &format!("int8 v2 two codes/{name}"), WINDOW_V2, v2, true);
+        int8(&mut c, &format!("int8 v2 hi and lo codes/{name}"), WINDOW_V2, v2, true);
     }
     c.final_summary();
 }

@@ -62,7 +62,7 @@ fn attention(cpu: Cpu, stage: Stage) -> BlockOp {
         head_dim: channels / heads,
         tokens: WINDOW,
         scales: &vec![0.18; heads],
-        two_codes: &[],
+        hi_lo: &[],
         mask: -100.0,
         bias: &values(heads * WINDOW * WINDOW),
         regions: None,
@@ -104,9 +104,9 @@ impl Block {
     }
 
     /// Runs the ops as a fused block.
-    fn fused(&self, pool: &mut Pool, images: usize, stream: &mut [f32]) -> Vec<Duration> {
+    fn fused(&self, pool: &mut Pool, images: usize, residual: &mut [f32]) -> Vec<Duration> {
         let rows = FusedRows { map: self.windows.map(), masks: self.windows.masks() };
-        self.fused.run_timed(pool, images, rows, stream)
+        self.fused.run_timed(pool, images, rows, residual)
     }
 
     /// Runs the ops one after the other; `memory` holds their intermediate results.
@@ -114,7 +114,7 @@ impl Block {
         &self,
         pool: &mut Pool,
         images: usize,
-        stream: &mut [f32],
+        residual: &mut [f32],
         memory: &mut [AlignedBuf; 2],
     ) -> Vec<Duration> {
         let (map, masks) = (self.windows.map(), self.windows.masks());
@@ -126,12 +126,12 @@ impl Block {
             let input = |columns: usize| &read.as_u8()[..rows * code_stride(columns * self.channels)];
             let start = Instant::now();
             match op {
-                BlockOp::Norm(norm) => norm.run(pool, images, stream, map, RowOut::Codes(out)),
+                BlockOp::Norm(norm) => norm.run(pool, images, residual, map, RowOut::Codes(out)),
                 BlockOp::Attention(attention) => {
                     attention.run(pool, images, masks, AttentionIn::Codes(input(3)), RowOut::Codes(out))
                 }
                 BlockOp::LinearI8(linear) if columns == 1 => {
-                    linear.run(pool, rows, input(inputs), LinearOut::Residual { stream, map });
+                    linear.run(pool, rows, input(inputs), LinearOut::Residual { residual, map });
                 }
                 BlockOp::LinearI8(linear) => linear.run(pool, rows, input(inputs), LinearOut::Codes(out)),
                 _ => unreachable!("a Swin V1 block of INT8 linears"),
@@ -176,13 +176,13 @@ fn column(samples: &[Sample], i: usize, macs: f64) -> String {
 fn bench(cpu: Cpu, pool: &mut Pool, stage: Stage, images: usize) {
     let block = Block::new(cpu, stage);
     let rows = images * stage.tokens;
-    let mut stream = aligned(rows * stage.channels);
+    let mut residual = aligned(rows * stage.channels);
     let mut memory = [(); 2].map(|()| AlignedBuf::new(rows * code_stride(4 * stage.channels)));
     let (mut apart, mut fused) = (Vec::new(), Vec::new());
     for _ in 0..SAMPLES {
         let peak = (0..4).filter_map(|_| probe::int8_peak(cpu, pool)).fold(0.0, f64::max);
-        apart.push((peak, fastest(|| block.apart(pool, images, stream.as_f32_mut(), &mut memory))));
-        fused.push((peak, fastest(|| block.fused(pool, images, stream.as_f32_mut()))));
+        apart.push((peak, fastest(|| block.apart(pool, images, residual.as_f32_mut(), &mut memory))));
+        fused.push((peak, fastest(|| block.fused(pool, images, residual.as_f32_mut()))));
     }
     for (i, name) in NAMES.into_iter().chain(["block"]).enumerate() {
         let (inputs, columns) = SIZES.get(i).copied().unwrap_or_default();

@@ -82,7 +82,9 @@ impl Results {
         match self.then {
             Then::F32 => LinearOut::F32(&mut memory.as_f32_mut()[..len]),
             Then::Codes | Then::GeluCodes => LinearOut::Codes(&mut memory.as_u8_mut()[..len]),
-            Then::Residual => LinearOut::Residual { stream: &mut memory.as_f32_mut()[..len], map: &self.map },
+            Then::Residual => {
+                LinearOut::Residual { residual: &mut memory.as_f32_mut()[..len], map: &self.map }
+            }
         }
     }
 }

@@ -27,7 +27,7 @@ pub enum CpuError {
     Absent {
         /// The name.
         name: &'static str,
-        /// What is missing.
+        /// The missing feature of the processor.
         reason: String,
     },
 }

@@ -9,7 +9,7 @@ use swinq_numerics::{RowMap, RowStore};
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::{Parts, Pool};
-use crate::rows::{Cast, MapRows, RowOut, RowSink, Segment, ToCodes, ToF32, ToFake, units_per_task};
+use crate::rows::{Cast, ColumnRange, MapRows, RowOut, RowSink, ToCodes, ToF32, ToFake, units_per_task};
 
 /// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
 const MIN_VALUES: usize = 4096;
@@ -59,7 +59,7 @@ impl QuantizeRows {
         pool.run(rows.div_ceil(each), &|task, _| {
             let rows = task * each..rows.min((task + 1) * each);
             // SAFETY: rows are distinct, and each is written once, by the task that holds it.
-            let out = |row| unsafe { self.segment(&sink, row) };
+            let out = |row| unsafe { self.column_range(&sink, row) };
             self.gather(rows, map, source, out);
         });
     }
@@ -75,10 +75,10 @@ impl QuantizeRows {
     ///
     /// # Safety
     /// Nobody else accesses it while the result is alive.
-    unsafe fn segment<'s>(&self, sink: &'s RowSink<'_>, row: usize) -> Segment<'s> {
+    unsafe fn column_range<'s>(&self, sink: &'s RowSink<'_>, row: usize) -> ColumnRange<'s> {
         let (parts, columns) = (self.side_by_side, self.columns);
         // SAFETY: the caller's promise; gathered rows have distinct columns of a row of the output.
-        unsafe { sink.segment(row / parts, row % parts * columns, columns) }
+        unsafe { sink.column_range(row / parts, row % parts * columns, columns) }
     }
 
     /// Stores rows `rows` of `map`'s order over all images on the caller's thread. `out` holds only these
@@ -101,7 +101,7 @@ impl QuantizeRows {
         // SAFETY: the caller's promise.
         let source = |row| unsafe { x.read(row * self.columns, self.columns) };
         // SAFETY: rows are distinct, and each is written once, here.
-        let out = |row| unsafe { self.segment(&sink, row - first) };
+        let out = |row| unsafe { self.column_range(&sink, row - first) };
         self.gather(rows, map, source, out);
     }
 
@@ -112,7 +112,7 @@ impl QuantizeRows {
         rows: Range<usize>,
         map: &RowMap,
         source: impl Fn(usize) -> &'x [f32],
-        out: impl Fn(usize) -> Segment<'s>,
+        out: impl Fn(usize) -> ColumnRange<'s>,
     ) {
         let (first, map_rows) = (rows.start, MapRows::new(map, rows.start));
         let source = |i: usize| map_rows.token(i).map(&source);
@@ -132,7 +132,7 @@ struct Gather<S, O> {
     out: O,
 }
 
-impl<'x, 's, S: Fn(usize) -> Option<&'x [f32]>, O: Fn(usize) -> Segment<'s>> Kernel for Gather<S, O> {
+impl<'x, 's, S: Fn(usize) -> Option<&'x [f32]>, O: Fn(usize) -> ColumnRange<'s>> Kernel for Gather<S, O> {
     fn scalar(self) {
         for i in 0..self.count {
             match ((self.source)(i), (self.out)(i)) {
@@ -147,9 +147,9 @@ impl<'x, 's, S: Fn(usize) -> Option<&'x [f32]>, O: Fn(usize) -> Segment<'s>> Ker
         for i in 0..self.count {
             match ((self.source)(i), (self.out)(i)) {
                 (None, mut out) => out.clear(),
-                (Some(x), Segment::F32(out)) => store_row(lanes, x, out, ToF32),
-                (Some(x), Segment::Fake(out, quantizer)) => store_row(lanes, x, out, ToFake(quantizer)),
-                (Some(x), Segment::Codes(out, quantizer)) => store_row(lanes, x, out, ToCodes(quantizer)),
+                (Some(x), ColumnRange::F32(out)) => store_row(lanes, x, out, ToF32),
+                (Some(x), ColumnRange::Fake(out, quantizer)) => store_row(lanes, x, out, ToFake(quantizer)),
+                (Some(x), ColumnRange::Codes(out, quantizer)) => store_row(lanes, x, out, ToCodes(quantizer)),
             }
         }
     }

@@ -15,7 +15,7 @@ pub enum RowOut<'a> {
     Codes(&'a mut [u8]),
 }
 
-/// The output of an op, checked against the op's shape; tasks write disjoint segments of it.
+/// The output of an op, checked against the op's shape; tasks write disjoint ranges of it.
 pub(crate) struct RowSink<'a> {
     out: Out<'a>,
     columns: usize,
@@ -89,26 +89,26 @@ impl<'a> RowSink<'a> {
     /// Columns `from..from + len` of row `row`.
     ///
     /// # Safety
-    /// No two segments alive at the same time may overlap.
+    /// No two ranges alive at the same time may overlap.
     ///
     /// # Panics
     /// Outside the output.
     #[inline(always)]
-    pub(crate) unsafe fn segment(&self, row: usize, from: usize, len: usize) -> Segment<'_> {
+    pub(crate) unsafe fn column_range(&self, row: usize, from: usize, len: usize) -> ColumnRange<'_> {
         assert!(from + len <= self.columns, "columns {from}+{len} of {}", self.columns);
         match &self.out {
             Out::F32(parts, quantizer) => {
                 // SAFETY: disjoint by the caller's promise.
                 let out = unsafe { parts.get(row * self.columns + from, len) };
                 match quantizer {
-                    None => Segment::F32(out),
-                    Some(quantizer) => Segment::Fake(out, *quantizer),
+                    None => ColumnRange::F32(out),
+                    Some(quantizer) => ColumnRange::Fake(out, *quantizer),
                 }
             }
             Out::Codes(parts, quantizer) => {
                 // SAFETY: disjoint by the caller's promise.
                 let out = unsafe { parts.get(row * code_stride(self.columns) + from, len) };
-                Segment::Codes(out, *quantizer)
+                ColumnRange::Codes(out, *quantizer)
             }
         }
     }
@@ -116,55 +116,55 @@ impl<'a> RowSink<'a> {
     /// Row `row`.
     ///
     /// # Safety
-    /// As [`RowSink::segment`].
+    /// As [`RowSink::column_range`].
     #[inline(always)]
-    pub(crate) unsafe fn row(&self, row: usize) -> Segment<'_> {
+    pub(crate) unsafe fn row(&self, row: usize) -> ColumnRange<'_> {
         // SAFETY: the caller's promise.
-        unsafe { self.segment(row, 0, self.columns) }
+        unsafe { self.column_range(row, 0, self.columns) }
     }
 }
 
 /// A run of columns of one output row.
-pub(crate) enum Segment<'s> {
+pub(crate) enum ColumnRange<'s> {
     F32(&'s mut [f32]),
     Fake(&'s mut [f32], Quantizer),
     Codes(&'s mut [u8], Quantizer),
 }
 
-impl Segment<'_> {
+impl ColumnRange<'_> {
     /// Stores zero in every column.
     pub(crate) fn clear(&mut self) {
         match self {
-            Segment::F32(out) | Segment::Fake(out, _) => out.fill(0.0),
-            Segment::Codes(out, _) => out.fill(128),
+            ColumnRange::F32(out) | ColumnRange::Fake(out, _) => out.fill(0.0),
+            ColumnRange::Codes(out, _) => out.fill(128),
         }
     }
 
     /// Stores `values`, one per column, as the reference defines it.
     pub(crate) fn put_all(&mut self, values: &[f32]) {
         match self {
-            Segment::F32(out) => out.copy_from_slice(values),
-            Segment::Fake(out, q) => out.iter_mut().zip(values).for_each(|(o, &v)| *o = q.fake(v)),
-            Segment::Codes(out, q) => {
+            ColumnRange::F32(out) => out.copy_from_slice(values),
+            ColumnRange::Fake(out, q) => out.iter_mut().zip(values).for_each(|(o, &v)| *o = q.fake(v)),
+            ColumnRange::Codes(out, q) => {
                 out.iter_mut().zip(values).for_each(|(o, &v)| *o = q.code(v).cast_unsigned() ^ 0x80);
             }
         }
     }
 }
 
-impl Segment<'_> {
+impl ColumnRange<'_> {
     /// Stores the lanes of `x` from column `at` on, up to the last column.
     #[inline(always)]
     pub(crate) fn put<L: Lanes>(&mut self, lanes: L, at: usize, x: L::F) {
         match self {
-            Segment::F32(out) => ToF32.store(lanes, &mut out[at..], x),
-            Segment::Fake(out, q) => ToFake(*q).store(lanes, &mut out[at..], x),
-            Segment::Codes(out, q) => ToCodes(*q).store(lanes, &mut out[at..], x),
+            ColumnRange::F32(out) => ToF32.store(lanes, &mut out[at..], x),
+            ColumnRange::Fake(out, q) => ToFake(*q).store(lanes, &mut out[at..], x),
+            ColumnRange::Codes(out, q) => ToCodes(*q).store(lanes, &mut out[at..], x),
         }
     }
 }
 
-/// The conversion that one kind of [`Segment`] applies, as a type, so that loops are compiled for it.
+/// The conversion that one kind of [`ColumnRange`] applies, as a type, so that loops are compiled for it.
 pub(crate) trait Cast: Copy {
     /// The type that is stored.
     type To;
@@ -232,15 +232,15 @@ fn scale4<L: Lanes>(lanes: L, quantizer: Quantizer, [a, b, c, d]: [L::F; 4]) -> 
     [lanes.mul(a, recip), lanes.mul(b, recip), lanes.mul(c, recip), lanes.mul(d, recip)]
 }
 
-/// Adds to the residual stream: `stream = shortcut.fake(stream) + branch.fake(value)`, where `None` changes
+/// Adds to the residual stream: `residual = shortcut.fake(residual) + branch.fake(value)`, where `None` changes
 /// nothing.
 #[derive(Clone, Copy)]
-pub(crate) struct AddToStream {
+pub(crate) struct AddToResidual {
     pub(crate) branch: Option<Quantizer>,
     pub(crate) shortcut: Option<Quantizer>,
 }
 
-impl Cast for AddToStream {
+impl Cast for AddToResidual {
     type To = f32;
 
     #[inline(always)]

@@ -10,7 +10,7 @@ use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::layer_norm::{Affine, normalise};
 use crate::pool::Parts;
-use crate::rows::Segment;
+use crate::rows::ColumnRange;
 
 /// [`reference::layer_norm_row`] of each row of `x`, f32 `[rows, gamma.len()]`, into `out` of the same shape.
 ///
@@ -24,7 +24,7 @@ pub fn layer_norm(cpu: Cpu, x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, ou
     assert_eq!(out.len(), x.len(), "layer_norm: the output is not as long as the input");
     let parts = Parts::new(out);
     // SAFETY: rows are distinct, and each is written once.
-    let out = |i| Segment::F32(unsafe { parts.get(i * c, c) });
+    let out = |i| ColumnRange::F32(unsafe { parts.get(i * c, c) });
     // Only codes need a bound.
     let affine = Affine { gamma, beta, eps, largest: f32::INFINITY };
     normalise(cpu, affine, x.len() / c, |i| Some(&x[i * c..][..c]), out, &mut []);

@@ -3,7 +3,7 @@
 // Defines: STORE (STORE_CODES or STORE_HALF), FAKE (quantize and dequantize before a float store), THREADS,
 // and those of `softmax.cuh`; MASK_BITS, the bits of the f32 that is added to a logit if its query and its key lie in
 // different regions (a parameter of the launch would cost registers); HEAD_SCALES (1: each head has a factor of its
-// own); for codes also TWO_CODES (1: queries and keys of some heads have low codes).
+// own); for codes also HI_LO (1: queries and keys of some heads have lo codes).
 #pragma once
 
 #include "cosine.cuh"
@@ -15,11 +15,11 @@
 constexpr u32 HEAD_DIM = 32;
 
 struct Params {
-    // Queries, keys and values of every window, `[windows * n, columns]`, s8 or f16. Low codes follow the values.
+    // Queries, keys and values of every window, `[windows * n, columns]`, s8 or f16. Lo codes follow the values.
     const void* qkv;
     // With HEAD_SCALES: `logit_scale` of each head.
     const f32* logit_scales;
-    // With TWO_CODES: first column of the low codes of each head's queries, then of its keys, `[2, heads]`; negative
+    // With HI_LO: first column of the lo codes of each head's queries, then of its keys, `[2, heads]`; negative
     // for heads with one code per value.
     const s32* low;
     // Relative position bias, `[heads, padded, padded]`; -inf for padding keys (padded: n rounded up to a
@@ -48,16 +48,16 @@ struct Params {
     f32 recip, scale;
 };
 
-#if TWO_CODES
-// Queries, keys, values, low codes of queries and of keys.
+#if HI_LO
+// Queries, keys, values, lo codes of queries and of keys.
 constexpr u32 OPERANDS = 5;
 #else
 constexpr u32 OPERANDS = 3;
 #endif
 
-// Whether a head has an operand: only some heads have low codes.
+// Whether a head has an operand: only some heads have lo codes.
 INLINE bool has_operand(const Params& p, u32 operand, u32 head) {
-#if TWO_CODES
+#if HI_LO
     return operand < 3 || p.low[(operand - 3) * p.heads + head] >= 0;
 #else
     return true;
@@ -66,7 +66,7 @@ INLINE bool has_operand(const Params& p, u32 operand, u32 head) {
 
 // First column of an operand that a head has.
 INLINE s32 column_of(const Params& p, u32 operand, u32 head) {
-#if TWO_CODES
+#if HI_LO
     if (operand >= 3) return p.low[(operand - 3) * p.heads + head];
 #endif
     return static_cast<s32>((operand * p.heads + head) * HEAD_DIM);

@@ -9,12 +9,12 @@
 // Defines: those of `attention.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8). THREADS is 128.
 
 // The more blocks, the more windows are in flight on a multiprocessor; elsewhere the limit on registers would spill. With
-// two codes, and for sm_100 and later, the compiler would spill a register without a number of blocks; for sm_80 and large
-// windows with two codes it would use so many that a block less fits.
+// hi and lo codes, and for sm_100 and later, the compiler would spill a register without a number of blocks; for sm_80 and large
+// windows with hi and lo codes it would use so many that a block less fits.
 // `AttentionConfig::launch` counts on these numbers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-#define MIN_BLOCKS (TWO_CODES ? 3 : 4)
-#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900 || (__CUDA_ARCH__ == 800 && KEY_TILES > 7)) && TWO_CODES
+#define MIN_BLOCKS (HI_LO ? 3 : 4)
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ >= 900 || (__CUDA_ARCH__ == 800 && KEY_TILES > 7)) && HI_LO
 #define MIN_BLOCKS 4
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && !EXACT && !PROBS_S8
 #define MIN_BLOCKS (KEY_TILES <= 7 && !HEAD_SCALES ? 6 : 5)
@@ -55,7 +55,7 @@ INLINE void copy_window(const Params& p, const Copies& copies, u8* raw, u32 wind
     copy_commit();
 }
 
-// Computes the logits of the warp's 16 queries, in the layout of `Logits`. LOW: the head has low codes.
+// Computes the logits of the warp's 16 queries, in the layout of `Logits`. LOW: the head has lo codes.
 template <bool LOW>
 INLINE void logits_of(const u8* raw, f32 scale, const Bias& bias, Logits& x, u32 lane, u32 warp) {
     u32 q[4], q_low[4];
@@ -80,7 +80,7 @@ INLINE void logits_of(const u8* raw, f32 scale, const Bias& bias, Logits& x, u32
             }
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                x[t][i] = fma_f32(LOW ? with_low_codes(sums[i], low[i]) : to_f32(sums[i]), scale, bias[t][i]);
+                x[t][i] = fma_f32(LOW ? with_lo_codes(sums[i], low[i]) : to_f32(sums[i]), scale, bias[t][i]);
             }
         }
     }
@@ -191,8 +191,8 @@ KERNEL(attention_i8)(const Params p) {
         if (window + 1 < last) copy_window(p, copies, raw + (window + 1 - first) % 2 * RAW, window + 1);
         transpose_values<RAW_ROW>(now + 2 * TOKENS * RAW_ROW, transposed);
         Logits x;
-        if (TWO_CODES && has_operand(p, 3, head)) {
-            masked_logits<TWO_CODES>(p, now, window, head, bias, x, lane, warp);
+        if (HI_LO && has_operand(p, 3, head)) {
+            masked_logits<HI_LO>(p, now, window, head, bias, x, lane, warp);
         } else {
             masked_logits<false>(p, now, window, head, bias, x, lane, warp);
         }

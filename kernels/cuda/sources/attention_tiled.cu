@@ -15,7 +15,7 @@ typedef s8 Element;
 constexpr u32 ROW = 48;
 // Bytes of a tile of transposed values.
 constexpr u32 VALUE_TILE = HEAD_DIM * VALUE_ROW;
-// Codes, and with TWO_CODES low codes.
+// Codes, and with HI_LO lo codes.
 typedef u32 Queries[OPERANDS - 2][4];
 typedef u32 Probabilities[2][4];
 typedef s32 Sums[4][4];
@@ -64,18 +64,18 @@ INLINE Rows rows_of(const Params& p, u32 window, u32 head, u32 query, u32 padded
     return rows;
 }
 
-// Low codes are `low` bytes after the codes.
+// Lo codes are `low` bytes after the codes.
 INLINE void load_queries(Queries& q, const u8* queries, u32 low, u32 lane, u32 warp) {
     const u8* row = queries + (16 * warp + lane % 16) * ROW + lane / 16 * 16;
     load_matrix_x4(q[0], row);
 #if !INTEGER
     load_matrix_x4(q[1], row + 32);
-#elif TWO_CODES
+#elif HI_LO
     load_matrix_x4(q[1], row + low);
 #endif
 }
 
-// Computes q . k for keys 8 t to 8 t + 7 of a tile; `keys` is the tile in shared memory, and low codes are `low` bytes
+// Computes q . k for keys 8 t to 8 t + 7 of a tile; `keys` is the tile in shared memory, and lo codes are `low` bytes
 // after it.
 INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, u32 low, int t, u32 lane) {
 #if INTEGER
@@ -85,7 +85,7 @@ INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, u32 low, int t
     s32 sums[4] = {};
     const u32 b[2] = {k[t % 2 * 2], k[t % 2 * 2 + 1]};
     mma_s8(sums, q[0], b);
-#if TWO_CODES
+#if HI_LO
     u32 k_low[4];
     load_matrix_x4(k_low, from + low);
     s32 low_sums[4] = {};
@@ -93,7 +93,7 @@ INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, u32 low, int t
     mma_s8(low_sums, q[0], b_low);
     mma_s8(low_sums, q[1], b);
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = with_low_codes(sums[i], low_sums[i]);
+    for (int i = 0; i < 4; i++) x[i] = with_lo_codes(sums[i], low_sums[i]);
 #else
 #pragma unroll
     for (int i = 0; i < 4; i++) x[i] = to_f32(sums[i]);
@@ -292,9 +292,9 @@ KERNEL(attention_f16_tiled)(const Params p) {
     copy_tokens(p, queries, 0, first_query, TOKENS, window, head);
     copy_tokens(p, keys, 1, 0, padded, window, head);
     copy_tokens(p, values, 2, 0, padded, window, head);
-    // Bytes from codes to low codes, which follow the transposed values.
+    // Bytes from codes to lo codes, which follow the transposed values.
     u32 low = 0;
-#if TWO_CODES
+#if HI_LO
     low = (TOKENS + 2 * padded) * ROW + tiles * VALUE_TILE;
     copy_tokens(p, queries + low, 3, first_query, TOKENS, window, head);
     copy_tokens(p, keys + low, 4, 0, padded, window, head);

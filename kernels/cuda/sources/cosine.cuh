@@ -1,9 +1,9 @@
-// Cosine attention (Swin V2): what the kernels share that normalise and quantize queries and keys, or that multiply them.
+// Cosine attention (Swin V2): the common parts of the kernels that normalise and quantize queries and keys, or that multiply them.
 #pragma once
 
 #include "prelude.cuh"
 
-// The reciprocal of the length of the vector of which each of four lanes holds eight values, for an f16 stream.
+// The reciprocal of the length of a vector, of an f16 residual; each of four lanes holds eight of its values.
 INLINE f32 inverse_length_fast(const f32 (&x)[8]) {
     f32 sum = 0.0f;
 #pragma unroll
@@ -20,8 +20,8 @@ INLINE u32x2 codes_and_rounded(const f32 (&y)[8], f32 (&rounded)[8]) {
                  low_bytes(bits(rounded[4]), bits(rounded[5]), bits(rounded[6]), bits(rounded[7]))};
 }
 
-// The low codes of eight values: `low_part` without conversion instructions, whose throughput is low.
-INLINE u32x2 low_codes(const f32 (&y)[8], f32 (&rounded)[8]) {
+// The lo codes of eight values: `low_part` without conversion instructions, whose throughput is low.
+INLINE u32x2 lo_codes(const f32 (&y)[8], f32 (&rounded)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         f32 rest = y[i] - (rounded[i] - ROUNDER);
@@ -31,5 +31,5 @@ INLINE u32x2 low_codes(const f32 (&y)[8], f32 (&rounded)[8]) {
                  low_bytes(bits(rounded[4]), bits(rounded[5]), bits(rounded[6]), bits(rounded[7]))};
 }
 
-// `hh + (hl + lh) / 256`, where `hh` is the product of the codes, and `hl` and `lh` are those of codes and low codes.
-INLINE f32 with_low_codes(s32 hh, s32 hl_and_lh) { return fma_f32(to_f32(hl_and_lh), 1.0f / 256.0f, to_f32(hh)); }
+// `hh + (hl + lh) / 256`, where `hh` is the product of the codes, and `hl` and `lh` are those of codes and lo codes.
+INLINE f32 with_lo_codes(s32 hh, s32 hl_and_lh) { return fma_f32(to_f32(hl_and_lh), 1.0f / 256.0f, to_f32(hh)); }

@@ -7,19 +7,19 @@
 // 1. `corrected`. CORRECTED: the INT8 operand has zero points, whose term is subtracted from the sum.
 // 2. `layer_value`. INTEGER: operands are INT8, and the sum is multiplied by their scales. OUTPUT: the layer has an `.output`
 //    site, which quantizes and dequantizes the product. Then the bias is added.
-// 3. `activated`. GELU: 0 for none; with an f32 stream GELU_ERF or GELU_QUADRATIC; with an f16 stream an approximation.
+// 3. `activated`. GELU: 0 for none; with an f32 residual GELU_ERF or GELU_QUADRATIC; with an f16 residual an approximation.
 // 4. `quantized`, if codes are stored: division by their scale. CHANNELS: each column has its own scale and zero point. FAKE:
 //    the value is also dequantized, and stored as a float.
 // 5. The store: `codes_of_eight`, `store_floats` or `add8`; without WHOLE (the number of columns is a multiple of 8)
 //    `store_one`. STORE: STORE_CODES, STORE_HALF, STORE_FLOAT, or STORE_RESIDUAL, which adds to the residual stream, in the row
-//    that `destination` returns. STREAM_F32: the stream is f32; else f16.
+//    that `destination` returns. RESIDUAL_F32: the residual is f32; else f16.
 //
 // `finish8` is the whole, from step 2 on. Two options replace steps:
 //
 // - HALF_GELU: `codes_in_halves` for steps 2 to 4, in packed halves. It needs INTEGER, GELU, STORE_CODES and WHOLE, without
 //   OUTPUT.
 // - HEADS: `finish_heads` for steps 4 and 5. Columns are the queries, keys and values of heads of 32 channels, and queries and
-//   keys are normalised as in `heads.cu`. It needs STORE_CODES and WHOLE, without GELU and CHANNELS, and a warp whose groups of
+//   keys are normalised as in `qk_norm.cu`. It needs STORE_CODES and WHOLE, without GELU and CHANNELS, and a warp whose groups of
 //   four lanes have the 32 columns of one head, and which calls `finish8` as a whole.
 //
 // A kernel defines NUMBERS as 1 if no value that is quantized can be a NaN.
@@ -55,8 +55,8 @@ struct Epilogue {
     const f32* step;
     // Per column: subtracted from the sum (CORRECTED).
     const s32* correction;
-    // Bit h is set if the queries and keys of head h have two codes for each value (HEADS).
-    u64 two_codes;
+    // Bit h is set if the queries and keys of head h have hi and lo codes for each value (HEADS).
+    u64 hi_lo;
     // Token that each row of one image is written to, PAD for padding (STORE_RESIDUAL); null if row r is
     // token r.
     const u32* map;
@@ -78,12 +78,12 @@ struct Epilogue {
 
 constexpr s32 HEAD_DIM = 32;
 // Whether step 3 reads a table in shared memory, which `load_gelu` fills.
-constexpr bool GELU_TABLE = GELU && STREAM_F32;
+constexpr bool GELU_TABLE = GELU && RESIDUAL_F32;
 
-#if STREAM_F32
-typedef f32 Stream;
+#if RESIDUAL_F32
+typedef f32 Residual;
 #else
-typedef u16 Stream;
+typedef u16 Residual;
 #endif
 
 // The constants of eight columns. Those that no step reads are not set.
@@ -217,11 +217,11 @@ INLINE void store_one(const Epilogue& e, u64 at, f32 y) {
     } else if constexpr (STORE == STORE_FLOAT) {
         static_cast<f32*>(e.out)[at] = y;
     } else {
-        Stream* stream = static_cast<Stream*>(e.out) + at;
-        if constexpr (STREAM_F32) {
-            *stream = y + *stream;
+        Residual* residual = static_cast<Residual*>(e.out) + at;
+        if constexpr (RESIDUAL_F32) {
+            *residual = y + *residual;
         } else {
-            *stream = f32_to_half(y + half_to_f32(*stream));
+            *residual = f32_to_half(y + half_to_f32(*residual));
         }
     }
 }
@@ -235,23 +235,23 @@ INLINE void store_floats(const Epilogue& e, u64 at, const f32 (&y)[8]) {
     }
 }
 
-// Step 5 of STORE_RESIDUAL, in registers: adds the `old` values of the stream.
+// Step 5 of STORE_RESIDUAL, in registers: adds the `old` values of the residual.
 INLINE void add_old(f32 (&y)[8], const f32 (&old)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] = y[i] + old[i];
 }
 
 // Step 5 of STORE_RESIDUAL.
-INLINE void add8(Stream* stream, f32 (&y)[8]) {
+INLINE void add8(Residual* residual, f32 (&y)[8]) {
     f32 old[8];
-    load8(old, stream);
+    load8(old, residual);
     add_old(y, old);
-    store8(stream, y);
+    store8(residual, y);
 }
 
 // The reciprocal of the length of a head's vector, of which this lane holds channels 8 l to 8 l + 7 for l = lane % 4.
 INLINE f32 inverse_length(const f32 (&x)[8]) {
-    if constexpr (!STREAM_F32) return inverse_length_fast(x);
+    if constexpr (!RESIDUAL_F32) return inverse_length_fast(x);
     // The order of the sums is that of `reference::inverse_length`: channels c and c + 16 first, then sums that are 8
     // and 4 channels apart.
     bool upper = thread_index() % 4 >= 2;
@@ -273,7 +273,7 @@ INLINE f32 inverse_length(const f32 (&x)[8]) {
 INLINE s32 bits_below(u64 mask, s32 index) { return count_bits(mask & ((static_cast<u64>(1) << index) - 1)); }
 
 // Turns the sums of eight channels of a vector into their codes, for ROWS rows `targets`, and stores them where `there`;
-// also the low codes of queries and keys if the head has them. Vector `slot` is the query, key or value of head
+// also the lo codes of queries and keys if the head has them. Vector `slot` is the query, key or value of head
 // slot % heads, and must be the same for the whole warp, in a way that the compiler sees: it serialises asynchronous
 // products around a branch that may diverge.
 template <int ROWS>
@@ -297,20 +297,20 @@ INLINE void finish_heads(const Epilogue& e, const Columns& columns, const bool (
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             f32 recip = columns.recip[0];
-            y[row][i] = STREAM_F32 ? y[row][i] * inverse[row] * recip : y[row][i] * (inverse[row] * recip);
+            y[row][i] = RESIDUAL_F32 ? y[row][i] * inverse[row] * recip : y[row][i] * (inverse[row] * recip);
         }
         u32x2 codes = codes_and_rounded(y[row], rounded[row]);
         s8* out = static_cast<s8*>(e.out) + static_cast<u64>(targets[row]) * e.stride;
         if (there[row]) *reinterpret_cast<u32x2*>(out + column) = codes;
     }
     s32 head = slot < e.heads ? slot : slot - e.heads;
-    if (slot >= 2 * e.heads || (e.two_codes >> head & 1) == 0) return;
-    // The low codes follow the values: all of the queries, then all of the keys.
-    s32 before = bits_below(e.two_codes, head) + (slot < e.heads ? 0 : count_bits(e.two_codes));
+    if (slot >= 2 * e.heads || (e.hi_lo >> head & 1) == 0) return;
+    // The lo codes follow the values: all of the queries, then all of the keys.
+    s32 before = bits_below(e.hi_lo, head) + (slot < e.heads ? 0 : count_bits(e.hi_lo));
     s32 low = HEAD_DIM * (3 * e.heads + before) + channel;
 #pragma unroll
     for (int row = 0; row < ROWS; row++) {
-        u32x2 codes = low_codes(y[row], rounded[row]);
+        u32x2 codes = lo_codes(y[row], rounded[row]);
         s8* out = static_cast<s8*>(e.out) + static_cast<u64>(targets[row]) * e.stride;
         if (there[row]) *reinterpret_cast<u32x2*>(out + low) = codes;
     }
@@ -338,8 +338,8 @@ INLINE void finish8(const Epilogue& e, const Columns& columns, bool there, u32 t
         if (there) *reinterpret_cast<u32x2*>(static_cast<s8*>(e.out) + at) = codes;
     } else if constexpr (STORE == STORE_RESIDUAL) {
         finish_values(e, columns, y, tail);
-        Stream* stream = static_cast<Stream*>(e.out) + at;
-        if (there) add8(stream, y);
+        Residual* residual = static_cast<Residual*>(e.out) + at;
+        if (there) add8(residual, y);
     } else {
         finish_values(e, columns, y, tail);
         if (there) store_floats(e, at, y);

@@ -66,7 +66,7 @@ INLINE void wait_sums(Sum (&sums)[BLOCKS][4 * EIGHTS]) {
 
 // Whether a lane has enough registers to prefetch the values of the residual stream that it adds to.
 constexpr bool PREFETCH =
-    STORE == STORE_RESIDUAL && WHOLE && !STREAM_F32 && BLOCKS * BN <= 192 && BLOCKS * BN * GROUPS_M <= 384;
+    STORE == STORE_RESIDUAL && WHOLE && !RESIDUAL_F32 && BLOCKS * BN <= 192 && BLOCKS * BN * GROUPS_M <= 384;
 
 // A position in the sequence of stages of a block.
 struct Cursor {
@@ -111,8 +111,8 @@ INLINE void load_old(const Params& p, Old& old, s32 row0, s32 column0) {
         for (int j = 0; j < GROUPS; j++) {
             bool there = old.targets[i] != PAD && column0 + 32 * j < p.epilogue.n;
             u64 at = static_cast<u64>(old.targets[i]) * p.epilogue.stride + column0 + 32 * j;
-            const Stream* stream = static_cast<const Stream*>(p.epilogue.out);
-            old.values[i][j] = there ? *reinterpret_cast<const u32x4*>(stream + at) : u32x4{0, 0, 0, 0};
+            const Residual* residual = static_cast<const Residual*>(p.epilogue.out);
+            old.values[i][j] = there ? *reinterpret_cast<const u32x4*>(residual + at) : u32x4{0, 0, 0, 0};
         }
     }
 }
@@ -165,7 +165,7 @@ INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], 
                 unpack8(before, old.values[i][j]);
                 add_old(y, before);
                 u64 at = static_cast<u64>(target) * p.epilogue.stride + column;
-                if (there && column < p.epilogue.n) store8(static_cast<Stream*>(p.epilogue.out) + at, y);
+                if (there && column < p.epilogue.n) store8(static_cast<Residual*>(p.epilogue.out) + at, y);
             } else {
                 finish8(p.epilogue, columns, there, target, column, y, tail);
             }

@@ -1,7 +1,7 @@
 // The end of the network in f32: LayerNorm with the mean over tokens, and a linear layer for few rows.
 //
-// Entry points: `pool` and `linear_f32`. Defines: THREADS; POOL, STREAM_F32, STORE and FAKE for `pool`, and CHUNKS
-// (chunks of 128 columns of a row) if the stream is f16; OUTPUT for `linear_f32`.
+// Entry points: `pool` and `linear_f32`. Defines: THREADS; POOL, RESIDUAL_F32, STORE and FAKE for `pool`, and CHUNKS
+// (chunks of 128 columns of a row) if the residual is f16; OUTPUT for `linear_f32`.
 #include "moments.cuh"
 
 #if defined(POOL)
@@ -11,38 +11,38 @@
 #define STORE_FLOAT 2
 
 struct PoolParams {
-    // The stream, `[images * tokens, columns]`.
-    const void* stream;
+    // The residual, `[images * tokens, columns]`.
+    const void* residual;
     const f32* gamma;
     const f32* beta;
     // `[images, stride]`.
     void* out;
-    // Set to 1 if an f16 stream holds a value that is not finite; null for an f32 stream.
+    // Set to 1 if an f16 residual holds a value that is not finite; null for an f32 residual.
     u32* overflow;
     s32 tokens, columns, stride;
-    // Tokens whose norms are in shared memory at a time, for an f32 stream.
+    // Tokens whose norms are in shared memory at a time, for an f32 residual.
     s32 tokens_each;
     f32 epsilon;
     // Reciprocal of the output scale, and the output scale itself.
     f32 recip, scale;
 };
 
-#if STREAM_F32
-typedef f32 Stream;
+#if RESIDUAL_F32
+typedef f32 Residual;
 #else
-typedef u16 Stream;
+typedef u16 Residual;
 constexpr s32 WARPS = THREADS / WARP;
 #endif
 
-#if STREAM_F32
+#if RESIDUAL_F32
 
-// Computes the LayerNorm statistics of the first `tokens` tokens of `stream`; four lanes share a token.
-INLINE void norms_of(const PoolParams& p, const Stream* stream, s32 tokens, RowNorm* norms) {
+// Computes the LayerNorm statistics of the first `tokens` tokens of `residual`; four lanes share a token.
+INLINE void norms_of(const PoolParams& p, const Residual* residual, s32 tokens, RowNorm* norms) {
     s32 lane = thread_index() % 4, rounds = (tokens + THREADS / 4 - 1) / (THREADS / 4);
     for (s32 round = 0; round < rounds; round++) {
         s32 token = round * (THREADS / 4) + thread_index() / 4;
         bool real = token < tokens;
-        const Stream* row = stream + static_cast<u64>(real ? token : 0) * p.columns;
+        const Residual* row = residual + static_cast<u64>(real ? token : 0) * p.columns;
         RowNorm norm = row_norm(p.columns, pieces_of(p.columns, lane), p.epsilon,
                                 [&](s32 i) { return values4(row + 16 * i + 4 * lane); });
         if (real && lane == 0) norms[token] = norm;
@@ -61,7 +61,7 @@ INLINE f32 warp_sum(f32 x) {
 struct Row {
     f32x4 values[CHUNKS];
 
-    INLINE void load(const Stream* row, s32 columns, s32 lane) {
+    INLINE void load(const Residual* row, s32 columns, s32 lane) {
 #pragma unroll
         for (int i = 0; i < CHUNKS; i++) {
             s32 at = 4 * (lane + WARP * i);
@@ -91,14 +91,14 @@ struct Row {
 
 // Adds the normalised tokens of an image, without gamma and beta: `[WARPS][128 CHUNKS]` sums, one row for each warp,
 // which processes every WARPS-th token.
-INLINE void sum_tokens(const PoolParams& p, const Stream* stream, f32* partial) {
+INLINE void sum_tokens(const PoolParams& p, const Residual* residual, f32* partial) {
     s32 lane = thread_index() % WARP, warp = thread_index() / WARP;
     f32x4 sums[CHUNKS];
 #pragma unroll
     for (int i = 0; i < CHUNKS; i++) sums[i] = f32x4{0.0f, 0.0f, 0.0f, 0.0f};
     for (s32 token = warp; token < p.tokens; token += WARPS) {
         Row row;
-        row.load(stream + static_cast<u64>(token) * p.columns, p.columns, lane);
+        row.load(residual + static_cast<u64>(token) * p.columns, p.columns, lane);
         f32 mean = div_f32(row.sum(), to_f32(p.columns));
         f32 variance = div_f32(row.center(mean, p.columns, lane), to_f32(p.columns));
         f32 inverse = rsqrt_f32(variance + p.epsilon);
@@ -136,15 +136,15 @@ INLINE void store_mean(const PoolParams& p, s32 column, f32 y) {
 #endif
 }
 
-#if STREAM_F32
+#if RESIDUAL_F32
 
-// Adds the first `tokens` tokens of `stream`, normalised, to the sum of each column. A thread has columns of its own.
-INLINE void add_columns(const PoolParams& p, const Stream* stream, s32 tokens, const RowNorm* norms, f32* sums) {
+// Adds the first `tokens` tokens of `residual`, normalised, to the sum of each column. A thread has columns of its own.
+INLINE void add_columns(const PoolParams& p, const Residual* residual, s32 tokens, const RowNorm* norms, f32* sums) {
     for (s32 column = thread_index(); column < p.columns; column += THREADS) {
         f32 gamma = p.gamma[column], beta = p.beta[column], sum = sums[column];
 #pragma unroll 8
         for (s32 token = 0; token < tokens; token++) {
-            sum = sum + apply(norms[token], stream[static_cast<u64>(token) * p.columns + column], gamma, beta);
+            sum = sum + apply(norms[token], residual[static_cast<u64>(token) * p.columns + column], gamma, beta);
         }
         sums[column] = sum;
     }
@@ -152,30 +152,30 @@ INLINE void add_columns(const PoolParams& p, const Stream* stream, s32 tokens, c
 
 #endif
 
-// Computes the mean of the normalised tokens of an image for each block. With an f32 stream the tokens are summed in
+// Computes the mean of the normalised tokens of an image for each block. With an f32 residual the tokens are summed in
 // their order.
 KERNEL(pool)(const PoolParams p) {
     f32* shared = reinterpret_cast<f32*>(shared_memory());
     wait_for_previous();
     launch_dependents();
-    const Stream* stream = static_cast<const Stream*>(p.stream) + static_cast<u64>(block_x()) * p.tokens * p.columns;
-#if STREAM_F32
+    const Residual* residual = static_cast<const Residual*>(p.residual) + static_cast<u64>(block_x()) * p.tokens * p.columns;
+#if RESIDUAL_F32
     RowNorm* norms = reinterpret_cast<RowNorm*>(shared);
     f32* sums = reinterpret_cast<f32*>(norms + p.tokens_each);
     for (s32 column = thread_index(); column < p.columns; column += THREADS) sums[column] = 0.0f;
     for (s32 rest = p.tokens; rest > 0; rest -= p.tokens_each) {
         s32 tokens = rest < p.tokens_each ? rest : p.tokens_each;
-        norms_of(p, stream, tokens, norms);
+        norms_of(p, residual, tokens, norms);
         block_sync();
-        add_columns(p, stream, tokens, norms, sums);
+        add_columns(p, residual, tokens, norms, sums);
         block_sync();
-        stream += static_cast<u64>(tokens) * p.columns;
+        residual += static_cast<u64>(tokens) * p.columns;
     }
     for (s32 column = thread_index(); column < p.columns; column += THREADS) {
         store_mean(p, column, div_f32(sums[column], to_f32(p.tokens)));
     }
 #else
-    sum_tokens(p, stream, shared);
+    sum_tokens(p, residual, shared);
     block_sync();
     for (s32 column = thread_index(); column < p.columns; column += THREADS) {
         f32 sum = 0.0f;

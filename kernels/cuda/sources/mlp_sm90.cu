@@ -1,9 +1,9 @@
-// The MLP half of a block in one launch, for INT8 and sm_90a: stream += fc2(GELU(fc1(LayerNorm(stream)))), and for
-// Swin V2 stream += LayerNorm(fc2(GELU(fc1(stream)))).
+// The MLP branch of a block in one launch, for INT8 and sm_90a: residual += fc2(GELU(fc1(LayerNorm(residual)))), and for
+// Swin V2 residual += LayerNorm(fc2(GELU(fc1(residual)))).
 //
-// A warpgroup computes 64 rows by itself, and everything between the stream and the stream stays in its
-// registers. The codes of LayerNorm (of the stream for Swin V2) are the operand A of fc1. fc1 is computed in chunks of 64 hidden columns;
-// the codes of a chunk are the operand A of fc2, which adds the chunk to its sums. Lane `q` of four has
+// A warpgroup computes 64 rows by itself, and everything between the residual and the residual stays in its
+// registers. The codes of LayerNorm (of the residual for Swin V2) are the operand A of fc1. fc1 is computed in chunks of 64
+// hidden columns; the codes of a chunk are the operand A of fc2, which adds the chunk to its sums. Lane `q` of four has
 // columns 16 i + 4 q to 16 i + 4 q + 3 of its rows, for every i: `operand_column` (mlp.rs) orders the columns
 // of both weights so that a product's results are in the registers in which the next product reads them.
 //
@@ -11,10 +11,10 @@
 // stay in shared memory. If they are not all, the others pass through a ring of STAGES slots; then all
 // warpgroups process the same chunks, because a slot is refilled once all of them have used it.
 //
-// Defines: FORM (PRE_NORM; for Swin V2 POST_NORM, or POST_NORM_CODES, which can also store the codes of the new stream),
+// Defines: FORM (PRE_NORM; for Swin V2 POST_NORM, or POST_NORM_CODES, which can also store the codes of the new residual),
 // COLUMNS, HIDDEN (a multiple of 64), STAY, STAGES (0 if all chunks stay), GROUPS (warpgroups),
-// STREAM_F32 (1: the stream is f32, and the results are those of the reference, bit for bit), CHANNELS (1: each hidden column
-// has a scale and a zero point of its own), HALVES (GELU and its codes in packed halves; needs an f16 stream), THREADS.
+// RESIDUAL_F32 (1: the residual is f32, and the results are those of the reference, bit for bit), CHANNELS (1: each hidden column
+// has a scale and a zero point of its own), HALVES (GELU and its codes in packed halves; needs an f16 residual), THREADS.
 #include "moments.cuh"
 #include "wgmma.cuh"
 #include "mbarrier.cuh"
@@ -25,14 +25,14 @@
 
 struct Params {
     // `[m, COLUMNS]`, f32 or f16.
-    void* stream;
+    void* residual;
     // HIDDEN / 64 chunks: 64 columns of fc1's weight, then 64 bytes of k of fc2's weight.
     const u8* weights;
     // In the order of `Constants`.
     const f32* constants;
-    // Set to 1 if an f16 stream holds a value that is not finite.
+    // Set to 1 if an f16 residual holds a value that is not finite.
     u32* overflow;
-    // With POST_NORM_CODES: the codes of the new stream, `[m, COLUMNS]`, null if none are stored; and the row of each
+    // With POST_NORM_CODES: the codes of the new residual, `[m, COLUMNS]`, null if none are stored; and the row of each
     // token of an image, null if token t is row t.
     s8* codes;
     const u32* code_rows;
@@ -40,17 +40,17 @@ struct Params {
     // Tokens of an image, if there are `code_rows`.
     s32 tokens;
     f32 epsilon;
-    // Reciprocals of the scales of the inputs of fc1 and fc2, and of the codes of the new stream.
+    // Reciprocals of the scales of the inputs of fc1 and fc2, and of the codes of the new residual.
     f32 norm_recip, hidden_recip, code_recip;
 };
 
 // Per-column constants, in shared memory.
 struct Constants {
-    // For an f16 stream and PRE_NORM, multiplied by `norm_recip`.
+    // For an f16 residual and PRE_NORM, multiplied by `norm_recip`.
     f32 gamma[COLUMNS], beta[COLUMNS];
     // Factors of the sums of fc1, and its bias; with HALVES, half of them (see `gelu_half2`).
     f32 hidden_scale[HIDDEN], hidden_bias[HIDDEN];
-    // Factors of the sums of fc2, and its bias. For an f16 stream the bias makes up for the zero points of the hidden columns.
+    // Factors of the sums of fc2, and its bias. For an f16 residual the bias makes up for the zero points of the hidden columns.
     f32 scale[COLUMNS], bias[COLUMNS];
 #if CHANNELS && HALVES
     // For four hidden columns: two pairs of `HalfCodes`.
@@ -58,8 +58,8 @@ struct Constants {
 #elif CHANNELS
     // Reciprocals of the scales of the hidden columns, and their zero points.
     f32 hidden_recip[HIDDEN], hidden_zero[HIDDEN];
-#if STREAM_F32
-    // What the zero points add to the sums of fc2.
+#if RESIDUAL_F32
+    // The term of the zero points in the sums of fc2.
     s32 correction[COLUMNS];
 #endif
 #endif
@@ -89,7 +89,7 @@ INLINE Shared shared_parts() {
     u8* at = shared_memory();
     u8* after = at + (STAY + STAGES) * CHUNK_BYTES;
     f32* tail = reinterpret_cast<f32*>(after + sizeof(Constants));
-    u64* barriers = reinterpret_cast<u64*>(tail + (STREAM_F32 ? TAIL_FLOATS : 0));
+    u64* barriers = reinterpret_cast<u64*>(tail + (RESIDUAL_F32 ? TAIL_FLOATS : 0));
     return Shared{at, shared_address(at), reinterpret_cast<const Constants*>(after), tail, barriers, barriers + 1, barriers + 1 + STAGES};
 }
 
@@ -116,13 +116,13 @@ INLINE void start_copies(const Params& p, const Shared& shared, s32 ring_chunks)
     for (int i = 0; i < STAGES && i < ring_chunks; i++) fill(p, shared, i);
 }
 
-#if STREAM_F32
-typedef f32 Stream;
+#if RESIDUAL_F32
+typedef f32 Residual;
 typedef f32x4 Four;
 INLINE void unpack(f32 (&x)[4], const Four& v) { x[0] = v.x, x[1] = v.y, x[2] = v.z, x[3] = v.w; }
 INLINE Four pack(const f32 (&x)[4]) { return f32x4{x[0], x[1], x[2], x[3]}; }
 #else
-typedef u16 Stream;
+typedef u16 Residual;
 typedef u32x2 Four;
 INLINE void unpack(f32 (&x)[4], const Four& v) {
     x[0] = half_to_f32(static_cast<u16>(v.x)), x[1] = half_to_f32(static_cast<u16>(v.x >> 16));
@@ -133,24 +133,24 @@ INLINE Four pack(const f32 (&x)[4]) { return u32x2{pack_half2(x[0], x[1]), pack_
 
 // Whether a lane holds its part of the rows in registers until the results are added. There are too few registers for
 // f32, and for LayerNorm of the results: then the rows are read again.
-#define HOLD (!STREAM_F32 && FORM == PRE_NORM)
+#define HOLD (!RESIDUAL_F32 && FORM == PRE_NORM)
 
-// A lane's part of two rows of the stream, which are eight rows apart.
+// A lane's part of two rows of the residual, which are eight rows apart.
 struct Rows {
-    Stream* at;
+    Residual* at;
     bool there[2];
 #if HOLD
     Four held[2][PIECES];
 #endif
 
-    INLINE Stream* piece(int half, int piece) const { return at + 8 * half * COLUMNS + 16 * piece; }
+    INLINE Residual* piece(int half, int piece) const { return at + 8 * half * COLUMNS + 16 * piece; }
 
     INLINE Four read(int half, int i) const {
         return there[half] ? *reinterpret_cast<const Four*>(piece(half, i)) : Four{};
     }
 
     INLINE void load(const Params& p, s32 row, s32 q) {
-        at = static_cast<Stream*>(p.stream) + static_cast<u64>(row) * COLUMNS + 4 * q;
+        at = static_cast<Residual*>(p.residual) + static_cast<u64>(row) * COLUMNS + 4 * q;
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             there[half] = row + 8 * half < p.m;
@@ -164,7 +164,7 @@ struct Rows {
     // Starts to load the rows that are `distance` rows further into the L2 cache. The four lanes of a row
     // share its lines.
     INLINE void prefetch(const Params& p, s32 row, s32 distance, s32 q) const {
-        const Stream* to = at + static_cast<s64>(distance) * COLUMNS + q * (COLUMNS / 4 - 4);
+        const Residual* to = at + static_cast<s64>(distance) * COLUMNS + q * (COLUMNS / 4 - 4);
         if (row + 8 + distance < p.m) prefetch_line(to), prefetch_line(to + 8 * COLUMNS);
     }
 
@@ -186,7 +186,7 @@ struct Rows {
 // The codes of LayerNorm of a lane's part of a row, four columns in a word.
 INLINE void operand_of_row(const Params& p, const Constants& c, const Rows& rows, int half, s32 q,
                       u32 (&codes)[PIECES]) {
-#if STREAM_F32
+#if RESIDUAL_F32
     RowNorm norm = row_norm(COLUMNS, PIECES, p.epsilon, [&](s32 i) { return rows.read(half, i); });
 #else
     f32 sum = 0.0f, square = 0.0f;
@@ -220,7 +220,7 @@ INLINE void operand_of_row(const Params& p, const Constants& c, const Rows& rows
         load4(beta, c.beta + 16 * i + 4 * q);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-#if STREAM_F32
+#if RESIDUAL_F32
             x[j] = apply(norm, x[j], gamma[j], beta[j]) * p.norm_recip;
 #else
             x[j] = fma_f32(fma_f32(x[j], inverse, shift), gamma[j], beta[j]);
@@ -245,7 +245,7 @@ INLINE void operand_of_row(const Params& p, const Constants&, const Rows& rows, 
         for (int j = 0; j < 4; j++) x[j] = x[j] * p.norm_recip;
         codes[i] = codes_s8x4(x[0], x[1], x[2], x[3]);
     }
-#if !STREAM_F32
+#if !RESIDUAL_F32
     // Sums of finite halves are always finite.
     if (!finite(sum)) raise_flag(p.overflow);
 #endif
@@ -292,7 +292,7 @@ INLINE u32 hidden_codes(const Params& p, const HiddenColumns& columns, const s32
 #else
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-#if STREAM_F32
+#if RESIDUAL_F32
         y[i] = gelu_of_layer(y[i], tail);
 #else
         y[i] = gelu_fast(y[i], max_f32(y[i], 0.0f));
@@ -327,7 +327,7 @@ INLINE void hidden_operand(const Params& p, const Shared& shared, s32 chunk, s32
 // Four sums of fc2 of one row, without the zero points of the hidden columns.
 INLINE void branch_sums(const Constants& c, s32 column, const s32* at, s32 (&four)[4]) {
     four[0] = at[0], four[1] = at[1], four[2] = at[4], four[3] = at[5];
-#if CHANNELS && STREAM_F32
+#if CHANNELS && RESIDUAL_F32
 #pragma unroll
     for (int j = 0; j < 4; j++) four[j] = four[j] - c.correction[column + j];
 #endif
@@ -375,7 +375,7 @@ INLINE void branch_of_row(const Constants& c, s32 q, const s32 (&sums)[COLUMNS /
 
 // Replaces a lane's part of a row by its part of LayerNorm of the row, which four lanes share.
 INLINE void normalize(const Params& p, const Constants& c, s32 q, Branch& y) {
-#if STREAM_F32
+#if RESIDUAL_F32
     RowNorm norm = row_norm(COLUMNS, PIECES, p.epsilon, [&](s32 i) { return pack(y[i]); });
 #else
     f32 sum = 0.0f, square = 0.0f;
@@ -399,7 +399,7 @@ INLINE void normalize(const Params& p, const Constants& c, s32 q, Branch& y) {
         load4(beta, c.beta + 16 * i + 4 * q);
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-#if STREAM_F32
+#if RESIDUAL_F32
             y[i][j] = apply(norm, y[i][j], gamma[j], beta[j]);
 #else
             y[i][j] = fma_f32(fma_f32(y[i][j], inverse, shift), gamma[j], beta[j]);
@@ -408,7 +408,7 @@ INLINE void normalize(const Params& p, const Constants& c, s32 q, Branch& y) {
     }
 }
 
-// The codes of the new stream's token `token`.
+// The codes of the new residual's token `token`.
 INLINE s8* codes_of(const Params& p, s32 token) {
     s32 row = token;
     if (p.code_rows != nullptr) {
@@ -435,9 +435,9 @@ INLINE void finish(const Params& p, const Constants& c, s32 row, s32 q, const s3
             for (int j = 0; j < 4; j++) x[j] = x[j] + y[i][j];
             rows.store(x, half, i);
             if (!stores) continue;
-            // The codes are those of the values that the stream holds.
+            // The codes are those of the values that the residual holds.
 #pragma unroll
-            for (int j = 0; j < 4; j++) x[j] = (STREAM_F32 ? x[j] : half_to_f32(f32_to_half(x[j]))) * p.code_recip;
+            for (int j = 0; j < 4; j++) x[j] = (RESIDUAL_F32 ? x[j] : half_to_f32(f32_to_half(x[j]))) * p.code_recip;
             *reinterpret_cast<u32*>(codes + 16 * i) = codes_s8x4(x[0], x[1], x[2], x[3]);
         }
     }
@@ -523,7 +523,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) mlp_sm90(const Params p
     s32 rounds = (tiles + together - 1) / together;
     Sequence sequence = {0, rounds * (CHUNKS - STAY)};
     if (thread_index() == 0) start_copies(p, shared, sequence.all);
-#if STREAM_F32
+#if RESIDUAL_F32
     load_gelu(shared.tail, THREADS);
 #endif
     block_sync();

@@ -2,12 +2,12 @@
 // next linear layer reads.
 //
 // With ADD, the rows are those of a branch, in the order of its windows, and the norm of each row is added to its
-// token of the stream (Swin V2). ADD_CODES can also store the codes of the sums, which the next linear layer reads.
+// token of the residual (Swin V2). ADD_CODES can also store the codes of the sums, which the next linear layer reads.
 //
 // Entry points: `norm_exact` reads f32 and is bit-exact to the reference. `norm_half` reads f16, keeps the row in
 // registers and computes its mean and variance in f32, in two passes.
 //
-// Defines: those of `rows.cuh`, ADD (ADD_NONE, ADD_STREAM, ADD_CODES); for `norm_half` also LANES (lanes per row, a
+// Defines: those of `rows.cuh`, ADD (ADD_NONE, ADD_RESIDUAL, ADD_CODES); for `norm_half` also LANES (lanes per row, a
 // power of two up to 32) and CHUNKS (chunks of 8 elements per lane).
 
 // For sm_100 and later the compiler would spill registers of rows in few chunks without a number of blocks.
@@ -18,12 +18,12 @@
 #include "rows.cuh"
 
 #define ADD_NONE 0
-#define ADD_STREAM 1
+#define ADD_RESIDUAL 1
 #define ADD_CODES 2
 
 #if ADD != ADD_NONE
 
-// The codes of a token of the stream; null if none are stored.
+// The codes of a token of the residual; null if none are stored.
 INLINE s8* codes_of(const Params& p, u32 token) {
     if (p.codes == nullptr) return nullptr;
     if (p.code_rows == nullptr) return p.codes + static_cast<u64>(token) * p.stride;
@@ -32,8 +32,8 @@ INLINE s8* codes_of(const Params& p, u32 token) {
     return p.codes + (static_cast<u64>(image) * p.tokens + row) * p.stride;
 }
 
-// Adds `y` to columns `at..at + count` of a token of the stream. With ADD_CODES, stores the codes of the sums as the
-// stream holds them; `codes` is the place of the token's codes.
+// Adds `y` to columns `at..at + count` of a token of the residual. With ADD_CODES, stores the codes of the sums as the
+// residual holds them; `codes` is the place of the token's codes.
 INLINE void add_values(const Params& p, u32 token, s8* codes, s32 at, const f32 (&y)[4]) {
     f32x4* to = reinterpret_cast<f32x4*>(static_cast<f32*>(p.out) + static_cast<u64>(token) * p.columns + at);
     f32x4 x = *to;
@@ -64,14 +64,14 @@ INLINE void add_values(const Params& p, u16* to, s8* codes, s32 at, const u32x4&
 #if defined(EXACT)
 
 // Columns `at..at + 4` of the row whose pieces are the tokens `from`; padding is zeros.
-INLINE f32x4 piece_values(const u32 (&from)[PIECES], const f32* stream, s32 piece_columns, s32 at) {
+INLINE f32x4 piece_values(const u32 (&from)[PIECES], const f32* residual, s32 piece_columns, s32 at) {
     s32 piece = at / piece_columns;
     u32 token = from[0];
 #pragma unroll
     for (int i = 1; i < PIECES; i++) token = piece == i ? from[i] : token;
     if (token == PAD) return f32x4{0.0f, 0.0f, 0.0f, 0.0f};
     u64 offset = static_cast<u64>(token) * piece_columns + (at - piece * piece_columns);
-    return *reinterpret_cast<const f32x4*>(stream + offset);
+    return *reinterpret_cast<const f32x4*>(residual + offset);
 }
 
 // Four lanes share a row.
@@ -82,7 +82,7 @@ KERNEL(norm_exact)(const Params p) {
     s32 lane = index % 4;
     bool real = index / 4 < static_cast<u32>(p.total_rows);
     u32 row = real ? index / 4 : 0;
-    const f32* stream = static_cast<const f32*>(p.input);
+    const f32* residual = static_cast<const f32*>(p.input);
     s32 piece_columns = p.columns / PIECES;
     u32 from[PIECES];
 #pragma unroll
@@ -93,14 +93,14 @@ KERNEL(norm_exact)(const Params p) {
     real = real && target != PAD;
 #endif
     RowNorm norm = row_norm(p.columns, pieces_of(p.columns, lane), p.epsilon,
-                            [&](s32 i) { return piece_values(from, stream, piece_columns, 16 * i + 4 * lane); });
+                            [&](s32 i) { return piece_values(from, residual, piece_columns, 16 * i + 4 * lane); });
     if (!real) return;
     bool padding = PIECES == 1 && from[0] == PAD;
 #if ADD != ADD_NONE
     s8* codes = ADD == ADD_CODES ? codes_of(p, target) : nullptr;
 #endif
     for (s32 at = 4 * lane; at < p.columns; at += 16) {
-        f32x4 x = piece_values(from, stream, piece_columns, at);
+        f32x4 x = piece_values(from, residual, piece_columns, at);
         f32x4 gamma = *reinterpret_cast<const f32x4*>(p.gamma + at), beta = *reinterpret_cast<const f32x4*>(p.beta + at);
         f32 y[4] = {apply(norm, x.x, gamma.x, beta.x), apply(norm, x.y, gamma.y, beta.y),
                     apply(norm, x.z, gamma.z, beta.z), apply(norm, x.w, gamma.w, beta.w)};
@@ -123,7 +123,7 @@ INLINE f32 row_sum(f32 x) {
     return x;
 }
 
-// Computes the offset in the stream of columns `at..at + 8` of the row whose pieces are the tokens `from`;
+// Computes the offset in the residual of columns `at..at + 8` of the row whose pieces are the tokens `from`;
 // returns false for a PAD piece.
 INLINE bool place(const u32 (&from)[PIECES], s32 piece_columns, s32 at, s32 columns, u64& offset) {
 #if PIECES == 1
@@ -144,7 +144,7 @@ constexpr bool HOLD = CHUNKS <= 16;
 // A row in registers needs loops without indices. Rows that are read again are too long for it.
 constexpr int UNROLL = HOLD ? CHUNKS : 2;
 #if ADD != ADD_NONE
-// Whether the lanes read the token of the stream before the sums of the branch, so that they wait for memory once.
+// Whether the lanes read the token of the residual before the sums of the branch, so that they wait for memory once.
 constexpr bool HOLD_TOKEN = CHUNKS <= 4;
 #endif
 
@@ -161,7 +161,7 @@ KERNEL(norm_half)(const Params p) {
     s32 lane = index % LANES;
     bool real = index / LANES < static_cast<u32>(p.total_rows);
     u32 row = real ? index / LANES : 0;
-    const u16* stream = static_cast<const u16*>(p.input);
+    const u16* residual = static_cast<const u16*>(p.input);
     s32 piece_columns = p.columns / PIECES;
     u32 from[PIECES];
 #pragma unroll
@@ -178,7 +178,7 @@ KERNEL(norm_half)(const Params p) {
     auto read = [&](int chunk) {
         u64 offset;
         bool there = place(from, piece_columns, 8 * (lane + LANES * chunk), p.columns, offset);
-        return there ? *reinterpret_cast<const u32x4*>(stream + offset) : u32x4{0, 0, 0, 0};
+        return there ? *reinterpret_cast<const u32x4*>(residual + offset) : u32x4{0, 0, 0, 0};
     };
     u32x4 held[HOLD ? CHUNKS : 1];
     if (HOLD) {

@@ -2,9 +2,9 @@
 // the order and the type that the reader asks for. The values are NaN if a step has raised its flag. A value that is not
 // finite in the type of the output raises the output's own flag.
 //
-// Entry points: `feature_map`, whose rows are tokens of the stream; and `values`, which copies f32 values in their order.
+// Entry points: `feature_map`, whose rows are tokens of the residual; and `values`, which copies f32 values in their order.
 //
-// Defines: THREADS; TYPE (TYPE_F32, TYPE_F16, TYPE_BF16); for `feature_map` also MAP, EXACT for an f32 stream, which is f16
+// Defines: THREADS; TYPE (TYPE_F32, TYPE_F16, TYPE_BF16); for `feature_map` also MAP, EXACT for an f32 residual, which is f16
 // otherwise, NORM (whether there is a norm), and CHANNELS_FIRST (whether the order of an image is `[columns, tokens]`).
 #include "moments.cuh"
 
@@ -13,7 +13,7 @@
 #define TYPE_BF16 2
 
 struct Params {
-    // The stream, `[images * tokens, columns]`; for `values` f32 `[total]`.
+    // The residual, `[images * tokens, columns]`; for `values` f32 `[total]`.
     const void* input;
     // Null without a norm.
     const f32* gamma;

@@ -5,7 +5,7 @@
 // A block processes TOKENS consecutive tokens; a thread computes every THREADS-th column of them.
 //
 // Defines: those of `patch.cuh`; THREADS, TOKENS (a multiple of 4), CHANNELS (of a pixel), PATCH (side of a patch); INTEGER, OUTPUT and
-// STREAM_F32 as in `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup
+// RESIDUAL_F32 as in `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup
 // table and the weights (`[K, columns]`, k in (channel, y, x) order) are f32.
 #define OPERAND f32
 #include "moments.cuh"
@@ -108,7 +108,7 @@ INLINE void finish(const Params& p, const f32* y, s32 first) {
                 values[i] = values[i] + p.position[(first + token) % p.tokens * p.columns + at + i];
 #endif
             }
-#if STREAM_F32
+#if RESIDUAL_F32
             *reinterpret_cast<f32x4*>(static_cast<f32*>(p.out) + to + at) = f32x4{values[0], values[1], values[2], values[3]};
 #else
             *reinterpret_cast<u32x2*>(static_cast<u16*>(p.out) + to + at) =

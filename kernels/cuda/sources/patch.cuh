@@ -1,4 +1,4 @@
-// What the patch embeddings share: parameters, and the pixels of a patch. OPERAND is the type of the lookup table and
+// The common parts of the patch embeddings: parameters, and the pixels of a patch. OPERAND is the type of the lookup table and
 // the weights.
 //
 // Defines: INPUT (INPUT_U8, INPUT_F32, INPUT_F16, INPUT_BF16), the type of the pixels. Bytes become operands by a table;
@@ -38,7 +38,7 @@ struct Params {
     const f32* beta;
     // `[tokens of an image, columns]`.
     const f32* position;
-    // The stream `[images * tokens, columns]`.
+    // The residual `[images * tokens, columns]`.
     void* out;
     // Set to 1 if a pixel is not finite.
     u32* raised;

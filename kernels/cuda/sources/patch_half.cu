@@ -1,4 +1,4 @@
-// Patch embedding on the tensor cores, for an f16 stream: the f16 counterpart of `patch.cu`. Pixels (or the
+// Patch embedding on the tensor cores, for an f16 residual: the f16 counterpart of `patch.cu`. Pixels (or the
 // codes of their site, which are exact in f16) and weights are halves, and sums are f32. Bias, LayerNorm and
 // position embedding are applied in registers.
 //

@@ -55,8 +55,8 @@ INLINE f32 code_f32(f32 scaled) {
     return to_f32(code);
 }
 
-// What the code of a value that is multiplied by the reciprocal scale leaves of it, in steps of 1/256
-// (`reference::low_code`).
+// The rounding error of the code of a value that is multiplied by the reciprocal scale, in steps of 1/256
+// (`reference::lo_code`).
 INLINE f32 low_part(f32 scaled) {
     f32 rest = (scaled - code_f32(scaled)) * 256.0f;
     return rest > -127.0f ? rest : -127.0f;
@@ -175,7 +175,7 @@ INLINE void load_quadratic(f32* quadratic, u32 threads) {
     }
 }
 
-// The GELU of a program with an f32 stream: GELU is GELU_ERF or GELU_QUADRATIC. `table` is in shared memory, TAIL_FLOATS
+// The GELU of a program with an f32 residual: GELU is GELU_ERF or GELU_QUADRATIC. `table` is in shared memory, TAIL_FLOATS
 // values at a multiple of 8 bytes.
 #define GELU_ERF 1
 #define GELU_QUADRATIC 2

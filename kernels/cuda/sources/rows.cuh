@@ -12,18 +12,18 @@
 #define STORE_FLOAT 2
 
 struct Params {
-    // The stream, `[images * tokens, columns / PIECES]`; with ADD the branch, `[images * rows, columns]`.
+    // The residual, `[images * tokens, columns / PIECES]`; with ADD the branch, `[images * rows, columns]`.
     const void* input;
     // Tokens of each row of one image, `[rows, PIECES]`, PAD for padding; null if row r is token r.
     const u32* map;
     // Null for `rows`.
     const f32* gamma;
     const f32* beta;
-    // `[images * rows, stride]`; with ADD the stream, `[images * tokens, columns]`.
+    // `[images * rows, stride]`; with ADD the residual, `[images * tokens, columns]`.
     void* out;
     // Set to 1 if f16 input holds a value that is not finite; not used for f32.
     u32* overflow;
-    // With ADD_CODES: the codes of the stream, `[images * tokens, stride]`, null if none are stored; and the row of each
+    // With ADD_CODES: the codes of the residual, `[images * tokens, stride]`, null if none are stored; and the row of each
     // token of one image, null if token t is row t.
     s8* codes;
     const u32* code_rows;
@@ -76,7 +76,7 @@ INLINE void store_values(const Params& p, u64 at, f32 (&y)[8]) {
 #endif
 }
 
-// Index in the stream, over all images, of the token for piece `piece` of row `row`; PAD for padding.
+// Index in the residual, over all images, of the token for piece `piece` of row `row`; PAD for padding.
 INLINE u32 source(const Params& p, u32 row, s32 piece) {
     if (p.map == nullptr) return row;
     u32 image = row / p.rows;

@@ -1,4 +1,4 @@
-// What an iteration of a training on the device takes from the host and returns to it.
+// The values that an iteration of a training on the device takes from the host, and its results.
 #pragma once
 
 #include "prelude.cuh"

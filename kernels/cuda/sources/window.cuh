@@ -15,7 +15,7 @@ constexpr int MOST_HEADS = 8;
 
 struct Params {
     // The residual stream, f16 `[images * tokens, channels]`, which is updated.
-    u16* stream;
+    u16* residual;
     // Token of each row of one image's windows, `[windows * TOKENS]`; PAD for padding.
     const u32* map;
     // `Constants`.
@@ -24,7 +24,7 @@ struct Params {
     const u8* regions;
     // Mask of each window of one image, `[windows]`; null if no window is masked.
     const u8* masks;
-    // Set to 1 if the stream holds a value that is not finite.
+    // Set to 1 if the residual holds a value that is not finite.
     u32* overflow;
     // Number of windows in all images and in one image, and of tokens in one image.
     s32 total_windows, windows, tokens;
@@ -33,8 +33,8 @@ struct Params {
     f32 value_scale;
     // COSINE: the reciprocal of the scale of QKV's input, divided by 255, and those of the queries and of the keys.
     f32 input_recip, query_recip, key_recip;
-    // Bit h is set if the queries and keys of head h have two codes for each value.
-    u32 two_codes;
+    // Bit h is set if the queries and keys of head h have hi and lo codes for each value.
+    u32 hi_lo;
 };
 
 // Number of heads, and of groups of 32 channels.
@@ -74,8 +74,8 @@ struct Exchange {
     u32x2 keys[8][WARP];
     // For each tile of 8 channels: for each lane, four keys of each warp.
     u32x4 values[4][WARP];
-#if TWO_CODES
-    // As `keys`, for heads with two codes.
+#if HI_LO
+    // As `keys`, for heads with hi and lo codes.
     u32x2 low_keys[8][WARP];
 #endif
 };
@@ -86,7 +86,7 @@ typedef u32 Rows[HEADS][4];
 // The rows of this lane: row 16 `tile` + lane / 4 of its window, and that row + 8.
 struct Place {
     u32 lane, tile;
-    // Index of each row in the stream; PAD if there is none.
+    // Index of each row in the residual; PAD if there is none.
     u32 tokens[2];
     // For each row, one bit for each of the lane's keys that lies in another region: bit 2 (key tile) + b of
     // element b of `Logits`.
@@ -140,7 +140,7 @@ INLINE void load_rows(const Params& p, const Place& at, Halves& x) {
 #pragma unroll
     for (int i = 0; i < 2 * HEADS; i++) {
         u32 token = at.tokens[i / HEADS];
-        const u16* from = p.stream + static_cast<u64>(token) * CHANNELS + 32 * (i % HEADS) + 8 * (at.lane % 4);
+        const u16* from = p.residual + static_cast<u64>(token) * CHANNELS + 32 * (i % HEADS) + 8 * (at.lane % 4);
         x[i / HEADS][i % HEADS] = token == PAD ? u32x4{0, 0, 0, 0} : *reinterpret_cast<const u32x4*>(from);
     }
 }

@@ -1,6 +1,6 @@
-// The attention half of a transformer block in one launch, for INT8 products, an f16 stream and windows of up to 64
+// The attention branch of a transformer block in one launch, for INT8 products, an f16 residual and windows of up to 64
 // tokens. Swin V1: LayerNorm, QKV, window attention, projection and the residual addition. Swin V2 (COSINE): QKV of the
-// stream itself, normalised queries and keys, window attention, projection, LayerNorm and the residual addition.
+// residual itself, normalised queries and keys, window attention, projection, LayerNorm and the residual addition.
 //
 // A group of four warps processes a window, and each warp has 16 of its rows (tokens). Only keys and values
 // pass through shared memory, because every row needs them all. Everything else stays in the registers of the
@@ -11,11 +11,11 @@
 // loop over windows.
 //
 // Defines: THREADS (128 for each group), BUFFERS (buffers of a group for keys and values: 1 or 2), HEADS (heads of 32
-// channels), TOKENS (tokens of a window), KEY_TILES (tiles of 8 keys: TOKENS / 8, rounded up), COSINE (0 or 1), TWO_CODES
-// (1, with COSINE: queries and keys of some heads have two codes for each value).
+// channels), TOKENS (tokens of a window), KEY_TILES (tiles of 8 keys: TOKENS / 8, rounded up), COSINE (0 or 1), HI_LO
+// (1, with COSINE: queries and keys of some heads have hi and lo codes for each value).
 #include "window_heads.cuh"
 
-// Loads a warp's rows from the stream and quantizes them, in Swin V1 after LayerNorm. Padding becomes zeros.
+// Loads a warp's rows from the residual and quantizes them, in Swin V1 after LayerNorm. Padding becomes zeros.
 INLINE void input_codes(const Params& p, const Constants& constants, const Place& at, Rows& rows) {
     Halves x;
     load_rows(p, at, x);
@@ -71,12 +71,12 @@ INLINE void project_columns(const Constants& constants, const Place& at, const R
     }
 }
 
-// The address of a lane's eight channels of a group in the stream.
-INLINE u16* stream_at(const Params& p, const Place& at, int half, int group) {
-    return p.stream + static_cast<u64>(at.tokens[half]) * CHANNELS + 32 * group + 8 * (at.lane % 4);
+// The address of a lane's eight channels of a group in the residual.
+INLINE u16* residual_at(const Params& p, const Place& at, int half, int group) {
+    return p.residual + static_cast<u64>(at.tokens[half]) * CHANNELS + 32 * group + 8 * (at.lane % 4);
 }
 
-INLINE void add_to_stream(u16* to, const u32x4& old, const f32 (&y)[8]) {
+INLINE void add_to_residual(u16* to, const u32x4& old, const f32 (&y)[8]) {
     f32 x[8];
     unpack8(x, old);
 #pragma unroll
@@ -86,7 +86,7 @@ INLINE void add_to_stream(u16* to, const u32x4& old, const f32 (&y)[8]) {
 
 #if COSINE
 
-// Projects the warp's rows, normalises the results and adds them to the stream. The results are rounded to halves, as
+// Projects the warp's rows, normalises the results and adds them to the residual. The results are rounded to halves, as
 // they are where a launch of its own normalises them.
 INLINE void project(const Params& p, const Constants& constants, const Place& at, const Rows& rows) {
     Halves branch = {};
@@ -113,19 +113,19 @@ INLINE void project(const Params& p, const Constants& constants, const Place& at
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             if (at.tokens[half] == PAD) continue;
-            u16* to = stream_at(p, at, half, group);
+            u16* to = residual_at(p, at, half, group);
             f32 y[8];
             unpack8(y, branch[half][group]);
 #pragma unroll
             for (int i = 0; i < 8; i++) y[i] = fma_f32(fma_f32(y[i], norms.inverse[half], norms.shift[half]), gamma[i], beta[i]);
-            add_to_stream(to, *reinterpret_cast<const u32x4*>(to), y);
+            add_to_residual(to, *reinterpret_cast<const u32x4*>(to), y);
         }
     }
 }
 
 #else
 
-// Projects the warp's rows and adds them to the stream.
+// Projects the warp's rows and adds them to the residual.
 INLINE void project(const Params& p, const Constants& constants, const Place& at, const Rows& rows) {
 #pragma unroll 1
     for (int group = 0; group < HEADS; group++) {
@@ -133,13 +133,13 @@ INLINE void project(const Params& p, const Constants& constants, const Place& at
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             old[half] = u32x4{0, 0, 0, 0};
-            if (at.tokens[half] != PAD) old[half] = *reinterpret_cast<const u32x4*>(stream_at(p, at, half, group));
+            if (at.tokens[half] != PAD) old[half] = *reinterpret_cast<const u32x4*>(residual_at(p, at, half, group));
         }
         f32 y[2][8];
         project_columns(constants, at, rows, group, y);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            if (at.tokens[half] != PAD) add_to_stream(stream_at(p, at, half, group), old[half], y[half]);
+            if (at.tokens[half] != PAD) add_to_residual(residual_at(p, at, half, group), old[half], y[half]);
         }
     }
 }

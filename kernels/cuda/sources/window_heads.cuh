@@ -7,14 +7,14 @@
 // lane / 4 + 8 half.
 struct VectorCodes {
     u32 words[2][2];
-#if TWO_CODES
-    // The low codes, of heads that have them.
+#if HI_LO
+    // The lo codes, of heads that have them.
     u32 low[2][2];
 #endif
 };
 
-#if TWO_CODES
-INLINE bool has_low_codes(const Params& p, int head) { return p.two_codes >> head & 1; }
+#if HI_LO
+INLINE bool has_low_codes(const Params& p, int head) { return p.hi_lo >> head & 1; }
 #endif
 
 #if COSINE
@@ -37,9 +37,9 @@ INLINE VectorCodes vector_codes(const Params& p, const s32 (&sums)[4][4], const 
         for (int i = 0; i < 8; i++) y[i] = y[i] * factor;
         u32x2 words = codes_and_rounded(y, rounded);
         codes.words[half][0] = words.x, codes.words[half][1] = words.y;
-#if TWO_CODES
+#if HI_LO
         if (!has_low_codes(p, head)) continue;
-        u32x2 low = low_codes(y, rounded);
+        u32x2 low = lo_codes(y, rounded);
         codes.low[half][0] = low.x, codes.low[half][1] = low.y;
 #endif
     }
@@ -78,7 +78,7 @@ INLINE void write_keys(const Params& p, const Constants& constants, Exchange& ex
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         exchange.keys[2 * at.tile + half][at.lane] = u32x2{codes.words[half][0], codes.words[half][1]};
-#if TWO_CODES
+#if HI_LO
         exchange.low_keys[2 * at.tile + half][at.lane] = u32x2{codes.low[half][0], codes.low[half][1]};
 #endif
     }
@@ -115,7 +115,7 @@ INLINE void write_values(const Constants& constants, Exchange& exchange, const R
 // The warp's queries of a head, as the left operand of a product.
 struct Queries {
     u32 codes[4];
-#if TWO_CODES
+#if HI_LO
     u32 low[4];
 #endif
 };
@@ -128,13 +128,13 @@ INLINE void queries_of(const Params& p, const Constants& constants, const Rows& 
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         q.codes[i] = codes.words[i % 2][i / 2];
-#if TWO_CODES
+#if HI_LO
         q.low[i] = codes.low[i % 2][i / 2];
 #endif
     }
 }
 
-// The logits of the warp's queries, without the mask. LOW: the head has low codes.
+// The logits of the warp's queries, without the mask. LOW: the head has lo codes.
 template <bool LOW>
 INLINE void logits_of(const Constants& constants, const Exchange& exchange, const Queries& q, int head, const Place& at,
                       Logits& x) {
@@ -148,7 +148,7 @@ INLINE void logits_of(const Constants& constants, const Exchange& exchange, cons
         f32 products[4];
 #pragma unroll
         for (int i = 0; i < 4; i++) products[i] = to_f32(sums[i]);
-#if TWO_CODES
+#if HI_LO
         if constexpr (LOW) {
             s32 low[4] = {};
             u32x2 word = exchange.low_keys[t][at.lane];
@@ -156,7 +156,7 @@ INLINE void logits_of(const Constants& constants, const Exchange& exchange, cons
             mma_s8(low, q.codes, low_keys);
             mma_s8(low, q.low, keys);
 #pragma unroll
-            for (int i = 0; i < 4; i++) products[i] = with_low_codes(sums[i], low[i]);
+            for (int i = 0; i < 4; i++) products[i] = with_lo_codes(sums[i], low[i]);
         }
 #endif
 #pragma unroll
@@ -171,7 +171,7 @@ INLINE void logits_of(const Constants& constants, const Exchange& exchange, cons
 INLINE void attend(const Params& p, const Constants& constants, const Exchange& exchange, const Queries& q, int head,
                    const Place& at, u32 (&out)[4]) {
     Logits x;
-#if TWO_CODES
+#if HI_LO
     if (has_low_codes(p, head)) {
         logits_of<true>(constants, exchange, q, head, at, x);
     } else {

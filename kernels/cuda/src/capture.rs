@@ -57,7 +57,7 @@ unsafe extern "C" fn set_released(shared: *mut c_void) {
 }
 
 impl Stream {
-    /// What a caller of this library records on the stream, if it does.
+    /// The recording of a caller of this library on the stream, if there is one.
     ///
     /// # Errors
     /// The driver fails, or the recording has failed.

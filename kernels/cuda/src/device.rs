@@ -43,6 +43,13 @@ impl Context {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.handle) })
     }
 
+    /// Makes the context current on this thread until the result is dropped.
+    pub(crate) fn bound(&self) -> Result<KeepContext, CudaError> {
+        let before = KeepContext::here()?;
+        self.bind()?;
+        Ok(before)
+    }
+
     /// Whether both are the same driver context.
     pub(crate) fn same(&self, other: &Context) -> bool {
         self.handle == other.handle
@@ -55,7 +62,7 @@ impl Context {
 
     /// Free and total bytes.
     pub(crate) fn memory(&self) -> Result<(usize, usize), CudaError> {
-        self.bind()?;
+        let _bound = self.bound()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: a context is current; the driver writes two sizes.
         check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
@@ -83,6 +90,11 @@ impl KeepContext {
     /// # Errors
     /// The driver fails.
     pub fn new(_of: &Device) -> Result<KeepContext, CudaError> {
+        KeepContext::here()
+    }
+
+    /// [`KeepContext::new`] where a device is open.
+    fn here() -> Result<KeepContext, CudaError> {
         let mut before = std::ptr::null_mut();
         // SAFETY: a device is open, so the driver is initialised; it writes one handle.
         check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&mut before) })?;
@@ -198,7 +210,8 @@ impl Device {
         Ok(Device { inner: Arc::new(Inner { context, facts, modules: Mutex::default() }) })
     }
 
-    /// Makes the device's context current on this thread. The functions of this module call it themselves.
+    /// Makes the device's context current on this thread. The functions of this module call it themselves; those that free, and
+    /// [`Device::memory`] and [`Device::holds`], restore the context that was current before.
     ///
     /// # Errors
     /// The driver fails.
@@ -272,9 +285,7 @@ impl Device {
     /// Whether `ptr` is an address of this GPU's memory, or of memory that the driver moves between the GPUs and the host.
     pub fn holds(&self, ptr: u64) -> bool {
         use sys::CUpointer_attribute as Pointer;
-        if self.bind().is_err() {
-            return false;
-        }
+        let Ok(_bound) = self.inner.context.bound() else { return false };
         let get = |attribute| {
             let mut value: c_int = -1;
             // SAFETY: a context is current; the driver writes at most one int, and fails for an address that it does not know.

@@ -6,7 +6,7 @@ use cudarc::driver::sys::{self, CUstreamCaptureMode};
 
 use super::device::Context;
 use super::error::check;
-use super::stream::Held;
+use super::stream::KeepAlive;
 use super::{CudaError, Stream};
 
 impl Stream {
@@ -42,7 +42,7 @@ impl<'a> Recording<'a> {
         Ok(Recording { stream, open: true })
     }
 
-    fn end(&mut self) -> Result<(Captured, Vec<Held>), CudaError> {
+    fn end(&mut self) -> Result<(Captured, Vec<KeepAlive>), CudaError> {
         self.open = false;
         let mut recorded = self.stream.held();
         let held = recorded.take().unwrap_or_default();
@@ -71,7 +71,7 @@ impl Drop for Recording<'_> {
 struct Captured(sys::CUgraph);
 
 impl Captured {
-    fn instantiate(&self, context: &Arc<Context>, held: Vec<Held>) -> Result<Graph, CudaError> {
+    fn instantiate(&self, context: &Arc<Context>, held: Vec<KeepAlive>) -> Result<Graph, CudaError> {
         let mut exec = std::ptr::null_mut();
         // SAFETY: the graph is alive, and the driver writes one handle. 0: no flags.
         let status = unsafe { sys::cuGraphInstantiateWithFlags(&mut exec, self.0, 0) };
@@ -107,7 +107,7 @@ struct Recorded {
     /// The lock is needed because the driver does not lock graphs itself.
     exec: Mutex<Exec>,
     context: Arc<Context>,
-    _held: Vec<Held>,
+    _held: Vec<KeepAlive>,
 }
 
 impl Graph {
@@ -121,7 +121,7 @@ impl Graph {
         // that the graph uses; for `unsafe` functions that recorded work, their callers guarantee it.
         let launch = || check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(exec.0, stream.handle()) });
         stream.submit_now("a launch of a graph", launch)?;
-        stream.keep_busy(Arc::clone(&self.recorded) as Held);
+        stream.keep_busy(Arc::clone(&self.recorded) as KeepAlive);
         Ok(())
     }
 
@@ -146,7 +146,7 @@ impl Recorded {
 impl Drop for Recorded {
     fn drop(&mut self) {
         let exec = self.exec.get_mut().unwrap_or_else(|e| e.into_inner());
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bound() {
             // SAFETY: instantiated once and destroyed only here. No launch is in flight: streams share `self`
             // until they have been synchronised.
             let _ = unsafe { sys::cuGraphExecDestroy(exec.0) };

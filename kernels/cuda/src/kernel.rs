@@ -10,7 +10,7 @@ use cudarc::driver::sys::{self, CUfunction_attribute as Attribute};
 use super::device::Context;
 use super::error::check;
 use super::program::Unit;
-use super::stream::Held;
+use super::stream::KeepAlive;
 use super::{Arch, CudaError, Device, Program, cache, library};
 
 /// Stack size of a compiling thread: NVRTC's recursion may overflow the standard library's default.
@@ -63,7 +63,7 @@ fn explain(error: CudaError, device: &Device, program: &Program) -> CudaError {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bound() {
             // SAFETY: loaded in `load` and unloaded only here. None of its kernels is running: a stream holds
             // its kernels until it has been synchronised (`Stream::submit`), and a graph holds its kernels.
             let _ = unsafe { sys::cuModuleUnload(self.handle) };
@@ -181,8 +181,8 @@ impl Kernel {
     }
 
     /// Reference that keeps the kernel loaded.
-    pub(crate) fn keep(&self) -> Held {
-        Arc::clone(&self.inner) as Held
+    pub(crate) fn keep(&self) -> KeepAlive {
+        Arc::clone(&self.inner) as KeepAlive
     }
 }
 

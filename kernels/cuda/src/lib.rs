@@ -50,7 +50,7 @@ pub use memory::{DeviceBuf, DeviceSlice, Upload};
 pub use nvrtc::{Compiled, compile, compile_text};
 pub use nvtx::{Nvtx, Range};
 pub use pinned::PinnedBuf;
-pub use pipeline::{Part, Pipeline};
+pub use pipeline::{Pipeline, Transfer};
 pub use plain::Plain;
 pub use program::Program;
 pub use resources::{Resources, resources};

@@ -7,7 +7,7 @@ use cudarc::driver::sys::{self, CUresult};
 
 use super::device::Context;
 use super::error::check;
-use super::stream::Held;
+use super::stream::KeepAlive;
 use super::{CudaError, Device, Plain, Stream};
 
 struct Allocation {
@@ -39,7 +39,9 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        if !self.of_caller && self.context.bind().is_ok() {
+        if !self.of_caller
+            && let Ok(_bound) = self.context.bound()
+        {
             // SAFETY: allocated in `new` and freed only here. cuMemFree waits for the work that uses the
             // memory.
             let _ = unsafe { sys::cuMemFree_v2(self.ptr) };
@@ -297,8 +299,8 @@ impl DeviceSlice {
     }
 
     /// Reference that keeps the memory alive.
-    pub(crate) fn keep(&self) -> Held {
-        Arc::clone(&self.allocation) as Held
+    pub(crate) fn keep(&self) -> KeepAlive {
+        Arc::clone(&self.allocation) as KeepAlive
     }
 
     pub(crate) fn context(&self) -> &Context {

@@ -19,29 +19,23 @@ const SUCCESS: c_int = 0;
 const FLOAT32: c_int = 7;
 const SUM: c_int = 0;
 
-/// What one process makes and tells the others, so that they find each other: `ncclUniqueId`.
+/// The id of a communicator (`ncclUniqueId`), which one process makes and sends to the others.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Meeting([u8; Meeting::BYTES]);
+pub struct UniqueId([u8; UniqueId::BYTES]);
 
-type Communicator = *mut c_void;
+/// NCCL's handle of a communicator (`ncclComm_t`).
+type Comm = *mut c_void;
 
 /// The functions of the library. They stay valid because the library is never closed.
 struct Functions {
-    get_unique_id: unsafe extern "C" fn(*mut Meeting) -> c_int,
-    init_rank: unsafe extern "C" fn(*mut Communicator, c_int, Meeting, c_int) -> c_int,
-    all_reduce: unsafe extern "C" fn(
-        *const c_void,
-        *mut c_void,
-        usize,
-        c_int,
-        c_int,
-        Communicator,
-        sys::CUstream,
-    ) -> c_int,
-    async_error: unsafe extern "C" fn(Communicator, *mut c_int) -> c_int,
-    destroy: unsafe extern "C" fn(Communicator) -> c_int,
-    abort: unsafe extern "C" fn(Communicator) -> c_int,
+    get_unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
+    init_rank: unsafe extern "C" fn(*mut Comm, c_int, UniqueId, c_int) -> c_int,
+    all_reduce:
+        unsafe extern "C" fn(*const c_void, *mut c_void, usize, c_int, c_int, Comm, sys::CUstream) -> c_int,
+    async_error: unsafe extern "C" fn(Comm, *mut c_int) -> c_int,
+    destroy: unsafe extern "C" fn(Comm) -> c_int,
+    abort: unsafe extern "C" fn(Comm) -> c_int,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     version: unsafe extern "C" fn(*mut c_int) -> c_int,
 }
@@ -102,72 +96,71 @@ pub fn version() -> Option<(u32, u32, u32)> {
     Some((version / 10_000, version / 100 % 100, version % 100))
 }
 
-impl Meeting {
+impl UniqueId {
     /// Number of bytes.
     pub const BYTES: usize = 128;
 
-    /// A new meeting.
+    /// The id of a new communicator.
     ///
     /// # Errors
     /// NCCL is missing or fails.
-    pub fn new() -> Result<Meeting, CudaError> {
+    pub fn new() -> Result<UniqueId, CudaError> {
         let functions = Functions::get()?;
-        let mut meeting = Meeting([0; Meeting::BYTES]);
-        // SAFETY: the function writes one `ncclUniqueId`, which `Meeting` has the size of.
-        functions.check("ncclGetUniqueId", unsafe { (functions.get_unique_id)(&mut meeting) })?;
-        Ok(meeting)
+        let mut id = UniqueId([0; UniqueId::BYTES]);
+        // SAFETY: the function writes one `ncclUniqueId`, which `UniqueId` has the size of.
+        functions.check("ncclGetUniqueId", unsafe { (functions.get_unique_id)(&mut id) })?;
+        Ok(id)
     }
 
-    /// The bytes to tell the others.
-    pub fn bytes(&self) -> &[u8; Meeting::BYTES] {
+    /// The bytes, for the other processes.
+    pub fn bytes(&self) -> &[u8; UniqueId::BYTES] {
         &self.0
     }
 
-    /// The meeting that another process made.
-    pub fn from_bytes(bytes: [u8; Meeting::BYTES]) -> Meeting {
-        Meeting(bytes)
+    /// The id that another process made.
+    pub fn from_bytes(bytes: [u8; UniqueId::BYTES]) -> UniqueId {
+        UniqueId(bytes)
     }
 }
 
-/// The GPUs of several processes, as one of them sees them, and the stream on which their sums run beside other work. A graph
-/// that has recorded a sum must be dropped, and the stream that it ran on synchronised, before the exchange is dropped: NCCL
+/// A communicator: the GPUs of several processes, as one of them sees them. Sums run on its stream beside other work. A graph
+/// that has recorded a sum must be dropped, and the stream that it ran on synchronised, before the communicator is dropped: NCCL
 /// waits for that.
-pub struct Exchange {
+pub struct Communicator {
     functions: &'static Functions,
-    communicator: Communicator,
+    handle: Comm,
     context: Arc<Context>,
     stream: sys::CUstream,
     /// Mark the points where the stream of the sums and that of the training wait for each other.
     events: [sys::CUevent; 2],
-    /// Whether a sum was started since the last [`Exchange::join`].
+    /// Whether a sum was started since the last [`Communicator::join`].
     started: bool,
 }
 
 // SAFETY: NCCL's communicators, and the driver's streams and events, may be used from any thread, one at a time, which
 // `&mut self` ensures.
-unsafe impl Send for Exchange {}
+unsafe impl Send for Communicator {}
 
-impl Exchange {
+impl Communicator {
     /// Joins the other processes on the GPU of `training`, as rank `rank` of `size`. Returns when all of them have.
     ///
     /// # Errors
     /// NCCL is missing or fails.
     pub fn new(
         training: &Training,
-        meeting: Meeting,
+        id: UniqueId,
         rank: usize,
         size: usize,
-    ) -> Result<Exchange, CudaError> {
+    ) -> Result<Communicator, CudaError> {
         let functions = Functions::get()?;
         training.device().bind()?;
-        let mut communicator = std::ptr::null_mut();
+        let mut handle = std::ptr::null_mut();
         // SAFETY: the GPU's context is current, and the function writes one handle.
-        let status =
-            unsafe { (functions.init_rank)(&mut communicator, size as c_int, meeting, rank as c_int) };
+        let status = unsafe { (functions.init_rank)(&mut handle, size as c_int, id, rank as c_int) };
         functions.check("ncclCommInitRank", status)?;
-        let mut created = Exchange {
+        let mut created = Communicator {
             functions,
-            communicator,
+            handle,
             context: Arc::clone(training.device().context()),
             stream: std::ptr::null_mut(),
             events: [std::ptr::null_mut(); 2],
@@ -186,7 +179,7 @@ impl Exchange {
     }
 
     /// Starts to replace `values` with their sums over all processes, after the work on the stream of `training`. They must not
-    /// be used before [`Exchange::join`]. May be captured with that stream.
+    /// be used before [`Communicator::join`]. May be captured with that stream.
     ///
     /// # Errors
     /// NCCL or the driver fails.
@@ -198,7 +191,7 @@ impl Exchange {
         // training waits for the sum; memory is freed in the order of that stream.
         let status = unsafe {
             let values = address as *mut c_void;
-            (self.functions.all_reduce)(values, values, count, FLOAT32, SUM, self.communicator, self.stream)
+            (self.functions.all_reduce)(values, values, count, FLOAT32, SUM, self.handle, self.stream)
         };
         self.started = true;
         self.functions.check("ncclAllReduce", status)
@@ -222,7 +215,7 @@ impl Exchange {
     pub fn health(&self) -> Result<(), CudaError> {
         let mut status = SUCCESS;
         // SAFETY: the communicator is alive, and the function writes one status.
-        let asked = unsafe { (self.functions.async_error)(self.communicator, &mut status) };
+        let asked = unsafe { (self.functions.async_error)(self.handle, &mut status) };
         self.functions.check("ncclCommGetAsyncError", asked)?;
         self.functions.check("ncclAllReduce", status)
     }
@@ -230,10 +223,10 @@ impl Exchange {
     /// Ends sums that wait for a process that is gone; they are not usable. NCCL returns only when no graph has recorded its
     /// work any more, so that a thread of its own waits for it.
     pub fn abort(mut self) {
-        let communicator = std::mem::replace(&mut self.communicator, std::ptr::null_mut());
-        let (abort, communicator) = (self.functions.abort, communicator as usize);
+        let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
+        let (abort, handle) = (self.functions.abort, handle as usize);
         // SAFETY: the communicator is alive, and only this thread uses it from now on. A failure has no remedy.
-        std::thread::spawn(move || unsafe { abort(communicator as Communicator) });
+        std::thread::spawn(move || unsafe { abort(handle as Comm) });
     }
 
     /// Makes later work on the stream `to` wait for the work on `from`.
@@ -248,15 +241,13 @@ impl Exchange {
     }
 }
 
-impl Drop for Exchange {
+impl Drop for Communicator {
     fn drop(&mut self) {
-        if self.context.bind().is_err() {
-            return;
-        }
+        let Ok(_bound) = self.context.bound() else { return };
         // SAFETY: each handle was created in `new` and is destroyed only here. NCCL waits for its own work.
         unsafe {
-            if !self.communicator.is_null() {
-                let _ = (self.functions.destroy)(self.communicator);
+            if !self.handle.is_null() {
+                let _ = (self.functions.destroy)(self.handle);
             }
             for event in self.events.into_iter().filter(|event| !event.is_null()) {
                 let _ = sys::cuEventDestroy_v2(event);

@@ -81,7 +81,7 @@ impl PinnedBuf {
 
 impl Drop for PinnedBuf {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bound() {
             // SAFETY: allocated in `new` and freed only here; the callers of the copies promised that none is
             // in flight.
             let _ = unsafe { sys::cuMemFreeHost(self.data.cast()) };

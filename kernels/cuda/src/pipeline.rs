@@ -47,14 +47,14 @@ fn copy_on(threads: Option<&ThreadPool>, to: &mut [u8], from: &[u8]) {
 }
 
 /// An input of a pipeline, and its outputs.
-pub struct Part<'a> {
+pub struct Transfer<'a> {
     /// At most as long as the buffers.
     pub input: &'a [u8],
     /// Where bytes of the output begin, and the memory to which they go.
     pub outputs: Vec<(usize, &'a mut [u8])>,
 }
 
-impl Part<'_> {
+impl Transfer<'_> {
     /// Where the last of the outputs ends.
     fn end(&self) -> usize {
         self.outputs.iter().map(|(begin, to)| begin + to.len()).max().unwrap_or(0)
@@ -148,17 +148,17 @@ impl Pipeline {
     pub fn run<'a>(
         &mut self,
         output: &DeviceSlice,
-        parts: impl ExactSizeIterator<Item = Part<'a>>,
+        parts: impl ExactSizeIterator<Item = Transfer<'a>>,
         work: impl Fn(usize, &Stream, &DeviceSlice) -> Result<(), CudaError>,
     ) -> Result<Option<usize>, CudaError> {
         let (alone, mut raised) = (parts.len() == 1, None);
-        let mut waiting: [Option<Part<'a>>; SLOTS] = [const { None }; SLOTS];
+        let mut waiting: [Option<Transfer<'a>>; SLOTS] = [const { None }; SLOTS];
         let mut outcome = Ok(());
         for (index, part) in parts.enumerate() {
             let slot = index % SLOTS;
             outcome = self
                 .finish(slot, waiting[slot].take(), &mut raised)
-                .and_then(|()| self.start(slot, &part, alone, |on, input| work(index, on, input)))
+                .and_then(|()| self.start(slot, &part, alone, |stream, input| work(index, stream, input)))
                 .and_then(|()| self.read_back(slot, &part, output));
             if outcome.is_err() {
                 break;
@@ -176,7 +176,7 @@ impl Pipeline {
     fn start(
         &mut self,
         slot: usize,
-        part: &Part<'_>,
+        part: &Transfer<'_>,
         alone: bool,
         work: impl FnOnce(&Stream, &DeviceSlice) -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
@@ -196,7 +196,7 @@ impl Pipeline {
     }
 
     /// Starts the copy of the outputs of `part`, whose work is on the stream.
-    fn read_back(&mut self, slot: usize, part: &Part<'_>, output: &DeviceSlice) -> Result<(), CudaError> {
+    fn read_back(&mut self, slot: usize, part: &Transfer<'_>, output: &DeviceSlice) -> Result<(), CudaError> {
         let slot = &mut self.slots[slot];
         let bytes = part.end().max(4 * self.flags);
         // SAFETY: as in `start`.
@@ -208,7 +208,7 @@ impl Pipeline {
     fn finish(
         &mut self,
         slot: usize,
-        part: Option<Part<'_>>,
+        part: Option<Transfer<'_>>,
         raised: &mut Option<usize>,
     ) -> Result<(), CudaError> {
         let slot = &mut self.slots[slot];

@@ -11,7 +11,7 @@ use super::error::check;
 use super::{CudaError, Device, DeviceSlice};
 
 /// An object that a graph or a stream keeps alive.
-pub(crate) type Held = Arc<dyn Send + Sync>;
+pub(crate) type KeepAlive = Arc<dyn Send + Sync>;
 
 /// A queue of work that runs in order, and independently of other streams. Threads may share it: each piece
 /// of work is added as a unit.
@@ -21,10 +21,10 @@ pub struct Stream {
     owner: Owner,
     /// While the stream is captured: the objects that the graph must keep alive. Locked whenever work is put
     /// on the stream.
-    held: Mutex<Option<Vec<Held>>>,
+    held: Mutex<Option<Vec<KeepAlive>>>,
     /// Objects that the work on the stream needs, by address. They are released when the stream has been
     /// synchronised.
-    busy: Mutex<BTreeMap<usize, Held>>,
+    busy: Mutex<BTreeMap<usize, KeepAlive>>,
 }
 
 /// The owner of a driver's stream.
@@ -139,13 +139,13 @@ impl Stream {
 
     /// Keeps `kept` alive until the work that follows on the stream is done.
     pub(crate) fn keep<T: Send + Sync + 'static>(&self, kept: &Arc<T>) -> Result<(), CudaError> {
-        self.submit_with(Arc::clone(kept) as Held, || Ok(()))
+        self.submit_with(Arc::clone(kept) as KeepAlive, || Ok(()))
     }
 
     /// As [`Stream::submit`], for work that needs `kept` until it is done.
     pub(crate) fn submit_with(
         &self,
-        kept: Held,
+        kept: KeepAlive,
         call: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         self.bind()?;
@@ -158,7 +158,7 @@ impl Stream {
     }
 
     /// Keeps `kept` alive until the stream has been synchronised, unless the caller of [`Stream::of_caller`] does.
-    pub(crate) fn keep_busy(&self, kept: Held) {
+    pub(crate) fn keep_busy(&self, kept: KeepAlive) {
         if !matches!(self.owner, Owner::Caller) {
             self.busy().insert(Arc::as_ptr(&kept).cast::<()>() as usize, kept);
         }
@@ -178,7 +178,7 @@ impl Stream {
     /// keeps the objects that `keep` adds. One lock covers both, so that no capture can begin between them.
     pub(crate) fn submit(
         &self,
-        keep: impl FnOnce(&mut Vec<Held>),
+        keep: impl FnOnce(&mut Vec<KeepAlive>),
         call: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<(), CudaError> {
         self.bind()?;
@@ -203,11 +203,11 @@ impl Stream {
         call()
     }
 
-    pub(crate) fn held(&self) -> MutexGuard<'_, Option<Vec<Held>>> {
+    pub(crate) fn held(&self) -> MutexGuard<'_, Option<Vec<KeepAlive>>> {
         self.held.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    fn busy(&self) -> MutexGuard<'_, BTreeMap<usize, Held>> {
+    fn busy(&self) -> MutexGuard<'_, BTreeMap<usize, KeepAlive>> {
         self.busy.lock().unwrap_or_else(|e| e.into_inner())
     }
 
@@ -226,11 +226,16 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if !self.busy().is_empty() {
+        let (is_busy, is_own) = (!self.busy().is_empty(), matches!(self.owner, Owner::This));
+        if !is_busy && !is_own {
+            return;
+        }
+        let Ok(_bound) = self.context.bound() else { return };
+        if is_busy {
             // Kernels must stay loaded until they are done. An error here belongs to the work and is ignored.
             let _ = self.synchronize();
         }
-        if matches!(self.owner, Owner::This) && self.bind().is_ok() {
+        if is_own {
             // SAFETY: created in `new` and destroyed only here; the driver finishes the work that is on it.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.handle) };
         }
@@ -331,7 +336,7 @@ fn elapsed_time() -> Result<Elapsed, CudaError> {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.context.bind().is_ok() {
+        if let Ok(_bound) = self.context.bound() {
             // SAFETY: created in `new` and destroyed only here; the driver permits this before the event is
             // reached.
             let _ = unsafe { sys::cuEventDestroy_v2(self.handle) };

@@ -98,7 +98,7 @@ impl<'a> From<&'a [f16]> for Pixels<'a> {
     }
 }
 
-/// What becomes of the pixels at the right and at the bottom of an image that fill no whole patch.
+/// The treatment of pixels at the right and at the bottom of an image that fill no whole patch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImageEdge {
     /// Their patches are filled with pixels whose normalised value is 0.

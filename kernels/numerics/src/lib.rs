@@ -14,8 +14,8 @@ mod spec;
 mod windows;
 
 pub use images::{ImageEdge, ImageLayout, Images, Pixels};
-pub use quantizer::{ColumnQuantizers, Quantizer};
+pub use quantizer::{ColumnQuantizers, Int8, Quantizer};
 pub use reference::{AttentionQuant, Gelu, HeadScores, Probs};
 pub use rows::{LINE, PAD, RowMap, RowMapError, RowStore, code_stride, odd_lines};
-pub use spec::{AttentionSpec, HeadsSpec};
+pub use spec::{AttentionSpec, QkNormSpec};
 pub use windows::{MASKS, Size, Windows};

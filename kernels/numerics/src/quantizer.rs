@@ -2,6 +2,22 @@
 
 use crate::reference;
 
+/// The range of INT8 codes, as f32.
+pub struct Int8;
+
+impl Int8 {
+    /// The least code.
+    pub const MIN: f32 = -128.0;
+    /// The largest code, and the largest magnitude of a symmetric range in units of its scale.
+    pub const MAX: f32 = 127.0;
+
+    /// `x` limited to the codes. A NaN stays one.
+    #[inline(always)]
+    pub fn clamp(x: f32) -> f32 {
+        x.clamp(Int8::MIN, Int8::MAX)
+    }
+}
+
 /// A symmetric quantizer with zero point 0: `code = round_ties_even(clamp(x * recip, -128, 127))`,
 /// `x ~ code * scale`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,14 +94,14 @@ impl ColumnQuantizers {
         }
     }
 
-    /// One column for each of `factors`: its scale is `step * factor`, rounded to f32, and its reciprocal that
+    /// One column for each of `factors`: its scale is `scale * factor`, rounded to f32, and its reciprocal that
     /// of this scale. `None` if the lengths differ, or if a scale or its reciprocal is not positive and
     /// finite.
-    pub fn channels(step: f32, factors: &[f32], zero_points: &[i8]) -> Option<ColumnQuantizers> {
+    pub fn channels(scale: f32, factors: &[f32], zero_points: &[i8]) -> Option<ColumnQuantizers> {
         if factors.len() != zero_points.len() {
             return None;
         }
-        let each: Option<Vec<Quantizer>> = factors.iter().map(|f| Quantizer::new(step * f)).collect();
+        let each: Option<Vec<Quantizer>> = factors.iter().map(|f| Quantizer::new(scale * f)).collect();
         let each = each?;
         Some(ColumnQuantizers {
             scales: each.iter().map(|q| q.scale()).collect(),

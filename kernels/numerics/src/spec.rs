@@ -15,8 +15,8 @@ pub struct AttentionSpec<'a> {
     pub tokens: usize,
     /// Factor of `QK^T`, for each head.
     pub scales: &'a [f32],
-    /// Whether the queries and keys of a head have two codes for each value, for each head; empty if none has.
-    pub two_codes: &'a [bool],
+    /// Whether the queries and keys of a head have hi and lo codes for each value, for each head; empty if none has.
+    pub hi_lo: &'a [bool],
     /// Relative position bias, `[heads, n, n]` (head, query, key).
     pub bias: &'a [f32],
     /// Region of each token under each mask, `[MASKS, n]`: `mask` is added to a logit whose query and key lie in different
@@ -34,10 +34,10 @@ pub struct AttentionSpec<'a> {
 impl AttentionSpec<'_> {
     /// How each head computes `QK^T`.
     pub fn head_scores(&self) -> impl Iterator<Item = HeadScores> + '_ {
-        self.scales.iter().enumerate().map(|(head, &scale)| HeadScores {
-            scale,
-            two_codes: self.two_codes.get(head).copied().unwrap_or(false),
-        })
+        self.scales
+            .iter()
+            .enumerate()
+            .map(|(head, &scale)| HeadScores { scale, hi_lo: self.hi_lo.get(head).copied().unwrap_or(false) })
     }
 }
 
@@ -45,21 +45,21 @@ impl AttentionSpec<'_> {
 /// they and the values are quantized.
 ///
 /// The input is f32 `[rows, 3 * heads * d]`: `q | k | v` of a token. The result has the same columns, as f32 or as codes.
-/// In codes, a low code for each value of the heads that have two follows: all of `q`, then all of `k`, each
-/// `[heads with two codes, d]`.
+/// In codes, a lo code for each value of the heads that have two follows: all of `q`, then all of `k`, each
+/// `[heads with hi and lo codes, d]`.
 ///
 /// ```text
 /// y = x * inverse_length(q or k of the head)           queries and keys
-/// code = code(y * recip)        low code = low_code(y * recip)
+/// code = code(y * recip)        lo code = lo_code(y * recip)
 /// ```
 #[derive(Clone, Debug)]
-pub struct HeadsSpec<'a> {
+pub struct QkNormSpec<'a> {
     /// Heads.
     pub heads: usize,
     /// Channels of one head, `d`.
     pub head_dim: usize,
-    /// Whether the queries and keys of a head have two codes for each value, for each head; empty if none has.
-    pub two_codes: &'a [bool],
+    /// Whether the queries and keys of a head have hi and lo codes for each value, for each head; empty if none has.
+    pub hi_lo: &'a [bool],
     /// The sites q, k and v, if the result is codes; else it is f32, and attention applies the sites that are on.
     pub codes: Option<[Quantizer; 3]>,
 }

@@ -1,4 +1,4 @@
-//! What the size of an image decides: sizes in two dimensions, and the attention windows of a token grid.
+//! The geometry of an image size: sizes in two dimensions, and the attention windows of a token grid.
 
 use std::fmt;
 

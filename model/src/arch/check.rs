@@ -15,7 +15,7 @@ const MAX_STAGES: usize = 8;
 const MAX_CLASSES: usize = 1 << 20;
 pub(crate) const MAX_WINDOW: usize = 64;
 /// Most values of one image's residual stream.
-const MAX_STREAM: usize = 1 << 26;
+const MAX_RESIDUAL: usize = 1 << 26;
 
 impl SwinConfig {
     /// Checks every field and every size that follows from the fields.
@@ -190,7 +190,7 @@ impl SwinConfig {
         }
         let grids = self.grids_unchecked(image);
         let tokens = grids[0].tokens();
-        if tokens * self.embed_dim > MAX_STREAM {
+        if tokens * self.embed_dim > MAX_RESIDUAL {
             let text =
                 format!("{tokens} tokens of {} channels are more than this program accepts", self.embed_dim);
             return Err(ModelError::config("DATA.IMG_SIZE", text));

@@ -1,4 +1,4 @@
-//! A stage: what its parameters depend on.
+//! A stage: the sizes that its parameters depend on.
 
 use swinq_numerics::{MASKS, Size};
 

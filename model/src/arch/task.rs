@@ -1,4 +1,4 @@
-//! What a network computes: the scores of classes, or feature maps of its stages.
+//! The task of a network: the scores of classes, or feature maps of its stages.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::SwinConfig;
 use crate::error::ModelError;
 
-/// What a network is made for. The names are those in files.
+/// The task of a network. The names are those in files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
@@ -78,7 +78,7 @@ impl StageOutput {
     }
 }
 
-/// What the logits of a classifier say of an image (`problem_type` of transformers).
+/// The meaning of a classifier's logits (`problem_type` of transformers).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Problem {
@@ -97,7 +97,7 @@ impl Problem {
     }
 }
 
-/// What becomes of the logits of a classifier.
+/// The function that turns a classifier's logits into scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scores {
     /// Probabilities of classes that exclude each other.
@@ -109,7 +109,8 @@ pub enum Scores {
 }
 
 impl SwinConfig {
-    /// What becomes of the logits. A single logit, of which softmax would make 1, is that of a class that is there or is not.
+    /// The function that turns the logits into scores. A single logit is that of a class that is there or is not; softmax would
+    /// make it 1.
     pub fn scores(&self) -> Scores {
         match self.problem {
             Problem::Regression => Scores::Number,

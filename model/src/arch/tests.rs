@@ -83,7 +83,7 @@ fn files_state_what_only_v2_has_only_for_v2() {
 }
 
 #[test]
-fn official_second_versions_have_their_published_windows() {
+fn official_swin_v2s_have_their_published_windows() {
     let tiny = SwinConfig::official("swinv2_tiny_window8_256").unwrap();
     let named = SwinConfig {
         name: tiny.name.clone(),

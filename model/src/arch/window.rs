@@ -45,7 +45,7 @@ pub enum WindowPolicy {
     Detection,
 }
 
-/// What a policy decides for the grid of one stage.
+/// The decision of a policy for the grid of one stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WindowRule {
     /// The window.
@@ -120,7 +120,7 @@ impl WindowPolicy {
         !matches!(self, WindowPolicy::Microsoft | WindowPolicy::Timm | WindowPolicy::TimmAnySize)
     }
 
-    /// What becomes of pixels that fill no whole patch. torchvision embeds patches by a convolution without padding.
+    /// The treatment of pixels that fill no whole patch. torchvision embeds patches by a convolution without padding.
     pub fn image_edge(self) -> ImageEdge {
         if self == WindowPolicy::Pad { ImageEdge::Cut } else { ImageEdge::Padded }
     }

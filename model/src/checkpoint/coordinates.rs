@@ -1,4 +1,4 @@
-//! What the buffers `relative_coords_table` of a Swin V2 state: its windows, and the windows by which relative positions are
+//! The facts in the buffers `relative_coords_table` of a Swin V2: its windows, and the windows by which relative positions are
 //! divided.
 
 use swinq_numerics::Size;

@@ -6,9 +6,9 @@ use crate::error::ModelError;
 
 /// A network that is refused by its name.
 struct Foreign {
-    /// Patterns of names, one of which one of its tensors has.
+    /// Patterns of names; one of its tensors has one of them.
     marks: &'static [&'static str],
-    /// What it is, and why it is refused.
+    /// Its kind, and why it is refused.
     what: &'static str,
 }
 

@@ -22,7 +22,7 @@ use super::raw::RawTensor;
 use crate::arch::{SwinConfig, SwinVersion, Task};
 use crate::error::ModelError;
 use crate::quantized::check_range;
-use crate::site::{BlockId, Half, Operand, Site, all_sites};
+use crate::site::{BlockId, Branch, Operand, Site, all_sites};
 
 const SUFFIX: &str = "_quantizer._amax";
 
@@ -38,8 +38,8 @@ pub fn ft_key(site: Site) -> String {
         Site::V(b) => attention(b, "matmul_v"),
         Site::Scores(b) => attention(b, "softmax"),
         Site::Probs(b) => attention(b, "matmul_a"),
-        Site::Add(b, half, operand) => {
-            let number = if half == Half::Attn { 1 } else { 2 };
+        Site::Add(b, branch, operand) => {
+            let number = if branch == Branch::Attn { 1 } else { 2 };
             let operand = if operand == Operand::Branch { "local" } else { "residual" };
             format!("{b}.add{number}_{operand}_input{SUFFIX}")
         }
@@ -51,7 +51,7 @@ pub fn ft_site(key: &str) -> Option<Site> {
     let (module, quantizer) = key.strip_suffix(SUFFIX)?.rsplit_once('.')?;
     let block = || format!("{module}.attn.q").parse().ok().and_then(block_of);
     let attention = || format!("{module}.q").parse().ok().and_then(block_of);
-    let add = |half, operand| block().map(|b| Site::Add(b, half, operand));
+    let add = |branch, operand| block().map(|b| Site::Add(b, branch, operand));
     match quantizer {
         "_input" => format!("{module}.input").parse().ok(),
         "_weight" => format!("{module}.weight").parse().ok(),
@@ -61,10 +61,10 @@ pub fn ft_site(key: &str) -> Option<Site> {
         "matmul_v_input" => attention().map(Site::V),
         "softmax_input" => attention().map(Site::Scores),
         "matmul_a_input" => attention().map(Site::Probs),
-        "add1_local_input" => add(Half::Attn, Operand::Branch),
-        "add1_residual_input" => add(Half::Attn, Operand::Shortcut),
-        "add2_local_input" => add(Half::Mlp, Operand::Branch),
-        "add2_residual_input" => add(Half::Mlp, Operand::Shortcut),
+        "add1_local_input" => add(Branch::Attn, Operand::Branch),
+        "add1_residual_input" => add(Branch::Attn, Operand::Shortcut),
+        "add2_local_input" => add(Branch::Mlp, Operand::Branch),
+        "add2_residual_input" => add(Branch::Mlp, Operand::Shortcut),
         _ => None,
     }
 }

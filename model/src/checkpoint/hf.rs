@@ -196,7 +196,7 @@ fn classes(json: &Json) -> Result<usize, ModelError> {
     }
 }
 
-/// What the logits say, from `problem_type`.
+/// The meaning of the logits, from `problem_type`.
 pub(super) fn problem(json: &Json) -> Result<Problem, ModelError> {
     match json.text("problem_type")?.as_deref() {
         None | Some("single_label_classification") => Ok(Problem::SingleLabel),

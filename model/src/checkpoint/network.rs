@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::dialect::{Dialect, Found, Naming, networks, placed};
+use super::dialect::{Dialect, FoundNetwork, Naming, networks, placed};
 use super::foreign;
 use super::raw::RawDict;
 use crate::arch::Task;
@@ -15,7 +15,7 @@ pub(super) struct Network<'a> {
     pub naming: Naming,
     /// Its tensors, whose names lack the root.
     pub tensors: RawDict<'a>,
-    /// What was left out of names and tensors, one sentence each.
+    /// Remarks on names and tensors that were left out, one sentence each.
     pub remarks: Vec<String>,
 }
 
@@ -215,7 +215,7 @@ fn naming(path: &Path, keys: &[&str], dialect: Option<Dialect>) -> Result<Naming
 /// A name that no file of `dialect` has.
 fn stated(
     path: &Path,
-    found: &Found,
+    found: &FoundNetwork,
     task: Task,
     dialect: Option<Dialect>,
     keys: &[&str],
@@ -235,7 +235,7 @@ fn stated(
 }
 
 /// The problem of several backbones in a file.
-fn several_backbones(found: &[Found]) -> String {
+fn several_backbones(found: &[FoundNetwork]) -> String {
     let prefixes: Vec<String> = found.iter().map(|found| found.naming.prefix()).collect();
     let quoted: Vec<String> = prefixes.iter().map(|prefix| format!("`{prefix}`")).collect();
     let named = prefixes.iter().find(|prefix| !prefix.is_empty());

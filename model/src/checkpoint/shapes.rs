@@ -1,4 +1,4 @@
-//! What the shapes of a network's parameters tell about its architecture.
+//! The facts about an architecture that follow from the shapes of its parameters.
 
 use swinq_numerics::Size;
 

@@ -4,6 +4,8 @@
 //! `super` reads the keys that decide the architecture or the evaluation transform. The other keys are listed so that
 //! files written for Microsoft's code are accepted unchanged; they have no effect.
 
+use crate::nearest::nearest_key;
+
 /// The known keys, in the order of Microsoft's file. A section is known through the keys in it.
 pub(super) const KEYS: &[&str] = &[
     "BASE",
@@ -141,7 +143,7 @@ pub(super) const KEYS: &[&str] = &[
 ];
 
 /// The meaning of a dotted name.
-pub(super) enum Known {
+pub(super) enum KeyMeaning {
     /// A key that holds a value.
     Leaf(&'static str),
     /// A section that contains keys.
@@ -151,17 +153,13 @@ pub(super) enum Known {
 }
 
 /// Looks up the meaning of `name`.
-pub(super) fn look_up(name: &str) -> Known {
+pub(super) fn look_up(name: &str) -> KeyMeaning {
     if let Some(key) = KEYS.iter().find(|key| **key == name) {
-        return Known::Leaf(key);
+        return KeyMeaning::Leaf(key);
     }
     let below = |key: &&&str| key.strip_prefix(name).is_some_and(|rest| rest.starts_with('.'));
     if !name.is_empty() && KEYS.iter().any(|key| below(&key)) {
-        return Known::Section;
+        return KeyMeaning::Section;
     }
-    let name: String = name.chars().take(80).collect::<String>().to_uppercase();
-    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();
-    let edits = strsim::damerau_levenshtein;
-    let distance = |key: &&str| edits(&last(&name), &last(key)) + edits(&name, key);
-    Known::Unknown(KEYS.iter().copied().min_by_key(distance).expect("there are keys"))
+    KeyMeaning::Unknown(nearest_key(name, KEYS.iter().copied()).expect("there are keys"))
 }

@@ -14,7 +14,7 @@ use crate::arch::{StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::{Filter, Resize, Transform};
 use crate::error::ModelError;
 use crate::params::parameters;
-use keys::Known;
+use keys::KeyMeaning;
 use source::Settings;
 use value::Value;
 
@@ -125,7 +125,7 @@ pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<Load
 }
 
 impl LoadedConfig {
-    /// What the configuration says that the network is.
+    /// The task that the configuration states.
     pub fn task(&self) -> Task {
         if self.stages.is_some() { Task::Features } else { Task::Classification }
     }
@@ -155,7 +155,7 @@ fn stages(config: &SwinConfig, settings: &Settings) -> Result<Option<Vec<usize>>
 /// The key `name` in the section of `version`, which knows it.
 fn leaf(version: SwinVersion, name: &str) -> &'static str {
     match keys::look_up(&format!("{}.{name}", version.section())) {
-        Known::Leaf(key) => key,
+        KeyMeaning::Leaf(key) => key,
         _ => unreachable!("{name} is a key of every version"),
     }
 }
@@ -168,7 +168,7 @@ fn check_sections(version: SwinVersion, opts: &[(String, String)]) -> Result<(),
     let last = key.rsplit('.').next().unwrap_or_default();
     let here = format!("{own}{last}");
     let remedy = match keys::look_up(&here) {
-        Known::Leaf(key) => format!("override {key}"),
+        KeyMeaning::Leaf(key) => format!("override {key}"),
         _ => "leave it out".to_owned(),
     };
     let problem =

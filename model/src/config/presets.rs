@@ -1,9 +1,11 @@
 //! Names of the shipped configurations.
 
-use swinq_configs::{BACKBONES, Named, SWIN, SWINV2};
+use swinq_configs::{BACKBONES, NamedYaml, SWIN, SWINV2};
+
+use crate::nearest::{nearest_name, spelled};
 
 /// The shipped configurations of classifiers: Swin V1, then Swin V2.
-pub(super) fn classifiers() -> impl Iterator<Item = &'static Named> {
+pub(super) fn classifiers() -> impl Iterator<Item = &'static NamedYaml> {
     SWIN.iter().chain(SWINV2)
 }
 
@@ -19,10 +21,10 @@ pub(super) fn find(name: &str) -> Option<&'static str> {
 
 /// The configuration of a backbone with which `name` begins, the longest of several. Repositories spell their names with `-` and
 /// with `_`, and end them with data sets and schedules.
-fn backbone(name: &str) -> Option<&'static Named> {
+fn backbone(name: &str) -> Option<&'static NamedYaml> {
     let spelled = |name: &str| name.replace('_', "-");
     let name = spelled(name);
-    let begins = |(preset, _): &&Named| {
+    let begins = |(preset, _): &&NamedYaml| {
         name.strip_prefix(&spelled(preset)).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
     };
     BACKBONES.iter().filter(begins).max_by_key(|(preset, _)| preset.len())
@@ -30,10 +32,7 @@ fn backbone(name: &str) -> Option<&'static Named> {
 
 /// The shipped name that begins with `name`, of any spelling, else the most similar one. Of several, a classifier's.
 pub(super) fn nearest(name: &str) -> &'static str {
-    let spelled = |name: &str| name.to_lowercase().replace('-', "_");
-    let name: String = spelled(&name.chars().take(80).collect::<String>());
     let all = || classifiers().chain(BACKBONES).map(|(preset, _)| *preset);
-    let distance = |preset: &&str| strsim::damerau_levenshtein(&name, &spelled(preset));
-    let begun = all().find(|preset| !name.is_empty() && spelled(preset).starts_with(&name));
-    begun.or_else(|| all().min_by_key(distance)).expect("there are presets")
+    let begun = all().find(|preset| !name.is_empty() && spelled(preset).starts_with(&spelled(name)));
+    begun.or_else(|| nearest_name(name, all())).expect("there are presets")
 }

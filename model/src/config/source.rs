@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use super::keys::{self, Known};
+use super::keys::{self, KeyMeaning};
 use super::value::Value;
 use crate::error::ModelError;
 use crate::text_file::{self, MAX_WRITTEN};
@@ -73,16 +73,16 @@ impl Settings {
     pub(super) fn apply(&mut self, opts: &[(String, String)]) -> Result<(), ModelError> {
         for (key, text) in opts {
             match keys::look_up(key) {
-                Known::Leaf("BASE") => {
+                KeyMeaning::Leaf("BASE") => {
                     return Err(ModelError::config("BASE", "cannot be overridden; pass the file as --cfg"));
                 }
-                Known::Leaf(key) => {
+                KeyMeaning::Leaf(key) => {
                     self.values.insert(key, (Value::from_text(text), "the override".to_owned()));
                 }
-                Known::Section => {
+                KeyMeaning::Section => {
                     return Err(ModelError::config(key, "is a section; override one of its keys"));
                 }
-                Known::Unknown(near) => {
+                KeyMeaning::Unknown(near) => {
                     return Err(ModelError::config(key, format!("is not a known key; did you mean {near}?")));
                 }
             }
@@ -102,32 +102,32 @@ impl Settings {
         for (name, value) in entries {
             let name = if prefix.is_empty() { name } else { format!("{prefix}.{name}") };
             match (keys::look_up(&name), value) {
-                (Known::Leaf(key), Value::Map(_)) => {
+                (KeyMeaning::Leaf(key), Value::Map(_)) => {
                     return Err(ModelError::file(
                         origin,
                         format!("{key} holds a section, but takes a single value"),
                     ));
                 }
-                (Known::Leaf(key), value) => {
+                (KeyMeaning::Leaf(key), value) => {
                     self.values.insert(key, (value, origin.display().to_string()));
                 }
-                (Known::Section, Value::Map(entries)) => {
+                (KeyMeaning::Section, Value::Map(entries)) => {
                     self.assign_section(&name, entries, origin, included)?;
                 }
                 // All keys of the section are commented out.
-                (Known::Section, Value::None) => {}
-                (Known::Section, _) if included => {
+                (KeyMeaning::Section, Value::None) => {}
+                (KeyMeaning::Section, _) if included => {
                     return Err(ModelError::file(origin, format!("{name} is a section, but holds a value")));
                 }
-                (Known::Section, value) => {
+                (KeyMeaning::Section, value) => {
                     return Err(ModelError::file(origin, format!("{name} is a section, but holds {value}")));
                 }
-                (Known::Unknown(_), _) if included => {
+                (KeyMeaning::Unknown(_), _) if included => {
                     let problem =
                         "has a key that no configuration has; is it a configuration? (BASE names it)";
                     return Err(ModelError::file(origin, problem));
                 }
-                (Known::Unknown(near), _) => {
+                (KeyMeaning::Unknown(near), _) => {
                     let name: String = name.chars().take(120).collect();
                     return Err(ModelError::file(
                         origin,

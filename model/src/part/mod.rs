@@ -1,4 +1,4 @@
-//! Parts: what one of several processes contributes to a calibration or an evaluation that is merged later.
+//! Parts: the contributions of several processes to a calibration or an evaluation, to be merged later.
 //!
 //! A part is one safetensors file. The JSON under its metadata key `swinq_part` states the version of the format, a hash
 //! (XXH3-128) of tensors and JSON, the kind of the part, its shard, `run`, which is equal in all parts of a run, and `own`,
@@ -30,7 +30,7 @@ pub const PART_VERSION: u64 = 1;
 /// Metadata key of the JSON document.
 const METADATA_KEY: &str = "swinq_part";
 
-/// What a part belongs to.
+/// The kind of run that a part belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PartKind {
@@ -65,13 +65,13 @@ impl fmt::Display for PartKind {
 pub struct PartDocument {
     part_version: u64,
     hash: String,
-    /// What the part belongs to.
+    /// The kind of run that the part belongs to.
     pub kind: PartKind,
     /// Which part of the run it is.
     pub shard: Shard,
-    /// What all parts of a run have in common: model, settings and images.
+    /// The facts that all parts of a run share: model, settings and images.
     pub run: Value,
-    /// What only this part has.
+    /// The facts of this part alone.
     pub own: Value,
 }
 

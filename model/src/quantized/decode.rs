@@ -122,7 +122,7 @@ fn check_numbers(path: &Path, document: &serde_json::Value) -> Result<(), ModelE
     Err(ModelError::file(path, problem))
 }
 
-/// The sites for which the file has factors or zero points of channels.
+/// The sites whose factors or zero points of channels are in the file.
 fn channel_sites(
     path: &Path,
     numbers: u64,

@@ -19,8 +19,9 @@ use crate::error::ModelError;
 use crate::recipe::{Calibrator, Granularity, Kind, Ptq, Recipe};
 use crate::site::Site;
 
-/// The newest version of the format. It is written only for models that version 2 cannot state: those with images that are not
-/// square or not RGB, with windows that are not square, or with a window policy that version 2 does not name. This crate also
+/// The newest version of the format. It is written only for models that version 2 cannot state: backbones, and those with images that
+/// are not square or not RGB, with windows that are not square, or with a window policy or a resizing that version 2 does not name. A
+/// new key of the document needs a new version, because older programs refuse keys that they do not know as damage. This crate also
 /// reads version 1, which has no hash.
 pub const FORMAT_VERSION: u64 = 3;
 /// The newest version of the number contract (`docs/inference.md`) that this crate knows. Version 2 has channels
@@ -31,7 +32,7 @@ pub const NUMBERS_VERSION: u64 = 6;
 /// Metadata key of the JSON document.
 pub const METADATA_KEY: &str = "swinq";
 
-/// How the file of a model is written: what [`QuantizedModel`] does not tell.
+/// How the file of a model is written; a [`QuantizedModel`] does not state it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileInfo {
     /// Version of the format.

@@ -19,7 +19,7 @@ pub use file::FileInfo;
 pub use param::{Int8Weight, Param};
 pub use provenance::{CalibrationRecord, Chosen, FileRecord, Provenance, Score, Source, TrainingRecord};
 
-use swinq_numerics::{ColumnQuantizers, Gelu};
+use swinq_numerics::{ColumnQuantizers, Gelu, Int8};
 
 use crate::arch::{Stage, SwinConfig, SwinVersion};
 use crate::batch::Transform;
@@ -352,7 +352,12 @@ impl QuantizedModel {
 
 /// The scale of an activation of range `amax`: `amax / 127`.
 pub fn scale_of(amax: f32) -> f32 {
-    amax / 127.0
+    amax / Int8::MAX
+}
+
+/// The range of an activation with `scale`: 127 times the scale.
+pub fn amax_of(scale: f32) -> f32 {
+    Int8::MAX * scale
 }
 
 /// The largest plausible scale of an activation or a weight. Values of a network that need a larger one would lose
@@ -372,7 +377,7 @@ pub fn check_range(site: Site, amax: f32) -> Result<(), ModelError> {
     let problem = format!(
         "amax {amax} cannot be a range (it must be positive, with a finite 127 / amax, and at most {:e}); calibrate on \
          images that reach this site, or disable it with a rule",
-        127.0 * LARGEST_SCALE
+        amax_of(LARGEST_SCALE)
     );
     Err(ModelError::site(site, problem))
 }

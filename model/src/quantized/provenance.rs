@@ -128,7 +128,8 @@ pub struct Chosen {
     pub score: Score,
 }
 
-/// What a validation compares the models of a training by; more is better. In a document it is the key `top1` or `sqnr_db`.
+/// The score by which a validation compares the models of a training; more is better. In a document it is the key `top1` or
+/// `sqnr_db`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Score {
     /// Of a classifier: the fraction of the images that are classified correctly, 0 to 1.

@@ -1,4 +1,4 @@
-//! Names of recipes to which rules were added: `default (changed: head.** disabled)`.
+//! Names of recipes with added rules: `default (changed: head.** disabled)`.
 
 use super::{ACTIVATIONS, Granularity, Kind, Rule, WEIGHTS};
 
@@ -32,7 +32,7 @@ fn parts(name: &str) -> Option<(&str, &str)> {
     Some((own, changes.strip_prefix(": ")?.strip_suffix(')')?))
 }
 
-/// What `rule` states, in words.
+/// The contents of `rule`, in words.
 fn describe(rule: &Rule) -> String {
     let Rule { pattern, enable, bits, granularity, calibrator, amax, kind, ptq } = rule;
     let stated = [

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use swinq_numerics::{Probs, Quantizer, Windows};
+use swinq_numerics::{Int8, Probs, Quantizer, Windows};
 use swinq_plan::{Attention, Order};
 
 use super::Lowering;
@@ -33,8 +33,7 @@ impl Lowering<'_> {
         });
         // One factor for all heads is part of the value of a query's code.
         let one_factor = op.scales.iter().all(|scale| *scale == op.scales[0]);
-        let folded =
-            one_factor && op.quant.q.is_some() && op.quant.scores.is_none() && op.two_codes.is_empty();
+        let folded = one_factor && op.quant.q.is_some() && op.quant.scores.is_none() && op.hi_lo.is_empty();
         let factor = if folded { op.scales[0] } else { 1.0 };
         let q = self.operand(&format!("{name}.q"), op, q, (op.quant.q, factor), &HEADS_FIRST);
         let k = self.operand(&format!("{name}.k"), op, k, (op.quant.k, 1.0), &TRANSPOSED);
@@ -111,7 +110,7 @@ impl Lowering<'_> {
         let heads = format!("{site}.heads");
         match quantizer {
             None => Operand { high: self.transpose(&heads, &x, order), low: None },
-            Some(q) if op.two_codes.is_empty() => {
+            Some(q) if op.hi_lo.is_empty() => {
                 let codes = self.quantize(site, &x, q.scale(), q.scale() * factor);
                 Operand { high: self.transpose(&heads, &codes, order), low: None }
             }
@@ -122,7 +121,7 @@ impl Lowering<'_> {
                 let unsigned = self.options.target == Target::Ort && *order == HEADS_FIRST;
                 let zero = if unsigned { self.graph.middle_u8() } else { self.graph.zero_s8() };
                 let high = self.quantize_to(site, &x, q.scale(), q.scale(), &zero);
-                let low = self.low_codes(site, op, [&x, &high], q.scale());
+                let low = self.lo_codes(site, op, [&x, &high], q.scale());
                 Operand { high, low: Some(low) }
             }
         }
@@ -130,10 +129,10 @@ impl Lowering<'_> {
 
     /// The second codes of queries or keys, in steps of 1/256 of a code: the codes of the first codes' error. Heads with one
     /// code have zeros here, which leaves their product as it is.
-    fn low_codes(&mut self, site: &str, op: &Attention<'_>, [x, high]: [&str; 2], scale: f32) -> String {
+    fn lo_codes(&mut self, site: &str, op: &Attention<'_>, [x, high]: [&str; 2], scale: f32) -> String {
         let mut rest = self.graph.node("Sub", &format!("{site}.error"), &[x, high], &[]);
-        if op.two_codes.contains(&false) {
-            let which: Vec<f32> = op.two_codes.iter().map(|&two| f32::from(u8::from(two))).collect();
+        if op.hi_lo.contains(&false) {
+            let which: Vec<f32> = op.hi_lo.iter().map(|&two| f32::from(u8::from(two))).collect();
             let which = self.graph.floats(&format!("{site}.two_codes"), &[op.heads, 1, 1], &which);
             rest = self.graph.node("Mul", &format!("{site}.low.rest"), &[&rest, &which], &[]);
         }
@@ -141,7 +140,7 @@ impl Lowering<'_> {
         self.quantize(&format!("{site}.low"), &rest, step, step)
     }
 
-    /// `QK^T`. The product of two low codes is left out, as the engine does.
+    /// `QK^T`. The product of two lo codes is left out, as the engine does.
     fn products(&mut self, name: &str, q: &Operand, k: &Operand) -> String {
         let product = format!("{name}.product");
         let high = self.graph.node("MatMul", &product, &[&q.high, &k.high], &[]);
@@ -193,7 +192,7 @@ impl Lowering<'_> {
             Probs::Float => softmax,
             Probs::S8(q) => self.quantize(&site, &softmax, q.scale(), q.scale()),
             Probs::U8 if self.options.target == Target::TensorRt => {
-                self.quantize(&site, &softmax, 1.0 / 127.0, 1.0 / 127.0)
+                self.quantize(&site, &softmax, 1.0 / Int8::MAX, 1.0 / Int8::MAX)
             }
             Probs::U8 => self.quantize_u8(&site, &softmax),
         };

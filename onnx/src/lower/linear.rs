@@ -24,10 +24,10 @@ impl Lowering<'_> {
         } else if let Some(sums) = &correction {
             bias.iter_mut().zip(sums).for_each(|(bias, sum)| *bias += sum);
         }
-        // The product of a reduction is the stream, which several nodes read. ONNX Runtime gives up the INT8 product if one of
+        // The product of a reduction is the residual, which several nodes read. ONNX Runtime gives up the INT8 product if one of
         // them is QuantizeLinear, unless another node comes first.
-        let is_stream = op.is_int8() && matches!(op.layer, swinq_model::Linear::Reduction(_));
-        if is_stream || bias.iter().any(|bias| *bias != 0.0) {
+        let is_residual = op.is_int8() && matches!(op.layer, swinq_model::Linear::Reduction(_));
+        if is_residual || bias.iter().any(|bias| *bias != 0.0) {
             y = self.add_row(&layer, &y, &bias);
         }
         Ok(if op.gelu.is_some() { self.gelu(&layer, y) } else { y })
@@ -143,7 +143,7 @@ impl Lowering<'_> {
     }
 }
 
-/// What the zero points of the input add to each column of the product, negated; `None` if there are none.
+/// The term of the input's zero points in each column of the product, negated; `None` if there are none.
 fn zero_point_sums(op: &Linear<'_>) -> Option<Vec<f32>> {
     let Weight::Int8 { codes, multiplier, zero_points, .. } = &op.weight else { return None };
     if zero_points.is_empty() {

@@ -96,7 +96,7 @@ impl Lowering<'_> {
                 let table = self.graph.floats(name, &[1, rows, shape.columns], &table.read());
                 self.graph.node("Add", &format!("{name}.add"), &[&x, &table], &[])
             }
-            Op::NormalizeHeads(_) => {
+            Op::QkNorm(_) => {
                 self.normalised.insert(step.output.0);
                 self.value(step.input)
             }
@@ -159,7 +159,7 @@ impl Lowering<'_> {
         layer.next().expect("only inputs of linear layers are stored through a site")
     }
 
-    /// The rows of a branch's end: back in the order of the tokens, and added to the stream, if the step adds to it.
+    /// The rows of a branch's end: back in the order of the tokens, and added to the residual, if the step adds to it.
     fn finish_branch(
         &mut self,
         index: usize,
@@ -169,15 +169,15 @@ impl Lowering<'_> {
     ) -> Result<String, OnnxError> {
         let Store::Residual { branch, shortcut } = &step.store else { return self.store(index, step, y) };
         let mut y = self.scatter_windows(&step.name, order, y);
-        let half = addition(&step.name);
-        let mut stream = self.value(step.output);
+        let sum = addition(&step.name);
+        let mut residual = self.value(step.output);
         if let Some(q) = branch {
-            y = self.quantize(&format!("{half}.branch"), &y, q.scale(), q.scale());
+            y = self.quantize(&format!("{sum}.branch"), &y, q.scale(), q.scale());
         }
         if let Some(q) = shortcut {
-            stream = self.quantize(&format!("{half}.shortcut"), &stream, q.scale(), q.scale());
+            residual = self.quantize(&format!("{sum}.shortcut"), &residual, q.scale(), q.scale());
         }
-        Ok(self.graph.node("Add", &half, &[&stream, &y], &[]))
+        Ok(self.graph.node("Add", &sum, &[&residual, &y], &[]))
     }
 
     /// QuantizeLinear and DequantizeLinear at `site`: codes in steps of `scale`, which stand for multiples of `meaning`.

@@ -2,7 +2,7 @@
 
 use candle_core::{Result, Tensor};
 use swinq_cuda::training::{AdamWStep, MomentRule};
-use swinq_float::ops::taped::cuda::{Held, failed, training, write};
+use swinq_float::ops::taped::cuda::{LockedTensor, failed, training, write};
 
 use super::{Constants, Moments, Rule};
 
@@ -12,7 +12,7 @@ pub(super) fn update(rule: &Rule, parameter: &Tensor, gradient: &Tensor, moments
     let step = AdamWStep { moments: MomentRule::new(rule.betas, rule.eps), factor, keep, rate: lr, unbias };
     let gradient = gradient.contiguous()?;
     let all = training(gradient.device().as_cuda_device()?)?;
-    let held = Held::new(&gradient)?;
+    let held = LockedTensor::new(&gradient)?;
     let gradient = held.view()?;
     write(parameter, |p| {
         write(&moments.first, |first| {

@@ -8,7 +8,7 @@ use swinq_float::Maps;
 use swinq_float::ops::taped::cuda::failed;
 use swinq_model::Size;
 
-use super::{DeviceStep, Pass, Work};
+use super::{DeviceStep, Pass, PassInputs};
 use crate::error::QatError;
 
 /// Number of image sizes whose passes are recorded; those of others are launched kernel by kernel.
@@ -45,7 +45,7 @@ impl DeviceStep {
     }
 
     /// Records `pass` over the loaded batch. `false` if that fails; no pass is recorded from then on.
-    pub fn record(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<bool, QatError> {
+    pub fn record(&mut self, work: &mut PassInputs<'_>, pass: Pass) -> Result<bool, QatError> {
         let (kernels, device) = (Arc::clone(&self.kernels), self.device.as_cuda_device()?.clone());
         let mut failure = None;
         let recorded = kernels.stream().capture(|| {

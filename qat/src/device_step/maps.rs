@@ -2,9 +2,9 @@
 
 use candle_core::{Tensor, TensorId};
 use swinq_cuda::training::MapLoss;
-use swinq_float::ops::taped::cuda::{Held, failed, tensor, write};
+use swinq_float::ops::taped::cuda::{LockedTensor, failed, tensor, write};
 
-use super::{DeviceStep, Pass, Work};
+use super::{DeviceStep, Pass, PassInputs};
 use crate::error::QatError;
 
 impl DeviceStep {
@@ -13,7 +13,7 @@ impl DeviceStep {
         &self,
         maps: &[Tensor],
         taught: &[Tensor],
-        work: &Work<'_>,
+        work: &PassInputs<'_>,
         pass: Pass,
     ) -> Result<Vec<(TensorId, Tensor)>, QatError> {
         let keys = &work.job.loss;
@@ -32,7 +32,8 @@ impl DeviceStep {
     }
 
     fn loss_of_map(&self, map: &Tensor, target: &Tensor, of: MapLoss) -> Result<Tensor, QatError> {
-        let (x, target, controls) = (Held::new(map)?, Held::new(target)?, Held::new(&self.controls)?);
+        let (x, target, controls) =
+            (LockedTensor::new(map)?, LockedTensor::new(target)?, LockedTensor::new(&self.controls)?);
         let (x, target, controls) = (x.view()?, target.view()?, controls.view()?);
         let mut gradient = None;
         write(&self.outcome, |mut outcome| {

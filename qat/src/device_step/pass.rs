@@ -2,17 +2,17 @@
 
 use candle_core::{Tensor, TensorId};
 use swinq_cuda::training::{LossWeights, Outcome, Targets};
-use swinq_float::ops::taped::cuda::{Held, failed, patches, tensor, write};
+use swinq_float::ops::taped::cuda::{LockedTensor, failed, patches, tensor, write};
 use swinq_model::Size;
 
 use super::sink::Sink;
-use super::{DeviceStep, Pass, Work};
+use super::{DeviceStep, Pass, PassInputs};
 use crate::error::QatError;
 use crate::student::Student;
 
 impl DeviceStep {
     /// The pass over the loaded batch: loss and gradients, which are exchanged in the last pass.
-    pub fn run(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
+    pub fn run(&mut self, work: &mut PassInputs<'_>, pass: Pass) -> Result<(), QatError> {
         // Graphs read constants from this cache. Without graphs it would only grow.
         let device = self.device.as_cuda_device()?.clone();
         let _cache = self.capture.is_ok().then(|| device.enable_cuda_graph_htod_cache());
@@ -24,7 +24,7 @@ impl DeviceStep {
         result
     }
 
-    fn passes_of(&mut self, work: &mut Work<'_>, pass: Pass) -> Result<(), QatError> {
+    fn passes_of(&mut self, work: &mut PassInputs<'_>, pass: Pass) -> Result<(), QatError> {
         let (count, size) = (work.count, self.size);
         work.student.update_scales()?;
         let rows = self.patches(work)?;
@@ -43,20 +43,20 @@ impl DeviceStep {
         };
         drop(wanted);
         let mut sink =
-            Sink::new(work.student, pass, self.exchange.take(), (&self.seen, self.kinds.is_some()));
+            Sink::new(work.student, pass, self.communicator.take(), (&self.seen, self.kinds.is_some()));
         let (kernels, gradients) = (&self.kernels, &self.gradients);
         let done = work.student.backward_from(&outputs, seeds, &mut |name, gradient| {
             sink.take(kernels, gradients, name, gradient)
         });
         let ended = done.and_then(|_| Ok(sink.finish(kernels, gradients)?));
-        let Sink { exchange, seen, .. } = sink;
-        self.exchange = exchange;
+        let Sink { communicator, seen, .. } = sink;
+        self.communicator = communicator;
         self.seen.extend(seen);
         ended
     }
 
     /// The patches of the loaded batch.
-    fn patches(&self, work: &Work<'_>) -> Result<Tensor, QatError> {
+    fn patches(&self, work: &PassInputs<'_>) -> Result<Tensor, QatError> {
         let (config, Size { height, width }) = (work.student.config(), self.size);
         let bytes = work.count * self.size.area() * config.in_chans;
         let pixels =
@@ -69,7 +69,7 @@ impl DeviceStep {
         &self,
         logits: &Tensor,
         teacher: Option<&Tensor>,
-        work: &Work<'_>,
+        work: &PassInputs<'_>,
         pass: Pass,
     ) -> Result<(TensorId, Tensor), QatError> {
         let (count, keys) = (work.count, &work.job.loss);
@@ -83,11 +83,15 @@ impl DeviceStep {
         };
         let labels = self.labels.narrow(0, 0, count)?;
         let partners = self.partners.as_ref().map(|partners| partners.narrow(0, 0, count)).transpose()?;
-        let (x, labels, controls) = (Held::new(logits)?, Held::new(&labels)?, Held::new(&self.controls)?);
+        let (x, labels, controls) =
+            (LockedTensor::new(logits)?, LockedTensor::new(&labels)?, LockedTensor::new(&self.controls)?);
         let (x, labels, controls) = (x.view()?, labels.view()?, controls.view()?);
-        let optional = (teacher.map(Held::new).transpose()?, partners.as_ref().map(Held::new).transpose()?);
-        let teacher = optional.0.as_ref().map(Held::view).transpose()?;
-        let partners = optional.1.as_ref().map(Held::view).transpose()?;
+        let optional = (
+            teacher.map(LockedTensor::new).transpose()?,
+            partners.as_ref().map(LockedTensor::new).transpose()?,
+        );
+        let teacher = optional.0.as_ref().map(LockedTensor::view).transpose()?;
+        let partners = optional.1.as_ref().map(LockedTensor::view).transpose()?;
         let targets = Targets {
             teacher: teacher.as_ref(),
             labels: pass.labelled.then_some(&labels),
@@ -107,15 +111,15 @@ impl DeviceStep {
     pub fn nothing(&mut self, student: &Student, pass: Pass) -> Result<(), QatError> {
         if pass.first {
             let (zeros, kernels) = (self.gradients.zeros_like()?, &self.kernels);
-            let held = Held::new(&zeros)?;
+            let held = LockedTensor::new(&zeros)?;
             let zeros = held.view::<f32>()?;
             write(&self.gradients, |to| kernels.copy(&zeros, to).map_err(failed))?;
             let zeros = [0.0; Outcome::LEN];
             write(&self.outcome, |to| kernels.upload(&zeros, to).map_err(failed))?;
         }
-        let mut sink = Sink::new(student, pass, self.exchange.take(), (&self.seen, self.kinds.is_some()));
+        let mut sink = Sink::new(student, pass, self.communicator.take(), (&self.seen, self.kinds.is_some()));
         let ended = sink.finish(&self.kernels, &self.gradients);
-        self.exchange = sink.exchange.take();
+        self.communicator = sink.communicator.take();
         Ok(ended?)
     }
 }

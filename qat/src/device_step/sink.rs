@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use candle_core::{Tensor, bail};
-use swinq_cuda::nccl::Exchange;
+use swinq_cuda::nccl::Communicator;
 use swinq_cuda::training::Training;
-use swinq_float::ops::taped::cuda::{Held, failed, write};
+use swinq_float::ops::taped::cuda::{LockedTensor, failed, write};
 
 use super::Pass;
 use crate::flat::Flat;
@@ -16,7 +16,7 @@ use crate::student::Student;
 pub(super) struct Sink<'a> {
     flat: Arc<Flat>,
     pass: Pass,
-    pub exchange: Option<Exchange>,
+    pub communicator: Option<Communicator>,
     known: &'a BTreeSet<String>,
     /// Whether no other gradients exist.
     settled: bool,
@@ -32,16 +32,25 @@ impl<'a> Sink<'a> {
     pub fn new(
         student: &Student,
         pass: Pass,
-        exchange: Option<Exchange>,
+        communicator: Option<Communicator>,
         (known, settled): (&'a BTreeSet<String>, bool),
     ) -> Sink<'a> {
         let (flat, _) = student.flat().expect("the student is on a GPU");
         let missing = |names: &[String]| names.iter().filter(|name| known.contains(*name)).count();
-        let missing = match (known.is_empty(), pass.last && exchange.is_some()) {
+        let missing = match (known.is_empty(), pass.last && communicator.is_some()) {
             (false, true) => flat.buckets().iter().map(|bucket| missing(&bucket.names)).collect(),
             _ => Vec::new(),
         };
-        Sink { flat: Arc::clone(flat), pass, exchange, known, settled, missing, sent: 0, seen: Vec::new() }
+        Sink {
+            flat: Arc::clone(flat),
+            pass,
+            communicator,
+            known,
+            settled,
+            missing,
+            sent: 0,
+            seen: Vec::new(),
+        }
     }
 
     /// Takes the gradient of the parameter `name`, which is complete.
@@ -56,7 +65,7 @@ impl<'a> Sink<'a> {
             bail!("{name} has a gradient that it did not have in the first iteration");
         }
         let (place, gradient) = (self.flat.view(gradients, name)?, gradient.contiguous()?);
-        let held = Held::new(&gradient)?;
+        let held = LockedTensor::new(&gradient)?;
         let gradient = held.view()?;
         write(&place, |mut place| match self.pass.first {
             true => kernels.copy(&gradient, place).map_err(failed),
@@ -77,21 +86,21 @@ impl<'a> Sink<'a> {
     fn send(&mut self, kernels: &Training, gradients: &Tensor) -> candle_core::Result<()> {
         let range = self.flat.buckets()[self.sent].range.clone();
         self.sent += 1;
-        let Some(exchange) = &mut self.exchange else { return Ok(()) };
+        let Some(communicator) = &mut self.communicator else { return Ok(()) };
         write(&gradients.narrow(0, range.start, range.len())?, |values| {
-            exchange.sum(kernels, values).map_err(failed)
+            communicator.sum(kernels, values).map_err(failed)
         })
     }
 
     /// Exchanges the other buckets, and makes the stream wait for all of them.
     pub fn finish(&mut self, kernels: &Training, gradients: &Tensor) -> candle_core::Result<()> {
-        if !self.pass.last || self.exchange.is_none() {
+        if !self.pass.last || self.communicator.is_none() {
             return Ok(());
         }
         while self.sent < self.flat.buckets().len() {
             self.send(kernels, gradients)?;
         }
-        let exchange = self.exchange.as_mut().expect("checked above");
-        exchange.join(kernels).map_err(failed)
+        let communicator = self.communicator.as_mut().expect("checked above");
+        communicator.join(kernels).map_err(failed)
     }
 }

@@ -1,10 +1,10 @@
-//! The end of an iteration: the update of all parameters, and what the host reads.
+//! The end of an iteration: the update of all parameters, and the values that the host reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use candle_core::Tensor;
 use swinq_cuda::training::{Flat as FlatMemory, Kind, MomentRule, Outcome, UpdateRule};
-use swinq_float::ops::taped::cuda::{Held, failed, write, write_if_some};
+use swinq_float::ops::taped::cuda::{LockedTensor, failed, write, write_if_some};
 
 use super::DeviceStep;
 use crate::error::QatError;
@@ -41,7 +41,11 @@ impl DeviceStep {
         let (_, values) = student.flat().expect("the student is on a GPU");
         let kinds = self.kinds.as_ref().expect("settled before");
         let rule = rule(&job.optimizer);
-        let held = (Held::new(&self.gradients)?, Held::new(kinds)?, Held::new(&self.controls)?);
+        let held = (
+            LockedTensor::new(&self.gradients)?,
+            LockedTensor::new(kinds)?,
+            LockedTensor::new(&self.controls)?,
+        );
         let (grad, kinds, controls) = (held.0.view()?, held.1.view()?, held.2.view()?);
         let (grad, kinds) = (&grad, &kinds);
         write(values, |values| {
@@ -64,14 +68,14 @@ impl DeviceStep {
         &mut self,
         waiting: &mut dyn FnMut() -> Result<(), QatError>,
     ) -> Result<Outcome, QatError> {
-        if let Some(exchange) = &self.exchange {
+        if let Some(communicator) = &self.communicator {
             let idle = || self.kernels.stream().is_idle().map_err(|error| QatError::Tensor(failed(error)));
             let mut polls = 0u32;
             while !idle()? {
                 std::thread::sleep(std::time::Duration::from_micros(50));
                 polls += 1;
                 if polls.is_multiple_of(1000) {
-                    let healthy = exchange.health().map_err(|error| QatError::Tensor(failed(error)));
+                    let healthy = communicator.health().map_err(|error| QatError::Tensor(failed(error)));
                     healthy.and_then(|()| waiting())?;
                 }
             }

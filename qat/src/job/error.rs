@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use swinq_model::nearest_name;
+
 /// An error in a job file or an override, or a resume with another job.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -67,8 +69,7 @@ impl JobError {
     /// A [`JobError::NotFound`].
     pub(super) fn not_found(name: &str) -> JobError {
         let names = || swinq_configs::QAT.iter().map(|(known, _)| *known);
-        let nearest =
-            names().min_by_key(|known| strsim::damerau_levenshtein(name, known)).unwrap_or_default();
+        let nearest = nearest_name(name, names()).unwrap_or_default();
         JobError::NotFound { name: name.to_owned(), nearest, shipped: names().collect::<Vec<_>>().join(", ") }
     }
 

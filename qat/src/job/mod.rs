@@ -13,10 +13,10 @@
 //! `configs/qat` has annotated jobs; [`Job::shipped`] finds them by name.
 
 mod check;
-mod course;
 mod error;
 mod identity;
 mod quantization;
+mod schedule_length;
 mod sections;
 mod task;
 #[cfg(test)]
@@ -33,10 +33,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 
-pub use course::{Course, Length};
 pub use error::JobError;
 pub use identity::Identity;
 pub use quantization::{QuantizationKeys, ScaleRule};
+pub use schedule_length::{Length, ScheduleLength};
 pub use sections::{
     CheckpointKeys, DataKeys, LogKeys, LossKeys, MixingKeys, OptimizerKeys, ScheduleKeys, ValidateKeys,
 };
@@ -245,15 +245,15 @@ impl Job {
         }
     }
 
-    /// The course of the run over `images` training images, on one process.
-    pub fn course(&self, images: usize) -> Course {
-        self.course_on(1, images)
+    /// The length of the run over `images` training images, on one process.
+    pub fn schedule_length(&self, images: usize) -> ScheduleLength {
+        self.schedule_length_on(1, images)
     }
 
-    /// The course of the run over `images` training images on several processes, each of which computes `accumulate` batches of
+    /// The length of the run over `images` training images on several processes, each of which computes `accumulate` batches of
     /// an iteration.
-    pub fn course_on(&self, processes: usize, images: usize) -> Course {
-        Course::new(self.length(), images, self.batch_size * self.accumulate * processes)
+    pub fn schedule_length_on(&self, processes: usize, images: usize) -> ScheduleLength {
+        ScheduleLength::new(self.length(), images, self.batch_size * self.accumulate * processes)
     }
 
     /// The teacher's checkpoint, if the loss needs a teacher.

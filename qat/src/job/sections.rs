@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use swinq_model::SwinConfig;
 
-use super::course::Course;
+use super::schedule_length::ScheduleLength;
 use super::values::{ScheduleKind, Split, optional_path};
 
 /// `data`: the images to train on and to validate on.
@@ -227,9 +227,9 @@ impl Default for ValidateKeys {
 
 impl ValidateKeys {
     /// Whether a validation is due after `done` iterations.
-    pub fn due(&self, done: u64, course: &Course) -> bool {
-        let regular = if self.every == 0 { course.ends_epoch(done) } else { done.is_multiple_of(self.every) };
-        done > 0 && (regular || done == course.iterations())
+    pub fn due(&self, done: u64, length: &ScheduleLength) -> bool {
+        let regular = if self.every == 0 { length.ends_epoch(done) } else { done.is_multiple_of(self.every) };
+        done > 0 && (regular || done == length.iterations())
     }
 }
 

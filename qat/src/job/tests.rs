@@ -39,7 +39,7 @@ fn a_job_needs_four_keys_and_has_defaults_for_the_others() {
     assert_eq!(job, required);
     assert_eq!(job.teacher_path(), Some(Path::new("f.st")));
     assert_eq!(job.data.validation_path(), Path::new("images"));
-    assert_eq!(job.course(640).iterations(), 30);
+    assert_eq!(job.schedule_length(640).iterations(), 30);
 }
 
 #[test]

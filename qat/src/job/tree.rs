@@ -207,8 +207,5 @@ fn nearest_key(key: &str, schema: &Value) -> String {
     if let Some((_, ours)) = SYNONYMS.iter().find(|(theirs, _)| *theirs == name) {
         return (*ours).to_owned();
     }
-    let distance = |known: &String| {
-        (strsim::damerau_levenshtein(&last(key), &last(known)), strsim::damerau_levenshtein(key, known))
-    };
-    known.into_iter().min_by_key(distance).expect("a job has keys")
+    swinq_model::nearest_key(key, known.iter().map(String::as_str)).expect("a job has keys").to_owned()
 }

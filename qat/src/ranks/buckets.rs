@@ -78,7 +78,7 @@ impl Layout {
         vec![0.0; values(slots) + slots.len()]
     }
 
-    /// The gradients in `buckets` by name, on `device`; parameters of which no rank has one are left out.
+    /// The gradients in `buckets` by name, on `device`; parameters without a gradient on any rank are left out.
     ///
     /// # Errors
     /// Errors of candle.

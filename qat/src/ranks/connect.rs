@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::World;
+use super::ProcessGroup;
+use super::connection::{Connection, Kind};
 use super::error::RankError;
-use super::link::{Kind, Link};
-use super::place::Place;
+use super::rank_info::RankInfo;
 use crate::job::Identity;
 
 /// How long ranks wait for each other at the start at least: they read models and lists of images first.
@@ -18,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Version of the messages.
 const VERSION: u64 = 1;
 
-/// What a rank says of itself when it connects.
+/// The first message of a rank when it connects.
 #[derive(Serialize, Deserialize)]
 struct Hello {
     version: u64,
@@ -27,37 +27,38 @@ struct Hello {
     job: Identity,
 }
 
-/// The point where ranks meet.
+/// The rendezvous of the ranks: the address where rank 0 listens, and how long each waits.
 #[derive(Debug)]
-pub struct Meeting {
-    place: Place,
+pub struct Rendezvous {
+    info: RankInfo,
     timeout: Duration,
     start: Duration,
     /// On rank 0.
     listener: Option<TcpListener>,
 }
 
-impl Meeting {
-    /// The meeting of the rank at `place`. Later, a rank is taken to hang if it sends nothing for `timeout` (rank 0: twice
-    /// as long, because it may be waiting for another). Rank 0 listens from now on; with port 0, on a free port, which
-    /// [`Meeting::place`] then states.
+impl Rendezvous {
+    /// The rendezvous of the rank that `info` describes. Later, a rank is taken to hang if it sends nothing for `timeout` (rank
+    /// 0: twice as long, because it may be waiting for another). Rank 0 listens from now on; with port 0, on a free port, which
+    /// [`Rendezvous::info`] then states.
     ///
     /// # Errors
     /// [`RankError::Connect`] if the address is unknown or in use.
-    pub fn new(place: Place, timeout: Duration) -> Result<Meeting, RankError> {
-        let mut meeting = Meeting { place, timeout, start: START.max(timeout), listener: None };
-        if meeting.place.size > 1 && meeting.place.is_first() {
-            let (host, port) = &meeting.place.address;
-            let listener = listen(host, *port).map_err(|e| meeting.error(e.to_string()))?;
-            meeting.place.address.1 = listener.local_addr().map_err(|e| meeting.error(e.to_string()))?.port();
-            meeting.listener = Some(listener);
+    pub fn new(info: RankInfo, timeout: Duration) -> Result<Rendezvous, RankError> {
+        let mut rendezvous = Rendezvous { info, timeout, start: START.max(timeout), listener: None };
+        if rendezvous.info.size > 1 && rendezvous.info.is_first() {
+            let (host, port) = &rendezvous.info.address;
+            let listener = listen(host, *port).map_err(|e| rendezvous.error(e.to_string()))?;
+            rendezvous.info.address.1 =
+                listener.local_addr().map_err(|e| rendezvous.error(e.to_string()))?.port();
+            rendezvous.listener = Some(listener);
         }
-        Ok(meeting)
+        Ok(rendezvous)
     }
 
-    /// The place of this process.
-    pub fn place(&self) -> &Place {
-        &self.place
+    /// The rank of this process.
+    pub fn info(&self) -> &RankInfo {
+        &self.info
     }
 
     /// Waits until all ranks are there, and checks that they train the same `job`. `give_up` is
@@ -65,85 +66,90 @@ impl Meeting {
     ///
     /// # Errors
     /// Ranks that do not come in time, or that have another job.
-    pub fn wait(self, job: &Identity, give_up: &dyn Fn() -> Option<String>) -> Result<World, RankError> {
-        let mut world = World { place: self.place.clone(), timeout: self.timeout, links: Vec::new() };
-        if self.place.size == 1 {
-            return Ok(world);
+    pub fn wait(
+        self,
+        job: &Identity,
+        give_up: &dyn Fn() -> Option<String>,
+    ) -> Result<ProcessGroup, RankError> {
+        let mut group =
+            ProcessGroup { info: self.info.clone(), timeout: self.timeout, connections: Vec::new() };
+        if self.info.size == 1 {
+            return Ok(group);
         }
         let joined = match &self.listener {
-            Some(listener) => self.accept_all(listener, job, &mut world.links, give_up),
-            None => self.join(job, give_up).map(|link| world.links.push(link)),
+            Some(listener) => self.accept_all(listener, job, &mut group.connections, give_up),
+            None => self.join(job, give_up).map(|connection| group.connections.push(connection)),
         };
         if let Err(error) = &joined {
-            world.end(&error.to_string());
+            group.end(&error.to_string());
         }
-        joined.map(|()| world)
+        joined.map(|()| group)
     }
 
-    /// Accepts the other ranks, into `links` by rank.
+    /// Accepts the other ranks, into `connections` by rank.
     fn accept_all(
         &self,
         listener: &TcpListener,
         job: &Identity,
-        links: &mut Vec<Link>,
+        connections: &mut Vec<Connection>,
         give_up: &dyn Fn() -> Option<String>,
     ) -> Result<(), RankError> {
         listener.set_nonblocking(true).map_err(|e| self.error(e.to_string()))?;
         let began = Instant::now();
-        while links.len() + 1 < self.place.size {
+        while connections.len() + 1 < self.info.size {
             match listener.accept() {
                 Ok((stream, _)) => {
                     stream.set_nonblocking(false).map_err(|e| self.error(e.to_string()))?;
-                    if let Some(link) = self.greet(stream, job)? {
-                        if links.iter().any(|known| known.rank == link.rank) {
-                            return Err(
-                                self.error(format!("two processes say that they are rank {}", link.rank))
-                            );
+                    if let Some(connection) = self.greet(stream, job)? {
+                        if connections.iter().any(|known| known.rank == connection.rank) {
+                            return Err(self
+                                .error(format!("two processes say that they are rank {}", connection.rank)));
                         }
-                        links.push(link);
+                        connections.push(connection);
                     }
                 }
                 Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => self.pause(began, give_up, || {
-                    let absent = |rank: &usize| !links.iter().any(|link| link.rank == *rank);
+                    let absent =
+                        |rank: &usize| !connections.iter().any(|connection| connection.rank == *rank);
                     let absent: Vec<String> =
-                        (1..self.place.size).filter(absent).map(|rank| rank.to_string()).collect();
-                    format!("of {} ranks, these did not connect: {}", self.place.size, absent.join(", "))
+                        (1..self.info.size).filter(absent).map(|rank| rank.to_string()).collect();
+                    format!("of {} ranks, these did not connect: {}", self.info.size, absent.join(", "))
                 })?,
                 Err(e) => return Err(self.error(e.to_string())),
             }
         }
-        links.sort_by_key(|link| link.rank);
+        connections.sort_by_key(|connection| connection.rank);
         let hello = self.hello(job);
-        links.iter_mut().try_for_each(|link| link.send(Kind::Hello, &hello))
+        connections.iter_mut().try_for_each(|connection| connection.send(Kind::Hello, &hello))
     }
 
     /// The connection of a rank that says who it is; `None` for anything else that connects to the port.
-    fn greet(&self, stream: TcpStream, job: &Identity) -> Result<Option<Link>, RankError> {
-        let mut link = Link::new(stream, 0, self.timeout)?;
-        let Ok(hello) = link.receive(Kind::Hello) else { return Ok(None) };
+    fn greet(&self, stream: TcpStream, job: &Identity) -> Result<Option<Connection>, RankError> {
+        let mut connection = Connection::new(stream, 0, self.timeout)?;
+        let Ok(hello) = connection.receive(Kind::Hello) else { return Ok(None) };
         let Ok(hello) = serde_json::from_slice::<Hello>(&hello) else { return Ok(None) };
-        link.rank = hello.rank;
-        if hello.size != self.place.size || hello.rank == 0 || hello.rank >= self.place.size {
+        connection.rank = hello.rank;
+        if hello.size != self.info.size || hello.rank == 0 || hello.rank >= self.info.size {
             let problem = format!(
                 "says that it is rank {} of {}, and not of {}",
-                hello.rank, hello.size, self.place.size
+                hello.rank, hello.size, self.info.size
             );
-            return Err(self.refuse(&mut link, problem));
+            return Err(self.refuse(&mut connection, problem));
         }
         match check(&hello, job) {
-            Ok(()) => Ok(Some(link)),
-            Err(problem) => Err(self.refuse(&mut link, problem)),
+            Ok(()) => Ok(Some(connection)),
+            Err(problem) => Err(self.refuse(&mut connection, problem)),
         }
     }
 
-    fn refuse(&self, link: &mut Link, problem: String) -> RankError {
-        let error = link.protocol(problem);
-        link.end(&error.to_string());
+    fn refuse(&self, connection: &mut Connection, problem: String) -> RankError {
+        let error = connection.protocol(problem);
+        connection.end(&error.to_string());
         error
     }
 
     /// Connects to rank 0.
-    fn join(&self, job: &Identity, give_up: &dyn Fn() -> Option<String>) -> Result<Link, RankError> {
+    fn join(&self, job: &Identity, give_up: &dyn Fn() -> Option<String>) -> Result<Connection, RankError> {
         let began = Instant::now();
         let stream = loop {
             match self.address().and_then(|addresses| TcpStream::connect(addresses.as_slice())) {
@@ -151,25 +157,24 @@ impl Meeting {
                 Err(error) => self.pause(began, give_up, || format!("rank 0 cannot be reached: {error}"))?,
             }
         };
-        let mut link = Link::new(stream, 0, self.start)?;
-        link.send(Kind::Hello, &self.hello(job))?;
-        let hello = link.receive(Kind::Hello)?;
+        let mut connection = Connection::new(stream, 0, self.start)?;
+        connection.send(Kind::Hello, &self.hello(job))?;
+        let hello = connection.receive(Kind::Hello)?;
         let hello = serde_json::from_slice::<Hello>(&hello)
-            .map_err(|e| link.protocol(format!("is unreadable: {e}")))?;
-        check(&hello, job).map_err(|problem| link.protocol(problem))?;
+            .map_err(|e| connection.protocol(format!("is unreadable: {e}")))?;
+        check(&hello, job).map_err(|problem| connection.protocol(problem))?;
         // Rank 0 may be waiting for a third rank, and then tells which.
-        link.set_timeout(self.timeout * 2)?;
-        Ok(link)
+        connection.set_timeout(self.timeout * 2)?;
+        Ok(connection)
     }
 
     fn hello(&self, job: &Identity) -> Vec<u8> {
-        let hello =
-            Hello { version: VERSION, rank: self.place.rank, size: self.place.size, job: job.clone() };
+        let hello = Hello { version: VERSION, rank: self.info.rank, size: self.info.size, job: job.clone() };
         serde_json::to_vec(&hello).expect("a hello is plain data")
     }
 
     fn address(&self) -> std::io::Result<Vec<SocketAddr>> {
-        let (host, port) = &self.place.address;
+        let (host, port) = &self.info.address;
         Ok((host.as_str(), *port).to_socket_addrs()?.collect())
     }
 
@@ -194,7 +199,7 @@ impl Meeting {
     }
 
     fn error(&self, problem: String) -> RankError {
-        let (host, port) = &self.place.address;
+        let (host, port) = &self.info.address;
         RankError::Connect { address: format!("{host}:{port}"), problem }
     }
 }

@@ -54,7 +54,7 @@ pub enum RankError {
         rank: usize,
         /// Its address.
         address: String,
-        /// What it sent.
+        /// The problem with its message.
         problem: String,
     },
 }

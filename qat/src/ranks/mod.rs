@@ -8,9 +8,9 @@
 
 mod buckets;
 mod connect;
+mod connection;
 mod error;
-mod link;
-mod place;
+mod rank_info;
 
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
@@ -19,40 +19,40 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use buckets::{Bucket, Filler, Layout};
-pub use connect::Meeting;
+pub use connect::Rendezvous;
 pub use error::RankError;
-pub use place::{Place, TIMEOUT};
+pub use rank_info::{RankInfo, TIMEOUT};
 
-use link::{Kind, Link};
+use connection::{Connection, Kind};
 
-/// The processes that train together, as one of them sees them.
+/// The process group: the processes that train together, as one of them sees them.
 #[derive(Debug, Default)]
-pub struct World {
-    place: Place,
+pub struct ProcessGroup {
+    info: RankInfo,
     timeout: Duration,
     /// On rank 0, the connections to ranks 1, 2, and so on. On another rank, the connection to rank 0.
-    links: Vec<Link>,
+    connections: Vec<Connection>,
 }
 
-impl World {
-    /// A world without connections, which cannot exchange anything.
-    pub(crate) fn at(place: Place) -> World {
-        World { place, ..World::default() }
+impl ProcessGroup {
+    /// A group without connections, which cannot exchange anything.
+    pub(crate) fn at(info: RankInfo) -> ProcessGroup {
+        ProcessGroup { info, ..ProcessGroup::default() }
     }
 
-    /// The place of this process.
-    pub fn place(&self) -> &Place {
-        &self.place
+    /// The rank of this process.
+    pub fn info(&self) -> &RankInfo {
+        &self.info
     }
 
     /// Number of ranks.
     pub fn size(&self) -> usize {
-        self.place.size
+        self.info.size
     }
 
     /// Whether this process is rank 0.
     pub fn is_first(&self) -> bool {
-        self.place.is_first()
+        self.info.is_first()
     }
 
     /// Replaces `values` with their sums over all ranks, added in the order of the ranks. Every rank must call this with the
@@ -63,26 +63,29 @@ impl World {
     pub fn sum<T: Number>(&mut self, values: &mut [T]) -> Result<(), RankError> {
         let mut bytes = vec![0; std::mem::size_of_val(values)];
         if self.is_first() {
-            for link in &mut self.links {
-                link.receive_into(Kind::Numbers, &mut bytes)?;
+            for connection in &mut self.connections {
+                connection.receive_into(Kind::Numbers, &mut bytes)?;
                 T::read(&bytes, |value, number| *value = number.plus(*value), values);
             }
             T::write(values, &mut bytes);
-            return self.links.iter_mut().try_for_each(|link| link.send(Kind::Numbers, &bytes));
+            return self
+                .connections
+                .iter_mut()
+                .try_for_each(|connection| connection.send(Kind::Numbers, &bytes));
         }
         T::write(values, &mut bytes);
-        let link = &mut self.links[0];
-        link.send(Kind::Numbers, &bytes)?;
-        link.receive_into(Kind::Numbers, &mut bytes)?;
+        let connection = &mut self.connections[0];
+        connection.send(Kind::Numbers, &bytes)?;
+        connection.receive_into(Kind::Numbers, &mut bytes)?;
         T::read(&bytes, |value, number| *value = number, values);
         Ok(())
     }
 
-    /// [`World::sum`] of each of the `count` buckets that come from `buckets`. Ends without a result if the sender is dropped
-    /// before it has sent them all.
+    /// [`ProcessGroup::sum`] of each of the `count` buckets that come from `buckets`. Ends without a result if the sender is
+    /// dropped before it has sent them all.
     ///
     /// # Errors
-    /// The errors of [`World::sum`].
+    /// The errors of [`ProcessGroup::sum`].
     pub fn sum_buckets(&mut self, buckets: Receiver<Bucket>, count: usize) -> Result<Vec<Bucket>, RankError> {
         let mut sums = Vec::with_capacity(count);
         for mut bucket in buckets.into_iter().take(count) {
@@ -93,7 +96,7 @@ impl World {
     }
 
     /// Runs `work` on rank 0 only, and returns its result on every rank. Meanwhile rank 0 sends the others heartbeat messages, so
-    /// that the work may take longer than the time limit. A failure on rank 0 is left to [`World::end`] to tell.
+    /// that the work may take longer than the time limit. A failure on rank 0 is left to [`ProcessGroup::end`] to tell.
     ///
     /// # Errors
     /// The error of `work` on rank 0; a rank that is gone or silent, or that ended the training.
@@ -102,30 +105,30 @@ impl World {
         T: Serialize + DeserializeOwned,
         E: From<RankError>,
     {
-        if self.links.is_empty() {
+        if self.connections.is_empty() {
             return work();
         }
         let document =
             self.share(|| work().map(|result| serde_json::to_vec(&result).expect("a result is plain data")))?;
         serde_json::from_slice(&document).map_err(|error| {
-            self.links[0].protocol(format!("sent a document that cannot be read ({error})")).into()
+            self.connections[0].protocol(format!("sent a document that cannot be read ({error})")).into()
         })
     }
 
     /// The bytes that `make` returns on rank 0, on every rank.
     ///
     /// # Errors
-    /// The errors of [`World::first`].
+    /// The errors of [`ProcessGroup::first`].
     pub fn share<E: From<RankError>>(
         &mut self,
         make: impl FnOnce() -> Result<Vec<u8>, E>,
     ) -> Result<Vec<u8>, E> {
         if !self.is_first() {
-            return Ok(self.links[0].receive(Kind::Document)?);
+            return Ok(self.connections[0].receive(Kind::Document)?);
         }
         let bytes = self.while_alive(make)?;
-        for link in &mut self.links {
-            link.send(Kind::Document, &bytes)?;
+        for connection in &mut self.connections {
+            connection.send(Kind::Document, &bytes)?;
         }
         Ok(bytes)
     }
@@ -133,14 +136,14 @@ impl World {
     /// Runs `work` while a thread sends the other ranks heartbeat messages, four in each time limit.
     pub(crate) fn while_alive<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let (done, waiting) = std::sync::mpsc::channel::<()>();
-        let (links, pause) = (&mut self.links, self.timeout / 4);
+        let (connections, pause) = (&mut self.connections, self.timeout / 4);
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 // The channel is closed when the work is done.
                 while waiting.recv_timeout(pause) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                    for link in links.iter_mut() {
+                    for connection in connections.iter_mut() {
                         // The next exchange finds a rank that is gone.
-                        let _ = link.send(Kind::Alive, &[]);
+                        let _ = connection.send(Kind::Alive, &[]);
                     }
                 }
             });
@@ -153,25 +156,25 @@ impl World {
     /// Looks, without waiting, whether another rank has ended, or whether this one has waited for `waited` and thus too long.
     ///
     /// # Errors
-    /// The rank that is gone or silent, or the reason for which it ended the training.
+    /// The rank that is gone or silent, or its reason for ending the training.
     pub fn check(&mut self, waited: Duration) -> Result<(), RankError> {
-        self.links.iter_mut().try_for_each(Link::check)?;
+        self.connections.iter_mut().try_for_each(Connection::check)?;
         // Rank 0 may be waiting for a third rank, as in an exchange over TCP.
         let limit = if self.is_first() { self.timeout } else { 2 * self.timeout };
-        match self.links.first() {
-            Some(link) if waited > limit => Err(link.silent()),
+        match self.connections.first() {
+            Some(connection) if waited > limit => Err(connection.silent()),
             _ => Ok(()),
         }
     }
 
     /// Tells the other ranks that the training ends for `reason`. They end with this message.
     pub fn end(&mut self, reason: &str) {
-        let reason = match self.links.is_empty() {
+        let reason = match self.connections.is_empty() {
             true => return,
             false if reason.starts_with("rank ") => reason.to_owned(),
-            false => format!("rank {}: {reason}", self.place.rank),
+            false => format!("rank {}: {reason}", self.info.rank),
         };
-        self.links.iter_mut().for_each(|link| link.end(&reason));
+        self.connections.iter_mut().for_each(|connection| connection.end(&reason));
     }
 }
 

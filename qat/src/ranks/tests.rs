@@ -15,25 +15,25 @@ fn identity(more: &str) -> Identity {
 fn on_ranks<T: Send>(
     size: usize,
     timeout: Duration,
-    rank: impl Fn(Result<World, RankError>) -> T + Sync,
+    rank: impl Fn(Result<ProcessGroup, RankError>) -> T + Sync,
     job: impl Fn(usize) -> Identity + Sync,
 ) -> Vec<T> {
-    let place = |rank| Place { rank, size, local_rank: rank, local_size: size, ..Place::default() };
-    let first = Meeting::new(place(0), timeout).unwrap();
-    let address = first.place().address.clone();
+    let info = |rank| RankInfo { rank, size, local_rank: rank, local_size: size, ..RankInfo::default() };
+    let first = Rendezvous::new(info(0), timeout).unwrap();
+    let address = first.info().address.clone();
     std::thread::scope(|scope| {
-        let mut meetings = vec![first];
+        let mut all = vec![first];
         for rank in 1..size {
-            meetings.push(Meeting::new(Place { address: address.clone(), ..place(rank) }, timeout).unwrap());
+            all.push(Rendezvous::new(RankInfo { address: address.clone(), ..info(rank) }, timeout).unwrap());
         }
         let (rank, job) = (&rank, &job);
-        let start = |meeting: Meeting| {
+        let start = |rendezvous: Rendezvous| {
             scope.spawn(move || {
-                let job = job(meeting.place().rank);
-                rank(meeting.wait(&job, &|| None))
+                let job = job(rendezvous.info().rank);
+                rank(rendezvous.wait(&job, &|| None))
             })
         };
-        let threads: Vec<_> = meetings.into_iter().map(start).collect();
+        let threads: Vec<_> = all.into_iter().map(start).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -47,13 +47,13 @@ fn sums_are_those_of_additions_in_the_order_of_the_ranks() {
     let found = on_ranks(
         4,
         LONG,
-        |world| {
-            let mut world = world.unwrap();
-            let mine = values[world.place().rank];
+        |group| {
+            let mut group = group.unwrap();
+            let mine = values[group.info().rank];
             let mut sums = [mine, 2.0 * mine];
-            world.sum(&mut sums).unwrap();
+            group.sum(&mut sums).unwrap();
             let mut exact = [f64::from(mine)];
-            world.sum(&mut exact).unwrap();
+            group.sum(&mut exact).unwrap();
             (sums, exact)
         },
         |_| identity(""),
@@ -67,15 +67,15 @@ fn the_work_of_rank_0_may_take_longer_than_the_time_limit() {
     let found = on_ranks(
         2,
         limit,
-        |world| {
-            let mut world = world.unwrap();
-            let rank = world.place().rank;
+        |group| {
+            let mut group = group.unwrap();
+            let rank = group.info().rank;
             let work = || -> Result<String, RankError> {
                 std::thread::sleep(limit * 2);
                 Ok(format!("made by rank {rank}"))
             };
-            let document = world.first(work).unwrap();
-            let bytes = world.share(|| Ok::<_, RankError>(vec![rank as u8 + 7])).unwrap();
+            let document = group.first(work).unwrap();
+            let bytes = group.share(|| Ok::<_, RankError>(vec![rank as u8 + 7])).unwrap();
             (document, bytes)
         },
         |_| identity(""),
@@ -88,14 +88,14 @@ fn every_rank_learns_why_one_of_them_ended() {
     let found = on_ranks(
         3,
         LONG,
-        |world| {
-            let mut world = world.unwrap();
-            if world.place().rank == 1 {
-                world.end("the loss is NaN");
+        |group| {
+            let mut group = group.unwrap();
+            if group.info().rank == 1 {
+                group.end("the loss is NaN");
                 return "ended".to_owned();
             }
-            let error = world.sum(&mut [1.0f32]).unwrap_err().to_string();
-            world.end(&error);
+            let error = group.sum(&mut [1.0f32]).unwrap_err().to_string();
+            group.end(&error);
             error
         },
         |_| identity(""),
@@ -112,17 +112,19 @@ fn a_rank_that_is_gone_or_silent_is_named() {
         let found = on_ranks(
             3,
             limit,
-            |world| {
-                let mut world = world.unwrap();
-                if world.place().rank == 2 {
+            |group| {
+                let mut group = group.unwrap();
+                if group.info().rank == 2 {
                     if silent {
                         // Until the others have ended.
-                        while world.links[0].receive(Kind::Numbers).is_ok() || began.elapsed() < limit * 3 {}
+                        while group.connections[0].receive(Kind::Numbers).is_ok()
+                            || began.elapsed() < limit * 3
+                        {}
                     }
                     return String::new();
                 }
-                let error = world.sum(&mut [1.0f32]).unwrap_err().to_string();
-                world.end(&error);
+                let error = group.sum(&mut [1.0f32]).unwrap_err().to_string();
+                group.end(&error);
                 error
             },
             |_| identity(""),
@@ -139,7 +141,7 @@ fn ranks_with_different_jobs_are_refused() {
     let found = on_ranks(
         2,
         LONG,
-        |world| world.unwrap_err().to_string(),
+        |group| group.unwrap_err().to_string(),
         |rank| identity(if rank == 0 { "seed: 1" } else { "seed: 2" }),
     );
     for error in found {
@@ -155,17 +157,17 @@ fn ranks_with_different_jobs_are_refused() {
 #[test]
 fn what_is_not_a_rank_is_ignored() {
     use std::io::Write;
-    let place = Place { size: 2, local_size: 2, ..Place::default() };
-    let first = Meeting::new(place.clone(), LONG).unwrap();
-    let address = first.place().address.clone();
+    let info = RankInfo { size: 2, local_size: 2, ..RankInfo::default() };
+    let first = Rendezvous::new(info.clone(), LONG).unwrap();
+    let address = first.info().address.clone();
     let mut stranger = std::net::TcpStream::connect((address.0.as_str(), address.1)).unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-    let second = Meeting::new(Place { rank: 1, local_rank: 1, address, ..place }, LONG).unwrap();
+    let second = Rendezvous::new(RankInfo { rank: 1, local_rank: 1, address, ..info }, LONG).unwrap();
     let sums = std::thread::scope(|scope| {
-        let run = |meeting: Meeting| {
+        let run = |rendezvous: Rendezvous| {
             scope.spawn(move || {
                 let mut sum = [1.0f64];
-                meeting.wait(&identity(""), &|| None).unwrap().sum(&mut sum).unwrap();
+                rendezvous.wait(&identity(""), &|| None).unwrap().sum(&mut sum).unwrap();
                 sum
             })
         };

@@ -67,7 +67,7 @@ impl Student {
         for ((map, target), weight) in maps.iter().zip(taught).zip(weights).filter(|(_, w)| *w > 0.0) {
             let part = weight * share / images as f64;
             let factor = keys.outputs * part * loss_scale;
-            let (errors, gradient) = relative_errors(&self.tape, map, target, images, factor)?;
+            let (errors, gradient) = relative_errors(self.compute, map, target, images, factor)?;
             parts.outputs += part * errors.iter().sum::<f64>();
             seeds.push((map.id(), gradient));
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
-use swinq_float::tape::{Operands, Passes, Tape};
+use swinq_float::ops::Ops;
 use swinq_float::{Float, FloatError, Maps, Sites, Swin};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BlockId, Site, Size, Transform};
@@ -27,26 +27,12 @@ pub struct Teacher {
     swin: Swin,
     transform: Transform,
     features: bool,
-    /// Records nothing; it selects the implementation of the passes.
-    tape: Tape,
 }
 
 /// Sites of the float forward that collect the blocks' outputs.
-struct Capture(BTreeMap<BlockId, Tensor>);
+struct BlockOutputs(BTreeMap<BlockId, Tensor>);
 
-impl Sites for Capture {
-    fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
-        Float.activation(site, x)
-    }
-
-    fn weight(&mut self, site: Site, w: &Tensor) -> Result<Tensor, FloatError> {
-        Float.weight(site, w)
-    }
-
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        Float.attend(site, logits, v)
-    }
-
+impl Sites for BlockOutputs {
     fn watches(&self, _: Site) -> bool {
         false
     }
@@ -58,29 +44,18 @@ impl Sites for Capture {
 }
 
 impl Teacher {
-    /// The network of `model`; `features` says whether the loss compares the blocks' outputs.
+    /// The network of `model`; `features` says whether the loss compares the blocks' outputs. On a GPU the operations are `ops`.
     ///
     /// # Errors
     /// The errors of [`Swin::new`].
-    pub fn new(
-        model: &FloatModel,
-        features: bool,
-        device: &Device,
-        operands: Operands,
-    ) -> Result<Teacher, QatError> {
-        let tape = Tape::with_operands(operands);
+    pub fn new(model: &FloatModel, features: bool, device: &Device, ops: &Ops) -> Result<Teacher, QatError> {
         let swin = if device.is_cpu() {
             Swin::new(&model.config, &model.tensors, device)?
         } else {
             swinq_model::params::check_parameters(&model.config, &model.tensors)?;
-            Swin::taped(&model.config, &on_device(&model.tensors, device)?, device, &tape)?
+            Swin::with_ops(&model.config, &on_device(&model.tensors, device)?, device, ops.clone())?
         };
-        Ok(Teacher { swin, transform: model.transform.clone(), features, tape })
-    }
-
-    /// Selects the implementation of the passes on a GPU.
-    pub fn set_passes(&self, passes: Passes) {
-        self.tape.set_passes(passes);
+        Ok(Teacher { swin, transform: model.transform.clone(), features })
     }
 
     /// The forward pass on `batch`.
@@ -104,11 +79,11 @@ impl Teacher {
     /// # Errors
     /// Errors of the forward pass.
     pub fn forward_images(&self, size: Size, images: &Tensor) -> Result<TeacherOutput, QatError> {
-        let mut capture = Capture(BTreeMap::new());
+        let mut blocks = BlockOutputs(BTreeMap::new());
         let outputs = match self.features {
-            true => self.swin.outputs_of(size, images, &mut capture)?,
+            true => self.swin.outputs_of(size, images, &mut blocks)?,
             false => self.swin.outputs_of(size, images, &mut Float)?,
         };
-        Ok(TeacherOutput { outputs, features: capture.0 })
+        Ok(TeacherOutput { outputs, features: blocks.0 })
     }
 }

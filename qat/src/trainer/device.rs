@@ -4,18 +4,17 @@ use std::time::Instant;
 
 use candle_core::Tensor;
 use swinq_cuda::library::{self, Library};
-use swinq_cuda::nccl::Meeting;
+use swinq_cuda::nccl::UniqueId;
 use swinq_cuda::training::{Controls, Outcome};
-use swinq_float::tape::Passes;
 use swinq_model::{Batch, BatchSource};
 
 use super::{IterationReport, Trainer};
-use crate::device_step::{DeviceStep, Moments, Pass, Work};
+use crate::device_step::{DeviceStep, Moments, Pass, PassInputs};
 use crate::error::QatError;
 use crate::job::Precision;
 use crate::loss::LossParts;
 use crate::mixing::Partners;
-use crate::ranks::World;
+use crate::ranks::ProcessGroup;
 use crate::schedule::Group;
 
 /// A batch of this process.
@@ -64,7 +63,7 @@ impl Trainer {
         if let Some(decided) = self.on_device.decided {
             return Ok(decided);
         }
-        let mut able = self.student.flat().is_some() && self.passes == Passes::Fused;
+        let mut able = self.student.compute().is_cuda();
         if able {
             self.on_device.reason = self.needs_host()?;
             able = self.on_device.reason.is_none();
@@ -82,10 +81,10 @@ impl Trainer {
             return Ok(Some("iterations wait for the host: it computes `loss.features`".to_owned()));
         }
         let mut without_nccl = [if library::present(Library::Nccl) { 0.0 } else { 1.0 }];
-        if self.world.size() > 1 {
-            self.world.sum(&mut without_nccl)?;
+        if self.group.size() > 1 {
+            self.group.sum(&mut without_nccl)?;
             if without_nccl[0] > 0.0 {
-                let (count, all) = (without_nccl[0], self.world.size());
+                let (count, all) = (without_nccl[0], self.group.size());
                 return Ok(Some(format!(
                     "iterations wait for the host, which adds gradients over TCP: {count} of {all} processes have no NCCL"
                 )));
@@ -97,16 +96,18 @@ impl Trainer {
     fn prepare(&mut self) -> Result<(), QatError> {
         let moments = self.on_device.moments.take().expect("the student is on a GPU");
         let mut step = DeviceStep::new(&self.student, &self.job, self.drop_path.as_ref(), moments)?;
-        if self.world.size() > 1 {
+        if self.group.size() > 1 {
             // NCCL waits without end for a process that failed before it.
-            self.world.sum(&mut [0.0])?;
+            self.group.sum(&mut [0.0])?;
             let make = || -> Result<Vec<u8>, QatError> {
-                Ok(Meeting::new().map_err(swinq_float::ops::taped::cuda::failed)?.bytes().to_vec())
+                Ok(UniqueId::new().map_err(swinq_float::ops::taped::cuda::failed)?.bytes().to_vec())
             };
-            let bytes = self.world.share(make)?;
-            let bytes = bytes.try_into().map_err(|_| QatError::Data("a meeting has 128 bytes".into()))?;
-            let place = self.world.place();
-            step.join(Meeting::from_bytes(bytes), place.rank, place.size)?;
+            let bytes = self.group.share(make)?;
+            let bytes = bytes
+                .try_into()
+                .map_err(|_| QatError::Data("the id of a communicator has 128 bytes".into()))?;
+            let info = self.group.info();
+            step.join(UniqueId::from_bytes(bytes), info.rank, info.size)?;
         }
         self.on_device.step = Some(step);
         Ok(())
@@ -145,31 +146,31 @@ impl Trainer {
             }
         }
         let mut everyone = [images as f64];
-        self.world.sum(&mut everyone)?;
+        self.group.sum(&mut everyone)?;
         if everyone[0] == 0.0 {
             let report = self.report(LossParts::default(), 0.0);
             self.progress.iteration += 1;
             return Ok(report);
         }
-        let world = &mut self.world;
-        step.settle(&self.student, &mut |found| Ok(world.sum(found)?))?;
+        let group = &mut self.group;
+        step.settle(&self.student, &mut |found| Ok(group.sum(found)?))?;
         step.update(&self.student, &self.job)?;
         self.read_ahead(step, source, self.job.accumulate - 1);
         let began = Instant::now();
-        let world = &mut self.world;
-        let outcome = step.outcome(&mut || Ok(world.check(began.elapsed())?))?;
+        let group = &mut self.group;
+        let outcome = step.outcome(&mut || Ok(group.check(began.elapsed())?))?;
         self.conclude(step, &outcome, labelled, source)
     }
 
     /// The pass over a batch: as a graph if all processes that exchange gradients in it can, because NCCL's sums must be in
     /// graphs on all of them or on none.
     fn pass(&mut self, step: &mut DeviceStep, loaded: &Loaded, pass: Pass) -> Result<(), QatError> {
-        let (world, count) = (&mut self.world, loaded.batch.len());
-        let share = 1.0 / (self.job.accumulate * world.size()) as f64;
-        let together = pass.last && world.size() > 1;
+        let (group, count) = (&mut self.group, loaded.batch.len());
+        let share = 1.0 / (self.job.accumulate * group.size()) as f64;
+        let together = pass.last && group.size() > 1;
         if count == 0 {
             // All of its images were skipped as corrupt.
-            all(world, together, [false, false])?;
+            all(group, together, [false, false])?;
             return step.nothing(&self.student, pass);
         }
         let drop_path = self.drop_path.as_ref().map(|drop_path| drop_path.at(loaded.number));
@@ -178,13 +179,14 @@ impl Trainer {
         }
         step.load(&loaded.batch, loaded.partners.as_ref(), drop_path.as_ref())?;
         let (student, teacher) = (&mut self.student, self.teacher.as_ref());
-        let mut work = Work { student, teacher, drop_path: drop_path.as_ref(), job: &self.job, count, share };
+        let mut work =
+            PassInputs { student, teacher, drop_path: drop_path.as_ref(), job: &self.job, count, share };
         let (able, known) = (step.may_record(count), step.is_recorded(pass));
-        let [mut as_graph, all_known] = all(world, together, [able, known])?;
+        let [mut as_graph, all_known] = all(group, together, [able, known])?;
         if as_graph && !all_known {
             // Images of one process may have a size that is recorded, and those of another may not.
             let recorded = known || step.record(&mut work, pass)?;
-            [as_graph] = all(world, together, [recorded])?;
+            [as_graph] = all(group, together, [recorded])?;
             if recorded && !as_graph {
                 step.stop_recording("another process cannot record them".to_owned());
             }
@@ -192,7 +194,7 @@ impl Trainer {
         let done = if as_graph {
             step.launch(pass)
         } else if together && step.is_cold() {
-            world.while_alive(|| step.run(&mut work, pass))
+            group.while_alive(|| step.run(&mut work, pass))
         } else {
             step.run(&mut work, pass)
         };
@@ -239,7 +241,7 @@ impl Trainer {
             loss_scale: self.progress.loss_scale,
             partner_share: partners.map_or(1.0, |partners| partners.share),
             // The loss of this process is its share of that of all.
-            most_loss: self.progress.most_loss() / self.world.size() as f64,
+            most_loss: self.progress.most_loss() / self.group.size() as f64,
             rates: lr.map(|lr| lr / first),
             keep: 1.0 - lr[0] * self.job.optimizer.weight_decay,
             unbias: 1.0 / second,
@@ -272,10 +274,10 @@ impl Trainer {
         }
         if !updated && norm.is_finite() {
             let usual = self.progress.usual_loss.unwrap_or_default();
-            let total = total * self.world.size() as f64;
+            let total = total * self.group.size() as f64;
             return Err(self.diverged(format!("the loss explodes: {total:.4} after {usual:.4}")));
         }
-        loss.add_up(&mut self.world)?;
+        loss.add_up(&mut self.group)?;
         let mut report = self.report(loss, norm);
         if !updated {
             if self.job.precision == Precision::F16 && self.progress.loss_scale > 1.0 {
@@ -320,11 +322,15 @@ impl Trainer {
 }
 
 /// The answers of all processes, if they decide `together`; otherwise those of this one.
-fn all<const N: usize>(world: &mut World, together: bool, says: [bool; N]) -> Result<[bool; N], QatError> {
+fn all<const N: usize>(
+    group: &mut ProcessGroup,
+    together: bool,
+    says: [bool; N],
+) -> Result<[bool; N], QatError> {
     if !together {
         return Ok(says);
     }
     let mut against = says.map(|yes| if yes { 0.0 } else { 1.0 });
-    world.sum(&mut against)?;
+    group.sum(&mut against)?;
     Ok(against.map(|against| against == 0.0))
 }

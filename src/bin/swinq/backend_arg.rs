@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Context;
-use swinq::int8_runtime::cuda::StreamType;
+use swinq::int8_runtime::cuda::ResidualType;
 use swinq::{BackendChoice, Candidate, CudaOptions, EngineOptions, Model, usable_gpu};
 
 use crate::args::{Backend, BackendArgs, Residual, Threads, Usage};
@@ -22,8 +22,8 @@ pub fn engines(args: &BackendArgs, threads: Threads, max_batch: usize) -> anyhow
         Backend::Cuda => usable_gpu(device).context("--backend cuda").map(|_| BackendChoice::Cuda)?,
     };
     let residual = match args.residual {
-        Residual::F16 => StreamType::F16,
-        Residual::F32 => StreamType::F32,
+        Residual::F16 => ResidualType::F16,
+        Residual::F32 => ResidualType::F32,
     };
     let (autotune, nvtx) = (args.autotune, args.nvtx);
     let options = |&gemm| {

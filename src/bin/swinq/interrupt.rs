@@ -30,7 +30,7 @@ pub fn install() {
     system::install();
 }
 
-/// What to do with the next signal.
+/// The reaction to the next signal.
 #[derive(Default)]
 struct Watch {
     first: Option<Instant>,

@@ -2,7 +2,7 @@
 
 use comfy_table::Table;
 use swinq::int8_runtime::LaunchProfile;
-use swinq::{Candidate, Runner};
+use swinq::{Candidate, CandidateRunner};
 use swinq_ladder::roofline::{Arithmetic, Roofline};
 
 use crate::out::say;
@@ -14,7 +14,7 @@ const RUNS: usize = 20;
 /// Prints the profile of `candidate` at one batch size.
 pub fn print(candidate: &Candidate, batch_size: usize) -> anyhow::Result<()> {
     let label = candidate.result.label();
-    let Runner::Engine(engine) = &candidate.runner else { return Ok(()) };
+    let CandidateRunner::Engine(engine) = &candidate.runner else { return Ok(()) };
     let images = batch_size.min(engine.max_batch());
     let batch = swinq::noise(&**engine, images)?;
     engine.profile(&batch.pixels, 3)?;

@@ -2,9 +2,7 @@
 
 use comfy_table::{ColumnConstraint, Width};
 use swinq::model::quantized::{ChannelCodes, SiteState};
-use swinq::model::{
-    BlockId, Granularity, Half, Kind, Linear, Operand, Ptq, QuantizedModel, Site, all_linears,
-};
+use swinq::model::{Granularity, Int8, Kind, Linear, Operand, Ptq, QuantizedModel, Site, all_linears};
 
 use crate::tables;
 
@@ -40,9 +38,9 @@ pub fn products(model: &QuantizedModel) -> String {
                 format!("probs {}{}", probabilities(probs), scores(site(Site::Scores(block)))),
             ]);
         }
-        if let Some((block, half)) = addition(linear) {
+        if let (Some(block), Some(branch)) = (linear.block(), linear.branch()) {
             let [branch, shortcut] =
-                [Operand::Branch, Operand::Shortcut].map(|operand| site(Site::Add(block, half, operand)));
+                [Operand::Branch, Operand::Shortcut].map(|operand| site(Site::Add(block, branch, operand)));
             if branch.spec.enabled || shortcut.spec.enabled {
                 let text = format!("branch {}, shortcut {}", activation(branch), activation(shortcut));
                 table.add_row([format!("  residual after {linear}"), String::new(), text]);
@@ -94,14 +92,6 @@ pub fn summary(model: &QuantizedModel) -> String {
     )
 }
 
-fn addition(linear: Linear) -> Option<(BlockId, Half)> {
-    match linear {
-        Linear::Proj(block) => Some((block, Half::Attn)),
-        Linear::Fc2(block) => Some((block, Half::Mlp)),
-        _ => None,
-    }
-}
-
 fn kind(kind: Kind) -> &'static str {
     match kind {
         Kind::S8 => "s8",
@@ -125,7 +115,7 @@ fn per_channel(state: &SiteState, channels: &ChannelCodes) -> String {
         let of_channel = move |(f, z): (&f32, &i8)| scale * f * (code - f32::from(*z));
         channels.factors.iter().zip(&channels.zero_points).map(of_channel)
     };
-    let (low, high) = (end(-128.0).fold(f32::MAX, f32::min), end(127.0).fold(f32::MIN, f32::max));
+    let (low, high) = (end(Int8::MIN).fold(f32::MAX, f32::min), end(Int8::MAX).fold(f32::MIN, f32::max));
     format!("{low:.2}..{high:.2}/channel")
 }
 

@@ -58,8 +58,8 @@ impl Steps {
         interrupt::check()
     }
 
-    /// Says what the file of finished measurements held.
-    fn found(&mut self, found: swinq::Found) {
+    /// Prints the contents of the file of finished measurements.
+    fn found(&mut self, found: swinq::CacheContents) {
         self.finish();
         let cache = &self.cache;
         if found.replaced {

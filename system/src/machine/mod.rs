@@ -1,4 +1,4 @@
-//! What the system reports about this machine. Values that it does not report are absent.
+//! The system's reports about this machine. Values that it does not report are absent.
 
 #[cfg(not(any(target_os = "linux", windows)))]
 mod bsd;

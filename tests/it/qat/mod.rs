@@ -2,8 +2,8 @@
 //! runs, and refusals.
 
 mod backbones;
+mod invalid_jobs;
 mod ranks;
-mod refusals;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -106,7 +106,7 @@ impl Book {
         options
     }
 
-    /// What is said about the model of `line`: the error, or the remarks.
+    /// The messages about the model of `line`: the error, or the remarks.
     fn said(&self, line: &str) -> String {
         match self.open(line) {
             Ok(model) => model.warnings().join("\n"),

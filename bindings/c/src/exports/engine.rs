@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use swinq::int8_runtime::cuda::StreamType;
+use swinq::int8_runtime::cuda::ResidualType;
 use swinq::model::Size;
 use swinq::{BackendChoice, DEFAULT_BATCH, EngineOptions};
 
@@ -162,7 +162,7 @@ fn engine_options(given: &swinq_engine_options) -> Result<EngineOptions, Failure
         options.cuda.max_streams = max_streams;
     }
     if given.residual_f32 != 0 {
-        options.cuda.residual = StreamType::F32;
+        options.cuda.residual = ResidualType::F32;
     }
     Ok(options)
 }

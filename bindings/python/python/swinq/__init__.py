@@ -1,23 +1,40 @@
 """INT8 for Swin Transformers (V1 and V2): classifiers, and backbones of larger models.
 
+**Quantize.** :func:`quantize` takes a trained model, finds the ranges of its activations on images, and returns the INT8 model. The
+model may be a live module of timm, torchvision, transformers or Microsoft's repository, a checkpoint, or a state dictionary; the images
+a data set's path, a DataLoader, PIL images or arrays:
+
 >>> import swinq, timm
 >>> module = timm.create_model("swin_tiny_patch4_window7_224", pretrained=True)
 >>> model = swinq.quantize(module, "imagenet", limit=128)
 >>> model.save("swin_t.int8.safetensors")
->>> model.predict(["cat.jpg"])[0][0].label
 
-=====================  ==========================================================================
-:func:`open`           opens a checkpoint, a model directory, a live module or a state dictionary
-:func:`quantize`       calibrates a float model on images and returns the INT8 model
-:func:`evaluate`       accuracy, agreement and latency of models
-:class:`Model`         a model; call it with images to get logits
-:class:`Engine`        a model on threads of its own
-=====================  ==========================================================================
+**Run.** :func:`open` reads a checkpoint, and a model is called with images. ``predict`` also reads and prepares image files:
+
+>>> model = swinq.open("swin_t.int8.safetensors")
+>>> logits = model(images)
+>>> model.predict(["cat.jpg"])[0][0].label
 
 Images are ``uint8 [images, height, width, channels]`` (NHWC, RGB, preprocessed) or ``float32 [images, channels, height,
 width]`` (NCHW, normalised with the model's mean and deviation), of any height and width that the network can process, as numpy
-arrays or torch tensors; logits are ``float32 [images, classes]`` of the same kind. PyTorch is not needed, and not imported, but by
-``swinq.torch``, which replaces the Swins inside of models of PyTorch (``import swinq.torch``).
+arrays or torch tensors. Logits are ``float32 [images, classes]`` of the same kind.
+
+**Compare.** :func:`evaluate` measures accuracy, agreement with the first model, and latency:
+
+>>> print(swinq.evaluate({"float": swinq.open(module), "int8": model}, "imagenet", latency=[1]))
+
+**Backbones.** The Swin inside the file of a detector has feature maps. ``run`` returns them by name:
+
+>>> backbone = swinq.open("mask_rcnn_swin_t.pth", task="features")
+>>> backbone.engine(max_pixels=800 * 1333).run(images)["stage4"].shape
+
+**Engines.** A model runs on all cores. ``model.engine(threads=1)`` and ``model.engine(backend="cuda")`` make :class:`Engine` objects for
+threads or a GPU of their own; on a GPU, ``run`` reads and returns CUDA tensors without copies.
+
+**Inside a model of PyTorch.** ``swinq.torch.quantize(model, calibrate=loader)`` replaces each Swin of a larger model by an INT8 module
+with the same outputs. PyTorch is not needed, and not imported, but by ``import swinq.torch`` and ``import swinq.transformers``.
+
+Every error is a :class:`Error`, and its message names the argument, file or site at fault and the next step.
 """
 
 from ._errors import (

@@ -16,7 +16,7 @@ from ._errors import ArgumentError, EngineError
 from ._layers import uncompiled
 from ._model import Engine, Model, open
 from ._torch_calls import bound, check_arguments, images_of
-from ._torch_outputs import CHANNELS_LAST, made, tensors
+from ._torch_outputs import CHANNELS_LAST, LAYOUTS, made, tensors
 
 
 #: The types in which an engine writes outputs for images of these types; others are converted.
@@ -121,7 +121,7 @@ class SwinModule(Replacement):
             check_arguments(arguments, self._arguments)
         images = images_of(given)
         self.check_images(images)
-        return made(self._outputs, self.outputs_of(images), images.dtype, given)
+        return self._made(self.computed(images), images.dtype, given)
 
     def _compiled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """:meth:`_run` in a graph of ``torch.compile``. Calls with other arguments than images stay outside of it."""
@@ -130,11 +130,18 @@ class SwinModule(Replacement):
         if len(args) != 1 or kwargs or self._arguments or not isinstance(args[0], torch.Tensor):
             return torch.compiler.disable(self._run)(args, kwargs)
         found = dict(zip(self._names, _torch_compile.run(args[0], self._number), strict=True))
-        return made(self._outputs, self._in_channels(found), args[0].dtype, args[0])
+        return self._made(found, args[0].dtype, args[0])
 
     def outputs_of(self, images: Any) -> dict[str, Any]:
         """The outputs of the engine by name; maps are ``[n, channels, height, width]``."""
-        return self._in_channels(self.computed(images))
+        found = self.computed(images)
+        if self._out_layout == "NCHW":
+            return found
+        return {name: value.permute(0, 3, 1, 2) if value.ndim == 4 else value for name, value in found.items()}
+
+    def _made(self, found: dict[str, Any], dtype: Any, given: Any) -> Any:
+        """The outputs of :meth:`computed` as the original gives them for the input ``given``."""
+        return made(self._outputs, found, dtype, given, LAYOUTS if self._out_layout == "NCHW" else CHANNELS_LAST)
 
     def computed(self, images: Any) -> dict[str, Any]:
         """The outputs of the engine by name, as it writes them."""
@@ -158,12 +165,6 @@ class SwinModule(Replacement):
         """The type in which the engine writes outputs for images."""
         on_gpu = images.is_cuda and self._backend != "cpu"
         return (TYPES_ON_GPU if on_gpu else TYPES).get(images.dtype, "float32")
-
-    def _in_channels(self, found: dict[str, Any]) -> dict[str, Any]:
-        """Outputs as the engine writes them, with the channels of maps second."""
-        if self._out_layout == "NCHW":
-            return found
-        return {name: value.permute(0, 3, 1, 2) if value.ndim == 4 else value for name, value in found.items()}
 
     def check(self) -> None:
         """Raises if an earlier call on a GPU, or a recorded graph, met a value that is not finite (see :meth:`Engine.check`).

@@ -23,8 +23,12 @@ LAYOUTS: dict[str, Callable[[Any], Any]] = {
     "mean": lambda value: value.mean((2, 3)),
     "logits": lambda value: value,
 }
-#: Layouts whose values lie in memory as those of a map with the channels last, or that have no such order.
-CHANNELS_LAST = ("NHWC", "tokens", "logits")
+#: The same for a map ``[n, height, width, channels]``: the layouts whose values lie in memory in its order, or that have no order.
+CHANNELS_LAST: dict[str, Callable[[Any], Any]] = {
+    "NHWC": lambda value: value,
+    "tokens": lambda value: value.flatten(1, 2),
+    "logits": lambda value: value,
+}
 #: Layouts of a map; logits have their own only.
 OF_MAPS = ("NCHW", "NHWC", "tokens", "mean")
 
@@ -154,14 +158,17 @@ def relative_error(found: Any, expected: Any) -> float:
     return difference / norm if norm > 0 else difference
 
 
-def made(structure: Any, outputs: Mapping[str, Any], dtype: Any, source: Any) -> Any:
+def made(
+    structure: Any, outputs: Mapping[str, Any], dtype: Any, source: Any, layouts: Mapping[str, Callable[[Any], Any]] = LAYOUTS
+) -> Any:
     """What the module would give: ``outputs`` of the engine in its structure, as tensors of ``dtype``. ``source`` is the input of
-    the module."""
+    the module; ``layouts`` are ``CHANNELS_LAST`` if the engine wrote maps so."""
     if isinstance(structure, Tensor):
-        return LAYOUTS[structure.layout](outputs[structure.output]).to(dtype)
+        value = layouts[structure.layout](outputs[structure.output])
+        return value if value.dtype == dtype else value.to(dtype)
     if not isinstance(structure, Structure):
         return structure
-    parts = {key: made(part, outputs, dtype, source) for key, part in structure.parts.items()}
+    parts = {key: made(part, outputs, dtype, source, layouts) for key, part in structure.parts.items()}
     if structure.make is _nested:
         parts["mask"] = _resized(source.mask, parts["tensors"].shape[-2:])
     return structure.make(structure.kind, parts)

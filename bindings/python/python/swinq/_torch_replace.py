@@ -29,7 +29,7 @@ NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter"
 
 
 @dataclass
-class Found:
+class FoundSwin:
     """A Swin that can be replaced."""
 
     #: What stands in the model: the Swin, or what ``torch.compile`` made of it.
@@ -44,7 +44,7 @@ class Found:
 
 
 def replaced(
-    model: Any, calibrate: Any, counts: tuple[int, int], make: Callable[[Found], Any], backend: str = "cpu"
+    model: Any, calibrate: Any, counts: tuple[int, int], make: Callable[[FoundSwin], Any], backend: str = "cpu"
 ) -> Report:
     """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each. ``counts`` are those of
     images and of images in a batch; ``backend`` must run the Swins."""
@@ -68,7 +68,7 @@ def replaced(
 
 def found(
     model: Any, calibrate: Any, samples: int, places: Mapping[Any, list[str]], backend: str
-) -> tuple[list[Found], list[Left]]:
+) -> tuple[list[FoundSwin], list[Left]]:
     """The Swins among ``places`` that can be replaced, with what ``calibrate`` called them with, and the others. ``backend`` must run
     the former."""
     count("samples", samples, 1)
@@ -90,7 +90,7 @@ def found(
         except Error as error:
             left.append(Left(places[module][0], kind_of(module), str(error)))
             continue
-        swins.append(Found(module, places[module], float_model, records[module], outputs))
+        swins.append(FoundSwin(module, places[module], float_model, records[module], outputs))
     return swins, left
 
 
@@ -161,7 +161,7 @@ def _read(module: Any, preprocessing: Any) -> Model:
 
 
 def quantized(
-    swin: Found, recipe: Any, ptq: str | None, batch_size: int, progress: bool | Progress | None
+    swin: FoundSwin, recipe: Any, ptq: str | None, batch_size: int, progress: bool | Progress | None
 ) -> Model:
     """The model of a Swin, calibrated on the recorded images."""
     if recipe is None:
@@ -176,7 +176,7 @@ def quantized(
     return Model(found)
 
 
-def images_of(swin: Found) -> _native.Images:
+def images_of(swin: FoundSwin) -> _native.Images:
     """The recorded images."""
     collector = _native.Collector(swin.model._native)
     for batch in swin.record.batches:
@@ -190,7 +190,7 @@ def recipe_text(recipe: Any) -> tuple[str, bool]:
     return json.dumps(recipe) if mapping else os.fspath(recipe), mapping
 
 
-def described(engine: SwinModule, swin: Found) -> Replaced:
+def described(engine: SwinModule, swin: FoundSwin) -> Replaced:
     """What is reported about a Swin in whose place is ``engine``, or what trains for it."""
     original, sites, record = uncompiled(swin.module), engine.model.sites, swin.record
     found = first(engine.model, record)
@@ -210,7 +210,7 @@ def described(engine: SwinModule, swin: Found) -> Replaced:
     )
 
 
-def in_place_of(swin: Found, model: Model, backend: str, options: Mapping[str, Any]) -> SwinModule:
+def in_place_of(swin: FoundSwin, model: Model, backend: str, options: Mapping[str, Any]) -> SwinModule:
     """The module that runs ``model`` in the place of a Swin."""
     return SwinModule(swin.module, model, swin.outputs, swin.record.arguments, backend, options)
 

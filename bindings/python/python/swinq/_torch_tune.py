@@ -19,7 +19,7 @@ from ._model import Model
 from ._progress import Progress, close, observer
 from ._torch_options import ENGINE_NUMBERS, check_options
 from ._torch_record import evaluating
-from ._torch_replace import Found, described, exchanged, found, images_of, in_place_of, none_in, recipe_text, swins_of
+from ._torch_replace import FoundSwin, described, exchanged, found, images_of, in_place_of, none_in, recipe_text, swins_of
 from ._torch_search import Sensitivity, Tuning, sensitivity_of, tuning_of
 
 #: The user's metric: called with the model, it returns a number, of which more is better.
@@ -182,7 +182,7 @@ class Program:
     """A model of the user's with one Swin, and the metric."""
 
     #: The Swin.
-    swin: Found
+    swin: FoundSwin
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class Program:
         self.model, self.evaluate, self.options, self.backend = model, evaluate, options, backend
         self.metric, self.cache = name_of_metric or "metric", cache
 
-    def record(self, calibrate: Calibrate, module: str | None, samples: int) -> Found:
+    def record(self, calibrate: Calibrate, module: str | None, samples: int) -> FoundSwin:
         """Finds the Swin, and runs the calibration."""
         swins, left = found(self.model, calibrate, samples, one(self.model, module), self.backend)
         if left:

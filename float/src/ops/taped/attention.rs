@@ -3,13 +3,13 @@
 //! | implementation | where | how |
 //! | --- | --- | --- |
 //! | `host`, with `head` and `head_gradient` | host memory | one pass per head of a window, in scratch memory that fits the caches |
-//! | `composed` | any device | candle's operations on whole `[windows, heads, n, n]` tensors |
+//! | `candle` | any device | candle's operations on whole `[windows, heads, n, n]` tensors |
 //! | `super::cuda::attention` | CUDA | kernels for supported sizes |
 //!
 //! The backward pass computes tensors of size `[n, n]` again, so that no such tensor is kept, as
 //! FlashAttention does (Dao et al., "FlashAttention", NeurIPS 2022).
 
-mod composed;
+mod candle;
 mod head;
 mod head_gradient;
 mod host;
@@ -19,7 +19,8 @@ use candle_core::{Result, Tensor, bail};
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::fake_quant::{FakeActivation, FakeProbs};
-use crate::tape::{Gradients, Implementation, Tape};
+use crate::ops::{Compute, Ops};
+use crate::tape::Gradients;
 pub(super) use head::Shape;
 
 /// The fake quantization at the sites of attention; `None` is a site that is off.
@@ -87,41 +88,40 @@ impl AttentionGradients {
 
 impl Inputs {
     /// The implementation for these inputs: the CUDA kernels support some sizes only.
-    fn implementation(&self, tape: &Tape) -> Result<Implementation> {
-        let implementation = tape.implementation(&self.qkv);
-        #[cfg(feature = "cuda")]
-        if implementation == Implementation::Cuda
-            && !cuda::takes_attention(self.shape, &self.qkv, &self.sites)?
-        {
-            return Ok(Implementation::Composed);
+    fn compute(&self, ops: &Ops) -> Result<Compute> {
+        match ops.compute {
+            #[cfg(feature = "cuda")]
+            Compute::Cuda if !cuda::takes_attention(self.shape, &self.qkv, &self.sites)? => {
+                Ok(Compute::Candle)
+            }
+            compute => Ok(compute),
         }
-        Ok(implementation)
     }
 
-    fn forward(&self, implementation: Implementation) -> Result<Tensor> {
-        match implementation {
-            Implementation::Host => host::forward(self),
+    fn forward(&self, compute: Compute) -> Result<Tensor> {
+        match compute {
+            Compute::Host(_) => host::forward(self),
             #[cfg(feature = "cuda")]
-            Implementation::Cuda => {
+            Compute::Cuda => {
                 cuda::attention(self.shape, &self.qkv, &self.bias, self.mask.as_ref(), &self.sites)
             }
-            Implementation::Composed => composed::Forward::new(self)?.output(),
+            Compute::Candle => candle::Forward::new(self)?.output(),
         }
     }
 
     /// Computes the gradients from the gradient `grad` of the output, and adds them to `sink`.
-    fn backward(&self, implementation: Implementation, grad: &Tensor, sink: &mut Gradients) -> Result<()> {
-        match implementation {
-            Implementation::Host => host::backward(self, grad)?.add(self, sink),
+    fn backward(&self, compute: Compute, grad: &Tensor, sink: &mut Gradients) -> Result<()> {
+        match compute {
+            Compute::Host(_) => host::backward(self, grad)?.add(self, sink),
             #[cfg(feature = "cuda")]
-            Implementation::Cuda => {
+            Compute::Cuda => {
                 let Inputs { shape, qkv, bias, mask, sites } = self;
                 let [dqkv, dbias] =
                     cuda::attention_gradient(*shape, qkv, bias, mask.as_ref(), sites, grad, sink)?;
                 sink.add(bias, dbias)?;
                 sink.add(qkv, dqkv)
             }
-            Implementation::Composed => composed::Forward::new(self)?.backward(self, grad)?.add(self, sink),
+            Compute::Candle => candle::Forward::new(self)?.backward(self, grad)?.add(self, sink),
         }
     }
 }
@@ -133,7 +133,7 @@ impl Inputs {
 /// # Errors
 /// Shapes that do not fit.
 pub fn attention(
-    tape: &Tape,
+    ops: &Ops,
     qkv: &Tensor,
     scale: f32,
     bias: &Tensor,
@@ -148,13 +148,13 @@ pub fn attention(
     }
     let (qkv, bias) = (qkv.contiguous()?, bias.contiguous()?);
     let inputs = Inputs { shape, qkv, bias, mask: mask.cloned(), sites: sites.clone() };
-    let implementation = inputs.implementation(tape)?;
-    let out = inputs.forward(implementation)?;
+    let compute = inputs.compute(ops)?;
+    let out = inputs.forward(compute)?;
     let learned = sites.fakes().into_iter().flatten().filter_map(|fake| fake.learned.as_ref());
     let tracked = [&inputs.qkv, &inputs.bias].into_iter().chain(learned.map(|learned| &learned.ratio));
     let tracked: Vec<Tensor> = tracked.cloned().collect();
-    tape.record(&tracked.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        inputs.backward(implementation, &grad.tensor().contiguous()?, sink)
+    ops.record(&tracked.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        inputs.backward(compute, &grad.tensor().contiguous()?, sink)
     });
     Ok(out)
 }

@@ -13,15 +13,15 @@ use swinq_numerics::{ColumnQuantizers, Quantizer};
 
 use super::fake_quant::{EDGE, LearnedScale, RANGE, codes, is_inside};
 use super::host::{GRAIN, slices};
-use crate::ops::fused::{fake_quantize_columns, vectorised};
-use crate::tape::{Implementation, Tape};
+use crate::ops::host::{fake_quantize_columns, vectorised};
+use crate::ops::{Compute, Ops};
 use crate::threads::{map_each, zeros};
 
 /// The fake quantization of an activation whose channels have their own scales and zero points.
 #[derive(Clone, Debug)]
 pub struct FakeChannels {
     /// The current common scale.
-    pub step: Quantizer,
+    pub quantizer: Quantizer,
     /// The quantizer of each channel for this scale.
     pub columns: Arc<ColumnQuantizers>,
     /// The quantizers on the device, `[3 * channels]`: reciprocals of the scales, zero points, scales; for CUDA.
@@ -53,26 +53,26 @@ pub fn resident_columns(columns: &ColumnQuantizers, device: &Device) -> Result<T
 ///
 /// # Errors
 /// Another number of channels, and errors of candle.
-pub fn fake_quantize_channels(tape: &Tape, x: &Tensor, fake: &FakeChannels) -> Result<Tensor> {
+pub fn fake_quantize_channels(ops: &Ops, x: &Tensor, fake: &FakeChannels) -> Result<Tensor> {
     let x = x.contiguous()?;
-    let implementation = tape.implementation(&x);
-    let out = match implementation {
-        Implementation::Host => fake_quantize_columns(&x, &fake.columns)?,
+    let compute = ops.compute;
+    let out = match compute {
+        Compute::Host(_) => fake_quantize_columns(&x, &fake.columns)?,
         #[cfg(feature = "cuda")]
-        Implementation::Cuda => super::cuda::channels(&x, fake, tape.operands())?,
-        Implementation::Composed => composed(&x, fake)?.value,
+        Compute::Cuda => super::cuda::channels(&x, fake, ops.compute_type)?,
+        Compute::Candle => InCandle::new(&x, fake)?.value,
     };
     let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
     let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
     let fake = fake.clone();
-    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+    ops.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let grad = grad.tensor().reshape(x.shape())?.contiguous()?;
-        let (dx, dscale) = match implementation {
-            Implementation::Host => on_host(&x, &grad, &fake)?,
+        let (dx, dscale) = match compute {
+            Compute::Host(_) => on_host(&x, &grad, &fake)?,
             #[cfg(feature = "cuda")]
-            Implementation::Cuda => return super::cuda::channels_gradient(&x, &fake, &grad, sink),
-            Implementation::Composed => {
-                let Composed { inside, slope, .. } = composed(&x, &fake)?;
+            Compute::Cuda => return super::cuda::channels_gradient(&x, &fake, &grad, sink),
+            Compute::Candle => {
+                let InCandle { inside, slope, .. } = InCandle::new(&x, &fake)?;
                 ((&grad * inside)?, (&grad * slope)?.sum_all()?.reshape(1)?)
             }
         };
@@ -85,7 +85,7 @@ pub fn fake_quantize_channels(tape: &Tape, x: &Tensor, fake: &FakeChannels) -> R
 }
 
 /// The passes in candle's operations.
-struct Composed {
+struct InCandle {
     value: Tensor,
     /// 1 where a gradient passes, else 0.
     inside: Tensor,
@@ -93,26 +93,28 @@ struct Composed {
     slope: Tensor,
 }
 
-fn composed(x: &Tensor, fake: &FakeChannels) -> Result<Composed> {
-    let vector = |values: &[f32]| Tensor::new(values, x.device());
-    let [recips, zero_points, scales] =
-        [fake.columns.recips(), fake.columns.zero_points(), fake.columns.scales()].map(vector);
-    let (zero_points, scales) = (zero_points?, scales?);
-    let scaled = x.broadcast_mul(&recips?)?.broadcast_add(&zero_points)?;
-    let steps = codes(&scaled, RANGE)?.broadcast_sub(&zero_points)?;
-    let (low, high) = RANGE;
-    let above = scaled.ge(low * EDGE)?.to_dtype(DType::F32)?;
-    let inside = (above * scaled.le(high * EDGE)?.to_dtype(DType::F32)?)?;
-    let unrounded = (scaled.broadcast_sub(&zero_points)? * &inside)?;
-    let factors = (&scales / f64::from(fake.step.scale()))?;
-    let slope = (&steps - unrounded)?.broadcast_mul(&factors)?;
-    Ok(Composed { value: steps.broadcast_mul(&scales)?, inside, slope })
+impl InCandle {
+    fn new(x: &Tensor, fake: &FakeChannels) -> Result<InCandle> {
+        let vector = |values: &[f32]| Tensor::new(values, x.device());
+        let [recips, zero_points, scales] =
+            [fake.columns.recips(), fake.columns.zero_points(), fake.columns.scales()].map(vector);
+        let (zero_points, scales) = (zero_points?, scales?);
+        let scaled = x.broadcast_mul(&recips?)?.broadcast_add(&zero_points)?;
+        let steps = codes(&scaled, RANGE)?.broadcast_sub(&zero_points)?;
+        let (low, high) = RANGE;
+        let above = scaled.ge(low * EDGE)?.to_dtype(DType::F32)?;
+        let inside = (above * scaled.le(high * EDGE)?.to_dtype(DType::F32)?)?;
+        let unrounded = (scaled.broadcast_sub(&zero_points)? * &inside)?;
+        let factors = (&scales / f64::from(fake.quantizer.scale()))?;
+        let slope = (&steps - unrounded)?.broadcast_mul(&factors)?;
+        Ok(InCandle { value: steps.broadcast_mul(&scales)?, inside, slope })
+    }
 }
 
 /// The gradients of `x` and of the common scale, `[1]`.
 fn on_host(x: &Tensor, grad: &Tensor, fake: &FakeChannels) -> Result<(Tensor, Tensor)> {
     let (columns, width) = (&*fake.columns, fake.columns.len());
-    let (part, step) = (GRAIN.div_ceil(width) * width, fake.step.scale());
+    let (part, step) = (GRAIN.div_ceil(width) * width, fake.quantizer.scale());
     let mut dx = zeros(x.elem_count());
     let sums: Vec<f32> = slices(&[x, grad], |values| {
         let parts = dx.chunks_mut(part).zip(values[0].chunks(part)).zip(values[1].chunks(part));
@@ -152,10 +154,10 @@ fn rows_gradient(x: &[f32], grad: &[f32], columns: &ColumnQuantizers, step: f32,
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn scale_columns(tape: &Tape, x: &Tensor, factors: &Tensor) -> Result<Tensor> {
+pub fn scale_columns(ops: &Ops, x: &Tensor, factors: &Tensor) -> Result<Tensor> {
     let out = x.broadcast_mul(factors)?;
     let (x, factors) = (x.clone(), factors.clone());
-    tape.record(&[&x.clone()], &out, move |grad, sink| {
+    ops.record(&[&x.clone()], &out, move |grad, sink| {
         sink.add(&x, grad.tensor().reshape(x.shape())?.broadcast_mul(&factors)?)
     });
     Ok(out)

@@ -1,4 +1,4 @@
-//! What precedes the product of queries and keys in Swin V2: normalisation, fake quantization, and the learned factor
+//! The operations before the product of queries and keys in Swin V2: normalisation, fake quantization, and the learned factor
 //! of each head. In host memory it is one pass, on other devices it is candle's operations.
 
 use candle_core::{D, Result, Tensor, bail};
@@ -6,15 +6,16 @@ use swinq_numerics::reference::{SHORTEST, inverse_length};
 
 use super::fake_quant::{self, FakeActivation, RANGE, clip};
 use super::host::{lane_sum, slices, sum_in_order};
-use crate::ops::composed::{LARGEST_LOGARITHM, clamped_exp, inverse_lengths};
-use crate::ops::fused::{rounded, vectorised};
-use crate::tape::{Gradients, Implementation, Tape};
+use crate::ops::Ops;
+use crate::ops::candle::{LARGEST_LOGARITHM, clamped_exp, inverse_lengths};
+use crate::ops::host::{rounded, vectorised};
+use crate::tape::Gradients;
 use crate::threads::{map_each, zeros};
 
 /// Rows of a part. It is fixed, so that sums over parts do not depend on the number of threads.
 const PART: usize = 256;
 
-/// The reciprocals of lengths of which vectors get a gradient are below this. It is less than that of [`SHORTEST`], so that
+/// Vectors get a gradient if their reciprocal length is below this bound. It is less than that of [`SHORTEST`], so that
 /// no rounding of the square root decides.
 const LARGEST_INVERSE: f32 = 0.999 / SHORTEST;
 
@@ -50,7 +51,7 @@ struct CosineGradients {
 /// # Errors
 /// Shapes that do not fit.
 pub(crate) fn cosine(
-    tape: &Tape,
+    ops: &Ops,
     qkv: &Tensor,
     logarithms: &Tensor,
     [q, k]: [&Option<FakeActivation>; 2],
@@ -66,17 +67,17 @@ pub(crate) fn cosine(
         heads,
         d: width / 3 / heads,
     };
-    let host = tape.implementation(qkv) == Implementation::Host;
-    let out = if host { inputs.on_host()? } else { Composed::new(&inputs)?.output(&inputs)? };
+    let host = ops.compute.is_host();
+    let out = if host { inputs.on_host()? } else { InCandle::new(&inputs)?.output(&inputs)? };
     let learned = inputs.sites.iter().flatten().filter_map(|site| site.learned.as_ref());
     let tracked = [qkv, logarithms].into_iter().chain(learned.map(|learned| &learned.ratio));
     let tracked: Vec<Tensor> = tracked.cloned().collect();
     let qkv = qkv.clone();
-    tape.record(&tracked.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+    ops.record(&tracked.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let grad = grad.tensor().contiguous()?;
         let gradients = match host {
             true => inputs.gradients_on_host(&grad)?,
-            false => Composed::new(&inputs)?.gradients(&inputs, &grad)?,
+            false => InCandle::new(&inputs)?.gradients(&inputs, &grad)?,
         };
         gradients.add(&inputs, &qkv, sink)
     });
@@ -210,7 +211,7 @@ impl Inputs {
 }
 
 /// The intermediate tensors in candle's operations: `[rows, 2, heads, d]`, queries and keys.
-struct Composed {
+struct InCandle {
     /// `[rows, 2, heads, 1]`.
     inverse: Tensor,
     unit: Tensor,
@@ -220,8 +221,8 @@ struct Composed {
     factors: Tensor,
 }
 
-impl Composed {
-    fn new(inputs: &Inputs) -> Result<Composed> {
+impl InCandle {
+    fn new(inputs: &Inputs) -> Result<InCandle> {
         let Inputs { qkv, heads, d, .. } = inputs;
         let x = qkv.narrow(1, 0, 2 * heads * d)?.contiguous()?.reshape((qkv.dim(0)?, 2, *heads, *d))?;
         let inverse = inverse_lengths(&x)?;
@@ -229,12 +230,12 @@ impl Composed {
         let site = |which: usize| {
             let x = unit.narrow(1, which, 1)?.contiguous()?;
             match &inputs.sites[which] {
-                Some(site) => fake_quant::composed_forward(&x, site.quantizer),
+                Some(site) => fake_quant::candle_forward(&x, site.quantizer),
                 None => Ok(x),
             }
         };
         let factors = clamped_exp(&inputs.logarithms)?.reshape((*heads, 1))?;
-        Ok(Composed { sites: [site(0)?, site(1)?], inverse, unit, factors })
+        Ok(InCandle { sites: [site(0)?, site(1)?], inverse, unit, factors })
     }
 
     fn output(&self, inputs: &Inputs) -> Result<Tensor> {
@@ -257,7 +258,7 @@ impl Composed {
             let x = self.unit.narrow(1, which, 1)?.contiguous()?.flatten_all()?.unsqueeze(0)?;
             let recips = [quantizer.recip()];
             (parts[which], scales[which]) =
-                fake_quant::composed(&x, &parts[which], &recips, RANGE, learned.is_some())?;
+                fake_quant::in_candle(&x, &parts[which], &recips, RANGE, learned.is_some())?;
         }
         let g = Tensor::cat(&parts, 1)?;
         let along = (&g * &self.unit)?.sum_keepdim(D::Minus1)?;

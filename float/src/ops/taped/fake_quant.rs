@@ -13,9 +13,10 @@ use super::channels::scale_columns;
 #[cfg(feature = "cuda")]
 use super::cuda;
 use super::host::{GRAIN, slices};
-use crate::ops::composed::round_ties_even;
-use crate::ops::fused::vectorised;
-use crate::tape::{Gradient, Gradients, Implementation, Operands, Tape};
+use crate::ops::candle::round_ties_even;
+use crate::ops::host::vectorised;
+use crate::ops::{Compute, ComputeType, Ops};
+use crate::tape::{Gradient, Gradients};
 use crate::threads::map_each;
 
 /// Learned scales. They are trained as ratios to their initial values, so that updates are relative.
@@ -92,41 +93,46 @@ pub(super) const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
 ///
 /// # Errors
 /// Errors of candle.
-pub fn fake_quantize(tape: &Tape, x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
-    fake_quantize_as(tape, x, fake, Operands::F32)
+pub fn fake_quantize(ops: &Ops, x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
+    fake_quantize_as(ops, x, fake, ComputeType::F32)
 }
 
-/// [`fake_quantize`], for the input of a linear layer: on CUDA the result has the tape's type of operands.
+/// [`fake_quantize`], for the input of a linear layer: on CUDA the result has the compute type.
 ///
 /// # Errors
 /// Errors of candle.
-pub fn fake_quantize_operand(tape: &Tape, x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
-    fake_quantize_as(tape, x, fake, tape.operands())
+pub fn fake_quantize_operand(ops: &Ops, x: &Tensor, fake: &FakeActivation) -> Result<Tensor> {
+    fake_quantize_as(ops, x, fake, ops.compute_type)
 }
 
-#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only CUDA has operands of other types"))]
-fn fake_quantize_as(tape: &Tape, x: &Tensor, fake: &FakeActivation, operands: Operands) -> Result<Tensor> {
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only CUDA computes in other types"))]
+fn fake_quantize_as(
+    ops: &Ops,
+    x: &Tensor,
+    fake: &FakeActivation,
+    compute_type: ComputeType,
+) -> Result<Tensor> {
     let x = x.contiguous()?;
     let quantizer = fake.quantizer;
-    let implementation = tape.implementation(&x);
-    let out = match implementation {
-        Implementation::Host => crate::ops::fake_quantize(&x, quantizer)?,
+    let compute = ops.compute;
+    let out = match compute {
+        Compute::Host(_) => crate::ops::fake_quantize(&x, quantizer)?,
         #[cfg(feature = "cuda")]
-        Implementation::Cuda => cuda::fake_quantize(&x, fake, operands)?,
-        Implementation::Composed => composed_forward(&x, quantizer)?,
+        Compute::Cuda => cuda::fake_quantize(&x, fake, compute_type)?,
+        Compute::Candle => candle_forward(&x, quantizer)?,
     };
     let inputs = [Some(&x), fake.learned.as_ref().map(|l| &l.ratio)];
     let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
     let fake = fake.clone();
-    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+    ops.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let (learned, recip) = (fake.learned.as_ref(), quantizer.recip());
-        let (dx, dscale) = match implementation {
-            Implementation::Host => on_host(&x, grad, &[recip], RANGE, learned.is_some())?,
+        let (dx, dscale) = match compute {
+            Compute::Host(_) => on_host(&x, grad, &[recip], RANGE, learned.is_some())?,
             #[cfg(feature = "cuda")]
-            Implementation::Cuda => return cuda::fake_quantize_gradient(&x, &fake, grad.tensor(), sink),
-            Implementation::Composed => {
+            Compute::Cuda => return cuda::fake_quantize_gradient(&x, &fake, grad.tensor(), sink),
+            Compute::Candle => {
                 let x = x.flatten_all()?.unsqueeze(0)?;
-                composed(&x, grad.tensor(), &[recip], RANGE, learned.is_some())?
+                in_candle(&x, grad.tensor(), &[recip], RANGE, learned.is_some())?
             }
         };
         if let (Some(learned), Some(dscale)) = (learned, &dscale) {
@@ -138,25 +144,25 @@ fn fake_quantize_as(tape: &Tape, x: &Tensor, fake: &FakeActivation, operands: Op
 }
 
 /// Fake quantization of a weight, whose first dimension is the output channels. `factors` `[2, columns]` are factors of the
-/// columns, which are multiplied before and divided out behind it, and their reciprocals. On CUDA the result has the tape's
-/// type of operands.
+/// columns, which are multiplied before and divided out behind it, and their reciprocals. On CUDA the result has the
+/// compute type.
 ///
 /// # Errors
 /// Errors of candle.
 pub fn fake_quantize_weight(
-    tape: &Tape,
+    ops: &Ops,
     w: &Tensor,
     fake: &FakeWeight,
     factors: Option<&Tensor>,
 ) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
-    if tape.implementation(w) == Implementation::Cuda {
+    if ops.compute.is_cuda() {
         let table = fake.device_table(w.device())?;
-        return cuda::fake_quantize_weight(tape, w, fake, &table, factors);
+        return cuda::fake_quantize_weight(ops, w, fake, &table, factors);
     }
-    let Some(factors) = factors else { return fake_quantize_matrix(tape, w, fake) };
-    let folded = scale_columns(tape, w, &factors.get(0)?)?;
-    scale_columns(tape, &fake_quantize_matrix(tape, &folded, fake)?, &factors.get(1)?)
+    let Some(factors) = factors else { return fake_quantize_matrix(ops, w, fake) };
+    let folded = scale_columns(ops, w, &factors.get(0)?)?;
+    scale_columns(ops, &fake_quantize_matrix(ops, &folded, fake)?, &factors.get(1)?)
 }
 
 impl FakeWeight {
@@ -176,12 +182,12 @@ impl FakeWeight {
 }
 
 /// [`fake_quantize_weight`] in host memory or in candle's operations, without factors.
-fn fake_quantize_matrix(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Result<Tensor> {
+fn fake_quantize_matrix(ops: &Ops, w: &Tensor, fake: &FakeWeight) -> Result<Tensor> {
     let WeightScales::Host(scales) = &fake.scales else { bail!("the scales must be in host memory") };
     let range = (-fake.largest, fake.largest);
     let recips: Vec<f32> = scales.iter().map(|s| s.recip()).collect();
     let matrix = w.reshape((scales.len(), ()))?;
-    let host = tape.implementation(w) == Implementation::Host;
+    let host = ops.compute.is_host();
     let out = if host {
         weight_on_host(&matrix, scales, &recips, range)?
     } else {
@@ -192,11 +198,11 @@ fn fake_quantize_matrix(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Result<Te
     let inputs = [Some(w), fake.learned.as_ref().map(|l| &l.ratio)];
     let inputs: Vec<Tensor> = inputs.into_iter().flatten().cloned().collect();
     let (w, learned) = (w.clone(), fake.learned.clone());
-    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+    ops.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let (dw, dscales) = if host {
             on_host(&matrix, grad, &recips, range, learned.is_some())?
         } else {
-            composed(&matrix, &grad.tensor().contiguous()?, &recips, range, learned.is_some())?
+            in_candle(&matrix, &grad.tensor().contiguous()?, &recips, range, learned.is_some())?
         };
         if let (Some(learned), Some(dscales)) = (&learned, &dscales) {
             learned.add(sink, dscales)?;
@@ -207,7 +213,7 @@ fn fake_quantize_matrix(tape: &Tape, w: &Tensor, fake: &FakeWeight) -> Result<Te
 }
 
 /// Fake quantization of `x` in candle's operations.
-pub(super) fn composed_forward(x: &Tensor, quantizer: Quantizer) -> Result<Tensor> {
+pub(super) fn candle_forward(x: &Tensor, quantizer: Quantizer) -> Result<Tensor> {
     codes(&(x * f64::from(quantizer.recip()))?, RANGE)? * f64::from(quantizer.scale())
 }
 
@@ -308,7 +314,7 @@ fn scale_gradient(x: &[f32], grad: &[f32], recip: f32, low: f32, high: f32) -> [
 }
 
 /// [`on_host`] in candle's operations; `x` is `[parts, values]`.
-pub(super) fn composed(
+pub(super) fn in_candle(
     x: &Tensor,
     grad: &Tensor,
     recips: &[f32],

@@ -7,7 +7,7 @@ use super::channels::{FakeChannels, fake_quantize_channels};
 #[cfg(feature = "cuda")]
 use super::fake_quant::LearnedScale;
 use super::fake_quant::{FakeActivation, fake_quantize};
-use crate::tape::{Implementation, Tape};
+use crate::ops::Ops;
 
 /// The fake quantization of an MLP's hidden layer.
 #[derive(Clone, Debug)]
@@ -32,21 +32,20 @@ impl FakeHidden {
     }
 }
 
-/// `fake(gelu(product + bias))`: `product` `[rows, columns]`, `bias` `[columns]`. On CUDA the result has the tape's type of
-/// operands.
+/// `fake(gelu(product + bias))`: `product` `[rows, columns]`, `bias` `[columns]`. On CUDA the result has the compute
+/// type.
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn hidden(tape: &Tape, product: &Tensor, bias: &Tensor, fake: &FakeHidden) -> Result<Tensor> {
+pub fn hidden(ops: &Ops, product: &Tensor, bias: &Tensor, fake: &FakeHidden) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
-    if tape.implementation(product) == Implementation::Cuda {
-        return super::cuda::hidden(tape, product, bias, fake);
+    if ops.compute.is_cuda() {
+        return super::cuda::hidden(ops, product, bias, fake);
     }
-    assert!(matches!(tape.implementation(product), Implementation::Host | Implementation::Composed));
-    let x = super::gelu(tape, &super::add_rows(tape, product, bias)?)?;
+    let x = ops.gelu(&ops.add_rows(product, bias)?)?;
     match fake {
         FakeHidden::Off => Ok(x),
-        FakeHidden::Tensor(fake) => fake_quantize(tape, &x, fake),
-        FakeHidden::Channels(fake) => fake_quantize_channels(tape, &x, fake),
+        FakeHidden::Tensor(fake) => fake_quantize(ops, &x, fake),
+        FakeHidden::Channels(fake) => fake_quantize_channels(ops, &x, fake),
     }
 }

@@ -3,7 +3,7 @@
 use candle_core::{Result, Storage, Tensor, bail};
 use swinq_kernels::rows_f32;
 
-use crate::ops::fused::{cpu, vectorised};
+use crate::ops::host::{cpu, vectorised};
 use crate::tape::Gradient;
 use crate::threads::map_each;
 

@@ -3,7 +3,7 @@
 use candle_core::{Result, Tensor, bail};
 
 use super::host::{GRAIN, slices};
-use crate::tape::{Implementation, Tape};
+use crate::ops::Compute;
 use crate::threads::map_each;
 
 /// The relative squared error of each image, and its gradient. `x` and `target` are maps of `images` images,
@@ -15,7 +15,7 @@ use crate::threads::map_each;
 /// # Errors
 /// Shapes that differ, a number of rows that is not a multiple of `images`, and a map of `target` that is zero everywhere.
 pub fn relative_errors(
-    tape: &Tape,
+    compute: Compute,
     x: &Tensor,
     target: &Tensor,
     images: usize,
@@ -24,8 +24,8 @@ pub fn relative_errors(
     if x.dims() != target.dims() || images == 0 || !x.dim(0)?.is_multiple_of(images) {
         bail!("maps of {images} images of the shapes {:?} and {:?}", x.dims(), target.dims());
     }
-    match tape.implementation(x) {
-        Implementation::Host => on_host(x, target, images, factor),
+    match compute {
+        Compute::Host(_) => on_host(x, target, images, factor),
         _ => in_operations(x, target, images, factor),
     }
 }

@@ -1,6 +1,6 @@
-//! Operations with hand-written backward passes, recorded on a [`Tape`]. On the host an operation is a single
-//! pass over f32, and on CUDA (feature `cuda`) a single kernel; on other devices it is the same formula in
-//! candle's operations.
+//! The operations of a network ([`Ops`]) with hand-written backward passes, which are recorded if there is a tape. On the
+//! host an operation is a single pass over f32, and on CUDA (feature `cuda`) a single kernel; otherwise it is the same
+//! formula in candle's operations.
 //!
 //! Sums over rows (gradients of biases, norms, tables and scales) are taken in parts of fixed size and added
 //! in order, so that they do not depend on the number of threads.
@@ -19,9 +19,9 @@ mod position;
 
 use candle_core::{D, DType, Result, Tensor};
 
-use super::{Gather, composed, fused};
+use super::{Compute, ComputeType, Gather, Ops};
 use crate::packed::{PackedLinear, product_over_rows};
-use crate::tape::{Gradients, Implementation, Operands, Tape};
+use crate::tape::{Gradient, Gradients};
 
 pub use attention::{AttentionSites, attention};
 pub use channels::{FakeChannels, fake_quantize_channels, resident_columns, scale_columns};
@@ -32,157 +32,144 @@ pub use fake_quant::{
 };
 pub use hidden::{FakeHidden, hidden};
 pub use maps::relative_errors;
-pub(super) use norm::{norm, norm_then_gather};
 pub(crate) use position::{position_table, without_key_gradient};
 
-/// [`Ops::gather`](super::Ops), for a gather that uses each source row at most once.
-pub(super) fn gather(tape: &Tape, x: &Tensor, gather: &Gather) -> Result<Tensor> {
-    let implementation = tape.implementation(x);
-    let out = move_rows(implementation, x, gather)?;
-    let (x, back) = (x.clone(), gather.inverse());
-    tape.record(&[&x.clone()], &out, move |grad, sink| {
-        let c = x.dim(1)?;
-        sink.add(&x, move_rows(implementation, &grad.tensor().reshape(((), c))?, &back)?)
-    });
-    Ok(out)
-}
-
-fn move_rows(implementation: Implementation, x: &Tensor, gather: &Gather) -> Result<Tensor> {
-    match implementation {
-        Implementation::Host => fused::gather(x, gather),
-        #[cfg(feature = "cuda")]
-        Implementation::Cuda => cuda::gather(x, gather),
-        Implementation::Composed => composed::gather(x, gather),
-    }
-}
-
-/// The mean of the rows of each image.
-pub(super) fn mean_rows(tape: &Tape, x: &Tensor, images: usize) -> Result<Tensor> {
-    let (rows, c) = x.dims2()?;
-    let out = if tape.implementation(x) == Implementation::Host {
-        fused::mean_rows(x, images)?
-    } else {
-        x.reshape((images, rows / images, c))?.mean(1)?
-    };
-    let x = x.clone();
-    tape.record(&[&x.clone()], &out, move |grad, sink| {
-        let each = (grad.tensor() / (rows / images) as f64)?.unsqueeze(1)?;
-        sink.add(&x, each.broadcast_as((images, rows / images, c))?.reshape((rows, c))?)
-    });
-    Ok(out)
-}
-
-/// `x` `[rows, c]` plus `addend` `[c]` or `[period, c]`, which is repeated along the rows.
-pub(crate) fn add_rows(tape: &Tape, x: &Tensor, addend: &Tensor) -> Result<Tensor> {
-    let (rows, c) = x.dims2()?;
-    let period = addend.elem_count() / c;
-    let folded = (rows / period, period * c);
-    let flat = addend.flatten_all()?;
-    let implementation = tape.implementation(x);
-    let out = add_bias(implementation, &x.reshape(folded)?, &flat)?.reshape((rows, c))?;
-    let (x, addend) = (x.clone(), addend.clone());
-    tape.record(&[&x.clone(), &addend.clone()], &out, move |grad, sink| {
-        if sink.wants(&addend) {
-            let sums = column_sums(implementation, &grad.tensor().reshape(folded)?)?;
-            sink.add(&addend, sums.reshape(addend.shape())?)?;
+impl Ops {
+    /// Records an operation on the tape, if there is one ([`Tape::record`](crate::tape::Tape::record)).
+    fn record(
+        &self,
+        inputs: &[&Tensor],
+        output: &Tensor,
+        backward: impl FnOnce(Gradient, &mut Gradients) -> Result<()> + Send + 'static,
+    ) {
+        if let Some(tape) = &self.tape {
+            tape.record(inputs, output, backward);
         }
-        sink.pass(&x, grad)
-    });
-    Ok(out)
+    }
+
+    /// The gather: `[images * source_rows, c]` to `[images * rows, parts * c]`. For a backward pass it uses each source row at
+    /// most once.
+    pub(crate) fn gather(&self, x: &Tensor, gather: &Gather) -> Result<Tensor> {
+        let compute = self.compute;
+        let out = compute.gather(x, gather)?;
+        let (x, gather) = (x.clone(), gather.clone());
+        self.record(&[&x.clone()], &out, move |grad, sink| {
+            let rows = grad.tensor().reshape(((), x.dim(1)?))?;
+            sink.add(&x, compute.gather(&rows, &gather.inverse())?)
+        });
+        Ok(out)
+    }
+
+    /// The mean of the rows of each of `images` images: `[images * rows, c]` to `[images, c]`.
+    pub(crate) fn mean_rows(&self, x: &Tensor, images: usize) -> Result<Tensor> {
+        let (rows, c) = x.dims2()?;
+        let out = self.compute.mean_rows(x, images)?;
+        let x = x.clone();
+        self.record(&[&x.clone()], &out, move |grad, sink| {
+            let each = (grad.tensor() / (rows / images) as f64)?.unsqueeze(1)?;
+            sink.add(&x, each.broadcast_as((images, rows / images, c))?.reshape((rows, c))?)
+        });
+        Ok(out)
+    }
+
+    /// `x` `[rows, c]` plus `addend` of `c` or `period * c` values, which is repeated along the rows.
+    pub(crate) fn add_rows(&self, x: &Tensor, addend: &Tensor) -> Result<Tensor> {
+        let (rows, c) = x.dims2()?;
+        let period = addend.elem_count() / c;
+        let folded = (rows / period, period * c);
+        let compute = self.compute;
+        let out = compute.add_bias(&x.reshape(folded)?, &addend.flatten_all()?)?.reshape((rows, c))?;
+        let (x, addend) = (x.clone(), addend.clone());
+        self.record(&[&x.clone(), &addend.clone()], &out, move |grad, sink| {
+            if sink.wants(&addend) {
+                let sums = column_sums(compute, &grad.tensor().reshape(folded)?)?;
+                sink.add(&addend, sums.reshape(addend.shape())?)?;
+            }
+            sink.pass(&x, grad)
+        });
+        Ok(out)
+    }
+
+    /// The sum of two tensors `[rows, c]`.
+    pub(crate) fn add(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let out = self.compute.add(a, b)?;
+        let (a, b) = (a.clone(), b.clone());
+        self.record(&[&a.clone(), &b.clone()], &out, move |grad, sink| sink.pass_both([&a, &b], grad));
+        Ok(out)
+    }
+
+    /// GELU, defined by the error function, of `x` `[rows, c]`.
+    pub(crate) fn gelu(&self, x: &Tensor) -> Result<Tensor> {
+        let compute = self.compute;
+        let out = compute.gelu(x)?;
+        let x = x.clone();
+        self.record(&[&x.clone()], &out, move |grad, sink| {
+            let gradient = match compute {
+                Compute::Host(_) => host::gelu_gradient(&x, grad)?,
+                #[cfg(feature = "cuda")]
+                Compute::Cuda => cuda::gelu_gradient(&x, grad.tensor())?,
+                Compute::Candle => candle_gelu_gradient(&x, grad.tensor())?,
+            };
+            sink.add(&x, gradient)
+        });
+        Ok(out)
+    }
 }
 
 /// The sum of each column of `[rows, c]`.
-fn column_sums(implementation: Implementation, x: &Tensor) -> Result<Tensor> {
-    match implementation {
-        Implementation::Host => host::column_sums(x),
+fn column_sums(compute: Compute, x: &Tensor) -> Result<Tensor> {
+    match compute {
+        Compute::Host(_) => host::column_sums(x),
         #[cfg(feature = "cuda")]
-        Implementation::Cuda => cuda::column_sums(x),
-        Implementation::Composed => x.sum(0),
+        Compute::Cuda => cuda::column_sums(x),
+        Compute::Candle => x.sum(0),
     }
 }
 
-fn add_bias(implementation: Implementation, x: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    match implementation {
-        Implementation::Host => fused::add_bias(x, bias),
-        #[cfg(feature = "cuda")]
-        Implementation::Cuda => cuda::add_bias(x, bias),
-        Implementation::Composed => x.broadcast_add(bias),
-    }
-}
-
-/// The sum of two tensors of one shape.
-pub(super) fn add(tape: &Tape, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let out = super::sum(a, b)?;
-    let (a, b) = (a.clone(), b.clone());
-    tape.record(&[&a.clone(), &b.clone()], &out, move |grad, sink| sink.pass_both([&a, &b], grad));
-    Ok(out)
-}
-
-/// GELU, defined by the error function.
-pub(super) fn gelu(tape: &Tape, x: &Tensor) -> Result<Tensor> {
-    let implementation = tape.implementation(x);
-    let out = match implementation {
-        Implementation::Host => fused::gelu(x)?,
-        #[cfg(feature = "cuda")]
-        Implementation::Cuda => cuda::gelu(x)?,
-        Implementation::Composed => x.gelu_erf()?,
-    };
-    let x = x.clone();
-    tape.record(&[&x.clone()], &out, move |grad, sink| {
-        let gradient = match implementation {
-            Implementation::Host => host::gelu_gradient(&x, grad)?,
-            #[cfg(feature = "cuda")]
-            Implementation::Cuda => cuda::gelu_gradient(&x, grad.tensor())?,
-            Implementation::Composed => composed_gelu_gradient(&x, grad.tensor())?,
-        };
-        sink.add(&x, gradient)
-    });
-    Ok(out)
-}
-
-fn composed_gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
+fn candle_gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let density = ((x.sqr()? * -0.5)?.exp()? * f64::from(host::INVERSE_SQRT_TAU))?;
     let cumulative = (((x * std::f64::consts::FRAC_1_SQRT_2)?.erf()? + 1.0)? * 0.5)?;
     grad * (cumulative + (x * density)?)?
 }
 
 /// The linear layer `x W^T + bias`: `x` `[rows, in]`, `weight` `[out, ...]` of `out * in` values, `bias`
-/// `[out]`. Results and gradients are f32, whatever the tape's operands.
+/// `[out]`. Results and gradients are f32, whatever the compute type.
 ///
 /// # Errors
 /// Shapes that do not fit.
-pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let (operands, implementation) = (tape.operands(), tape.implementation(x));
-    let to_operand = move |x: &Tensor| operand(implementation, x, operands);
+pub fn linear(ops: &Ops, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let &Ops { compute, compute_type, .. } = ops;
     let matrix = weight.flatten_from(1)?;
     // Each operand is converted once, for all products that use it.
-    let (rows, matrix) = (to_operand(x)?, to_operand(&matrix)?);
-    let packed = implementation == Implementation::Host && operands == Operands::F32;
-    let workers = packed.then(|| tape.workers()).transpose()?;
-    let product = move |a: (&Tensor, bool), b: (&Tensor, bool)| multiply(implementation, a, b, operands);
-    let out = if let Some(workers) = &workers {
-        PackedLinear::new(workers, &matrix, bias, None, None)?.run(x)?
+    let (rows, matrix) = (operand(compute, x, compute_type)?, operand(compute, &matrix, compute_type)?);
+    let cpu = match compute {
+        Compute::Host(cpu) if compute_type == ComputeType::F32 => Some(cpu),
+        _ => None,
+    };
+    let product = move |a: (&Tensor, bool), b: (&Tensor, bool)| multiply(compute, a, b, compute_type);
+    let out = if let Some(cpu) = cpu {
+        PackedLinear::new(cpu, &matrix, bias, None, None)?.run(x)?
     } else {
         let product = product((&rows, false), (&matrix, true))?;
         match bias {
-            Some(bias) => add_bias(implementation, &product, bias)?,
+            Some(bias) => compute.add_bias(&product, bias)?,
             None => product,
         }
     };
     let (x, weight, bias) = (x.clone(), weight.clone(), bias.cloned());
     let inputs: Vec<Tensor> = [&x, &weight].into_iter().chain(&bias).cloned().collect();
-    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
-        let grad = with_bias_gradient(implementation, grad.tensor(), operands, bias.as_ref(), sink)?;
+    ops.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+        let grad = with_bias_gradient(compute, grad.tensor(), compute_type, bias.as_ref(), sink)?;
         if sink.wants(&weight) {
-            let gradient = match &workers {
-                Some(workers) => product_over_rows(workers, &grad, &rows)?,
+            let gradient = match cpu {
+                Some(cpu) => product_over_rows(cpu, &grad, &rows)?,
                 None => product((&grad, true), (&rows, false))?,
             };
             sink.add(&weight, gradient.reshape(weight.shape())?)?;
         }
         if sink.wants(&x) {
-            let gradient = match &workers {
-                Some(workers) => PackedLinear::by_inputs(workers, &matrix)?.run(&grad)?,
+            let gradient = match cpu {
+                Some(cpu) => PackedLinear::by_inputs(cpu, &matrix)?.run(&grad)?,
                 None => product((&grad, false), (&matrix, false))?,
             };
             sink.add(&x, gradient)?;
@@ -194,49 +181,50 @@ pub fn linear(tape: &Tape, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -
 
 /// `grad` as an operand. Adds the gradient of `bias`, if there is one.
 fn with_bias_gradient(
-    implementation: Implementation,
+    compute: Compute,
     grad: &Tensor,
-    operands: Operands,
+    compute_type: ComputeType,
     bias: Option<&Tensor>,
     sink: &mut Gradients,
 ) -> Result<Tensor> {
     let Some(bias) = bias.filter(|bias| sink.wants(bias)) else {
-        return operand(implementation, grad, operands);
+        return operand(compute, grad, compute_type);
     };
     #[cfg(feature = "cuda")]
-    if implementation == Implementation::Cuda && operands.half().is_some() {
-        let (grad, sums) = cuda::converted_with_sums(&grad.contiguous()?, operands)?;
+    if compute.is_cuda() && compute_type.half().is_some() {
+        let (grad, sums) = cuda::converted_with_sums(&grad.contiguous()?, compute_type)?;
         sink.add(bias, sums)?;
         return Ok(grad);
     }
-    sink.add(bias, column_sums(implementation, grad)?)?;
-    operand(implementation, grad, operands)
+    sink.add(bias, column_sums(compute, grad)?)?;
+    operand(compute, grad, compute_type)
 }
 
-/// `x` in the type of operands.
-fn operand(implementation: Implementation, x: &Tensor, operands: Operands) -> Result<Tensor> {
-    match implementation {
+/// `x` in the compute type.
+fn operand(compute: Compute, x: &Tensor, compute_type: ComputeType) -> Result<Tensor> {
+    match compute {
         #[cfg(feature = "cuda")]
-        Implementation::Cuda => cuda::converted(x, operands),
-        _ => operands.half().map_or_else(|| Ok(x.clone()), |half| x.to_dtype(half)),
+        Compute::Cuda => cuda::converted(x, compute_type),
+        _ => compute_type.half().map_or_else(|| Ok(x.clone()), |half| x.to_dtype(half)),
     }
 }
 
-/// The product of two operands, each of which may be used transposed, in f32.
+/// The product of two operands in f32; each may be used transposed.
 fn multiply(
-    implementation: Implementation,
+    compute: Compute,
     (a, at): (&Tensor, bool),
     (b, bt): (&Tensor, bool),
-    operands: Operands,
+    compute_type: ComputeType,
 ) -> Result<Tensor> {
-    #[cfg(feature = "cuda")]
-    if implementation == Implementation::Cuda {
-        return cuda::product((a, at), (b, bt), operands);
+    match compute {
+        #[cfg(feature = "cuda")]
+        Compute::Cuda => cuda::product((a, at), (b, bt), compute_type),
+        _ => {
+            assert!(compute_type != ComputeType::Tf32, "TF32 is for CUDA");
+            let turned = |x: &Tensor, transposed: bool| if transposed { x.t() } else { Ok(x.clone()) };
+            turned(a, at)?.matmul(&turned(b, bt)?)?.to_dtype(DType::F32)
+        }
     }
-    assert!(matches!(implementation, Implementation::Host | Implementation::Composed));
-    let turned = |x: &Tensor, transposed: bool| if transposed { x.t() } else { Ok(x.clone()) };
-    assert!(operands != Operands::Tf32, "TF32 is for CUDA");
-    turned(a, at)?.matmul(&turned(b, bt)?)?.to_dtype(DType::F32)
 }
 
 /// Multiplies the rows of each image by the image's factor: `x` `[images * rows, c]`, `factors` `[images]`.
@@ -245,10 +233,10 @@ fn multiply(
 ///
 /// # Errors
 /// The number of rows is not a multiple of the number of images.
-pub fn scale_images(tape: &Tape, x: &Tensor, factors: &Tensor) -> Result<Tensor> {
+pub fn scale_images(ops: &Ops, x: &Tensor, factors: &Tensor) -> Result<Tensor> {
     let out = scaled(x, factors)?;
     let (x, factors) = (x.clone(), factors.clone());
-    tape.record(&[&x.clone()], &out, move |grad, sink| sink.add(&x, scaled(grad.tensor(), &factors)?));
+    ops.record(&[&x.clone()], &out, move |grad, sink| sink.add(&x, scaled(grad.tensor(), &factors)?));
     Ok(out)
 }
 
@@ -259,15 +247,15 @@ fn scaled(x: &Tensor, factors: &Tensor) -> Result<Tensor> {
 }
 
 /// Relative position bias: selects rows of `table` `[rows, heads]` by `index` `[n * n]`, `[heads, n, n]`.
-pub(crate) fn relative_bias(tape: &Tape, table: &Tensor, index: &Tensor, n: usize) -> Result<Tensor> {
+pub(crate) fn relative_bias(ops: &Ops, table: &Tensor, index: &Tensor, n: usize) -> Result<Tensor> {
     let heads = table.dim(1)?;
-    let implementation = tape.implementation(table);
+    let compute = ops.compute;
     let out = table.index_select(index, 0)?.t()?.contiguous()?.reshape((heads, n, n))?;
     let (table, index) = (table.clone(), index.clone());
-    tape.record(&[&table.clone()], &out, move |grad, sink| {
-        let gradient = match implementation {
+    ops.record(&[&table.clone()], &out, move |grad, sink| {
+        let gradient = match compute {
             #[cfg(feature = "cuda")]
-            Implementation::Cuda => cuda::table_gradient(&table, &index, grad.tensor())?,
+            Compute::Cuda => cuda::table_gradient(&table, &index, grad.tensor())?,
             _ => {
                 let rows = grad.tensor().reshape((heads, n * n))?.t()?.contiguous()?;
                 table.zeros_like()?.index_add(&index, &rows, 0)?

@@ -6,56 +6,49 @@ use candle_core::{D, Result, Tensor};
 use super::cuda;
 use super::host::{GRAIN, add_to, lane_sum, slices, sum_in_order};
 use super::moments;
-use crate::ops::fused::vectorised;
-use crate::ops::{Gather, Norm, composed, fused};
-use crate::tape::{Implementation, Tape};
+use crate::ops::host::vectorised;
+use crate::ops::{Compute, Gather, Norm, Ops, host};
 use crate::threads::{map_each, zeros};
 
-/// LayerNorm of the rows of `x` `[rows, c]`.
-pub(in crate::ops) fn norm(tape: &Tape, x: &Tensor, norm: &Norm) -> Result<Tensor> {
-    let implementation = tape.implementation(x);
-    let out = match implementation {
-        Implementation::Host => fused::norm(x, norm)?,
-        #[cfg(feature = "cuda")]
-        Implementation::Cuda => cuda::norm(x, norm)?,
-        Implementation::Composed => composed::norm(x, norm)?,
-    };
-    let (x, norm) = (x.contiguous()?, norm.clone());
-    let id = x.clone();
-    tape.record(&[&id, &norm.weight.clone(), &norm.bias.clone()], &out, move |grad, sink| {
-        let [dx, weight, bias] = match implementation {
-            Implementation::Host => on_host(&x, &norm, grad.tensor())?,
-            #[cfg(feature = "cuda")]
-            Implementation::Cuda => cuda::norm_gradient(&x, &norm, grad.tensor())?,
-            Implementation::Composed => composed_gradient(&x, &norm, grad.tensor())?,
-        };
-        sink.add(&norm.weight, weight)?;
-        sink.add(&norm.bias, bias)?;
-        sink.add(&x, dx)
-    });
-    Ok(out)
-}
-
-/// LayerNorm of the rows of `x`, then the gather; absent rows are zeros.
-pub(in crate::ops) fn norm_then_gather(
-    tape: &Tape,
-    x: &Tensor,
-    norm: &Norm,
-    gather: &Gather,
-) -> Result<Tensor> {
-    if tape.implementation(x) != Implementation::Host {
-        return super::gather(tape, &self::norm(tape, x, norm)?, gather);
+impl Ops {
+    /// LayerNorm of the rows of `x` `[rows, c]`.
+    pub(crate) fn norm(&self, x: &Tensor, norm: &Norm) -> Result<Tensor> {
+        let compute = self.compute;
+        let out = compute.norm(x, norm)?;
+        let (x, norm) = (x.contiguous()?, norm.clone());
+        let id = x.clone();
+        self.record(&[&id, &norm.weight.clone(), &norm.bias.clone()], &out, move |grad, sink| {
+            let [dx, weight, bias] = match compute {
+                Compute::Host(_) => on_host(&x, &norm, grad.tensor())?,
+                #[cfg(feature = "cuda")]
+                Compute::Cuda => cuda::norm_gradient(&x, &norm, grad.tensor())?,
+                Compute::Candle => candle_gradient(&x, &norm, grad.tensor())?,
+            };
+            sink.add(&norm.weight, weight)?;
+            sink.add(&norm.bias, bias)?;
+            sink.add(&x, dx)
+        });
+        Ok(out)
     }
-    let out = fused::norm_then_gather(x, norm, gather)?;
-    let (x, norm, back) = (x.contiguous()?, norm.clone(), gather.inverse());
-    let id = x.clone();
-    tape.record(&[&id, &norm.weight.clone(), &norm.bias.clone()], &out, move |grad, sink| {
-        let [dx, weight, bias] = on_host(&x, &norm, &fused::gather(grad.tensor(), &back)?)?;
-        sink.add(&norm.weight, weight)?;
-        sink.add(&norm.bias, bias)?;
-        sink.add(&x, dx)
-    });
-    Ok(out)
+
+    /// LayerNorm, then the gather: `[images * source_rows, c]` to `[images * rows, c]`. Absent rows are zeros
+    /// after the norm; `gather.parts` must be 1.
+    pub(crate) fn norm_then_gather(&self, x: &Tensor, norm: &Norm, gather: &Gather) -> Result<Tensor> {
+        if !self.compute.is_host() {
+            return self.gather(&self.norm(x, norm)?, gather);
+        }
+        let out = host::norm_then_gather(x, norm, gather)?;
+        let (x, norm, gather) = (x.contiguous()?, norm.clone(), gather.clone());
+        let id = x.clone();
+        self.record(&[&id, &norm.weight.clone(), &norm.bias.clone()], &out, move |grad, sink| {
+            let grad = host::gather(grad.tensor(), &gather.inverse())?;
+            let [dx, weight, bias] = on_host(&x, &norm, &grad)?;
+            sink.add(&norm.weight, weight)?;
+            sink.add(&norm.bias, bias)?;
+            sink.add(&x, dx)
+        });
+        Ok(out)
+    }
 }
 
 /// The gradients of `x`, weight and bias:
@@ -64,7 +57,7 @@ pub(in crate::ops) fn norm_then_gather(
 /// u = (x - mean) * r      r = 1 / sqrt(variance + eps)      g = dy * weight
 /// dx = r * (g - mean(g) - u * mean(g * u))
 /// ```
-pub(super) fn composed_gradient(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
+pub(super) fn candle_gradient(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
     let (mean, r) = moments(x, norm.eps)?;
     let unit = x.broadcast_sub(&mean)?.broadcast_mul(&r)?;
     let g = grad.broadcast_mul(&norm.weight)?;

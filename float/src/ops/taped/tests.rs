@@ -1,4 +1,4 @@
-//! Gradients of the taped operations against candle's gradients of the composed operations, and against
+//! Gradients of the taped operations against candle's gradients of candle's operations, and against
 //! finite differences.
 
 #[cfg(feature = "cuda")]
@@ -10,8 +10,8 @@ use candle_core::{Device, Result, Tensor, Var};
 use swinq_numerics::{ColumnQuantizers, Quantizer};
 
 use super::*;
-use crate::ops::{Norm, Ops, tests::noise};
-use crate::tape::Passes;
+use crate::ops::{Norm, candle, tests::noise};
+use crate::tape::Tape;
 use crate::weights::PositionMlp;
 
 /// The weights of the loss whose gradients are compared: the sum of the result times these weights.
@@ -23,25 +23,30 @@ fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// A tape that uses the composed passes, as on devices without kernels.
-fn composed_tape() -> Tape {
-    let tape = Tape::default();
-    tape.set_passes(Passes::Composed);
-    tape
+/// The operations of `compute` on an empty tape.
+fn taped(compute: Compute) -> Ops {
+    Ops { tape: Some(Tape::default()), ..Ops::from(compute) }
 }
 
-/// Result and gradients of `run` on a tape with the default passes.
-fn on_tape(inputs: &[Tensor], run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>) -> (Tensor, Vec<Tensor>) {
-    on_this_tape(Tape::default(), inputs, run)
+/// The operations on the host and in candle, as on devices without kernels, each on an empty tape.
+fn both() -> [Ops; 2] {
+    [Compute::host().unwrap(), Compute::Candle].map(taped)
+}
+
+/// Result and gradients of `run` on the host.
+fn on_tape(inputs: &[Tensor], run: impl Fn(&Ops, &[Tensor]) -> Result<Tensor>) -> (Tensor, Vec<Tensor>) {
+    let [host, _] = both();
+    on_this_tape(&host, inputs, run)
 }
 
 fn on_this_tape(
-    tape: Tape,
+    ops: &Ops,
     inputs: &[Tensor],
-    run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>,
+    run: impl Fn(&Ops, &[Tensor]) -> Result<Tensor>,
 ) -> (Tensor, Vec<Tensor>) {
+    let tape = ops.tape.as_ref().unwrap();
     inputs.iter().for_each(|input| tape.watch(input));
-    let out = run(&tape, inputs).unwrap();
+    let out = run(ops, inputs).unwrap();
     let gradients = tape.backward([(out.id(), weights_of(&out))]).unwrap();
     assert!(tape.is_empty());
     (out, inputs.iter().map(|input| gradients.get(input).expect("a gradient").clone()).collect())
@@ -69,24 +74,24 @@ fn close(what: &str, got: &Tensor, want: &Tensor, tolerance: f32) {
 fn agree(
     what: &str,
     inputs: &[Tensor],
-    taped: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>,
+    taped: impl Fn(&Ops, &[Tensor]) -> Result<Tensor>,
     plain: impl Fn(&[Tensor]) -> Result<Tensor>,
 ) {
     let (want, wanted) = by_candle(inputs, plain);
-    // The passes on the host, then the passes of other devices.
-    for (tape, passes) in [(Tape::default(), "fused"), (composed_tape(), "composed")] {
-        let (out, gradients) = on_this_tape(tape, inputs, &taped);
-        close(&format!("{what}, {passes}"), &out, &want, 2e-6);
+    for ops in both() {
+        let (out, gradients) = on_this_tape(&ops, inputs, &taped);
+        let what = format!("{what}, {:?}", ops.compute);
+        close(&what, &out, &want, 2e-6);
         for (i, (gradient, wanted)) in gradients.iter().zip(&wanted).enumerate() {
             // Most terms of the gradient of a scale cancel.
             let tolerance = if gradient.elem_count() <= 3 { 5e-4 } else { 1e-5 };
-            close(&format!("{what}, {passes}, gradient {i}"), gradient, wanted, tolerance);
+            close(&format!("{what}, gradient {i}"), gradient, wanted, tolerance);
         }
     }
 }
 
 /// Compares the gradients of a smooth operation with a directional derivative by central differences.
-fn differences(what: &str, inputs: &[Tensor], run: impl Fn(&Tape, &[Tensor]) -> Result<Tensor>) {
+fn differences(what: &str, inputs: &[Tensor], run: impl Fn(&Ops, &[Tensor]) -> Result<Tensor>) {
     let (out, gradients) = on_tape(inputs, &run);
     let weights = weights_of(&out);
     let loss = |step: f64| {
@@ -95,7 +100,7 @@ fn differences(what: &str, inputs: &[Tensor], run: impl Fn(&Tape, &[Tensor]) -> 
             .enumerate()
             .map(|(i, x)| (x + (noise(x.dims(), 50 + i as u64) * step).unwrap()).unwrap())
             .collect();
-        let out = run(&Tape::default(), &moved).unwrap();
+        let out = run(&crate::ops::tests::host(), &moved).unwrap();
         values(&out).iter().zip(values(&weights)).map(|(o, w)| f64::from(*o) * f64::from(w)).sum::<f64>()
     };
     let step = 3e-3;
@@ -117,8 +122,8 @@ fn norm_of(inputs: &[Tensor]) -> Norm {
 fn layer_norm() {
     for (rows, c) in [(1, 5), (3, 7), (10, 16), (700, 33), (300, 128)] {
         let inputs = [noise(&[rows, c], 1), noise(&[c], 2), noise(&[c], 3)];
-        let taped = |tape: &Tape, x: &[Tensor]| norm(tape, &x[0], &norm_of(x));
-        agree("norm", &inputs, taped, |x| Ops::Composed.norm(&x[0], &norm_of(x)));
+        let taped = |t: &Ops, x: &[Tensor]| t.norm(&x[0], &norm_of(x));
+        agree("norm", &inputs, taped, |x| candle::norm(&x[0], &norm_of(x)));
         differences("norm", &inputs, taped);
     }
 }
@@ -129,18 +134,18 @@ fn rows_and_gathers() {
     let x = [noise(&[images * source, c], 6)];
     let shuffle = Gather::new(source, 1, [Some(4), None, Some(0), Some(5), Some(1), Some(3), None, Some(2)]);
     let with_norm = [noise(&[images * source, c], 6), noise(&[c], 2), noise(&[c], 3)];
-    let plain = |x: &[Tensor]| composed::gather(&composed::norm(&x[0], &norm_of(x))?, &shuffle);
-    agree("norm_then_gather", &with_norm, |t, x| norm_then_gather(t, &x[0], &norm_of(x), &shuffle), plain);
-    agree("gather", &x, |t, x| gather(t, &x[0], &shuffle), |x| composed::gather(&x[0], &shuffle));
+    let plain = |x: &[Tensor]| candle::gather(&candle::norm(&x[0], &norm_of(x))?, &shuffle);
+    agree("norm_then_gather", &with_norm, |t, x| t.norm_then_gather(&x[0], &norm_of(x), &shuffle), plain);
+    agree("gather", &x, |t, x| t.gather(&x[0], &shuffle), |x| candle::gather(&x[0], &shuffle));
     let pairs = Gather::new(source, 2, [Some(5), Some(1), Some(0), None, Some(2), Some(4)]);
-    agree("pairs", &x, |t, x| gather(t, &x[0], &pairs), |x| composed::gather(&x[0], &pairs));
-    agree("mean", &x, |t, x| mean_rows(t, &x[0], 3), |x| Ops::Composed.mean_rows(&x[0], 3));
-    agree("gelu", &x, |t, x| gelu(t, &x[0]), |x| x[0].gelu_erf());
+    agree("pairs", &x, |t, x| t.gather(&x[0], &pairs), |x| candle::gather(&x[0], &pairs));
+    agree("mean", &x, |t, x| t.mean_rows(&x[0], 3), |x| Compute::Candle.mean_rows(&x[0], 3));
+    agree("gelu", &x, |t, x| t.gelu(&x[0]), |x| x[0].gelu_erf());
     let two = [noise(&[18, 5], 7), noise(&[18, 5], 8)];
-    agree("add", &two, |t, x| add(t, &x[0], &x[1]), |x| &x[0] + &x[1]);
+    agree("add", &two, |t, x| t.add(&x[0], &x[1]), |x| &x[0] + &x[1]);
     let table = [noise(&[18, 5], 7), noise(&[1, 6, 5], 8)];
     let plain = |x: &[Tensor]| x[0].reshape((3, 6, 5))?.broadcast_add(&x[1])?.reshape((18, 5));
-    agree("position", &table, |t, x| add_rows(t, &x[0], &x[1]), plain);
+    agree("position", &table, |t, x| t.add_rows(&x[0], &x[1]), plain);
     let factors = Tensor::new(&[0.0f32, 1.25, 2.0], &Device::Cpu).unwrap();
     let plain = |x: &[Tensor]| x[0].reshape((3, 30))?.broadcast_mul(&factors.unsqueeze(1)?)?.reshape((18, 5));
     agree("images", &x, |t, x| scale_images(t, &x[0], &factors), plain);
@@ -149,7 +154,7 @@ fn rows_and_gathers() {
 #[test]
 fn a_tensor_used_twice_gets_both_gradients() {
     let x = [noise(&[4, 5], 6)];
-    let taped = |t: &Tape, x: &[Tensor]| add(t, &gelu(t, &x[0])?, &x[0]);
+    let taped = |t: &Ops, x: &[Tensor]| t.add(&t.gelu(&x[0])?, &x[0]);
     agree("x + gelu(x)", &x, taped, |x| x[0].gelu_erf()? + &x[0]);
     differences("x + gelu(x)", &x, taped);
 }
@@ -158,7 +163,7 @@ fn a_tensor_used_twice_gets_both_gradients() {
 fn products() {
     for (rows, k, n) in [(1, 3, 2), (65, 48, 33)] {
         let inputs = [noise(&[rows, k], 1), noise(&[n, k], 2), noise(&[n], 3)];
-        let taped = |t: &Tape, x: &[Tensor]| linear(t, &x[0], &x[1], Some(&x[2]));
+        let taped = |t: &Ops, x: &[Tensor]| linear(t, &x[0], &x[1], Some(&x[2]));
         agree("linear", &inputs, taped, |x| x[0].matmul(&x[1].t()?)?.broadcast_add(&x[2]));
         differences("linear", &inputs, taped);
     }
@@ -199,7 +204,7 @@ fn fake_quantization() {
         let quantizer = Quantizer::new(step).unwrap();
         let plain =
             |x: &[Tensor]| lsq(&x[0], &(scale_gradient(&x[1], 0.25)? * f64::from(step))?, (-128.0, 127.0));
-        let taped = |t: &Tape, x: &[Tensor]| {
+        let taped = |t: &Ops, x: &[Tensor]| {
             fake_quantize(t, &x[0], &FakeActivation { quantizer, learned: Some(learned(&x[1], &[step])) })
         };
         agree("fake_quantize", &inputs, taped, plain);
@@ -226,14 +231,10 @@ fn fake_quantization_of_channels() {
         round_through(&scaled.clamp(-128f64, 127f64)?)?.broadcast_sub(&z)?.broadcast_mul(&scales)
     };
     let quantizer = Quantizer::new(step).unwrap();
-    let fake = |learned| FakeChannels {
-        step: quantizer,
-        columns: Arc::new(columns.clone()),
-        resident: None,
-        learned,
-    };
+    let fake =
+        |learned| FakeChannels { quantizer, columns: Arc::new(columns.clone()), resident: None, learned };
     let taped =
-        |t: &Tape, x: &[Tensor]| fake_quantize_channels(t, &x[0], &fake(Some(learned(&x[1], &[step]))));
+        |t: &Ops, x: &[Tensor]| fake_quantize_channels(t, &x[0], &fake(Some(learned(&x[1], &[step]))));
     agree("fake_quantize_channels", &inputs, taped, plain);
     let (out, _) = on_tape(&inputs[..1], |t, x| fake_quantize_channels(t, &x[0], &fake(None)));
     let codes = values(&inputs[0]).into_iter().enumerate().map(|(i, x)| columns.fake(i % 5, x));
@@ -247,7 +248,7 @@ fn fake_quantization_of_weights_with_factors() {
     let w = [noise(&[4, 3], 4)];
     let fake =
         FakeWeight { scales: WeightScales::Host(vec![0.02, 0.3, 0.1, 0.05]), largest: 7.0, learned: None };
-    let run = |t: &Tape, x: &[Tensor]| fake_quantize_weight(t, &x[0], &fake, Some(&factors));
+    let run = |t: &Ops, x: &[Tensor]| fake_quantize_weight(t, &x[0], &fake, Some(&factors));
     let (out, gradients) = on_tape(&w, run);
     let (f, inverse) = (factors.get(0).unwrap(), factors.get(1).unwrap());
     let folded = [w[0].broadcast_mul(&f).unwrap()];
@@ -266,8 +267,8 @@ fn hidden_layers() {
     let inputs = [noise(&[9, 5], 4), noise(&[5], 2)];
     let quantizer = Quantizer::new(0.03).unwrap();
     let fake = FakeActivation { quantizer, learned: None };
-    let whole = |t: &Tape, x: &[Tensor]| hidden(t, &x[0], &x[1], &FakeHidden::Tensor(fake.clone()));
-    let parts = |t: &Tape, x: &[Tensor]| fake_quantize(t, &gelu(t, &add_rows(t, &x[0], &x[1])?)?, &fake);
+    let whole = |t: &Ops, x: &[Tensor]| hidden(t, &x[0], &x[1], &FakeHidden::Tensor(fake.clone()));
+    let parts = |t: &Ops, x: &[Tensor]| fake_quantize(t, &t.gelu(&t.add_rows(&x[0], &x[1])?)?, &fake);
     let (got, want) = (on_tape(&inputs, whole), on_tape(&inputs, parts));
     assert_eq!(values(&got.0), values(&want.0));
     for (got, want) in got.1.iter().zip(&want.1) {
@@ -294,7 +295,7 @@ fn fake_quantization_of_weights() {
             let s = (scale_gradient(&x[1], 0.25)? * base)?.unsqueeze(1)?;
             lsq(&x[0].reshape((channels, ()))?, &s, (-7.0, 7.0))?.reshape((3, 2, 50))
         };
-        let taped = |t: &Tape, x: &[Tensor]| {
+        let taped = |t: &Ops, x: &[Tensor]| {
             let scales = base[..channels].to_vec();
             let learned = Some(learned(&x[1], &scales));
             let fake = FakeWeight { scales: WeightScales::Host(scales), largest: 7.0, learned };
@@ -309,11 +310,12 @@ fn fake_quantization_of_weights() {
 fn the_end_of_the_range_is_inside() {
     for (amax, largest) in (1..200).flat_map(|i| [(0.037 * i as f32, 127.0), (0.037 * i as f32, 7.0)]) {
         let w = Tensor::new(&[amax, -amax, 0.5 * amax, 1.0001 * amax, -2.0 * amax], &Device::Cpu).unwrap();
-        for tape in [Tape::default(), composed_tape()] {
+        for ops in both() {
+            let tape = ops.tape.as_ref().unwrap();
             tape.watch(&w);
             let scales = WeightScales::Host(vec![amax / largest]);
             let fake = FakeWeight { scales, largest, learned: None };
-            let out = fake_quantize_weight(&tape, &w, &fake, None).unwrap();
+            let out = fake_quantize_weight(&ops, &w, &fake, None).unwrap();
             let gradients = tape.backward([(out.id(), out.ones_like().unwrap())]).unwrap();
             assert_eq!(values(gradients.get(&w).unwrap()), [1.0, 1.0, 1.0, 0.0, 0.0], "{amax} / {largest}");
         }
@@ -329,19 +331,19 @@ fn attention_by_candle(
     mask: Option<&Tensor>,
     kind: &str,
 ) -> Result<Tensor> {
-    let parts = composed::split_heads(&x[0], heads, n)?;
+    let parts = candle::split_heads(&x[0], heads, n)?;
     let site = |part: &Tensor, i: usize| match kind {
         "float" => Ok(part.clone()),
         _ => lsq(part, &(scale_gradient(&x[2 + i], 0.25)? * 0.02)?, (-128.0, 127.0)),
     };
     let [q, k, v] = [0, 1, 2].map(|i| site(&parts.get(i).unwrap().contiguous().unwrap(), i).unwrap());
-    let scores = Ops::Composed.scores(&q, &k)?;
+    let scores = candle::scores(&q, &k)?;
     let scores = if kind == "s8" {
         lsq(&scores, &(scale_gradient(&x[5], 0.25)? * 0.05)?, (-128.0, 127.0))?
     } else {
         scores
     };
-    let logits = composed::logits(&scores, &[scale as f32], &x[1], mask)?;
+    let logits = candle::logits(&scores, &[scale as f32], &x[1], mask)?;
     let mixed = match kind {
         "u8" => {
             let below = logits.broadcast_sub(&logits.max_keepdim(D::Minus1)?.detach())?;
@@ -349,12 +351,12 @@ fn attention_by_candle(
             codes.broadcast_div(&codes.sum_keepdim(D::Minus1)?)?.matmul(&v)?
         }
         "s8" => {
-            let probs = composed::softmax(&logits)?;
+            let probs = candle::softmax(&logits)?;
             lsq(&probs, &(scale_gradient(&x[6], 0.25)? * 0.004)?, (-128.0, 127.0))?.matmul(&v)?
         }
-        _ => composed::attend(&logits, &v)?,
+        _ => candle::attend(&logits, &v)?,
     };
-    composed::merge_heads(&mixed)
+    candle::merge_heads(&mixed)
 }
 
 /// The sites of `kind`, with learned scales `x[2..]`.
@@ -384,7 +386,7 @@ fn attention_of_every_kind() {
         for mask in [None, Some(&mask)] {
             let mut inputs = vec![noise(&[windows * n, 3 * heads * d], 1), noise(&[heads, n, n], 2)];
             inputs.extend((0..scales).map(|_| one()));
-            let taped = |t: &Tape, x: &[Tensor]| attention(t, &x[0], 0.4, &x[1], mask, &sites(x, kind));
+            let taped = |t: &Ops, x: &[Tensor]| attention(t, &x[0], 0.4, &x[1], mask, &sites(x, kind));
             agree(kind, &inputs, taped, |x| attention_by_candle(x, heads, n, 0.4, mask, kind));
             if kind == "float" {
                 differences(kind, &inputs, taped);
@@ -407,13 +409,13 @@ fn cosine_by_candle(x: &[Tensor], heads: usize, fake: bool) -> Result<Tensor> {
     let (c, d) = (width / 3, width / 3 / heads);
     let part = |which: usize| {
         let part = x[0].narrow(1, which * c, c)?.contiguous()?.reshape((rows, heads, d))?;
-        let unit = composed::normalize(&part)?;
+        let unit = candle::normalize(&part)?;
         match fake {
             true => lsq(&unit, &(scale_gradient(&x[2 + which], 0.25)? * 0.006)?, (-128.0, 127.0)),
             false => Ok(unit),
         }
     };
-    let q = part(0)?.broadcast_mul(&composed::clamped_exp(&x[1])?.reshape((heads, 1))?)?;
+    let q = part(0)?.broadcast_mul(&candle::clamped_exp(&x[1])?.reshape((heads, 1))?)?;
     Tensor::cat(&[q.reshape((rows, c))?, part(1)?.reshape((rows, c))?, x[0].narrow(1, 2 * c, c)?], 1)
 }
 
@@ -425,11 +427,11 @@ fn cosine_attention_is_prepared() {
             (0..heads).map(|h| if h + 1 == heads && h > 0 { 5.0 } else { 0.7 }).collect();
         let logarithms = Tensor::from_vec(logarithms, (heads, 1, 1), &Device::Cpu).unwrap();
         let mut inputs = vec![noise(&[rows, 3 * heads * d], 1), logarithms];
-        let plain = |t: &Tape, x: &[Tensor]| cosine(t, &x[0], &x[1], [&None, &None]);
+        let plain = |t: &Ops, x: &[Tensor]| cosine(t, &x[0], &x[1], [&None, &None]);
         agree("cosine", &inputs, plain, |x| cosine_by_candle(x, heads, false));
         differences("cosine", &inputs, plain);
         inputs.extend((0..2).map(|_| Tensor::new(&[1.0f32], &Device::Cpu).unwrap()));
-        let faked = |t: &Tape, x: &[Tensor]| {
+        let faked = |t: &Ops, x: &[Tensor]| {
             let site = |i: usize| FakeActivation {
                 quantizer: Quantizer::new(0.006).unwrap(),
                 learned: Some(learned(&x[2 + i], &[0.006])),
@@ -445,10 +447,10 @@ fn cosine_attention_is_prepared() {
 #[test]
 fn vectors_of_zeros_get_no_gradient() {
     let logarithms = Tensor::zeros((1, 1, 1), DType::F32, &Device::Cpu).unwrap();
-    for tape in [Tape::default(), composed_tape()] {
+    for ops in both() {
         let qkv = Tensor::new(&[[0f32, 0.0, 3.0, 4.0, 1.0, 2.0]], &Device::Cpu).unwrap();
         let (out, gradients) =
-            on_this_tape(tape, &[qkv], |t, x| cosine(t, &x[0], &logarithms, [&None, &None]));
+            on_this_tape(&ops, &[qkv], |t, x| cosine(t, &x[0], &logarithms, [&None, &None]));
         let out = values(&out);
         assert!(out[..2] == [0.0; 2] && (out[2] - 0.6).abs() < 1e-6 && out[4..] == [1.0, 2.0], "{out:?}");
         let gradient = values(&gradients[0]);
@@ -461,8 +463,10 @@ fn position_tables() {
     let coordinates = noise(&[9, 2], 1);
     let inputs = [noise(&[12, 2], 2), noise(&[12], 3), noise(&[3, 12], 4)];
     let mlp = |x: &[Tensor]| PositionMlp { weight: x[0].clone(), bias: x[1].clone(), output: x[2].clone() };
-    let taped = |t: &Tape, x: &[Tensor]| position_table(t, &coordinates, &mlp(x));
-    agree("position table", &inputs, taped, |x| composed::position_table(&coordinates, &mlp(x)));
+    let taped = |t: &Ops, x: &[Tensor]| position_table(t, &coordinates, &mlp(x));
+    agree("position table", &inputs, taped, |x| {
+        position_table(&Compute::Candle.into(), &coordinates, &mlp(x))
+    });
 }
 
 #[test]
@@ -495,8 +499,8 @@ fn relative_errors_and_their_gradients_are_those_of_finite_differences() {
     let (data, wanted) = (values(&x), values(&target));
     let expected = relative_errors_of(&data, &wanted, images);
     assert!(expected.iter().any(|error| (error / expected[0] - 1.0).abs() > 1e-3), "{expected:?}");
-    for tape in [Tape::default(), composed_tape()] {
-        let (errors, gradient) = relative_errors(&tape, &x, &target, images, 0.7).unwrap();
+    for compute in [Compute::host().unwrap(), Compute::Candle] {
+        let (errors, gradient) = relative_errors(compute, &x, &target, images, 0.7).unwrap();
         for (error, expected) in errors.iter().zip(&expected) {
             assert!((error / expected - 1.0).abs() < 1e-5, "{errors:?} and {expected:?}");
         }
@@ -518,7 +522,7 @@ fn relative_errors_and_their_gradients_are_those_of_finite_differences() {
 fn relative_errors_of_large_maps() {
     let shape = [2 * 1111, 48];
     let (x, target) = (noise(&shape, 3), noise(&shape, 4));
-    let (errors, _) = relative_errors(&Tape::default(), &x, &target, 2, 1.0).unwrap();
+    let (errors, _) = relative_errors(Compute::host().unwrap(), &x, &target, 2, 1.0).unwrap();
     let expected = relative_errors_of(&values(&x), &values(&target), 2);
     assert!(errors.iter().zip(&expected).all(|(a, b)| (a / b - 1.0).abs() < 1e-6), "{errors:?} {expected:?}");
 }
@@ -526,8 +530,8 @@ fn relative_errors_of_large_maps() {
 #[test]
 fn a_map_of_zeros_has_no_relative_error() {
     let target = Tensor::cat(&[&noise(&[4, 2], 1), &noise(&[4, 2], 2).zeros_like().unwrap()], 0).unwrap();
-    for tape in [Tape::default(), composed_tape()] {
-        let error = relative_errors(&tape, &noise(&[8, 2], 3), &target, 2, 1.0).unwrap_err().to_string();
+    for compute in [Compute::host().unwrap(), Compute::Candle] {
+        let error = relative_errors(compute, &noise(&[8, 2], 3), &target, 2, 1.0).unwrap_err().to_string();
         assert!(error.contains("map of image 1") && error.contains("zero everywhere"), "{error}");
     }
 }

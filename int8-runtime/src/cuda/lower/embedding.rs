@@ -94,7 +94,7 @@ impl Lowering<'_> {
             norm: params.as_ref().map(|(gamma, beta)| (&gamma[..], &beta[..])),
             epsilon: norm.map_or(0.0, |norm| norm.eps),
             position: position.as_deref(),
-            stream: self.stream,
+            residual: self.residual,
         };
         self.check_width(linear.n)?;
         Ok(DeviceStep {
@@ -110,7 +110,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// Checks that rows of the stream consist of full groups of eight columns, which kernels read and write
+    /// Checks that rows of the residual consist of full groups of eight columns, which kernels read and write
     /// at once.
     fn check_width(&self, columns: usize) -> Result<(), CudaError> {
         if columns.is_multiple_of(8) {

@@ -1,5 +1,5 @@
 //! Lowers the plan to device steps: one launch for the patch embedding with its norm, and one for each other
-//! op, except that half of a block may be one launch: the MLP, and in an f16 stream attention.
+//! op, except that one branch of a block may be one launch: the MLP, and in an f16 residual attention.
 
 mod embedding;
 mod planned;
@@ -7,17 +7,17 @@ mod sequence;
 
 use swinq_cuda::ops::attention::DeviceAttention;
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
-use swinq_cuda::ops::heads::DeviceHeads;
 use swinq_cuda::ops::linear::{DeviceLinear, DeviceLinearSpec, DeviceWeight, LinearStore};
 use swinq_cuda::ops::norm::DeviceNorm;
 use swinq_cuda::ops::output::DeviceOutput;
+use swinq_cuda::ops::qk_norm::DeviceQkNorm;
 use swinq_cuda::ops::rows::DeviceRows;
-use swinq_cuda::ops::{DeviceStore, StreamType};
+use swinq_cuda::ops::{DeviceStore, ResidualType};
 use swinq_cuda::{CudaError, Device};
-use swinq_numerics::{HeadsSpec, RowStore};
+use swinq_numerics::{QkNormSpec, RowStore};
 use swinq_plan::{
-    Attention, Element, Linear, Merge, Norm, NormalizeHeads, Op, Order, Output, OutputKind, Plan, Rows, Step,
-    Store, TensorId, TensorSpec, Values, Weight,
+    Attention, Element, Linear, Merge, Norm, Op, Order, Output, OutputKind, Plan, QkNorm, Rows, Step, Store,
+    TensorId, TensorSpec, Values, Weight,
 };
 
 use self::embedding::Embedding;
@@ -37,15 +37,15 @@ pub(crate) struct Lowered {
     pub(crate) outputs: Vec<PackedOutput>,
 }
 
-/// Lowers `plan` for `device`. With `fuse`, one launch computes half of a block
+/// Lowers `plan` for `device`. With `fuse`, one launch computes one branch of a block
 /// (attention or MLP) where there is a kernel for it.
 pub(crate) fn lower(
     device: &Device,
     plan: &Plan<'_>,
-    stream: StreamType,
+    residual: ResidualType,
     fuse: bool,
 ) -> Result<Lowered, RuntimeError> {
-    let lowering = Lowering::new(device, plan, stream, fuse);
+    let lowering = Lowering::new(device, plan, residual, fuse);
     let tensors = lowering.tensors();
     let steps = lowering.launches()?.into_iter().map(Planned::build).collect::<Result<_, _>>()?;
     let outputs = plan.outputs.iter().map(|output| lowering.output(output)).collect::<Result<_, _>>();
@@ -57,11 +57,11 @@ pub(crate) fn lower(
 pub(crate) fn launches(
     device: &Device,
     plan: &Plan<'_>,
-    stream: StreamType,
+    residual: ResidualType,
     fuse: bool,
     images: usize,
 ) -> Result<Vec<LaunchSteps>, RuntimeError> {
-    let lowering = Lowering::new(device, plan, stream, fuse);
+    let lowering = Lowering::new(device, plan, residual, fuse);
     let planned = lowering.launches()?;
     let runs = planned.into_iter().filter(|launch| launch.when.holds(images, plan.own.grids()));
     Ok(runs.map(|launch| LaunchSteps { name: launch.name, steps: launch.steps }).collect())
@@ -72,10 +72,10 @@ pub(super) fn scores_of(plan: &Plan<'_>) -> Option<TensorId> {
     plan.outputs.iter().find(|output| output.kind == OutputKind::Logits).map(|output| output.tensor)
 }
 
-/// Whether `step` reads a linear layer's result that has the type of the stream.
+/// Whether `step` reads a linear layer's result that has the type of the residual.
 fn reads_branch(step: &Step<'_>) -> bool {
     match step.op {
-        Op::NormalizeHeads(_) => true,
+        Op::QkNorm(_) => true,
         Op::Norm(..) => matches!(step.store, Store::Residual { .. }),
         _ => false,
     }
@@ -86,21 +86,21 @@ struct Lowering<'a> {
     plan: &'a Plan<'a>,
     /// The scores of a classifier, which are f32.
     scores: Option<TensorId>,
-    stream: StreamType,
-    /// Whether one launch may compute half of a block.
+    residual: ResidualType,
+    /// Whether one launch may compute one branch of a block.
     fuse: bool,
     /// The tensors that hold the residual stream.
-    streams: Vec<TensorId>,
-    /// The results of linear layers that have the type of the stream, though they are not the stream.
+    residuals: Vec<TensorId>,
+    /// The results of linear layers that have the type of the residual, though they are not the residual.
     branches: Vec<TensorId>,
 }
 
 impl<'a> Lowering<'a> {
-    fn new(device: &'a Device, plan: &'a Plan<'a>, stream: StreamType, fuse: bool) -> Lowering<'a> {
-        let writes_stream = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
-        let streams = plan.steps.iter().filter(writes_stream).map(|step| step.output).collect();
+    fn new(device: &'a Device, plan: &'a Plan<'a>, residual: ResidualType, fuse: bool) -> Lowering<'a> {
+        let writes_residual = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
+        let residuals = plan.steps.iter().filter(writes_residual).map(|step| step.output).collect();
         let branches = plan.steps.iter().filter(|step| reads_branch(step)).map(|step| step.input).collect();
-        Lowering { device, plan, scores: scores_of(plan), stream, fuse, streams, branches }
+        Lowering { device, plan, scores: scores_of(plan), residual, fuse, residuals, branches }
     }
 
     /// All launches, for any batch.
@@ -127,13 +127,14 @@ impl<'a> Lowering<'a> {
         let element = |id: TensorId, element: Element| match element {
             Element::Pixel => DeviceElement::Pixel,
             Element::Code => DeviceElement::Code,
-            Element::F32 if self.streams.contains(&id) => match self.stream {
-                StreamType::F16 => DeviceElement::HalfStream,
-                StreamType::F32 => DeviceElement::Float,
+            Element::F32 if self.residuals.contains(&id) => match self.residual {
+                ResidualType::F16 => DeviceElement::HalfResidual,
+                ResidualType::F32 => DeviceElement::Float,
             },
             Element::F32 if Some(id) == self.scores => DeviceElement::Float,
             Element::F32
-                if self.stream == StreamType::F32 && (Some(id) == pooled || self.branches.contains(&id)) =>
+                if self.residual == ResidualType::F32
+                    && (Some(id) == pooled || self.branches.contains(&id)) =>
             {
                 DeviceElement::Float
             }
@@ -147,7 +148,7 @@ impl<'a> Lowering<'a> {
         self.plan.tensors.iter().enumerate().map(tensor).collect()
     }
 
-    /// Whether `step` computes a feature map from the stream, which its output does.
+    /// Whether `step` computes a feature map from the residual, which its output does.
     fn is_map(&self, step: &Step<'_>) -> bool {
         self.plan
             .outputs
@@ -169,12 +170,12 @@ impl<'a> Lowering<'a> {
         let (source, op) = match (output.kind, self.map_norm(output)) {
             (OutputKind::Logits, _) => (output.tensor, DeviceOutput::values(self.device, columns)),
             (OutputKind::Stage(_), None) => {
-                (output.tensor, DeviceOutput::map(self.device, columns, None, self.stream)?)
+                (output.tensor, DeviceOutput::map(self.device, columns, None, self.residual)?)
             }
             (OutputKind::Stage(_), Some((step, norm))) => {
                 let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
                 let norm = Some((&gamma[..], &beta[..], norm.eps));
-                (step.input, DeviceOutput::map(self.device, columns, norm, self.stream)?)
+                (step.input, DeviceOutput::map(self.device, columns, norm, self.residual)?)
             }
         };
         Ok(PackedOutput { name, source, op })
@@ -205,7 +206,7 @@ impl<'a> Lowering<'a> {
         match &step.op {
             Op::Linear(linear) => match &linear.weight {
                 Weight::Float(weight)
-                    if Some(step.output) == self.scores && self.stream == StreamType::F32 =>
+                    if Some(step.output) == self.scores && self.residual == ResidualType::F32 =>
                 {
                     self.float_head(linear, weight)
                 }
@@ -213,28 +214,28 @@ impl<'a> Lowering<'a> {
             },
             Op::Quantize(order) => {
                 let columns = self.plan.tensor(step.input).columns;
-                let rows = DeviceRows::rows(self.device, columns, self.stream, store)?;
+                let rows = DeviceRows::rows(self.device, columns, self.residual, store)?;
                 Ok((DeviceOp::Rows(rows, Gather::Rows(*order)), 0))
             }
             Op::Norm(norm, order) => Ok((self.norm(norm, *order, store)?, 0)),
-            Op::NormalizeHeads(heads) => Ok((DeviceOp::Heads(self.normalize_heads(heads, &step.store)?), 0)),
+            Op::QkNorm(heads) => Ok((DeviceOp::QkNorm(self.qk_norm(heads, &step.store)?), 0)),
             Op::Attention(attention) => self.attention(attention, store),
             Op::Merge(merge) => Ok((self.merge(merge, self.plan.tensor(step.output).columns, store)?, 0)),
             Op::Pool(norm) => {
                 let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
-                let store = match (&step.store, self.stream) {
-                    (Store::Fake(q), StreamType::F32) => DeviceStore::FakeFloat(*q),
-                    (Store::F32, StreamType::F32) => DeviceStore::Float,
+                let store = match (&step.store, self.residual) {
+                    (Store::Fake(q), ResidualType::F32) => DeviceStore::FakeFloat(*q),
+                    (Store::F32, ResidualType::F32) => DeviceStore::Float,
                     _ => store,
                 };
-                let pool = DevicePool::new(self.device, (&gamma, &beta), norm.eps, self.stream, store)?;
+                let pool = DevicePool::new(self.device, (&gamma, &beta), norm.eps, self.residual, store)?;
                 Ok((DeviceOp::Pool(pool), 0))
             }
             // After the patch embedding, this is the norm after a reduction of Swin V2.
             Op::NormInPlace(norm) => {
-                let store = match self.stream {
-                    StreamType::F16 => DeviceStore::Half,
-                    StreamType::F32 => DeviceStore::Float,
+                let store = match self.residual {
+                    ResidualType::F16 => DeviceStore::Half,
+                    ResidualType::F32 => DeviceStore::Float,
                 };
                 let Rows::Tokens(stage) = rows else { unreachable!("{} is a norm of tokens", step.name) };
                 Ok((self.norm(norm, Order::Tokens(stage), store)?, 0))
@@ -245,31 +246,31 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn normalize_heads(&self, heads: &NormalizeHeads, store: &Store) -> Result<DeviceHeads, CudaError> {
+    fn qk_norm(&self, heads: &QkNorm, store: &Store) -> Result<DeviceQkNorm, CudaError> {
         let codes = match store {
             Store::Codes(sites) => Some([sites[0], sites[1], sites[2]]),
             _ => None,
         };
-        let NormalizeHeads { heads, head_dim, two_codes } = heads;
-        let spec = HeadsSpec { heads: *heads, head_dim: *head_dim, two_codes, codes };
-        DeviceHeads::new(self.device, &spec, self.stream)
+        let QkNorm { heads, head_dim, hi_lo } = heads;
+        let spec = QkNormSpec { heads: *heads, head_dim: *head_dim, hi_lo, codes };
+        DeviceQkNorm::new(self.device, &spec, self.residual)
     }
 
-    /// The norm of the stream's tokens in `order`.
+    /// The norm of the residual's tokens in `order`.
     fn norm(&self, norm: &Norm<'_>, order: Order, store: DeviceStore) -> Result<DeviceOp, CudaError> {
         let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
-        let op = DeviceNorm::rows(self.device, (&gamma, &beta), norm.eps, self.stream, store)?;
+        let op = DeviceNorm::rows(self.device, (&gamma, &beta), norm.eps, self.residual, store)?;
         Ok(DeviceOp::Norm(op, Gather::Rows(order)))
     }
 
     fn merge(&self, merge: &Merge<'_>, columns: usize, store: DeviceStore) -> Result<DeviceOp, CudaError> {
         let gather = Gather::Merge(merge.stage);
         let Some(norm) = &merge.norm else {
-            let rows = DeviceRows::merged(self.device, columns, self.stream, store)?;
+            let rows = DeviceRows::merged(self.device, columns, self.residual, store)?;
             return Ok(DeviceOp::Rows(rows, gather));
         };
         let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
-        let op = DeviceNorm::merged(self.device, (&gamma, &beta), norm.eps, self.stream, store)?;
+        let op = DeviceNorm::merged(self.device, (&gamma, &beta), norm.eps, self.residual, store)?;
         Ok(DeviceOp::Norm(op, gather))
     }
 
@@ -314,7 +315,7 @@ impl<'a> Lowering<'a> {
             output,
             gelu,
             store,
-            stream: self.stream,
+            residual: self.residual,
         };
         let bytes = n * k * if linear.is_int8() { 1 } else { 2 };
         Ok((DeviceOp::Linear(Box::new(DeviceLinear::new(self.device, &spec)?), order), bytes as u64))
@@ -331,8 +332,8 @@ impl<'a> Lowering<'a> {
             Store::ChannelFake(channels) => LinearStore::ChannelFake(channels.clone()),
             Store::ChannelCodes(channels) => LinearStore::ChannelCodes(channels.clone()),
             Store::F32
-                if self.stream == StreamType::F32
-                    && (self.streams.contains(&step.output) || self.branches.contains(&step.output)) =>
+                if self.residual == ResidualType::F32
+                    && (self.residuals.contains(&step.output) || self.branches.contains(&step.output)) =>
             {
                 LinearStore::Plain(DeviceStore::Float)
             }
@@ -345,7 +346,7 @@ impl<'a> Lowering<'a> {
     fn attention(&self, attention: &Attention<'_>, store: DeviceStore) -> Result<(DeviceOp, u64), CudaError> {
         let bias = attention.bias.expand();
         let spec = attention.spec(&bias, RowStore::F32);
-        let op = DeviceAttention::new(self.device, &spec, store, self.stream)?;
+        let op = DeviceAttention::new(self.device, &spec, store, self.residual)?;
         Ok((DeviceOp::Attention(op, attention.order), 4 * bias.len() as u64))
     }
 }

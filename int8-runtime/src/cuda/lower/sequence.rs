@@ -1,7 +1,7 @@
 //! Which launch computes which steps of the plan: several steps where there is a kernel for them.
 
 use swinq_cuda::CudaError;
-use swinq_cuda::ops::StreamType;
+use swinq_cuda::ops::ResidualType;
 use swinq_cuda::ops::attention::HEAD_DIM;
 use swinq_cuda::ops::linear::{LinearStore, MOST_HEADS};
 use swinq_cuda::ops::norm::DeviceNorm;
@@ -16,7 +16,7 @@ use crate::cuda::step::{Codes, DeviceOp, DeviceStep};
 use crate::cuda::when::When;
 use crate::cuda::window_block::WindowBlock;
 
-/// The launches that compute half of a block.
+/// The launches that compute one branch of a block.
 struct Fused<'a> {
     launches: Vec<Planned<'a>>,
     /// Steps of the plan that they compute.
@@ -41,7 +41,7 @@ impl Lowering<'_> {
         Ok(count)
     }
 
-    /// The launches that compute half of a block at the beginning of `span`, if there is a kernel for it.
+    /// The launches that compute one branch of a block at the beginning of `span`, if there is a kernel for it.
     fn fused<'b>(&'b self, span: Span<'b>) -> Result<Option<Fused<'b>>, CudaError> {
         if !self.fuse {
             return Ok(None);
@@ -56,7 +56,7 @@ impl Lowering<'_> {
         if let Some(mlp) = self.mlp(span) {
             return Ok(Some(mlp));
         }
-        // The MLP of Swin V2 quantizes the stream itself, so the norm before it stores no codes.
+        // The MLP of Swin V2 quantizes the residual itself, so the norm before it stores no codes.
         if !matches!((&span.steps[0].op, &span.steps[0].store), (Op::Norm(..), Store::Residual { .. })) {
             return Ok(None);
         }
@@ -67,8 +67,8 @@ impl Lowering<'_> {
         Ok(Some(Fused { launches, count: count + mlp.count, when: mlp.when }))
     }
 
-    /// Appends the launches for the first of the steps of `span`, without those that compute half of a block. Returns the number
-    /// of steps that they compute.
+    /// Appends the launches for the first of the steps of `span`, without those that compute one branch of a block. Returns the
+    /// number of steps that they compute.
     fn unfused<'b>(
         &'b self,
         span: Span<'b>,
@@ -86,22 +86,22 @@ impl Lowering<'_> {
         Ok(1)
     }
 
-    /// The attention half at the beginning of `steps`, if one kernel computes it. The kernel rounds as an f16 stream
+    /// The attention branch at the beginning of `steps`, if one kernel computes it. The kernel rounds as an f16 residual
     /// permits.
     fn attention_half<'b>(&self, steps: &'b [Step<'b>]) -> Option<WindowBlock<'b>> {
-        let block = WindowBlock::find(steps).filter(|_| self.fuse && self.stream == StreamType::F16)?;
+        let block = WindowBlock::find(steps).filter(|_| self.fuse && self.residual == ResidualType::F16)?;
         block.fits(self.device).then_some(block)
     }
 
     /// The launch of the MLP that `span` begins with, if it does and there is a kernel for it. It runs for batches that are
     /// large enough.
     fn mlp<'b>(&'b self, span: Span<'b>) -> Option<Fused<'b>> {
-        // A fused attention half quantizes the stream itself.
+        // A fused attention branch quantizes the residual itself.
         let next_codes = self.attention_half(span.steps.get(4..).unwrap_or_default()).is_none();
-        let mlp = FusedMlp::find(self.device, span.steps, self.stream, next_codes)?;
+        let mlp = FusedMlp::find(self.device, span.steps, self.residual, next_codes)?;
         let (name, codes, count) = (mlp.name.clone(), mlp.codes(), mlp.count());
-        let (stream, steps) = (span.steps[0].input, &span.steps[..count]);
-        let rows = self.plan.tensor(stream).rows;
+        let (residual, steps) = (span.steps[0].input, &span.steps[..count]);
+        let rows = self.plan.tensor(residual).rows;
         let when = When::from_rows(rows, mlp.least_rows(self.device), &self.plan.own);
         let build = move |name, when| {
             let (op, weight_bytes) = mlp.lower(self.device)?;
@@ -109,8 +109,8 @@ impl Lowering<'_> {
                 name,
                 when,
                 op: DeviceOp::Mlp(op),
-                input: stream,
-                output: stream,
+                input: residual,
+                output: residual,
                 codes,
                 rows,
                 macs_per_row: steps.iter().map(|step| step.macs_per_row).sum(),
@@ -123,8 +123,8 @@ impl Lowering<'_> {
         Some(Fused { launches, count, when })
     }
 
-    /// Appends the launch for the norm at the beginning of `span` that adds to the stream, if there is one. The codes of the
-    /// stream, which the next linear layer reads, are stored with it. Returns the number of steps that are computed then.
+    /// Appends the launch for the norm at the beginning of `span` that adds to the residual, if there is one. The codes of the
+    /// residual, which the next linear layer reads, are stored with it. Returns the number of steps that are computed then.
     fn norm_and_add<'b>(
         &'b self,
         span: Span<'b>,
@@ -144,7 +144,7 @@ impl Lowering<'_> {
         let build = move |name, when| {
             let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
             let quantizer = next.map(|(_, quantizer)| quantizer);
-            let op = DeviceNorm::residual(self.device, (&gamma, &beta), norm.eps, self.stream, quantizer)?;
+            let op = DeviceNorm::residual(self.device, (&gamma, &beta), norm.eps, self.residual, quantizer)?;
             Ok(DeviceStep {
                 name,
                 when,
@@ -163,7 +163,7 @@ impl Lowering<'_> {
         Ok(Some(count))
     }
 
-    /// The launch of the first step of `span` for images whose windows have padding: a launch that adds to the stream stores no
+    /// The launch of the first step of `span` for images whose windows have padding: a launch that adds to the residual stores no
     /// codes then.
     fn padded_codes<'b>(&'b self, codes: Codes, span: Span<'b>, when: &When) -> Option<Planned<'b>> {
         match codes.order {
@@ -176,7 +176,7 @@ impl Lowering<'_> {
     /// steps and one launch computes them: if the results are codes.
     fn heads<'b>(&'b self, span: Span<'b>, when: &When) -> Option<Planned<'b>> {
         let [first, second, ..] = span.steps else { return None };
-        let (Op::Linear(linear), Op::NormalizeHeads(heads)) = (&first.op, &second.op) else { return None };
+        let (Op::Linear(linear), Op::QkNorm(heads)) = (&first.op, &second.op) else { return None };
         let (Store::F32, Store::Codes(sites)) = (&first.store, &second.store) else { return None };
         if !self.fuse
             || second.input != first.output
@@ -186,9 +186,9 @@ impl Lowering<'_> {
             return None;
         }
         let build = move |name, when| {
-            let mut two_codes = heads.two_codes.clone();
-            two_codes.resize(heads.heads, false);
-            let store = LinearStore::Heads { sites: [sites[0], sites[1], sites[2]], two_codes };
+            let mut hi_lo = heads.hi_lo.clone();
+            hi_lo.resize(heads.heads, false);
+            let store = LinearStore::Heads { sites: [sites[0], sites[1], sites[2]], hi_lo };
             let (op, weight_bytes) = self.stored_linear(linear, store, None)?;
             Ok(DeviceStep {
                 name,
@@ -206,8 +206,8 @@ impl Lowering<'_> {
     }
 }
 
-/// The codes that `step` computes of `stream`, and their quantizer, if it does nothing else.
-pub(in crate::cuda) fn stored_codes(step: &Step<'_>, stream: TensorId) -> Option<(Codes, Quantizer)> {
+/// The codes that `step` computes of `residual`, and their quantizer, if it does nothing else.
+pub(in crate::cuda) fn stored_codes(step: &Step<'_>, residual: TensorId) -> Option<(Codes, Quantizer)> {
     let (Op::Quantize(order), Store::Codes(quantizers)) = (&step.op, &step.store) else { return None };
-    (step.input == stream).then_some((Codes { tensor: step.output, order: *order }, quantizers[0]))
+    (step.input == residual).then_some((Codes { tensor: step.output, order: *order }, quantizers[0]))
 }

@@ -51,7 +51,7 @@ pub(crate) struct Trial<'a> {
     pub(crate) target: Target<'a>,
 }
 
-/// What the choice of a kernel may take, if none is stored on disk.
+/// The effort that the choice of a kernel may take, if none is stored on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
     /// Candidates are measured, if the options say so.
@@ -127,17 +127,17 @@ impl Tuner {
     pub(crate) fn choose(
         &mut self,
         trial: &Trial<'_>,
-        on: &Stream,
+        stream: &Stream,
         effort: Effort,
     ) -> Result<Choice, CudaError> {
-        let choice = self.chosen(trial, on, effort)?;
+        let choice = self.chosen(trial, stream, effort)?;
         if let Choice::Own(own) = &choice {
             self.loaded.insert((trial.linear.kind(), own.tile()), Arc::clone(own));
         }
         Ok(choice)
     }
 
-    fn chosen(&mut self, trial: &Trial<'_>, on: &Stream, effort: Effort) -> Result<Choice, CudaError> {
+    fn chosen(&mut self, trial: &Trial<'_>, stream: &Stream, effort: Effort) -> Result<Choice, CudaError> {
         if !self.effort.measures() {
             return self.unmeasured(trial, effort);
         }
@@ -150,7 +150,7 @@ impl Tuner {
         if effort != Effort::Measure {
             return self.unmeasured(trial, effort);
         }
-        let (remembered, choice) = self.measured(trial, on)?;
+        let (remembered, choice) = self.measured(trial, stream)?;
         self.known.insert(key, remembered);
         self.changed = true;
         Ok(choice)
@@ -167,8 +167,8 @@ impl Tuner {
     }
 
     /// Measures `trial`, even if a choice is stored on disk, and returns the fastest tile.
-    pub(crate) fn fastest_tile(&mut self, trial: &Trial<'_>, on: &Stream) -> Result<Tile, CudaError> {
-        match self.measured(trial, on)?.1 {
+    pub(crate) fn fastest_tile(&mut self, trial: &Trial<'_>, stream: &Stream) -> Result<Tile, CudaError> {
+        match self.measured(trial, stream)?.1 {
             Choice::Own(own) => Ok(own.tile()),
             Choice::Library(..) => {
                 Err(CudaError::Unsupported("tiles are measured with --gemm own".to_owned()))
@@ -253,15 +253,15 @@ impl Tuner {
     }
 
     /// Measures the candidates for `trial` on random codes.
-    fn measured(&mut self, trial: &Trial<'_>, on: &Stream) -> Result<(Remembered, Choice), CudaError> {
+    fn measured(&mut self, trial: &Trial<'_>, stream: &Stream) -> Result<(Remembered, Choice), CudaError> {
         let mut candidates = self.candidates(trial)?;
-        trial.input.fill_with(on, &self.noise(on, trial)?)?;
+        trial.input.fill_with(stream, &self.noise(stream, trial)?)?;
         let device = self.device.clone();
         let time = |(_, choice): &(Remembered, Choice)| {
             let Trial { linear, m, input, target, .. } = *trial;
-            time_together(&device, on, || match choice {
-                Choice::Own(own) => own.run(linear, on, m, input, target),
-                Choice::Library(library, scratch) => library.run(linear, on, input, scratch, target),
+            time_together(&device, stream, || match choice {
+                Choice::Own(own) => own.run(linear, stream, m, input, target),
+                Choice::Library(library, scratch) => library.run(linear, stream, input, scratch, target),
             })
         };
         let mut skipped = Vec::new();
@@ -350,15 +350,15 @@ impl Tuner {
     }
 
     /// Returns the random codes. The first call also warms up the GPU.
-    fn noise(&mut self, on: &Stream, trial: &Trial<'_>) -> Result<DeviceSlice, CudaError> {
+    fn noise(&mut self, stream: &Stream, trial: &Trial<'_>) -> Result<DeviceSlice, CudaError> {
         if let Some(noise) = &self.noise {
             return Ok(noise.clone());
         }
         let noise = DeviceBuf::from_slice(&self.device, &random_codes(NOISE))?.all();
         let start = Instant::now();
         while start.elapsed() < WARM_UP {
-            trial.input.fill_with(on, &noise)?;
-            on.synchronize()?;
+            trial.input.fill_with(stream, &noise)?;
+            stream.synchronize()?;
         }
         self.noise = Some(noise.clone());
         Ok(noise)

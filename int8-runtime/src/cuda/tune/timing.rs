@@ -50,18 +50,18 @@ pub(super) fn random_codes(count: usize) -> Vec<u8> {
 /// Milliseconds per launch, measured over several launches recorded in one graph.
 pub(crate) fn time_together(
     device: &Device,
-    on: &Stream,
+    stream: &Stream,
     launch: impl Fn() -> Result<(), CudaError>,
 ) -> Result<f32, CudaError> {
-    let graph = on.capture(|| (0..TOGETHER).try_for_each(|_| launch()))?;
-    graph.launch(on)?;
+    let graph = stream.capture(|| (0..TOGETHER).try_for_each(|_| launch()))?;
+    graph.launch(stream)?;
     let marks: Vec<Event> = (0..=REPEATS).map(|_| Event::new(device)).collect::<Result<_, _>>()?;
-    marks[0].record(on)?;
+    marks[0].record(stream)?;
     for mark in &marks[1..] {
-        graph.launch(on)?;
-        mark.record(on)?;
+        graph.launch(stream)?;
+        mark.record(stream)?;
     }
-    on.synchronize()?;
+    stream.synchronize()?;
     let mut times =
         marks.windows(2).map(|pair| Event::elapsed_ms(&pair[0], &pair[1])).collect::<Result<Vec<_>, _>>()?;
     times.sort_by(f32::total_cmp);

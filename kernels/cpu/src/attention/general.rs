@@ -3,12 +3,12 @@
 
 use swinq_numerics::{Probs, Quantizer};
 
-use super::operands::{Part, Rows, Source, join, pack_keys_f32, pack_keys_i8, pack_values_i8};
+use super::operands::{AttentionOperand, Rows, Source, join, pack_keys_f32, pack_keys_i8, pack_values_i8};
 use super::products::{Blocks, Float, Integer};
 use super::scores::{self, Logits};
+use super::scratch::{GeneralScratch, ROWS};
 use super::softmax;
 use super::values::{self, Results};
-use super::work::{ROWS, Work};
 use super::{AttentionIn, Shape, Unit, WindowAttention, integer_scores, integer_values};
 use crate::buffer::{AlignedBuf, bytes, bytes_mut};
 use crate::lanes::Lanes;
@@ -36,13 +36,13 @@ struct Window<'a> {
     packed_keys: &'a [f32],
     packed_values: &'a [f32],
     offsets: &'a [f32],
-    /// Present if the head has two codes for each query and key.
-    low: Option<WithLow<'a>>,
+    /// Present if the head has hi and lo codes for each query and key.
+    low: Option<WithLo<'a>>,
 }
 
-/// The operands of the products of codes with low codes: the codes of each query and then its low codes, times the low
+/// The operands of the products of codes with lo codes: the codes of each query and then its lo codes, times the lo
 /// codes of each key and then its codes.
-struct WithLow<'a> {
+struct WithLo<'a> {
     queries: Rows<'a, u8>,
     /// Length of the rows of `queries`.
     length: usize,
@@ -61,7 +61,7 @@ pub(super) fn unit<L: Lanes>(
     scratch: &mut AlignedBuf,
 ) {
     let Shape { d, n, .. } = op.shape;
-    let Work {
+    let GeneralScratch {
         rows: [q, k, v],
         keys,
         values: packed_values,
@@ -71,32 +71,33 @@ pub(super) fn unit<L: Lanes>(
         keys_low,
         offsets_low,
         logits_low,
-    } = Work::split(&op.layout, scratch);
+    } = GeneralScratch::split(&op.layout, scratch);
     let source = |part, site| Source { input, shape: op.shape, unit, part, low: op.low[unit.head], site };
     let d_padded = op.layout.d_padded;
-    // A row of f32 has room for four rows of codes: codes, low codes, and both.
+    // A row of f32 has room for four rows of codes: codes, lo codes, and both.
     let room = n * d_padded / 4;
     let mut low = None;
-    let (query, key) = (source(Part::Query, op.quant.q), source(Part::Key, op.quant.k));
+    let (query, key) =
+        (source(AttentionOperand::Query, op.quant.q), source(AttentionOperand::Key, op.quant.k));
     let queries = if integer_scores(&op.quant) {
         let ((q, q_low), (k, k_low)) = (q.split_at_mut(room), k.split_at_mut(room));
         let (queries, key_codes) = (query.codes(lanes, d_padded, q), key.codes(lanes, d_padded, k));
         pack_keys_i8(lanes, (n, d), key_codes, keys, offsets);
         if op.low[unit.head].is_some() {
             let ((q_low, q_both), (k_low, k_both)) = (q_low.split_at_mut(room), k_low.split_at_mut(room));
-            let q_low = source(Part::QueryLow, op.quant.q).codes(lanes, d_padded, q_low);
-            let k_low = source(Part::KeyLow, op.quant.k).codes(lanes, d_padded, k_low);
+            let q_low = source(AttentionOperand::QueryLo, op.quant.q).codes(lanes, d_padded, q_low);
+            let k_low = source(AttentionOperand::KeyLo, op.quant.k).codes(lanes, d_padded, k_low);
             let (both, length) = join((n, d), [queries, q_low], q_both);
             let (key_rows, _) = join((n, d), [k_low, key_codes], k_both);
             pack_keys_i8(lanes, (n, length), key_rows, keys_low, offsets_low);
-            low = Some(WithLow { queries: both, length, keys: keys_low, offsets: offsets_low });
+            low = Some(WithLo { queries: both, length, keys: keys_low, offsets: offsets_low });
         }
         Queries::Codes(queries)
     } else {
         pack_keys_f32(lanes, (n, d), key.floats(lanes, d_padded, k), keys);
         Queries::F32(query.floats(lanes, d_padded, q))
     };
-    let value = source(Part::Value, op.quant.v);
+    let value = source(AttentionOperand::Value, op.quant.v);
     let values = if integer_values(&op.quant) {
         pack_values_i8(lanes, (n, d), value.codes(lanes, d_padded, v), packed_values);
         Values::Codes(op.quant.v.map_or(1.0, Quantizer::scale))
@@ -146,7 +147,7 @@ impl Window<'_> {
         R
     }
 
-    /// Stores the logits of `R` queries in `out`. `out_low` is scratch for a head with two codes.
+    /// Stores the logits of `R` queries in `out`. `out_low` is scratch for a head with hi and lo codes.
     #[inline(always)]
     fn scores<L: Lanes, const R: usize>(&self, lanes: L, from: usize, out: &mut [f32], out_low: &mut [f32]) {
         let Shape { d, n, .. } = self.op.shape;

@@ -15,10 +15,10 @@ mod operands;
 mod products;
 mod scalar;
 mod scores;
+mod scratch;
 pub(crate) mod softmax;
 mod tables;
 mod values;
-mod work;
 
 use std::ops::Range;
 
@@ -27,18 +27,18 @@ use swinq_numerics::{AttentionQuant, AttentionSpec, HeadScores, MASKS, Probs, Ro
 
 use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
-use crate::heads::positions;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::Pool;
+use crate::qk_norm::positions;
 use crate::rows::{RowOut, RowSink, units_per_task};
-use operands::Part;
+use operands::AttentionOperand;
 use scores::Finish;
+use scratch::Layout;
 use tables::Tables;
-use work::Layout;
 
 /// Queries, keys and values of all windows: one row for each token in window order, `q | k | v`, each
-/// `heads * d` wide. In codes, the low codes of the heads that have two codes follow, as
-/// [`NormalizeHeads`](crate::NormalizeHeads) writes them.
+/// `heads * d` wide. In codes, the lo codes of the heads that have hi and lo codes follow, as
+/// [`QkNorm`](crate::QkNorm) writes them.
 #[derive(Clone, Copy, Debug)]
 pub enum AttentionIn<'a> {
     /// Codes `u8 = code + 128`, `[rows, code_stride(columns)]`; the sites q, k and v are all on.
@@ -52,7 +52,7 @@ pub struct WindowAttention {
     cpu: Cpu,
     shape: Shape,
     scores: Vec<HeadScores>,
-    /// For each head with two codes its position among them.
+    /// For each head with hi and lo codes its position among them.
     low: Vec<Option<usize>>,
     quant: AttentionQuant,
     store: RowStore,
@@ -62,7 +62,7 @@ pub struct WindowAttention {
     /// Whether results of integers, in units of a stored code, are below 2^31. A result is a mean of values, weighted by
     /// the probabilities, so none exceeds the largest value.
     results_are_bounded: bool,
-    /// A zero for each key of a query's logits, if a head has two codes.
+    /// A zero for each key of a query's logits, if a head has hi and lo codes.
     zeros: Vec<f32>,
     layout: Layout,
 }
@@ -75,24 +75,24 @@ struct Shape {
     d: usize,
     /// Tokens of a window.
     n: usize,
-    /// Heads with two codes for each query and key.
-    two_codes: usize,
+    /// Heads with hi and lo codes for each query and key.
+    hi_lo: usize,
 }
 
 impl Shape {
     /// Columns of codes.
     fn columns(self) -> usize {
-        (3 * self.heads + 2 * self.two_codes) * self.d
+        (3 * self.heads + 2 * self.hi_lo) * self.d
     }
 
-    /// First column of `part` of the head number `head`, which for low codes counts only heads that have them.
-    fn column(self, part: Part, head: usize) -> usize {
+    /// First column of `part` of the head number `head`, which for lo codes counts only heads that have them.
+    fn column(self, part: AttentionOperand, head: usize) -> usize {
         let first = match part {
-            Part::Query => 0,
-            Part::Key => self.heads,
-            Part::Value => 2 * self.heads,
-            Part::QueryLow => 3 * self.heads,
-            Part::KeyLow => 3 * self.heads + self.two_codes,
+            AttentionOperand::Query => 0,
+            AttentionOperand::Key => self.heads,
+            AttentionOperand::Value => 2 * self.heads,
+            AttentionOperand::QueryLo => 3 * self.heads,
+            AttentionOperand::KeyLo => 3 * self.heads + self.hi_lo,
         };
         (first + head) * self.d
     }
@@ -102,19 +102,19 @@ impl WindowAttention {
     /// Prepares the op.
     ///
     /// # Panics
-    /// If a size is 0, an operand would be longer than a slice can be, the length of `scales`, `two_codes`, `bias`
+    /// If a size is 0, an operand would be longer than a slice can be, the length of `scales`, `hi_lo`, `bias`
     /// or `regions` does not match its shape, or mask 0 has several regions.
     pub fn new(cpu: Cpu, spec: AttentionSpec<'_>) -> WindowAttention {
         let sizes = [spec.heads, spec.head_dim, spec.tokens];
         assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens are {sizes:?}");
         let scales = spec.scales.len();
         assert!(scales == spec.heads, "WindowAttention: {scales} scales for {} heads", spec.heads);
-        // The most columns: queries, keys and values, and low codes of all queries and keys.
+        // The most columns: queries, keys and values, and lo codes of all queries and keys.
         elements("WindowAttention", "window", &[spec.tokens, 5, spec.heads, spec.head_dim]);
         let scores: Vec<HeadScores> = spec.head_scores().collect();
-        let low = positions(spec.two_codes, spec.heads);
-        let two_codes = low.iter().flatten().count();
-        let shape = Shape { heads: spec.heads, d: spec.head_dim, n: spec.tokens, two_codes };
+        let low = positions(spec.hi_lo, spec.heads);
+        let hi_lo = low.iter().flatten().count();
+        let shape = Shape { heads: spec.heads, d: spec.head_dim, n: spec.tokens, hi_lo };
         let tables = Tables::new(shape, spec.bias, spec.regions.map(|regions| (regions, spec.mask)));
         let finish = Finish::of_heads(&spec);
         let layout = Layout::new(shape, &spec.quant);
@@ -122,7 +122,7 @@ impl WindowAttention {
         let largest = quant.v.map_or(f32::INFINITY, |v| 128.0 * v.scale());
         let results_are_bounded =
             matches!(store, RowStore::Codes(to) if largest * to.recip() < (1u32 << 30) as f32);
-        let zeros = vec![0.0; if two_codes > 0 { layout.n_padded } else { 0 }];
+        let zeros = vec![0.0; if hi_lo > 0 { layout.n_padded } else { 0 }];
         WindowAttention {
             cpu,
             shape,
@@ -304,7 +304,7 @@ struct One<'a, 'o> {
 /// One in the general body.
 struct General<'a, 'o>(One<'a, 'o>);
 
-/// One whose queries and keys have two codes, in the body of `int8_u8`.
+/// One whose queries and keys have hi and lo codes, in the body of `int8_u8`.
 struct TwoCodes<'a, 'o>(One<'a, 'o>);
 
 impl One<'_, '_> {

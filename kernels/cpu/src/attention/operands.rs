@@ -4,24 +4,24 @@ use swinq_numerics::{Quantizer, code_stride};
 
 use super::{AttentionIn, Shape, Unit};
 use crate::buffer::bytes_mut;
-use crate::heads::low_scaled;
 use crate::lanes::Lanes;
+use crate::qk_norm::lo_scaled;
 
 /// One of the operands.
 #[derive(Clone, Copy)]
-pub(super) enum Part {
+pub(super) enum AttentionOperand {
     Query,
     Key,
     Value,
-    /// The low codes of queries.
-    QueryLow,
-    /// The low codes of keys.
-    KeyLow,
+    /// The lo codes of queries.
+    QueryLo,
+    /// The lo codes of keys.
+    KeyLo,
 }
 
-impl Part {
+impl AttentionOperand {
     fn is_low(self) -> bool {
-        matches!(self, Part::QueryLow | Part::KeyLow)
+        matches!(self, AttentionOperand::QueryLo | AttentionOperand::KeyLo)
     }
 }
 
@@ -46,8 +46,8 @@ pub(super) struct Source<'a> {
     pub(super) input: AttentionIn<'a>,
     pub(super) shape: Shape,
     pub(super) unit: Unit,
-    pub(super) part: Part,
-    /// For low codes, the head's position among those that have them.
+    pub(super) part: AttentionOperand,
+    /// For lo codes, the head's position among those that have them.
     pub(super) low: Option<usize>,
     pub(super) site: Option<Quantizer>,
 }
@@ -57,11 +57,11 @@ impl<'a> Source<'a> {
         3 * self.shape.heads * self.shape.d
     }
 
-    /// The first column of the operand in rows of f32, which have no low codes.
+    /// The first column of the operand in rows of f32, which have no lo codes.
     fn column(&self) -> usize {
         let part = match self.part {
-            Part::QueryLow => Part::Query,
-            Part::KeyLow => Part::Key,
+            AttentionOperand::QueryLo => AttentionOperand::Query,
+            AttentionOperand::KeyLo => AttentionOperand::Key,
             part => part,
         };
         self.shape.column(part, self.unit.head)
@@ -114,7 +114,7 @@ impl<'a> Source<'a> {
                     for at in (0..d).step_by(L::N) {
                         let x = lanes.load_part(&x.data[token * x.stride..][at..d]);
                         let scaled = lanes.mul(x, recip);
-                        let scaled = if self.part.is_low() { low_scaled(lanes, scaled) } else { scaled };
+                        let scaled = if self.part.is_low() { lo_scaled(lanes, scaled) } else { scaled };
                         lanes.store_codes(&mut row[at..d], scaled);
                     }
                 }

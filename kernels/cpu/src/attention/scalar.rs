@@ -2,7 +2,7 @@
 
 use swinq_numerics::{Quantizer, code_stride, reference};
 
-use super::operands::Part;
+use super::operands::AttentionOperand;
 use super::{AttentionIn, Shape, Unit, WindowAttention};
 use crate::buffer::AlignedBuf;
 use crate::rows::RowSink;
@@ -38,7 +38,7 @@ pub(super) fn unit(
     for (token, out) in out.chunks_exact(d).enumerate() {
         // SAFETY: each unit belongs to one task, and two units differ in their rows or in the columns of
         // their heads.
-        unsafe { sink.segment(unit.row + token, unit.head * d, d) }.put_all(out);
+        unsafe { sink.column_range(unit.row + token, unit.head * d, d) }.put_all(out);
     }
 }
 
@@ -60,7 +60,7 @@ fn read(
         AttentionIn::Codes(x) => {
             let codes = &x[(unit.row + token) * code_stride(shape.columns()) + column..][..shape.d];
             let scale = site.expect("`check` saw that codes have scales").scale();
-            let low = low_codes(op, unit, token, part, x);
+            let low = lo_codes(op, unit, token, part, x);
             for (i, (value, &code)) in row.iter_mut().zip(codes).enumerate() {
                 let low = low.map_or(0.0, |low| f32::from((low[i] ^ 0x80).cast_signed()) / 256.0);
                 *value = (f32::from((code ^ 0x80).cast_signed()) + low) * scale;
@@ -69,15 +69,15 @@ fn read(
     }
 }
 
-/// The low codes of `q` (part 0) or `k` (1) of one token, if the head has them.
-fn low_codes<'x>(
+/// The lo codes of `q` (part 0) or `k` (1) of one token, if the head has them.
+fn lo_codes<'x>(
     op: &WindowAttention,
     unit: Unit,
     token: usize,
     part: usize,
     x: &'x [u8],
 ) -> Option<&'x [u8]> {
-    let part = *[Part::QueryLow, Part::KeyLow].get(part)?;
+    let part = *[AttentionOperand::QueryLo, AttentionOperand::KeyLo].get(part)?;
     let column = op.shape.column(part, op.low[unit.head]?);
     Some(&x[(unit.row + token) * code_stride(op.shape.columns()) + column..][..op.shape.d])
 }

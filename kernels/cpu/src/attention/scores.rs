@@ -64,7 +64,7 @@ pub(super) fn raw<'a, const R: usize>(
     Logits { bias: [zeros; R], mask: [None; R], finish: RAW, out, n_padded }
 }
 
-/// Turns products of codes, which `logits` holds, and products of codes with low codes into logits.
+/// Turns products of codes, which `logits` holds, and products of codes with lo codes into logits.
 #[inline(always)]
 pub(super) fn combine<L: Lanes, const R: usize>(
     lanes: L,

@@ -116,7 +116,7 @@ mod tests {
 
     const MASKED: f32 = -200.0;
 
-    const SHAPE: Shape = Shape { heads: 1, d: 4, n: 3, two_codes: 0 };
+    const SHAPE: Shape = Shape { heads: 1, d: 4, n: 3, hi_lo: 0 };
 
     #[test]
     fn masks_are_found_by_number() {

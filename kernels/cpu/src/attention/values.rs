@@ -21,8 +21,9 @@ impl<const R: usize> Results<'_, '_, R> {
         let at = block * L::N;
         let value = lanes.mul(sum, lanes.splat(self.factors[query]));
         // SAFETY: each unit belongs to one task, and two units differ in their rows or in the columns of
-        // their heads; the segment does not outlive this call.
-        let mut out = unsafe { self.sink.segment(self.row + query, self.column + at, L::N.min(self.d - at)) };
+        // their heads; the range does not outlive this call.
+        let mut out =
+            unsafe { self.sink.column_range(self.row + query, self.column + at, L::N.min(self.d - at)) };
         out.put(lanes, 0, value);
     }
 }

@@ -1,9 +1,9 @@
 //! Several ops that run as one over a residual stream. Each thread takes a few rows through all ops before it
-//! takes the next rows, so that intermediate results and the rows of the stream stay in the thread's
+//! takes the next rows, so that intermediate results and the rows of the residual stay in the thread's
 //! second-level cache.
 //!
 //! ```text
-//! for each task's rows:  stream[rows] = ... last(... second(first(stream[rows])))
+//! for each task's rows:  residual[rows] = ... last(... second(first(residual[rows])))
 //! ```
 //! The ops may only depend on the rows of their own task: norms and linears work row by row, attention window
 //! by window. The results are the same, bit for bit, as if each op ran over all rows before the next op.
@@ -23,9 +23,9 @@ use op::{Intermediate, OpInput, TaskRows};
 
 /// Several ops that run as one over a residual stream.
 pub struct FusedBlock {
-    /// Each op with its result for the next op; `None` if the op adds its result to the stream.
+    /// Each op with its result for the next op; `None` if the op adds its result to the residual.
     ops: Vec<(BlockOp, Option<Intermediate>)>,
-    /// Columns of the stream.
+    /// Columns of the residual.
     columns: usize,
     /// Tokens of a window, if an op is an attention.
     window: Option<usize>,
@@ -44,12 +44,12 @@ pub struct FusedRows<'a> {
 }
 
 impl FusedBlock {
-    /// Prepares `ops` over rows of a stream of `columns` columns, in tasks of about `task_rows` rows. [`BlockOp`] says
-    /// which ops read the stream and which read the result of the op before them. Linears that store
-    /// [`Store::Residual`](crate::Store::Residual) and residual norms add to the stream.
+    /// Prepares `ops` over rows of a residual of `columns` columns, in tasks of about `task_rows` rows. [`BlockOp`] says
+    /// which ops read the residual and which read the result of the op before them. Linears that store
+    /// [`Store::Residual`](crate::Store::Residual) and residual norms add to the residual.
     ///
     /// # Panics
-    /// If an op cannot read the result of the op before it, if the last op does not add to the stream, if two
+    /// If an op cannot read the result of the op before it, if the last op does not add to the residual, if two
     /// attentions have windows of different sizes, or if `task_rows` rows of a result are more than a slice can hold.
     pub fn new(ops: Vec<BlockOp>, columns: usize, task_rows: usize) -> FusedBlock {
         let (window, mut result) = (window_of(&ops), None);
@@ -81,13 +81,13 @@ impl FusedBlock {
         elements("FusedBlock", "rows", &[images, rows]) / self.unit_rows()
     }
 
-    /// Runs the ops over `stream`, f32 `[images * rows.map.tokens(), columns]`.
+    /// Runs the ops over `residual`, f32 `[images * rows.map.tokens(), columns]`.
     ///
     /// # Panics
-    /// If `stream` has another length, if the windows of an attention do not cover the rows of an image, if a mask is one
+    /// If `residual` has another length, if the windows of an attention do not cover the rows of an image, if a mask is one
     /// that an attention does not have, or if there are masks without an attention.
-    pub fn run(&self, pool: &mut Pool, images: usize, rows: FusedRows<'_>, stream: &mut [f32]) {
-        self.run_tasks(pool, images, rows, stream, None);
+    pub fn run(&self, pool: &mut Pool, images: usize, rows: FusedRows<'_>, residual: &mut [f32]) {
+        self.run_tasks(pool, images, rows, residual, None);
     }
 
     /// As [`FusedBlock::run`], and returns the time of each op: the elapsed time, divided in proportion to
@@ -100,11 +100,11 @@ impl FusedBlock {
         pool: &mut Pool,
         images: usize,
         rows: FusedRows<'_>,
-        stream: &mut [f32],
+        residual: &mut [f32],
     ) -> Vec<Duration> {
         let nanos: Vec<AtomicU64> = self.ops.iter().map(|_| AtomicU64::new(0)).collect();
         let start = Instant::now();
-        self.run_tasks(pool, images, rows, stream, Some(&nanos));
+        self.run_tasks(pool, images, rows, residual, Some(&nanos));
         let elapsed = start.elapsed();
         let nanos: Vec<f64> = nanos.into_iter().map(|n| n.into_inner() as f64).collect();
         let all = nanos.iter().sum::<f64>().max(1.0);
@@ -116,18 +116,18 @@ impl FusedBlock {
         pool: &mut Pool,
         images: usize,
         image: FusedRows<'_>,
-        stream: &mut [f32],
+        residual: &mut [f32],
         nanos: Option<&[AtomicU64]>,
     ) {
         self.check_windows(image);
-        check_len("FusedBlock", "stream", stream.len(), &[images, image.map.tokens(), self.columns]);
+        check_len("FusedBlock", "residual", residual.len(), &[images, image.map.tokens(), self.columns]);
         let (units, unit_rows) = (self.units(images, image.map.rows().len()), self.unit_rows());
         let tasks = units.div_ceil(self.max_units).next_multiple_of(pool.threads()).min(units);
         elements("FusedBlock", "units and tasks", &[units, tasks]);
-        let stream = Parts::new(stream);
+        let residual = Parts::new(residual);
         pool.run(tasks, &|task, scratch| {
             let rows = units * task / tasks * unit_rows..units * (task + 1) / tasks * unit_rows;
-            self.run_task(&TaskRows { rows, stream, image }, scratch, nanos);
+            self.run_task(&TaskRows { rows, residual, image }, scratch, nanos);
         });
     }
 
@@ -157,7 +157,7 @@ impl FusedBlock {
         let (mut previous, rows) = (None::<Intermediate>, task.rows.len());
         for (i, (op, result)) in self.ops.iter().enumerate() {
             let start = nanos.map(|_| Instant::now());
-            let input = previous.map_or(OpInput::Stream, |previous| previous.rows(rows, read));
+            let input = previous.map_or(OpInput::Residual, |previous| previous.rows(rows, read));
             op.run(task, input, result.map(|result| result.rows_mut(rows, write)), op_scratch);
             std::mem::swap(&mut read, &mut write);
             previous = *result;

@@ -9,24 +9,24 @@ use swinq_numerics::{RowStore, code_stride};
 use super::FusedRows;
 use crate::attention::{AttentionIn, WindowAttention};
 use crate::buffer::{AlignedBuf, bytes, bytes_mut};
-use crate::heads::NormalizeHeads;
 use crate::layer_norm::{LayerNorm, ResidualNorm};
 use crate::linear::{Dest, LinearF32, LinearI8, Store};
 use crate::pool::Parts;
+use crate::qk_norm::QkNorm;
 use crate::quantize::QuantizeRows;
 use crate::rows::RowOut;
 
 /// An op of a [`FusedBlock`](super::FusedBlock).
 #[derive(Clone)]
 pub enum BlockOp {
-    /// Reads the stream.
+    /// Reads the residual.
     Norm(Arc<LayerNorm>),
-    /// Reads the stream.
+    /// Reads the residual.
     Quantize(Arc<QuantizeRows>),
-    /// Reads the f32 that the op before it wrote, and adds to the stream.
+    /// Reads the f32 that the op before it wrote, and adds to the residual.
     ResidualNorm(Arc<ResidualNorm>),
     /// Reads the f32 that the op before it wrote.
-    NormalizeHeads(Arc<NormalizeHeads>),
+    QkNorm(Arc<QkNorm>),
     /// Reads the result of the op before it.
     Attention(Arc<WindowAttention>),
     /// Reads the codes that the op before it wrote.
@@ -79,8 +79,8 @@ impl Intermediate {
 
 /// The input of an op.
 pub(super) enum OpInput<'a> {
-    /// The task's rows of the stream.
-    Stream,
+    /// The task's rows of the residual.
+    Residual,
     F32(&'a [f32]),
     Codes(&'a [u8]),
 }
@@ -89,18 +89,18 @@ pub(super) enum OpInput<'a> {
 pub(super) struct TaskRows<'a> {
     /// Rows in the map's order over all images.
     pub(super) rows: Range<usize>,
-    /// The stream. Only this task accesses its rows: tasks have distinct rows, and a map names each token
+    /// The residual. Only this task accesses its rows: tasks have distinct rows, and a map names each token
     /// once.
-    pub(super) stream: Parts<'a, f32>,
+    pub(super) residual: Parts<'a, f32>,
     /// The rows of each image.
     pub(super) image: FusedRows<'a>,
 }
 
 impl<'a> TaskRows<'a> {
-    /// The task's rows of the stream, as a destination.
+    /// The task's rows of the residual, as a destination.
     fn dest(&self) -> Dest<'a> {
         // SAFETY: only this task accesses these rows, and one thread runs its ops one after the other.
-        unsafe { Dest::scatter(self.stream, self.image.map, self.rows.start) }
+        unsafe { Dest::scatter(self.residual, self.image.map, self.rows.start) }
     }
 
     /// Runs `op` over the windows of the rows.
@@ -126,8 +126,8 @@ impl BlockOp {
         }
     }
 
-    /// The op's result, or `None` if it adds to the stream. `previous` is the result of the op before it,
-    /// `columns` the stream's columns.
+    /// The op's result, or `None` if it adds to the residual. `previous` is the result of the op before it,
+    /// `columns` the residual's columns.
     pub(super) fn result_after(
         &self,
         previous: Option<Intermediate>,
@@ -148,7 +148,7 @@ impl BlockOp {
                 assert_eq!(op.channels(), columns, "FusedBlock: a norm of {} channels", op.channels());
                 (Some(Intermediate { columns, codes: false }), None)
             }
-            BlockOp::NormalizeHeads(op) => {
+            BlockOp::QkNorm(op) => {
                 let input = Intermediate { columns: op.columns_in(), codes: false };
                 let result = Intermediate { columns: op.columns_out(), codes: op.stores_codes() };
                 (Some(input), Some(result))
@@ -174,7 +174,7 @@ impl BlockOp {
         result
     }
 
-    /// Runs the op over the rows of `task`, from `input` to `out`, or to the stream where `out` is `None`.
+    /// Runs the op over the rows of `task`, from `input` to `out`, or to the residual where `out` is `None`.
     pub(super) fn run(
         &self,
         task: &TaskRows<'_>,
@@ -184,19 +184,19 @@ impl BlockOp {
     ) {
         let (rows, map) = (task.rows.len(), task.image.map);
         match (self, input, out) {
-            (BlockOp::Norm(op), OpInput::Stream, Some(out)) => {
-                // SAFETY: only this task accesses its rows of the stream, and this op does not write them.
-                unsafe { op.run_on_this_thread(task.rows.clone(), task.stream, map, out, scratch) };
+            (BlockOp::Norm(op), OpInput::Residual, Some(out)) => {
+                // SAFETY: only this task accesses its rows of the residual, and this op does not write them.
+                unsafe { op.run_on_this_thread(task.rows.clone(), task.residual, map, out, scratch) };
             }
-            (BlockOp::Quantize(op), OpInput::Stream, Some(out)) => {
+            (BlockOp::Quantize(op), OpInput::Residual, Some(out)) => {
                 // SAFETY: as above.
-                unsafe { op.run_on_this_thread(task.rows.clone(), task.stream, map, out) };
+                unsafe { op.run_on_this_thread(task.rows.clone(), task.residual, map, out) };
             }
             (BlockOp::ResidualNorm(op), OpInput::F32(x), None) => {
-                // SAFETY: only this task accesses its rows of the stream.
-                unsafe { op.run_on_this_thread(task.rows.clone(), x, task.stream, map, scratch) };
+                // SAFETY: only this task accesses its rows of the residual.
+                unsafe { op.run_on_this_thread(task.rows.clone(), x, task.residual, map, scratch) };
             }
-            (BlockOp::NormalizeHeads(op), OpInput::F32(x), Some(out)) => op.run_on_this_thread(rows, x, out),
+            (BlockOp::QkNorm(op), OpInput::F32(x), Some(out)) => op.run_on_this_thread(rows, x, out),
             (BlockOp::Attention(op), OpInput::Codes(x), Some(out)) => {
                 task.attend(op, AttentionIn::Codes(x), out, scratch);
             }
@@ -220,11 +220,11 @@ fn row_result(columns: usize, store: RowStore) -> Intermediate {
     Intermediate { columns, codes: matches!(store, RowStore::Codes(_)) }
 }
 
-/// The result of a linear of `n` columns; `None` if it adds to the stream of `columns` columns.
+/// The result of a linear of `n` columns; `None` if it adds to the residual of `columns` columns.
 fn linear_result(n: usize, store: &Store, columns: usize) -> Option<Intermediate> {
     match store {
         Store::Residual { .. } => {
-            assert_eq!(n, columns, "FusedBlock: a linear of {n} columns is added to the stream");
+            assert_eq!(n, columns, "FusedBlock: a linear of {n} columns is added to the residual");
             None
         }
         store => Some(Intermediate { columns: n, codes: matches!(store, Store::Codes(_)) }),

@@ -119,7 +119,7 @@ unsafe fn transpose(at: *const u8, stride: usize, last: usize) -> [__m256i; 4] {
 /// Sixteen bytes at each pointer are readable.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn weave(rows: [*const u8; 4]) -> [__m256i; 2] {
+unsafe fn interleave_rows(rows: [*const u8; 4]) -> [__m256i; 2] {
     // SAFETY: the caller's promise.
     let [a, b, c, d] = rows.map(|at| unsafe { _mm256_cvtepu8_epi16(_mm_loadu_si128(at.cast())) });
     let ab = _mm256_or_si256(a, _mm256_slli_epi16::<8>(b));
@@ -131,7 +131,7 @@ unsafe fn weave(rows: [*const u8; 4]) -> [__m256i; 2] {
 /// Sixteen bytes at `at` are writable.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn write_woven_codes(at: *mut u8, scaled: [__m256; 2]) {
+unsafe fn write_interleaved_codes(at: *mut u8, scaled: [__m256; 2]) {
     // Values far below the range convert to the smallest i32; packing saturates everything below -128.
     let [a, b] = scaled.map(|x| _mm256_cvtps_epi32(_mm256_min_ps(x, _mm256_set1_ps(127.0))));
     let words = _mm256_packs_epi32(a, b);
@@ -227,7 +227,7 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
         fn pack(self, x: [__m256i; 4]) -> __m256i {
             _mm256_packus_epi16(_mm256_packus_epi32(x[0], x[1]), _mm256_packus_epi32(x[2], x[3]))
         }
-        fn unweave(self, x: [__m256; 2]) -> [__m256; 2] {
+        fn deinterleave(self, x: [__m256; 2]) -> [__m256; 2] {
             [_mm256_permute2f128_ps::<0x20>(x[0], x[1]), _mm256_permute2f128_ps::<0x31>(x[0], x[1])]
         }
         fn times_128(self, x: __m256i) -> __m256i { _mm256_slli_epi32::<7>(x) }
@@ -353,14 +353,14 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    unsafe fn weave(self, rows: [*const u8; 4]) -> [__m256i; 2] {
+    unsafe fn interleave_rows(self, rows: [*const u8; 4]) -> [__m256i; 2] {
         // SAFETY: an `Avx2` proves the instructions; readable by the caller's promise.
-        unsafe { weave(rows) }
+        unsafe { interleave_rows(rows) }
     }
 
     #[inline(always)]
-    unsafe fn write_woven_codes(self, at: *mut u8, scaled: [__m256; 2]) {
+    unsafe fn write_interleaved_codes(self, at: *mut u8, scaled: [__m256; 2]) {
         // SAFETY: an `Avx2` proves the instructions; writable by the caller's promise.
-        unsafe { write_woven_codes(at, scaled) }
+        unsafe { write_interleaved_codes(at, scaled) }
     }
 }

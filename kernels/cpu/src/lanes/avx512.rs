@@ -167,7 +167,7 @@ unsafe fn transpose(at: *const u8, stride: usize, last: usize) -> [__m512i; 4] {
 /// 32 bytes at each pointer are readable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn weave(rows: [*const u8; 4]) -> [__m512i; 2] {
+unsafe fn interleave_rows(rows: [*const u8; 4]) -> [__m512i; 2] {
     // SAFETY: the caller's promise.
     let [a, b, c, d] = rows.map(|at| unsafe { _mm512_cvtepu8_epi16(_mm256_loadu_si256(at.cast())) });
     let ab = _mm512_or_si512(a, _mm512_slli_epi16::<8>(b));
@@ -177,7 +177,7 @@ unsafe fn weave(rows: [*const u8; 4]) -> [__m512i; 2] {
 
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn unweave([a, b]: [__m512; 2]) -> [__m512; 2] {
+fn deinterleave([a, b]: [__m512; 2]) -> [__m512; 2] {
     let low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
     let high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     [_mm512_permutex2var_ps(a, low, b), _mm512_permutex2var_ps(a, high, b)]
@@ -187,7 +187,7 @@ fn unweave([a, b]: [__m512; 2]) -> [__m512; 2] {
 /// 32 bytes at `at` are writable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn write_woven_codes(at: *mut u8, scaled: [__m512; 2]) {
+unsafe fn write_interleaved_codes(at: *mut u8, scaled: [__m512; 2]) {
     // Values far below the range convert to the smallest i32; packing saturates everything below -128.
     let [a, b] = scaled.map(|x| _mm512_cvtps_epi32(_mm512_min_ps(x, _mm512_set1_ps(127.0))));
     let bytes = _mm512_cvtsepi16_epi8(_mm512_packs_epi32(a, b));
@@ -217,8 +217,8 @@ unsafe fn write_pair_of_codes_of_numbers(at: [*mut u8; 2], scaled: [[__m512; 2];
 /// 32 bytes at each address are writable.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn write_woven_codes_of_numbers(at: [*mut u8; 2], scaled: [[__m512; 2]; 2]) {
-    // The registers are woven, so that the eight codes of a row in a lane are adjacent columns.
+unsafe fn write_interleaved_codes_of_numbers(at: [*mut u8; 2], scaled: [[__m512; 2]; 2]) {
+    // The registers are interleaved, so that the eight codes of a row in a lane are adjacent columns.
     let order = _mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7);
     // SAFETY: the caller's promise.
     unsafe { write_halves(at, _mm512_permutexvar_epi64(order, packed_pair(scaled))) };
@@ -285,7 +285,7 @@ impl Lanes for Avx512 {
         fn pack(self, x: [__m512i; 4]) -> __m512i {
             _mm512_packus_epi16(_mm512_packus_epi32(x[0], x[1]), _mm512_packus_epi32(x[2], x[3]))
         }
-        fn unweave(self, x: [__m512; 2]) -> [__m512; 2] { unweave(x) }
+        fn deinterleave(self, x: [__m512; 2]) -> [__m512; 2] { deinterleave(x) }
         fn times_128(self, x: __m512i) -> __m512i { _mm512_slli_epi32::<7>(x) }
         fn dot(self, acc: __m512i, u: __m512i, s: __m512i) -> __m512i { _mm512_dpbusd_epi32(acc, u, s) }
         fn float(self, x: __m512i) -> __m512 { _mm512_cvtepi32_ps(x) }
@@ -408,20 +408,20 @@ impl Lanes for Avx512 {
     }
 
     #[inline(always)]
-    unsafe fn weave(self, rows: [*const u8; 4]) -> [__m512i; 2] {
+    unsafe fn interleave_rows(self, rows: [*const u8; 4]) -> [__m512i; 2] {
         // SAFETY: an `Avx512` proves the instructions; readable by the caller's promise.
-        unsafe { weave(rows) }
+        unsafe { interleave_rows(rows) }
     }
 
     #[inline(always)]
-    unsafe fn write_woven_codes_of_numbers(self, at: [*mut u8; 2], scaled: [[__m512; 2]; 2]) {
+    unsafe fn write_interleaved_codes_of_numbers(self, at: [*mut u8; 2], scaled: [[__m512; 2]; 2]) {
         // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
-        unsafe { write_woven_codes_of_numbers(at, scaled) }
+        unsafe { write_interleaved_codes_of_numbers(at, scaled) }
     }
 
     #[inline(always)]
-    unsafe fn write_woven_codes(self, at: *mut u8, scaled: [__m512; 2]) {
+    unsafe fn write_interleaved_codes(self, at: *mut u8, scaled: [__m512; 2]) {
         // SAFETY: an `Avx512` proves the instructions; writable by the caller's promise.
-        unsafe { write_woven_codes(at, scaled) }
+        unsafe { write_interleaved_codes(at, scaled) }
     }
 }

@@ -248,29 +248,29 @@ pub(crate) trait Lanes: Copy {
     /// The lanes, which are in 0..=255, as bytes: lanes `4 j..4 j + 4` of register `i` become the four bytes
     /// from `16 j + 4 i` on.
     fn pack(self, x: [Self::I; 4]) -> Self::I;
-    /// `2 N` bytes of four rows, one column in each lane (row 0 in its low byte), *woven*: lanes
+    /// `2 N` bytes of four rows, one column in each lane (row 0 in its low byte), *interleaved*: lanes
     /// `4 j..4 j + 4` are columns `8 j..8 j + 4` in the first register, `8 j + 4..8 j + 8` in the second.
     ///
     /// # Safety
     /// `2 N` bytes at each pointer are readable.
-    unsafe fn weave(self, rows: [*const u8; 4]) -> [Self::I; 2];
-    /// Puts woven columns back in their order.
-    fn unweave(self, x: [Self::F; 2]) -> [Self::F; 2];
-    /// [`Lanes::write_codes`] of `2 N` woven columns, in their order. There must be no NaN.
+    unsafe fn interleave_rows(self, rows: [*const u8; 4]) -> [Self::I; 2];
+    /// Puts interleaved columns back in their order.
+    fn deinterleave(self, x: [Self::F; 2]) -> [Self::F; 2];
+    /// [`Lanes::write_codes`] of `2 N` interleaved columns, in their order. There must be no NaN.
     ///
     /// # Safety
     /// `2 N` bytes at `at` are writable.
-    unsafe fn write_woven_codes(self, at: *mut u8, scaled: [Self::F; 2]);
-    /// [`Lanes::write_woven_codes`] of two rows, whose magnitudes are below 2^31.
+    unsafe fn write_interleaved_codes(self, at: *mut u8, scaled: [Self::F; 2]);
+    /// [`Lanes::write_interleaved_codes`] of two rows, whose magnitudes are below 2^31.
     ///
     /// # Safety
     /// `2 N` bytes at each address are writable.
     #[inline(always)]
-    unsafe fn write_woven_codes_of_numbers(self, at: [*mut u8; 2], scaled: [[Self::F; 2]; 2]) {
+    unsafe fn write_interleaved_codes_of_numbers(self, at: [*mut u8; 2], scaled: [[Self::F; 2]; 2]) {
         // SAFETY: the caller's promise.
         unsafe {
-            self.write_woven_codes(at[0], scaled[0]);
-            self.write_woven_codes(at[1], scaled[1]);
+            self.write_interleaved_codes(at[0], scaled[0]);
+            self.write_interleaved_codes(at[1], scaled[1]);
         }
     }
 

@@ -19,7 +19,7 @@ use swinq_numerics::reference::{self, RowNorm};
 
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
-use crate::rows::{AddToStream, Segment, ToCodes, ToF32, ToFake};
+use crate::rows::{AddToResidual, ColumnRange, ToCodes, ToF32, ToFake};
 use norms::{Group, Norms, ROWS};
 
 /// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
@@ -75,11 +75,11 @@ pub(crate) trait Target {
 }
 
 /// Stores the row, or zeros if the row has no source.
-impl Target for Segment<'_> {
+impl Target for ColumnRange<'_> {
     fn put_scalar(self, Affine { gamma, beta, eps, .. }: Affine<'_>, x: Option<&[f32]>, buffer: &mut [f32]) {
         match (x, self) {
             (None, mut out) => out.clear(),
-            (Some(x), Segment::F32(out)) => reference::layer_norm_row(x, gamma, beta, eps, out),
+            (Some(x), ColumnRange::F32(out)) => reference::layer_norm_row(x, gamma, beta, eps, out),
             (Some(x), mut out) => {
                 reference::layer_norm_row(x, gamma, beta, eps, buffer);
                 out.put_all(buffer);
@@ -91,9 +91,13 @@ impl Target for Segment<'_> {
     fn put_vector<L: Lanes>(mut self, lanes: L, affine: Affine<'_>, norm: RowNorm, x: Option<&[f32]>) {
         let Some(x) = x else { return self.clear() };
         match self {
-            Segment::F32(out) => vector::apply(lanes, affine, norm, x, out, ToF32),
-            Segment::Fake(out, quantizer) => vector::apply(lanes, affine, norm, x, out, ToFake(quantizer)),
-            Segment::Codes(out, quantizer) => vector::apply(lanes, affine, norm, x, out, ToCodes(quantizer)),
+            ColumnRange::F32(out) => vector::apply(lanes, affine, norm, x, out, ToF32),
+            ColumnRange::Fake(out, quantizer) => {
+                vector::apply(lanes, affine, norm, x, out, ToFake(quantizer))
+            }
+            ColumnRange::Codes(out, quantizer) => {
+                vector::apply(lanes, affine, norm, x, out, ToCodes(quantizer))
+            }
         }
     }
 
@@ -105,13 +109,13 @@ impl Target for Segment<'_> {
         group: &Group<'_>,
         out: impl Fn(usize) -> Self,
     ) -> bool {
-        let Segment::Codes(_, quantizer) = out(0) else { return false };
+        let ColumnRange::Codes(_, quantizer) = out(0) else { return false };
         if !affine.gamma.len().is_multiple_of(2 * L::N) || !affine.results_are_numbers(norms, quantizer) {
             return false;
         }
         let mut places = [std::ptr::null_mut(); ROWS];
         for (i, place) in places[..group.count].iter_mut().enumerate() {
-            let Segment::Codes(out, _) = out(i) else { unreachable!("all rows of an op are alike") };
+            let ColumnRange::Codes(out, _) = out(i) else { unreachable!("all rows of an op are alike") };
             assert_eq!(out.len(), affine.gamma.len(), "a row of codes");
             *place = out.as_mut_ptr();
         }
@@ -124,14 +128,14 @@ impl Target for Segment<'_> {
 }
 
 /// A row of the residual stream, to which the normalised row is added.
-struct StreamRow<'s> {
+struct ResidualRow<'s> {
     /// `None` drops the row.
     row: Option<&'s mut [f32]>,
     branch: Option<Quantizer>,
     shortcut: Option<Quantizer>,
 }
 
-impl Target for StreamRow<'_> {
+impl Target for ResidualRow<'_> {
     fn put_scalar(self, Affine { gamma, beta, eps, .. }: Affine<'_>, x: Option<&[f32]>, _: &mut [f32]) {
         if let (Some(x), Some(row)) = (x, self.row) {
             reference::add_layer_norm_row(x, gamma, beta, eps, [self.branch, self.shortcut], row);
@@ -140,9 +144,9 @@ impl Target for StreamRow<'_> {
 
     #[inline(always)]
     fn put_vector<L: Lanes>(self, lanes: L, affine: Affine<'_>, norm: RowNorm, x: Option<&[f32]>) {
-        let StreamRow { row, branch, shortcut } = self;
+        let ResidualRow { row, branch, shortcut } = self;
         if let (Some(x), Some(row)) = (x, row) {
-            vector::apply(lanes, affine, norm, x, row, AddToStream { branch, shortcut });
+            vector::apply(lanes, affine, norm, x, row, AddToResidual { branch, shortcut });
         }
     }
 }

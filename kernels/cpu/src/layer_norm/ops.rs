@@ -10,7 +10,7 @@ use super::{Affine, MIN_VALUES, Target, largest_result, normalise};
 use crate::buffer::{Aligned, AlignedBuf};
 use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
-use crate::rows::{MapRows, RowOut, RowSink, Segment, units_per_task};
+use crate::rows::{ColumnRange, MapRows, RowOut, RowSink, units_per_task};
 
 /// An instruction set and an [`Affine`].
 pub(super) struct Owned {
@@ -116,7 +116,7 @@ impl LayerNorm {
         rows: Range<usize>,
         map: &RowMap,
         source: impl Fn(usize) -> &'x [f32],
-        out: impl Fn(usize) -> Segment<'s>,
+        out: impl Fn(usize) -> ColumnRange<'s>,
         scratch: &mut AlignedBuf,
     ) {
         let (c, from) = (self.affine.channels(), rows.start);
@@ -152,7 +152,7 @@ impl LayerNorm {
                 // SAFETY: rows are distinct, and each belongs to the one task that holds it.
                 copy[..count * c].copy_from_slice(unsafe { parts.get(from * c, count * c) });
                 // SAFETY: as above; the part copied from is no longer held.
-                let out = |i| Segment::F32(unsafe { parts.get((from + i) * c, c) });
+                let out = |i| ColumnRange::F32(unsafe { parts.get((from + i) * c, c) });
                 self.affine.rows(count, |i| Some(&copy[i * c..][..c]), out, buffer);
             }
         });
@@ -255,7 +255,7 @@ impl PooledNorm {
             let x = &x[image * tokens * c..][..tokens * c];
             let parts = Parts::new(normed);
             // SAFETY: rows are distinct, and each is written once.
-            let out = |i| Segment::F32(unsafe { parts.get(i * c, c) });
+            let out = |i| ColumnRange::F32(unsafe { parts.get(i * c, c) });
             self.affine.rows(tokens, |i| Some(&x[i * c..][..c]), out, buffer);
             reference::mean_of_rows(normed, mean);
             // SAFETY: an image is one task.

@@ -41,24 +41,24 @@ impl<'a> Dest<'a> {
                 check_len("linear", "output of codes", out.len(), &[rows, code_stride(n)]);
                 Dest::Codes(Parts::new(out))
             }
-            (LinearOut::Residual { stream, map }, Store::Residual { .. }) => {
+            (LinearOut::Residual { residual, map }, Store::Residual { .. }) => {
                 let (period, tokens) = (map.rows().len(), map.tokens());
                 let multiple = rows.is_multiple_of(period);
                 assert!(multiple, "{rows} rows are not a multiple of the {period} rows of the map");
                 let images = rows.checked_div(period).unwrap_or(0);
-                check_len("linear", "residual stream", stream.len(), &[images, tokens, n]);
-                Dest::Residual(Parts::new(stream), Scatter { map, first: 0 })
+                check_len("linear", "residual stream", residual.len(), &[images, tokens, n]);
+                Dest::Residual(Parts::new(residual), Scatter { map, first: 0 })
             }
             (out, store) => panic!("a linear that stores {store:?} cannot write {out:?}"),
         }
     }
 
-    /// The rows of `stream` from row `first` of `map`'s order over all images.
+    /// The rows of `residual` from row `first` of `map`'s order over all images.
     ///
     /// # Safety
-    /// Nobody else reads or writes these rows of `stream` while the result is alive.
-    pub(crate) unsafe fn scatter(stream: Parts<'a, f32>, map: &'a RowMap, first: usize) -> Dest<'a> {
-        Dest::Residual(stream, Scatter { map, first })
+    /// Nobody else reads or writes these rows of `residual` while the result is alive.
+    pub(crate) unsafe fn scatter(residual: Parts<'a, f32>, map: &'a RowMap, first: usize) -> Dest<'a> {
+        Dest::Residual(residual, Scatter { map, first })
     }
 
     /// The start of row `row` of a linear of `n` columns; `None` if the row is dropped.

@@ -10,7 +10,7 @@ use super::epilogue::Epilogue;
 use super::spec::Store;
 use crate::lanes::Lanes;
 use crate::pool::Parts;
-use crate::rows::{AddToStream, Cast, ToF32};
+use crate::rows::{AddToResidual, Cast, ToF32};
 
 /// An accumulator type.
 pub(super) trait Accumulator: Copy {
@@ -171,9 +171,9 @@ impl<L: Lanes, F: Activation, const OUTPUT: bool> Columns<L, F, OUTPUT> {
                 let [recip, zero_point] = self.codes(lanes, epilogue);
                 self.rows(lanes, tile, starts, PutCodes { out, recip, zero_point });
             }
-            (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
-                let cast = AddToStream { branch, shortcut };
-                self.rows(lanes, tile, starts, PutCast { out: stream, cast });
+            (Dest::Residual(residual, _), &Store::Residual { branch, shortcut }) => {
+                let cast = AddToResidual { branch, shortcut };
+                self.rows(lanes, tile, starts, PutCast { out: residual, cast });
             }
             _ => unreachable!("`Dest::new` refuses a destination that does not match the store"),
         }

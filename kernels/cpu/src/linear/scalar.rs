@@ -107,9 +107,9 @@ fn store(epilogue: &Epilogue, value: f32, row: usize, column: usize, dest: &Dest
             // SAFETY: as above.
             unsafe { out.get(at, 1)[0] = columns.code(column, value) as u8 ^ 0x80 };
         }
-        (Dest::Residual(stream, _), &Store::Residual { branch, shortcut }) => {
+        (Dest::Residual(residual, _), &Store::Residual { branch, shortcut }) => {
             // SAFETY: as above.
-            let place = unsafe { &mut stream.get(at, 1)[0] };
+            let place = unsafe { &mut residual.get(at, 1)[0] };
             *place = fake(shortcut, *place) + fake(branch, value);
         }
         _ => unreachable!("`Dest::new` refuses a destination that does not match the store"),

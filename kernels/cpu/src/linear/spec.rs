@@ -13,12 +13,12 @@ pub enum Store {
     Fake(ColumnQuantizers),
     /// Writes its code as `u8 = code + 128`.
     Codes(ColumnQuantizers),
-    /// Adds it to the residual stream: `stream = shortcut.fake(stream) + branch.fake(value)`, where `None`
+    /// Adds it to the residual stream: `residual = shortcut.fake(residual) + branch.fake(value)`, where `None`
     /// changes nothing.
     Residual {
         /// Quantizer of the linear's value.
         branch: Option<Quantizer>,
-        /// Quantizer of the stream's previous value.
+        /// Quantizer of the residual's previous value.
         shortcut: Option<Quantizer>,
     },
 }
@@ -33,8 +33,8 @@ pub enum LinearOut<'a> {
     /// For [`Store::Residual`].
     Residual {
         /// f32 `[images * map.tokens(), n]`.
-        stream: &'a mut [f32],
-        /// Row of the stream, within its image, of each row of the linear; rows that map to padding are
+        residual: &'a mut [f32],
+        /// Row of the residual, within its image, of each row of the linear; rows that map to padding are
         /// dropped. The linear has `images * map.rows().len()` rows.
         map: &'a RowMap,
     },

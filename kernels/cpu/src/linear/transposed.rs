@@ -50,7 +50,7 @@ pub fn transposed_product(
     let split = Split::new(m, kernel.layout.panels(n), 4 * PART, kernel.tile_rows, pool.threads());
     for (a, b) in a.chunks(PARTS * PART * m).zip(b.chunks(PARTS * PART * n)) {
         packed.fill(pool, a, b);
-        let dest = Dest::new(LinearOut::Residual { stream: out, map: &map }, &epilogue.store, m, n);
+        let dest = Dest::new(LinearOut::Residual { residual: out, map: &map }, &epilogue.store, m, n);
         pool.run(split.tasks(), &|task, _| {
             let (rows, panels) = split.block(task);
             for part in 0..(a.len() / m).div_ceil(PART) {

@@ -40,7 +40,7 @@ impl Scratch {
 
 type Task<'a> = dyn Fn(usize, &mut Scratch) + Sync + 'a;
 
-/// What a thread does with a group of items: their range, and their part of every output.
+/// The work of a thread on a group of items: their range, and their part of every output.
 type GroupTask<'a, T, const N: usize> = dyn Fn(Range<usize>, [Option<&mut [T]>; N], &mut Scratch) + Sync + 'a;
 
 /// Runs jobs on the thread of the caller and on the threads that it borrows from a [`Crew`].

@@ -52,7 +52,7 @@ impl Share {
     }
 }
 
-/// What the threads of a [`Pool`](super::Pool) share.
+/// The state that the threads of a [`Pool`](super::Pool) share.
 ///
 /// A job ends when its tasks are done. Nobody waits for a thread that took no task: one that wakes up late, or that the
 /// system runs late, finds the tasks taken.

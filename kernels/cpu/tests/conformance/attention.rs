@@ -17,7 +17,7 @@ struct Case {
     /// The mask of each window of an image.
     masks: Vec<u8>,
     scales: Vec<f32>,
-    two_codes: Vec<bool>,
+    hi_lo: Vec<bool>,
     bias: Vec<f32>,
     regions: Option<Vec<u8>>,
     /// q, k, v as f32, `[rows, 3 * heads * d]`.
@@ -54,17 +54,17 @@ impl Case {
         let x = rng.floats(images * windows * n * 3 * heads * d, 4.5);
         let bias = rng.floats(heads * n * n, 1.5);
         let scales = (0..heads).map(|head| (1.0 - 0.07 * head as f32) / (d as f32).sqrt()).collect();
-        Case { heads, d, n, images, masks: masks.collect(), scales, two_codes: Vec::new(), bias, regions, x }
+        Case { heads, d, n, images, masks: masks.collect(), scales, hi_lo: Vec::new(), bias, regions, x }
     }
 
-    /// The same with two codes for each query and key of every other head, from head `first` on.
-    fn with_two_codes(self, first: usize) -> Case {
-        Case { two_codes: (0..self.heads).map(|head| head % 2 == first).collect(), ..self }
+    /// The same with hi and lo codes for each query and key of every other head, from head `first` on.
+    fn with_hi_lo(self, first: usize) -> Case {
+        Case { hi_lo: (0..self.heads).map(|head| head % 2 == first).collect(), ..self }
     }
 
-    /// The heads with two codes.
+    /// The heads with hi and lo codes.
     fn low_heads(&self) -> Vec<usize> {
-        (0..self.two_codes.len()).filter(|&head| self.two_codes[head]).collect()
+        (0..self.hi_lo.len()).filter(|&head| self.hi_lo[head]).collect()
     }
 
     fn columns(&self) -> usize {
@@ -74,13 +74,13 @@ impl Case {
     fn op(&self, cpu: Cpu, quant: AttentionQuant, store: RowStore) -> WindowAttention {
         let (heads, head_dim, tokens) = (self.heads, self.d, self.n);
         let (bias, regions) = (&self.bias[..], self.regions.as_deref());
-        let (scales, two_codes) = (&self.scales[..], &self.two_codes[..]);
+        let (scales, hi_lo) = (&self.scales[..], &self.hi_lo[..]);
         let spec = AttentionSpec {
             heads,
             head_dim,
             tokens,
             scales,
-            two_codes,
+            hi_lo,
             bias,
             regions,
             mask: -100.0,
@@ -101,8 +101,7 @@ impl Case {
             }
             for (part, site) in row.chunks_exact(columns).zip([quant.q, quant.k]) {
                 for head in self.low_heads() {
-                    let low =
-                        |&x: &f32| reference::low_code(x * site.unwrap().recip()).cast_unsigned() ^ 0x80;
+                    let low = |&x: &f32| reference::lo_code(x * site.unwrap().recip()).cast_unsigned() ^ 0x80;
                     codes.extend(part[head * self.d..][..self.d].iter().map(low));
                 }
             }
@@ -139,8 +138,8 @@ impl Case {
                     *bias += if regions[i / n] == regions[i % n] { 0.0 } else { -100.0 };
                 }
             }
-            let two_codes = self.two_codes.get(head).copied().unwrap_or(false);
-            let scores = HeadScores { scale: self.scales[head], two_codes };
+            let hi_lo = self.hi_lo.get(head).copied().unwrap_or(false);
+            let scores = HeadScores { scale: self.scales[head], hi_lo };
             each(qkv, scores, bias, &|i, c| (window * n + i) * columns + head * d + c);
         }
     }
@@ -268,7 +267,7 @@ fn masks_are_those_of_their_numbers() {
             for masks in [vec![1, 3, 0, 2, 2, 1, 0, 3, 3], vec![2], vec![0, 0]] {
                 let case = Case { masks, regions: Some(regions(n)), ..Case::new(2, d, n, 9, 2) };
                 let x = case.x[..2 * case.masks.len() * n * 6 * d].to_vec();
-                let case = Case { x, ..case }.with_two_codes(1);
+                let case = Case { x, ..case }.with_hi_lo(1);
                 for quant in [FLOAT, int8(Probs::U8), int8(Probs::S8(step(1.0 / 127.0)))] {
                     check(&case, cpu, quant);
                 }
@@ -308,17 +307,17 @@ fn one_op_runs_over_images_of_several_sizes() {
 
 /// Heads with one code beside heads with two, for every size and for sites that are off.
 #[test]
-fn two_codes_are_the_references() {
+fn hi_and_lo_codes_are_the_references() {
     let pick = |on: bool, x: f32| on.then(|| step(x));
     for_each_cpu(|cpu| {
         for (i, case) in cases().into_iter().enumerate() {
-            let case = case.with_two_codes(i % 2);
+            let case = case.with_hi_lo(i % 2);
             for probs in [Probs::U8, Probs::S8(step(1.0 / 127.0))] {
                 check(&case, cpu, int8(probs));
             }
             check(&case, cpu, AttentionQuant { scores: Some(step(1.7)), ..int8(Probs::U8) });
         }
-        let case = Case::new(3, 20, 17, 2, 1).with_two_codes(0);
+        let case = Case::new(3, 20, 17, 2, 1).with_hi_lo(0);
         for bits in 0..8 {
             let quant = AttentionQuant {
                 q: pick(bits & 1 != 0, Q),
@@ -332,9 +331,9 @@ fn two_codes_are_the_references() {
     });
 }
 
-/// With two codes the error of `QK^T` is that of steps of 1/256, which the large scale of a head shows.
+/// With hi and lo codes the error of `QK^T` is that of steps of 1/256, which the large scale of a head shows.
 #[test]
-fn two_codes_lower_the_error_of_large_scales() {
+fn hi_and_lo_codes_lower_the_error_of_large_scales() {
     let case = |two: bool| {
         let mut case = Case::new(1, 32, 64, 1, 1);
         for x in case.x.chunks_exact_mut(96) {
@@ -343,7 +342,7 @@ fn two_codes_lower_the_error_of_large_scales() {
             reference::normalize(&mut rest[..32]);
         }
         case.scales = vec![100.0];
-        case.two_codes = vec![two];
+        case.hi_lo = vec![two];
         case
     };
     let quant = AttentionQuant { q: Some(step(1.0 / 127.0)), k: Some(step(1.0 / 127.0)), ..FLOAT };

@@ -33,7 +33,7 @@ const CASES: [(Shape, Grid); 6] = [
 ];
 
 /// Ops of a block, each with the columns of its result and whether they are codes; `None` is added to the
-/// stream.
+/// residual.
 type Ops = Vec<(BlockOp, Option<(usize, bool)>)>;
 
 /// Makes ops of a block; each bit of `kind` is a choice between two recipes.
@@ -100,7 +100,7 @@ impl Maker {
         Store::Residual { branch, shortcut }
     }
 
-    /// An attention half: norm, linear for q | k | v, attention, projection.
+    /// An attention branch: norm, linear for q | k | v, attention, projection.
     fn attention(&mut self, Shape(heads, d, _): Shape, tokens: usize) -> Ops {
         let (c, [qkv, codes, proj]) = (heads * d, [self.choice(), self.choice(), self.choice()]);
         let site = (codes || self.choice()).then(|| step(0.04));
@@ -111,7 +111,7 @@ impl Maker {
             head_dim: d,
             tokens,
             scales: &self.rng.floats(heads, 0.2),
-            two_codes: &[],
+            hi_lo: &[],
             mask: -100.0,
             bias: &self.rng.floats(heads * tokens * tokens, 1.0),
             regions: Some(&regions(tokens)),
@@ -145,7 +145,7 @@ impl Maker {
         ]
     }
 
-    /// An MLP half: norm, linear with GELU, linear.
+    /// An MLP branch: norm, linear with GELU, linear.
     fn mlp(&mut self, Shape(heads, d, hidden): Shape) -> Ops {
         let (c, [fc1, fc2]) = (heads * d, [self.choice(), self.choice()]);
         let factors: Vec<f32> = self.rng.floats(hidden, 0.9).iter().map(|x| 1.0 + x).collect();
@@ -203,14 +203,14 @@ impl Rows {
 }
 
 /// Runs `ops` one after the other, each over all rows.
-fn one_by_one(ops: &Ops, FusedRows { map, masks }: FusedRows<'_>, images: usize, stream: &mut [f32]) {
+fn one_by_one(ops: &Ops, FusedRows { map, masks }: FusedRows<'_>, images: usize, residual: &mut [f32]) {
     let (mut pool, rows) = (Pool::new(1), images * map.rows().len());
     let mut before = Rows::F32(Vec::new());
     for (op, left) in ops {
         let mut after = left.map(|left| Rows::new(rows, left));
         let pool = &mut pool;
         match (op, &before, &mut after) {
-            (BlockOp::Norm(norm), _, Some(after)) => norm.run(pool, images, stream, map, after.out()),
+            (BlockOp::Norm(norm), _, Some(after)) => norm.run(pool, images, residual, map, after.out()),
             (BlockOp::Attention(attention), Rows::Codes(x), Some(after)) => {
                 attention.run(pool, images, masks, AttentionIn::Codes(x), after.out());
             }
@@ -218,14 +218,14 @@ fn one_by_one(ops: &Ops, FusedRows { map, masks }: FusedRows<'_>, images: usize,
                 attention.run(pool, images, masks, AttentionIn::F32(x), after.out());
             }
             (BlockOp::Quantize(quantize), _, Some(after)) => {
-                quantize.run(pool, images, stream, map, after.out());
+                quantize.run(pool, images, residual, map, after.out());
             }
-            (BlockOp::ResidualNorm(norm), Rows::F32(x), None) => norm.run(pool, images, x, map, stream),
+            (BlockOp::ResidualNorm(norm), Rows::F32(x), None) => norm.run(pool, images, x, map, residual),
             (BlockOp::LinearI8(linear), Rows::Codes(x), after) => {
-                linear.run(pool, rows, x, linear_out(after, stream, map));
+                linear.run(pool, rows, x, linear_out(after, residual, map));
             }
             (BlockOp::LinearF32(linear), Rows::F32(x), after) => {
-                linear.run(pool, rows, x, linear_out(after, stream, map));
+                linear.run(pool, rows, x, linear_out(after, residual, map));
             }
             _ => panic!("an op cannot read what the op before it wrote"),
         }
@@ -233,8 +233,8 @@ fn one_by_one(ops: &Ops, FusedRows { map, masks }: FusedRows<'_>, images: usize,
     }
 }
 
-fn linear_out<'a>(rows: &'a mut Option<Rows>, stream: &'a mut [f32], map: &'a RowMap) -> LinearOut<'a> {
-    rows.as_mut().map_or(LinearOut::Residual { stream, map }, |rows| rows.out().into())
+fn linear_out<'a>(rows: &'a mut Option<Rows>, residual: &'a mut [f32], map: &'a RowMap) -> LinearOut<'a> {
+    rows.as_mut().map_or(LinearOut::Residual { residual, map }, |rows| rows.out().into())
 }
 
 /// A block of `kind` with windows of `tokens` tokens: both its halves, one of them, or one whose norm comes last.
@@ -273,20 +273,20 @@ fn a_fused_block_equals_its_ops_one_after_the_other() {
                 let (ops, windows) = (ops(cpu, kind, shape, grid.0), windows_of(grid));
                 let (rows, c) = (rows_of(&ops, &windows), shape.0 * shape.1);
                 for (images, threads, task_rows) in [(1, 1, 1), (1, 2, 100), (2, 3, 20), (3, 2, 70)] {
-                    let mut stream = Rng(case as u64).floats(images * rows.map.tokens() * c, 2.0);
-                    let before = stream.clone();
-                    let mut want = stream.clone();
+                    let mut residual = Rng(case as u64).floats(images * rows.map.tokens() * c, 2.0);
+                    let before = residual.clone();
+                    let mut want = residual.clone();
                     one_by_one(&ops, rows, images, &mut want);
                     let block = FusedBlock::new(block_ops(&ops), c, task_rows);
                     let what = format!("{} case {case}, kind {kind:#x}, {images} images", cpu);
                     let mut pool = Pool::new(threads);
-                    block.run(&mut pool, images, rows, &mut stream);
-                    assert_same(&stream, &want, &what);
-                    assert_varied(&stream, &what);
-                    assert!(stream != before, "{what}: nothing was added");
-                    stream.copy_from_slice(&before);
-                    assert_eq!(block.run_timed(&mut pool, images, rows, &mut stream).len(), ops.len());
-                    assert_same(&stream, &want, &what);
+                    block.run(&mut pool, images, rows, &mut residual);
+                    assert_same(&residual, &want, &what);
+                    assert_varied(&residual, &what);
+                    assert!(residual != before, "{what}: nothing was added");
+                    residual.copy_from_slice(&before);
+                    assert_eq!(block.run_timed(&mut pool, images, rows, &mut residual).len(), ops.len());
+                    assert_same(&residual, &want, &what);
                 }
             }
         }
@@ -302,9 +302,9 @@ fn one_block_runs_over_images_of_several_sizes() {
         assert_sizes_leave_no_trace([Grid(16, 6, 3), Grid(16, 2, 0)], new, |block, pool, grid| {
             let windows = windows_of(grid);
             let rows = rows_of(&ops(), &windows);
-            let mut stream = Rng(3).floats(2 * rows.map.tokens() * 24, 2.0);
-            block.run(pool, 2, rows, &mut stream);
-            stream
+            let mut residual = Rng(3).floats(2 * rows.map.tokens() * 24, 2.0);
+            block.run(pool, 2, rows, &mut residual);
+            residual
         });
     });
 }
@@ -320,12 +320,12 @@ fn ops_that_do_not_fit_are_refused() {
 
 #[test]
 #[should_panic(expected = "nothing reads the result of the last op")]
-fn the_last_op_must_add_to_the_stream() {
+fn the_last_op_must_add_to_the_residual() {
     let mut maker = Maker { cpu: Cpu::available()[0], kind: 0, rng: Rng(1) };
     FusedBlock::new(vec![maker.norm(96, true).0], 96, 49);
 }
 
-/// The attention half of a block with windows of `tokens` tokens, and 8 channels.
+/// The attention branch of a block with windows of `tokens` tokens, and 8 channels.
 fn attention_half(tokens: usize) -> Ops {
     let mut maker = Maker { cpu: Cpu::available()[0], kind: 0, rng: Rng(1) };
     maker.attention(Shape(2, 4, 0), tokens)

@@ -198,10 +198,10 @@ fn residual_norms_are_added_to_their_tokens() {
                     }
                     let op = ResidualNorm::new(cpu, &gamma, &beta, EPS, branch, shortcut);
                     for threads in [1, 3] {
-                        let mut stream = before.clone();
-                        op.run(&mut Pool::new(threads), 3, &x, &map, &mut stream);
+                        let mut residual = before.clone();
+                        op.run(&mut Pool::new(threads), 3, &x, &map, &mut residual);
                         assert_same(
-                            &stream,
+                            &residual,
                             &want,
                             &format!("{cpu:?} c {c}, {} rows, {branch:?}", rows.len()),
                         );
@@ -215,11 +215,11 @@ fn residual_norms_are_added_to_their_tokens() {
 #[test]
 fn a_residual_norm_adds_what_layer_norm_stores() {
     let (gamma, beta, x) = case(33, 1);
-    let (mut normed, mut stream) = (vec![0.0; 33], Rng(3).floats(33, 2.0));
+    let (mut normed, mut residual) = (vec![0.0; 33], Rng(3).floats(33, 2.0));
     reference::layer_norm_row(&x, &gamma, &beta, EPS, &mut normed);
-    let want: Vec<f32> = stream.iter().zip(&normed).map(|(held, normed)| held + normed).collect();
-    reference::add_layer_norm_row(&x, &gamma, &beta, EPS, [None, None], &mut stream);
-    assert_same(&stream, &want, "reference");
+    let want: Vec<f32> = residual.iter().zip(&normed).map(|(held, normed)| held + normed).collect();
+    reference::add_layer_norm_row(&x, &gamma, &beta, EPS, [None, None], &mut residual);
+    assert_same(&residual, &want, "reference");
 }
 
 #[test]
@@ -260,8 +260,8 @@ fn rows_are_gathered_and_quantized_without_a_norm() {
 }
 
 #[test]
-#[should_panic(expected = "ResidualNorm: stream of 8 elements is not [2, 1, 8]")]
-fn a_stream_of_the_wrong_size_is_refused() {
+#[should_panic(expected = "ResidualNorm: residual of 8 elements is not [2, 1, 8]")]
+fn a_residual_of_the_wrong_size_is_refused() {
     let cpu = Cpu::available()[0];
     let op = ResidualNorm::new(cpu, &[1.0; 8], &[0.0; 8], EPS, None, None);
     op.run(&mut Pool::new(1), 2, &[0.0; 16], &RowMap::identity(1), &mut [0.0; 8]);

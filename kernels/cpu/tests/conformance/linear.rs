@@ -55,7 +55,7 @@ struct Case {
     multiplier: Vec<f32>,
     bias: Vec<f32>,
     columns: ColumnQuantizers,
-    stream: Vec<f32>,
+    residual: Vec<f32>,
     map: RowMap,
     /// Cached results of [`Case::values`].
     known: RefCell<HashMap<Values, Vec<f32>>>,
@@ -89,7 +89,7 @@ impl Case {
             } else {
                 rng.bytes(k).into_iter().map(|b| b as i8).collect()
             },
-            stream: rng.floats(images * map.tokens() * n, 20.0),
+            residual: rng.floats(images * map.tokens() * n, 20.0),
             bytes,
             codes,
             bias,
@@ -222,16 +222,16 @@ fn codes_are_equal_and_nothing_else_is_written() {
 }
 
 #[test]
-fn the_residual_stream_is_equal_and_padding_is_dropped() {
+fn the_residual_is_equal_and_padding_is_dropped() {
     let sites = [(None, None), (Some(step(0.5)), None), (Some(step(0.125)), Some(step(0.25)))];
     each_case(|cpu, pool, case, float, what| {
         for (branch, shortcut) in sites {
-            let mut got = case.stream.clone();
+            let mut got = case.residual.clone();
             let spec = case.spec(None, None, Store::Residual { branch, shortcut });
-            let out = LinearOut::Residual { stream: &mut got, map: &case.map };
+            let out = LinearOut::Residual { residual: &mut got, map: &case.map };
             case.run(cpu, pool, float, spec, out);
             let fake = |q: Option<Quantizer>, x| q.map_or(x, |q: Quantizer| q.fake(x));
-            let mut want = case.stream.clone();
+            let mut want = case.residual.clone();
             for (i, value) in case.values(float, None, None).into_iter().enumerate() {
                 let (row, period) = (i / case.n, case.map.rows().len());
                 let token = case.map.rows()[row % period];

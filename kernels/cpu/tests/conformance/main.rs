@@ -2,10 +2,10 @@
 
 mod attention;
 mod fused_block;
-mod heads;
 mod layer_norm;
 mod linear;
 mod patches;
+mod qk_norm;
 mod rows_f32;
 mod sizes;
 mod support;

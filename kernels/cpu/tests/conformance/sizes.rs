@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use swinq_kernels::{
     AlignedBuf, AttentionIn, BlockOp, Cpu, FusedBlock, FusedRows, LayerNorm, LinearF32, LinearI8, LinearOut,
-    LinearSpec, MergeNorm, NormalizeHeads, Patches, Pool, PooledNorm, QuantizeRows, ResidualNorm, RowOut,
-    Store, WindowAttention, rows_f32,
+    LinearSpec, MergeNorm, Patches, Pool, PooledNorm, QkNorm, QuantizeRows, ResidualNorm, RowOut, Store,
+    WindowAttention, rows_f32,
 };
 use swinq_numerics::{
-    AttentionQuant, AttentionSpec, HeadsSpec, ImageEdge, Images, Probs, Quantizer, RowMap, RowStore, Size,
+    AttentionQuant, AttentionSpec, ImageEdge, Images, Probs, QkNormSpec, Quantizer, RowMap, RowStore, Size,
 };
 
 /// Numbers that are too large. Four times the last one, or 16 times the one before it, is 2^64, which wraps to 0.
@@ -49,7 +49,7 @@ fn attention(bias: &[f32], codes: bool) -> AttentionSpec<'_> {
         head_dim: C,
         tokens: TOKENS,
         scales: &[1.0],
-        two_codes: &[],
+        hi_lo: &[],
         bias,
         regions: None,
         mask: -100.0,
@@ -58,7 +58,7 @@ fn attention(bias: &[f32], codes: bool) -> AttentionSpec<'_> {
     }
 }
 
-/// A norm and a linear that adds to the stream, in tasks of `task_rows` rows.
+/// A norm and a linear that adds to the residual, in tasks of `task_rows` rows.
 fn fused(cpu: Cpu, task_rows: usize) -> FusedBlock {
     let norm = LayerNorm::new(cpu, &[1.0; C], &[0.0; C], 1e-5, RowStore::F32);
     let linear = LinearF32::new(cpu, linear(C, C, residual()), &[0.5; C * C]);
@@ -84,9 +84,9 @@ fn every_run_refuses_sizes_whose_product_overflows() {
         refused("ResidualNorm: ", images, || norm.run(pool, images, &[], &map, &mut []));
         let quantize = QuantizeRows::new(cpu, C, RowStore::F32);
         refused("QuantizeRows: ", images, || quantize.run(pool, images, &[], &map, RowOut::F32(&mut [])));
-        let heads = HeadsSpec { heads: 1, head_dim: C, two_codes: &[], codes: None };
-        let heads = NormalizeHeads::new(cpu, &heads);
-        refused("NormalizeHeads: ", images, || heads.run(pool, images, &[], RowOut::F32(&mut [])));
+        let heads = QkNormSpec { heads: 1, head_dim: C, hi_lo: &[], codes: None };
+        let heads = QkNorm::new(cpu, &heads);
+        refused("QkNorm: ", images, || heads.run(pool, images, &[], RowOut::F32(&mut [])));
         let patches = Patches::new(2, ImageEdge::Padded, &[[0.0; 256]; 3], RowStore::F32);
         for (images, image) in [(images, Size::square(4)), (0, Size::square(images))] {
             refused("Patches: ", images, || {
@@ -121,7 +121,7 @@ fn every_linear_and_row_function_refuses_sizes_whose_product_overflows() {
         let adds = LinearI8::new(cpu, linear(C, 0, residual()), &[], &[1.0; C]);
         let rows = rows & !3;
         refused("linear: ", rows, || {
-            adds.run(pool, rows, &[], LinearOut::Residual { stream: &mut [], map: &map });
+            adds.run(pool, rows, &[], LinearOut::Residual { residual: &mut [], map: &map });
         });
         refused("exp_minus_max: ", rows, || rows_f32::exp_minus_max(cpu, rows, &mut [], &mut [0.0; 16]));
         refused("softmax_codes_u8: ", rows, || {
@@ -136,8 +136,8 @@ fn every_constructor_refuses_sizes_whose_product_overflows() {
     for size in LARGE {
         refused("QuantizeRows: ", size, || QuantizeRows::merging(cpu, size, 16, RowStore::F32));
         for (heads, head_dim) in [(size, 4), (4, size)] {
-            let spec = HeadsSpec { heads, head_dim, two_codes: &[], codes: None };
-            refused("NormalizeHeads: ", size, || NormalizeHeads::new(cpu, &spec));
+            let spec = QkNormSpec { heads, head_dim, hi_lo: &[], codes: None };
+            refused("QkNorm: ", size, || QkNorm::new(cpu, &spec));
         }
         let lookup = [[0.0; 256]; 3];
         refused("Patches: ", size, || Patches::new(size, ImageEdge::Padded, &lookup, RowStore::F32));

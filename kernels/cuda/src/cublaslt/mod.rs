@@ -70,7 +70,7 @@ impl Lt {
 
 impl Drop for Lt {
     fn drop(&mut self) {
-        if self.device.bind().is_ok() {
+        if let Ok(_bound) = self.device.context().bound() {
             // SAFETY: created in `new` and destroyed only here.
             let _ = unsafe { sys::cublasLtDestroy(self.handle) };
         }

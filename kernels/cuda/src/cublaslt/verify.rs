@@ -1,5 +1,7 @@
 //! A check at start-up with a known product. A library that computes INT8 products incorrectly is rejected.
 
+use swinq_numerics::Int8;
+
 use super::{Lt, LtPlan, Output};
 use crate::{CudaError, DeviceBuf, Plain, Stream};
 
@@ -52,7 +54,7 @@ fn product(a: &[i8], w: &[i8]) -> Vec<i32> {
 }
 
 fn code(sum: i32, alpha: f32) -> i8 {
-    (sum as f32 * alpha).round_ties_even().clamp(-128.0, 127.0) as i8
+    Int8::clamp((sum as f32 * alpha).round_ties_even()) as i8
 }
 
 fn compare<T>(plan: &LtPlan, stream: &Stream, d: &DeviceBuf, expected: &[T]) -> Result<(), CudaError>

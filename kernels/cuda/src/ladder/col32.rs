@@ -58,7 +58,7 @@ impl Col32 {
     /// If a slice is too short, or a size is 2^31 or more.
     pub fn new(
         device: &Device,
-        on: &Stream,
+        stream: &Stream,
         (m, n, k): (usize, usize, usize),
         a: &DeviceSlice,
         w: &DeviceSlice,
@@ -83,9 +83,9 @@ impl Col32 {
             handles,
             layouts,
         };
-        product.transform(on, (a, &Layout::plain(m, k)?), (&product.a, &product.layouts[0]))?;
-        product.transform(on, (w, &Layout::plain(n, k)?), (&product.w, &product.layouts[1]))?;
-        on.synchronize()?;
+        product.transform(stream, (a, &Layout::plain(m, k)?), (&product.a, &product.layouts[0]))?;
+        product.transform(stream, (w, &Layout::plain(n, k)?), (&product.w, &product.layouts[1]))?;
+        stream.synchronize()?;
         Ok(product)
     }
 
@@ -93,7 +93,7 @@ impl Col32 {
     ///
     /// # Errors
     /// cuBLASLt fails, or has no algorithm for the sizes.
-    pub fn run(&self, on: &Stream) -> Result<(), CudaError> {
+    pub fn run(&self, stream: &Stream) -> Result<(), CudaError> {
         let (one, zero) = (1_i32, 0_i32);
         let [a, w, d, _] = &self.layouts;
         // SAFETY: handle, descriptor and layouts are alive. The operands have the sizes of their layouts and
@@ -117,10 +117,10 @@ impl Col32 {
                 std::ptr::null(),
                 std::ptr::null_mut(),
                 0,
-                on.handle().cast(),
+                stream.handle().cast(),
             )
         };
-        on.submit_now("a product in COL32", || check("cublasLtMatmul", start()))
+        stream.submit_now("a product in COL32", || check("cublasLtMatmul", start()))
     }
 
     /// Writes the sums of the last run to `out`, as row-major INT32 `[m, n]`.
@@ -130,17 +130,17 @@ impl Col32 {
     ///
     /// # Panics
     /// If `out` is too short.
-    pub fn sums(&self, on: &Stream, out: &DeviceSlice) -> Result<(), CudaError> {
+    pub fn sums(&self, stream: &Stream, out: &DeviceSlice) -> Result<(), CudaError> {
         expect("ladder: the sums", out, &[self.shape.0, self.shape.1, 4]);
         let [_, _, d, plain] = &self.layouts;
-        self.transform(on, (&self.sums, d), (out, plain))?;
-        on.synchronize()
+        self.transform(stream, (&self.sums, d), (out, plain))?;
+        stream.synchronize()
     }
 
     /// Copies a matrix from one order to another.
     fn transform(
         &self,
-        on: &Stream,
+        stream: &Stream,
         from: (&DeviceSlice, &Layout),
         to: (&DeviceSlice, &Layout),
     ) -> Result<(), CudaError> {
@@ -159,10 +159,10 @@ impl Col32 {
                 std::ptr::null_mut(),
                 to.0.ptr() as *mut c_void,
                 to.1.0,
-                on.handle().cast(),
+                stream.handle().cast(),
             )
         };
-        on.submit_now("a change of order", || check("cublasLtMatrixTransform", start()))
+        stream.submit_now("a change of order", || check("cublasLtMatrixTransform", start()))
     }
 }
 

@@ -124,7 +124,7 @@ impl Elementwise {
     /// If a slice is too short, or there are 2^31 elements or more.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         count: usize,
         scale: f32,
         [x, y, out]: [&DeviceSlice; 3],
@@ -135,11 +135,11 @@ impl Elementwise {
             expect("ladder: y", y, &[count, operand]);
         }
         expect("ladder: the output", out, &[count, result]);
-        [x, y, out].into_iter().for_each(|slice| on.hold(slice));
+        [x, y, out].into_iter().for_each(|slice| stream.hold(slice));
         let params = Params { x: x.ptr(), y: y.ptr(), out: out.ptr(), count: count as u64, scale };
         // SAFETY: `Params` is the kernels' parameter. The lengths were checked above, the kernels
         // access no element beyond them, and all slices are held.
-        unsafe { launch(&self.kernel, self.op.launch(count, self.multiprocessors), on, &params) }
+        unsafe { launch(&self.kernel, self.op.launch(count, self.multiprocessors), stream, &params) }
     }
 }
 

@@ -102,7 +102,7 @@ impl FloatGemm {
     /// If a slice is too short, or a size is 2^31 or more.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         (m, n, k): (usize, usize, usize),
         a: &DeviceSlice,
         w: &DeviceSlice,
@@ -111,11 +111,11 @@ impl FloatGemm {
         expect("ladder: a", a, &[m, k, 4]);
         expect("ladder: w", w, &[n, k, 4]);
         expect("ladder: the output", out, &[m, n, 4]);
-        [a, w, out].into_iter().for_each(|slice| on.hold(slice));
+        [a, w, out].into_iter().for_each(|slice| stream.hold(slice));
         let params = Params { a: a.ptr(), w: w.ptr(), out: out.ptr(), m: int(m), n: int(n), k: int(k) };
         // SAFETY: `Params` is the kernels' parameter. The lengths were checked above, the kernels read
         // and write no row or column beyond m, n and k, and all slices are held.
-        unsafe { launch(&self.kernel, self.rung.launch(m, n), on, &params) }
+        unsafe { launch(&self.kernel, self.rung.launch(m, n), stream, &params) }
     }
 }
 

@@ -69,31 +69,31 @@ impl Matrix {
     ///
     /// # Errors
     /// The driver fails.
-    pub fn spoil(&self, on: &Stream) -> Result<(), CudaError> {
-        self.slice.copy_from(on, &vec![0x5a_u8; self.slice.bytes()])
+    pub fn spoil(&self, stream: &Stream) -> Result<(), CudaError> {
+        self.slice.copy_from(stream, &vec![0x5a_u8; self.slice.bytes()])
     }
 
     /// Waits for the work on the stream, then returns the elements as f32, row-major and contiguous.
     ///
     /// # Errors
     /// The driver fails, or earlier work on the stream failed.
-    pub fn fetch(&self, on: &Stream) -> Result<Vec<f32>, CudaError> {
+    pub fn fetch(&self, stream: &Stream) -> Result<Vec<f32>, CudaError> {
         match self.elements {
-            Elements::F32 => self.rows_of(on, |x: f32| x),
-            Elements::F16 => self.rows_of(on, |x: u16| f16::from_bits(x).to_f32()),
-            Elements::S32 => self.rows_of(on, |x: i32| x as f32),
-            Elements::S8 => self.rows_of(on, |x: i8| f32::from(x)),
-            Elements::U8 => self.rows_of(on, |x: u8| f32::from(x)),
+            Elements::F32 => self.rows_of(stream, |x: f32| x),
+            Elements::F16 => self.rows_of(stream, |x: u16| f16::from_bits(x).to_f32()),
+            Elements::S32 => self.rows_of(stream, |x: i32| x as f32),
+            Elements::S8 => self.rows_of(stream, |x: i8| f32::from(x)),
+            Elements::U8 => self.rows_of(stream, |x: u8| f32::from(x)),
         }
     }
 
     fn rows_of<T: Plain + Default>(
         &self,
-        on: &Stream,
+        stream: &Stream,
         as_f32: impl Fn(T) -> f32,
     ) -> Result<Vec<f32>, CudaError> {
         let mut all = vec![T::default(); self.rows * self.stride];
-        self.slice.copy_to(on, &mut all)?;
+        self.slice.copy_to(stream, &mut all)?;
         let rows = all.chunks_exact(self.stride.max(1));
         Ok(rows.flat_map(|row| &row[..self.columns]).map(|&x| as_f32(x)).collect())
     }

@@ -141,7 +141,7 @@ impl Softmax {
     /// If a slice is too short, or a size is 2^31 or more.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         rows: usize,
         x: &DeviceSlice,
         out: &DeviceSlice,
@@ -153,13 +153,13 @@ impl Softmax {
         if self.rung == SoftmaxRung::Codes {
             expect("ladder: the sums", sums, &[rows, 4]);
         }
-        [x, out, sums].into_iter().for_each(|slice| on.hold(slice));
+        [x, out, sums].into_iter().for_each(|slice| stream.hold(slice));
         let config = self.rung.launch(rows, columns);
         let (rows, columns) = (int(rows), int(columns));
         let params = Params { x: x.ptr(), out: out.ptr(), sums: sums.ptr(), rows, columns };
         // SAFETY: `Params` is the kernels' parameter. The lengths were checked above, the kernels
         // access no row or column beyond them, and all slices are held.
-        unsafe { launch(&self.kernel, config, on, &params) }
+        unsafe { launch(&self.kernel, config, stream, &params) }
     }
 }
 

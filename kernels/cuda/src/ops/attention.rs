@@ -2,7 +2,7 @@
 
 use swinq_numerics::{AttentionSpec, MASKS, Probs};
 
-use super::{Call, DeviceStore, DeviceWindows, StreamType, int, row_stride};
+use super::{Call, DeviceStore, DeviceWindows, ResidualType, int, row_stride};
 use crate::params::attention::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
@@ -44,17 +44,17 @@ pub struct AttentionConfig {
     pub exact: bool,
     /// Whether each head has a factor of `q k^T` of its own.
     pub head_scales: bool,
-    /// Whether queries and keys of some heads have two codes for each value.
-    pub two_codes: bool,
+    /// Whether queries and keys of some heads have hi and lo codes for each value.
+    pub hi_lo: bool,
     /// Added to the logits of tokens of different regions.
     pub mask: f32,
 }
 
 impl AttentionConfig {
-    /// Whether one block processes a whole window at once. With two codes and probabilities of kind `s8`, the kernel for
+    /// Whether one block processes a whole window at once. With hi and lo codes and probabilities of kind `s8`, the kernel for
     /// whole windows would need more registers than some GPUs have.
     pub fn whole(&self) -> bool {
-        self.tokens <= TOKENS && !(self.two_codes && self.probs_s8)
+        self.tokens <= TOKENS && !(self.hi_lo && self.probs_s8)
     }
 
     /// Tokens of a window padded to full tiles, as in the layout of bias and regions.
@@ -85,7 +85,7 @@ impl AttentionConfig {
             .define("MASK_BITS", (self.mask * self.logit_unit()).to_bits().into());
         let program = match self.elements {
             AttentionElements::Codes => {
-                program.define("PROBS_S8", self.probs_s8.into()).define("TWO_CODES", self.two_codes.into())
+                program.define("PROBS_S8", self.probs_s8.into()).define("HI_LO", self.hi_lo.into())
             }
             AttentionElements::Half => program,
         };
@@ -96,8 +96,7 @@ impl AttentionConfig {
             return if small { program.define("MIN_BLOCKS", SMALL_BLOCKS) } else { program };
         }
         // Without a number of blocks the compiler spills a register so that one more block fits.
-        let tight =
-            self.elements == AttentionElements::Codes && self.exact && !self.probs_s8 && !self.two_codes;
+        let tight = self.elements == AttentionElements::Codes && self.exact && !self.probs_s8 && !self.hi_lo;
         let program = if tight { program.define("MIN_BLOCKS", TILED_BLOCKS) } else { program };
         let integer = self.elements == AttentionElements::Codes;
         // Without the limit the compiler spills a register so that one more block fits.
@@ -107,11 +106,11 @@ impl AttentionConfig {
     /// Bytes of shared memory of a block.
     pub fn shared(&self) -> u32 {
         let tokens = TOKENS as u32;
-        let (operands, low) = if self.two_codes { (5, 1) } else { (3, 0) };
+        let (operands, low) = if self.hi_lo { (5, 1) } else { (3, 0) };
         match (self.elements, self.whole()) {
             (AttentionElements::Codes, true) => 2 * operands * tokens * 48 + 32 * 80,
             (AttentionElements::Half, true) => 2 * 3 * tokens * 80,
-            // Queries, then the keys and values of every tile, then the transposed INT8 values; low codes of queries
+            // Queries, then the keys and values of every tile, then the transposed INT8 values; lo codes of queries
             // and keys.
             (AttentionElements::Codes, false) => {
                 let padded = self.padded() as u32;
@@ -125,9 +124,9 @@ impl AttentionConfig {
     }
 
     /// Number of blocks for each multiprocessor, for windows of up to 64 tokens: as many as it runs at the same time.
-    /// With two codes twice as many, because blocks of heads with one code end earlier.
+    /// With hi and lo codes twice as many, because blocks of heads with one code end earlier.
     fn blocks(&self) -> usize {
-        match (self.elements, self.two_codes, self.tokens) {
+        match (self.elements, self.hi_lo, self.tokens) {
             (AttentionElements::Codes, true, _) => 2 * 4,
             (AttentionElements::Codes, false, 57..) => 5,
             (AttentionElements::Codes, false, _) if self.head_scales => 5,
@@ -158,7 +157,7 @@ pub struct DeviceAttention {
     columns: usize,
     /// Present if each head has a factor of its own.
     logit_scales: Option<DeviceSlice>,
-    /// Present if some heads have two codes.
+    /// Present if some heads have hi and lo codes.
     low: Option<DeviceSlice>,
     bias: DeviceSlice,
     /// The region of each token under each mask.
@@ -177,7 +176,7 @@ struct Scales {
 
 impl DeviceAttention {
     /// Prepares attention for `spec` (except its `store`), storing results as `store`. With an f32 residual
-    /// stream, INT8 attention is bit-exact to the reference.
+    /// residual, INT8 attention is bit-exact to the reference.
     ///
     /// # Errors
     /// [`CudaError::Unsupported`] if a head does not have [`HEAD_DIM`] channels, if only some of the sites of
@@ -190,9 +189,9 @@ impl DeviceAttention {
         device: &Device,
         spec: &AttentionSpec<'_>,
         store: DeviceStore,
-        stream: StreamType,
+        residual: ResidualType,
     ) -> Result<DeviceAttention, CudaError> {
-        let config = config(spec, stream)?;
+        let config = config(spec, residual)?;
         let kernel = device.kernel(&config.program(store))?;
         let limit = device.shared_per_block();
         if config.shared() > limit {
@@ -203,11 +202,11 @@ impl DeviceAttention {
             )));
         }
         let scales = scales(spec, &config);
-        let low = config.two_codes.then(|| low_columns(spec.two_codes));
-        let low_codes = low.iter().flatten().filter(|&&column| column >= 0).count();
+        let low = config.hi_lo.then(|| low_columns(spec.hi_lo));
+        let lo_codes = low.iter().flatten().filter(|&&column| column >= 0).count();
         Ok(DeviceAttention {
             kernel,
-            columns: (3 * config.heads + low_codes) * HEAD_DIM,
+            columns: (3 * config.heads + lo_codes) * HEAD_DIM,
             logit_scales: config
                 .head_scales
                 .then(|| DeviceBuf::from_slice(device, &scales.logits).map(|scales| scales.all()))
@@ -232,7 +231,7 @@ impl DeviceAttention {
     /// If a slice is too short, windows have another number of tokens, or windows are masked and the op has no regions.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         (images, windows): (usize, &DeviceWindows),
         qkv: &DeviceSlice,
         out: &DeviceSlice,
@@ -244,7 +243,7 @@ impl DeviceAttention {
         let columns = row_stride(self.columns, element);
         let input = [images, windows.count(), tokens, columns, element];
         let output = [images, windows.count(), tokens, channels, self.store.element_bytes()];
-        let (call, total) = (Call(on), images * windows.count());
+        let (call, total) = (Call(stream), images * windows.count());
         let (each, config) = self.config.launch(total, self.multiprocessors);
         let (recip, scale) = self.store.recip_and_scale();
         let params = Params {
@@ -271,12 +270,12 @@ impl DeviceAttention {
         // SAFETY: `Params` is the kernel's parameter. The windows that the kernel accesses are
         // within the lengths checked above, bias and regions were laid out for the same shape, every mask is below
         // `MASKS`, and the slices are held.
-        unsafe { launch(&self.kernel, config, on, &params) }
+        unsafe { launch(&self.kernel, config, stream, &params) }
     }
 }
 
 /// The kernel configuration for `spec`.
-fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfig, CudaError> {
+fn config(spec: &AttentionSpec<'_>, residual: ResidualType) -> Result<AttentionConfig, CudaError> {
     let quant = &spec.quant;
     if spec.head_dim != HEAD_DIM {
         return Err(CudaError::Unsupported(format!(
@@ -285,7 +284,7 @@ fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfi
         )));
     }
     let integer = [quant.q.is_some(), quant.k.is_some(), quant.v.is_some(), quant.probs != Probs::Float];
-    if quant.scores.is_some() || integer.iter().any(|&on| on != integer[0]) {
+    if quant.scores.is_some() || integer.iter().any(|&stream| stream != integer[0]) {
         return Err(CudaError::Unsupported(
             "the CUDA kernels need the sites q, k, v and probs all on or all off, and scores off; the CPU backend runs \
              every recipe"
@@ -294,7 +293,7 @@ fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfi
     }
     let elements = if integer[0] { AttentionElements::Codes } else { AttentionElements::Half };
     let probs_s8 = matches!(quant.probs, Probs::S8(_));
-    let exact = stream == StreamType::F32;
+    let exact = residual == ResidualType::F32;
     Ok(AttentionConfig {
         elements,
         tokens: spec.tokens,
@@ -302,16 +301,16 @@ fn config(spec: &AttentionSpec<'_>, stream: StreamType) -> Result<AttentionConfi
         probs_s8,
         exact,
         head_scales: spec.scales.iter().any(|scale| *scale != spec.scales[0]),
-        two_codes: integer[0] && spec.two_codes.contains(&true),
+        hi_lo: integer[0] && spec.hi_lo.contains(&true),
         mask: spec.mask,
     })
 }
 
-/// The first column of the low codes of each head's queries, then of its keys, `[2, heads]`; -1 for heads with one
-/// code per value. The low codes follow the values, all of the queries before all of the keys.
-pub fn low_columns(two_codes: &[bool]) -> Vec<i32> {
-    let mut next = (3 * two_codes.len()..).map(|slot| int(slot * HEAD_DIM));
-    let of_operand = two_codes.iter().chain(two_codes);
+/// The first column of the lo codes of each head's queries, then of its keys, `[2, heads]`; -1 for heads with one
+/// code per value. The lo codes follow the values, all of the queries before all of the keys.
+pub fn low_columns(hi_lo: &[bool]) -> Vec<i32> {
+    let mut next = (3 * hi_lo.len()..).map(|slot| int(slot * HEAD_DIM));
+    let of_operand = hi_lo.iter().chain(hi_lo);
     of_operand.map(|&two| two.then(|| next.next()).flatten().unwrap_or(-1)).collect()
 }
 

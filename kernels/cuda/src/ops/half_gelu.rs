@@ -1,4 +1,4 @@
-//! GELU and its codes in packed halves, with an f16 stream: for which scales, and the constants of the kernels.
+//! GELU and its codes in packed halves, with an f16 residual: for which scales, and the constants of the kernels.
 
 use half::f16;
 

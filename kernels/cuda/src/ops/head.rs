@@ -2,7 +2,7 @@
 
 use swinq_numerics::Quantizer;
 
-use super::{Call, DeviceStore, StreamType, int, row_stride};
+use super::{Call, DeviceStore, ResidualType, int, row_stride};
 use crate::params::head::{LinearParams, PoolParams};
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
@@ -12,7 +12,7 @@ const LINEAR_THREADS: u32 = 128;
 const POOL_COLUMNS: usize = 128;
 const POOL_WARPS: usize = 16;
 const POOL_FLOATS: usize = (48 << 10) / 4;
-/// Tokens of an f32 stream whose norms the pool has in shared memory at a time.
+/// Tokens of an f32 residual whose norms the pool has in shared memory at a time.
 const POOL_TOKENS: usize = 2048;
 /// Columns and rows of a block of the linear layer, k values of a stage, and number of stages.
 const COLUMNS: usize = 32;
@@ -27,7 +27,7 @@ pub struct DevicePool {
     beta: DeviceSlice,
     columns: usize,
     epsilon: f32,
-    stream: StreamType,
+    residual: ResidualType,
     store: DeviceStore,
 }
 
@@ -36,11 +36,11 @@ fn pool_chunks(columns: usize) -> usize {
     columns.div_ceil(POOL_COLUMNS)
 }
 
-/// Threads of a block of the pool. Every warp has sums of all columns of an f16 stream in shared memory.
-fn pool_threads(columns: usize, stream: StreamType) -> u32 {
-    match stream {
-        StreamType::F32 => 512,
-        StreamType::F16 => {
+/// Threads of a block of the pool. Every warp has sums of all columns of an f16 residual in shared memory.
+fn pool_threads(columns: usize, residual: ResidualType) -> u32 {
+    match residual {
+        ResidualType::F32 => 512,
+        ResidualType::F16 => {
             let warps = POOL_FLOATS / (POOL_COLUMNS * pool_chunks(columns));
             32 * warps.clamp(1, POOL_WARPS) as u32
         }
@@ -49,33 +49,33 @@ fn pool_threads(columns: usize, stream: StreamType) -> u32 {
 
 impl DevicePool {
     /// The program to compile for rows of `columns` columns.
-    pub fn program(columns: usize, stream: StreamType, store: DeviceStore) -> Program {
+    pub fn program(columns: usize, residual: ResidualType, store: DeviceStore) -> Program {
         let program = Program::new("head.cu", "pool")
             .define("POOL", 1)
-            .define("THREADS", pool_threads(columns, stream).into())
+            .define("THREADS", pool_threads(columns, residual).into())
             .define("MIN_BLOCKS", 1)
-            .define("STREAM_F32", stream.define())
+            .define("RESIDUAL_F32", residual.define())
             .define("STORE", store.define())
             .define("FAKE", store.is_fake().into());
-        match stream {
-            StreamType::F32 => program,
-            StreamType::F16 => program.define("CHUNKS", pool_chunks(columns) as i64),
+        match residual {
+            ResidualType::F32 => program,
+            ResidualType::F16 => program.define("CHUNKS", pool_chunks(columns) as i64),
         }
     }
 
     /// Launch configuration for `images` images of `tokens` tokens of `columns` columns.
-    pub fn launch((images, tokens): (usize, usize), columns: usize, stream: StreamType) -> LaunchConfig {
-        let threads = pool_threads(columns, stream);
-        let shared = match stream {
+    pub fn launch((images, tokens): (usize, usize), columns: usize, residual: ResidualType) -> LaunchConfig {
+        let threads = pool_threads(columns, residual);
+        let shared = match residual {
             // Three numbers, padded to four words, for each token; and the sum of each column.
-            StreamType::F32 => 16 * DevicePool::tokens_each(tokens) + 4 * columns,
+            ResidualType::F32 => 16 * DevicePool::tokens_each(tokens) + 4 * columns,
             // The sums of each warp.
-            StreamType::F16 => 4 * threads as usize / 32 * POOL_COLUMNS * pool_chunks(columns),
+            ResidualType::F16 => 4 * threads as usize / 32 * POOL_COLUMNS * pool_chunks(columns),
         };
         LaunchConfig { shared: shared as u32, pdl: true, ..LaunchConfig::linear(images as u32, threads) }
     }
 
-    /// Tokens of an image of `tokens` tokens whose norms the kernel has in shared memory at a time, for an f32 stream.
+    /// Tokens of an image of `tokens` tokens whose norms the kernel has in shared memory at a time, for an f32 residual.
     pub fn tokens_each(tokens: usize) -> usize {
         tokens.min(POOL_TOKENS)
     }
@@ -91,23 +91,23 @@ impl DevicePool {
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
         epsilon: f32,
-        stream: StreamType,
+        residual: ResidualType,
         store: DeviceStore,
     ) -> Result<DevicePool, CudaError> {
         assert!(gamma.len() == beta.len() && gamma.len().is_multiple_of(4), "pool: {} columns", gamma.len());
         Ok(DevicePool {
-            kernel: device.kernel(&DevicePool::program(gamma.len(), stream, store))?,
+            kernel: device.kernel(&DevicePool::program(gamma.len(), residual, store))?,
             gamma: DeviceBuf::from_slice(device, gamma)?.all(),
             beta: DeviceBuf::from_slice(device, beta)?.all(),
             columns: gamma.len(),
             epsilon,
-            stream,
+            residual,
             store,
         })
     }
 
-    /// Reads the stream of `images` images of `tokens` tokens and writes `[images, columns]`. Sets the u32 at
-    /// `overflow` to 1 if an f16 stream holds a value that is not finite; nothing resets it.
+    /// Reads the residual of `images` images of `tokens` tokens and writes `[images, columns]`. Sets the u32 at
+    /// `overflow` to 1 if an f16 residual holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
@@ -116,20 +116,20 @@ impl DevicePool {
     /// If a slice is too short.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         (images, tokens): (usize, usize),
-        stream: &DeviceSlice,
+        residual: &DeviceSlice,
         out: &DeviceSlice,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let stride = row_stride(self.columns, self.store.element_bytes());
-        let call = Call(on);
+        let call = Call(stream);
         let (recip, scale) = self.store.recip_and_scale();
         let params = PoolParams {
-            stream: call.array(
-                "pool: the stream",
-                stream,
-                &[images, tokens, self.columns, self.stream.bytes()],
+            residual: call.array(
+                "pool: the residual",
+                residual,
+                &[images, tokens, self.columns, self.residual.bytes()],
             ),
             gamma: call.own(&self.gamma),
             beta: call.own(&self.beta),
@@ -143,10 +143,10 @@ impl DevicePool {
             recip,
             scale,
         };
-        let config = DevicePool::launch((images, tokens), self.columns, self.stream);
+        let config = DevicePool::launch((images, tokens), self.columns, self.residual);
         // SAFETY: `PoolParams` is the kernel's parameter; the lengths were checked above, and the slices are
         // held.
-        unsafe { launch(&self.kernel, config, on, &params) }
+        unsafe { launch(&self.kernel, config, stream, &params) }
     }
 }
 
@@ -216,8 +216,14 @@ impl DeviceLinearF32 {
     ///
     /// # Panics
     /// If a slice is too short.
-    pub fn run(&self, on: &Stream, m: usize, x: &DeviceSlice, out: &DeviceSlice) -> Result<(), CudaError> {
-        let call = Call(on);
+    pub fn run(
+        &self,
+        stream: &Stream,
+        m: usize,
+        x: &DeviceSlice,
+        out: &DeviceSlice,
+    ) -> Result<(), CudaError> {
+        let call = Call(stream);
         let params = LinearParams {
             x: call.array("linear_f32: the input", x, &[m, self.k, 4]),
             w: call.own(&self.weight),
@@ -232,6 +238,6 @@ impl DeviceLinearF32 {
         };
         // SAFETY: `LinearParams` is the kernel's parameter; the lengths were checked above, and the slices
         // are held.
-        unsafe { launch(&self.kernel, DeviceLinearF32::launch(m, self.n), on, &params) }
+        unsafe { launch(&self.kernel, DeviceLinearF32::launch(m, self.n), stream, &params) }
     }
 }

@@ -1,4 +1,4 @@
-//! What the size of an image decides, on the device: orders of rows, and the masks of windows. Ops get it when they run, and
+//! The geometry of an image size, on the device: orders of rows, and the masks of windows. Ops get it when they run, and
 //! all ops of a stage can share it. Clones share the memory.
 
 use swinq_numerics::{RowMap, Windows};
@@ -139,7 +139,7 @@ impl TokenRows {
     }
 }
 
-/// What `put` sends, of at most `bytes` bytes, in an upload of its own.
+/// The data that `put` sends, at most `bytes` bytes, in an upload of its own.
 fn alone<T>(device: &Device, bytes: usize, put: impl FnOnce(&mut Upload) -> T) -> Result<T, CudaError> {
     let mut upload = Upload::new(device, bytes)?;
     let sent = put(&mut upload);
@@ -165,9 +165,9 @@ pub enum RowOrder<'a> {
     Map(&'a DeviceMap),
 }
 
-/// Where an op that adds to the stream stores the codes of the sums.
+/// Where an op that adds to the residual stores the codes of the sums.
 #[derive(Clone, Copy)]
-pub struct StreamCodes<'a> {
+pub struct ResidualCodes<'a> {
     /// The codes.
     pub slice: &'a DeviceSlice,
     /// The row of each token; without it, token t is row t.

@@ -1,12 +1,12 @@
-//! The MLP half of a block in one launch, for INT8 on GPUs with `wgmma`: the stream plus
-//! fc2(GELU(fc1(LayerNorm(stream)))), or for Swin V2 plus LayerNorm(fc2(GELU(fc1(stream)))).
+//! The MLP branch of a block in one launch, for INT8 on GPUs with `wgmma`: the residual plus
+//! fc2(GELU(fc1(LayerNorm(residual)))), or for Swin V2 plus LayerNorm(fc2(GELU(fc1(residual)))).
 
 use swinq_numerics::reference::correction_i8;
 use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer};
 
 use super::half_gelu::{self, half_codes};
 use super::linear::gelu_define;
-use super::{Call, Int8Linear, StreamCodes, StreamType, int};
+use super::{Call, Int8Linear, ResidualCodes, ResidualType, int};
 use crate::params::mlp_sm90::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
@@ -16,17 +16,17 @@ const CHUNK: usize = 64;
 const ROWS: usize = 64;
 /// Number of slots of the ring, if weights pass through one.
 const STAGES: usize = 4;
-/// Number of floats of the table of GELU (`TAIL_FLOATS` of the kernels), for an f32 stream.
+/// Number of floats of the table of GELU (`TAIL_FLOATS` of the kernels), for an f32 residual.
 const TAIL_FLOATS: usize = 96;
 
-/// What LayerNorm reads, and what the launch can store besides the stream.
+/// The input of LayerNorm, and the codes that the launch can store besides the residual.
 #[derive(Clone, Copy, Debug)]
 pub enum MlpNorm {
-    /// LayerNorm of the stream.
-    Stream,
+    /// LayerNorm of the residual.
+    Residual,
     /// LayerNorm of the results of fc2 (Swin V2).
     Branch {
-        /// The quantizer of the codes of the new stream, if the launch can store them.
+        /// The quantizer of the codes of the new residual, if the launch can store them.
         codes: Option<Quantizer>,
     },
 }
@@ -35,7 +35,7 @@ impl MlpNorm {
     /// The constants for which the kernel is compiled.
     pub fn form(self) -> MlpForm {
         match self {
-            MlpNorm::Stream => MlpForm::PreNorm,
+            MlpNorm::Residual => MlpForm::PreNorm,
             MlpNorm::Branch { codes: None } => MlpForm::PostNorm,
             MlpNorm::Branch { codes: Some(_) } => MlpForm::PostNormCodes,
         }
@@ -45,46 +45,46 @@ impl MlpNorm {
 /// Where LayerNorm is, and whether codes can be stored ([`MlpNorm`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MlpForm {
-    /// LayerNorm of the stream.
+    /// LayerNorm of the residual.
     PreNorm,
     /// LayerNorm of the results of fc2.
     PostNorm,
-    /// As [`MlpForm::PostNorm`]; a launch can also store the codes of the new stream.
+    /// As [`MlpForm::PostNorm`]; a launch can also store the codes of the new residual.
     PostNormCodes,
 }
 
-/// Description of the MLP half of a block.
+/// Description of the MLP branch of a block.
 pub struct MlpSpec<'a> {
     /// Scale and offset of LayerNorm, one per channel.
     pub norm: (&'a [f32], &'a [f32]),
-    /// What it reads.
+    /// Its input.
     pub of: MlpNorm,
     /// Added to the variance.
     pub epsilon: f32,
     /// From the channels to the hidden columns.
     pub fc1: Int8Linear<'a>,
-    /// The GELU that follows `fc1`. With an f16 stream both forms are the same approximation.
+    /// The GELU that follows `fc1`. With an f16 residual both forms are the same approximation.
     pub gelu: Gelu,
     /// From the hidden columns to the channels.
     pub fc2: Int8Linear<'a>,
     /// The quantizers of the hidden columns, if each has its own; without them all have `fc2.input`.
     pub channels: Option<&'a ColumnQuantizers>,
     /// Element type of the residual stream.
-    pub stream: StreamType,
+    pub residual: ResidualType,
 }
 
-/// What the kernel computes, without the sizes.
+/// The computation of the kernel, without the sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MlpKind {
     /// Where LayerNorm is.
     pub form: MlpForm,
-    /// The GELU that follows fc1. With an f16 stream all forms are the same approximation.
+    /// The GELU that follows fc1. With an f16 residual all forms are the same approximation.
     pub gelu: Gelu,
     /// Element type of the residual stream.
-    pub stream: StreamType,
+    pub residual: ResidualType,
     /// Whether hidden columns have quantizers of their own.
     pub channels: bool,
-    /// Whether GELU and its codes are computed in packed halves; only with an f16 stream.
+    /// Whether GELU and its codes are computed in packed halves; only with an f16 residual.
     pub half_gelu: bool,
 }
 
@@ -103,18 +103,21 @@ impl MlpConfig {
     /// memory; `None` if the kernel does not support these sizes.
     ///
     /// # Panics
-    /// If GELU is in halves with an f32 stream.
+    /// If GELU is in halves with an f32 residual.
     pub fn new((columns, hidden): (usize, usize), kind: MlpKind, shared: u32) -> Option<MlpConfig> {
-        assert!(!kind.half_gelu || kind.stream == StreamType::F16, "MLP: GELU in halves with an f32 stream");
+        assert!(
+            !kind.half_gelu || kind.residual == ResidualType::F16,
+            "MLP: GELU in halves with an f32 residual"
+        );
         let known = matches!(columns, 64 | 96 | 128 | 192) && hidden > 0 && hidden.is_multiple_of(CHUNK);
-        let gelu = if kind.stream == StreamType::F32 { kind.gelu } else { Gelu::Erf };
+        let gelu = if kind.residual == ResidualType::F32 { kind.gelu } else { Gelu::Erf };
         let mut config = MlpConfig { columns, hidden, kind: MlpKind { gelu, ..kind }, stay: 0 };
         let slots = (shared as usize).checked_sub(config.other_bytes())? / config.chunk_bytes();
         config.stay = if slots >= config.chunks() { config.chunks() } else { slots.checked_sub(STAGES)? };
         known.then_some(config)
     }
 
-    /// What the kernel computes.
+    /// The computation of the kernel.
     pub fn kind(&self) -> MlpKind {
         self.kind
     }
@@ -133,18 +136,18 @@ impl MlpConfig {
 
     /// Bytes of the per-column constants.
     fn constant_bytes(&self) -> usize {
-        let of_channels = match (self.kind.channels, self.kind.half_gelu, self.kind.stream) {
+        let of_channels = match (self.kind.channels, self.kind.half_gelu, self.kind.residual) {
             (false, ..) => 0,
             (true, true, _) => self.hidden,
-            (true, false, StreamType::F16) => 2 * self.hidden,
-            (true, false, StreamType::F32) => 2 * self.hidden + self.columns,
+            (true, false, ResidualType::F16) => 2 * self.hidden,
+            (true, false, ResidualType::F32) => 2 * self.hidden + self.columns,
         };
         4 * (4 * self.columns + 2 * self.hidden + of_channels)
     }
 
     /// Bytes of shared memory without the weights: constants, the table of GELU, and barriers.
     fn other_bytes(&self) -> usize {
-        let tail = if self.kind.stream == StreamType::F32 { 4 * TAIL_FLOATS } else { 0 };
+        let tail = if self.kind.residual == ResidualType::F32 { 4 * TAIL_FLOATS } else { 0 };
         self.constant_bytes() + tail + 8 * (1 + 2 * STAGES)
     }
 
@@ -163,7 +166,7 @@ impl MlpConfig {
             .define("STAY", self.stay as i64)
             .define("STAGES", self.stages() as i64)
             .define("GROUPS", self.groups() as i64)
-            .define("STREAM_F32", self.kind.stream.define())
+            .define("RESIDUAL_F32", self.kind.residual.define())
             .define("CHANNELS", self.kind.channels.into())
             .define("HALVES", self.kind.half_gelu.into())
             .define("THREADS", 128 * self.groups() as i64)
@@ -199,8 +202,8 @@ impl MlpConfig {
         let (columns, hidden) = (self.columns, self.hidden);
         let (gamma, beta) = spec.norm;
         assert!(gamma.len() == columns && beta.len() == columns, "MLP: LayerNorm");
-        let exact = self.kind.stream == StreamType::F32;
-        // The kernel for an f16 stream needs fewer operations.
+        let exact = self.kind.residual == ResidualType::F32;
+        // The kernel for an f16 residual needs fewer operations.
         let norm_factor =
             if exact || self.kind.form != MlpForm::PreNorm { 1.0 } else { spec.fc1.input.recip() };
         let mut all: Vec<f32> = gamma.iter().chain(beta).map(|x| x * norm_factor).collect();
@@ -291,7 +294,7 @@ fn column_constants(linear: &Int8Linear<'_>, n: usize) -> (Vec<f32>, Vec<f32>) {
     (linear.multiplier.to_vec(), bias)
 }
 
-/// The MLP half of a block, prepared for a device.
+/// The MLP branch of a block, prepared for a device.
 pub struct DeviceMlp {
     kernel: Kernel,
     config: MlpConfig,
@@ -299,7 +302,7 @@ pub struct DeviceMlp {
     weights: DeviceSlice,
     constants: DeviceSlice,
     epsilon: f32,
-    /// Of the inputs of fc1 and fc2, and of the codes of the new stream.
+    /// Of the inputs of fc1 and fc2, and of the codes of the new residual.
     recips: [f32; 3],
 }
 
@@ -315,9 +318,9 @@ impl DeviceMlp {
         let kind = MlpKind {
             form: spec.of.form(),
             gelu: spec.gelu,
-            stream: spec.stream,
+            residual: spec.residual,
             channels: spec.channels.is_some(),
-            half_gelu: spec.stream == StreamType::F16 && suits,
+            half_gelu: spec.residual == ResidualType::F16 && suits,
         };
         let config = MlpConfig::new((columns, hidden), kind, device.shared_per_block());
         config.filter(|_| device.arch().major == 9)
@@ -347,13 +350,13 @@ impl DeviceMlp {
         })
     }
 
-    /// Whether the op can store the codes of the new stream.
+    /// Whether the op can store the codes of the new residual.
     pub fn stores_codes(&self) -> bool {
         self.config.kind.form == MlpForm::PostNormCodes
     }
 
-    /// Adds the MLP to the `m` rows of `stream`, and writes their `codes`, if they are given. Sets the u32 at `overflow` to 1
-    /// if an f16 stream holds a value that is not finite; nothing resets it.
+    /// Adds the MLP to the `m` rows of `residual`, and writes their `codes`, if they are given. Sets the u32 at `overflow` to 1
+    /// if an f16 residual holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
@@ -363,10 +366,10 @@ impl DeviceMlp {
     /// and the `m` rows are not those of whole images.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         m: usize,
-        stream: &DeviceSlice,
-        codes: Option<StreamCodes<'_>>,
+        residual: &DeviceSlice,
+        codes: Option<ResidualCodes<'_>>,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let MlpConfig { columns, kind, .. } = self.config;
@@ -374,9 +377,9 @@ impl DeviceMlp {
         let tokens = code_rows.map_or(1, |rows| rows.tokens);
         assert!(m.is_multiple_of(tokens), "MLP: {m} rows are not whole images of {tokens} tokens");
         assert!(codes.is_none() || self.stores_codes(), "the MLP stores no codes");
-        let call = Call(on);
+        let call = Call(stream);
         let params = Params {
-            stream: call.array("MLP: the stream", stream, &[m, columns, kind.stream.bytes()]),
+            residual: call.array("MLP: the residual", residual, &[m, columns, kind.residual.bytes()]),
             weights: call.own(&self.weights),
             constants: call.own(&self.constants),
             overflow: call.word("MLP: the overflow flag", overflow),
@@ -389,10 +392,10 @@ impl DeviceMlp {
             hidden_recip: self.recips[1],
             code_recip: self.recips[2],
         };
-        // SAFETY: `Params` is the kernel's parameter. The lengths of the stream and of the codes were checked above,
+        // SAFETY: `Params` is the kernel's parameter. The lengths of the residual and of the codes were checked above,
         // `code_rows` has a row below `tokens` for each token of an image, and weights and constants were laid out by the
         // configuration for which the kernel was compiled; the slices are held.
-        unsafe { launch(&self.kernel, self.config.launch(m, self.multiprocessors), on, &params) }
+        unsafe { launch(&self.kernel, self.config.launch(m, self.multiprocessors), stream, &params) }
     }
 }
 
@@ -403,7 +406,7 @@ mod tests {
     const KIND: MlpKind = MlpKind {
         form: MlpForm::PreNorm,
         gelu: Gelu::Quadratic,
-        stream: StreamType::F16,
+        residual: ResidualType::F16,
         channels: false,
         half_gelu: true,
     };
@@ -443,17 +446,17 @@ mod tests {
 
     #[test]
     fn weights_stay_if_they_fit_and_pass_through_a_ring_if_not() {
-        let stay = |columns, stream| {
-            let kind = MlpKind { stream, half_gelu: false, form: MlpForm::PostNorm, ..KIND };
+        let stay = |columns, residual| {
+            let kind = MlpKind { residual, half_gelu: false, form: MlpForm::PostNorm, ..KIND };
             let config = MlpConfig::new((columns, 4 * columns), kind, 227 << 10).unwrap();
             assert!(config.launch(401_408, 132).shared <= 227 << 10, "{config:?}");
             (config.stay, config.stages())
         };
-        for stream in [StreamType::F16, StreamType::F32] {
-            assert_eq!(stay(64, stream), (4, 0));
-            assert_eq!(stay(96, stream), (6, 0));
-            assert_eq!(stay(128, stream), (8, 0));
-            assert_eq!(stay(192, stream), (5, 4));
+        for residual in [ResidualType::F16, ResidualType::F32] {
+            assert_eq!(stay(64, residual), (4, 0));
+            assert_eq!(stay(96, residual), (6, 0));
+            assert_eq!(stay(128, residual), (8, 0));
+            assert_eq!(stay(192, residual), (5, 4));
         }
         for (columns, hidden, shared) in [(384, 1536, 227 << 10), (96, 100, 227 << 10), (192, 768, 99 << 10)]
         {

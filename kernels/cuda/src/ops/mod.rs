@@ -2,24 +2,24 @@
 //! any allocation, for images of any size: what depends on the size is given when the op runs.
 //!
 //! Codes on the device are plain INT8. Rows of codes and of f16 values are [`row_stride`] apart. The residual
-//! stream is f16 or f32 ([`StreamType`]). With an f32 stream and INT8 products, every op is bit-exact to the
+//! residual is f16 or f32 ([`ResidualType`]). With an f32 residual and INT8 products, every op is bit-exact to the
 //! reference.
 
 pub mod attention;
 pub mod half_gelu;
 pub mod head;
-pub mod heads;
 pub mod linear;
 mod maps;
 pub mod mlp;
 pub mod norm;
 pub mod output;
 pub mod patch;
+pub mod qk_norm;
 pub mod report;
 pub mod rows;
 pub mod window_block;
 
-pub use maps::{DeviceMap, DeviceWindows, RowOrder, StreamCodes, TokenRows, rows_of_tokens};
+pub use maps::{DeviceMap, DeviceWindows, ResidualCodes, RowOrder, TokenRows, rows_of_tokens};
 
 use swinq_numerics::Quantizer;
 use swinq_numerics::sizes::elements;
@@ -41,24 +41,24 @@ pub struct Int8Linear<'a> {
 
 /// Element type of the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum StreamType {
+pub enum ResidualType {
     /// Half precision: half the memory traffic.
     F16,
     /// Single precision: bit-exact to the CPU engine.
     F32,
 }
 
-impl StreamType {
+impl ResidualType {
     /// Bytes per element.
     pub fn bytes(self) -> usize {
         match self {
-            StreamType::F16 => 2,
-            StreamType::F32 => 4,
+            ResidualType::F16 => 2,
+            ResidualType::F32 => 4,
         }
     }
 
     fn define(self) -> i64 {
-        i64::from(self == StreamType::F32)
+        i64::from(self == ResidualType::F32)
     }
 }
 

@@ -3,32 +3,32 @@
 use swinq_numerics::Quantizer;
 
 use super::rows::{ImageRows, THREADS, row_program};
-use super::{Call, DeviceStore, RowOrder, StreamCodes, StreamType, int, row_stride};
+use super::{Call, DeviceStore, ResidualCodes, ResidualType, RowOrder, int, row_stride};
 use crate::params::rows::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Maximum number of lanes that share a row.
 const LANES_PER_ROW: usize = 32;
 
-/// What happens to the norm of a row.
+/// The destination of the norm of a row.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum NormResult {
     /// It is stored.
     Store(DeviceStore),
-    /// It is added to the row's token of the stream.
+    /// It is added to the row's token of the residual.
     Add,
     /// As [`NormResult::Add`]; a launch can also store the codes of the sums.
     AddAndCode(Quantizer),
 }
 
 impl NormResult {
-    /// How the op stores rows besides the stream.
-    fn store(self, stream: StreamType) -> DeviceStore {
-        match (self, stream) {
+    /// How the op stores rows besides the residual.
+    fn store(self, residual: ResidualType) -> DeviceStore {
+        match (self, residual) {
             (NormResult::Store(store), _) => store,
             (NormResult::AddAndCode(q), _) => DeviceStore::Codes(q),
-            (NormResult::Add, StreamType::F16) => DeviceStore::Half,
-            (NormResult::Add, StreamType::F32) => DeviceStore::Float,
+            (NormResult::Add, ResidualType::F16) => DeviceStore::Half,
+            (NormResult::Add, ResidualType::F32) => DeviceStore::Float,
         }
     }
 
@@ -59,11 +59,11 @@ pub struct NormConfig {
     /// Number of source tokens per row: 1 or 4.
     pub pieces: usize,
     /// Element type of the input.
-    pub stream: StreamType,
+    pub residual: ResidualType,
 }
 
 impl NormConfig {
-    /// Lanes per row, and chunks of 8 elements per lane (f16 streams).
+    /// Lanes per row, and chunks of 8 elements per lane (f16 residuals).
     pub fn lanes_and_chunks(&self) -> (usize, usize) {
         let eights = self.columns.div_ceil(8);
         let lanes = match eights {
@@ -77,10 +77,11 @@ impl NormConfig {
 
     /// The program for `result`.
     pub fn program(&self, result: NormResult) -> Program {
-        let entry = if self.stream == StreamType::F32 { "norm_exact" } else { "norm_half" };
-        let program = row_program(("norm.cu", entry), self.pieces, self.stream, result.store(self.stream))
-            .define("ADD", result.define());
-        if self.stream == StreamType::F32 {
+        let entry = if self.residual == ResidualType::F32 { "norm_exact" } else { "norm_half" };
+        let program =
+            row_program(("norm.cu", entry), self.pieces, self.residual, result.store(self.residual))
+                .define("ADD", result.define());
+        if self.residual == ResidualType::F32 {
             return program;
         }
         let (lanes, chunks) = self.lanes_and_chunks();
@@ -89,16 +90,16 @@ impl NormConfig {
 
     /// Launch configuration for `rows` rows.
     pub fn launch(&self, rows: usize) -> LaunchConfig {
-        let lanes = if self.stream == StreamType::F32 { 4 } else { self.lanes_and_chunks().0 };
+        let lanes = if self.residual == ResidualType::F32 { 4 } else { self.lanes_and_chunks().0 };
         let blocks = (rows * lanes).div_ceil(THREADS as usize);
         // Gamma and beta.
-        let shared = if self.stream == StreamType::F32 { 0 } else { 8 * self.columns as u32 };
+        let shared = if self.residual == ResidualType::F32 { 0 } else { 8 * self.columns as u32 };
         LaunchConfig { pdl: true, shared, ..LaunchConfig::linear(blocks as u32, THREADS) }
     }
 }
 
 impl DeviceNorm {
-    /// LayerNorm with `gamma` and `beta` of the stream's tokens; rows of padding are zeros.
+    /// LayerNorm with `gamma` and `beta` of the residual's tokens; rows of padding are zeros.
     ///
     /// # Errors
     /// The kernel does not compile, or the device has too little memory.
@@ -109,10 +110,10 @@ impl DeviceNorm {
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
         epsilon: f32,
-        stream: StreamType,
+        residual: ResidualType,
         store: DeviceStore,
     ) -> Result<DeviceNorm, CudaError> {
-        let config = NormConfig { columns: gamma.len(), pieces: 1, stream };
+        let config = NormConfig { columns: gamma.len(), pieces: 1, residual };
         DeviceNorm::new(device, config, (gamma, beta), epsilon, NormResult::Store(store))
     }
 
@@ -127,15 +128,15 @@ impl DeviceNorm {
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
         epsilon: f32,
-        stream: StreamType,
+        residual: ResidualType,
         store: DeviceStore,
     ) -> Result<DeviceNorm, CudaError> {
-        let config = NormConfig { columns: gamma.len(), pieces: 4, stream };
+        let config = NormConfig { columns: gamma.len(), pieces: 4, residual };
         DeviceNorm::new(device, config, (gamma, beta), epsilon, NormResult::Store(store))
     }
 
-    /// LayerNorm with `gamma` and `beta` of the rows of a branch, which have the type of the stream. The results are
-    /// added to the stream's tokens. With a quantizer for `codes`, the op can also store the codes of the sums.
+    /// LayerNorm with `gamma` and `beta` of the rows of a branch, which have the type of the residual. The results are
+    /// added to the residual's tokens. With a quantizer for `codes`, the op can also store the codes of the sums.
     ///
     /// # Errors
     /// The kernel does not compile, or the device has too little memory.
@@ -146,10 +147,10 @@ impl DeviceNorm {
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
         epsilon: f32,
-        stream: StreamType,
+        residual: ResidualType,
         codes: Option<Quantizer>,
     ) -> Result<DeviceNorm, CudaError> {
-        let config = NormConfig { columns: gamma.len(), pieces: 1, stream };
+        let config = NormConfig { columns: gamma.len(), pieces: 1, residual };
         let result = codes.map_or(NormResult::Add, NormResult::AddAndCode);
         DeviceNorm::new(device, config, (gamma, beta), epsilon, result)
     }
@@ -173,51 +174,55 @@ impl DeviceNorm {
         })
     }
 
-    /// Whether the op adds to the stream.
+    /// Whether the op adds to the residual.
     pub fn adds(&self) -> bool {
         !matches!(self.result, NormResult::Store(_))
     }
 
-    /// Whether the op can store the codes of the stream that it has added to.
+    /// Whether the op can store the codes of the residual that it has added to.
     pub fn stores_codes(&self) -> bool {
         matches!(self.result, NormResult::AddAndCode(_))
     }
 
-    /// Reads the stream of `images` images and writes their rows in this order. Sets the u32 at `overflow` to 1 if an
-    /// f16 stream holds a value that is not finite; nothing resets it.
+    /// Reads the residual of `images` images and writes their rows in this order. Sets the u32 at `overflow` to 1 if an
+    /// f16 residual holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short, the order is not that of whole rows, or the op adds to the stream.
+    /// If a slice is too short, the order is not that of whole rows, or the op adds to the residual.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         (images, order): (usize, RowOrder<'_>),
-        stream: &DeviceSlice,
+        residual: &DeviceSlice,
         out: &DeviceSlice,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        let NormResult::Store(store) = self.result else { panic!("the norm adds to the stream") };
+        let NormResult::Store(store) = self.result else { panic!("the norm adds to the residual") };
         let rows = ImageRows::new("norm", self.config.pieces, (images, order));
         let columns = self.config.columns;
         let stride = row_stride(columns, store.element_bytes());
         let piece = columns / self.config.pieces;
-        let call = Call(on);
+        let call = Call(stream);
         let memory = [
-            call.array("norm: the stream", stream, &[images, rows.tokens, piece, self.config.stream.bytes()]),
+            call.array(
+                "norm: the residual",
+                residual,
+                &[images, rows.tokens, piece, self.config.residual.bytes()],
+            ),
             call.array("norm: the output", out, &[images, rows.rows, stride, store.element_bytes()]),
             call.word("norm: the overflow flag", overflow),
         ];
         let params = self.params(&call, &rows, memory);
         // SAFETY: `Params` is the kernel's parameter. The maps were constructed so that every row and
         // token that the kernel accesses is within the lengths checked above; the slices are held.
-        unsafe { launch(&self.kernel, self.config.launch(rows.total()), on, &params) }
+        unsafe { launch(&self.kernel, self.config.launch(rows.total()), stream, &params) }
     }
 
-    /// Normalises the rows of the branches of `images` images, which have this order, and adds them to their `stream`,
-    /// where [`DeviceNorm::adds`]. Writes the codes of the stream, if they are given. Sets the u32 at `overflow` as
+    /// Normalises the rows of the branches of `images` images, which have this order, and adds them to their `residual`,
+    /// where [`DeviceNorm::adds`]. Writes the codes of the residual, if they are given. Sets the u32 at `overflow` as
     /// [`DeviceNorm::run`] does, for the branch.
     ///
     /// # Errors
@@ -225,23 +230,23 @@ impl DeviceNorm {
     ///
     /// # Panics
     /// If a slice is too short, the codes have the rows of another number of tokens, codes are given although the op does
-    /// not store any, or the op does not add to the stream.
+    /// not store any, or the op does not add to the residual.
     pub fn run_residual(
         &self,
-        on: &Stream,
+        stream: &Stream,
         (images, order): (usize, RowOrder<'_>),
         branch: &DeviceSlice,
-        stream: &DeviceSlice,
-        codes: Option<StreamCodes<'_>>,
+        residual: &DeviceSlice,
+        codes: Option<ResidualCodes<'_>>,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        assert!(self.adds(), "the norm does not add to the stream");
+        assert!(self.adds(), "the norm does not add to the residual");
         let rows = ImageRows::new("norm", self.config.pieces, (images, order));
-        let (columns, bytes) = (self.config.columns, self.config.stream.bytes());
-        let call = Call(on);
+        let (columns, bytes) = (self.config.columns, self.config.residual.bytes());
+        let call = Call(stream);
         let memory = [
             call.array("norm: the branch", branch, &[images, rows.rows, columns, bytes]),
-            call.array("norm: the stream", stream, &[images, rows.tokens, columns, bytes]),
+            call.array("norm: the residual", residual, &[images, rows.tokens, columns, bytes]),
             call.word("norm: the overflow flag", overflow),
         ];
         let mut params = self.params(&call, &rows, memory);
@@ -254,14 +259,14 @@ impl DeviceNorm {
             params.code_rows = call.own(codes.rows.map(|rows| &rows.slice));
         }
         // SAFETY: as in `run`; `code_rows` has a row below `tokens` for each token.
-        unsafe { launch(&self.kernel, self.config.launch(rows.total()), on, &params) }
+        unsafe { launch(&self.kernel, self.config.launch(rows.total()), stream, &params) }
     }
 
     /// The parameters of a launch that reads the first memory, writes the second, and may set the flag in the third.
     fn params(&self, call: &Call<'_>, rows: &ImageRows<'_>, memory: [u64; 3]) -> Params {
         // The kernels count lanes in 32 bits.
         int(rows.total() * LANES_PER_ROW);
-        let store = self.result.store(self.config.stream);
+        let store = self.result.store(self.config.residual);
         Params {
             gamma: call.own(&self.gamma),
             beta: call.own(&self.beta),

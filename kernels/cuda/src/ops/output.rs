@@ -1,6 +1,6 @@
 //! Outputs of the network in the memory of their reader: feature maps, with their norm if they have one, and scores.
 
-use super::{Call, StreamType, int};
+use super::{Call, ResidualType, int};
 use crate::kernel::Kernels;
 use crate::params::output::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
@@ -56,8 +56,8 @@ pub struct OutputForm {
 /// Constants for which the kernel of a feature map is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapConfig {
-    /// Element type of the stream.
-    pub stream: StreamType,
+    /// Element type of the residual.
+    pub residual: ResidualType,
     /// Whether the map has a norm.
     pub norm: bool,
 }
@@ -69,7 +69,7 @@ impl MapConfig {
             .define("MAP", 1)
             .define("NORM", self.norm.into())
             .define("CHANNELS_FIRST", form.channels_first.into());
-        if self.stream == StreamType::F32 { program.define("EXACT", 1) } else { program }
+        if self.residual == ResidualType::F32 { program.define("EXACT", 1) } else { program }
     }
 
     /// Launch configuration for `tokens` tokens of `columns` columns.
@@ -112,7 +112,7 @@ pub struct OutputFlags<'a> {
 
 /// The rows of an output of the network.
 enum Source {
-    /// Tokens of the stream, with gamma, beta and epsilon of a norm.
+    /// Tokens of the residual, with gamma, beta and epsilon of a norm.
     Map { config: MapConfig, columns: usize, norm: Option<(DeviceSlice, DeviceSlice, f32)> },
     /// The values of an f32 tensor, in their order, such as scores.
     Values { columns: usize },
@@ -129,7 +129,7 @@ pub struct DeviceOutput {
 pub type NormParameters<'a> = (&'a [f32], &'a [f32], f32);
 
 impl DeviceOutput {
-    /// A feature map of tokens of the stream, which have `columns` columns, with its norm.
+    /// A feature map of tokens of the residual, which have `columns` columns, with its norm.
     ///
     /// # Errors
     /// The device has too little memory.
@@ -140,7 +140,7 @@ impl DeviceOutput {
         device: &Device,
         columns: usize,
         norm: Option<NormParameters<'_>>,
-        stream: StreamType,
+        residual: ResidualType,
     ) -> Result<DeviceOutput, CudaError> {
         assert!(columns.is_multiple_of(4), "output: {columns} columns");
         let copy = |(gamma, beta, epsilon): NormParameters<'_>| {
@@ -149,7 +149,7 @@ impl DeviceOutput {
             Ok::<_, CudaError>((gamma?.all(), beta?.all(), epsilon))
         };
         let norm = norm.map(copy).transpose()?;
-        let config = MapConfig { stream, norm: norm.is_some() };
+        let config = MapConfig { residual, norm: norm.is_some() };
         let source = Source::Map { config, columns, norm };
         Ok(DeviceOutput { device: device.clone(), source, kernels: Kernels::new() })
     }
@@ -176,14 +176,14 @@ impl DeviceOutput {
     /// If a slice is too short or not aligned to its elements.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         (images, tokens): (usize, usize),
         input: &DeviceSlice,
         (out, form): (&DeviceSlice, OutputForm),
         flags: OutputFlags<'_>,
     ) -> Result<(), CudaError> {
         let (columns, bytes) = match self.source {
-            Source::Map { config, columns, .. } => (columns, config.stream.bytes()),
+            Source::Map { config, columns, .. } => (columns, config.residual.bytes()),
             Source::Values { columns } => (columns, 4),
         };
         let (gamma, beta, epsilon) = match &self.source {
@@ -195,7 +195,7 @@ impl DeviceOutput {
             Source::Map { .. } => (total, MapConfig::launch(total, columns)),
             Source::Values { .. } => (total * columns, values_launch(total * columns)),
         };
-        let (call, shape) = (Call(on), [images, tokens, columns]);
+        let (call, shape) = (Call(stream), [images, tokens, columns]);
         let params = Params {
             input: call.array("output: the input", input, &[images, tokens, columns, bytes]),
             gamma: call.own(gamma),
@@ -212,6 +212,6 @@ impl DeviceOutput {
         };
         // SAFETY: `Params` is the kernel's parameter. Input and output have the lengths checked above, gamma and beta
         // that of a row; the slices are held.
-        unsafe { launch(&self.kernel(form)?, config, on, &params) }
+        unsafe { launch(&self.kernel(form)?, config, stream, &params) }
     }
 }

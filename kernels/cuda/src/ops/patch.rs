@@ -4,7 +4,7 @@ use half::f16;
 use swinq_numerics::{ImageEdge, Quantizer, Size};
 
 use super::linear::pack::pack_half;
-use super::{Call, StreamType, int};
+use super::{Call, ResidualType, int};
 use crate::kernel::Kernels;
 use crate::params::patch::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
@@ -67,7 +67,7 @@ impl InputForm {
     pub const PIXELS: InputForm = InputForm { element: InputType::U8, channels_first: false };
 }
 
-/// What becomes of normalised values that are read as such; [`PatchSpec::lookup`] does the same with bytes.
+/// The conversion of values that are read as normalised ones; [`PatchSpec::lookup`] does the same with bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum InputSite {
     /// They are the operands.
@@ -99,7 +99,7 @@ impl InputSite {
 pub struct PatchSpec<'a> {
     /// Side of a patch in pixels.
     pub patch: usize,
-    /// What becomes of the edges of an image that is no multiple of the patch.
+    /// The treatment of the edges of an image that is no multiple of the patch.
     pub edge: ImageEdge,
     /// Value of each byte of each channel: normalised, and quantized by the input's site (as codes for an
     /// INT8 product). A pixel has 1 to 16 channels.
@@ -120,8 +120,8 @@ pub struct PatchSpec<'a> {
     pub epsilon: f32,
     /// Absolute position embedding, `[tokens, columns]`. Only images with this number of patches fit it.
     pub position: Option<&'a [f32]>,
-    /// Element type of the stream that is written.
-    pub stream: StreamType,
+    /// Element type of the residual that is written.
+    pub residual: ResidualType,
 }
 
 /// Constants for which a patch embedding is compiled.
@@ -131,7 +131,7 @@ pub struct PatchConfig {
     pub channels: usize,
     /// Side of a patch.
     pub patch: usize,
-    /// What becomes of the edges of an image. The program does not depend on it.
+    /// The treatment of the edges of an image. The program does not depend on it.
     pub edge: ImageEdge,
     /// Number of columns.
     pub columns: usize,
@@ -143,14 +143,16 @@ pub struct PatchConfig {
     pub norm: bool,
     /// Whether there is a position embedding.
     pub position: bool,
-    /// Element type of the stream that is written.
-    pub stream: StreamType,
+    /// Element type of the residual that is written.
+    pub residual: ResidualType,
 }
 
 impl PatchConfig {
-    /// Whether the product runs on the tensor cores: if the stream is f16 and a warp can hold every column.
+    /// Whether the product runs on the tensor cores: if the residual is f16 and a warp can hold every column.
     pub fn half(&self) -> bool {
-        self.stream == StreamType::F16 && self.columns.is_multiple_of(32) && self.columns <= MOST_HALF_COLUMNS
+        self.residual == ResidualType::F16
+            && self.columns.is_multiple_of(32)
+            && self.columns <= MOST_HALF_COLUMNS
     }
 
     /// Threads per block; in f32 one per column, within limits.
@@ -193,7 +195,7 @@ impl PatchConfig {
             .define("OUTPUT", self.output.into())
             .define("NORM", self.norm.into())
             .define("POSITION", self.position.into())
-            .define("STREAM_F32", self.stream.define())
+            .define("RESIDUAL_F32", self.residual.define())
             .define("INPUT", form.element.define())
             .define("CHANNELS_FIRST", form.channels_first.into())
             .define("QUANTIZE", if form.element == InputType::U8 { 0 } else { site.define() })
@@ -297,7 +299,7 @@ impl DevicePatchEmbed {
         self.kernels.get(form, || self.device.kernel(&self.config.program(form, self.input)))
     }
 
-    /// Reads images of `size` pixels in `form`, and writes the stream `[images * tokens, columns]`: a token for each patch of
+    /// Reads images of `size` pixels in `form`, and writes the residual `[images * tokens, columns]`: a token for each patch of
     /// [`PatchConfig::grid`]. The normalised values beyond an image are zeros. Sets the u32 at `raised` to 1 if a value is not
     /// finite; nothing resets it.
     ///
@@ -308,21 +310,21 @@ impl DevicePatchEmbed {
     /// If a slice is too short, or the position embedding is that of another number of tokens.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         (images, size): (usize, Size),
         (pixels, form): (&DeviceSlice, InputForm),
         out: &DeviceSlice,
         raised: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        let PatchConfig { channels, columns, stream, .. } = self.config;
+        let PatchConfig { channels, columns, residual, .. } = self.config;
         let grid = self.config.grid(size);
         let values = [images, size.height, size.width, channels];
-        let rows = [images, grid.height, grid.width, columns, stream.bytes()];
+        let rows = [images, grid.height, grid.width, columns, residual.bytes()];
         let (position, tokens) = self.position.as_ref().map(|(table, tokens)| (table, *tokens)).unzip();
         assert_eq!(tokens.unwrap_or(grid.area()), grid.area(), "patch embedding: tokens with a position");
         let total = images * grid.area();
         let (gamma, beta) = self.norm.as_ref().map(|(g, b)| (g, b)).unzip();
-        let call = Call(on);
+        let call = Call(stream);
         let (input_recip, input_scale) = self.input.recip_and_scale();
         let params = Params {
             pixels: call.foreign("patch embedding: the images", pixels, &values, form.element.bytes()),
@@ -333,7 +335,7 @@ impl DevicePatchEmbed {
             gamma: call.own(gamma),
             beta: call.own(beta),
             position: call.own(position),
-            out: call.array("patch embedding: the stream", out, &rows),
+            out: call.array("patch embedding: the residual", out, &rows),
             raised: call.word("patch embedding: the flag", raised),
             height: int(size.height),
             width: int(size.width),
@@ -346,9 +348,9 @@ impl DevicePatchEmbed {
             input_recip,
             input_scale,
         };
-        // SAFETY: `Params` is the kernel's parameter. Images and stream have the lengths checked above,
+        // SAFETY: `Params` is the kernel's parameter. Images and residual have the lengths checked above,
         // and the other arrays those of `new`; the slices are held.
-        unsafe { launch(&self.kernel(form)?, self.config.launch(total), on, &params) }
+        unsafe { launch(&self.kernel(form)?, self.config.launch(total), stream, &params) }
     }
 }
 
@@ -366,7 +368,7 @@ fn config(spec: &PatchSpec<'_>) -> PatchConfig {
         output: spec.output.is_some(),
         norm: spec.norm.is_some(),
         position: spec.position.is_some(),
-        stream: spec.stream,
+        residual: spec.residual,
     };
     let (channels, columns, k) = (config.channels, config.columns, config.k());
     assert!(CHANNELS.contains(&channels), "patch embedding: {channels} channels");

@@ -36,18 +36,21 @@ impl DeviceReport {
         LaunchConfig { shared: 4 * (THREADS + 1), pdl: true, ..LaunchConfig::linear(1, THREADS) }
     }
 
-    /// Puts a launch on `on` that tells the host the first of `flags`, u32s, that is set, and resets them.
+    /// Puts a launch on `stream` that tells the host the first of `flags`, u32s, that is set, and resets them.
     ///
     /// # Errors
     /// The driver fails.
-    pub fn run(&self, on: &Stream, flags: &DeviceSlice) -> Result<(), CudaError> {
-        on.keep(&self.word)?;
+    pub fn run(&self, stream: &Stream, flags: &DeviceSlice) -> Result<(), CudaError> {
+        stream.keep(&self.word)?;
         let word = self.word.address() as u64;
-        let params =
-            Params { flags: Call(on).word("report: the flags", flags), word, count: int(flags.bytes() / 4) };
+        let params = Params {
+            flags: Call(stream).word("report: the flags", flags),
+            word,
+            count: int(flags.bytes() / 4),
+        };
         // SAFETY: `Params` is the kernel's parameter. It writes the flags, which are held, and the word, which the stream
         // keeps, and which the device can access: page-locked memory has one address for both.
-        unsafe { launch(&self.kernel, DeviceReport::launch(), on, &params) }
+        unsafe { launch(&self.kernel, DeviceReport::launch(), stream, &params) }
     }
 
     /// Takes the index of a flag that a launch has told. Launches that are not done yet may tell another one later.

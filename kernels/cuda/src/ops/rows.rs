@@ -1,6 +1,6 @@
 //! Rows gathered from the residual stream without a norm (Swin V2), and what they share with the norms.
 
-use super::{Call, DeviceStore, RowOrder, StreamType, int, row_stride};
+use super::{Call, DeviceStore, ResidualType, RowOrder, int, row_stride};
 use crate::params::rows::Params;
 use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
@@ -8,7 +8,7 @@ use crate::{CudaError, Device, DeviceSlice, Kernel, LaunchConfig, Program, Strea
 pub(super) const THREADS: u32 = 256;
 
 impl Params {
-    /// Parameters without a norm and without codes of the stream.
+    /// Parameters without a norm and without codes of the residual.
     pub(super) fn new(
         call: &Call<'_>,
         rows: &ImageRows<'_>,
@@ -39,7 +39,7 @@ impl Params {
 pub(super) fn row_program(
     (file, entry): (&'static str, &'static str),
     pieces: usize,
-    stream: StreamType,
+    residual: ResidualType,
     store: DeviceStore,
 ) -> Program {
     let program = Program::new(file, entry)
@@ -47,7 +47,7 @@ pub(super) fn row_program(
         .define("PIECES", pieces as i64)
         .define("STORE", store.define())
         .define("FAKE", store.is_fake().into());
-    if stream == StreamType::F32 { program.define("EXACT", 1) } else { program }
+    if residual == ResidualType::F32 { program.define("EXACT", 1) } else { program }
 }
 
 /// The rows of a launch.
@@ -92,13 +92,13 @@ pub struct RowsConfig {
     /// Number of source tokens per row: 1 or 4.
     pub pieces: usize,
     /// Element type of the input.
-    pub stream: StreamType,
+    pub residual: ResidualType,
 }
 
 impl RowsConfig {
     /// The program that stores results as `store`.
     pub fn program(&self, store: DeviceStore) -> Program {
-        row_program(("rows.cu", "rows"), self.pieces, self.stream, store)
+        row_program(("rows.cu", "rows"), self.pieces, self.residual, store)
     }
 
     /// Launch configuration for `rows` rows.
@@ -116,7 +116,7 @@ pub struct DeviceRows {
 }
 
 impl DeviceRows {
-    /// Rows of `columns` columns, which are tokens of the stream; rows of padding are zeros.
+    /// Rows of `columns` columns, which are tokens of the residual; rows of padding are zeros.
     ///
     /// # Errors
     /// The kernel does not compile.
@@ -126,10 +126,10 @@ impl DeviceRows {
     pub fn rows(
         device: &Device,
         columns: usize,
-        stream: StreamType,
+        residual: ResidualType,
         store: DeviceStore,
     ) -> Result<DeviceRows, CudaError> {
-        DeviceRows::new(device, RowsConfig { columns, pieces: 1, stream }, store)
+        DeviceRows::new(device, RowsConfig { columns, pieces: 1, residual }, store)
     }
 
     /// Rows of four tokens side by side, of `columns` columns together; padding tokens are zeros.
@@ -142,10 +142,10 @@ impl DeviceRows {
     pub fn merged(
         device: &Device,
         columns: usize,
-        stream: StreamType,
+        residual: ResidualType,
         store: DeviceStore,
     ) -> Result<DeviceRows, CudaError> {
-        DeviceRows::new(device, RowsConfig { columns, pieces: 4, stream }, store)
+        DeviceRows::new(device, RowsConfig { columns, pieces: 4, residual }, store)
     }
 
     fn new(device: &Device, config: RowsConfig, store: DeviceStore) -> Result<DeviceRows, CudaError> {
@@ -154,8 +154,8 @@ impl DeviceRows {
         Ok(DeviceRows { kernel: device.kernel(&config.program(store))?, config, store })
     }
 
-    /// Reads the stream of `images` images and writes their rows in this order. Sets the u32 at `overflow` to 1 if an
-    /// f16 stream holds a value that is not finite; nothing resets it.
+    /// Reads the residual of `images` images and writes their rows in this order. Sets the u32 at `overflow` to 1 if an
+    /// f16 residual holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
@@ -164,18 +164,22 @@ impl DeviceRows {
     /// If a slice is too short, or the order is not that of whole rows.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         (images, order): (usize, RowOrder<'_>),
-        stream: &DeviceSlice,
+        residual: &DeviceSlice,
         out: &DeviceSlice,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        let RowsConfig { columns, pieces, stream: element } = self.config;
+        let RowsConfig { columns, pieces, residual: element } = self.config;
         let rows = ImageRows::new("rows", pieces, (images, order));
         let bytes = self.store.element_bytes();
-        let call = Call(on);
+        let call = Call(stream);
         let memory = [
-            call.array("rows: the stream", stream, &[images, rows.tokens, columns / pieces, element.bytes()]),
+            call.array(
+                "rows: the residual",
+                residual,
+                &[images, rows.tokens, columns / pieces, element.bytes()],
+            ),
             call.array("rows: the output", out, &[images, rows.rows, row_stride(columns, bytes), bytes]),
             call.word("rows: the overflow flag", overflow),
         ];
@@ -184,6 +188,6 @@ impl DeviceRows {
         let params = Params::new(&call, &rows, columns, self.store, memory);
         // SAFETY: `Params` is the kernel's parameter. The maps were constructed so that every row and token that
         // the kernel accesses is within the lengths checked above; the slices are held.
-        unsafe { launch(&self.kernel, self.config.launch(rows.total()), on, &params) }
+        unsafe { launch(&self.kernel, self.config.launch(rows.total()), stream, &params) }
     }
 }

@@ -1,4 +1,4 @@
-//! The attention half of a transformer block in one launch: LayerNorm, QKV, window attention, projection and
+//! The attention branch of a transformer block in one launch: LayerNorm, QKV, window attention, projection and
 //! the residual addition; in Swin V2 the LayerNorm follows the projection.
 
 use swinq_numerics::{AttentionSpec, Probs, Quantizer};
@@ -13,29 +13,29 @@ use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Pro
 const GROUP: u32 = 128;
 /// Bytes of shared memory of a group: keys and values of a head.
 const EXCHANGE: u32 = 8 * 32 * 8 + 4 * 32 * 16;
-/// The same for the low codes of a head's keys.
+/// The same for the lo codes of a head's keys.
 const LOW_KEYS: u32 = 8 * 32 * 8;
 /// Rows that the warps of a group have: a window is padded to this number.
 const ROWS: usize = 64;
 /// Number of heads for which the kernel has logit scales.
 const MOST_HEADS: usize = 8;
 
-/// Which attention half the kernel computes.
+/// Which attention branch the kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WindowForm {
     /// Swin V1: the LayerNorm precedes QKV.
     PreNorm,
-    /// Swin V2: QKV reads the stream itself, queries and keys are normalised, and the LayerNorm follows the
+    /// Swin V2: QKV reads the residual itself, queries and keys are normalised, and the LayerNorm follows the
     /// projection.
     PostNorm {
-        /// Whether queries and keys of some heads have two codes for each value.
-        two_codes: bool,
+        /// Whether queries and keys of some heads have hi and lo codes for each value.
+        hi_lo: bool,
     },
 }
 
-/// Description of the attention half of a block. Every operand of its products is INT8.
+/// Description of the attention branch of a block. Every operand of its products is INT8.
 pub struct WindowBlockSpec<'a> {
-    /// Which half it is; `attention` says whether heads have two codes.
+    /// Which branch it is; `attention` says whether heads have hi and lo codes.
     pub post_norm: bool,
     /// Scale and offset of the LayerNorm.
     pub norm: (&'a [f32], &'a [f32]),
@@ -52,7 +52,7 @@ pub struct WindowBlockSpec<'a> {
 /// Constants for which the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowBlockConfig {
-    /// Which attention half.
+    /// Which attention branch.
     pub form: WindowForm,
     /// Number of heads of 32 channels.
     pub heads: usize,
@@ -96,11 +96,11 @@ impl WindowBlockConfig {
 
     /// Bytes of `Exchange` in window.cuh.
     fn exchange(&self) -> u32 {
-        EXCHANGE + if self.two_codes() { LOW_KEYS } else { 0 }
+        EXCHANGE + if self.hi_lo() { LOW_KEYS } else { 0 }
     }
 
-    fn two_codes(&self) -> bool {
-        matches!(self.form, WindowForm::PostNorm { two_codes: true })
+    fn hi_lo(&self) -> bool {
+        matches!(self.form, WindowForm::PostNorm { hi_lo: true })
     }
 
     fn key_tiles(&self) -> usize {
@@ -116,10 +116,10 @@ impl WindowBlockConfig {
             .define("TOKENS", self.tokens as i64)
             .define("KEY_TILES", self.key_tiles() as i64)
             .define("COSINE", matches!(self.form, WindowForm::PostNorm { .. }).into())
-            .define("TWO_CODES", self.two_codes().into())
+            .define("HI_LO", self.hi_lo().into())
     }
 
-    /// Number of windows from which on this launch is faster than a launch for each op on a device with `multiprocessors`. A
+    /// The least number of windows for which this launch is faster than a launch for each op on a device with `multiprocessors`. A
     /// single window takes longer the more heads there are; then the launch pays off only if it fills most multiprocessors.
     pub fn least_windows(&self, multiprocessors: u32) -> usize {
         if self.heads <= 4 { 0 } else { multiprocessors as usize * 3 / 4 }
@@ -134,14 +134,14 @@ impl WindowBlockConfig {
     }
 }
 
-/// The attention half of a block, prepared for a device.
+/// The attention branch of a block, prepared for a device.
 pub struct DeviceWindowBlock {
     kernel: Kernel,
     config: WindowBlockConfig,
     multiprocessors: usize,
     epsilon: f32,
     scales: [f32; 4],
-    two_codes: u32,
+    hi_lo: u32,
     constants: DeviceSlice,
     /// The region of each token under each mask.
     regions: Option<DeviceSlice>,
@@ -157,8 +157,8 @@ impl DeviceWindowBlock {
         let quant = &attention.quant;
         let integer = quant.q.is_some() && quant.k.is_some() && quant.v.is_some();
         let usual = integer && quant.scores.is_none() && quant.probs == Probs::U8 && attention.mask == -100.0;
-        let form = match (post_norm, attention.two_codes.contains(&true)) {
-            (true, two_codes) => WindowForm::PostNorm { two_codes },
+        let form = match (post_norm, attention.hi_lo.contains(&true)) {
+            (true, hi_lo) => WindowForm::PostNorm { hi_lo },
             (false, false) => WindowForm::PreNorm,
             (false, true) => return None,
         };
@@ -184,15 +184,15 @@ impl DeviceWindowBlock {
             multiprocessors: device.multiprocessors() as usize,
             epsilon: spec.epsilon,
             scales: scales(spec),
-            two_codes: two_codes(attention),
+            hi_lo: hi_lo(attention),
             constants: DeviceBuf::from_slice(device, &constants(&config, spec))?.all(),
             regions: super::attention::padded_regions(device, (attention.tokens, ROWS), attention.regions)?,
             config,
         })
     }
 
-    /// Updates the stream of `images` images with `windows` each, f16 `[images * tokens, channels]`. Sets the u32 at
-    /// `overflow` to 1 if the stream holds a value that is not finite; nothing resets it.
+    /// Updates the residual of `images` images with `windows` each, f16 `[images * tokens, channels]`. Sets the u32 at
+    /// `overflow` to 1 if the residual holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
@@ -201,17 +201,17 @@ impl DeviceWindowBlock {
     /// If a slice is too short, windows have another number of tokens, or windows are masked and the op has no regions.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         (images, windows): (usize, &DeviceWindows),
-        stream: &DeviceSlice,
+        residual: &DeviceSlice,
         overflow: &DeviceSlice,
     ) -> Result<(), CudaError> {
         let (map, channels) = (windows.map(), self.config.heads * HEAD_DIM);
         let masks = windows.masks_for("window block", self.config.tokens, self.regions.is_some());
-        let (call, total) = (Call(on), images * windows.count());
+        let (call, total) = (Call(stream), images * windows.count());
         let [value_scale, input_recip, query_recip, key_recip] = self.scales;
         let params = Params {
-            stream: call.array("window block: the stream", stream, &[images, map.tokens, channels, 2]),
+            residual: call.array("window block: the residual", residual, &[images, map.tokens, channels, 2]),
             map: call.own(&map.slice),
             constants: call.own(&self.constants),
             regions: call.own(&self.regions),
@@ -225,13 +225,13 @@ impl DeviceWindowBlock {
             input_recip,
             query_recip,
             key_recip,
-            two_codes: self.two_codes,
+            hi_lo: self.hi_lo,
         };
         int(images * map.tokens);
         // SAFETY: `Params` is the kernel's parameter. The map's tokens are below the number of
-        // tokens of an image, for which the stream's length was checked; constants and regions were laid out
+        // tokens of an image, for which the residual's length was checked; constants and regions were laid out
         // for this kernel, every mask is below `MASKS`, and the slices are held.
-        unsafe { launch(&self.kernel, self.config.launch(total, self.multiprocessors), on, &params) }
+        unsafe { launch(&self.kernel, self.config.launch(total, self.multiprocessors), stream, &params) }
     }
 }
 
@@ -241,9 +241,9 @@ pub fn scales(spec: &WindowBlockSpec<'_>) -> [f32; 4] {
     [v.scale() * spec.proj.input.recip() / 255.0, spec.qkv.input.recip() / 255.0, q.recip(), k.recip()]
 }
 
-/// `two_codes` of the kernel: bit h is set if head h has two codes.
-pub fn two_codes(attention: &AttentionSpec<'_>) -> u32 {
-    attention.two_codes.iter().enumerate().map(|(head, &two)| u32::from(two) << head).sum()
+/// `hi_lo` of the kernel: bit h is set if head h has hi and lo codes.
+pub fn hi_lo(attention: &AttentionSpec<'_>) -> u32 {
+    attention.hi_lo.iter().enumerate().map(|(head, &two)| u32::from(two) << head).sum()
 }
 
 /// The sites of queries, keys and values.

@@ -27,7 +27,7 @@ pub enum FakeColumns<'a> {
     Columns(&'a CudaView<'a, f32>, Quantizer),
 }
 
-/// What happens to the columns.
+/// The operation on the columns.
 #[derive(Clone, Copy, Debug)]
 pub struct Columns<'a> {
     /// The bias `[columns]` that is added to the values before GELU; `None` without both.

@@ -23,7 +23,7 @@ pub struct LossWeights {
     pub first: bool,
 }
 
-/// What the logits are compared with.
+/// The targets of the logits.
 #[derive(Clone, Copy)]
 pub struct Targets<'a> {
     /// The teacher's logits, `[images, classes]`.

@@ -2,7 +2,7 @@
 //! `REQUIRE_IMPL=cuda` they fail.
 
 use swinq_cuda::ops::norm::DeviceNorm;
-use swinq_cuda::ops::{DeviceStore, RowOrder, StreamType};
+use swinq_cuda::ops::{DeviceStore, ResidualType, RowOrder};
 use swinq_cuda::{CudaError, Device, DeviceBuf, Event, FloatKind, Lt, LtPlan, Output, PinnedBuf, Stream};
 
 /// The first GPU. Without one, says that the test is skipped, or fails if `REQUIRE_IMPL` contains `cuda`.
@@ -222,7 +222,7 @@ fn kernels_are_unloaded_when_their_work_is_done() {
     let Some(device) = device() else { return };
     let stream = Stream::new(&device).unwrap();
     let model =
-        DeviceNorm::rows(&device, (&[1.0; 96], &[0.0; 96]), 1e-5, StreamType::F32, DeviceStore::Float);
+        DeviceNorm::rows(&device, (&[1.0; 96], &[0.0; 96]), 1e-5, ResidualType::F32, DeviceStore::Float);
     let norm = model.unwrap();
     let rows = 1 << 14;
     let input = DeviceBuf::from_slice(&device, &vec![1.0_f32; rows * 96]).unwrap();
@@ -252,7 +252,7 @@ fn memory_and_kernels_of_another_gpu_are_refused() {
     here.all().fill_with(&stream, &here.slice(0, 4)).unwrap();
     let refused = std::panic::catch_unwind(|| stream.hold(&there.all()));
     assert!(refused.is_err(), "memory of another GPU");
-    let norm = DeviceNorm::rows(&first, (&[1.0; 8], &[0.0; 8]), 1e-5, StreamType::F32, DeviceStore::Float);
+    let norm = DeviceNorm::rows(&first, (&[1.0; 8], &[0.0; 8]), 1e-5, ResidualType::F32, DeviceStore::Float);
     let (x, out, flag) = (here.slice(0, 64), here.slice(256, 64), here.slice(512, 4));
     let launched = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         norm.unwrap().run(&stream, (1, RowOrder::Tokens(2)), &x, &out, &flag)

@@ -1,7 +1,7 @@
 //! Checks that launches cover their work exactly once and fit the GPUs for which kernels are compiled. No GPU
 //! is needed.
 
-use swinq_cuda::ops::StreamType;
+use swinq_cuda::ops::ResidualType;
 use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::norm::NormConfig;
@@ -16,7 +16,7 @@ use swinq_numerics::{ImageEdge, Size};
 const SHARED: [(&str, u32); 4] =
     [("sm_75", 64 << 10), ("sm_86", 99 << 10), ("sm_80", 163 << 10), ("sm_90", 227 << 10)];
 
-/// Widths of the streams of the official models, and some other widths.
+/// Widths of the residuals of the official models, and some other widths.
 const COLUMNS: [usize; 14] = [8, 24, 40, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 6144];
 
 #[track_caller]
@@ -40,7 +40,7 @@ fn covers(blocks: u32, of_block: usize, units: usize, what: &str) {
 #[test]
 fn launches_overlap_only_where_the_gpu_can() {
     let arch = |major, minor| Arch { major, minor };
-    let norm = NormConfig { columns: 96, pieces: 1, stream: StreamType::F16 }.launch(49);
+    let norm = NormConfig { columns: 96, pieces: 1, residual: ResidualType::F16 }.launch(49);
     let head = DeviceLinearF32::launch(1, 1000);
     for launch in [norm, head] {
         for old in [arch(7, 5), arch(8, 0), arch(8, 6), arch(8, 9)] {
@@ -56,7 +56,7 @@ fn launches_overlap_only_where_the_gpu_can() {
 #[test]
 fn patch_embeddings() {
     for (columns, patch) in [(96, 4), (128, 4), (192, 4), (24, 2), (256, 4), (40, 8), (768, 2)] {
-        for stream in [StreamType::F16, StreamType::F32] {
+        for residual in [ResidualType::F16, ResidualType::F32] {
             let config = PatchConfig {
                 channels: 3,
                 patch,
@@ -66,7 +66,7 @@ fn patch_embeddings() {
                 output: false,
                 norm: true,
                 position: false,
-                stream,
+                residual,
             };
             for tokens in [1, 31, 32, 33, 3136, 36_864, 65_536, 65_537, 3136 * 128] {
                 let launch = config.launch(tokens);
@@ -86,7 +86,7 @@ fn patch_embeddings() {
 }
 
 /// The patch embedding of a Swin-T in INT8 for images of `channels` channels.
-fn patch_config(channels: usize, stream: StreamType) -> PatchConfig {
+fn patch_config(channels: usize, residual: ResidualType) -> PatchConfig {
     PatchConfig {
         channels,
         patch: 4,
@@ -96,15 +96,16 @@ fn patch_config(channels: usize, stream: StreamType) -> PatchConfig {
         output: false,
         norm: true,
         position: false,
-        stream,
+        residual,
     }
 }
 
 #[test]
 fn patch_embeddings_of_several_channels() {
-    for (channels, stream) in (1..=16).flat_map(|c| [StreamType::F16, StreamType::F32].map(|s| (c, s))) {
-        let config = patch_config(channels, stream);
-        let (launch, what) = (config.launch(3136), format!("{channels} channels, {stream:?}"));
+    for (channels, residual) in (1..=16).flat_map(|c| [ResidualType::F16, ResidualType::F32].map(|s| (c, s)))
+    {
+        let config = patch_config(channels, residual);
+        let (launch, what) = (config.launch(3136), format!("{channels} channels, {residual:?}"));
         // On the tensor cores, the weights of many channels do not fit every GPU.
         check(launch, SHARED[usize::from(config.half() && channels > 11)].1, &what);
         assert_eq!(
@@ -118,7 +119,7 @@ fn patch_embeddings_of_several_channels() {
 
 #[test]
 fn grids_cover_images_of_any_size() {
-    let config = patch_config(3, StreamType::F16);
+    let config = patch_config(3, ResidualType::F16);
     for (height, width, grid) in [(224, 224, (56, 56)), (225, 223, (57, 56)), (1, 4, (1, 1)), (5, 8, (2, 2))]
     {
         assert_eq!(config.grid(Size::new(height, width)), Size::new(grid.0, grid.1), "{height}x{width}");
@@ -128,19 +129,19 @@ fn grids_cover_images_of_any_size() {
 #[test]
 fn norms() {
     for columns in COLUMNS.into_iter().chain((64..=6144).step_by(64)) {
-        for stream in [StreamType::F16, StreamType::F32] {
-            let gather = RowsConfig { columns, pieces: 1, stream };
+        for residual in [ResidualType::F16, ResidualType::F32] {
+            let gather = RowsConfig { columns, pieces: 1, residual };
             for rows in [1, 49, 65, 401_408] {
                 let launch = gather.launch(rows);
                 check(launch, SHARED[0].1, "rows");
                 covers(launch.grid[0], launch.threads as usize, rows * columns / 8, "rows");
             }
-            let config = NormConfig { columns, pieces: 1, stream };
+            let config = NormConfig { columns, pieces: 1, residual };
             let (lanes, chunks) = config.lanes_and_chunks();
             assert!(lanes.is_power_of_two() && (4..=32).contains(&lanes), "{columns}: {lanes} lanes");
             let fits = 8 * lanes * chunks >= columns && 8 * lanes * (chunks - 1) < columns;
             assert!(fits, "{columns} columns: {lanes} lanes of {chunks} chunks");
-            let lanes = if stream == StreamType::F32 { 4 } else { lanes };
+            let lanes = if residual == ResidualType::F32 { 4 } else { lanes };
             for rows in [1, 49, 63, 64, 65, 3136, 401_408] {
                 let (launch, what) = (config.launch(rows), format!("{columns} columns, {rows} rows"));
                 check(launch, SHARED[0].1, &what);
@@ -161,14 +162,14 @@ fn attentions() -> impl Iterator<Item = AttentionConfig> {
                 (AttentionElements::Codes, true),
                 (AttentionElements::Half, false),
             ];
-            kinds.map(|(elements, two_codes)| AttentionConfig {
+            kinds.map(|(elements, hi_lo)| AttentionConfig {
                 elements,
                 tokens,
                 heads,
                 probs_s8: false,
                 exact: false,
-                head_scales: two_codes,
-                two_codes,
+                head_scales: hi_lo,
+                hi_lo,
                 mask: -100.0,
             })
         })
@@ -199,7 +200,7 @@ fn attentions_cover_every_window_and_query_of_every_head() {
 
 #[test]
 fn window_blocks_have_no_more_blocks_than_windows_or_multiprocessors() {
-    let forms = [WindowForm::PreNorm, WindowForm::PostNorm { two_codes: true }];
+    let forms = [WindowForm::PreNorm, WindowForm::PostNorm { hi_lo: true }];
     let sizes = [(1, 49), (2, 64), (3, 49), (4, 49), (6, 49), (6, 64)];
     for (form, (heads, tokens)) in forms.into_iter().flat_map(|form| sizes.map(|size| (form, size))) {
         for (name, shared) in SHARED {
@@ -221,7 +222,7 @@ fn attention_of_small_windows_fits_every_gpu_and_of_large_ones_some() {
     for config in attentions() {
         let fits: Vec<&str> =
             SHARED.into_iter().filter(|(_, limit)| config.shared() <= *limit).map(|(name, _)| name).collect();
-        let least = match (config.tokens, config.two_codes) {
+        let least = match (config.tokens, config.hi_lo) {
             (..=256, _) => "sm_75",
             (_, false) => "sm_86",
             (_, true) => "sm_80",
@@ -235,16 +236,19 @@ fn pools_have_a_block_for_each_image_and_room_for_their_norms_or_sums() {
     for (images, tokens) in
         [(1, 1), (1, 49), (8, 49), (32, 144), (33, 49), (256, 1024), (2, 2048), (1, 2049), (1, 65_536)]
     {
-        for (columns, stream) in
-            [(96, StreamType::F16), (1536, StreamType::F16), (768, StreamType::F32), (1536, StreamType::F32)]
-        {
-            let launch = DevicePool::launch((images, tokens), columns, stream);
-            let what = format!("{images} images of {tokens} tokens, {columns} columns, {stream:?}");
+        for (columns, residual) in [
+            (96, ResidualType::F16),
+            (1536, ResidualType::F16),
+            (768, ResidualType::F32),
+            (1536, ResidualType::F32),
+        ] {
+            let launch = DevicePool::launch((images, tokens), columns, residual);
+            let what = format!("{images} images of {tokens} tokens, {columns} columns, {residual:?}");
             check(launch, SHARED[0].1, &what);
             assert_eq!(launch.grid, [images as u32, 1, 1], "{what}");
-            let needed = match stream {
-                StreamType::F32 => 16 * DevicePool::tokens_each(tokens) + 4 * columns,
-                StreamType::F16 => launch.threads as usize / 32 * 4 * columns,
+            let needed = match residual {
+                ResidualType::F32 => 16 * DevicePool::tokens_each(tokens) + 4 * columns,
+                ResidualType::F16 => launch.threads as usize / 32 * 4 * columns,
             };
             assert!(launch.shared as usize >= needed, "{what}");
         }

@@ -6,9 +6,9 @@ use swinq_cuda::ops::attention::HEAD_DIM;
 use swinq_cuda::ops::linear::{
     DeviceLinear, DeviceLinearSpec, DeviceWeight, Instruction, LinearStore, Target, Tile,
 };
-use swinq_cuda::ops::{DeviceMap, DeviceStore, StreamType, row_stride};
+use swinq_cuda::ops::{DeviceMap, DeviceStore, ResidualType, row_stride};
 use swinq_cuda::{Device, DeviceBuf, Lt, Stream};
-use swinq_numerics::reference::{accumulate_i8, correction_i8, epilogue_i8, low_code, normalize};
+use swinq_numerics::reference::{accumulate_i8, correction_i8, epilogue_i8, lo_code, normalize};
 use swinq_numerics::{ColumnQuantizers, Gelu, PAD, Quantizer, RowMap};
 use swinq_testing::{Rng, step};
 
@@ -37,7 +37,7 @@ enum Case {
     /// As `Residual` and `Output`, of an input with zero points.
     CorrectedResidual,
     CorrectedOutput,
-    /// Codes of normalised queries and keys, and of values; every other head has two codes. For columns that are whole
+    /// Codes of normalised queries and keys, and of values; every other head has hi and lo codes. For columns that are whole
     /// heads.
     Heads,
 }
@@ -70,7 +70,7 @@ struct Problem {
     bias: Vec<f32>,
     columns: ColumnQuantizers,
     zero_points: Vec<i8>,
-    stream: Vec<f32>,
+    residual: Vec<f32>,
     map: RowMap,
 }
 
@@ -109,7 +109,7 @@ impl Problem {
                 ColumnQuantizers::channels(0.02, &factors, &codes(&mut rng, n)).unwrap()
             },
             zero_points: codes(&mut rng, k),
-            stream: values(&mut rng, tokens * n, 2.0),
+            residual: values(&mut rng, tokens * n, 2.0),
             map: RowMap::new(&rows, tokens).unwrap(),
         }
     }
@@ -144,26 +144,26 @@ fn parts(problem: &Problem, case: Case) -> (LinearStore, Option<Quantizer>, Opti
             (LinearStore::Plain(DeviceStore::Codes(q)), Quantizer::new(0.03), None)
         }
         Case::Heads => {
-            let two_codes = (0..problem.n / (3 * HEAD_DIM)).map(|head| head % 2 == 0).collect();
-            (LinearStore::Heads { sites: [1.0 / 127.0, 0.01, 0.02].map(step), two_codes }, None, None)
+            let hi_lo = (0..problem.n / (3 * HEAD_DIM)).map(|head| head % 2 == 0).collect();
+            (LinearStore::Heads { sites: [1.0 / 127.0, 0.01, 0.02].map(step), hi_lo }, None, None)
         }
     }
 }
 
-/// The reference's output as f64: codes, values, or the updated stream.
+/// The reference's output as f64: codes, values, or the updated residual.
 fn expected(problem: &Problem, case: Case) -> Vec<f64> {
     let (store, ..) = parts(problem, case);
     if store == LinearStore::Residual {
-        let mut stream = problem.stream.clone();
+        let mut residual = problem.residual.clone();
         for (row, &token) in problem.map.rows().iter().enumerate().filter(|(_, t)| **t != PAD) {
             for column in 0..problem.n {
-                stream[token as usize * problem.n + column] += problem.y(row, column, case);
+                residual[token as usize * problem.n + column] += problem.y(row, column, case);
             }
         }
-        return stream.into_iter().map(f64::from).collect();
+        return residual.into_iter().map(f64::from).collect();
     }
-    if let LinearStore::Heads { sites, two_codes } = &store {
-        return (0..problem.m).flat_map(|row| head_codes(problem, row, sites, two_codes)).collect();
+    if let LinearStore::Heads { sites, hi_lo } = &store {
+        return (0..problem.m).flat_map(|row| head_codes(problem, row, sites, hi_lo)).collect();
     }
     let value = |row, column| {
         let y = problem.y(row, column, case);
@@ -179,16 +179,16 @@ fn expected(problem: &Problem, case: Case) -> Vec<f64> {
         .collect()
 }
 
-/// The codes of queries, keys and values of a row, and the low codes after them.
-fn head_codes(problem: &Problem, row: usize, sites: &[Quantizer; 3], two_codes: &[bool]) -> Vec<f64> {
+/// The codes of queries, keys and values of a row, and the lo codes after them.
+fn head_codes(problem: &Problem, row: usize, sites: &[Quantizer; 3], hi_lo: &[bool]) -> Vec<f64> {
     let mut y: Vec<f32> = (0..problem.n).map(|column| problem.y(row, column, Case::Heads)).collect();
-    y.chunks_exact_mut(HEAD_DIM).take(2 * two_codes.len()).for_each(normalize);
+    y.chunks_exact_mut(HEAD_DIM).take(2 * hi_lo.len()).for_each(normalize);
     let parts = || y.chunks_exact(problem.n / 3).zip(sites);
     let mut codes: Vec<f64> =
         parts().flat_map(|(part, site)| part.iter().map(|&y| f64::from(site.code(y)))).collect();
     for (part, site) in parts().take(2) {
-        let vectors = part.chunks_exact(HEAD_DIM).zip(two_codes).filter(|(_, two)| **two);
-        codes.extend(vectors.flat_map(|(x, _)| x.iter().map(|&y| f64::from(low_code(y * site.recip())))));
+        let vectors = part.chunks_exact(HEAD_DIM).zip(hi_lo).filter(|(_, two)| **two);
+        codes.extend(vectors.flat_map(|(x, _)| x.iter().map(|&y| f64::from(lo_code(y * site.recip())))));
     }
     codes
 }
@@ -206,46 +206,47 @@ struct OnDevice {
 }
 
 impl OnDevice {
-    fn new(device: &Device, problem: &Problem, case: Case, stream: StreamType) -> OnDevice {
+    fn new(device: &Device, problem: &Problem, case: Case, residual: ResidualType) -> OnDevice {
         let Problem { m, n, k, .. } = *problem;
         let (store, output, gelu) = parts(problem, case);
-        let residual = store == LinearStore::Residual;
+        let adds = store == LinearStore::Residual;
         let element = match &store {
             LinearStore::Plain(store) => store.element_bytes(),
             LinearStore::ChannelCodes(_) | LinearStore::Heads { .. } => 1,
             _ => 4,
         };
         let low = match &store {
-            LinearStore::Heads { two_codes, .. } => two_codes.iter().filter(|&&two| two).count(),
+            LinearStore::Heads { hi_lo, .. } => hi_lo.iter().filter(|&&two| two).count(),
             _ => 0,
         };
         let columns = n + 2 * low * HEAD_DIM;
         let zero_points = problem.zero_points(case);
         let weight = DeviceWeight::Codes { codes: &problem.w, multiplier: &problem.multiplier, zero_points };
-        let spec = DeviceLinearSpec { n, k, weight, bias: Some(&problem.bias), output, gelu, store, stream };
+        let spec =
+            DeviceLinearSpec { n, k, weight, bias: Some(&problem.bias), output, gelu, store, residual };
         let mut rows = vec![0i8; m * row_stride(k, 1)];
         for (to, from) in rows.chunks_exact_mut(row_stride(k, 1)).zip(problem.a.chunks_exact(k)) {
             to[..k].copy_from_slice(from);
         }
-        let stride = if residual { n } else { row_stride(columns, element) };
-        let bytes = if residual { problem.stream.len() * 4 } else { m * stride * element };
+        let stride = if adds { n } else { row_stride(columns, element) };
+        let bytes = if adds { problem.residual.len() * 4 } else { m * stride * element };
         OnDevice {
             linear: DeviceLinear::new(device, &spec).unwrap(),
             input: DeviceBuf::from_slice(device, &rows).unwrap(),
             output: DeviceBuf::new(device, bytes).unwrap(),
-            map: residual.then(|| DeviceMap::new(device, &problem.map).unwrap()),
+            map: adds.then(|| DeviceMap::new(device, &problem.map).unwrap()),
             element,
             stride,
             columns,
         }
     }
 
-    /// Fills the output with a poison pattern, or restores the stream.
-    fn reset(&self, on: &Stream, problem: &Problem) {
+    /// Fills the output with a poison pattern, or restores the residual.
+    fn reset(&self, stream: &Stream, problem: &Problem) {
         if self.map.is_some() {
-            self.output.all().copy_from(on, &problem.stream).unwrap();
+            self.output.all().copy_from(stream, &problem.residual).unwrap();
         } else {
-            self.output.all().copy_from(on, &vec![0x5au8; self.output.len_bytes()]).unwrap();
+            self.output.all().copy_from(stream, &vec![0x5au8; self.output.len_bytes()]).unwrap();
         }
     }
 
@@ -253,9 +254,9 @@ impl OnDevice {
         Target { slice: output, map: self.map.as_ref() }
     }
 
-    fn read(&self, on: &Stream) -> Vec<f64> {
+    fn read(&self, stream: &Stream) -> Vec<f64> {
         let mut bytes = vec![0u8; self.output.len_bytes()];
-        self.output.all().copy_to(on, &mut bytes).unwrap();
+        self.output.all().copy_to(stream, &mut bytes).unwrap();
         let value = |b: &[u8]| match self.element {
             1 => f64::from(b[0].cast_signed()),
             2 => f64::from(f16::from_le_bytes([b[0], b[1]]).to_f32()),
@@ -302,7 +303,7 @@ fn tiles(linear: &DeviceLinear, m: usize) -> Vec<Tile> {
 #[test]
 fn every_tile_gives_the_bits_of_the_reference() {
     let Some(device) = device("every_tile_gives_the_bits_of_the_reference") else { return };
-    let on = Stream::new(&device).unwrap();
+    let stream = Stream::new(&device).unwrap();
     // In the last shape a block processes several tiles.
     let shapes =
         [(1, 10, 48), (65, 96, 96), (129, 288, 160), (300, 200, 384), (257, 136, 1040), (40_000, 8, 256)];
@@ -311,17 +312,17 @@ fn every_tile_gives_the_bits_of_the_reference() {
         let problem = Problem::new(m, n, k, 7 + index as u64);
         for case in cases(n) {
             let expected = expected(&problem, case);
-            let run = OnDevice::new(&device, &problem, case, StreamType::F32);
+            let run = OnDevice::new(&device, &problem, case, ResidualType::F32);
             let tiles = tiles(&run.linear, m);
             let programs: Vec<_> = tiles.iter().map(|&tile| run.linear.kind().program(tile)).collect();
             device.kernels(&programs).unwrap();
             for tile in tiles {
-                run.reset(&on, &problem);
+                run.reset(&stream, &problem);
                 let output = run.output.all();
                 let own = run.linear.own(tile).unwrap();
-                own.run(&run.linear, &on, m, &run.input.all(), run.target(&output)).unwrap();
+                own.run(&run.linear, &stream, m, &run.input.all(), run.target(&output)).unwrap();
                 let what = format!("{m} x {n} x {k} {case:?}, {tile}");
-                assert_equal(&run.read(&on), &expected, run.columns, &what);
+                assert_equal(&run.read(&stream), &expected, run.columns, &what);
                 let of = Instruction::ALL.iter().position(|&i| i == tile.instruction);
                 checked[of.expect("one of all")] += 1;
             }
@@ -330,32 +331,32 @@ fn every_tile_gives_the_bits_of_the_reference() {
     eprintln!("linears by {:?}: {checked:?}", Instruction::ALL);
 }
 
-/// With an f16 stream, GELU is computed in packed halves: the codes are next to those of the reference, and
+/// With an f16 residual, GELU is computed in packed halves: the codes are next to those of the reference, and
 /// every tile gives the same.
 #[test]
 fn every_tile_gives_the_same_codes_of_gelu_in_halves() {
     let Some(device) = device("every_tile_gives_the_same_codes_of_gelu_in_halves") else { return };
-    let on = Stream::new(&device).unwrap();
+    let stream = Stream::new(&device).unwrap();
     let problem = Problem::new(300, 200, 384, 5);
     for case in [Case::CodesGelu, Case::ChannelCodes] {
-        every_tile_gives_the_same_codes(&device, &on, &problem, case);
+        every_tile_gives_the_same_codes(&device, &stream, &problem, case);
     }
 }
 
-fn every_tile_gives_the_same_codes(device: &Device, on: &Stream, problem: &Problem, case: Case) {
+fn every_tile_gives_the_same_codes(device: &Device, stream: &Stream, problem: &Problem, case: Case) {
     let expected = expected(problem, case);
-    let run = OnDevice::new(device, problem, case, StreamType::F16);
+    let run = OnDevice::new(device, problem, case, ResidualType::F16);
     assert!(run.linear.kind().half_gelu);
     let mut first: Option<Vec<f64>> = None;
     let shape = |tile: &Tile| (tile.instruction, tile.block);
     let mut tiles = tiles(&run.linear, problem.m);
     tiles.dedup_by_key(|tile| shape(tile));
     for tile in tiles {
-        run.reset(on, problem);
+        run.reset(stream, problem);
         let output = run.output.all();
         let own = run.linear.own(tile).unwrap();
-        own.run(&run.linear, on, problem.m, &run.input.all(), run.target(&output)).unwrap();
-        let got = run.read(on);
+        own.run(&run.linear, stream, problem.m, &run.input.all(), run.target(&output)).unwrap();
+        let got = run.read(stream);
         let far = got.iter().zip(&expected).filter(|(got, want)| (*got - *want).abs() > 1.0).count();
         assert_eq!(far, 0, "{case:?}, {tile}: codes that differ by more than 1");
         assert_equal(&got, first.get_or_insert_with(|| got.clone()), problem.n, &tile.to_string());
@@ -365,21 +366,21 @@ fn every_tile_gives_the_same_codes(device: &Device, on: &Stream, problem: &Probl
 #[test]
 fn the_library_gives_the_bits_of_the_reference() {
     let Some(device) = device("the_library_gives_the_bits_of_the_reference") else { return };
-    let on = Stream::new(&device).unwrap();
+    let stream = Stream::new(&device).unwrap();
     let lt = std::sync::Arc::new(Lt::new(&device).unwrap());
     for (index, (m, n, k)) in
         [(1, 32, 48), (65, 96, 96), (129, 288, 160), (300, 208, 384)].into_iter().enumerate()
     {
         let problem = Problem::new(m, n, k, 70 + index as u64);
         for case in cases(n) {
-            let run = OnDevice::new(&device, &problem, case, StreamType::F32);
+            let run = OnDevice::new(&device, &problem, case, ResidualType::F32);
             for library in run.linear.library(&lt, m).unwrap() {
-                run.reset(&on, &problem);
+                run.reset(&stream, &problem);
                 let output = run.output.all();
                 let scratch = DeviceBuf::new(&device, library.scratch_bytes(&run.linear)).unwrap().all();
-                library.run(&run.linear, &on, &run.input.all(), &scratch, run.target(&output)).unwrap();
+                library.run(&run.linear, &stream, &run.input.all(), &scratch, run.target(&output)).unwrap();
                 let what = format!("{m} x {n} x {k} {case:?}, {:?}", library.plan());
-                assert_equal(&run.read(&on), &expected(&problem, case), n, &what);
+                assert_equal(&run.read(&stream), &expected(&problem, case), n, &what);
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Compares the MLP half of a block on a GPU with the scalar reference. Without a GPU, or on one without
+//! Compares the MLP branch of a block on a GPU with the scalar reference. Without a GPU, or on one without
 //! `wgmma`, the tests are skipped with a message; they fail if `REQUIRE_IMPL` contains `cuda`.
 
 use half::f16;
 use swinq_cuda::ops::mlp::{DeviceMlp, MlpConfig, MlpForm, MlpKind, MlpNorm, MlpSpec};
-use swinq_cuda::ops::{Int8Linear, StreamCodes, StreamType, TokenRows};
+use swinq_cuda::ops::{Int8Linear, ResidualCodes, ResidualType, TokenRows};
 use swinq_cuda::{Device, DeviceBuf, Stream};
 use swinq_numerics::reference::{accumulate_i8, correction_i8, epilogue_i8, layer_norm_row};
 use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer, RowMap};
@@ -16,7 +16,7 @@ const DIFFERENT: usize = 131;
 const EPSILON: f32 = 1e-5;
 /// Swin V1 and the two forms of Swin V2.
 const FORMS: [MlpForm; 3] = [MlpForm::PreNorm, MlpForm::PostNorm, MlpForm::PostNormCodes];
-/// Quantizer of the codes of the new stream.
+/// Quantizer of the codes of the new residual.
 fn next() -> Quantizer {
     step(0.05)
 }
@@ -72,7 +72,7 @@ impl Problem {
         Problem { columns, hidden, channels, gamma, beta, codes, multiplier, bias, inputs, rows }
     }
 
-    fn spec(&self, form: MlpForm, stream: StreamType) -> MlpSpec<'_> {
+    fn spec(&self, form: MlpForm, residual: ResidualType) -> MlpSpec<'_> {
         let linear = |i: usize| Int8Linear {
             codes: &self.codes[i],
             multiplier: &self.multiplier[i],
@@ -81,7 +81,7 @@ impl Problem {
         };
         let (fc1, fc2) = (linear(0), linear(1));
         let of = match form {
-            MlpForm::PreNorm => MlpNorm::Stream,
+            MlpForm::PreNorm => MlpNorm::Residual,
             MlpForm::PostNorm => MlpNorm::Branch { codes: None },
             MlpForm::PostNormCodes => MlpNorm::Branch { codes: Some(next()) },
         };
@@ -93,7 +93,7 @@ impl Problem {
             gelu: Gelu::Quadratic,
             fc2,
             channels: self.channels.as_ref(),
-            stream,
+            residual,
         }
     }
 
@@ -140,49 +140,55 @@ impl Problem {
         all
     }
 
-    /// The stream of `m` rows after the launch, and whether the overflow flag is set. `numbers` is the type of the stream, and
+    /// The residual of `m` rows after the launch, and whether the overflow flag is set. `numbers` is the type of the residual, and
     /// whether GELU is in halves. The codes of a single row are not stored; those of whole images of [`IMAGE`] tokens are
     /// stored in the order of a map.
-    fn run(&self, device: &Device, form: MlpForm, numbers: (StreamType, bool), m: usize) -> (Vec<f32>, bool) {
-        let stream = numbers.0;
+    fn run(
+        &self,
+        device: &Device,
+        form: MlpForm,
+        numbers: (ResidualType, bool),
+        m: usize,
+    ) -> (Vec<f32>, bool) {
+        let residual = numbers.0;
         let reversed: Vec<Option<usize>> = (0..IMAGE).rev().map(Some).collect();
         let of_tokens = TokenRows::new(device, &RowMap::new(&reversed, IMAGE).unwrap()).unwrap();
         let order = Some(&of_tokens).filter(|_| m.is_multiple_of(IMAGE));
-        let spec = self.spec(form, stream);
+        let spec = self.spec(form, residual);
         let chosen = DeviceMlp::config(device, &spec).expect("the kernel supports this MLP");
         let kind = MlpKind { half_gelu: numbers.1, ..chosen.kind() };
-        assert!(chosen.kind().half_gelu == (stream == StreamType::F16), "the chosen GELU");
+        assert!(chosen.kind().half_gelu == (residual == ResidualType::F16), "the chosen GELU");
         let sizes = (self.columns, self.hidden);
         let config = MlpConfig::new(sizes, kind, device.shared_per_block()).unwrap();
         let mlp = DeviceMlp::new(device, config, &spec).unwrap();
-        let on = Stream::new(device).unwrap();
+        let stream = Stream::new(device).unwrap();
         let rows = self.rows.iter().copied().cycle().take(m * self.columns);
         // A row after the last must stay unchanged.
         let rows: Vec<f32> = rows.chain(vec![7.0; self.columns]).collect();
         let halves: Vec<u16> = rows.iter().map(|&x| f16::from_f32(x).to_bits()).collect();
-        let buffer = match stream {
-            StreamType::F32 => DeviceBuf::from_slice(device, &rows).unwrap(),
-            StreamType::F16 => DeviceBuf::from_slice(device, &halves).unwrap(),
+        let buffer = match residual {
+            ResidualType::F32 => DeviceBuf::from_slice(device, &rows).unwrap(),
+            ResidualType::F16 => DeviceBuf::from_slice(device, &halves).unwrap(),
         };
         let flag = DeviceBuf::zeroed(device, 4).unwrap().all();
         let codes = DeviceBuf::from_slice(device, &vec![77_i8; (m + 1) * self.columns]).unwrap().all();
         let written = codes.slice(0, m * self.columns);
         let stores = mlp.stores_codes() && m > 1;
-        let of_stream = stores.then_some(StreamCodes { slice: &written, rows: order });
-        mlp.run(&on, m, &buffer.all(), of_stream, &flag).unwrap();
+        let of_residual = stores.then_some(ResidualCodes { slice: &written, rows: order });
+        mlp.run(&stream, m, &buffer.all(), of_residual, &flag).unwrap();
         let (mut got, mut halves, mut raised) = (rows, halves, [0_u32]);
-        match stream {
-            StreamType::F32 => buffer.all().copy_to(&on, &mut got).unwrap(),
-            StreamType::F16 => {
-                buffer.all().copy_to(&on, &mut halves).unwrap();
+        match residual {
+            ResidualType::F32 => buffer.all().copy_to(&stream, &mut got).unwrap(),
+            ResidualType::F16 => {
+                buffer.all().copy_to(&stream, &mut halves).unwrap();
                 got = halves.iter().map(|&x| f16::from_bits(x).to_f32()).collect();
             }
         }
-        flag.copy_to(&on, &mut raised).unwrap();
+        flag.copy_to(&stream, &mut raised).unwrap();
         let after = got.split_off(m * self.columns);
         assert!(after.iter().all(|&x| x == 7.0), "a row after the last was written");
         let mut stored = vec![0_i8; (m + 1) * self.columns];
-        codes.copy_to(&on, &mut stored).unwrap();
+        codes.copy_to(&stream, &mut stored).unwrap();
         let after = stored.split_off(m * self.columns);
         assert!(after.iter().all(|&code| code == 77), "codes after the last row were written");
         assert!(stores || stored.iter().all(|&code| code == 77), "codes were written");
@@ -193,7 +199,7 @@ impl Problem {
             assert_eq!(
                 code,
                 next().code(value),
-                "{form:?}, {stream:?}, row {row} of {m}, column {column}: {value}"
+                "{form:?}, {residual:?}, row {row} of {m}, column {column}: {value}"
             );
         }
         (got, raised[0] != 0)
@@ -206,15 +212,15 @@ const IMAGE: usize = 16;
 const ROWS: [usize; 4] = [1, 64, 67, 60_001];
 
 #[test]
-fn an_f32_stream_gives_the_bits_of_the_reference() {
-    let Some(device) = device("an_f32_stream_gives_the_bits_of_the_reference") else { return };
+fn an_f32_residual_gives_the_bits_of_the_reference() {
+    let Some(device) = device("an_f32_residual_gives_the_bits_of_the_reference") else { return };
     for (shape, channels) in
         SHAPES.into_iter().flat_map(|shape| [false, true].map(|channels| (shape, channels)))
     {
         let problem = Problem::new(shape, channels);
         for (form, m) in FORMS.into_iter().flat_map(|form| ROWS.map(|m| (form, m))) {
             let expected = problem.expected(form);
-            let (got, raised) = problem.run(&device, form, (StreamType::F32, false), m);
+            let (got, raised) = problem.run(&device, form, (ResidualType::F32, false), m);
             assert!(!raised);
             let differ: Vec<usize> = (0..got.len())
                 .filter(|&i| got[i].to_bits() != expected[i % expected.len()].to_bits())
@@ -231,8 +237,8 @@ fn an_f32_stream_gives_the_bits_of_the_reference() {
 }
 
 #[test]
-fn an_f16_stream_is_near_the_reference() {
-    let Some(device) = device("an_f16_stream_is_near_the_reference") else { return };
+fn an_f16_residual_is_near_the_reference() {
+    let Some(device) = device("an_f16_residual_is_near_the_reference") else { return };
     for (shape, channels) in
         SHAPES.into_iter().flat_map(|shape| [false, true].map(|channels| (shape, channels)))
     {
@@ -240,7 +246,7 @@ fn an_f16_stream_is_near_the_reference() {
         let kinds = FORMS.into_iter().flat_map(|form| [false, true].map(|half_gelu| (form, half_gelu)));
         for ((form, half_gelu), m) in kinds.flat_map(|kind| ROWS.map(|m| (kind, m))) {
             let expected = problem.expected(form);
-            let (got, raised) = problem.run(&device, form, (StreamType::F16, half_gelu), m);
+            let (got, raised) = problem.run(&device, form, (ResidualType::F16, half_gelu), m);
             assert!(!raised);
             let square = |x: f32| f64::from(x).powi(2);
             let (mut signal, mut noise) = (0.0, 0.0);
@@ -265,7 +271,7 @@ fn a_value_that_is_not_finite_sets_the_flag() {
     let mut problem = Problem::new(SHAPES[2], false);
     problem.rows[5 * 96 + 7] = f32::INFINITY;
     for form in FORMS {
-        assert!(problem.run(&device, form, (StreamType::F16, true), 67).1);
-        assert!(!problem.run(&device, form, (StreamType::F16, true), 5).1);
+        assert!(problem.run(&device, form, (ResidualType::F16, true), 67).1);
+        assert!(!problem.run(&device, form, (ResidualType::F16, true), 5).1);
     }
 }

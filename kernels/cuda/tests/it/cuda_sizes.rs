@@ -4,7 +4,7 @@
 use swinq_cuda::ops::attention::{DeviceAttention, HEAD_DIM};
 use swinq_cuda::ops::patch::{DevicePatchEmbed, InputForm, InputSite, PatchSpec};
 use swinq_cuda::ops::rows::DeviceRows;
-use swinq_cuda::ops::{DeviceMap, DeviceStore, DeviceWindows, RowOrder, StreamType};
+use swinq_cuda::ops::{DeviceMap, DeviceStore, DeviceWindows, ResidualType, RowOrder};
 use swinq_cuda::{Device, DeviceBuf, Stream};
 use swinq_numerics::{
     AttentionQuant, AttentionSpec, ImageEdge, MASKS, Probs, RowMap, RowStore, Size, Windows, reference,
@@ -31,21 +31,21 @@ fn attention(device: &Device, rng: &mut Rng) -> DeviceAttention {
         head_dim: HEAD_DIM,
         tokens: TOKENS,
         scales: &[0.2; HEADS],
-        two_codes: &[],
+        hi_lo: &[],
         bias: &rng.floats(HEADS * TOKENS * TOKENS, 2.0),
         regions: Some(&regions),
         mask: -100.0,
         quant: AttentionQuant { q, k, v, scores: None, probs: Probs::U8 },
         store: RowStore::F32,
     };
-    DeviceAttention::new(device, &spec, DeviceStore::Codes(step(0.01)), StreamType::F32).unwrap()
+    DeviceAttention::new(device, &spec, DeviceStore::Codes(step(0.01)), ResidualType::F32).unwrap()
 }
 
 /// All windows have the same operands, so the result of a window depends on its mask only.
 #[test]
 fn attention_masks_the_windows_of_each_image() {
     let Some(device) = device() else { return };
-    let (on, mut rng) = (Stream::new(&device).unwrap(), Rng(5));
+    let (stream, mut rng) = (Stream::new(&device).unwrap(), Rng(5));
     let op = attention(&device, &mut rng);
     let window: Vec<i8> = rng.bytes(TOKENS * 3 * HEADS * HEAD_DIM).into_iter().map(u8::cast_signed).collect();
     let mut of_masks = vec![Vec::new(); MASKS];
@@ -55,8 +55,8 @@ fn attention_masks_the_windows_of_each_image() {
         let qkv = DeviceBuf::from_slice(&device, &window.repeat(2 * masks.len())).unwrap().all();
         let mut got = vec![0_i8; 2 * masks.len() * window.len() / 3];
         let out = DeviceBuf::zeroed(&device, got.len()).unwrap().all();
-        op.run(&on, (2, &windows), &qkv, &out).unwrap();
-        out.copy_to(&on, &mut got).unwrap();
+        op.run(&stream, (2, &windows), &qkv, &out).unwrap();
+        out.copy_to(&stream, &mut got).unwrap();
         for (got, mask) in got.chunks_exact(window.len() / 3).zip(masks.iter().cycle()) {
             let known: &mut Vec<i8> = &mut of_masks[usize::from(*mask)];
             if known.is_empty() {
@@ -80,7 +80,7 @@ fn patch_value(pixels: &[u8], lookup: &[[f32; 256]], size: Size, [y, x, channel]
 #[test]
 fn patch_embeddings_read_images_of_each_size() {
     let Some(device) = device() else { return };
-    let (on, mut rng) = (Stream::new(&device).unwrap(), Rng(6));
+    let (stream, mut rng) = (Stream::new(&device).unwrap(), Rng(6));
     let k = CHANNELS * PATCH * PATCH;
     let (weight, bias) = (rng.floats(COLUMNS * k, 1.0), rng.floats(COLUMNS, 1.0));
     let lookup: Vec<[f32; 256]> =
@@ -97,7 +97,7 @@ fn patch_embeddings_read_images_of_each_size() {
         norm: None,
         epsilon: 0.0,
         position: None,
-        stream: StreamType::F32,
+        residual: ResidualType::F32,
     };
     let op = DevicePatchEmbed::new(&device, &spec).unwrap();
     let flag = DeviceBuf::zeroed(&device, 4).unwrap().all();
@@ -117,8 +117,8 @@ fn patch_embeddings_read_images_of_each_size() {
         let mut got = vec![f32::NAN; want.len()];
         let out = DeviceBuf::zeroed(&device, 4 * got.len()).unwrap().all();
         let pixels = DeviceBuf::from_slice(&device, &pixels).unwrap().all();
-        op.run(&on, (1, size), (&pixels, InputForm::PIXELS), &out, &flag).unwrap();
-        out.copy_to(&on, &mut got).unwrap();
+        op.run(&stream, (1, size), (&pixels, InputForm::PIXELS), &out, &flag).unwrap();
+        out.copy_to(&stream, &mut got).unwrap();
         assert_same(&got, &want, &size.to_string());
     }
 }
@@ -127,24 +127,24 @@ fn patch_embeddings_read_images_of_each_size() {
 #[test]
 fn rows_are_gathered_in_the_order_of_each_image() {
     let Some(device) = device() else { return };
-    let (on, mut rng) = (Stream::new(&device).unwrap(), Rng(7));
-    let op = DeviceRows::merged(&device, 4 * COLUMNS, StreamType::F32, DeviceStore::Float).unwrap();
+    let (stream, mut rng) = (Stream::new(&device).unwrap(), Rng(7));
+    let op = DeviceRows::merged(&device, 4 * COLUMNS, ResidualType::F32, DeviceStore::Float).unwrap();
     let flag = DeviceBuf::zeroed(&device, 4).unwrap().all();
     for tokens in [8_usize, 5, 8, 13] {
         let rows: Vec<Option<usize>> =
             (0..tokens.div_ceil(4) * 4).rev().map(|token| (token < tokens).then_some(token)).collect();
         let map = DeviceMap::new(&device, &RowMap::new(&rows, tokens).unwrap()).unwrap();
         assert_eq!(map.bytes(), 4 * rows.len());
-        let stream = rng.floats(tokens * COLUMNS, 1.0);
+        let residual = rng.floats(tokens * COLUMNS, 1.0);
         let piece = |row: &Option<usize>| {
-            row.map_or(vec![0.0; COLUMNS], |token| stream[token * COLUMNS..][..COLUMNS].to_vec())
+            row.map_or(vec![0.0; COLUMNS], |token| residual[token * COLUMNS..][..COLUMNS].to_vec())
         };
         let want: Vec<f32> = rows.iter().flat_map(piece).collect();
         let mut got = vec![f32::NAN; want.len()];
         let out = DeviceBuf::zeroed(&device, 4 * got.len()).unwrap().all();
-        let stream = DeviceBuf::from_slice(&device, &stream).unwrap().all();
-        op.run(&on, (1, RowOrder::Map(&map)), &stream, &out, &flag).unwrap();
-        out.copy_to(&on, &mut got).unwrap();
+        let residual = DeviceBuf::from_slice(&device, &residual).unwrap().all();
+        op.run(&stream, (1, RowOrder::Map(&map)), &residual, &out, &flag).unwrap();
+        out.copy_to(&stream, &mut got).unwrap();
         assert_same(&got, &want, &format!("{tokens} tokens"));
     }
 }

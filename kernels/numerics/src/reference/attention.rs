@@ -79,23 +79,23 @@ pub struct AttentionQuant {
 pub struct HeadScores {
     /// The factor of `QK^T`.
     pub scale: f32,
-    /// Whether each query and key has a code and a low code, where the sites of both are on.
-    pub two_codes: bool,
+    /// Whether each query and key has a code and a lo code, where the sites of both are on.
+    pub hi_lo: bool,
 }
 
 impl From<f32> for HeadScores {
     /// One code for each value.
     fn from(scale: f32) -> HeadScores {
-        HeadScores { scale, two_codes: false }
+        HeadScores { scale, hi_lo: false }
     }
 }
 
 /// Attention of `n` tokens with `d` channels each: `q`, `k`, `v` are f32 `[n, d]` before their sites, `bias`
 /// is `[n, n]` with the mask added, `out` is `[n, d]`.
 ///
-/// `head` is the factor of `QK^T`, or a [`HeadScores`]. A head with two codes has a
-/// [`low_code`](super::low_code) for each query and key besides its code, if both sites are on. `hh` is the
-/// product of their codes; `hl` and `lh` are the products of one's codes with the other's low codes:
+/// `head` is the factor of `QK^T`, or a [`HeadScores`]. A head with hi and lo codes has a
+/// [`lo_code`](super::lo_code) for each query and key besides its code, if both sites are on. `hh` is the
+/// product of their codes; `hl` and `lh` are the products of one's codes with the other's lo codes:
 ///
 /// ```text
 /// acc = hh + (hl + lh) / 256        rounded to f32 once, because the division is exact
@@ -128,8 +128,8 @@ pub fn attention_window(
 ) {
     assert!(n.max(d) <= MAX_INT8_K, "sums of {n} or {d} products may not fit an i32");
     assert!(v.len() >= n * d, "{} values of {n} tokens with {d} channels", v.len());
-    let HeadScores { scale, two_codes } = head.into();
-    let scores = Scores::new(q, k, scale, quant).with_low_codes(two_codes, (q, k), quant);
+    let HeadScores { scale, hi_lo } = head.into();
+    let scores = Scores::new(q, k, scale, quant).with_lo_codes(hi_lo, (q, k), quant);
     let values = Values::new(v, quant);
     let mut logits = vec![0.0; n];
     for (i, out) in out.chunks_exact_mut(d).enumerate() {
@@ -163,7 +163,7 @@ impl Operand {
 struct Scores {
     q: Operand,
     k: Operand,
-    /// The low codes of `q` and `k`.
+    /// The lo codes of `q` and `k`.
     low: Option<[Vec<i16>; 2]>,
     scale: f32,
     site: Option<Quantizer>,
@@ -180,11 +180,11 @@ impl Scores {
         }
     }
 
-    /// The same with a low code for each value, if `two_codes` and the sites of both operands are on.
-    fn with_low_codes(self, two_codes: bool, (q, k): (&[f32], &[f32]), quant: &AttentionQuant) -> Scores {
-        let (Some(q_site), Some(k_site), true) = (quant.q, quant.k, two_codes) else { return self };
+    /// The same with a lo code for each value, if `hi_lo` and the sites of both operands are on.
+    fn with_lo_codes(self, hi_lo: bool, (q, k): (&[f32], &[f32]), quant: &AttentionQuant) -> Scores {
+        let (Some(q_site), Some(k_site), true) = (quant.q, quant.k, hi_lo) else { return self };
         let low = |x: &[f32], site: Quantizer| {
-            x.iter().map(|&x| i16::from(super::low_code(x * site.recip()))).collect::<Vec<i16>>()
+            x.iter().map(|&x| i16::from(super::lo_code(x * site.recip()))).collect::<Vec<i16>>()
         };
         Scores { low: Some([low(q, q_site), low(k, k_site)]), ..self }
     }
@@ -239,7 +239,7 @@ impl Values {
             Operand::Codes(v, s_v) => {
                 let factor = match factor {
                     Factor::Inverse(sum) => s_v / sum,
-                    Factor::Step(s_p) => s_p * s_v,
+                    Factor::Scale(s_p) => s_p * s_v,
                 };
                 let mut sums = vec![0_i32; d];
                 for (&w, v) in weights.iter().zip(v.chunks_exact(d)) {
@@ -252,7 +252,7 @@ impl Values {
             Operand::Float(v) => {
                 let factor = match factor {
                     Factor::Inverse(sum) => 1.0 / sum,
-                    Factor::Step(s_p) => s_p,
+                    Factor::Scale(s_p) => s_p,
                 };
                 out.fill(0.0);
                 for (w, v) in weights.iter().zip(v.chunks_exact(d)) {
@@ -267,7 +267,7 @@ impl Values {
 /// The factor that turns a product with the weights into the result.
 enum Factor {
     Inverse(f32),
-    Step(f32),
+    Scale(f32),
 }
 
 /// The weights that `probs` gives to `logits`, and their factor.
@@ -282,7 +282,7 @@ fn probabilities(logits: &[f32], probs: Probs) -> (Vec<f32>, Factor) {
     if let Probs::S8(s) = probs {
         let inverse = 1.0 / total;
         exps.iter_mut().for_each(|e| *e = f32::from(s.code(*e * inverse)));
-        return (exps, Factor::Step(s.scale()));
+        return (exps, Factor::Scale(s.scale()));
     }
     (exps, Factor::Inverse(total))
 }

@@ -72,7 +72,7 @@ pub fn layer_norm_row(x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mu
     }
 }
 
-/// `stream = shortcut.fake(stream) + branch.fake(layer_norm(x))` over one row, where [`layer_norm_row`]
+/// `residual = shortcut.fake(residual) + branch.fake(layer_norm(x))` over one row, where [`layer_norm_row`]
 /// defines `layer_norm` and a quantizer that is `None` changes nothing.
 #[inline]
 pub fn add_layer_norm_row(
@@ -81,11 +81,11 @@ pub fn add_layer_norm_row(
     beta: &[f32],
     eps: f32,
     [branch, shortcut]: [Option<Quantizer>; 2],
-    stream: &mut [f32],
+    residual: &mut [f32],
 ) {
     let fake = |quantizer: Option<Quantizer>, x: f32| quantizer.map_or(x, |quantizer| quantizer.fake(x));
     let norm = RowNorm::of(x, eps);
-    for (((held, &x), &gamma), &beta) in stream.iter_mut().zip(x).zip(gamma).zip(beta) {
+    for (((held, &x), &gamma), &beta) in residual.iter_mut().zip(x).zip(gamma).zip(beta) {
         *held = fake(shortcut, *held) + fake(branch, norm.apply(x, gamma, beta));
     }
 }

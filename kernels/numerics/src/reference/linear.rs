@@ -18,7 +18,7 @@ pub fn accumulate_i8(input: &[i8], weight: &[i8]) -> i32 {
     pairs.fold(0, |sum: i32, (&x, &w)| sum.wrapping_add(i32::from(x) * i32::from(w)))
 }
 
-/// `sum_k zero_points[k] * weight[k]`, exact: what is subtracted from [`accumulate_i8`] of a weight and of codes
+/// `sum_k zero_points[k] * weight[k]`, exact: the subtrahend of [`accumulate_i8`] of a weight and of codes
 /// that stand for `code - zero_point`.
 ///
 /// The difference is at most 255 * 128 * k in magnitude, which fits an i32 for k up to

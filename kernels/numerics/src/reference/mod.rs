@@ -8,6 +8,8 @@ mod linear;
 pub mod math;
 mod normalize;
 
+use crate::Int8;
+
 pub use attention::{
     AttentionQuant, CODE_FLOOR, FLOOR, HeadScores, Probs, attention_row_exp, attention_row_u8,
     attention_window,
@@ -27,7 +29,7 @@ pub fn code(scaled: f32) -> i8 {
     if scaled.is_nan() {
         return 0;
     }
-    rint(scaled.clamp(-128.0, 127.0)) as i8
+    rint(Int8::clamp(scaled)) as i8
 }
 
 /// Rounds a value of magnitude below 2^22 to the nearest integer, ties to even: one unit in the last place of the sum is 1.
@@ -36,12 +38,12 @@ fn rint(x: f32) -> f32 {
     (x + math::SIGNED_ROUNDER) - math::SIGNED_ROUNDER
 }
 
-/// The second code of a value that is already multiplied by the reciprocal scale: what [`code`] leaves of it, in steps of
-/// 1/256. The value is about `code + low_code / 256`.
+/// The lo code of a value that is already multiplied by the reciprocal scale: the rounding error of the hi code ([`code`]), in
+/// steps of 1/256. With both codes, a hi/lo split, the value is about `code + lo_code / 256`.
 ///
-/// Low codes are between -127 and 127, so that the sum of both codes has one division into two codes only.
+/// Lo codes are between -127 and 127, so that a sum splits into a hi and a lo code in one way only.
 #[inline]
-pub fn low_code(scaled: f32) -> i8 {
+pub fn lo_code(scaled: f32) -> i8 {
     let rest = (scaled - f32::from(code(scaled))) * 256.0;
-    code(if rest > -127.0 { rest } else { -127.0 })
+    code(if rest > -Int8::MAX { rest } else { -Int8::MAX })
 }

@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use crate::arch::{SwinVersion, WindowPolicy};
 use crate::error::ModelError;
-pub(super) use naming::{Found, Naming, Target, networks, placed};
+pub(super) use naming::{FoundNetwork, Naming, Target, networks, placed};
 use table::Table;
 pub use table::Values;
 

@@ -17,11 +17,11 @@ pub(crate) struct Naming {
     pub dialect: Dialect,
     /// The version of the Swin: V2 if a tensor is of cosine attention.
     pub version: SwinVersion,
-    /// What all names of the network begin with: attributes of wrappers, such as `module.`, each with its point.
+    /// The common beginning of all names of the network: attributes of wrappers, such as `module.`, each with its point.
     pub root: String,
     /// The attribute of the layers in a classifier, with its point, where the dialect has one.
     pub trunk: &'static str,
-    /// What the network is read as.
+    /// The task as which the network is read.
     task: Task,
     /// The rule for windows of the library that reads the file for this task.
     policy: WindowPolicy,
@@ -33,7 +33,7 @@ pub(crate) struct Naming {
 
 /// A network that names suggest.
 #[derive(Clone, Debug)]
-pub(crate) struct Found {
+pub(crate) struct FoundNetwork {
     /// Its names.
     pub naming: Naming,
     /// A name that no other dialect has. Without one, the names are taken for Microsoft's.
@@ -110,7 +110,7 @@ impl Naming {
         ["norm.", "head."].iter().any(|module| ours.starts_with(module))
     }
 
-    /// What the names of all layers begin with.
+    /// The common beginning of the names of all layers.
     pub(crate) fn prefix(&self) -> String {
         format!("{}{}", self.root, self.trunk)
     }
@@ -183,7 +183,7 @@ impl Naming {
 ///
 /// # Errors
 /// More than [`MOST_NETWORKS`] of them.
-pub(crate) fn networks(task: Task, keys: &[&str]) -> Result<Vec<Found>, String> {
+pub(crate) fn networks(task: Task, keys: &[&str]) -> Result<Vec<FoundNetwork>, String> {
     let mut places: BTreeSet<(&str, &str)> = BTreeSet::new();
     for key in keys {
         let module = key.strip_suffix(".weight").or_else(|| key.strip_suffix(".bias")).unwrap_or_default();
@@ -199,7 +199,7 @@ pub(crate) fn networks(task: Task, keys: &[&str]) -> Result<Vec<Found>, String> 
 }
 
 /// The network whose projection of patches is `{prefix}{anchor}`.
-fn network(task: Task, prefix: &str, anchor: &str, keys: &[&str]) -> Found {
+fn network(task: Task, prefix: &str, anchor: &str, keys: &[&str]) -> FoundNetwork {
     let inner = || keys.iter().filter_map(|key| Some((*key, key.strip_prefix(prefix)?)));
     let within = |table: &&Table| {
         table.within.is_empty() || table.within.iter().any(|within| attributes(prefix, within).is_some())
@@ -212,7 +212,7 @@ fn network(task: Task, prefix: &str, anchor: &str, keys: &[&str]) -> Found {
         Some((table.dialect, inner().find(|(_, name)| is_mark(name))?.0))
     });
     let dialect = marked.map_or(Dialect::Microsoft, |(dialect, _)| dialect);
-    Found { naming: placed(dialect, task, prefix, keys), mark: marked.map(|(_, key)| key.to_owned()) }
+    FoundNetwork { naming: placed(dialect, task, prefix, keys), mark: marked.map(|(_, key)| key.to_owned()) }
 }
 
 /// The names of a network of `dialect`, read for `task`, whose layers begin with `prefix`, which may end with an attribute of

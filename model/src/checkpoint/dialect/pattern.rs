@@ -7,7 +7,7 @@
 //! | `{last}` | the number of the last stage |
 //! | `{*}` | any text that is not empty |
 
-/// What the placeholders of a pattern stand for.
+/// The values of a pattern's placeholders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Captures<'a> {
     /// The stage; 0 without a placeholder for one.
@@ -16,7 +16,7 @@ pub(super) struct Captures<'a> {
     text: &'a str,
 }
 
-/// What the placeholders of `pattern` stand for in `name`, if the whole name follows it. `last` is the last stage.
+/// The values of the placeholders of `pattern` in `name`, if the whole name follows it. `last` is the last stage.
 pub(super) fn matches<'a>(pattern: &str, name: &'a str, last: usize) -> Option<Captures<'a>> {
     follow(pattern, name, last, Captures::default())
 }

@@ -1,4 +1,4 @@
-//! What a table of a dialect consists of.
+//! The parts of a dialect's table.
 
 use super::{Dialect, pattern};
 use crate::arch::{SwinVersion, WindowPolicy};
@@ -9,9 +9,9 @@ use crate::arch::{SwinVersion, WindowPolicy};
 pub(crate) struct Table {
     /// The dialect.
     pub dialect: Dialect,
-    /// What users call it; the first is what the program prints and writes into files.
+    /// Its names for users; the program prints the first and writes it into files.
     pub names: &'static [&'static str],
-    /// What stands before all names of the files that are detected as this dialect; empty if nothing tells.
+    /// The beginning of all names in files that are detected as this dialect; empty if nothing tells.
     pub within: &'static [&'static str],
     /// The module whose parameters every file has and no other network has: the projection of patches, without the trunk.
     pub anchor: &'static str,
@@ -34,7 +34,7 @@ pub(crate) struct Table {
     pub other_policies: &'static [WindowPolicy],
     /// The rules of the libraries that read files as backbones, for the first reader of which the file has a mark.
     pub readers: &'static [Reader],
-    /// What the original code adds to the logits of masked tokens, for Swin V1 and V2.
+    /// The original code's addend for the logits of masked tokens, for Swin V1 and V2.
     pub mask: [f64; 2],
 }
 

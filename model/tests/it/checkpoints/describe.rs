@@ -1,4 +1,4 @@
-//! What describes a bare file of weights, and the dialect of its names.
+//! Descriptions of bare files of weights, and the dialects of their names.
 
 use std::fs;
 

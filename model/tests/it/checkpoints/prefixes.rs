@@ -1,8 +1,8 @@
-//! What the names of a network begin with: wrappers of training programs, and other networks beside it.
+//! The beginnings of a network's names: wrappers of training programs, and other networks beside it.
 
 use super::*;
 
-/// What training programs put before names.
+/// Prefixes that training programs put before names.
 const PREFIXES: [&str; 9] = [
     "module.",
     "_orig_mod.",

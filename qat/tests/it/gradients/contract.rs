@@ -3,7 +3,7 @@
 use candle_core::{Device, Tensor};
 use swinq_calib::quantize_weight;
 use swinq_float::ops::taped::{FakeActivation, fake_quantize, fake_quantize_weight};
-use swinq_float::tape::Tape;
+use swinq_float::ops::{Compute, Ops};
 use swinq_model::quantized::Param;
 use swinq_model::{Site, all_linears};
 use swinq_numerics::Quantizer;
@@ -12,6 +12,10 @@ use swinq_qat::export;
 
 use super::{Case, EVERYTHING, W4};
 use crate::common::{shifted, values};
+
+fn host() -> Ops {
+    Compute::host().unwrap().into()
+}
 
 fn bits(values: &[f32]) -> Vec<u32> {
     // A code cannot be -0, so the sign of zero is ignored.
@@ -32,7 +36,7 @@ fn activations() {
         let x = around_every_code(quantizer);
         let tensor = Tensor::new(x.as_slice(), &Device::Cpu).unwrap();
         let fake = FakeActivation { quantizer, learned: None };
-        let got = values(&fake_quantize(&Tape::default(), &tensor, &fake).unwrap());
+        let got = values(&fake_quantize(&host(), &tensor, &fake).unwrap());
         let want: Vec<f32> = x.iter().map(|x| f32::from(code(x * quantizer.recip())) * scale).collect();
         assert!(want.contains(&(-128.0 * scale)) && want.contains(&(127.0 * scale)));
         assert_eq!(bits(&got), bits(&want), "scale {scale}");
@@ -59,7 +63,7 @@ fn weights() {
             let name = linear.weight_name();
             let weight = &student.parameters()[&name];
             let Some(fake) = student.scales().fake_weight(linear, weight.elem_count()) else { continue };
-            let got = values(&fake_quantize_weight(&Tape::default(), weight, &fake, None).unwrap());
+            let got = values(&fake_quantize_weight(&host(), weight, &fake, None).unwrap());
             let Param::Int8(codes) = &exported.params[&name] else { panic!("{name} is not quantized") };
             assert_eq!(bits(&got), bits(&codes.dequantize().data), "{recipe}: {name} as exported");
             assert!(codes.codes.iter().any(|c| f32::from(*c).abs() == fake.largest), "{recipe}: {name}");

@@ -34,12 +34,9 @@ fn gpu() -> Option<Gpu> {
 type Gradients = BTreeMap<String, Vec<f32>>;
 
 /// Loss and gradients of an iteration on `device`; the gradients are copied to the host.
-fn iteration(case: &Case, device: &Device, passes: Passes) -> (f64, Gradients) {
-    let mut student = case.student_on(device);
-    student.set_passes(passes);
-    student.update_scales().unwrap();
-    let teacher_output =
-        Teacher::new(&case.teacher, true, device, Operands::F32).unwrap().forward(&case.batch).unwrap();
+fn iteration(case: &Case, device: &Device, compute: Compute) -> (f64, Gradients) {
+    let mut student = case.student_on(device, compute);
+    let teacher_output = case.taught(device);
     let outputs = student.forward(&case.batch, None, true).unwrap();
     let (parts, gradients) = student
         .backward(&case.keys(), &outputs, (&case.batch, None), Some(&teacher_output), (1.0, 1.0))
@@ -69,9 +66,9 @@ fn gpu_agrees(what: &str, mut case: Case) {
     let (mut composed_off, mut fused_off) = (Vec::new(), Vec::new());
     for batch in 0..BATCHES {
         case.batch = case.images().batch(0, batch).unwrap();
-        let cpu = iteration(&case, &Device::Cpu, Passes::Fused);
+        let cpu = iteration(&case, &Device::Cpu, Compute::host().unwrap());
         let [composed, fused] =
-            [Passes::Composed, Passes::Fused].map(|passes| iteration(&case, &gpu.device, passes));
+            [Compute::Candle, Compute::Cuda].map(|compute| iteration(&case, &gpu.device, compute));
         for (kind, want, got, off) in
             [("composed", &cpu, &composed, &mut composed_off), ("fused", &composed, &fused, &mut fused_off)]
         {
@@ -91,7 +88,7 @@ fn gpu_agrees(what: &str, mut case: Case) {
         let all = composed_off.iter().chain(&fused_off);
         assert!(all.clone().all(|off| *off < ROUNDING), "{what}: {composed_off:?}, {fused_off:?}");
     }
-    let [once, again] = [(); 2].map(|()| iteration(&case, &gpu.device, Passes::Fused).1);
+    let [once, again] = [(); 2].map(|()| iteration(&case, &gpu.device, Compute::Cuda).1);
     assert_eq!(once, again, "{what}: a second run gives other bits");
 }
 
@@ -136,12 +133,11 @@ fn gpu_training_of_backbones() {
 fn gpu_updates() {
     let Some(Gpu { device, .. }) = &gpu() else { return };
     let values_of = |p: &Tensor| values(&p.to_device(&Device::Cpu).unwrap());
-    let update = |device: &Device, passes| {
+    let update = |device: &Device, compute| {
         let start: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.37).sin()).collect();
         let p = Tensor::new(start.as_slice(), device).unwrap();
         let parameters = BTreeMap::from([("p".to_owned(), p.clone())]);
-        let mut adam = AdamW::new(&OptimizerKeys::default(), Moments::zeros(&parameters).unwrap());
-        adam.passes = passes;
+        let mut adam = AdamW::new(&OptimizerKeys::default(), Moments::zeros(&parameters).unwrap(), compute);
         for i in 1..=5 {
             let gradient = ((&p * f64::from(i)).unwrap() - 1.0).unwrap();
             adam.begin();
@@ -149,8 +145,8 @@ fn gpu_updates() {
         }
         [values_of(&p), values_of(&adam.moments["p"].first), values_of(&adam.moments["p"].second)]
     };
-    let want = update(&Device::Cpu, Passes::Fused);
-    for (got, want) in update(device, Passes::Fused).iter().zip(&want) {
+    let want = update(&Device::Cpu, Compute::host().unwrap());
+    for (got, want) in update(device, Compute::Cuda).iter().zip(&want) {
         let off = distance(got, want);
         assert!(off < 1e-6, "off by {off}");
     }
@@ -167,8 +163,8 @@ fn gpu_iterations() {
     for keys in [&[][..], &more, &mixed] {
         for (recipe, tolerance) in [(None, 1e-4), (Some("default"), 2e-2)] {
             let case = Case::new(shifted(), recipe, |_| false);
-            let (want, by_host) = losses(&case, device, Passes::Composed, keys);
-            let (got, launches) = losses(&case, device, Passes::Fused, keys);
+            let (want, by_host) = losses(&case, device, Compute::Candle, keys);
+            let (got, launches) = losses(&case, device, Compute::Cuda, keys);
             assert!(
                 by_host.is_none() && launches.as_ref().is_some_and(|l| l.contains("graphs")),
                 "{recipe:?}, {keys:?}: {launches:?}"
@@ -184,8 +180,8 @@ fn gpu_iterations_with_learned_scales() {
     let Some(Gpu { device, .. }) = &gpu() else { return };
     let case = Case::new(shifted(), Some("default"), |_| true);
     let keys = [("quantization.activation_scales", "learned"), ("quantization.weight_scales", "learned")];
-    let (want, _) = losses(&case, device, Passes::Composed, &keys);
-    let (got, launches) = losses(&case, device, Passes::Fused, &keys);
+    let (want, _) = losses(&case, device, Compute::Candle, &keys);
+    let (got, launches) = losses(&case, device, Compute::Cuda, &keys);
     assert!(launches.as_ref().is_some_and(|l| l.contains("is learned")), "{launches:?}");
     same_losses("learned scales", &got, &want, 2e-2);
 }
@@ -241,13 +237,11 @@ fn times(
 ) -> [f64; 3] {
     let mut case = Case::new(config.clone(), recipe, |_| learned);
     case.batch = Images::of(config, images, 1).batch(0, 0).unwrap();
-    let teacher_output =
-        Teacher::new(&case.teacher, true, device, Operands::F32).unwrap().forward(&case.batch).unwrap();
-    let mut student = case.student_on(device);
-    let reference = Reference::new(&case, student.parameters());
+    let teacher_output = case.taught(device);
+    let reference = Reference::new(&case, case.student_on(device, Compute::Candle).parameters());
     let plain = median(device, || drop(reference.gradients(&case, &keys(), &teacher_output)));
-    let [composed, fused] = [Passes::Composed, Passes::Fused].map(|passes| {
-        student.set_passes(passes);
+    let [composed, fused] = [Compute::Candle, Compute::Cuda].map(|compute| {
+        let mut student = case.student_on(device, compute);
         median(device, || {
             let logits = student.forward(&case.batch, None, true).unwrap();
             student

@@ -15,7 +15,7 @@ use candle_core::{Device, Tensor};
 use reference::Reference;
 use swinq_calib::set_channel_codes;
 use swinq_float::FloatClassifier;
-use swinq_float::tape::{Operands, Passes};
+use swinq_float::ops::Compute;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
     Batch, BatchSource, BlockId, Classifier, Linear, QuantizedModel, Site, Size, StageOutput, SwinConfig,
@@ -25,7 +25,7 @@ use swinq_qat::export;
 use swinq_qat::job::{Job, LossKeys, Scales};
 use swinq_qat::scales::sites_with_scales;
 use swinq_qat::schedule::Schedule;
-use swinq_qat::student::{Student, Teacher, is_scale};
+use swinq_qat::student::{Student, Teacher, TeacherOutput, is_scale};
 use swinq_qat::{Start, Trainer};
 
 /// A recipe that quantizes every site with signed codes.
@@ -103,13 +103,13 @@ impl Case {
     /// sites in a row may have one range, such as `qkv.output` and `q`: with a simple ratio of their scales, such as 3/4,
     /// many values would lie halfway between two codes, where the last bit decides.
     pub(crate) fn student(&self) -> Student {
-        self.student_on(&Device::Cpu)
+        self.student_on(&Device::Cpu, Compute::host().unwrap())
     }
 
     /// [`Case::student`] on `device`.
-    pub(crate) fn student_on(&self, device: &Device) -> Student {
+    pub(crate) fn student_on(&self, device: &Device, compute: Compute) -> Student {
         let quantized = self.quantized.as_ref().map(|model| (model, self.policy.as_slice()));
-        let mut student = Student::new(&self.float, quantized, device, Operands::F32).unwrap();
+        let mut student = Student::new(&self.float, quantized, device, &compute.into()).unwrap();
         for (name, parameter) in student.parameters().iter().filter(|(name, _)| name.starts_with("scale.")) {
             let part = 0.6 + 0.4 * (name.len() as f32 * GOLDEN_RATIO).fract();
             let ratio = vec![part; parameter.elem_count()];
@@ -117,6 +117,12 @@ impl Case {
         }
         student.update_scales().unwrap();
         student
+    }
+
+    /// The teacher's outputs for the batch.
+    fn taught(&self, device: &Device) -> TeacherOutput {
+        let ops = Compute::for_training(device).unwrap().into();
+        Teacher::new(&self.teacher, true, device, &ops).unwrap().forward(&self.batch).unwrap()
     }
 }
 
@@ -167,8 +173,7 @@ fn agree(what: &str, mut case: Case) {
 /// The largest distance of the student's loss and gradients from the reference's, with its name.
 fn farthest(what: &str, case: &Case) -> (f64, String) {
     let mut student = case.student();
-    let teacher_output =
-        Teacher::new(&case.teacher, true, &Device::Cpu, Operands::F32).unwrap().forward(&case.batch).unwrap();
+    let teacher_output = case.taught(&Device::Cpu);
     let outputs = student.forward(&case.batch, None, true).unwrap();
     let mut complete = BTreeMap::new();
     let mut once = |name: &str, gradient: &Tensor| {
@@ -263,7 +268,7 @@ fn float_training() {
 
 /// A network of a Swin V2 whose factors of `q k^T` are 5 to 8: with those of random models, up to 100, one different code
 /// changes the softmax so much that no gradient can be compared.
-fn second_version(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Site) -> bool) -> Case {
+fn swin_v2(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Site) -> bool) -> Case {
     let mut case = Case::new(config, None, &learned);
     let scales = case.float.tensors.iter_mut().filter(|(name, _)| name.ends_with("logit_scale"));
     scales.for_each(|(_, scale)| {
@@ -273,9 +278,9 @@ fn second_version(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Sit
 }
 
 #[test]
-fn float_training_of_the_second_version() {
+fn float_training_of_swin_v2() {
     for config in [second(), second_padded()] {
-        agree(&config.name.clone(), second_version(config, None, |_| false));
+        agree(&config.name.clone(), swin_v2(config, None, |_| false));
     }
 }
 
@@ -284,12 +289,12 @@ const WITHOUT_SCORES: &str = "name: everything\nrules:\n  - {match: '**', enable
      '**.probs', kind: s8}\n  - {match: '**.scores', enable: false}\n";
 
 #[test]
-fn the_second_version_quantized() {
+fn quantized_swin_v2() {
     for config in [second(), second_padded()] {
-        agree(&config.name.clone(), second_version(config, Some("default"), |_| false));
+        agree(&config.name.clone(), swin_v2(config, Some("default"), |_| false));
     }
-    agree("every site", second_version(second(), Some(WITHOUT_SCORES), |_| true));
-    let scores = second_version(second(), Some(EVERYTHING), |_| false);
+    agree("every site", swin_v2(second(), Some(WITHOUT_SCORES), |_| true));
+    let scores = swin_v2(second(), Some(EVERYTHING), |_| false);
     let message = scores.student().forward(&scores.batch, None, false).unwrap_err().to_string();
     assert!(message.contains("layers.0.blocks.0.attn.scores") && message.contains("Swin V2"), "{message}");
 }
@@ -343,8 +348,7 @@ fn sqnr(got: &[f32], want: &[f32]) -> f64 {
 fn logits_are_those_of_the_exported_model_in_simulation() {
     let case = |recipe| Case::new(shifted(), Some(recipe), |_| true);
     let plain = ["default", "mode1", EVERYTHING, W4].map(|recipe| (recipe, case(recipe)));
-    let v2 =
-        ["default", WITHOUT_SCORES].map(|recipe| (recipe, second_version(second(), Some(recipe), |_| true)));
+    let v2 = ["default", WITHOUT_SCORES].map(|recipe| (recipe, swin_v2(second(), Some(recipe), |_| true)));
     let channels = ["default", EVERYTHING].map(|recipe| (recipe, case(recipe).with_channels()));
     for (recipe, case) in plain.into_iter().chain(v2).chain(channels) {
         let mut student = case.student();
@@ -369,7 +373,12 @@ pub(crate) fn copies(parameters: &BTreeMap<String, Tensor>) -> BTreeMap<String, 
 }
 
 /// Losses of `ITERATIONS` iterations, and how they were launched.
-fn losses(case: &Case, device: &Device, passes: Passes, keys: &[(&str, &str)]) -> (Vec<f64>, Option<String>) {
+fn losses(
+    case: &Case,
+    device: &Device,
+    compute: Compute,
+    keys: &[(&str, &str)],
+) -> (Vec<f64>, Option<String>) {
     let keys: Vec<(String, String)> = keys.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     let model = if case.quantized.is_some() { "model: q" } else { "quant: off" };
     let text = format!("{model}\nfloat: f\ndata: {{path: unused}}\noutput: unused\nbatch_size: 3\n");
@@ -381,9 +390,9 @@ fn losses(case: &Case, device: &Device, passes: Passes, keys: &[(&str, &str)]) -
         teacher: Some(&case.teacher),
         drop_path: 0.3,
         device: device.clone(),
+        compute,
     };
     let mut trainer = Trainer::new(&start, Schedule::of(&job, 100).unwrap()).unwrap();
-    trainer.set_passes(passes);
     let mut images = Images::of(&case.float.config, 3, 4);
     let losses = (0..ITERATIONS).map(|_| trainer.iterate(&mut images).unwrap().loss.total).collect();
     (losses, trainer.launches())
@@ -408,8 +417,8 @@ fn iterations_in_candles_operations() {
     for keys in [&[][..], &more, &mixed] {
         for (recipe, tolerance) in [(None, 1e-4), (Some("default"), 2e-2)] {
             let case = Case::new(shifted(), recipe, |_| false);
-            let (want, _) = losses(&case, &Device::Cpu, Passes::Composed, keys);
-            let (got, launches) = losses(&case, &Device::Cpu, Passes::Fused, keys);
+            let (want, _) = losses(&case, &Device::Cpu, Compute::Candle, keys);
+            let (got, launches) = losses(&case, &Device::Cpu, Compute::host().unwrap(), keys);
             assert_eq!(launches, None);
             same_losses(&format!("{keys:?}"), &got, &want, tolerance);
         }

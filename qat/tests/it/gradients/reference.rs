@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use swinq_float::ops::{probs_times_values, softmax};
-use swinq_float::{FloatError, Sites, Swin};
+use swinq_float::ops::Compute;
+use swinq_float::{Attention, FloatError, Sites, Swin};
 use swinq_model::{BlockId, Kind, Site};
 use swinq_qat::job::{LossKeys, Scales};
 use swinq_qat::student::TeacherOutput;
@@ -115,7 +115,7 @@ impl Reference {
         let tensors: BTreeMap<String, Tensor> =
             self.variables.keys().map(|name| (name.clone(), self.tensor(name))).collect();
         let device = tensors.values().next().unwrap().device();
-        let swin = Swin::differentiable(&case.float.config, &tensors, device).unwrap();
+        let swin = Swin::with_ops(&case.float.config, &tensors, device, Compute::Candle.into()).unwrap();
         let images = swin.images(&case.batch, &case.float.transform).unwrap();
         let mut sites = ReferenceSites { reference: self, features: BTreeMap::new() };
         let outputs = swin.outputs(&images, &mut sites).unwrap();
@@ -158,13 +158,17 @@ impl Sites for ReferenceSites<'_> {
         Ok(self.fake(site, w)?)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> std::result::Result<Tensor, FloatError> {
-        let Site::Probs(block) = site else { panic!("{site} is not a site of probabilities") };
-        let probs = match self.reference.probs.get(&block) {
+    fn attend(
+        &mut self,
+        attention: &Attention<'_>,
+        logits: Tensor,
+        v: Tensor,
+    ) -> std::result::Result<Tensor, FloatError> {
+        let probs = match self.reference.probs.get(&attention.block) {
             Some(Kind::U8) => unsigned(&logits)?,
-            _ => self.fake(site, &softmax(&logits)?)?,
+            _ => self.fake(Site::Probs(attention.block), &attention.softmax(&logits)?)?,
         };
-        Ok(probs_times_values(&probs, &v)?)
+        Ok(probs.contiguous()?.matmul(&v.contiguous()?)?)
     }
 
     fn block_output(&mut self, block: BlockId, x: &Tensor) -> std::result::Result<(), FloatError> {

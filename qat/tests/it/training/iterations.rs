@@ -27,7 +27,7 @@ fn the_loss_falls() {
 }
 
 #[test]
-fn an_untrained_second_version_learns() {
+fn an_untrained_swin_v2_learns() {
     let keys =
         "optimizer: {lr: 3e-3, weight_decay: 0.05}\nloss: {labels: 1, kl: 0}\nschedule: {warmup_steps: 5}\n";
     let mut setup = Setup::new(None, 60, keys);
@@ -132,7 +132,7 @@ fn recomputed_activations_give_the_same_files() {
 }
 
 #[test]
-fn the_second_version_recomputes_the_same_bits() {
+fn swin_v2_recomputes_the_same_bits() {
     let updated = |more: &str| {
         let mut setup = Setup::new(None, 2, more);
         setup.float = random(SwinConfig { depths: vec![2, 1], ..second() }, 5);

@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 
 use crate::common::{Images, OfSizes, calibrated, random, shifted, values};
 use candle_core::Device;
+use swinq_float::ops::Compute;
 use swinq_model::quantized::{FloatModel, Score};
 use swinq_model::{BoxError, QuantizedModel, Size, SwinConfig};
-use swinq_qat::job::{Course, Identity, Job};
+use swinq_qat::job::{Identity, Job, ScheduleLength};
 use swinq_qat::log::IterationRecord;
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Begin, Hooks, IterationReport, Outcome, QatError, Start, Trainer, Validation, run};
@@ -68,12 +69,13 @@ impl Setup {
             teacher: self.job.teacher_path().map(|_| &self.float),
             drop_path: self.job.drop_path.unwrap_or(0.0),
             device: Device::Cpu,
+            compute: Compute::host().unwrap(),
         };
-        Trainer::new(&start, Schedule::of(&self.job, self.course().iterations()).unwrap()).unwrap()
+        Trainer::new(&start, Schedule::of(&self.job, self.length().iterations()).unwrap()).unwrap()
     }
 
-    pub(crate) fn course(&self) -> Course {
-        self.job.course(BATCHES * self.job.batch_size)
+    pub(crate) fn length(&self) -> ScheduleLength {
+        self.job.schedule_length(BATCHES * self.job.batch_size)
     }
 
     /// Three batches per epoch, so that iterations of two batches cross its end.
@@ -92,7 +94,7 @@ impl Setup {
         watch: &mut Watch,
         begin: Begin,
     ) -> Result<Outcome, QatError> {
-        run(&self.job, &self.identity(), trainer, &self.course(), &mut self.images(), watch, begin)
+        run(&self.job, &self.identity(), trainer, &self.length(), &mut self.images(), watch, begin)
     }
 
     /// Trains to the end and returns the last checkpoint and the exported model.
@@ -101,7 +103,7 @@ impl Setup {
         let outcome = self.run(&mut trainer, &mut watch, begin).unwrap();
         assert!(matches!(outcome, Outcome::Finished(_)));
         Finished {
-            checkpoint: std::fs::read(self.checkpoint(self.course().iterations())).unwrap(),
+            checkpoint: std::fs::read(self.checkpoint(self.length().iterations())).unwrap(),
             model: exported(&trainer),
             said: watch.said,
         }

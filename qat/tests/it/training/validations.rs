@@ -108,8 +108,8 @@ fn a_validation_is_recorded_before_its_checkpoint() {
     }
     let setup = Setup::new(Some("default"), 4, "validate: {every: 1}\ncheckpoint: {every: 1, keep: 9}\n");
     let mut order = Order(Watch::default(), setup.checkpoints(), Vec::new());
-    let (job, identity, course) = (&setup.job, setup.identity(), setup.course());
-    run(job, &identity, &mut setup.trainer(), &course, &mut setup.images(), &mut order, Begin::New).unwrap();
+    let (job, identity, length) = (&setup.job, setup.identity(), setup.length());
+    run(job, &identity, &mut setup.trainer(), &length, &mut setup.images(), &mut order, Begin::New).unwrap();
     assert_eq!(order.2, [false; 5]);
     assert_eq!(names(&setup.checkpoints()).len(), 4);
 }

@@ -70,7 +70,7 @@ pub enum Command {
     /// Write a model as an ONNX file for ONNX Runtime, OpenVINO or TensorRT.
     #[command(after_help = examples::EXPORT)]
     Export(ExportArgs),
-    /// Show the precision and scale of each site, and the rule that decided it.
+    /// Show a model: its architecture, the rules of its recipe, and the precision and range of each site.
     #[command(after_help = examples::INSPECT)]
     Inspect(InspectArgs),
     /// Show the differences between the JSON files of two runs.

@@ -17,6 +17,9 @@ use crate::paths::{check_checkpoint, check_inputs, check_outputs, check_part};
 use crate::progress::Stages;
 use crate::{float_device, images_arg, interrupt, model_arg, shell, site_table};
 
+/// The share of a site's values beyond its range above which there is a warning.
+pub const MOST_CLIPPED: f64 = 0.01;
+
 /// Runs the command; `words` is the command line, which is kept beside the checkpoint for reports.
 pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
     let (data, ranges) = (args.data_path.as_deref(), args.ft_amax.as_deref());
@@ -48,12 +51,30 @@ pub fn run(args: &CalibrateArgs, words: &[String]) -> anyhow::Result<()> {
     save(&quantized, ranges, &args.output)
 }
 
+/// Warns of sites whose range leaves out many of their values.
+fn warn_of_clipping(ranges: &RangeFile) {
+    let clipped = ranges.sites.iter().filter_map(|(site, histogram)| {
+        let share = histogram.clipped? as f64 / histogram.total().max(1) as f64;
+        (share > MOST_CLIPPED).then_some((site, share))
+    });
+    let clipped: Vec<(&String, f64)> = clipped.collect();
+    let Some((site, share)) = clipped.iter().max_by(|a, b| a.1.total_cmp(&b.1)) else { return };
+    caution!(
+        "the ranges of {} leave out more than {:.0} % of their values, that of {site} {:.1} %; a calibrator that clips less, such \
+         as `max` or a percentile near 100, usually keeps more accuracy",
+        counted(clipped.len(), "site"),
+        100.0 * MOST_CLIPPED,
+        100.0 * share
+    );
+}
+
 /// Prints a line on a quantized model, and writes it to `output`, with its histograms beside it.
 pub fn save(model: &Model, ranges: Option<RangeFile>, output: &Path) -> anyhow::Result<()> {
     say!("{}", site_table::summary(model.as_quantized()));
     model.save(output)?;
     info!("wrote {}", output.display());
     if let Some(ranges) = ranges {
+        warn_of_clipping(&ranges);
         let path = RangeFile::beside(output);
         ranges.write(&path)?;
         info!("wrote {} (histograms, for reports)", path.display());

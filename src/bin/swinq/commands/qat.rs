@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use swinq::model::quantized::Score;
 use swinq::qat::job::{Device, Job};
-use swinq::qat::ranks::{Meeting, Place};
+use swinq::qat::ranks::{RankInfo, Rendezvous};
 use swinq::qat::{Begin, Outcome, QatError, Trainer, Validation};
 use swinq::train::Compared;
 use swinq::{FloatDevice, Training};
@@ -21,25 +21,25 @@ use crate::{float_device, interrupt, tables};
 use hooks::TrainHooks;
 use launch::Others;
 
-/// Runs the command: as the only process, as one of several that a launcher started, or as the first of several of which it
-/// starts the others.
+/// Runs the command: as the only process, as one of several that a launcher started, or as the first of several; it starts
+/// the others.
 pub fn run(args: &QatArgs) -> anyhow::Result<()> {
-    let place = place(args)?;
-    if !place.is_first() {
-        set_rank(place.rank);
+    let info = info(args)?;
+    if !info.is_first() {
+        set_rank(info.rank);
     }
     let mut opts = args::pairs(&args.opts)?;
     // As an option, so that the job's other keys are checked against it.
     opts.extend(args.devices.first().map(|first| ("device".to_owned(), launch::of_job(*first).to_string())));
     let job = Job::load(&args.job, &opts)?;
-    let training = open(args, job, &place)?;
+    let training = open(args, job, &info)?;
     if args.dry_run {
         return Ok(training.trainer().map(drop)?);
     }
-    let meeting = Meeting::new(place, Duration::from_secs(args.timeout)).map_err(QatError::from)?;
+    let rendezvous = Rendezvous::new(info, Duration::from_secs(args.timeout)).map_err(QatError::from)?;
     // Only now, so that an error of the job or of its files is printed once.
-    let others = Others::start(args, meeting.place())?;
-    match rank(args, training, meeting, &others) {
+    let others = Others::start(args, rendezvous.info())?;
+    match rank(args, training, rendezvous, &others) {
         Ok(()) => others.wait(),
         Err(error) => {
             others.end();
@@ -48,43 +48,48 @@ pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     }
 }
 
-/// The place of this process among those that `--devices` asks for, or among those that a launcher describes.
-fn place(args: &QatArgs) -> anyhow::Result<Place> {
+/// The rank of this process among those that `--devices` asks for, or among those that a launcher describes.
+fn info(args: &QatArgs) -> anyhow::Result<RankInfo> {
     launch::check(&args.devices)?;
-    let stated = Place::from_environment().map_err(QatError::from)?;
+    let stated = RankInfo::from_environment().map_err(QatError::from)?;
     match (stated, args.devices.len()) {
-        (Some(place), 0) => Ok(place),
+        (Some(info), 0) => Ok(info),
         (Some(_), _) => {
             let problem =
                 "--devices starts processes, but RANK or WORLD_SIZE says that a launcher has started them";
             Err(Usage(problem.to_owned()).into())
         }
-        (None, 0 | 1) => Ok(Place::default()),
-        (None, size) => Ok(Place { size, local_size: size, ..Place::default() }),
+        (None, 0 | 1) => Ok(RankInfo::default()),
+        (None, size) => Ok(RankInfo { size, local_size: size, ..RankInfo::default() }),
     }
 }
 
-/// Trains as one of the processes of `meeting`. `others` are those that this process started.
-fn rank(args: &QatArgs, mut training: Training, meeting: Meeting, others: &Others) -> anyhow::Result<()> {
+/// Trains as one of the processes of `rendezvous`. `others` are those that this process started.
+fn rank(
+    args: &QatArgs,
+    mut training: Training,
+    rendezvous: Rendezvous,
+    others: &Others,
+) -> anyhow::Result<()> {
     let mut trainer = training.trainer()?;
-    let place = meeting.place();
-    if place.size > 1 && place.is_first() && args.devices.is_empty() {
-        let (host, port) = &place.address;
-        note!("waiting for {} other processes at {host}:{port}", place.size - 1);
+    let info = rendezvous.info();
+    if info.size > 1 && info.is_first() && args.devices.is_empty() {
+        let (host, port) = &info.address;
+        note!("waiting for {} other processes at {host}:{port}", info.size - 1);
     }
     let give_up = || match interrupt::requested() {
         true => Some("interrupted while the processes were waiting for each other".to_owned()),
         false => others.ended(),
     };
-    trainer.join(training.meet(meeting, &give_up)?);
+    trainer.join(training.meet(rendezvous, &give_up)?);
     train(args, &mut training, &mut trainer)
 }
 
-/// Loads everything that the process at `place` needs, checks it, and prints the effective job.
-fn open(args: &QatArgs, job: Job, place: &Place) -> anyhow::Result<Training> {
-    use_threads(swinq::train::threads(&job, place))?;
-    let training = Training::open_at(job, place)?;
-    if place.is_first() {
+/// Loads everything that the process that `info` describes needs, checks it, and prints the effective job.
+fn open(args: &QatArgs, job: Job, info: &RankInfo) -> anyhow::Result<Training> {
+    use_threads(swinq::train::threads(&job, info))?;
+    let training = Training::open_at(job, info)?;
+    if info.is_first() {
         check_files(&training)?;
         if !args.resume && !args.restart {
             check_job(&args.job, &training)?;
@@ -93,7 +98,7 @@ fn open(args: &QatArgs, job: Job, place: &Place) -> anyhow::Result<Training> {
             caution!("{warning}");
         }
     }
-    describe(&training, place);
+    describe(&training, info);
     if let Device::Cuda(ordinal) = training.job.device {
         float_device::check(FloatDevice::Cuda(ordinal), "the job's device")?;
     }
@@ -101,7 +106,7 @@ fn open(args: &QatArgs, job: Job, place: &Place) -> anyhow::Result<Training> {
 }
 
 fn train(args: &QatArgs, training: &mut Training, trainer: &mut Trainer) -> anyhow::Result<()> {
-    let mut hooks = TrainHooks::new(training.validator()?, &training.course);
+    let mut hooks = TrainHooks::new(training.validator()?, &training.length);
     let begin = match (args.resume, args.restart) {
         (true, _) => Begin::Resume,
         (_, true) => Begin::Restart,
@@ -113,7 +118,7 @@ fn train(args: &QatArgs, training: &mut Training, trainer: &mut Trainer) -> anyh
         caution!("left out {skipped}");
     }
     let outcome = outcome?;
-    if trainer.world().is_first() {
+    if trainer.group().is_first() {
         ended(args, training, trainer, &mut hooks, outcome)?;
     }
     if let Some(bytes) = swinq::eval::peak_memory_bytes() {
@@ -226,8 +231,8 @@ fn use_threads(threads: usize) -> anyhow::Result<()> {
 }
 
 /// Prints the job with the effective value of every key.
-fn describe(training: &Training, place: &Place) {
-    let Training { job, inputs, course, schedule, .. } = training;
+fn describe(training: &Training, info: &RankInfo) {
+    let Training { job, inputs, length, schedule, .. } = training;
     info!("{}", job.to_string().trim_end());
     info!("");
     let config = &inputs.float.config;
@@ -241,14 +246,14 @@ fn describe(training: &Training, place: &Place) {
     }
     info!("images      {} of {}", inputs.train.len(), inputs.train.describe());
     info!("validation  {} of {}", inputs.val.len(), inputs.val.describe());
-    if place.size > 1 {
-        info!("processes   {}, each with batches of {} images", place.size, job.batch_size);
+    if info.size > 1 {
+        info!("processes   {}, each with batches of {} images", info.size, job.batch_size);
     }
     info!(
         "length      {} iterations of {} images, {:.2} epochs",
-        course.iterations(),
-        course.images_per_iteration(),
-        course.epoch(course.iterations())
+        length.iterations(),
+        length.images_per_iteration(),
+        length.epoch(length.iterations())
     );
     info!("drop path   {}", inputs.drop_path);
     info!("learning rates (absolute):\n{schedule}");

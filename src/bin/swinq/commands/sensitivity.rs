@@ -6,6 +6,7 @@ use swinq::eval::Sensitivity;
 use swinq::eval::results::sensitivity::{Effect, Element, write_sensitivity};
 use swinq::{ReadOptions, SensitivityOptions};
 
+use super::calibrate::MOST_CLIPPED;
 use crate::args::SensitivityArgs;
 use crate::out::{counted, info, note, say};
 use crate::paths::{check_inputs, check_outputs};
@@ -83,6 +84,15 @@ fn print(results: &Sensitivity, top: usize) {
     tables::align_numbers(&mut blocks, 2);
     say!("\n{blocks}");
     say!("\nrecipe {}: {}", results.recipe.name, whole(results));
+    let clipped: Vec<_> = results.ranges.iter().filter(|range| range.clipped > MOST_CLIPPED).collect();
+    if !clipped.is_empty() {
+        say!("\nranges that leave out more than {:.0} % of the values:", 100.0 * MOST_CLIPPED);
+    }
+    for range in clipped {
+        let amax = range.amax.map_or(String::new(), |amax| format!(", range {amax:.3}"));
+        let (site, share) = (&range.site, 100.0 * range.clipped);
+        say!("  {site}: {share:.1} % ({}{amax}, largest magnitude {:.3})", range.calibrator, range.max);
+    }
 }
 
 /// The effect of the whole recipe in words.

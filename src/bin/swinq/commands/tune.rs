@@ -13,7 +13,7 @@ use swinq::{Images, ReadOptions, ReportFiles, TuneOptions};
 
 use super::eval;
 use crate::args::{Cli, Command, TuneArgs, Usage};
-use crate::out::{counted, info, note, say};
+use crate::out::{caution, counted, info, note, say};
 use crate::paths::{check_checkpoint, check_inputs, check_outputs};
 use crate::steps::{Steps, beside, stopped};
 use crate::{backend_arg, images_arg, model_arg, shell};
@@ -199,6 +199,14 @@ fn print(results: &Tuning) {
         verification.images,
         verdict(&results.goal, verification.verdict)
     );
+    if let (Some(max_drop), Some(measured), Verdict::NotConcluded { .. }) =
+        (results.goal.max_drop, verification.top1_difference, verification.verdict)
+        && -100.0 * measured.difference > max_drop
+    {
+        caution!(
+            "the drop measured on these images is beyond the goal: do not take the model as one that keeps it"
+        );
+    }
 }
 
 /// A difference of top-1 accuracy in a line.
@@ -233,6 +241,9 @@ fn check_goal(results: &Tuning) -> anyhow::Result<()> {
     let (goal, chosen) = (&results.goal, &results.candidates[results.chosen]);
     let closest = match chosen.top1_difference {
         None => format!("has {:.1} dB", chosen.effect.sqnr_db),
+        Some(interval) if interval.difference > 0.0 => {
+            format!("gains {:.2} points", 100.0 * interval.difference)
+        }
         Some(interval) => format!("drops {:.2} points", -100.0 * interval.difference),
     };
     let margin = if goal.max_drop.is_some() { ", with a margin of one standard error" } else { "" };

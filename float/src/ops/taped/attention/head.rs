@@ -4,7 +4,7 @@ use swinq_kernels::rows_f32;
 use swinq_numerics::Quantizer;
 
 use super::AttentionSites;
-use crate::ops::fused::{cpu, rounded, vectorised};
+use crate::ops::host::{cpu, rounded, vectorised};
 use crate::ops::product::Product;
 use crate::ops::taped::fake_quant::{FakeActivation, FakeProbs};
 use crate::ops::taped::host::lane_sum;

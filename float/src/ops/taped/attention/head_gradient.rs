@@ -1,7 +1,7 @@
 //! The backward pass of one head of one window.
 
 use super::head::{Head, Scratch, Shape, product};
-use crate::ops::fused::vectorised;
+use crate::ops::host::vectorised;
 use crate::ops::taped::fake_quant::{FakeActivation, FakeProbs, RANGE, clip};
 use crate::ops::taped::host::add_to;
 

@@ -6,7 +6,7 @@ use swinq_cuda::training::{AttentionInputs, TrainProbs, WindowAttention};
 
 use super::super::attention::{AttentionSites, Shape};
 use super::super::fake_quant::{FakeActivation, FakeProbs};
-use super::{Held, device_kernels, failed, tensor};
+use super::{LockedTensor, device_kernels, failed, tensor};
 use crate::tape::Gradients;
 
 fn described(shape: Shape, qkv: &Tensor, sites: &AttentionSites) -> Result<WindowAttention> {
@@ -52,8 +52,9 @@ fn with_inputs<R>(
     mask: Option<&Tensor>,
     run: impl FnOnce(AttentionInputs<'_>) -> Result<R>,
 ) -> Result<R> {
-    let (qkv, bias, mask) = (Held::new(qkv)?, Held::new(bias)?, mask.map(Held::new).transpose()?);
-    let mask = mask.as_ref().map(Held::view).transpose()?;
+    let (qkv, bias, mask) =
+        (LockedTensor::new(qkv)?, LockedTensor::new(bias)?, mask.map(LockedTensor::new).transpose()?);
+    let mask = mask.as_ref().map(LockedTensor::view).transpose()?;
     run(Inputs { qkv: qkv.view()?, bias: bias.view()?, mask }.all())
 }
 
@@ -86,7 +87,7 @@ pub(in super::super) fn attention_gradient(
     let attention = described(shape, qkv, sites)?;
     let fakes = sites.fakes();
     let learned = fakes.iter().flatten().any(|fake| fake.learned.is_some());
-    let grad = Held::new(grad)?;
+    let grad = LockedTensor::new(grad)?;
     let grad = grad.view()?;
     let gradients = with_inputs(qkv, bias, mask, |inputs| {
         training.attention_gradient(&attention, inputs, &grad, learned).map_err(failed)

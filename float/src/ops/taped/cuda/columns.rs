@@ -6,46 +6,54 @@ use swinq_cuda::training::{Columns, FakeColumns};
 use super::super::channels::FakeChannels;
 use super::super::fake_quant::LearnedScale;
 use super::super::hidden::FakeHidden;
-use super::{Held, device_kernels, failed, tensor, with_element};
-use crate::tape::{Gradients, Operands, Tape};
+use super::{LockedTensor, device_kernels, failed, tensor, with_element};
+use crate::ops::{ComputeType, Ops};
+use crate::tape::Gradients;
 
 const PLAIN: Columns<'static> = Columns { gelu: None, fake: FakeColumns::Off };
 
-/// `x` in the type of operands.
-pub(in super::super) fn converted(x: &Tensor, operands: Operands) -> Result<Tensor> {
-    if operands.half().is_none_or(|half| half == x.dtype()) {
+/// `x` in the compute type.
+pub(in super::super) fn converted(x: &Tensor, compute_type: ComputeType) -> Result<Tensor> {
+    if compute_type.half().is_none_or(|half| half == x.dtype()) {
         return x.contiguous();
     }
-    forward(x, PLAIN, operands)
+    forward(x, PLAIN, compute_type)
 }
 
-/// `grad` `[rows, columns]` in the type of operands, and the sums of its columns.
-pub(in super::super) fn converted_with_sums(grad: &Tensor, operands: Operands) -> Result<(Tensor, Tensor)> {
+/// `grad` `[rows, columns]` in the compute type, and the sums of its columns.
+pub(in super::super) fn converted_with_sums(
+    grad: &Tensor,
+    compute_type: ComputeType,
+) -> Result<(Tensor, Tensor)> {
     let (_, width) = grad.dims2()?;
     let (device, training) = device_kernels(grad)?;
-    let held = Held::new(grad)?;
-    with_element!(operands, T => {
+    let held = LockedTensor::new(grad)?;
+    with_element!(compute_type, T => {
         let found = training.columns_gradient::<T>(None, width, PLAIN, &held.view()?, None).map_err(failed)?;
         Ok((tensor(found.x, &device, grad.shape()), tensor(found.sums, &device, width)))
     })
 }
 
-fn forward(x: &Tensor, of: Columns<'_>, operands: Operands) -> Result<Tensor> {
+fn forward(x: &Tensor, of: Columns<'_>, compute_type: ComputeType) -> Result<Tensor> {
     let x = x.contiguous()?;
     let (_, width) = x.dims2()?;
     let (device, training) = device_kernels(&x)?;
-    let held = Held::new(&x)?;
-    with_element!(operands, T => {
+    let held = LockedTensor::new(&x)?;
+    with_element!(compute_type, T => {
         let out = training.columns::<T>(&held.view()?, width, of).map_err(failed)?;
         Ok(tensor(out, &device, x.shape()))
     })
 }
 
-/// Fake quantization of `x` `[rows, columns]`, in the type of operands.
-pub(in super::super) fn channels(x: &Tensor, fake: &FakeChannels, operands: Operands) -> Result<Tensor> {
-    let table = Held::new(fake.resident()?)?;
+/// Fake quantization of `x` `[rows, columns]`, in the compute type.
+pub(in super::super) fn channels(
+    x: &Tensor,
+    fake: &FakeChannels,
+    compute_type: ComputeType,
+) -> Result<Tensor> {
+    let table = LockedTensor::new(fake.resident()?)?;
     let table = table.view()?;
-    forward(x, Columns { gelu: None, fake: FakeColumns::Columns(&table, fake.step) }, operands)
+    forward(x, Columns { gelu: None, fake: FakeColumns::Columns(&table, fake.quantizer) }, compute_type)
 }
 
 /// Adds the gradients of [`channels`].
@@ -55,28 +63,28 @@ pub(in super::super) fn channels_gradient(
     grad: &Tensor,
     sink: &mut Gradients,
 ) -> Result<()> {
-    let table = Held::new(fake.resident()?)?;
+    let table = LockedTensor::new(fake.resident()?)?;
     let table = table.view()?;
-    let of = Columns { gelu: None, fake: FakeColumns::Columns(&table, fake.step) };
-    let (dx, _) = gradient(x, of, grad, fake.learned.as_ref(), Operands::F32, sink)?;
+    let of = Columns { gelu: None, fake: FakeColumns::Columns(&table, fake.quantizer) };
+    let (dx, _) = gradient(x, of, grad, fake.learned.as_ref(), ComputeType::F32, sink)?;
     sink.add(x, dx)
 }
 
-/// The gradient of the values in the type of operands, and the sums of its columns. Adds the gradient of a learned scale.
+/// The gradient of the values in the compute type, and the sums of its columns. Adds the gradient of a learned scale.
 fn gradient(
     x: &Tensor,
     of: Columns<'_>,
     grad: &Tensor,
     learned: Option<&LearnedScale>,
-    operands: Operands,
+    compute_type: ComputeType,
     sink: &mut Gradients,
 ) -> Result<(Tensor, Tensor)> {
     let (_, width) = x.dims2()?;
     let grad = grad.reshape(x.shape())?.contiguous()?;
     let (device, training) = device_kernels(x)?;
-    let (values, gradient) = (Held::new(x)?, Held::new(&grad)?);
+    let (values, gradient) = (LockedTensor::new(x)?, LockedTensor::new(&grad)?);
     let factor = learned.map(|learned| learned.base[0] * learned.gradient_scale);
-    with_element!(operands, T => {
+    with_element!(compute_type, T => {
         let found = training.columns_gradient::<T>(Some(&values.view()?), width, of, &gradient.view()?, factor);
         let found = found.map_err(failed)?;
         if let (Some(learned), Some(step)) = (learned, found.step) {
@@ -86,25 +94,25 @@ fn gradient(
     })
 }
 
-/// GELU of `product` `[rows, columns]` plus `bias`, fake-quantized, in the type of operands; recorded on the tape.
+/// GELU of `product` `[rows, columns]` plus `bias`, fake-quantized, in the compute type; recorded.
 pub(in super::super) fn hidden(
-    tape: &Tape,
+    ops: &Ops,
     product: &Tensor,
     bias: &Tensor,
     fake: &FakeHidden,
 ) -> Result<Tensor> {
-    let operands = tape.operands();
+    let compute_type = ops.compute_type;
     let product = product.contiguous()?;
-    let out = with_columns(bias, fake, |of| forward(&product, of, operands))?;
+    let out = with_columns(bias, fake, |of| forward(&product, of, compute_type))?;
     let inputs: Vec<Tensor> = [Some(&product), Some(bias), fake.learned().map(|learned| &learned.ratio)]
         .into_iter()
         .flatten()
         .cloned()
         .collect();
     let (bias, fake) = (bias.clone(), fake.clone());
-    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+    ops.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let (dx, sums) = with_columns(&bias, &fake, |of| {
-            gradient(&product, of, grad.tensor(), fake.learned(), operands, sink)
+            gradient(&product, of, grad.tensor(), fake.learned(), compute_type, sink)
         })?;
         sink.add(&bias, sums)?;
         sink.add(&product, dx)
@@ -118,10 +126,10 @@ fn with_columns<R>(
     fake: &FakeHidden,
     run: impl FnOnce(Columns<'_>) -> Result<R>,
 ) -> Result<R> {
-    let bias = Held::new(bias)?;
+    let bias = LockedTensor::new(bias)?;
     let bias = bias.view()?;
     let channels = match fake {
-        FakeHidden::Channels(fake) => Some((Held::new(fake.resident()?)?, fake.step)),
+        FakeHidden::Channels(fake) => Some((LockedTensor::new(fake.resident()?)?, fake.quantizer)),
         _ => None,
     };
     let channels = channels

@@ -5,8 +5,9 @@ use candle_core::{Result, Tensor};
 use swinq_cuda::training::{FakeSteps, RowScales};
 
 use super::super::fake_quant::{FakeActivation, FakeWeight, RANGE};
-use super::{Held, device_kernels, failed, tensor, unary, with_element};
-use crate::tape::{Gradients, Operands, Tape};
+use super::{LockedTensor, device_kernels, failed, tensor, unary, with_element};
+use crate::ops::{ComputeType, Ops};
+use crate::tape::Gradients;
 
 /// The scale of an activation, and the factor of its gradient.
 fn step(fake: &FakeActivation) -> FakeSteps<'static> {
@@ -17,9 +18,9 @@ fn step(fake: &FakeActivation) -> FakeSteps<'static> {
 pub(in super::super) fn fake_quantize(
     x: &Tensor,
     fake: &FakeActivation,
-    operands: Operands,
+    compute_type: ComputeType,
 ) -> Result<Tensor> {
-    with_element!(operands, T => {
+    with_element!(compute_type, T => {
         unary(x, x.shape(), |training, x| training.fake_quantize::<T>(x, step(fake), None, RANGE))
     })
 }
@@ -48,7 +49,7 @@ fn gradient(
 ) -> Result<Tensor> {
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
     let (device, training) = device_kernels(&x)?;
-    let (values, gradient) = (Held::new(&x)?, Held::new(&grad)?);
+    let (values, gradient) = (LockedTensor::new(&x)?, LockedTensor::new(&grad)?);
     let learned = ratio.is_some();
     let passed =
         training.fake_quantize_gradient(&values.view()?, &gradient.view()?, steps, factors, range, learned);
@@ -59,25 +60,25 @@ fn gradient(
     Ok(tensor(dx, &device, x.shape()))
 }
 
-/// Fake quantization of a weight, in the type of operands, recorded on the tape. `table` `[3, rows]` has the scales, their
+/// Fake quantization of a weight, in the compute type, recorded. `table` `[3, rows]` has the scales, their
 /// reciprocals and the factors of their gradients, `factors` `[2, columns]` the factors of the columns and their reciprocals.
 pub(in super::super) fn fake_quantize_weight(
-    tape: &Tape,
+    ops: &Ops,
     w: &Tensor,
     fake: &FakeWeight,
     table: &Tensor,
     factors: Option<&Tensor>,
 ) -> Result<Tensor> {
-    let (operands, range) = (tape.operands(), (-fake.largest, fake.largest));
+    let (compute_type, range) = (ops.compute_type, (-fake.largest, fake.largest));
     let out = with_table(table, factors, |steps, factors| {
-        with_element!(operands, T => {
+        with_element!(compute_type, T => {
             unary(w, w.shape(), |training, w| training.fake_quantize::<T>(w, steps, factors, range))
         })
     })?;
     let ratio = fake.learned.as_ref().map(|learned| learned.ratio.clone());
     let inputs: Vec<Tensor> = [Some(w), ratio.as_ref()].into_iter().flatten().cloned().collect();
     let (w, table, factors) = (w.clone(), table.clone(), factors.cloned());
-    tape.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
+    ops.record(&inputs.iter().collect::<Vec<_>>(), &out, move |grad, sink| {
         let dw = with_table(&table, factors.as_ref(), |steps, factors| {
             gradient(&w, grad.tensor(), (steps, factors), range, ratio.as_ref(), sink)
         })?;
@@ -92,9 +93,9 @@ fn with_table<R>(
     factors: Option<&Tensor>,
     run: impl FnOnce(FakeSteps<'_>, Option<&CudaView<'_, f32>>) -> Result<R>,
 ) -> Result<R> {
-    let (table, factors) = (Held::new(table)?, factors.map(Held::new).transpose()?);
+    let (table, factors) = (LockedTensor::new(table)?, factors.map(LockedTensor::new).transpose()?);
     let table = table.view()?;
-    let factors = factors.as_ref().map(Held::view).transpose()?;
+    let factors = factors.as_ref().map(LockedTensor::view).transpose()?;
     run(FakeSteps::Rows(&table), factors.as_ref())
 }
 
@@ -110,8 +111,8 @@ pub fn scales_of_weight(
     largest: f32,
 ) -> Result<Tensor> {
     let (device, training) = device_kernels(weight)?;
-    let (held, factors) = (Held::new(weight)?, factors.map(Held::new).transpose()?);
-    let factors = factors.as_ref().map(Held::view).transpose()?;
+    let (held, factors) = (LockedTensor::new(weight)?, factors.map(LockedTensor::new).transpose()?);
+    let factors = factors.as_ref().map(LockedTensor::view).transpose()?;
     let of = RowScales::Maxima { weight: &held.view()?, factors: factors.as_ref(), rows };
     Ok(tensor(training.row_scales(of, largest).map_err(failed)?, &device, 3 * rows))
 }
@@ -123,7 +124,7 @@ pub fn scales_of_weight(
 /// The kernel does not compile, or the driver fails.
 pub fn learned_scales(ratios: &Tensor, base: &Tensor, gradient_scale: f32) -> Result<Tensor> {
     let (device, training) = device_kernels(ratios)?;
-    let (ratio, initial) = (Held::new(ratios)?, Held::new(base)?);
+    let (ratio, initial) = (LockedTensor::new(ratios)?, LockedTensor::new(base)?);
     let of = RowScales::Learned { ratios: &ratio.view()?, base: &initial.view()?, gradient_scale };
     Ok(tensor(training.row_scales(of, 1.0).map_err(failed)?, &device, 3 * ratios.elem_count()))
 }

@@ -17,7 +17,7 @@ use swinq_cuda::CudaError;
 use swinq_cuda::training::{Element, NormProgram, Patches, RowIndex, Training};
 use swinq_model::Size;
 
-use crate::ops::{Gather, Norm, composed};
+use crate::ops::{Gather, Norm, candle};
 
 pub use access::{write, write_if_some};
 pub(super) use attention::{attention, attention_gradient, takes_attention};
@@ -53,20 +53,20 @@ fn device_kernels(x: &Tensor) -> Result<(CudaDevice, Arc<Training>)> {
 }
 
 /// A read lock on the memory of a contiguous tensor.
-pub struct Held<'a> {
+pub struct LockedTensor<'a> {
     storage: StorageRef<'a>,
     range: (usize, usize),
 }
 
-impl<'a> Held<'a> {
+impl<'a> LockedTensor<'a> {
     /// Locks `x`.
     ///
     /// # Errors
     /// `x` is not contiguous.
-    pub fn new(x: &'a Tensor) -> Result<Held<'a>> {
+    pub fn new(x: &'a Tensor) -> Result<LockedTensor<'a>> {
         let (storage, layout) = x.storage_and_layout();
         let Some(range) = layout.contiguous_offsets() else { bail!("the tensor must be contiguous") };
-        Ok(Held { storage, range })
+        Ok(LockedTensor { storage, range })
     }
 
     /// The values.
@@ -79,10 +79,10 @@ impl<'a> Held<'a> {
     }
 }
 
-/// Calls `$run` with `$element` standing for the type of operands.
+/// Calls `$run` with `$element` standing for the compute type.
 macro_rules! with_element {
-    ($operands:expr, $element:ident => $run:expr) => {
-        match $operands.half() {
+    ($compute_type:expr, $element:ident => $run:expr) => {
+        match $compute_type.half() {
             None => {
                 type $element = f32;
                 $run
@@ -118,7 +118,7 @@ fn unary<T: Element + CudaDType>(
 ) -> Result<Tensor> {
     let x = x.contiguous()?;
     let (device, training) = device_kernels(&x)?;
-    let values = Held::new(&x)?;
+    let values = LockedTensor::new(&x)?;
     Ok(tensor(run(&training, &values.view()?).map_err(failed)?, &device, shape))
 }
 
@@ -134,17 +134,17 @@ fn binary(
     ) -> std::result::Result<CudaSlice<f32>, CudaError>,
 ) -> Result<Tensor> {
     let y = y.contiguous()?;
-    let held = Held::new(&y)?;
+    let held = LockedTensor::new(&y)?;
     let view = held.view()?;
     unary(x, shape, |training, x| run(training, x, &view))
 }
 
-pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
+pub(in crate::ops) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
     let (_, c) = x.dims2()?;
     if c > NormProgram::MOST_COLUMNS {
-        return composed::norm(x, norm);
+        return candle::norm(x, norm);
     }
-    let bias = Held::new(&norm.bias)?;
+    let bias = LockedTensor::new(&norm.bias)?;
     let bias = bias.view()?;
     let run = |training: &Training, x: &CudaView<'_, f32>, weight: &CudaView<'_, f32>| {
         training.norm(x, [weight, &bias], norm.eps as f32)
@@ -156,11 +156,11 @@ pub(super) fn norm(x: &Tensor, norm: &Norm) -> Result<Tensor> {
 pub(super) fn norm_gradient(x: &Tensor, norm: &Norm, grad: &Tensor) -> Result<[Tensor; 3]> {
     let (_, c) = x.dims2()?;
     if c > NormProgram::MOST_COLUMNS {
-        return super::norm::composed_gradient(x, norm, grad);
+        return super::norm::candle_gradient(x, norm, grad);
     }
     let (x, grad) = (x.contiguous()?, grad.contiguous()?);
     let (device, training) = device_kernels(&x)?;
-    let held = [Held::new(&x)?, Held::new(&norm.weight)?, Held::new(&grad)?];
+    let held = [LockedTensor::new(&x)?, LockedTensor::new(&norm.weight)?, LockedTensor::new(&grad)?];
     let [values, weight, gradient] = &held;
     let gradients =
         training.norm_gradient(&values.view()?, &weight.view()?, norm.eps as f32, &gradient.view()?);
@@ -176,7 +176,7 @@ pub(in crate::ops) struct Resident {
     index: RowIndex,
 }
 
-pub(super) fn gather(x: &Tensor, gather: &Gather) -> Result<Tensor> {
+pub(in crate::ops) fn gather(x: &Tensor, gather: &Gather) -> Result<Tensor> {
     let (rows, c) = x.dims2()?;
     let (device, training) = device_kernels(x)?;
     let make = || {
@@ -199,11 +199,11 @@ pub(super) fn column_sums(x: &Tensor) -> Result<Tensor> {
     unary(x, c, |training, x| training.column_sums(x, c))
 }
 
-pub(super) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
+pub(in crate::ops) fn add_bias(x: &Tensor, bias: &Tensor) -> Result<Tensor> {
     binary(x, bias, x.shape(), Training::add_bias)
 }
 
-pub(super) fn gelu(x: &Tensor) -> Result<Tensor> {
+pub(in crate::ops) fn gelu(x: &Tensor) -> Result<Tensor> {
     unary(x, x.shape(), Training::gelu)
 }
 
@@ -215,7 +215,7 @@ pub(super) fn gelu_gradient(x: &Tensor, grad: &Tensor) -> Result<Tensor> {
 pub(super) fn table_gradient(table: &Tensor, index: &Tensor, grad: &Tensor) -> Result<Tensor> {
     let (rows, _) = table.dims2()?;
     let index = index.contiguous()?;
-    let held = Held::new(&index)?;
+    let held = LockedTensor::new(&index)?;
     let index = held.view::<u32>()?;
     unary(grad, table.shape(), |training, grad| training.table_gradient(grad, &index, rows))
 }
@@ -228,7 +228,7 @@ pub(super) fn table_gradient(table: &Tensor, index: &Tensor, grad: &Tensor) -> R
 pub fn patches(pixels: &Tensor, table: &Tensor, patch: usize, grid: Size) -> Result<Tensor> {
     let (images, height, width, channels) = pixels.dims4()?;
     let (device, training) = device_kernels(pixels)?;
-    let (bytes, values) = (Held::new(pixels)?, Held::new(table)?);
+    let (bytes, values) = (LockedTensor::new(pixels)?, LockedTensor::new(table)?);
     let grid = [grid.height, grid.width];
     let of = Patches { images, size: [height, width], channels, patch, grid };
     let found = training.patches(&bytes.view()?, &values.view()?, of).map_err(failed)?;

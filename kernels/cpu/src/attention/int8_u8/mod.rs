@@ -12,9 +12,9 @@ mod weights;
 
 use swinq_numerics::Probs;
 
-use super::operands::{Part, Rows, Source};
+use super::operands::{AttentionOperand, Rows, Source};
 use super::scores::Finish;
-use super::work::words_mut;
+use super::scratch::words_mut;
 use super::{AttentionIn, Shape, Unit, WindowAttention, apart, integer_scores, integer_values};
 use crate::buffer::AlignedBuf;
 use crate::buffer::bytes_mut;
@@ -27,7 +27,7 @@ const CHUNK: usize = 64;
 /// One value for each query of a chunk.
 type Column<T> = [T; CHUNK];
 
-/// Whether this path handles `unit`: it needs codes in registers that are full, and for a head with two codes for each
+/// Whether this path handles `unit`: it needs codes in registers that are full, and for a head with hi and lo codes for each
 /// query and key no lone key.
 pub(super) fn suits<L: Lanes>(op: &WindowAttention, unit: Unit, input: AttentionIn<'_>) -> bool {
     matches!(input, AttentionIn::Codes(_))
@@ -49,15 +49,15 @@ struct Sizes {
     lone: bool,
     /// Registers of weights of one query; each holds four blocks.
     packs: usize,
-    /// Whether queries and keys have two codes.
-    two_codes: bool,
+    /// Whether queries and keys have hi and lo codes.
+    hi_lo: bool,
 }
 
 impl Sizes {
-    fn new<L: Lanes>(Shape { d, n, .. }: Shape, two_codes: bool) -> Sizes {
+    fn new<L: Lanes>(Shape { d, n, .. }: Shape, hi_lo: bool) -> Sizes {
         let lone = n % L::N == 1;
         let blocks = if lone { n / L::N } else { n.div_ceil(L::N) };
-        Sizes { n, d, blocks, lone, packs: blocks.div_ceil(4), two_codes }
+        Sizes { n, d, blocks, lone, packs: blocks.div_ceil(4), hi_lo }
     }
 
     /// Blocks in weights register `pack`.
@@ -80,12 +80,12 @@ impl Sizes {
         self.packs * 4 * L::N
     }
 
-    /// Sizes in f32 of the parts of [`Work`], multiples of a cache line.
+    /// Sizes in f32 of the parts of [`Int8Scratch`], multiples of a cache line.
     fn regions<L: Lanes>(&self) -> [usize; 8] {
         let keys = self.blocks * L::N * self.d / 4;
         let values = self.groups::<L>() * self.d;
         let (logits, weights) = (self.logits::<L>(), self.weights::<L>() / 4);
-        let low = usize::from(self.two_codes);
+        let low = usize::from(self.hi_lo);
         let sizes =
             [keys, logits, low * keys, low * logits, values, CHUNK * logits, CHUNK * weights, logits / 4];
         sizes.map(|size| size.next_multiple_of(16))
@@ -93,11 +93,11 @@ impl Sizes {
 }
 
 /// The scratch memory of one window and head.
-struct Work<'s> {
+struct Int8Scratch<'s> {
     keys: Keys<'s>,
-    /// The low codes of the keys, if they have two codes.
+    /// The lo codes of the keys, if they have hi and lo codes.
     keys_low: Keys<'s>,
-    /// `[2 N channels][key group][2 registers]` s8, woven; groups in the order of weights.
+    /// `[2 N channels][key group][2 registers]` s8, interleaved; groups in the order of weights.
     values: &'s mut [u8],
     /// `[CHUNK, blocks * N]`.
     logits: &'s mut [f32],
@@ -116,8 +116,8 @@ struct Keys<'s> {
     offsets: &'s mut [f32],
 }
 
-impl<'s> Work<'s> {
-    fn split<L: Lanes>(sizes: Sizes, scratch: &'s mut AlignedBuf) -> Work<'s> {
+impl<'s> Int8Scratch<'s> {
+    fn split<L: Lanes>(sizes: Sizes, scratch: &'s mut AlignedBuf) -> Int8Scratch<'s> {
         let regions = sizes.regions::<L>();
         scratch.reserve(regions.iter().sum::<usize>() * size_of::<f32>());
         let mut rest = scratch.as_f32_mut();
@@ -127,13 +127,13 @@ impl<'s> Work<'s> {
         let order = &mut words_mut(order)[..sizes.blocks * L::N / 4];
         let (keys, keys_low) =
             (Keys { codes: keys, offsets }, Keys { codes: keys_low, offsets: offsets_low });
-        Work { keys, keys_low, values, logits, weights, order }
+        Int8Scratch { keys, keys_low, values, logits, weights, order }
     }
 }
 
-/// Computes attention of `unit`, which [`suits`] accepts. `TWO_CODES` says whether its queries and keys have two codes.
+/// Computes attention of `unit`, which [`suits`] accepts. `HI_LO` says whether its queries and keys have hi and lo codes.
 #[inline(always)]
-pub(super) fn unit<L: Lanes, const TWO_CODES: bool>(
+pub(super) fn unit<L: Lanes, const HI_LO: bool>(
     lanes: L,
     op: &WindowAttention,
     unit: Unit,
@@ -142,15 +142,16 @@ pub(super) fn unit<L: Lanes, const TWO_CODES: bool>(
     scratch: &mut AlignedBuf,
 ) {
     let AttentionIn::Codes(codes) = input else { unreachable!("`suits` saw codes") };
-    let low = op.low[unit.head].filter(|_| TWO_CODES);
-    let sizes = Sizes::new::<L>(op.shape, TWO_CODES);
-    let mut work = Work::split::<L>(sizes, scratch);
+    let low = op.low[unit.head].filter(|_| HI_LO);
+    let sizes = Sizes::new::<L>(op.shape, HI_LO);
+    let mut work = Int8Scratch::split::<L>(sizes, scratch);
     let rows = |part| Source { input, shape: op.shape, unit, part, low, site: None }.codes_in(codes);
-    let (keys, values) = (rows(Part::Key), rows(Part::Value));
-    let queries = Queries { codes: rows(Part::Query), low: TWO_CODES.then(|| rows(Part::QueryLow)) };
+    let (keys, values) = (rows(AttentionOperand::Key), rows(AttentionOperand::Value));
+    let queries =
+        Queries { codes: rows(AttentionOperand::Query), low: HI_LO.then(|| rows(AttentionOperand::QueryLo)) };
     operands::pack_keys(lanes, sizes, keys, &mut work.keys);
-    if TWO_CODES {
-        operands::pack_keys(lanes, sizes, rows(Part::KeyLow), &mut work.keys_low);
+    if HI_LO {
+        operands::pack_keys(lanes, sizes, rows(AttentionOperand::KeyLo), &mut work.keys_low);
     }
     operands::order::<L>(sizes, work.order);
     operands::pack_values(lanes, sizes, values, &mut work);
@@ -167,7 +168,7 @@ pub(super) fn unit<L: Lanes, const TWO_CODES: bool>(
 #[derive(Clone, Copy)]
 struct Queries<'a> {
     codes: Rows<'a, u8>,
-    /// Present if queries have two codes.
+    /// Present if queries have hi and lo codes.
     low: Option<Rows<'a, u8>>,
 }
 
@@ -189,7 +190,7 @@ struct Chunk<'a> {
 
 impl Chunk<'_> {
     /// Each step is compiled apart: in one function they would compete for registers.
-    fn run(&self, queries: Queries<'_>, keys: Rows<'_, u8>, work: &mut Work<'_>, sink: &RowSink<'_>) {
+    fn run(&self, queries: Queries<'_>, keys: Rows<'_, u8>, work: &mut Int8Scratch<'_>, sink: &RowSink<'_>) {
         let mut state = State::new();
         apart(self.op.cpu, Scores { chunk: self, queries, keys, work, state: &mut state });
         apart(self.op.cpu, Weights { chunk: self, work, sink, state: &mut state });
@@ -197,7 +198,7 @@ impl Chunk<'_> {
     }
 }
 
-/// What the steps of a chunk pass on.
+/// The values that the steps of a chunk pass on.
 struct State {
     /// The largest logit of each query.
     largest: Column<f32>,
@@ -220,14 +221,14 @@ struct Scores<'c, 'a, 's> {
     chunk: &'c Chunk<'a>,
     queries: Queries<'a>,
     keys: Rows<'a, u8>,
-    work: &'c mut Work<'s>,
+    work: &'c mut Int8Scratch<'s>,
     state: &'c mut State,
 }
 
 /// From logits to weights and factors.
 struct Weights<'c, 'a, 's> {
     chunk: &'c Chunk<'a>,
-    work: &'c mut Work<'s>,
+    work: &'c mut Int8Scratch<'s>,
     sink: &'c RowSink<'c>,
     state: &'c mut State,
 }
@@ -235,7 +236,7 @@ struct Weights<'c, 'a, 's> {
 /// From weights and values to results.
 struct Results<'c, 'a, 's> {
     chunk: &'c Chunk<'a>,
-    work: &'c Work<'s>,
+    work: &'c Int8Scratch<'s>,
     sink: &'c RowSink<'c>,
     state: &'c State,
 }

@@ -1,6 +1,6 @@
 //! Packs keys and values of one window and head.
 
-use super::{Keys, Rows, Sizes, Work};
+use super::{Int8Scratch, Keys, Rows, Sizes};
 use crate::lanes::Lanes;
 
 /// XOR with this turns bytes `code + 128` into codes.
@@ -54,7 +54,7 @@ pub(super) fn order<L: Lanes>(sizes: Sizes, order: &mut [u32]) {
 /// Packs values: groups of four keys in [`order`], then the lone key. Keys after the last one repeat it;
 /// their weights are 0.
 #[inline(always)]
-pub(super) fn pack_values<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, work: &mut Work<'_>) {
+pub(super) fn pack_values<L: Lanes>(lanes: L, sizes: Sizes, rows: Rows<'_, u8>, work: &mut Int8Scratch<'_>) {
     let (groups, bytes) = (sizes.groups::<L>(), 8 * L::N);
     let packed = work.values[..groups * 4 * sizes.d].chunks_exact_mut(groups * bytes);
     for (pair, packed) in packed.enumerate() {
@@ -95,7 +95,7 @@ fn pack_group<L: Lanes>(
     // SAFETY: `2 N` bytes from `column` on are in each row and two registers in `packed`, by the assertion
     // above.
     unsafe {
-        let [a, b] = lanes.weave(at);
+        let [a, b] = lanes.interleave_rows(at);
         lanes.write_i(packed.as_mut_ptr(), lanes.xor_i(a, sign));
         lanes.write_i(packed.as_mut_ptr().add(4 * L::N), lanes.xor_i(b, sign));
     }

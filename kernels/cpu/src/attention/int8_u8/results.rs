@@ -1,6 +1,6 @@
 //! Results of a chunk of queries: values weighted by codes.
 
-use super::{Chunk, Column, Work};
+use super::{Chunk, Column, Int8Scratch};
 use crate::lanes::Lanes;
 use crate::rows::RowSink;
 
@@ -10,7 +10,7 @@ impl Chunk<'_> {
     pub(super) fn results<L: Lanes>(
         &self,
         lanes: L,
-        work: &Work<'_>,
+        work: &Int8Scratch<'_>,
         lone: &Column<i32>,
         factors: &Column<f32>,
         sink: &RowSink<'_>,
@@ -37,7 +37,7 @@ impl Chunk<'_> {
         lanes: L,
         row: usize,
         pair: usize,
-        work: &Work<'_>,
+        work: &Int8Scratch<'_>,
         lone: &Column<i32>,
         factors: &Column<f32>,
         sink: &RowSink<'_>,
@@ -47,14 +47,14 @@ impl Chunk<'_> {
         R
     }
 
-    /// Sums of `R` queries from `row` on for `2 N` channels, woven.
+    /// Sums of `R` queries from `row` on for `2 N` channels, interleaved.
     #[inline(always)]
     fn weighted<L: Lanes, const R: usize>(
         &self,
         lanes: L,
         row: usize,
         pair: usize,
-        work: &Work<'_>,
+        work: &Int8Scratch<'_>,
         lone: &Column<i32>,
     ) -> [[L::I; 2]; R] {
         let (sizes, bytes) = (self.sizes, self.sizes.weights::<L>());
@@ -111,16 +111,16 @@ impl Chunk<'_> {
             return unsafe { write_codes(lanes, rows, values, self.op.results_are_bounded) };
         }
         for (r, values) in values.into_iter().enumerate() {
-            // SAFETY: as above; the segment does not outlive this iteration.
-            let mut out = unsafe { sink.segment(first + r, column, 2 * L::N) };
-            let [a, b] = lanes.unweave(values);
+            // SAFETY: as above; the range does not outlive this iteration.
+            let mut out = unsafe { sink.column_range(first + r, column, 2 * L::N) };
+            let [a, b] = lanes.deinterleave(values);
             out.put(lanes, 0, a);
             out.put(lanes, L::N, b);
         }
     }
 }
 
-/// Writes codes of `2 N` woven columns at each of `rows`; `bounded` says that their magnitudes are below 2^31.
+/// Writes codes of `2 N` interleaved columns at each of `rows`; `bounded` says that their magnitudes are below 2^31.
 ///
 /// # Safety
 /// `2 N` bytes at each of `rows` are writable.
@@ -134,13 +134,13 @@ unsafe fn write_codes<L: Lanes, const R: usize>(
     if bounded && R.is_multiple_of(2) {
         for (rows, scaled) in rows.as_chunks().0.iter().zip(scaled.as_chunks().0) {
             // SAFETY: the caller's promise.
-            unsafe { lanes.write_woven_codes_of_numbers(*rows, *scaled) };
+            unsafe { lanes.write_interleaved_codes_of_numbers(*rows, *scaled) };
         }
         return;
     }
     for (row, scaled) in rows.into_iter().zip(scaled) {
         // SAFETY: the caller's promise.
-        unsafe { lanes.write_woven_codes(row, scaled) };
+        unsafe { lanes.write_interleaved_codes(row, scaled) };
     }
 }
 

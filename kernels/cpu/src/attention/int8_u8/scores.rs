@@ -1,7 +1,7 @@
 //! Logits of a chunk of queries, and the largest logit of each query.
 
 use super::operands::SIGN;
-use super::{CHUNK, Chunk, Column, Keys, Queries, Rows, Work};
+use super::{CHUNK, Chunk, Column, Int8Scratch, Keys, Queries, Rows};
 use crate::attention::operands::four;
 use crate::attention::products::{Blocks, Integer, Product, products};
 use crate::attention::scores::Finish;
@@ -15,7 +15,7 @@ impl Chunk<'_> {
         &self,
         lanes: L,
         queries: Queries<'_>,
-        work: &mut Work<'_>,
+        work: &mut Int8Scratch<'_>,
         largest: &mut Column<f32>,
     ) {
         // Whether there are registers for the sums of more than four queries with all keys: 21 or 24 of AVX-512's 32.
@@ -39,7 +39,7 @@ impl Chunk<'_> {
         lanes: L,
         row: usize,
         queries: Rows<'_, u8>,
-        work: &mut Work<'_>,
+        work: &mut Int8Scratch<'_>,
         largest: &mut [f32],
     ) -> usize {
         let mut max = [lanes.splat(f32::NEG_INFINITY); R];
@@ -54,7 +54,7 @@ impl Chunk<'_> {
         lanes: L,
         row: usize,
         Queries { codes: queries, low }: Queries<'_>,
-        work: &mut Work<'_>,
+        work: &mut Int8Scratch<'_>,
     ) -> [L::F; R] {
         let mut max = [lanes.splat(f32::NEG_INFINITY); R];
         let mut block = 0;
@@ -62,9 +62,9 @@ impl Chunk<'_> {
             while block < self.sizes.blocks {
                 block += match self.sizes.blocks - block {
                     2.. if L::TILE >= 4 => {
-                        self.two_codes_tile::<L, R, 2>(lanes, row, block, [queries, low], work, &mut max)
+                        self.hi_lo_tile::<L, R, 2>(lanes, row, block, [queries, low], work, &mut max)
                     }
-                    _ => self.two_codes_tile::<L, R, 1>(lanes, row, block, [queries, low], work, &mut max),
+                    _ => self.hi_lo_tile::<L, R, 1>(lanes, row, block, [queries, low], work, &mut max),
                 };
             }
             return max;
@@ -88,7 +88,7 @@ impl Chunk<'_> {
         row: usize,
         block: usize,
         queries: Rows<'_, u8>,
-        work: &mut Work<'_>,
+        work: &mut Int8Scratch<'_>,
         max: &mut [L::F; R],
     ) -> usize {
         let sums = self.products::<L, R, T>(lanes, row, block, queries, &work.keys);
@@ -105,15 +105,15 @@ impl Chunk<'_> {
         T
     }
 
-    /// As [`Chunk::tile`], for queries (codes and low codes) and keys that have two codes.
+    /// As [`Chunk::tile`], for queries (codes and lo codes) and keys that have hi and lo codes.
     #[inline(always)]
-    fn two_codes_tile<L: Lanes, const R: usize, const T: usize>(
+    fn hi_lo_tile<L: Lanes, const R: usize, const T: usize>(
         &self,
         lanes: L,
         row: usize,
         block: usize,
         [queries, low]: [Rows<'_, u8>; 2],
-        work: &mut Work<'_>,
+        work: &mut Int8Scratch<'_>,
         max: &mut [L::F; R],
     ) -> usize {
         let high = self.products::<L, R, T>(lanes, row, block, queries, &work.keys);

@@ -1,6 +1,6 @@
 //! Turns the logits of a chunk of queries into codes of weights, their sums, and the factors of the results.
 
-use super::{CHUNK, Chunk, Column, Work};
+use super::{CHUNK, Chunk, Column, Int8Scratch};
 use crate::attention::softmax::unsigned_code;
 use crate::lanes::Lanes;
 use crate::rows::RowSink;
@@ -14,7 +14,7 @@ impl Chunk<'_> {
     pub(super) fn weights<L: Lanes>(
         &self,
         lanes: L,
-        work: &mut Work<'_>,
+        work: &mut Int8Scratch<'_>,
         largest: &Column<f32>,
         sums: &mut Column<i32>,
     ) {
@@ -34,7 +34,7 @@ impl Chunk<'_> {
         &self,
         lanes: L,
         pack: usize,
-        work: &mut Work<'_>,
+        work: &mut Int8Scratch<'_>,
         largest: &Column<f32>,
         sums: &mut Column<i32>,
     ) {
@@ -64,7 +64,7 @@ impl Chunk<'_> {
         lanes: L,
         pack: usize,
         row: usize,
-        work: &mut Work<'_>,
+        work: &mut Int8Scratch<'_>,
         largest: &Column<f32>,
     ) -> L::I {
         let (wide, bytes, at) = (self.sizes.logits::<L>(), self.sizes.weights::<L>(), pack * 4 * L::N);

@@ -87,7 +87,7 @@ pub(super) fn pack(a: int32x4_t, b: int32x4_t, c: int32x4_t, d: int32x4_t) -> in
 /// Sixteen bytes at each pointer are readable.
 #[inline]
 #[target_feature(enable = "neon")]
-pub(super) unsafe fn weave(rows: [*const u8; 4]) -> [[int32x4_t; 2]; 2] {
+pub(super) unsafe fn interleave_rows(rows: [*const u8; 4]) -> [[int32x4_t; 2]; 2] {
     // SAFETY: the caller's promise.
     let [a, b, c, d] = rows.map(|at| unsafe { vld1q_u8(at) });
     let fours = |ab, cd| {

@@ -159,7 +159,7 @@ impl<const I8MM: bool> Lanes for Neon<I8MM> {
     }
 
     #[inline(always)]
-    fn unweave(self, [a, b]: [F; 2]) -> [F; 2] {
+    fn deinterleave(self, [a, b]: [F; 2]) -> [F; 2] {
         [[a[0], b[0]], [a[1], b[1]]]
     }
 
@@ -250,14 +250,14 @@ impl<const I8MM: bool> Lanes for Neon<I8MM> {
     }
 
     #[inline(always)]
-    unsafe fn weave(self, rows: [*const u8; 4]) -> [I; 2] {
+    unsafe fn interleave_rows(self, rows: [*const u8; 4]) -> [I; 2] {
         // SAFETY: a `Neon` proves the instructions; readable by the caller's promise.
-        unsafe { bytes::weave(rows) }
+        unsafe { bytes::interleave_rows(rows) }
     }
 
     #[inline(always)]
-    unsafe fn write_woven_codes(self, at: *mut u8, scaled: [F; 2]) {
+    unsafe fn write_interleaved_codes(self, at: *mut u8, scaled: [F; 2]) {
         // SAFETY: the caller's promise.
-        unsafe { self.write_codes2(at, self.unweave(scaled)) }
+        unsafe { self.write_codes2(at, self.deinterleave(scaled)) }
     }
 }

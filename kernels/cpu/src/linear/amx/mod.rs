@@ -1,7 +1,7 @@
 //! AMX: INT8 by `tdpbusd` on tile registers, with the weights, the panels and the epilogue of AVX-512.
 //!
-//! Two kernels differ in the tiles only: `amx_int8` uses the processor's, `amx_emulated` computes in plain Rust
-//! what they would. The emulation is for tests of everything above the tiles on processors without AMX.
+//! Two kernels differ in the tiles only: `amx_int8` uses the processor's, `amx_emulated` emulates
+//! them in Rust, so that everything above the tiles can be tested on processors without AMX.
 
 mod emulated;
 mod few_rows;

@@ -23,7 +23,7 @@ pub(super) enum Refusal {
     WrongResults(String),
 }
 
-/// What CPUID and XCR0 say about tiles.
+/// The answers of CPUID and XCR0 about tiles.
 #[derive(Clone, Copy)]
 pub(super) struct Features {
     /// The processor has `amx-tile` and `amx-int8`.

@@ -298,7 +298,7 @@ fn later_checks_wait_for_earlier_ones() {
     assert!(examine(ALL, || Err(io::Error::from_raw_os_error(1)), untested).is_err());
 }
 
-/// What Linux says if a filter forbids the request (EPERM).
+/// Linux's error if a filter forbids the request (EPERM).
 fn refused_permission() -> Option<String> {
     refused(ALL, Err(io::Error::from_raw_os_error(1)), Ok(()))
 }

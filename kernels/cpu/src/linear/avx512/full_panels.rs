@@ -40,8 +40,8 @@ pub(super) fn finish<A: Accumulator, const R: usize>(
             codes::<A, Quadratic, R>(epilogue, first, tile, starts, out);
         }
         (Dest::F32(out), Store::F32, None) => f32(epilogue, first, tile, starts, out),
-        (Dest::Residual(stream, _), Store::Residual { branch: None, shortcut: None }, None) => {
-            residual(epilogue, first, tile, starts, stream);
+        (Dest::Residual(residual, _), Store::Residual { branch: None, shortcut: None }, None) => {
+            add_residual(epilogue, first, tile, starts, residual);
         }
         _ => return false,
     }
@@ -146,12 +146,12 @@ fn f32<A: Accumulator, const R: usize>(
 
 #[inline(never)]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
-fn residual<A: Accumulator, const R: usize>(
+fn add_residual<A: Accumulator, const R: usize>(
     epilogue: &Epilogue,
     first: usize,
     tile: &[[A; COLUMNS]; R],
     starts: &[usize],
-    stream: &Parts<'_, f32>,
+    residual: &Parts<'_, f32>,
 ) {
     let columns = Columns::new(epilogue, first);
     for (row, &start) in tile.iter().zip(starts) {
@@ -161,7 +161,7 @@ fn residual<A: Accumulator, const R: usize>(
         let [low, high] = columns.values(row);
         // SAFETY: as in `f32`.
         unsafe {
-            let place = stream.get(start + first, COLUMNS).as_mut_ptr();
+            let place = residual.get(start + first, COLUMNS).as_mut_ptr();
             _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), low));
             let place = place.add(16);
             _mm512_storeu_ps(place, _mm512_add_ps(_mm512_loadu_ps(place), high));

@@ -22,9 +22,9 @@ pub(super) struct EpilogueArrays {
     step: Option<DeviceSlice>,
     /// If the input has zero points.
     correction: Option<DeviceSlice>,
-    /// Heads whose queries and keys are normalised, and a bit for each that has two codes per value.
+    /// Heads whose queries and keys are normalised, and a bit for each that has hi and lo codes per value.
     heads: usize,
-    two_codes: u64,
+    hi_lo: u64,
     output_scale: f32,
     fake: (f32, f32),
 }
@@ -32,7 +32,7 @@ pub(super) struct EpilogueArrays {
 impl EpilogueArrays {
     pub(super) fn new(device: &Device, spec: &DeviceLinearSpec<'_>) -> Result<EpilogueArrays, CudaError> {
         let n = spec.n;
-        let (heads, two_codes) = heads(spec);
+        let (heads, hi_lo) = heads(spec);
         let copy =
             |values: &[f32]| Ok::<_, CudaError>(DeviceBuf::from_slice(device, &pad_columns(values))?.all());
         let recip = match &spec.store {
@@ -78,7 +78,7 @@ impl EpilogueArrays {
                 .map(|values| Ok::<_, CudaError>(DeviceBuf::from_slice(device, &pad_columns(&values))?.all()))
                 .transpose()?,
             heads,
-            two_codes,
+            hi_lo,
             output_scale: spec.output.map_or(1.0, Quantizer::scale),
             fake,
         })
@@ -100,7 +100,7 @@ impl EpilogueArrays {
             zero_point: call.own(&self.zero_point),
             step: call.own(&self.step),
             correction: call.own(&self.correction),
-            two_codes: self.two_codes,
+            hi_lo: self.hi_lo,
             map: call.own(target.map.map(|map| &map.slice)),
             out,
             n: int(n),
@@ -144,15 +144,15 @@ fn column_codes(spec: &DeviceLinearSpec<'_>, scale: &[f32], bias: &[f32]) -> Opt
     }
 }
 
-/// The number of heads that the layer normalises, and a bit for each that has two codes.
+/// The number of heads that the layer normalises, and a bit for each that has hi and lo codes.
 fn heads(spec: &DeviceLinearSpec<'_>) -> (usize, u64) {
-    let LinearStore::Heads { two_codes, .. } = &spec.store else { return (0, 0) };
-    let (n, heads) = (spec.n, two_codes.len());
+    let LinearStore::Heads { hi_lo, .. } = &spec.store else { return (0, 0) };
+    let (n, heads) = (spec.n, hi_lo.len());
     assert!(n == 3 * heads * HEAD_DIM && heads <= MOST_HEADS, "linear: {n} columns for {heads} heads");
-    (heads, (0..heads).filter(|&head| two_codes[head]).map(|head| 1 << head).sum())
+    (heads, (0..heads).filter(|&head| hi_lo[head]).map(|head| 1 << head).sum())
 }
 
-/// What is subtracted from the sums of each column; none if the input has no zero points.
+/// The subtrahend of the sums of each column; none if the input has no zero points.
 fn corrections(spec: &DeviceLinearSpec<'_>) -> Option<Vec<i32>> {
     match spec.weight {
         DeviceWeight::Codes { codes, zero_points, .. } if !zero_points.is_empty() => {

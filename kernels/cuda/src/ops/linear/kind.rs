@@ -1,4 +1,4 @@
-//! What a linear layer computes and how it stores its results, and the constants for which its kernels are compiled.
+//! The computation of a linear layer, how it stores its results, and the constants of its kernels.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use swinq_numerics::{ColumnQuantizers, Gelu, Quantizer};
 use super::tile::{Instruction, Tile};
 use crate::Program;
 use crate::ops::attention::HEAD_DIM;
-use crate::ops::{self, DeviceStore, StreamType, half_gelu};
+use crate::ops::{self, DeviceStore, ResidualType, half_gelu};
 
 /// The weight of a linear layer.
 #[derive(Clone, Copy)]
@@ -41,24 +41,22 @@ pub enum LinearStore {
     /// Quantized and dequantized with a scale and a zero point per column, then stored as f16.
     ChannelFake(ColumnQuantizers),
     /// INT8 codes of queries, keys and values, `[3, heads, 32]`, of at most [`MOST_HEADS`] heads; queries and keys are normalised first
-    /// ([`HeadsSpec`](swinq_numerics::HeadsSpec)). The low codes of heads with two codes follow.
+    /// ([`QkNormSpec`](swinq_numerics::QkNormSpec)). The lo codes of heads with hi and lo codes follow.
     Heads {
         /// The sites q, k and v.
         sites: [Quantizer; 3],
-        /// Whether the queries and keys of a head have two codes for each value, for each head.
-        two_codes: Vec<bool>,
+        /// Whether the queries and keys of a head have hi and lo codes for each value, for each head.
+        hi_lo: Vec<bool>,
     },
     /// Added to the residual stream.
     Residual,
 }
 
 impl LinearStore {
-    /// Columns of low codes.
+    /// Columns of lo codes.
     pub(super) fn low_columns(&self) -> usize {
         match self {
-            LinearStore::Heads { two_codes, .. } => {
-                2 * HEAD_DIM * two_codes.iter().filter(|&&two| two).count()
-            }
+            LinearStore::Heads { hi_lo, .. } => 2 * HEAD_DIM * hi_lo.iter().filter(|&&two| two).count(),
             _ => 0,
         }
     }
@@ -76,12 +74,12 @@ pub struct DeviceLinearSpec<'a> {
     pub bias: Option<&'a [f32]>,
     /// The `.output` site.
     pub output: Option<Quantizer>,
-    /// The GELU that follows the bias, if any. With an f16 stream all forms are the same approximation.
+    /// The GELU that follows the bias, if any. With an f16 residual all forms are the same approximation.
     pub gelu: Option<Gelu>,
     /// How the results are stored.
     pub store: LinearStore,
     /// Element type of the residual stream.
-    pub stream: StreamType,
+    pub residual: ResidualType,
 }
 
 /// Constants for which the kernels of a linear layer are compiled, without the tile: the options of `epilogue.cuh`, which begins
@@ -92,7 +90,7 @@ pub struct LinearKind {
     pub integer: bool,
     /// Whether there is an `.output` site.
     pub output: bool,
-    /// The GELU that is applied, if any; [`Gelu::Erf`] with an f16 stream.
+    /// The GELU that is applied, if any; [`Gelu::Erf`] with an f16 residual.
     pub gelu: Option<Gelu>,
     /// Whether values are quantized and dequantized before the store.
     pub fake: bool,
@@ -110,15 +108,15 @@ pub struct LinearKind {
     /// The STORE_ constant.
     pub(super) store: i64,
     /// Element type of the residual stream.
-    pub stream: StreamType,
+    pub residual: ResidualType,
 }
 
-/// Whether GELU and its codes are computed in packed halves: with an f16 stream, for INT8 layers without an `.output` site that
+/// Whether GELU and its codes are computed in packed halves: with an f16 residual, for INT8 layers without an `.output` site that
 /// store codes in full groups of eight columns.
 fn in_halves(spec: &DeviceLinearSpec<'_>) -> bool {
     let layer = spec.gelu.is_some()
         && spec.output.is_none()
-        && spec.stream == StreamType::F16
+        && spec.residual == ResidualType::F16
         && spec.n.is_multiple_of(8);
     let in_range = match &spec.store {
         LinearStore::Plain(DeviceStore::Codes(q)) => half_gelu::suits(&[q.recip()]),
@@ -129,9 +127,9 @@ fn in_halves(spec: &DeviceLinearSpec<'_>) -> bool {
     layer && in_range && matches!(spec.weight, DeviceWeight::Codes { .. })
 }
 
-/// The GELU of kernels for `stream`: with an f16 stream, all forms are the same approximation.
-fn gelu_for(gelu: Option<Gelu>, stream: StreamType) -> Option<Gelu> {
-    gelu.map(|gelu| if stream == StreamType::F32 { gelu } else { Gelu::Erf })
+/// The GELU of kernels for `residual`: with an f16 residual, all forms are the same approximation.
+fn gelu_for(gelu: Option<Gelu>, residual: ResidualType) -> Option<Gelu> {
+    gelu.map(|gelu| if residual == ResidualType::F32 { gelu } else { Gelu::Erf })
 }
 
 /// The GELU_ constant of the kernels; 0 for none.
@@ -155,9 +153,9 @@ impl LinearKind {
             LinearStore::Residual => (ops::STORE_RESIDUAL, false),
         };
         let corrected = match spec.weight {
-            // With an f16 stream results are not those of the reference to the bit, so that the bias may round.
+            // With an f16 residual results are not those of the reference to the bit, so that the bias may round.
             DeviceWeight::Codes { zero_points, .. } => {
-                !zero_points.is_empty() && (spec.stream == StreamType::F32 || spec.output.is_some())
+                !zero_points.is_empty() && (spec.residual == ResidualType::F32 || spec.output.is_some())
             }
             DeviceWeight::Half(_) => false,
         };
@@ -166,13 +164,13 @@ impl LinearKind {
             corrected,
             integer: matches!(spec.weight, DeviceWeight::Codes { .. }),
             output: spec.output.is_some(),
-            gelu: gelu_for(spec.gelu, spec.stream),
+            gelu: gelu_for(spec.gelu, spec.residual),
             fake,
             half_gelu: in_halves(spec),
             heads: matches!(spec.store, LinearStore::Heads { .. }),
             whole: spec.n.is_multiple_of(8),
             store,
-            stream: spec.stream,
+            residual: spec.residual,
         }
     }
 
@@ -190,9 +188,9 @@ impl LinearKind {
 
     /// The same kind for another type of the residual stream.
     #[must_use]
-    pub fn with_stream(self, stream: StreamType) -> LinearKind {
-        let half_gelu = self.half_gelu && stream == StreamType::F16;
-        LinearKind { stream, half_gelu, gelu: gelu_for(self.gelu, stream), ..self }
+    pub fn with_residual(self, residual: ResidualType) -> LinearKind {
+        let half_gelu = self.half_gelu && residual == ResidualType::F16;
+        LinearKind { residual, half_gelu, gelu: gelu_for(self.gelu, residual), ..self }
     }
 
     /// Adds the defines of the epilogue to `program`.
@@ -208,7 +206,7 @@ impl LinearKind {
             .define("HEADS", self.heads.into())
             .define("WHOLE", self.whole.into())
             .define("STORE", self.store)
-            .define("STREAM_F32", self.stream.define())
+            .define("RESIDUAL_F32", self.residual.define())
     }
 
     /// The program of our own kernel with `tile`.
@@ -247,7 +245,7 @@ impl LinearKind {
             ops::STORE_CODES => 1,
             ops::STORE_HALF => 2,
             ops::STORE_FLOAT => 4,
-            _ => self.stream.bytes(),
+            _ => self.residual.bytes(),
         }
     }
 
@@ -261,7 +259,7 @@ impl fmt::Display for LinearKind {
     /// Describes the kind in words, which the tables of tiles use as its name. Scales and zero points per column
     /// are not part of it, because they hardly change the time of a tile.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (integer, stream) = (self.integer, self.stream);
+        let (integer, residual) = (self.integer, self.residual);
         f.write_str(if integer { "int8" } else { "f16" })?;
         for (on, name) in [(self.output, " output"), (self.gelu.is_some(), " gelu"), (self.fake, " fake")] {
             f.write_str(if on { name } else { "" })?;
@@ -272,6 +270,6 @@ impl fmt::Display for LinearKind {
             ops::STORE_FLOAT => "f32",
             _ => "residual",
         };
-        write!(f, " to {store}, {} stream", if stream == StreamType::F32 { "f32" } else { "f16" })
+        write!(f, " to {store}, {} stream", if residual == ResidualType::F32 { "f32" } else { "f16" })
     }
 }

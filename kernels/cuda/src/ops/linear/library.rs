@@ -130,16 +130,16 @@ impl LibraryLinear {
     pub fn run(
         &self,
         linear: &DeviceLinear,
-        on: &Stream,
+        stream: &Stream,
         a: &DeviceSlice,
         scratch: &DeviceSlice,
         target: Target<'_>,
     ) -> Result<(), CudaError> {
-        let (call, element) = (Call(on), if self.codes { 1 } else { 4 });
+        let (call, element) = (Call(stream), if self.codes { 1 } else { 4 });
         let sums = call.array("linear: the scratch", scratch, &[self.m, linear.n, element]);
         let epilogue = linear.epilogue(&call, self.m, &target);
         let alpha = self.codes.then_some(&linear.epilogue.scale);
-        self.plan.run(&self.lt, on, a, &self.weight, alpha, scratch)?;
+        self.plan.run(&self.lt, stream, a, &self.weight, alpha, scratch)?;
         let params = Params { sums, m: int(self.m), ld: int(linear.n), epilogue };
         // The kernel counts groups of eight columns in 32 bits.
         int(self.m * linear.n.div_ceil(8));
@@ -147,6 +147,6 @@ impl LibraryLinear {
         let config = LaunchConfig { shared: 384, ..LaunchConfig::linear(blocks as u32, THREADS) };
         // SAFETY: `Params` is the kernel's parameter, and the kernel was compiled for the layer's
         // kind. The lengths were checked above, and all slices are held.
-        unsafe { launch(&self.kernel, config, on, &params) }
+        unsafe { launch(&self.kernel, config, stream, &params) }
     }
 }

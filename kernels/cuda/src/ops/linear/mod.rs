@@ -178,14 +178,14 @@ impl OwnLinear {
     pub fn run(
         &self,
         linear: &DeviceLinear,
-        on: &Stream,
+        stream: &Stream,
         m: usize,
         a: &DeviceSlice,
         target: Target<'_>,
     ) -> Result<(), CudaError> {
         let element = if linear.kind.integer { 1 } else { 2 };
         let stride = row_stride(linear.k, element);
-        let (call, row_bytes) = (Call(on), stride * element);
+        let (call, row_bytes) = (Call(stream), stride * element);
         let params = gemm::Params {
             a: call.array("linear: the input", a, &[m, stride, element]),
             w: call.own(&linear.weight),
@@ -203,7 +203,7 @@ impl OwnLinear {
             // SAFETY: `gemm::Params` is the kernel's parameter. The kernel was compiled for the layer's kind
             // (`own`), and the lengths were checked above. Weight and arrays were padded in
             // `DeviceLinear::new`; all slices are held.
-            return unsafe { launch(&self.kernel, config, on, &params) };
+            return unsafe { launch(&self.kernel, config, stream, &params) };
         }
         let (rows, columns) = (self.tile.rows() as u32, self.tile.block.1.into());
         let n_packed = linear.n.next_multiple_of(GROUP);
@@ -214,6 +214,6 @@ impl OwnLinear {
         };
         // SAFETY: as above; `RolesParams` is the parameter of kernels with roles. The maps describe the input and
         // the padded weight, and the boxes have the sizes for which the tile was compiled.
-        unsafe { launch(&self.kernel, config, on, &params) }
+        unsafe { launch(&self.kernel, config, stream, &params) }
     }
 }

@@ -6,10 +6,10 @@ use swinq_cuda::Program;
 use swinq_cuda::ops::linear::{
     DeviceLinearSpec, DeviceWeight, Gpu, Instruction, LinearKind, LinearStore, Tile,
 };
-use swinq_cuda::ops::{DeviceStore, StreamType};
+use swinq_cuda::ops::{DeviceStore, ResidualType};
 use swinq_numerics::{ColumnQuantizers, Gelu};
 
-use super::ops::{STREAMS, quantizer};
+use super::ops::{RESIDUALS, quantizer};
 use super::{Arch, Scope};
 
 /// How the lowering of a plan uses a linear layer's output.
@@ -18,28 +18,28 @@ enum Role {
     /// INT8 codes for attention or for the next linear layer.
     Codes,
     /// INT8 codes of normalised queries and keys, and of values.
-    Heads(StreamType),
+    Heads(ResidualType),
     /// INT8 codes with a scale that is too small for GELU in packed halves.
     FineCodes,
     /// f16 for a float op.
     Half,
     /// f16 for a float linear layer whose site is on.
     FakeHalf,
-    /// f32: scores, or a merged stream.
+    /// f32: scores, or a merged residual.
     Float,
     /// Addition to the residual stream.
-    Residual(StreamType),
+    Residual(ResidualType),
     /// INT8 codes, or f16, with a scale and a zero point for each column.
     ChannelCodes,
     ChannelFake,
     /// As `ChannelCodes`, with a scale that is too small for GELU in packed halves.
     FineChannelCodes,
     /// Addition of the product of an input with zero points.
-    CorrectedResidual(StreamType),
+    CorrectedResidual(ResidualType),
 }
 
-/// `gelu` is the residual stream of a layer with GELU, because the stream decides which GELU is compiled.
-fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> LinearKind {
+/// `gelu` is the residual stream of a layer with GELU, because the residual decides which GELU is compiled.
+fn kind(integer: bool, output: bool, gelu: Option<ResidualType>, role: Role) -> LinearKind {
     let zero_points = if matches!(role, Role::CorrectedResidual(_)) { &[1][..] } else { &[] };
     let weight = match integer {
         true => DeviceWeight::Codes { codes: &[], multiplier: &[], zero_points },
@@ -47,7 +47,7 @@ fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> Li
     };
     let store = match role {
         Role::Codes => LinearStore::Codes(Vec::new()),
-        Role::Heads(_) => LinearStore::Heads { sites: [quantizer(); 3], two_codes: Vec::new() },
+        Role::Heads(_) => LinearStore::Heads { sites: [quantizer(); 3], hi_lo: Vec::new() },
         Role::FineCodes => LinearStore::Codes(vec![1e6]),
         Role::Half => LinearStore::Plain(DeviceStore::Half),
         Role::FakeHalf => LinearStore::Plain(DeviceStore::FakeHalf(quantizer())),
@@ -58,16 +58,16 @@ fn kind(integer: bool, output: bool, gelu: Option<StreamType>, role: Role) -> Li
         Role::ChannelFake => LinearStore::ChannelFake(ColumnQuantizers::symmetric(0, &[quantizer()])),
         Role::Residual(_) | Role::CorrectedResidual(_) => LinearStore::Residual,
     };
-    let stream = match role {
-        Role::Residual(stream) | Role::CorrectedResidual(stream) | Role::Heads(stream) => stream,
-        _ => gelu.unwrap_or(StreamType::F16),
+    let residual = match role {
+        Role::Residual(residual) | Role::CorrectedResidual(residual) | Role::Heads(residual) => residual,
+        _ => gelu.unwrap_or(ResidualType::F16),
     };
     // What is quantized next gets the quadratics.
     let floats = matches!(role, Role::Half | Role::Float);
     let (output, gelu) =
         (output.then(quantizer), gelu.map(|_| if floats { Gelu::Erf } else { Gelu::Quadratic }));
     let mut kind =
-        LinearKind::new(&DeviceLinearSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, stream });
+        LinearKind::new(&DeviceLinearSpec { n: 0, k: 0, weight, bias: None, output, gelu, store, residual });
     kind.half_gelu &= role != Role::FineChannelCodes;
     kind
 }
@@ -77,28 +77,28 @@ fn kinds() -> Vec<LinearKind> {
     let any = [Role::Codes, Role::Half, Role::FakeHalf];
     let mut kinds = Vec::new();
     for (integer, output) in [(true, false), (true, true), (false, false), (false, true)] {
-        let plain = any.into_iter().chain([Role::Float]).chain(STREAMS.map(Role::Residual));
+        let plain = any.into_iter().chain([Role::Float]).chain(RESIDUALS.map(Role::Residual));
         kinds.extend(plain.map(|role| kind(integer, output, None, role)));
-        for stream in STREAMS {
-            kinds.push(kind(integer, output, None, Role::Heads(stream)));
-            kinds.extend(any.map(|role| kind(integer, output, Some(stream), role)));
+        for residual in RESIDUALS {
+            kinds.push(kind(integer, output, None, Role::Heads(residual)));
+            kinds.extend(any.map(|role| kind(integer, output, Some(residual), role)));
             // An `.output` site comes before all of this in the epilogue, so it is not combined with it.
             if integer && !output {
-                kinds.push(kind(integer, output, None, Role::CorrectedResidual(stream)));
+                kinds.push(kind(integer, output, None, Role::CorrectedResidual(residual)));
             }
             if !output {
                 let roles = [Role::ChannelCodes, Role::FineChannelCodes, Role::ChannelFake];
-                kinds.extend(roles.map(|role| kind(integer, output, Some(stream), role)));
+                kinds.extend(roles.map(|role| kind(integer, output, Some(residual), role)));
             }
         }
     }
-    kinds.push(kind(true, false, Some(StreamType::F16), Role::FineCodes));
+    kinds.push(kind(true, false, Some(ResidualType::F16), Role::FineCodes));
     // Files of older versions have codes of the GELU by the error function.
-    let mut older = kind(true, false, Some(StreamType::F32), Role::Codes);
+    let mut older = kind(true, false, Some(ResidualType::F32), Role::Codes);
     older.gelu = Some(Gelu::Erf);
     kinds.push(older);
     // Numbers of columns that are not multiples of 8.
-    let ragged = [Role::Codes, Role::Float, Role::Residual(StreamType::F16)];
+    let ragged = [Role::Codes, Role::Float, Role::Residual(ResidualType::F16)];
     for role in ragged {
         let mut kind = kind(true, false, None, role);
         kind.whole = false;
@@ -107,16 +107,16 @@ fn kinds() -> Vec<LinearKind> {
     kinds
 }
 
-/// The kinds of the shipped recipes that use the most registers: FC1 whose columns have quantizers of their own, QKV of Swin V2, residual additions for each stream,
-/// FC1 for an f32 stream, and FC1 in f16.
+/// The kinds of the shipped recipes that use the most registers: FC1 whose columns have quantizers of their own, QKV of Swin
+/// V2, residual additions for each residual, FC1 for an f32 residual, and FC1 in f16.
 fn usual_kinds() -> [LinearKind; 6] {
     [
-        kind(true, false, Some(StreamType::F16), Role::ChannelCodes),
-        kind(true, false, None, Role::Heads(StreamType::F16)),
-        kind(true, false, None, Role::Residual(StreamType::F16)),
-        kind(true, false, None, Role::Residual(StreamType::F32)),
-        kind(true, false, Some(StreamType::F32), Role::Codes),
-        kind(false, false, Some(StreamType::F16), Role::Half),
+        kind(true, false, Some(ResidualType::F16), Role::ChannelCodes),
+        kind(true, false, None, Role::Heads(ResidualType::F16)),
+        kind(true, false, None, Role::Residual(ResidualType::F16)),
+        kind(true, false, None, Role::Residual(ResidualType::F32)),
+        kind(true, false, Some(ResidualType::F32), Role::Codes),
+        kind(false, false, Some(ResidualType::F16), Role::Half),
     ]
 }
 

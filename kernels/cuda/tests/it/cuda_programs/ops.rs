@@ -3,15 +3,15 @@
 use swinq_cuda::Program;
 use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
-use swinq_cuda::ops::heads::HeadsConfig;
 use swinq_cuda::ops::mlp::{MlpConfig, MlpForm, MlpKind};
 use swinq_cuda::ops::norm::{NormConfig, NormResult};
 use swinq_cuda::ops::output::{MapConfig, OutputForm, OutputType, values_program};
 use swinq_cuda::ops::patch::{InputForm, InputSite, InputType, PatchConfig};
+use swinq_cuda::ops::qk_norm::QkNormConfig;
 use swinq_cuda::ops::report::DeviceReport;
 use swinq_cuda::ops::rows::RowsConfig;
 use swinq_cuda::ops::window_block::{WindowBlockConfig, WindowForm};
-use swinq_cuda::ops::{DeviceStore, StreamType};
+use swinq_cuda::ops::{DeviceStore, ResidualType};
 use swinq_cuda::training::{
     AttentionProgram, ColumnsProgram, FakeProgram, LossProgram, MapsProgram, NormProgram, ScalesProgram,
     UpdateProgram, column_sums_program, gather_program, patches_program, pointwise_program, table_program,
@@ -20,7 +20,7 @@ use swinq_numerics::{Gelu, ImageEdge, Quantizer};
 
 use super::{Arch, Scope};
 
-pub const STREAMS: [StreamType; 2] = [StreamType::F16, StreamType::F32];
+pub const RESIDUALS: [ResidualType; 2] = [ResidualType::F16, ResidualType::F32];
 
 pub fn quantizer() -> Quantizer {
     Quantizer::new(0.1).unwrap()
@@ -40,45 +40,46 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
         .concat()
 }
 
-/// The MLP half of a block, which needs `wgmma`, for all widths; weights stay in shared memory or pass through
+/// The MLP branch of a block, which needs `wgmma`, for all widths; weights stay in shared memory or pass through
 /// a ring.
 fn mlps(arch: &Arch) -> Vec<Program> {
     if arch.name != "sm_90a" {
         return Vec::new();
     }
-    let of = |gelu, (stream, form, sizes), channels, half_gelu| {
-        let half_gelu = half_gelu && stream == StreamType::F16;
-        let kind = MlpKind { form, gelu, stream, channels, half_gelu };
+    let of = |gelu, (residual, form, sizes), channels, half_gelu| {
+        let half_gelu = half_gelu && residual == ResidualType::F16;
+        let kind = MlpKind { form, gelu, residual, channels, half_gelu };
         MlpConfig::new(sizes, kind, arch.shared).expect("the sizes are supported").program()
     };
     let sizes = [(64, 192), (64, 256), (96, 384), (128, 512), (192, 768)];
-    let of_stream = |stream| {
-        let first = sizes.map(|sizes| (stream, MlpForm::PreNorm, sizes));
-        let second = [(96, 384), (128, 512), (192, 768)].map(|sizes| (stream, MlpForm::PostNormCodes, sizes));
+    let of_residual = |residual| {
+        let first = sizes.map(|sizes| (residual, MlpForm::PreNorm, sizes));
+        let second =
+            [(96, 384), (128, 512), (192, 768)].map(|sizes| (residual, MlpForm::PostNormCodes, sizes));
         first.into_iter().chain(second).map(|sizes| of(Gelu::Quadratic, sizes, false, true))
     };
     // Quantizers of hidden columns need more registers.
     let channels = [
-        ((StreamType::F16, MlpForm::PreNorm, (96, 384)), true),
-        ((StreamType::F16, MlpForm::PreNorm, (192, 768)), true),
-        ((StreamType::F16, MlpForm::PostNormCodes, (96, 384)), false),
-        ((StreamType::F16, MlpForm::PostNormCodes, (192, 768)), false),
-        ((StreamType::F32, MlpForm::PreNorm, (96, 384)), false),
-        ((StreamType::F32, MlpForm::PostNormCodes, (192, 768)), false),
+        ((ResidualType::F16, MlpForm::PreNorm, (96, 384)), true),
+        ((ResidualType::F16, MlpForm::PreNorm, (192, 768)), true),
+        ((ResidualType::F16, MlpForm::PostNormCodes, (96, 384)), false),
+        ((ResidualType::F16, MlpForm::PostNormCodes, (192, 768)), false),
+        ((ResidualType::F32, MlpForm::PreNorm, (96, 384)), false),
+        ((ResidualType::F32, MlpForm::PostNormCodes, (192, 768)), false),
     ]
     .map(|(sizes, halves)| of(Gelu::Quadratic, sizes, true, halves));
-    let older = of(Gelu::Erf, (StreamType::F32, MlpForm::PreNorm, (96, 384)), false, false);
-    STREAMS.into_iter().flat_map(of_stream).chain(channels).chain([older]).collect()
+    let older = of(Gelu::Erf, (ResidualType::F32, MlpForm::PreNorm, (96, 384)), false, false);
+    RESIDUALS.into_iter().flat_map(of_residual).chain(channels).chain([older]).collect()
 }
 
-/// The attention halves of blocks that fit `arch`: those of the first stages of the official models, and
+/// The attention branches of blocks that fit `arch`: those of the first stages of the official models, and
 /// those that use the most registers.
 pub fn window_blocks(arch: &Arch) -> Vec<Program> {
     let sizes = [(2, 49), (3, 49), (4, 49), (6, 49), (4, 64), (5, 64), (6, 64)];
     let first = sizes.map(|size| (WindowForm::PreNorm, size));
     let second = [(3, 49), (6, 49), (3, 64), (4, 64), (6, 64)]
         .into_iter()
-        .flat_map(|size| [false, true].map(|two_codes| (WindowForm::PostNorm { two_codes }, size)));
+        .flat_map(|size| [false, true].map(|hi_lo| (WindowForm::PostNorm { hi_lo }, size)));
     let config = |(form, (heads, tokens))| WindowBlockConfig::new(form, heads, tokens, arch.shared);
     let all = first.into_iter().chain(second);
     let kept = all.filter(|_| arch.name != "sm_75").filter_map(config);
@@ -87,11 +88,11 @@ pub fn window_blocks(arch: &Arch) -> Vec<Program> {
 
 fn patches(scope: Scope) -> Vec<Program> {
     let mut programs = Vec::new();
-    for stream in STREAMS {
+    for residual in RESIDUALS {
         let mut add = |(channels, patch), columns, [integer, output, norm, position]: [bool; 4]| {
             let edge = ImageEdge::Padded;
             let config =
-                PatchConfig { channels, patch, edge, columns, integer, output, norm, position, stream };
+                PatchConfig { channels, patch, edge, columns, integer, output, norm, position, residual };
             programs.push(config.program(InputForm::PIXELS, InputSite::Float));
         };
         for columns in [96, 128, 192] {
@@ -108,13 +109,13 @@ fn patches(scope: Scope) -> Vec<Program> {
             [2, 4, 5, 8, 13, 16].into_iter().for_each(|channels| add((channels, 4), 96, [true; 4]));
             [4, 16].into_iter().for_each(|channels| add((channels, 4), 256, [true; 4]));
         }
-        programs.extend(float_inputs(stream, scope));
+        programs.extend(float_inputs(residual, scope));
     }
     programs
 }
 
 /// Patch embeddings of normalised values; scopes beyond `Few` add types and float operands.
-fn float_inputs(stream: StreamType, scope: Scope) -> Vec<Program> {
+fn float_inputs(residual: ResidualType, scope: Scope) -> Vec<Program> {
     let (elements, operands): (&[InputType], &[bool]) = match scope {
         Scope::Few => (&[InputType::F16], &[true]),
         _ => (&[InputType::F32, InputType::F16, InputType::Bf16], &[false, true]),
@@ -122,7 +123,8 @@ fn float_inputs(stream: StreamType, scope: Scope) -> Vec<Program> {
     let program = |element, channels_first, integer| {
         let (channels, patch, columns, output, norm, position) = (3, 4, 96, false, true, false);
         let edge = ImageEdge::Padded;
-        let config = PatchConfig { channels, patch, edge, columns, integer, output, norm, position, stream };
+        let config =
+            PatchConfig { channels, patch, edge, columns, integer, output, norm, position, residual };
         let site = if integer { InputSite::Codes(quantizer()) } else { InputSite::Float };
         config.program(InputForm { element, channels_first }, site)
     };
@@ -140,10 +142,10 @@ fn outputs(scope: Scope) -> Vec<Program> {
     };
     let mut programs: Vec<Program> = elements.iter().map(|&element| values_program(element)).collect();
     programs.push(DeviceReport::program());
-    for (stream, &element) in STREAMS.into_iter().flat_map(|s| elements.iter().map(move |e| (s, e))) {
+    for (residual, &element) in RESIDUALS.into_iter().flat_map(|s| elements.iter().map(move |e| (s, e))) {
         for (&norm, channels_first) in norms.iter().flat_map(|norm| [(norm, false), (norm, true)]) {
             let form = OutputForm { element, channels_first };
-            programs.push(MapConfig { stream, norm }.program(form));
+            programs.push(MapConfig { residual, norm }.program(form));
         }
     }
     programs
@@ -154,27 +156,28 @@ fn outputs(scope: Scope) -> Vec<Program> {
 fn norms(scope: Scope) -> Vec<Program> {
     let official = [96, 192, 384, 768, 1024, 1536, 2048, 3072];
     let mut programs = Vec::new();
-    for (stream, pieces) in STREAMS.into_iter().flat_map(|s| [(s, 1), (s, 4)]) {
+    for (residual, pieces) in RESIDUALS.into_iter().flat_map(|s| [(s, 1), (s, 4)]) {
         for store in stores(scope) {
-            let norm = |columns| NormConfig { columns, pieces, stream };
+            let norm = |columns| NormConfig { columns, pieces, residual };
             let program = |columns| norm(columns).program(NormResult::Store(store));
-            programs.push(RowsConfig { columns: 96, pieces, stream }.program(store));
+            programs.push(RowsConfig { columns: 96, pieces, residual }.program(store));
             programs.extend(official.map(program));
             if scope > Scope::Few && matches!(store, DeviceStore::Codes(_)) {
                 programs.extend((64..=6144).step_by(64).map(program));
             }
         }
     }
-    // The norms of Swin V2, which add to the stream; those that keep a row in registers and one that does not.
-    for (stream, columns) in STREAMS.into_iter().flat_map(|s| [96, 384, 768, 1536, 6144].map(|c| (s, c))) {
+    // The norms of Swin V2, which add to the residual; those that keep a row in registers and one that does not.
+    for (residual, columns) in RESIDUALS.into_iter().flat_map(|s| [96, 384, 768, 1536, 6144].map(|c| (s, c)))
+    {
         for result in [NormResult::Add, NormResult::AddAndCode(quantizer())] {
-            programs.push(NormConfig { columns, pieces: 1, stream }.program(result));
+            programs.push(NormConfig { columns, pieces: 1, residual }.program(result));
         }
     }
     programs.extend(
-        STREAMS
+        RESIDUALS
             .into_iter()
-            .flat_map(|input| [true, false].map(|codes| HeadsConfig { input, codes }.program())),
+            .flat_map(|input| [true, false].map(|codes| QkNormConfig { input, codes }.program())),
     );
     programs
 }
@@ -185,7 +188,7 @@ fn attentions(scope: Scope) -> Vec<Program> {
     let stores = stores(if scope < Scope::Most { Scope::Few } else { scope });
     let mut programs = Vec::new();
     for &tokens in tokens {
-        for (elements, probs_s8, [head_scales, two_codes]) in [
+        for (elements, probs_s8, [head_scales, hi_lo]) in [
             (AttentionElements::Codes, false, [false, false]),
             (AttentionElements::Codes, true, [false, false]),
             (AttentionElements::Codes, false, [true, false]),
@@ -202,7 +205,7 @@ fn attentions(scope: Scope) -> Vec<Program> {
                     probs_s8,
                     exact,
                     head_scales,
-                    two_codes,
+                    hi_lo,
                     mask: -100.0,
                 };
                 programs.extend(stores.iter().map(|&store| config.program(store)));
@@ -260,10 +263,11 @@ fn training(scope: Scope) -> Vec<Program> {
 /// Pools and heads.
 fn ends() -> Vec<Program> {
     let mut programs: Vec<Program> = [false, true].map(DeviceLinearF32::program).into();
-    for stream in STREAMS {
+    for residual in RESIDUALS {
         let q = quantizer();
         for store in [DeviceStore::Codes(q), DeviceStore::Float, DeviceStore::FakeFloat(q)] {
-            programs.extend([96, 768, 1024, 1536].map(|columns| DevicePool::program(columns, stream, store)));
+            programs
+                .extend([96, 768, 1024, 1536].map(|columns| DevicePool::program(columns, residual, store)));
         }
     }
     programs

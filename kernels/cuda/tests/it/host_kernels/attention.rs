@@ -29,9 +29,9 @@ struct Case {
     masks: Option<Vec<u8>>,
     /// Added to the logits of tokens of different regions.
     mask: f32,
-    /// The factor of `q k^T` for each head, and whether its queries and keys have two codes.
+    /// The factor of `q k^T` for each head, and whether its queries and keys have hi and lo codes.
     scores: Vec<HeadScores>,
-    /// Low codes of queries and keys, in the layout of [`Case::codes`].
+    /// Lo codes of queries and keys, in the layout of [`Case::codes`].
     low: Vec<i8>,
 }
 
@@ -63,32 +63,32 @@ impl Case {
         Case { heads, n, windows, images, codes, bias, regions, masks, mask: -100.0, scores, low }
     }
 
-    /// The case with a factor for each head, some of which have two codes, and another mask.
+    /// The case with a factor for each head, some of which have hi and lo codes, and another mask.
     fn second_version(mut self) -> Case {
         self.mask = -200.0;
         for (head, scores) in self.scores.iter_mut().enumerate() {
-            *scores = HeadScores { scale: 0.05 * (head + 1) as f32, two_codes: head % 2 == 0 };
+            *scores = HeadScores { scale: 0.05 * (head + 1) as f32, hi_lo: head % 2 == 0 };
         }
         self
     }
 
-    fn two_codes(&self) -> Vec<bool> {
-        self.scores.iter().map(|scores| scores.two_codes).collect()
+    fn hi_lo(&self) -> Vec<bool> {
+        self.scores.iter().map(|scores| scores.hi_lo).collect()
     }
 
-    /// Columns of the codes with their low codes.
+    /// Columns of the codes with their lo codes.
     fn columns(&self) -> usize {
-        let low = self.two_codes().into_iter().filter(|&two| two).count();
+        let low = self.hi_lo().into_iter().filter(|&two| two).count();
         3 * self.channels() + 2 * low * HEAD_DIM
     }
 
-    /// [`Case::codes`] with the low codes behind each row.
+    /// [`Case::codes`] with the lo codes behind each row.
     fn rows_of_codes(&self) -> Vec<i8> {
         let width = 3 * self.channels();
         let mut all = Vec::new();
         for (codes, low) in self.codes.chunks_exact(width).zip(self.low.chunks_exact(width)) {
             all.extend(codes);
-            for slot in (0..2 * self.heads).filter(|slot| self.scores[slot % self.heads].two_codes) {
+            for slot in (0..2 * self.heads).filter(|slot| self.scores[slot % self.heads].hi_lo) {
                 all.extend(&low[slot * HEAD_DIM..][..HEAD_DIM]);
             }
         }
@@ -104,7 +104,7 @@ impl Case {
     }
 
     fn config(&self, elements: AttentionElements, probs_s8: bool, exact: bool) -> AttentionConfig {
-        let two_codes = elements == AttentionElements::Codes && self.two_codes().contains(&true);
+        let hi_lo = elements == AttentionElements::Codes && self.hi_lo().contains(&true);
         let head_scales = self.scores.iter().any(|scores| scores.scale != self.scores[0].scale);
         AttentionConfig {
             elements,
@@ -113,7 +113,7 @@ impl Case {
             probs_s8,
             exact,
             head_scales,
-            two_codes,
+            hi_lo,
             mask: self.mask,
         }
     }
@@ -177,7 +177,7 @@ impl Case {
         };
         let scales: Vec<f32> =
             self.scores.iter().map(|scores| unit * scores.scale * config.logit_unit()).collect();
-        let low = config.two_codes.then(|| low_columns(&self.two_codes()));
+        let low = config.hi_lo.then(|| low_columns(&self.hi_lo()));
         let launch = launch.optional(config.head_scales.then_some(&scales[..])).optional(low.as_deref());
         let regions = self.padded_regions(config.padded());
         let launch = launch.array(&self.padded_bias(config)).optional(regions.as_deref());
@@ -285,7 +285,7 @@ fn run_codes(
     let low: Vec<f32> = case.low.iter().map(|&c| f32::from(c) / 256.0).collect();
     let want = case.gather(|window, head| {
         let [mut x, mut y, mut z] = case.operands(&codes, window, head);
-        if case.scores[head].two_codes {
+        if case.scores[head].hi_lo {
             let [x_low, y_low, _] = case.operands(&low, window, head);
             x.iter_mut().zip(x_low).chain(y.iter_mut().zip(y_low)).for_each(|(x, low)| *x += low);
         }

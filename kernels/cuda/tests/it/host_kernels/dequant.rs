@@ -2,7 +2,7 @@
 
 use swinq_cuda::LaunchConfig;
 use swinq_cuda::ops::linear::LinearStore;
-use swinq_cuda::ops::{DeviceStore, StreamType};
+use swinq_cuda::ops::{DeviceStore, ResidualType};
 use swinq_numerics::{ColumnQuantizers, Gelu};
 use swinq_testing::step;
 
@@ -40,8 +40,8 @@ fn check(kind: Kind, codes: bool) {
 fn sums_of_integers() {
     check(Kind::new(true, LinearStore::Codes(Vec::new())), false);
     check(Kind::plain(true, DeviceStore::Codes(step(0.25))).gelu(Gelu::Erf).output(0.25), false);
-    check(Kind::residual(true, StreamType::F32, true), false);
-    check(Kind::residual(true, StreamType::F16, false).output(0.5), false);
+    check(Kind::residual(true, ResidualType::F32, true), false);
+    check(Kind::residual(true, ResidualType::F16, false).output(0.5), false);
 }
 
 #[test]
@@ -49,21 +49,21 @@ fn zero_points() {
     let any = || ColumnQuantizers::symmetric(0, &[step(1.0)]);
     check(Kind::new(true, LinearStore::ChannelCodes(any())).gelu(Gelu::Quadratic), false);
     check(Kind::new(true, LinearStore::ChannelFake(any())).gelu(Gelu::Erf).output(0.25), false);
-    check(Kind::residual(true, StreamType::F32, true).corrected(), false);
-    check(Kind::residual(true, StreamType::F16, false).output(0.5).corrected(), false);
+    check(Kind::residual(true, ResidualType::F32, true).corrected(), false);
+    check(Kind::residual(true, ResidualType::F16, false).output(0.5).corrected(), false);
 }
 
 #[test]
 fn codes_of_the_output_site() {
     check(Kind::new(true, LinearStore::Codes(Vec::new())).output(0.25), true);
     check(Kind::plain(true, DeviceStore::FakeHalf(step(0.25))).gelu(Gelu::Quadratic).output(0.25), true);
-    check(Kind::residual(true, StreamType::F32, true).output(0.5), true);
+    check(Kind::residual(true, ResidualType::F32, true).output(0.5), true);
 }
 
-/// With an f16 stream, GELU uses the exponential unit.
+/// With an f16 residual, GELU uses the exponential unit.
 #[test]
 fn the_fast_gelu() {
-    let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu(Gelu::Quadratic) };
+    let half = |kind: Kind| Kind { residual: ResidualType::F16, ..kind.gelu(Gelu::Quadratic) };
     check(half(Kind::plain(false, DeviceStore::Float)), false);
     check(half(Kind::plain(true, DeviceStore::Half)), false);
     check(half(Kind::plain(true, DeviceStore::Codes(step(0.25)))).output(0.25), true);
@@ -72,5 +72,5 @@ fn the_fast_gelu() {
 #[test]
 fn sums_of_floats() {
     check(Kind::plain(false, DeviceStore::Half).gelu(Gelu::Erf), false);
-    check(Kind::residual(false, StreamType::F16, true).output(0.5), false);
+    check(Kind::residual(false, ResidualType::F16, true).output(0.5), false);
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use swinq_cuda::ops::attention::HEAD_DIM;
 use swinq_cuda::ops::linear::pack::{GROUP, pack_codes, pack_half};
 use swinq_cuda::ops::linear::{Gpu, Instruction, LinearStore, Tile};
-use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_cuda::ops::{DeviceStore, ResidualType, row_stride};
 use swinq_numerics::{ColumnQuantizers, Gelu};
 use swinq_testing::step;
 
@@ -89,16 +89,16 @@ fn zero_points() {
     check(Kind::new(false, LinearStore::ChannelCodes(any())), LARGE);
     for half_gelu in [true, false] {
         let channels = Kind::new(true, LinearStore::ChannelCodes(any())).gelu(Gelu::Quadratic);
-        check(Kind { stream: StreamType::F16, half_gelu, ..channels }, SMALL);
+        check(Kind { residual: ResidualType::F16, half_gelu, ..channels }, SMALL);
     }
-    check(Kind::residual(true, StreamType::F32, true).corrected(), MIDDLE);
-    check(Kind::residual(true, StreamType::F16, false).output(0.5).corrected(), SMALL);
+    check(Kind::residual(true, ResidualType::F32, true).corrected(), MIDDLE);
+    check(Kind::residual(true, ResidualType::F16, false).output(0.5).corrected(), SMALL);
 }
 
-/// With an f16 stream, GELU uses the exponential unit.
+/// With an f16 residual, GELU uses the exponential unit.
 #[test]
 fn after_the_fast_gelu() {
-    let half = |kind: Kind| Kind { stream: StreamType::F16, ..kind.gelu(Gelu::Quadratic) };
+    let half = |kind: Kind| Kind { residual: ResidualType::F16, ..kind.gelu(Gelu::Quadratic) };
     check(half(Kind::plain(true, DeviceStore::Codes(step(0.25)))), LARGE);
     check(half(Kind::new(true, LinearStore::Codes(Vec::new()))).output(0.25), MIDDLE);
     check(half(Kind::plain(false, DeviceStore::Half)), SMALL);
@@ -119,10 +119,10 @@ fn halves_of_integers() {
 
 #[test]
 fn residuals_of_integers() {
-    check(Kind::residual(true, StreamType::F32, true), MIDDLE);
-    check(Kind::residual(true, StreamType::F32, false).output(0.5), LARGE);
-    check(Kind::residual(true, StreamType::F16, true).output(0.5), SMALL);
-    check(Kind::residual(true, StreamType::F16, false), MIDDLE);
+    check(Kind::residual(true, ResidualType::F32, true), MIDDLE);
+    check(Kind::residual(true, ResidualType::F32, false).output(0.5), LARGE);
+    check(Kind::residual(true, ResidualType::F16, true).output(0.5), SMALL);
+    check(Kind::residual(true, ResidualType::F16, false), MIDDLE);
 }
 
 #[test]
@@ -131,11 +131,11 @@ fn products_of_halves() {
     check(Kind::plain(false, DeviceStore::Float).output(0.5), SMALL);
     check(Kind::plain(false, DeviceStore::FakeHalf(step(0.5))), LARGE);
     check(Kind::new(false, LinearStore::Codes(Vec::new())), SMALL);
-    check(Kind::residual(false, StreamType::F16, true), MIDDLE);
-    check(Kind::residual(false, StreamType::F32, false).output(0.5), MIDDLE);
+    check(Kind::residual(false, ResidualType::F16, true), MIDDLE);
+    check(Kind::residual(false, ResidualType::F32, false).output(0.5), MIDDLE);
 }
 
-/// Queries and keys of one to six heads, some of them with two codes per value.
+/// Queries and keys of one to six heads, some of them with hi and lo codes per value.
 #[test]
 fn normalized_heads() {
     let Some(compiler) = Compiler::get() else { return };
@@ -146,11 +146,11 @@ fn normalized_heads() {
         (LARGE, 192, vec![true, false, false, true, false, true], true),
         (MIDDLE, 64, vec![true, false], false),
     ];
-    for (i, (tile, k, two_codes, integer)) in cases.into_iter().enumerate() {
-        let (m, n) = (usize::from(tile.block.0) + 5, 3 * HEAD_DIM * two_codes.len());
-        let store = LinearStore::Heads { sites, two_codes };
-        for stream in [StreamType::F32, StreamType::F16] {
-            let kind = Kind { stream, ..Kind::new(integer, store.clone()) };
+    for (i, (tile, k, hi_lo, integer)) in cases.into_iter().enumerate() {
+        let (m, n) = (usize::from(tile.block.0) + 5, 3 * HEAD_DIM * hi_lo.len());
+        let store = LinearStore::Heads { sites, hi_lo };
+        for residual in [ResidualType::F32, ResidualType::F16] {
+            let kind = Kind { residual, ..Kind::new(integer, store.clone()) };
             let kind = if i == 2 { kind.output(0.25) } else { kind };
             let case = Case::new((m, n, k), integer, i as u64).finite();
             let got = launch(&case, &kind, tile).run(compiler);

@@ -2,7 +2,7 @@
 
 use swinq_cuda::LaunchConfig;
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
-use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_cuda::ops::{DeviceStore, ResidualType, row_stride};
 use swinq_numerics::{Quantizer, reference};
 use swinq_testing::{Rng, assert_same, step};
 
@@ -13,9 +13,9 @@ use super::rows::{self, half_floats, to_halves};
 const EPSILON: f32 = 1e-5;
 
 /// LayerNorm of each token of one image, `[tokens, columns]`, then the mean over the tokens.
-fn pooled(stream: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f32> {
-    let mut normed = vec![0.0; stream.len()];
-    for (x, out) in stream.chunks_exact(gamma.len()).zip(normed.chunks_exact_mut(gamma.len())) {
+fn pooled(residual: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f32> {
+    let mut normed = vec![0.0; residual.len()];
+    for (x, out) in residual.chunks_exact(gamma.len()).zip(normed.chunks_exact_mut(gamma.len())) {
         reference::layer_norm_row(x, gamma, beta, EPSILON, out);
     }
     let mut mean = vec![0.0; gamma.len()];
@@ -27,12 +27,12 @@ fn pooled(stream: &[f32], gamma: &[f32], beta: &[f32]) -> Vec<f32> {
 fn pooling_gives_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
     let stores = [
-        (StreamType::F32, DeviceStore::Float),
-        (StreamType::F32, DeviceStore::Codes(step(0.015625))),
-        (StreamType::F32, DeviceStore::FakeFloat(step(0.015625))),
-        (StreamType::F16, DeviceStore::Half),
-        (StreamType::F16, DeviceStore::Float),
-        (StreamType::F16, DeviceStore::Codes(step(0.015625))),
+        (ResidualType::F32, DeviceStore::Float),
+        (ResidualType::F32, DeviceStore::Codes(step(0.015625))),
+        (ResidualType::F32, DeviceStore::FakeFloat(step(0.015625))),
+        (ResidualType::F16, DeviceStore::Half),
+        (ResidualType::F16, DeviceStore::Float),
+        (ResidualType::F16, DeviceStore::Codes(step(0.015625))),
     ];
     // Fewer and more tokens than the block's groups of four lanes or its warps process at once; full and partial
     // groups of sixteen columns, and partial chunks of an f16 row; rows for which a block has fewer warps; more tokens
@@ -43,17 +43,17 @@ fn pooling_gives_the_reference() {
         let mut rng = Rng(tokens as u64);
         let values: Vec<f32> =
             (0..images * tokens * columns).map(|_| rng.float() * 3.0 + rng.float()).collect();
-        let stream = half_floats(&super::launch::bytes(&to_halves(&values)));
+        let residual = half_floats(&super::launch::bytes(&to_halves(&values)));
         let (gamma, beta) = (rng.floats(columns, 2.0), rng.floats(columns, 0.5));
         let want: Vec<f32> =
-            stream.chunks_exact(tokens * columns).flat_map(|x| pooled(x, &gamma, &beta)).collect();
+            residual.chunks_exact(tokens * columns).flat_map(|x| pooled(x, &gamma, &beta)).collect();
         for (elements, store) in stores {
             let config = DevicePool::launch((images, tokens), columns, elements);
             let launch = |config, each| {
                 let launch = Launch::new(&DevicePool::program(columns, elements, store), config);
                 let launch = match elements {
-                    StreamType::F32 => launch.activation(&stream),
-                    StreamType::F16 => launch.activation(&to_halves(&stream)),
+                    ResidualType::F32 => launch.activation(&residual),
+                    ResidualType::F16 => launch.activation(&to_halves(&residual)),
                 };
                 let launch = rows::output(launch.array(&gamma).array(&beta), images, columns, store);
                 let launch = launch.activation(&[0_u32]);
@@ -61,7 +61,7 @@ fn pooling_gives_the_reference() {
                 rows::step_of(launch.int(each).float(EPSILON), store)
             };
             let got = launch(config, DevicePool::tokens_each(tokens)).run(compiler);
-            if elements == StreamType::F32 && tokens > 48 {
+            if elements == ResidualType::F32 && tokens > 48 {
                 let shared = (16 * 48 + 4 * columns) as u32;
                 let parts = launch(LaunchConfig { shared, ..config }, 48).run(compiler);
                 assert!(parts == got, "({images}, {tokens}, {columns}) {store:?}: 48 norms at a time");
@@ -70,9 +70,9 @@ fn pooling_gives_the_reference() {
             assert_eq!(words(&got[got.len() - 1]), [0], "{what}: the overflow flag");
             let got = &got[got.len() - 2];
             match elements {
-                StreamType::F32 => rows::check(got, &want, columns, store, &what),
+                ResidualType::F32 => rows::check(got, &want, columns, store, &what),
                 // Norms and sums are f32, in another order.
-                StreamType::F16 => {
+                ResidualType::F16 => {
                     let want: Vec<f64> = want.iter().map(|&x| f64::from(x)).collect();
                     rows::check_near(got, &want, 5e-6, columns, store, &what);
                 }
@@ -82,16 +82,16 @@ fn pooling_gives_the_reference() {
 }
 
 #[test]
-fn pooling_an_f16_stream_that_is_not_finite_raises_the_flag() {
+fn pooling_an_f16_residual_that_is_not_finite_raises_the_flag() {
     let Some(compiler) = Compiler::get() else { return };
     let (tokens, columns) = (49, 96);
-    let mut stream = vec![1.0_f32; tokens * columns];
-    stream[48 * columns + 3] = f32::INFINITY;
+    let mut residual = vec![1.0_f32; tokens * columns];
+    residual[48 * columns + 3] = f32::INFINITY;
     let ones = vec![1.0_f32; columns];
     let store = DeviceStore::Codes(step(0.015625));
-    let config = DevicePool::launch((1, tokens), columns, StreamType::F16);
-    let launch = Launch::new(&DevicePool::program(columns, StreamType::F16, store), config);
-    let launch = launch.activation(&to_halves(&stream)).array(&ones).array(&ones);
+    let config = DevicePool::launch((1, tokens), columns, ResidualType::F16);
+    let launch = Launch::new(&DevicePool::program(columns, ResidualType::F16, store), config);
+    let launch = launch.activation(&to_halves(&residual)).array(&ones).array(&ones);
     let launch = rows::output(launch, 1, columns, store).activation(&[0_u32]);
     let launch = launch.int(tokens).int(columns).int(row_stride(columns, store.element_bytes()));
     let launch = launch.int(DevicePool::tokens_each(tokens));

@@ -5,7 +5,7 @@ use swinq_cuda::ops::attention::HEAD_DIM;
 use swinq_cuda::ops::half_gelu::half_codes;
 use swinq_cuda::ops::linear::pack::pad_columns;
 use swinq_cuda::ops::linear::{DeviceLinearSpec, DeviceWeight, LinearKind, LinearStore};
-use swinq_cuda::ops::{DeviceStore, StreamType, row_stride};
+use swinq_cuda::ops::{DeviceStore, ResidualType, row_stride};
 use swinq_numerics::{ColumnQuantizers, Gelu, PAD, Quantizer, RowMap, reference};
 use swinq_testing::{Rng, assert_same, assert_varied, step, window_map};
 
@@ -33,7 +33,7 @@ pub struct Kind {
     pub gelu: Option<Gelu>,
     /// How results are stored. For `Codes`, the case provides the reciprocals.
     pub store: LinearStore,
-    pub stream: StreamType,
+    pub residual: ResidualType,
     /// Whether a residual store reorders rows.
     pub mapped: bool,
     /// Whether the input has zero points, which the case provides.
@@ -49,7 +49,7 @@ impl Kind {
             output: None,
             gelu: None,
             store,
-            stream: StreamType::F32,
+            residual: ResidualType::F32,
             mapped: false,
             corrected: false,
             half_gelu: true,
@@ -60,8 +60,8 @@ impl Kind {
         Kind::new(integer, LinearStore::Plain(store))
     }
 
-    pub fn residual(integer: bool, stream: StreamType, mapped: bool) -> Kind {
-        Kind { stream, mapped, ..Kind::new(integer, LinearStore::Residual) }
+    pub fn residual(integer: bool, residual: ResidualType, mapped: bool) -> Kind {
+        Kind { residual, mapped, ..Kind::new(integer, LinearStore::Residual) }
     }
 
     pub fn output(self, scale: f32) -> Kind {
@@ -95,7 +95,7 @@ impl Kind {
             output,
             gelu: self.gelu,
             store,
-            stream: self.stream,
+            residual: self.residual,
         };
         let mut kind = LinearKind::new(&spec);
         kind.half_gelu &= self.half_gelu;
@@ -108,19 +108,19 @@ impl Kind {
             LinearStore::Plain(store) => store.element_bytes(),
             LinearStore::Codes(_) | LinearStore::ChannelCodes(_) | LinearStore::Heads { .. } => 1,
             LinearStore::ChannelFake(_) => 2,
-            LinearStore::Residual => self.stream.bytes(),
+            LinearStore::Residual => self.residual.bytes(),
         }
     }
 
-    /// The sites of queries, keys and values, and the heads with two codes, if the layer normalises heads.
+    /// The sites of queries, keys and values, and the heads with hi and lo codes, if the layer normalises heads.
     fn heads(&self) -> Option<(&[Quantizer; 3], &[bool])> {
         match &self.store {
-            LinearStore::Heads { sites, two_codes } => Some((sites, two_codes)),
+            LinearStore::Heads { sites, hi_lo } => Some((sites, hi_lo)),
             _ => None,
         }
     }
 
-    /// Columns of low codes.
+    /// Columns of lo codes.
     fn low_columns(&self) -> usize {
         self.heads().map_or(0, |(_, two)| 2 * HEAD_DIM * two.iter().filter(|&&two| two).count())
     }
@@ -131,7 +131,7 @@ impl Kind {
 
     /// Whether GELU is the fast version, which only approximates the reference.
     fn is_near(&self) -> bool {
-        self.gelu.is_some() && self.stream == StreamType::F16
+        self.gelu.is_some() && self.residual == ResidualType::F16
     }
 
     /// Whether results have a scale and a zero point for each column, which the case provides.
@@ -162,7 +162,7 @@ pub struct Case {
     recip: Vec<f32>,
     columns: ColumnQuantizers,
     zero_points: Vec<i8>,
-    stream: Vec<f32>,
+    residual: Vec<f32>,
     map: RowMap,
 }
 
@@ -196,7 +196,7 @@ impl Case {
                 ColumnQuantizers::channels(1.0, &factors, &zero_points).unwrap()
             },
             zero_points: rng.bytes(k).into_iter().map(u8::cast_signed).collect(),
-            stream: rng.floats(m.max(images * map.tokens()) * n, 20.0),
+            residual: rng.floats(m.max(images * map.tokens()) * n, 20.0),
             m,
             n,
             k,
@@ -219,7 +219,7 @@ impl Case {
         reference::accumulate_i8(&self.a[row * k..][..k], &self.w[column * k..][..k])
     }
 
-    /// What is subtracted from the sums of each column.
+    /// The subtrahend of the sums of each column.
     fn corrections(&self) -> Vec<i32> {
         let (k, of) = (self.k, &self.zero_points);
         (0..self.n).map(|column| reference::correction_i8(of, &self.w[column * k..][..k])).collect()
@@ -263,16 +263,16 @@ impl Case {
         if kind.is_residual() || bytes == 4 { self.n } else { row_stride(self.n + kind.low_columns(), bytes) }
     }
 
-    /// The output before the launch: the stream, or bytes that must stay unchanged where nothing is stored.
+    /// The output before the launch: the residual, or bytes that must stay unchanged where nothing is stored.
     fn before(&self, kind: &Kind) -> Vec<u8> {
         if !kind.is_residual() {
             return vec![77; self.m * self.stride(kind) * kind.element_bytes()];
         }
         let rows = if kind.mapped { self.map.tokens() * (self.m / self.map.rows().len()) } else { self.m };
-        let stream = &self.stream[..rows * self.n];
-        match kind.stream {
-            StreamType::F32 => bytes(stream),
-            StreamType::F16 => bytes(&to_halves(stream)),
+        let residual = &self.residual[..rows * self.n];
+        match kind.residual {
+            ResidualType::F32 => bytes(residual),
+            ResidualType::F16 => bytes(&to_halves(residual)),
         }
     }
 
@@ -306,7 +306,7 @@ impl Case {
         let corrections = kind.corrected.then(|| pad_columns(&self.corrections()));
         let bit = |(head, &two): (usize, &bool)| u64::from(two) << head;
         let heads = kind.heads().map_or(0, |(_, two)| two.len());
-        let two_codes = kind.heads().map_or(0, |(_, two)| two.iter().enumerate().map(bit).sum());
+        let hi_lo = kind.heads().map_or(0, |(_, two)| two.iter().enumerate().map(bit).sum());
         let launch = launch
             .array(&pad_columns(&scales))
             .array(&pad_columns(&bias))
@@ -314,7 +314,7 @@ impl Case {
             .optional(of_channels(self.columns.zero_points()).as_deref())
             .optional(of_channels(self.columns.scales()).as_deref())
             .optional(corrections.as_deref())
-            .long(two_codes)
+            .long(hi_lo)
             .optional(kind.mapped.then(|| self.map.rows()))
             .activation(&self.before(kind))
             .int(self.n)
@@ -365,27 +365,27 @@ impl Case {
         assert_same(&decode(got), &want, what);
     }
 
-    /// Panics unless `got` has the codes of the reference for queries, keys and values. With an f16 stream the length of a
-    /// vector has an error, which may change codes of values near the middle of two, and low codes by one.
+    /// Panics unless `got` has the codes of the reference for queries, keys and values. With an f16 residual the length of a
+    /// vector has an error, which may change codes of values near the middle of two, and lo codes by one.
     pub fn check_heads(&self, kind: &Kind, got: &[u8], what: &str) {
-        let (sites, two_codes) = kind.heads().expect("heads");
+        let (sites, hi_lo) = kind.heads().expect("heads");
         let (stride, width) = (self.stride(kind), self.n / 3);
         let mut values = self.values(kind);
         for row in values.chunks_exact_mut(self.n) {
-            row.chunks_exact_mut(HEAD_DIM).take(2 * two_codes.len()).for_each(reference::normalize);
+            row.chunks_exact_mut(HEAD_DIM).take(2 * hi_lo.len()).for_each(reference::normalize);
         }
-        let exact = kind.stream == StreamType::F32;
+        let exact = kind.residual == ResidualType::F32;
         for (row, got) in values.chunks_exact(self.n).zip(got.chunks_exact(stride)) {
             let mut low = self.n;
             for (operand, (part, site)) in row.chunks_exact(width).zip(sites).enumerate() {
                 for (head, vector) in part.chunks_exact(HEAD_DIM).enumerate() {
-                    let two = operand < 2 && two_codes[head];
+                    let two = operand < 2 && hi_lo[head];
                     for (i, value) in vector.iter().enumerate() {
                         let scaled = value * site.recip();
                         let code = got[operand * width + head * HEAD_DIM + i].cast_signed();
                         let low = two.then(|| got[low + i].cast_signed());
                         let value = f32::from(code) + low.map_or(0.0, f32::from) / 256.0;
-                        let want = (reference::code(scaled), two.then(|| reference::low_code(scaled)));
+                        let want = (reference::code(scaled), two.then(|| reference::lo_code(scaled)));
                         let near =
                             (value - scaled.clamp(-128.0, 127.0)).abs() <= if two { 0.01 } else { 0.501 };
                         assert!(

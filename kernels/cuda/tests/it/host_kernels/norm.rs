@@ -1,9 +1,9 @@
 //! `norm.cu` and `rows.cu`: gathered rows with LayerNorm and without, and LayerNorm of rows that are added to the
-//! stream.
+//! residual.
 
 use swinq_cuda::ops::norm::{NormConfig, NormResult};
 use swinq_cuda::ops::rows::RowsConfig;
-use swinq_cuda::ops::{DeviceStore, StreamType, row_stride, rows_of_tokens};
+use swinq_cuda::ops::{DeviceStore, ResidualType, row_stride, rows_of_tokens};
 use swinq_numerics::{PAD, RowMap, reference};
 use swinq_testing::{Rng, assert_same, step, window_map};
 
@@ -13,7 +13,7 @@ use super::rows::{self, half_floats, to_halves};
 
 const EPSILON: f32 = 1e-5;
 
-/// A stream, its norm, and the sources of the rows.
+/// A residual, its norm, and the sources of the rows.
 struct Case {
     images: usize,
     /// Number of rows and of tokens of an image.
@@ -24,7 +24,7 @@ struct Case {
     pieces: usize,
     /// `[rows, pieces]`.
     map: Option<Vec<u32>>,
-    stream: Vec<f32>,
+    residual: Vec<f32>,
     gamma: Vec<f32>,
     beta: Vec<f32>,
 }
@@ -47,30 +47,30 @@ impl Case {
         };
         // Values far from zero, so that the rounding error of the mean matters. They are exact in f16.
         let values = (0..images * tokens * columns / pieces).map(|_| rng.float() * 4.0 + 30.0);
-        let stream = half_floats(&super::launch::bytes(&to_halves(&values.collect::<Vec<f32>>())));
+        let residual = half_floats(&super::launch::bytes(&to_halves(&values.collect::<Vec<f32>>())));
         let (gamma, beta) = (rng.floats(columns, 2.0), rng.floats(columns, 1.0));
-        Case { images, rows, tokens, columns, pieces, map, stream, gamma, beta }
+        Case { images, rows, tokens, columns, pieces, map, residual, gamma, beta }
     }
 
     /// Row `row` of all images before the norm, and whether it is padding, which becomes zeros after the
     /// norm.
     fn row(&self, row: usize) -> (Vec<f32>, bool) {
         let width = self.columns / self.pieces;
-        let Some(map) = &self.map else { return (self.stream[row * width..][..width].to_vec(), false) };
+        let Some(map) = &self.map else { return (self.residual[row * width..][..width].to_vec(), false) };
         let (image, row) = (row / self.rows, row % self.rows);
         let tokens = &map[row * self.pieces..][..self.pieces];
         let piece = |&token: &u32| match token {
             PAD => vec![0.0; width],
-            token => self.stream[(image * self.tokens + token as usize) * width..][..width].to_vec(),
+            token => self.residual[(image * self.tokens + token as usize) * width..][..width].to_vec(),
         };
         (tokens.iter().flat_map(piece).collect(), tokens == [PAD])
     }
 
-    fn launch(&self, stream: StreamType, store: DeviceStore) -> Launch {
-        let config = NormConfig { columns: self.columns, pieces: self.pieces, stream };
+    fn launch(&self, residual: ResidualType, store: DeviceStore) -> Launch {
+        let config = NormConfig { columns: self.columns, pieces: self.pieces, residual };
         let total = self.images * self.rows;
         let launch = Launch::new(&config.program(NormResult::Store(store)), config.launch(total));
-        let launch = activation(launch, stream, &self.stream);
+        let launch = activation(launch, residual, &self.residual);
         let launch = launch.optional(self.map.as_deref()).array(&self.gamma).array(&self.beta);
         let launch = rows::output(launch, total, self.columns, store).activation(&[0_u32]);
         self.sizes(launch.null().null(), store)
@@ -84,11 +84,11 @@ impl Case {
     }
 
     /// The launch that gathers the rows without a norm.
-    fn gather(&self, stream: StreamType, store: DeviceStore) -> Launch {
-        let config = RowsConfig { columns: self.columns, pieces: self.pieces, stream };
+    fn gather(&self, residual: ResidualType, store: DeviceStore) -> Launch {
+        let config = RowsConfig { columns: self.columns, pieces: self.pieces, residual };
         let total = self.images * self.rows;
         let launch = Launch::new(&config.program(store), config.launch(total));
-        let launch = activation(launch, stream, &self.stream).optional(self.map.as_deref()).null().null();
+        let launch = activation(launch, residual, &self.residual).optional(self.map.as_deref()).null().null();
         let launch = rows::output(launch, total, self.columns, store).activation(&[0_u32]);
         self.sizes(launch.null().null(), store)
     }
@@ -123,21 +123,21 @@ impl Case {
     }
 }
 
-/// Adds `values` to `launch` in the type `stream`.
-fn activation(launch: Launch, stream: StreamType, values: &[f32]) -> Launch {
-    match stream {
-        StreamType::F32 => launch.activation(values),
-        StreamType::F16 => launch.activation(&to_halves(values)),
+/// Adds `values` to `launch` in the type `residual`.
+fn activation(launch: Launch, residual: ResidualType, values: &[f32]) -> Launch {
+    match residual {
+        ResidualType::F32 => launch.activation(values),
+        ResidualType::F16 => launch.activation(&to_halves(values)),
     }
 }
 
-/// A stream whose sums depend on their order: small values among large ones that cancel, values so close to
+/// A residual whose sums depend on their order: small values among large ones that cancel, values so close to
 /// each other that their variance is mostly rounding error, and rows with a single value.
 fn delicate() -> Case {
     let mut case = Case::new(1, 60, 96, 1, false);
     let mut rng = Rng(11);
     case.beta.fill(0.0);
-    for (i, row) in case.stream.chunks_exact_mut(96).enumerate() {
+    for (i, row) in case.residual.chunks_exact_mut(96).enumerate() {
         match i % 3 {
             0 => {
                 row.iter_mut().for_each(|x| *x = rng.float());
@@ -165,7 +165,7 @@ fn cases() -> [Case; 5] {
 }
 
 #[test]
-fn an_f32_stream_gives_the_reference() {
+fn an_f32_residual_gives_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
     let quantizer = step(0.015625);
     let stores = [
@@ -178,7 +178,7 @@ fn an_f32_stream_gives_the_reference() {
     for (i, case) in cases().into_iter().chain([delicate()]).enumerate() {
         let want = case.exact();
         for store in stores {
-            let got = &case.launch(StreamType::F32, store).run(compiler);
+            let got = &case.launch(ResidualType::F32, store).run(compiler);
             let what = format!("case {i}, {store:?}");
             rows::check(&got[got.len() - 2], &want, case.columns, store, &what);
         }
@@ -186,12 +186,12 @@ fn an_f32_stream_gives_the_reference() {
 }
 
 #[test]
-fn an_f16_stream_is_normalised_as_well_as_f32_can() {
+fn an_f16_residual_is_normalised_as_well_as_f32_can() {
     let Some(compiler) = Compiler::get() else { return };
     for (i, case) in cases().into_iter().chain([Case::new(1, 3, 1536, 4, true)]).enumerate() {
         let want = case.truth();
         for store in [DeviceStore::Codes(step(0.0625)), DeviceStore::Half, DeviceStore::Float] {
-            let got = &case.launch(StreamType::F16, store).run(compiler);
+            let got = &case.launch(ResidualType::F16, store).run(compiler);
             let what = format!("case {i}, {store:?}");
             // The mean, about 30, is rounded to f32, and this error is divided by a standard deviation of
             // about 2.
@@ -202,25 +202,25 @@ fn an_f16_stream_is_normalised_as_well_as_f32_can() {
 }
 
 #[test]
-fn a_value_of_the_f16_stream_that_is_not_finite_raises_the_flag() {
+fn a_value_of_the_f16_residual_that_is_not_finite_raises_the_flag() {
     let Some(compiler) = Compiler::get() else { return };
     for (mut case, at) in
         [(Case::new(1, 65, 96, 1, false), 64 * 96 + 95), (Case::new(1, 3, 1536, 4, true), 7)]
     {
         for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
-            case.stream[at] = value;
-            let got = case.launch(StreamType::F16, DeviceStore::Codes(step(0.0625))).run(compiler);
+            case.residual[at] = value;
+            let got = case.launch(ResidualType::F16, DeviceStore::Codes(step(0.0625))).run(compiler);
             assert_eq!(words(&got[got.len() - 1]), [1], "{value}");
         }
         // The largest finite half must not set the flag.
-        case.stream.fill(65504.0);
-        let got = case.launch(StreamType::F16, DeviceStore::Codes(step(0.0625))).run(compiler);
+        case.residual.fill(65504.0);
+        let got = case.launch(ResidualType::F16, DeviceStore::Codes(step(0.0625))).run(compiler);
         assert_eq!(words(&got[got.len() - 1]), [0]);
     }
 }
 
 #[test]
-fn rows_without_a_norm_are_those_of_the_stream() {
+fn rows_without_a_norm_are_those_of_the_residual() {
     let Some(compiler) = Compiler::get() else { return };
     // Zeros for padding, and values on both sides of the range of the codes.
     let quantizer = step(0.25);
@@ -232,11 +232,11 @@ fn rows_without_a_norm_are_those_of_the_stream() {
     ];
     for (i, case) in cases().into_iter().enumerate() {
         let want: Vec<f32> = (0..case.images * case.rows).flat_map(|row| case.row(row).0).collect();
-        for (stream, store) in
-            [StreamType::F16, StreamType::F32].into_iter().flat_map(|s| stores.map(|store| (s, store)))
+        for (residual, store) in
+            [ResidualType::F16, ResidualType::F32].into_iter().flat_map(|s| stores.map(|store| (s, store)))
         {
-            let got = &case.gather(stream, store).run(compiler);
-            let what = format!("case {i}, {stream:?}, {store:?}");
+            let got = &case.gather(residual, store).run(compiler);
+            let what = format!("case {i}, {residual:?}, {store:?}");
             assert_eq!(words(&got[got.len() - 1]), [0], "{what}: the overflow flag");
             rows::check(&got[got.len() - 2], &want, case.columns, store, &what);
         }
@@ -244,22 +244,22 @@ fn rows_without_a_norm_are_those_of_the_stream() {
 }
 
 #[test]
-fn a_row_of_the_f16_stream_that_is_not_finite_raises_the_flag_without_a_norm() {
+fn a_row_of_the_f16_residual_that_is_not_finite_raises_the_flag_without_a_norm() {
     let Some(compiler) = Compiler::get() else { return };
     let mut case = Case::new(1, 65, 96, 1, false);
     for (value, flag) in [(f32::INFINITY, 1), (f32::NAN, 1), (65504.0, 0)] {
-        case.stream[64 * 96 + 95] = value;
-        let got = case.gather(StreamType::F16, DeviceStore::Codes(step(0.0625))).run(compiler);
+        case.residual[64 * 96 + 95] = value;
+        let got = case.gather(ResidualType::F16, DeviceStore::Codes(step(0.0625))).run(compiler);
         assert_eq!(words(&got[got.len() - 1]), [flag], "{value}");
     }
 }
 
-/// A branch whose rows are added to the tokens of a stream.
+/// A branch whose rows are added to the tokens of a residual.
 struct Branch {
-    /// Its `stream` is the branch, and its `map` has the token of each row.
+    /// Its `residual` is the branch, and its `map` has the token of each row.
     case: Case,
     /// `[images * tokens, columns]`.
-    stream: Vec<f32>,
+    residual: Vec<f32>,
 }
 
 impl Branch {
@@ -270,24 +270,25 @@ impl Branch {
         case.map = map.map(|map| map.rows().to_vec());
         case.tokens = tokens;
         let values = Rng(7).floats(images * tokens * columns, 30.0);
-        let stream = half_floats(&super::launch::bytes(&to_halves(&values)));
-        Branch { case, stream }
+        let residual = half_floats(&super::launch::bytes(&to_halves(&values)));
+        Branch { case, residual }
     }
 
-    /// The buffers after the launch: the stream, the flag, and the codes if they are stored, in the order of a map or of
+    /// The buffers after the launch: the residual, the flag, and the codes if they are stored, in the order of a map or of
     /// the tokens.
     fn run(
         &self,
         compiler: &Compiler,
-        stream: StreamType,
+        residual: ResidualType,
         result: NormResult,
         codes: Option<Option<&RowMap>>,
     ) -> Vec<Vec<u8>> {
         let Case { images, rows, tokens, columns, .. } = self.case;
-        let config = NormConfig { columns, pieces: 1, stream };
+        let config = NormConfig { columns, pieces: 1, residual };
         let launch = Launch::new(&config.program(result), config.launch(images * rows));
-        let launch = activation(launch, stream, &self.case.stream).optional(self.case.map.as_deref());
-        let launch = activation(launch.array(&self.case.gamma).array(&self.case.beta), stream, &self.stream);
+        let launch = activation(launch, residual, &self.case.residual).optional(self.case.map.as_deref());
+        let launch =
+            activation(launch.array(&self.case.gamma).array(&self.case.beta), residual, &self.residual);
         let launch = launch.activation(&[0_u32]);
         let store = match result {
             NormResult::AddAndCode(q) => DeviceStore::Codes(q),
@@ -301,33 +302,33 @@ impl Branch {
             None => launch.null().null(),
         };
         let got = self.case.sizes(launch, store).run(compiler);
-        // The branch, the map, gamma and beta precede the stream.
+        // The branch, the map, gamma and beta precede the residual.
         got[3 + usize::from(self.case.map.is_some())..].to_vec()
     }
 
-    /// The stream after the addition.
+    /// The residual after the addition.
     fn exact(&self) -> Vec<f32> {
         let Case { images, rows, tokens, columns, map, .. } = &self.case;
-        let mut stream = self.stream.clone();
+        let mut residual = self.residual.clone();
         for row in 0..images * rows {
             let token = map.as_ref().map_or(row % rows, |map| map[row % rows] as usize);
             if token == PAD as usize {
                 continue;
             }
-            let x = &self.case.stream[row * columns..][..*columns];
+            let x = &self.case.residual[row * columns..][..*columns];
             let mut y = vec![0.0; *columns];
             reference::layer_norm_row(x, &self.case.gamma, &self.case.beta, EPSILON, &mut y);
             let at = (row / rows * tokens + token) * columns;
-            stream[at..at + columns].iter_mut().zip(y).for_each(|(s, y)| *s += y);
+            residual[at..at + columns].iter_mut().zip(y).for_each(|(s, y)| *s += y);
         }
-        stream
+        residual
     }
 
-    /// The codes of `stream` in the order of `map`.
-    fn codes(&self, stream: &[f32], map: Option<&RowMap>) -> Vec<f32> {
+    /// The codes of `residual` in the order of `map`.
+    fn codes(&self, residual: &[f32], map: Option<&RowMap>) -> Vec<f32> {
         let Case { images, tokens, columns, .. } = self.case;
         let token = |row: usize| map.map_or(row, |map| map.rows()[row] as usize);
-        let row = |i: usize| &stream[(i / tokens * tokens + token(i % tokens)) * columns..][..columns];
+        let row = |i: usize| &residual[(i / tokens * tokens + token(i % tokens)) * columns..][..columns];
         (0..images * tokens).flat_map(|i| row(i).to_vec()).collect()
     }
 }
@@ -341,7 +342,7 @@ fn orders() -> [(RowMap, bool); 2] {
 }
 
 #[test]
-fn norms_are_added_to_an_f32_stream_as_the_reference_does() {
+fn norms_are_added_to_an_f32_residual_as_the_reference_does() {
     let Some(compiler) = Compiler::get() else { return };
     let q = step(0.25);
     let orders = orders();
@@ -349,40 +350,40 @@ fn norms_are_added_to_an_f32_stream_as_the_reference_does() {
     for (columns, map) in [40, 96].into_iter().flat_map(|columns| maps.map(|map| (columns, map))) {
         let branch = Branch::new(2, columns, map);
         let want = branch.exact();
-        let added = branch.run(compiler, StreamType::F32, NormResult::Add, None);
-        assert_same(&floats(&added[0]), &want, "the stream");
-        let uncoded = branch.run(compiler, StreamType::F32, NormResult::AddAndCode(q), None);
+        let added = branch.run(compiler, ResidualType::F32, NormResult::Add, None);
+        assert_same(&floats(&added[0]), &want, "the residual");
+        let uncoded = branch.run(compiler, ResidualType::F32, NormResult::AddAndCode(q), None);
         assert!(uncoded == added, "codes that are not stored change nothing");
         for order in [None, Some(&orders[1].0)]
             .into_iter()
             .filter(|o| o.is_none_or(|o| o.tokens() == branch.case.tokens))
         {
-            let coded = branch.run(compiler, StreamType::F32, NormResult::AddAndCode(q), Some(order));
-            assert_same(&floats(&coded[0]), &want, "the stream, with codes");
+            let coded = branch.run(compiler, ResidualType::F32, NormResult::AddAndCode(q), Some(order));
+            assert_same(&floats(&coded[0]), &want, "the residual, with codes");
             let codes = branch.codes(&want, order);
-            rows::check(&coded[2], &codes, columns, DeviceStore::Codes(q), "codes of the stream");
+            rows::check(&coded[2], &codes, columns, DeviceStore::Codes(q), "codes of the residual");
         }
     }
 }
 
 #[test]
-fn norms_are_added_to_an_f16_stream_up_to_its_rounding() {
+fn norms_are_added_to_an_f16_residual_up_to_its_rounding() {
     let Some(compiler) = Compiler::get() else { return };
     let q = step(0.25);
     let turned = &orders()[1].0;
     for columns in [40, 96, 384] {
         let branch = Branch::new(2, columns, Some(turned));
         let want: Vec<f64> = branch.exact().into_iter().map(f64::from).collect();
-        let got = branch.run(compiler, StreamType::F16, NormResult::AddAndCode(q), Some(Some(turned)));
-        rows::check_near(&got[0], &want, 1e-4, columns, DeviceStore::Half, "the stream");
+        let got = branch.run(compiler, ResidualType::F16, NormResult::AddAndCode(q), Some(Some(turned)));
+        rows::check_near(&got[0], &want, 1e-4, columns, DeviceStore::Half, "the residual");
         assert_eq!(words(&got[1]), [0], "the overflow flag");
-        // The codes are those of the stream as it is stored.
+        // The codes are those of the residual as it is stored.
         let codes = branch.codes(&half_floats(&got[0]), Some(turned));
-        rows::check(&got[2], &codes, columns, DeviceStore::Codes(q), "codes of the stream");
-        let uncoded = branch.run(compiler, StreamType::F16, NormResult::AddAndCode(q), None);
+        rows::check(&got[2], &codes, columns, DeviceStore::Codes(q), "codes of the residual");
+        let uncoded = branch.run(compiler, ResidualType::F16, NormResult::AddAndCode(q), None);
         assert!(uncoded == got[..2], "codes that are not stored change nothing");
     }
     let mut branch = Branch::new(1, 96, Some(turned));
-    branch.case.stream[5 * 96 + 3] = f32::INFINITY;
-    assert_eq!(words(&branch.run(compiler, StreamType::F16, NormResult::Add, None)[1]), [1]);
+    branch.case.residual[5 * 96 + 3] = f32::INFINITY;
+    assert_eq!(words(&branch.run(compiler, ResidualType::F16, NormResult::Add, None)[1]), [1]);
 }

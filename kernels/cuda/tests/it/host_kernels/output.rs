@@ -1,7 +1,7 @@
 //! `output.cu`: feature maps and scores in each type and order.
 
 use half::{bf16, f16};
-use swinq_cuda::ops::StreamType;
+use swinq_cuda::ops::ResidualType;
 use swinq_cuda::ops::output::{MapConfig, OutputForm, OutputType, values_launch, values_program};
 use swinq_numerics::reference;
 use swinq_testing::Rng;
@@ -14,12 +14,12 @@ const EPSILON: f32 = 1e-5;
 /// Flags of steps, none of which is set.
 const CLEAR: [u32; 300] = [0; 300];
 
-/// Tokens of the stream, whose values are exact in f16, and the parameters of a norm.
+/// Tokens of the residual, whose values are exact in f16, and the parameters of a norm.
 struct Case {
     images: usize,
     tokens: usize,
     columns: usize,
-    stream: Vec<f32>,
+    residual: Vec<f32>,
     norm: Option<(Vec<f32>, Vec<f32>)>,
 }
 
@@ -28,16 +28,16 @@ impl Case {
         let mut rng = Rng((tokens + columns) as u64);
         let values: Vec<f32> = (0..images * tokens * columns).map(|_| rng.float() * 4.0 + 30.0).collect();
         let norm = norm.then(|| (rng.floats(columns, 2.0), rng.floats(columns, 1.0)));
-        Case { images, tokens, columns, stream: half_floats(&bytes(&to_halves(&values))), norm }
+        Case { images, tokens, columns, residual: half_floats(&bytes(&to_halves(&values))), norm }
     }
 
-    fn launch(&self, stream: StreamType, form: OutputForm, flags: &[u32]) -> Launch {
-        let config = MapConfig { stream, norm: self.norm.is_some() };
+    fn launch(&self, residual: ResidualType, form: OutputForm, flags: &[u32]) -> Launch {
+        let config = MapConfig { residual, norm: self.norm.is_some() };
         let total = self.images * self.tokens;
         let launch = Launch::new(&config.program(form), MapConfig::launch(total, self.columns));
-        let launch = match stream {
-            StreamType::F32 => launch.activation(&self.stream),
-            StreamType::F16 => launch.activation(&to_halves(&self.stream)),
+        let launch = match residual {
+            ResidualType::F32 => launch.activation(&self.residual),
+            ResidualType::F16 => launch.activation(&to_halves(&self.residual)),
         };
         let (gamma, beta) = self.norm.as_ref().map(|(g, b)| (&g[..], &b[..])).unzip();
         let launch = launch.optional(gamma).optional(beta);
@@ -49,9 +49,9 @@ impl Case {
 
     /// The map of the reference, in the order `[images, columns, tokens]` or `[images, tokens, columns]`.
     fn expected(&self, channels_first: bool) -> Vec<f32> {
-        let mut rows = self.stream.clone();
+        let mut rows = self.residual.clone();
         if let Some((gamma, beta)) = &self.norm {
-            for (row, out) in self.stream.chunks(self.columns).zip(rows.chunks_mut(self.columns)) {
+            for (row, out) in self.residual.chunks(self.columns).zip(rows.chunks_mut(self.columns)) {
                 reference::layer_norm_row(row, gamma, beta, EPSILON, out);
             }
         }
@@ -98,12 +98,12 @@ fn maps_are_those_of_the_reference_in_every_type_and_order() {
         for norm in [false, true] {
             let case = Case::new(images, tokens, columns, norm);
             for form in forms() {
-                let (got, flag) = outcome(&case.launch(StreamType::F32, form, &CLEAR), compiler);
+                let (got, flag) = outcome(&case.launch(ResidualType::F32, form, &CLEAR), compiler);
                 let what = format!("{images} x {tokens} x {columns}, norm {norm}, {form:?}");
                 assert_eq!(flag, 0, "{what}");
                 assert!(got == in_type(&case.expected(form.channels_first), form.element), "{what}");
-                // The values of the stream are exact in f16.
-                let half = outcome(&case.launch(StreamType::F16, form, &CLEAR), compiler);
+                // The values of the residual are exact in f16.
+                let half = outcome(&case.launch(ResidualType::F16, form, &CLEAR), compiler);
                 assert!(half == (got, 0), "{what}, f16");
             }
         }
@@ -117,7 +117,7 @@ fn a_flag_of_a_step_makes_every_value_nan() {
     for (at, form) in [0, 255, 256, 299].into_iter().flat_map(|at| forms().map(move |form| (at, form))) {
         let mut flags = CLEAR;
         flags[at] = 1;
-        let (out, raised) = outcome(&case.launch(StreamType::F16, form, &flags), compiler);
+        let (out, raised) = outcome(&case.launch(ResidualType::F16, form, &flags), compiler);
         let nan = match form.element {
             OutputType::F32 => floats(&out).iter().all(|x| x.is_nan()),
             OutputType::F16 => halves(&out).iter().all(|&x| f16::from_bits(x).is_nan()),
@@ -134,9 +134,9 @@ fn a_value_that_is_not_finite_in_the_type_of_the_output_raises_its_flag() {
     for (value, flags) in
         [(f32::NAN, [1, 1, 1]), (f32::INFINITY, [1, 1, 1]), (65520.0, [0, 1, 0]), (3.4e38, [0, 1, 1])]
     {
-        case.stream[64 * 96 + 95] = value;
+        case.residual[64 * 96 + 95] = value;
         for (form, expected) in forms().zip(flags.iter().flat_map(|&flag| [flag; 2])) {
-            let (_, flag) = outcome(&case.launch(StreamType::F32, form, &CLEAR), compiler);
+            let (_, flag) = outcome(&case.launch(ResidualType::F32, form, &CLEAR), compiler);
             assert_eq!(flag, expected, "{value}, {form:?}");
         }
     }

@@ -1,10 +1,10 @@
-//! Patch embedding from pixels to the residual stream: `patch.cu`, and `patch_half.cu` for an f16 stream.
+//! Patch embedding from pixels to the residual stream: `patch.cu`, and `patch_half.cu` for an f16 residual.
 
 use half::{bf16, f16};
 use swinq_cuda::LaunchConfig;
 use swinq_cuda::ops::linear::pack::pack_half;
 use swinq_cuda::ops::patch::{InputForm, InputSite, InputType, PatchConfig};
-use swinq_cuda::ops::{DeviceStore, StreamType};
+use swinq_cuda::ops::{DeviceStore, ResidualType};
 use swinq_numerics::{ImageEdge, Quantizer, Size, reference};
 use swinq_testing::{Rng, step};
 
@@ -87,7 +87,7 @@ impl Case {
     }
 
     fn store(&self) -> DeviceStore {
-        if self.config.stream == StreamType::F32 { DeviceStore::Float } else { DeviceStore::Half }
+        if self.config.residual == ResidualType::F32 { DeviceStore::Float } else { DeviceStore::Half }
     }
 
     fn launch(&self) -> Launch {
@@ -186,9 +186,9 @@ impl Case {
         reference::epilogue_f32(sum[0], self.bias[column], self.output, None)
     }
 
-    /// The stream computed by the reference.
+    /// The residual computed by the reference.
     fn want(&self) -> Vec<f32> {
-        let (columns, mut stream) = (self.config.columns, Vec::new());
+        let (columns, mut residual) = (self.config.columns, Vec::new());
         for (token, patch) in self.patches().chunks_exact(self.k()).enumerate() {
             let mut row: Vec<f32> = (0..columns).map(|c| self.value(patch, c)).collect();
             if self.config.norm {
@@ -199,14 +199,14 @@ impl Case {
                 let at = token % (self.position.len() / columns) * columns;
                 row.iter_mut().zip(&self.position[at..]).for_each(|(x, p)| *x += p);
             }
-            stream.extend(row);
+            residual.extend(row);
         }
-        stream
+        residual
     }
 }
 
 /// Patches of 4 pixels of 3 channels, with a norm.
-fn base(stream: StreamType) -> PatchConfig {
+fn base(residual: ResidualType) -> PatchConfig {
     PatchConfig {
         channels: 3,
         patch: 4,
@@ -216,11 +216,11 @@ fn base(stream: StreamType) -> PatchConfig {
         output: false,
         norm: true,
         position: false,
-        stream,
+        residual,
     }
 }
 
-/// Checks that the stream is that of the reference.
+/// Checks that the residual is that of the reference.
 fn check(compiler: &Compiler, case: &Case) {
     assert!(!case.config.half());
     let got = case.launch().run(compiler);
@@ -228,7 +228,7 @@ fn check(compiler: &Compiler, case: &Case) {
     rows::check(&got[got.len() - 2], &case.want(), case.config.columns, case.store(), &case.what());
 }
 
-/// Checks that an f16 stream is near the reference: sums are exact, and the norm is f32, in two passes.
+/// Checks that an f16 residual is near the reference: sums are exact, and the norm is f32, in two passes.
 fn check_half(compiler: &Compiler, case: &Case) {
     assert!(case.config.half());
     let want: Vec<f64> = case.want().into_iter().map(f64::from).collect();
@@ -239,7 +239,7 @@ fn check_half(compiler: &Compiler, case: &Case) {
     rows::check_near(&got, &want, 5e-6, case.config.columns, case.store(), &case.what());
 }
 
-/// The stream and the flag after `launch`.
+/// The residual and the flag after `launch`.
 fn stream(launch: &Launch, compiler: &Compiler) -> (Vec<u8>, u32) {
     let mut buffers = launch.run(compiler);
     let flag = words(&buffers.pop().unwrap())[0];
@@ -248,9 +248,9 @@ fn stream(launch: &Launch, compiler: &Compiler) -> (Vec<u8>, u32) {
 
 /// One patch; full and partial blocks of 32 tokens; patches of 1, 2 and 4 pixels.
 #[test]
-fn the_stream_is_the_reference() {
+fn the_residual_is_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
-    let base = base(StreamType::F32);
+    let base = base(ResidualType::F32);
     let cases = [
         Case::new(1, (4, 4), base),
         Case::new(2, (28, 28), PatchConfig { position: true, ..base }),
@@ -258,13 +258,20 @@ fn the_stream_is_the_reference() {
         Case::new(
             3,
             (12, 12),
-            PatchConfig { integer: true, output: true, columns: 40, stream: StreamType::F16, ..base },
+            PatchConfig { integer: true, output: true, columns: 40, residual: ResidualType::F16, ..base },
         ),
         Case::new(1, (18, 18), PatchConfig { patch: 2, columns: 40, norm: false, position: true, ..base }),
         Case::new(
             1,
             (7, 7),
-            PatchConfig { patch: 1, columns: 8, output: true, norm: false, stream: StreamType::F16, ..base },
+            PatchConfig {
+                patch: 1,
+                columns: 8,
+                output: true,
+                norm: false,
+                residual: ResidualType::F16,
+                ..base
+            },
         ),
     ];
     cases.iter().for_each(|case| check(compiler, case));
@@ -275,7 +282,7 @@ fn the_stream_is_the_reference() {
 #[test]
 fn images_of_any_size_and_channels_give_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
-    let base = base(StreamType::F32);
+    let base = base(ResidualType::F32);
     let integer = PatchConfig { integer: true, columns: 40, ..base };
     let channels = |channels| PatchConfig { channels, columns: 40, ..base };
     let cases = [
@@ -298,9 +305,9 @@ fn images_of_any_size_and_channels_give_the_reference() {
 
 /// Covers full and partial groups of 64 tokens, patches of 1, 2 and 4 pixels, and blocks that process several groups.
 #[test]
-fn an_f16_stream_is_near_the_reference() {
+fn an_f16_residual_is_near_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
-    let base = base(StreamType::F16);
+    let base = base(ResidualType::F16);
     let cases = [
         Case::new(1, (4, 4), base),
         Case::new(2, (32, 32), PatchConfig { position: true, ..base }),
@@ -313,12 +320,12 @@ fn an_f16_stream_is_near_the_reference() {
     cases.iter().for_each(|case| check_half(compiler, case));
 }
 
-/// As for an f32 stream. If a patch extends beyond the image, pixels are read byte by byte, and a block that walks writes
+/// As for an f32 residual. If a patch extends beyond the image, pixels are read byte by byte, and a block that walks writes
 /// zeros where the group before had pixels.
 #[test]
 fn images_of_any_size_and_channels_are_near_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
-    let base = PatchConfig { columns: 32, ..base(StreamType::F16) };
+    let base = PatchConfig { columns: 32, ..base(ResidualType::F16) };
     let integer = PatchConfig { integer: true, ..base };
     let channels = |channels| PatchConfig { channels, ..base };
     let cases = [
@@ -341,7 +348,7 @@ fn images_of_any_size_and_channels_are_near_the_reference() {
 #[test]
 fn one_program_embeds_images_of_several_sizes() {
     let Some(compiler) = Compiler::get() else { return };
-    let small = Case::new(1, (8, 12), base(StreamType::F32));
+    let small = Case::new(1, (8, 12), base(ResidualType::F32));
     let of_size = |images, (height, width)| {
         let Case { pixels, position, .. } = Case::new(images, (height, width), small.config);
         Case { images, size: Size::new(height, width), pixels, position, ..small.clone() }
@@ -367,8 +374,8 @@ fn forms() -> impl Iterator<Item = InputForm> {
 }
 
 /// Whole images and images that patches extend beyond, with each site of the input.
-fn float_cases(stream: StreamType) -> Vec<(Case, InputSite)> {
-    let base = PatchConfig { columns: 32, ..base(stream) };
+fn float_cases(residual: ResidualType) -> Vec<(Case, InputSite)> {
+    let base = PatchConfig { columns: 32, ..base(residual) };
     let integer = PatchConfig { integer: true, ..base };
     let quantizer = step(0.0625);
     vec![
@@ -380,11 +387,11 @@ fn float_cases(stream: StreamType) -> Vec<(Case, InputSite)> {
 }
 
 #[test]
-fn normalised_values_of_every_type_and_order_give_the_stream_of_their_bytes() {
+fn normalised_values_of_every_type_and_order_give_the_residual_of_their_bytes() {
     let Some(compiler) = Compiler::get() else { return };
-    let [exact, half] = [StreamType::F32, StreamType::F16].map(float_cases);
+    let [exact, half] = [ResidualType::F32, ResidualType::F16].map(float_cases);
     let exact = exact.into_iter().flat_map(|case| forms().map(move |form| (case.clone(), form)));
-    // Each case of an f16 stream has a form of its own.
+    // Each case of an f16 residual has a form of its own.
     let half = half.into_iter().zip(forms().skip(1));
     for ((mut case, site), form) in exact.chain(half) {
         // The table has values that the type and the site represent.
@@ -407,9 +414,9 @@ fn normalised_values_of_every_type_and_order_give_the_stream_of_their_bytes() {
 #[test]
 fn a_value_that_is_not_finite_raises_the_flag() {
     let Some(compiler) = Compiler::get() else { return };
-    for ((case, site), form) in [StreamType::F32, StreamType::F16]
+    for ((case, site), form) in [ResidualType::F32, ResidualType::F16]
         .into_iter()
-        .flat_map(|stream| float_cases(stream).into_iter().skip(2).take(1))
+        .flat_map(|residual| float_cases(residual).into_iter().skip(2).take(1))
         .flat_map(|case| forms().map(move |form| (case.clone(), form)))
     {
         let mut values = case.values(form.channels_first, 0.0625);

@@ -1,9 +1,9 @@
-//! `window_block.cu`: the attention half of a transformer block.
+//! `window_block.cu`: the attention branch of a transformer block.
 
 use swinq_cuda::ops::Int8Linear;
 use swinq_cuda::ops::attention::HEAD_DIM;
 use swinq_cuda::ops::window_block::{
-    WindowBlockConfig, WindowBlockSpec, WindowForm, constants, scales, two_codes,
+    WindowBlockConfig, WindowBlockSpec, WindowForm, constants, hi_lo, scales,
 };
 use swinq_numerics::{
     AttentionQuant, AttentionSpec, HeadScores, MASKS, PAD, Probs, Quantizer, RowStore, reference,
@@ -56,8 +56,8 @@ struct Case {
     heads: usize,
     /// The factor of `QK^T` of each head.
     scales: Vec<f32>,
-    /// Whether each head has two codes for each query and key; empty if none has.
-    two_codes: Vec<bool>,
+    /// Whether each head has hi and lo codes for each query and key; empty if none has.
+    hi_lo: Vec<bool>,
     /// Number of tokens of a window, of windows of an image, and of images.
     n: usize,
     windows: usize,
@@ -65,7 +65,7 @@ struct Case {
     /// Token of each row of an image's windows, and the number of tokens.
     map: Vec<u32>,
     tokens: usize,
-    stream: Vec<f32>,
+    residual: Vec<f32>,
     norm: (Vec<f32>, Vec<f32>),
     qkv: Layer,
     proj: Layer,
@@ -89,12 +89,12 @@ impl Case {
             form: WindowForm::PreNorm,
             heads,
             scales: vec![SCALE; heads],
-            two_codes: Vec::new(),
+            hi_lo: Vec::new(),
             n,
             windows,
             images,
             tokens: map.tokens(),
-            stream: half_floats(&super::launch::bytes(&to_halves(&values))),
+            residual: half_floats(&super::launch::bytes(&to_halves(&values))),
             norm: (rng.floats(channels, 1.5), rng.floats(channels, 0.3)),
             qkv: Layer::new(&mut rng, 3 * channels, channels),
             proj: Layer::new(&mut rng, channels, channels),
@@ -107,12 +107,12 @@ impl Case {
         }
     }
 
-    /// The same in the form of Swin V2; every second head has two codes if `two_codes`.
-    fn cosine(self, two_codes: bool) -> Case {
-        let of_head = |head: usize| two_codes && head.is_multiple_of(2);
+    /// The same in the form of Swin V2; every second head has hi and lo codes if `hi_lo`.
+    fn cosine(self, hi_lo: bool) -> Case {
+        let of_head = |head: usize| hi_lo && head.is_multiple_of(2);
         let scales = (0..self.heads).map(|head| if of_head(head) { 40.0 } else { 9.0 }).collect();
-        let low = (0..self.heads).filter(|_| two_codes).map(of_head).collect();
-        Case { form: WindowForm::PostNorm { two_codes }, scales, two_codes: low, ..self }
+        let low = (0..self.heads).filter(|_| hi_lo).map(of_head).collect();
+        Case { form: WindowForm::PostNorm { hi_lo }, scales, hi_lo: low, ..self }
     }
 
     fn post_norm(&self) -> bool {
@@ -130,7 +130,7 @@ impl Case {
                 head_dim: HEAD_DIM,
                 tokens: self.n,
                 scales: &self.scales,
-                two_codes: &self.two_codes,
+                hi_lo: &self.hi_lo,
                 mask: -100.0,
                 bias: &self.bias,
                 regions: self.regions.as_deref(),
@@ -142,14 +142,14 @@ impl Case {
     }
 
     /// Runs the kernel on a device with one multiprocessor: the groups of a block loop over the windows.
-    fn run(&self, compiler: &Compiler, stream: &[u16]) -> (Vec<f32>, u32) {
+    fn run(&self, compiler: &Compiler, residual: &[u16]) -> (Vec<f32>, u32) {
         let config = WindowBlockConfig::new(self.form, self.heads, self.n, SHARED).unwrap();
         let (spec, total) = (self.spec(), self.images * self.windows);
         let padded = |mask: &[u8]| [mask, &vec![0; 64 - self.n]].concat();
         let regions: Option<Vec<u8>> =
             self.regions.as_ref().map(|regions| regions.chunks_exact(self.n).flat_map(padded).collect());
         let launch = Launch::new(&config.program(), config.launch(total, 1))
-            .activation(stream)
+            .activation(residual)
             .array(&self.map)
             .array(&constants(&config, &spec))
             .optional(regions.as_deref())
@@ -157,14 +157,14 @@ impl Case {
             .activation(&[0_u32]);
         let launch = launch.int(total).int(self.windows).int(self.tokens).float(EPSILON);
         let launch = scales(&spec).into_iter().fold(launch, Launch::float);
-        let out = launch.int(two_codes(&spec.attention) as usize).run(compiler);
+        let out = launch.int(hi_lo(&spec.attention) as usize).run(compiler);
         (half_floats(&out[0]), words(&out[out.len() - 1])[0])
     }
 
     /// The branch that the block adds to each token, computed by the reference.
     fn branch(&self) -> Vec<f32> {
         let channels = self.heads * HEAD_DIM;
-        let mut branch = vec![0.0; self.stream.len()];
+        let mut branch = vec![0.0; self.residual.len()];
         for window in 0..self.images * self.windows {
             let (image, of_image) = (window / self.windows, window % self.windows);
             let map = &self.map[of_image * self.n..][..self.n];
@@ -188,7 +188,7 @@ impl Case {
     /// The codes of a token, in Swin V1 after the norm.
     fn input_codes(&self, token: usize) -> Vec<i8> {
         let channels = self.heads * HEAD_DIM;
-        let x = &self.stream[token * channels..][..channels];
+        let x = &self.residual[token * channels..][..channels];
         let y = if self.post_norm() { x.to_vec() } else { self.normalised(x) };
         y.into_iter().map(|y| self.input().code(y)).collect()
     }
@@ -226,8 +226,8 @@ impl Case {
             }
         }
         let mut out = vec![0.0; n * HEAD_DIM];
-        let two_codes = self.two_codes.get(head).copied().unwrap_or(false);
-        let scores = HeadScores { scale: self.scales[head], two_codes };
+        let hi_lo = self.hi_lo.get(head).copied().unwrap_or(false);
+        let scores = HeadScores { scale: self.scales[head], hi_lo };
         let operands = (&q[..], &k[..], &part(2)[..]);
         reference::attention_window(n, HEAD_DIM, operands, scores, &bias, &self.quant(), &mut out);
         out
@@ -255,11 +255,11 @@ fn projection_input() -> Quantizer {
 fn check(compiler: &Compiler, case: &Case) {
     let what =
         format!("{:?}, {} heads, {} windows of {} tokens", case.form, case.heads, case.windows, case.n);
-    let (got, overflow) = case.run(compiler, &to_halves(&case.stream));
+    let (got, overflow) = case.run(compiler, &to_halves(&case.residual));
     assert_eq!(overflow, 0, "{what}");
     let branch = case.branch();
     let (mut error, mut power) = (0.0, 0.0);
-    for ((got, old), branch) in got.iter().zip(&case.stream).zip(&branch) {
+    for ((got, old), branch) in got.iter().zip(&case.residual).zip(&branch) {
         let rounding = (old + branch).abs() / 2048.0;
         let off = f64::from(((got - old - branch).abs() - rounding).max(0.0));
         assert!(off < 0.1, "{what}: {got} from {old} + {branch}");
@@ -289,9 +289,9 @@ fn one_program_computes_images_of_several_sizes() {
     let Some(compiler) = Compiler::get() else { return };
     let first = Case::new(1, 49, 4, 1, true);
     for (windows, images, masked) in [(4, 1, true), (1, 2, false), (3, 2, true)] {
-        let Case { map, tokens, stream, masks, .. } = Case::new(1, 49, windows, images, true);
+        let Case { map, tokens, residual, masks, .. } = Case::new(1, 49, windows, images, true);
         let masks = masks.filter(|_| masked);
-        check(compiler, &Case { windows, images, map, tokens, stream, masks, ..first.clone() });
+        check(compiler, &Case { windows, images, map, tokens, residual, masks, ..first.clone() });
     }
 }
 
@@ -299,9 +299,9 @@ fn one_program_computes_images_of_several_sizes() {
 fn a_value_that_is_not_finite_raises_the_flag() {
     let Some(compiler) = Compiler::get() else { return };
     for case in [Case::new(1, 64, 1, 1, false), Case::new(1, 64, 1, 1, false).cosine(false)] {
-        let mut stream = to_halves(&case.stream);
-        stream[case.map[40] as usize * HEAD_DIM + 31] = 0x7c00;
-        assert_eq!(case.run(compiler, &stream).1, 1, "{:?}", case.form);
+        let mut residual = to_halves(&case.residual);
+        residual[case.map[40] as usize * HEAD_DIM + 31] = 0x7c00;
+        assert_eq!(case.run(compiler, &residual).1, 1, "{:?}", case.form);
     }
 }
 
@@ -310,15 +310,15 @@ fn a_branch_that_overflows_halves_raises_the_flag() {
     let Some(compiler) = Compiler::get() else { return };
     let mut case = Case::new(1, 64, 1, 1, false).cosine(false);
     case.proj.bias[5] = 1e5;
-    assert_eq!(case.run(compiler, &to_halves(&case.stream)).1, 1);
+    assert_eq!(case.run(compiler, &to_halves(&case.residual)).1, 1);
 }
 
 #[test]
-fn blocks_of_wide_streams_have_fewer_groups_or_none() {
+fn blocks_of_wide_residuals_have_fewer_groups_or_none() {
     let new = |form, heads, tokens, shared| WindowBlockConfig::new(form, heads, tokens, shared);
     let groups = |form| [3, 4, 6, 7].map(|heads| new(form, heads, 49, SHARED).map(|config| config.groups));
     assert_eq!(groups(WindowForm::PreNorm), [Some(5), Some(5), Some(4), None]);
-    assert_eq!(groups(WindowForm::PostNorm { two_codes: true }), [Some(4), Some(3), Some(3), None]);
+    assert_eq!(groups(WindowForm::PostNorm { hi_lo: true }), [Some(4), Some(3), Some(3), None]);
     assert!([48, 65].iter().all(|&tokens| new(WindowForm::PreNorm, 3, tokens, SHARED).is_none()));
     assert!(new(WindowForm::PreNorm, 3, 49, 48 << 10).is_none(), "a small multiprocessor");
 }

@@ -6,7 +6,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use swinq::eval::{Accuracy, near_chance};
 use swinq::model::quantized::Score;
 use swinq::model::{BoxError, QuantizedModel};
-use swinq::qat::job::Course;
+use swinq::qat::job::ScheduleLength;
 use swinq::qat::log::IterationRecord;
 use swinq::qat::{Hooks, IterationReport, Validation};
 use swinq::train::Validator;
@@ -19,21 +19,21 @@ pub struct TrainHooks {
     /// Runs the model on the validation images.
     pub validator: Validator,
     bar: Option<ProgressBar>,
-    course: Course,
+    length: ScheduleLength,
     /// Whether a warning about the accuracy was shown.
     warned: bool,
 }
 
 impl TrainHooks {
-    /// The hooks for a run of the length that `course` states.
-    pub fn new(validator: Validator, course: &Course) -> TrainHooks {
+    /// The hooks for a run of this `length`.
+    pub fn new(validator: Validator, length: &ScheduleLength) -> TrainHooks {
         let shown = out::prints(Level::Normal) && std::io::stderr().is_terminal();
         let bar = shown.then(|| {
             let template = "[{bar:24}] {pos}/{len} iterations, {msg}, ETA {eta}";
             let style = ProgressStyle::with_template(template).expect("the template is well formed");
-            ProgressBar::new(course.iterations()).with_style(style.progress_chars("=> "))
+            ProgressBar::new(length.iterations()).with_style(style.progress_chars("=> "))
         });
-        TrainHooks { validator, bar, course: *course, warned: false }
+        TrainHooks { validator, bar, length: *length, warned: false }
     }
 
     /// Removes the bar.
@@ -84,11 +84,11 @@ impl Hooks for TrainHooks {
     fn progress(&mut self, done: u64, _: &IterationReport, record: Option<&IterationRecord>) {
         let Some(bar) = &self.bar else {
             if let Some(record) = record {
-                let left = (self.course.iterations() - done) * self.course.images_per_iteration();
+                let left = (self.length.iterations() - done) * self.length.images_per_iteration();
                 let eta = left as f64 / record.images_per_second;
                 note!(
                     "qat: {done}/{} iterations, {}, ETA {eta:.0} s",
-                    self.course.iterations(),
+                    self.length.iterations(),
                     line(record)
                 );
             }

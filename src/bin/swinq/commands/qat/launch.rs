@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use swinq::qat::job;
-use swinq::qat::ranks::Place;
+use swinq::qat::ranks::RankInfo;
 
 use crate::args::{Device, QatArgs, Usage};
 use crate::interrupt;
 
 /// How long the other processes may take to end after this one.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The same after a failure, of which the others learn at once if they are connected.
+/// The same after a failure; connected ranks learn of it at once.
 const PATIENCE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 
 /// The processes that this one started, by rank from 1. They are ended with this value.
@@ -57,19 +57,19 @@ fn arguments(args: &QatArgs, device: Device) -> Vec<OsString> {
 }
 
 impl Others {
-    /// Starts a process for every device of `args` but the first, whose place is `first`.
+    /// Starts a process for every device of `args` but the first, whose rank is `first`.
     ///
     /// # Errors
     /// A process that cannot be started.
-    pub fn start(args: &QatArgs, first: &Place) -> anyhow::Result<Others> {
+    pub fn start(args: &QatArgs, first: &RankInfo) -> anyhow::Result<Others> {
         let others = Others(RefCell::default());
         for (rank, device) in args.devices.iter().enumerate().skip(1) {
             // The device is given by name, so that it does not depend on the number of the process on its machine.
-            let place = Place { rank, local_rank: 0, ..first.clone() };
+            let info = RankInfo { rank, local_rank: 0, ..first.clone() };
             let mut command = Command::new(std::env::current_exe().context("starting another process")?);
             command
                 .args(arguments(args, *device))
-                .envs(place.variables())
+                .envs(info.variables())
                 .stdin(Stdio::null())
                 .stdout(Stdio::null());
             let child = command.spawn().with_context(|| format!("starting rank {rank}"))?;
@@ -78,7 +78,7 @@ impl Others {
         Ok(others)
     }
 
-    /// What to say of a process that has ended; `None` while all run.
+    /// The message about a process that has ended; `None` while all run.
     pub fn ended(&self) -> Option<String> {
         let mut children = self.0.borrow_mut();
         children.iter_mut().enumerate().find_map(|(index, child)| {

@@ -4,7 +4,7 @@ use candle_core::{D, Result, Tensor};
 
 use super::head::Shape;
 use super::{AttentionGradients, Inputs};
-use crate::ops::composed::{logits, merge_heads, probs_times_values, scores, split_heads};
+use crate::ops::candle::{logits, merge_heads, probs_times_values, scores, split_heads};
 use crate::ops::taped::fake_quant::{self, FakeActivation, FakeProbs, RANGE};
 
 /// The intermediate tensors of a forward pass, all `[windows, heads, n, ...]`.
@@ -22,7 +22,7 @@ pub(super) struct Forward {
 }
 
 fn fake(x: &Tensor, site: Option<&FakeActivation>) -> Result<Tensor> {
-    site.map_or_else(|| Ok(x.clone()), |site| fake_quant::composed_forward(x, site.quantizer))
+    site.map_or_else(|| Ok(x.clone()), |site| fake_quant::candle_forward(x, site.quantizer))
 }
 
 impl Forward {
@@ -98,5 +98,5 @@ impl Forward {
 fn clip(x: &Tensor, grad: &Tensor, site: &FakeActivation) -> Result<(Tensor, Option<Tensor>)> {
     let flat = x.contiguous()?.flatten_all()?.unsqueeze(0)?;
     let learned = site.learned.is_some();
-    fake_quant::composed(&flat, grad, &[site.quantizer.recip()], RANGE, learned)
+    fake_quant::in_candle(&flat, grad, &[site.quantizer.recip()], RANGE, learned)
 }

@@ -1,28 +1,28 @@
 //! Conformance of the normalisation of queries and keys, for every implementation.
 
 use crate::support::{Rng, assert_same, assert_varied, for_each_cpu, step};
-use swinq_kernels::{NormalizeHeads, Pool, RowOut};
-use swinq_numerics::{HeadsSpec, Quantizer, code_stride, reference};
+use swinq_kernels::{Pool, QkNorm, RowOut};
+use swinq_numerics::{QkNormSpec, Quantizer, code_stride, reference};
 
 /// Sizes and input of one case.
 struct Case {
     heads: usize,
     d: usize,
     rows: usize,
-    two_codes: Vec<bool>,
+    hi_lo: Vec<bool>,
     /// f32 `[rows, 3 * heads * d]`.
     x: Vec<f32>,
 }
 
 impl Case {
-    fn new(heads: usize, d: usize, rows: usize, two_codes: &[bool]) -> Case {
+    fn new(heads: usize, d: usize, rows: usize, hi_lo: &[bool]) -> Case {
         let mut rng = Rng((heads + 10 * d + 1000 * rows) as u64);
         let x = rng.floats(rows * 3 * heads * d, 3.0);
-        Case { heads, d, rows, two_codes: two_codes.to_vec(), x }
+        Case { heads, d, rows, hi_lo: hi_lo.to_vec(), x }
     }
 
-    fn spec(&self, codes: Option<[Quantizer; 3]>) -> HeadsSpec<'_> {
-        HeadsSpec { heads: self.heads, head_dim: self.d, two_codes: &self.two_codes, codes }
+    fn spec(&self, codes: Option<[Quantizer; 3]>) -> QkNormSpec<'_> {
+        QkNormSpec { heads: self.heads, head_dim: self.d, hi_lo: &self.hi_lo, codes }
     }
 
     /// The queries and keys normalised, and the values as they are.
@@ -44,8 +44,8 @@ impl Case {
                 codes.extend(part.iter().map(|&y| site.code(y).cast_unsigned() ^ 0x80));
             }
             for (part, site) in row.chunks_exact(columns).zip(sites).take(2) {
-                for head in (0..self.heads).filter(|&head| self.two_codes.get(head) == Some(&true)) {
-                    let low = |&y: &f32| reference::low_code(y * site.recip()).cast_unsigned() ^ 0x80;
+                for head in (0..self.heads).filter(|&head| self.hi_lo.get(head) == Some(&true)) {
+                    let low = |&y: &f32| reference::lo_code(y * site.recip()).cast_unsigned() ^ 0x80;
                     codes.extend(part[head * self.d..][..self.d].iter().map(low));
                 }
             }
@@ -87,8 +87,8 @@ fn operands_are_the_references() {
             kinds.iter().flat_map(|sites| cases().into_iter().map(|case| (case, sites.map(step))))
         {
             let what = format!("{cpu:?} {} heads of {}, {} rows", case.heads, case.d, case.rows);
-            let float = NormalizeHeads::new(cpu, &case.spec(None));
-            let codes = NormalizeHeads::new(cpu, &case.spec(Some(sites)));
+            let float = QkNorm::new(cpu, &case.spec(None));
+            let codes = QkNorm::new(cpu, &case.spec(Some(sites)));
             let (want, want_codes) = (case.normalized(), case.codes(sites));
             for threads in [1, 3] {
                 let mut pool = Pool::new(threads);
@@ -107,9 +107,9 @@ fn operands_are_the_references() {
 }
 
 #[test]
-#[should_panic(expected = "NormalizeHeads: the output is of the other type")]
+#[should_panic(expected = "QkNorm: the output is of the other type")]
 fn an_output_of_the_other_type_is_refused() {
     let case = Case::new(1, 4, 1, &[]);
-    let op = NormalizeHeads::new(swinq_kernels::Cpu::available()[0], &case.spec(None));
+    let op = QkNorm::new(swinq_kernels::Cpu::available()[0], &case.spec(None));
     op.run(&mut Pool::new(1), 1, &case.x, RowOut::Codes(&mut [0; 12]));
 }

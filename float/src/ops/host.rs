@@ -15,9 +15,8 @@ mod attention;
 mod fake_quant;
 mod rows;
 
-pub(super) use attention::{
-    attend, logits, merge_heads, normalize, probs_times_values, scores, softmax, split_heads,
-};
+pub(super) use attention::{attend, logits, merge_heads, normalize, scores, split_heads};
+pub use attention::{probs_times_values, softmax};
 pub(super) use fake_quant::rounded;
 pub use fake_quant::{fake_quantize, fake_quantize_columns};
 pub(super) use rows::{add, add_bias, gather, gelu, mean_rows, norm, norm_then_gather};

@@ -1,17 +1,15 @@
-//! What a network computes at one layer.
+//! The input, the output and the shortcut of one layer of a network.
 
 use candle_core::{Device, Tensor};
 use swinq_float::{Attention, FloatError, LinearWeights, Sites};
 use swinq_model::site::{BlockId, Operand};
 use swinq_model::{Linear, Site};
 
-use super::networks::half_after;
-
-/// What is kept of a linear layer and its input.
+/// The function that chooses the tensor to keep from a linear layer and its input.
 type Take = fn(&LinearWeights, &Tensor) -> candle_core::Result<Tensor>;
 
 /// Runs as `inner` does, and keeps a tensor of one layer, and the shortcut that its output is added to.
-pub struct Capture<'a> {
+pub struct LayerRecorder<'a> {
     inner: &'a mut dyn Sites,
     layer: Linear,
     take: Take,
@@ -19,10 +17,10 @@ pub struct Capture<'a> {
     shortcut: Option<Tensor>,
 }
 
-impl<'a> Capture<'a> {
-    /// Keeps what `take` returns for `layer` and its input.
-    pub fn new(inner: &'a mut dyn Sites, layer: Linear, take: Take) -> Capture<'a> {
-        Capture { inner, layer, take, taken: None, shortcut: None }
+impl<'a> LayerRecorder<'a> {
+    /// Keeps the result of `take` for `layer` and its input.
+    pub fn new(inner: &'a mut dyn Sites, layer: Linear, take: Take) -> LayerRecorder<'a> {
+        LayerRecorder { inner, layer, take, taken: None, shortcut: None }
     }
 
     /// The tensor, and the shortcut if the layer's output is added to one.
@@ -35,11 +33,11 @@ impl<'a> Capture<'a> {
     }
 }
 
-impl Sites for Capture<'_> {
+impl Sites for LayerRecorder<'_> {
     fn activation(&mut self, site: Site, x: Tensor) -> Result<Tensor, FloatError> {
         let x = self.inner.activation(site, x)?;
-        if let Site::Add(block, half, Operand::Shortcut) = site
-            && (self.layer.block(), half_after(self.layer)) == (Some(block), Some(half))
+        if let Site::Add(block, branch, Operand::Shortcut) = site
+            && (self.layer.block(), self.layer.branch()) == (Some(block), Some(branch))
         {
             self.shortcut = Some(x.clone());
         }
@@ -50,8 +48,8 @@ impl Sites for Capture<'_> {
         self.inner.weight(site, w)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.inner.attend(site, logits, v)
+    fn attend(&mut self, attention: &Attention<'_>, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
+        self.inner.attend(attention, logits, v)
     }
 
     fn watches(&self, site: Site) -> bool {

@@ -83,13 +83,6 @@ pub(crate) fn clamped_exp(logarithms: &Tensor) -> Result<Tensor> {
     logarithms.minimum(LARGEST_LOGARITHM)?.exp()
 }
 
-/// The table of relative position biases of Swin V2, `[rows, heads]`, for the relative positions `[rows, 2]`:
-/// `16 sigmoid(MLP)`.
-pub(crate) fn position_table(coordinates: &Tensor, mlp: &PositionMlp) -> Result<Tensor> {
-    let hidden = hidden_positions(coordinates, mlp)?;
-    bounded(&hidden.matmul(&mlp.output.t()?.contiguous()?)?)
-}
-
 /// The hidden layer of the MLP of relative positions, `[rows, 512]`.
 pub(super) fn hidden_positions(coordinates: &Tensor, mlp: &PositionMlp) -> Result<Tensor> {
     coordinates.matmul(&mlp.weight.t()?.contiguous()?)?.broadcast_add(&mlp.bias)?.relu()

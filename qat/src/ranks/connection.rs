@@ -15,7 +15,7 @@ const LONGEST_REASON: usize = 1 << 14;
 /// How many bytes of a message of unknown length are read at a time, so that a wrong length costs no memory.
 const STEP: u64 = 1 << 20;
 
-/// What a message means.
+/// The meaning of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Kind {
@@ -41,7 +41,7 @@ impl Kind {
 
 /// A connection to another rank.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct Connection {
     stream: TcpStream,
     /// The other rank.
     pub(super) rank: usize,
@@ -49,13 +49,13 @@ pub(super) struct Link {
     timeout: Duration,
 }
 
-impl Link {
+impl Connection {
     /// A connection to `rank`. The other side is taken to hang if it sends nothing, or takes nothing, for `timeout`.
-    pub(super) fn new(stream: TcpStream, rank: usize, timeout: Duration) -> Result<Link, RankError> {
+    pub(super) fn new(stream: TcpStream, rank: usize, timeout: Duration) -> Result<Connection, RankError> {
         let address = stream.peer_addr().map_or_else(|_| "unknown address".to_owned(), |a| a.to_string());
-        let mut link = Link { stream, rank, address, timeout };
-        link.set_timeout(timeout)?;
-        Ok(link)
+        let mut connection = Connection { stream, rank, address, timeout };
+        connection.set_timeout(timeout)?;
+        Ok(connection)
     }
 
     /// Sets the time limit.

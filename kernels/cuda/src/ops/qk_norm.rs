@@ -1,10 +1,10 @@
 //! The operands of cosine attention (Swin V2).
 
-use swinq_numerics::HeadsSpec;
+use swinq_numerics::QkNormSpec;
 
 use super::attention::{HEAD_DIM, low_columns};
-use super::{Call, DeviceStore, StreamType, int, row_stride};
-use crate::params::heads::Params;
+use super::{Call, DeviceStore, ResidualType, int, row_stride};
+use crate::params::qk_norm::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 /// Threads of a block.
@@ -14,18 +14,18 @@ const LANES: usize = 4;
 
 /// Constants for which the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct HeadsConfig {
+pub struct QkNormConfig {
     /// Element type of the input: that of the residual stream.
-    pub input: StreamType,
+    pub input: ResidualType,
     /// Whether the result is codes; else it is f16.
     pub codes: bool,
 }
 
-impl HeadsConfig {
+impl QkNormConfig {
     /// The program.
     pub fn program(self) -> Program {
         let store = if self.codes { super::STORE_CODES } else { super::STORE_HALF };
-        Program::new("heads.cu", "normalize_heads")
+        Program::new("qk_norm.cu", "qk_norm")
             .define("THREADS", THREADS.into())
             .define("INPUT_F32", self.input.define())
             .define("STORE", store)
@@ -38,40 +38,44 @@ impl HeadsConfig {
     }
 }
 
-/// Normalises queries and keys and quantizes them and the values, prepared for a device. [`HeadsSpec`] defines
+/// Normalises queries and keys and quantizes them and the values, prepared for a device. [`QkNormSpec`] defines
 /// the result, except that one without codes is f16.
-pub struct DeviceHeads {
+pub struct DeviceQkNorm {
     kernel: Kernel,
-    config: HeadsConfig,
+    config: QkNormConfig,
     heads: usize,
     /// Columns of the result.
     columns: usize,
     recips: [f32; 3],
-    /// Present if some heads have two codes.
+    /// Present if some heads have hi and lo codes.
     low: Option<DeviceSlice>,
 }
 
-impl DeviceHeads {
+impl DeviceQkNorm {
     /// Prepares the op. Its input has the type of the residual stream.
     ///
     /// # Errors
     /// [`CudaError::Unsupported`] if a head does not have [`HEAD_DIM`] channels. Also if the kernel does not compile,
     /// or the device has too little memory.
-    pub fn new(device: &Device, spec: &HeadsSpec<'_>, input: StreamType) -> Result<DeviceHeads, CudaError> {
+    pub fn new(
+        device: &Device,
+        spec: &QkNormSpec<'_>,
+        input: ResidualType,
+    ) -> Result<DeviceQkNorm, CudaError> {
         if spec.head_dim != HEAD_DIM {
             return Err(CudaError::Unsupported(format!(
                 "heads of {} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any",
                 spec.head_dim
             )));
         }
-        let config = HeadsConfig { input, codes: spec.codes.is_some() };
-        let low = (config.codes && spec.two_codes.contains(&true)).then(|| low_columns(spec.two_codes));
-        let low_codes = low.iter().flatten().filter(|&&column| column >= 0).count();
-        Ok(DeviceHeads {
+        let config = QkNormConfig { input, codes: spec.codes.is_some() };
+        let low = (config.codes && spec.hi_lo.contains(&true)).then(|| low_columns(spec.hi_lo));
+        let lo_codes = low.iter().flatten().filter(|&&column| column >= 0).count();
+        Ok(DeviceQkNorm {
             kernel: device.kernel(&config.program())?,
             config,
             heads: spec.heads,
-            columns: (3 * spec.heads + low_codes) * HEAD_DIM,
+            columns: (3 * spec.heads + lo_codes) * HEAD_DIM,
             recips: spec.codes.map_or([1.0; 3], |codes| codes.map(|q| q.recip())),
             low: low.map(|low| DeviceBuf::from_slice(device, &low).map(|low| low.all())).transpose()?,
         })
@@ -87,7 +91,7 @@ impl DeviceHeads {
     /// If a slice is too short.
     pub fn run(
         &self,
-        on: &Stream,
+        stream: &Stream,
         rows: usize,
         qkv: &DeviceSlice,
         out: &DeviceSlice,
@@ -95,21 +99,21 @@ impl DeviceHeads {
     ) -> Result<(), CudaError> {
         let store = if self.config.codes { 1 } else { DeviceStore::Half.element_bytes() };
         let stride = row_stride(self.columns, store);
-        let (call, element) = (Call(on), self.config.input.bytes());
+        let (call, element) = (Call(stream), self.config.input.bytes());
         // The kernel counts threads in 32 bits.
         int(rows * 3 * self.heads * LANES);
         let params = Params {
-            qkv: call.array("heads: q, k and v", qkv, &[rows, 3, self.heads, HEAD_DIM, element]),
+            qkv: call.array("QK-norm: q, k and v", qkv, &[rows, 3, self.heads, HEAD_DIM, element]),
             low: call.own(&self.low),
-            out: call.array("heads: the output", out, &[rows, stride, store]),
-            overflow: call.word("heads: the overflow flag", overflow),
+            out: call.array("QK-norm: the output", out, &[rows, stride, store]),
+            overflow: call.word("QK-norm: the overflow flag", overflow),
             rows: int(rows),
             heads: int(self.heads),
             stride: int(stride),
             recip: self.recips,
         };
         // SAFETY: `Params` is the kernel's parameter. Every row that the kernel accesses is within the lengths
-        // checked above, the columns of low codes are within a row, and the slices are held.
-        unsafe { launch(&self.kernel, HeadsConfig::launch(rows, self.heads), on, &params) }
+        // checked above, the columns of lo codes are within a row, and the slices are held.
+        unsafe { launch(&self.kernel, QkNormConfig::launch(rows, self.heads), stream, &params) }
     }
 }

@@ -18,9 +18,9 @@ use swinq_model::atomic::write_atomic;
 use crate::Error;
 use crate::hex::hex;
 
-/// What was found in a journal's file.
+/// The contents of a cache's file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Found {
+pub struct CacheContents {
     /// Measurements of this run that need not be made again.
     pub kept: usize,
     /// Damaged lines, which were dropped.
@@ -31,23 +31,23 @@ pub struct Found {
 }
 
 /// Finished measurements, by name.
-pub(crate) struct Journal {
+pub(crate) struct Cache {
     entries: BTreeMap<String, Value>,
     file: Option<(PathBuf, File)>,
-    found: Found,
+    found: CacheContents,
 }
 
-impl Journal {
-    /// A journal in memory only.
-    pub(crate) fn in_memory() -> Journal {
-        Journal { entries: BTreeMap::new(), file: None, found: Found::default() }
+impl Cache {
+    /// A cache in memory only.
+    pub(crate) fn in_memory() -> Cache {
+        Cache { entries: BTreeMap::new(), file: None, found: CacheContents::default() }
     }
 
-    /// The journal of the run `key` in the file `path`, which is made if it does not exist.
+    /// The cache of the run `key` in the file `path`, which is made if it does not exist.
     ///
     /// # Errors
     /// [`Error::Io`] or [`Error::Model`] if the file cannot be read or written.
-    pub(crate) fn open(path: &Path, key: &str) -> Result<Journal, Error> {
+    pub(crate) fn open(path: &Path, key: &str) -> Result<Cache, Error> {
         let (entries, found) = match std::fs::read(path) {
             Ok(bytes) => read(&bytes, key),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
@@ -58,11 +58,11 @@ impl Journal {
             entries.iter().try_for_each(|(name, value)| out.write_all(line(&entry(name, value)).as_bytes()))
         })?;
         let file = OpenOptions::new().append(true).open(path).map_err(Error::io(path))?;
-        Ok(Journal { entries, file: Some((path.to_owned(), file)), found })
+        Ok(Cache { entries, file: Some((path.to_owned(), file)), found })
     }
 
-    /// What the file held when it was opened.
-    pub(crate) fn found(&self) -> Found {
+    /// The contents of the file when it was opened.
+    pub(crate) fn found(&self) -> CacheContents {
         self.found
     }
 
@@ -88,8 +88,8 @@ impl Journal {
 }
 
 /// The entries of the run `key` in a file with the content `bytes`.
-fn read(bytes: &[u8], key: &str) -> (BTreeMap<String, Value>, Found) {
-    let mut found = Found::default();
+fn read(bytes: &[u8], key: &str) -> (BTreeMap<String, Value>, CacheContents) {
+    let mut found = CacheContents::default();
     let mut lines = bytes.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
     let first = lines.next().map(checked);
     match first {
@@ -174,22 +174,22 @@ impl RunKey {
 mod tests {
     use super::*;
 
-    fn values(journal: &Journal) -> [Option<f64>; 3] {
-        ["a", "b", "c"].map(|name| journal.get(name))
+    fn values(cache: &Cache) -> [Option<f64>; 3] {
+        ["a", "b", "c"].map(|name| cache.get(name))
     }
 
     #[test]
     fn a_second_run_continues_and_damage_costs_only_the_damaged_line() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.cache");
-        let mut journal = Journal::open(&path, "key").unwrap();
+        let mut cache = Cache::open(&path, "key").unwrap();
         for (name, value) in [("a", 1.0), ("b", 0.1 + 0.2), ("c", 3.0)] {
-            journal.put(name, &value).unwrap();
+            cache.put(name, &value).unwrap();
         }
-        drop(journal);
-        let journal = Journal::open(&path, "key").unwrap();
-        assert_eq!(journal.found(), Found { kept: 3, ..Found::default() });
-        assert_eq!(values(&journal), [Some(1.0), Some(0.1 + 0.2), Some(3.0)]);
+        drop(cache);
+        let cache = Cache::open(&path, "key").unwrap();
+        assert_eq!(cache.found(), CacheContents { kept: 3, ..CacheContents::default() });
+        assert_eq!(values(&cache), [Some(1.0), Some(0.1 + 0.2), Some(3.0)]);
 
         // One bit of the second measurement, and the end of the third.
         let mut bytes = std::fs::read(&path).unwrap();
@@ -197,27 +197,27 @@ mod tests {
         bytes[at + 4] ^= 1;
         bytes.truncate(bytes.len() - 4);
         std::fs::write(&path, &bytes).unwrap();
-        let mut journal = Journal::open(&path, "key").unwrap();
-        assert_eq!(journal.found(), Found { kept: 1, damaged: 2, replaced: false });
-        assert_eq!(values(&journal), [Some(1.0), None, None]);
-        journal.put("b", &2.0).unwrap();
-        drop(journal);
-        let journal = Journal::open(&path, "key").unwrap();
-        assert_eq!(journal.found(), Found { kept: 2, ..Found::default() });
-        assert_eq!(values(&journal), [Some(1.0), Some(2.0), None]);
+        let mut cache = Cache::open(&path, "key").unwrap();
+        assert_eq!(cache.found(), CacheContents { kept: 1, damaged: 2, replaced: false });
+        assert_eq!(values(&cache), [Some(1.0), None, None]);
+        cache.put("b", &2.0).unwrap();
+        drop(cache);
+        let cache = Cache::open(&path, "key").unwrap();
+        assert_eq!(cache.found(), CacheContents { kept: 2, ..CacheContents::default() });
+        assert_eq!(values(&cache), [Some(1.0), Some(2.0), None]);
     }
 
     #[test]
     fn the_file_of_another_run_is_replaced() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.cache");
-        Journal::open(&path, "one").unwrap().put("a", &1.0).unwrap();
-        let journal = Journal::open(&path, "two").unwrap();
-        assert_eq!(journal.found(), Found { kept: 0, damaged: 0, replaced: true });
-        assert_eq!(values(&journal), [None; 3]);
-        drop(journal);
-        std::fs::write(&path, b"not a journal\n").unwrap();
-        assert_eq!(Journal::open(&path, "two").unwrap().found().damaged, 1);
+        Cache::open(&path, "one").unwrap().put("a", &1.0).unwrap();
+        let cache = Cache::open(&path, "two").unwrap();
+        assert_eq!(cache.found(), CacheContents { kept: 0, damaged: 0, replaced: true });
+        assert_eq!(values(&cache), [None; 3]);
+        drop(cache);
+        std::fs::write(&path, b"not a cache\n").unwrap();
+        assert_eq!(Cache::open(&path, "two").unwrap().found().damaged, 1);
     }
 
     #[test]

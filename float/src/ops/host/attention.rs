@@ -134,7 +134,11 @@ fn scale_rows(out: &mut [f32], width: usize, totals: &[f32]) {
     );
 }
 
-pub(in crate::ops) fn softmax(x: &Tensor) -> Result<Tensor> {
+/// Softmax over the last dimension.
+///
+/// # Errors
+/// The tensor is not in host memory, or is a scalar.
+pub fn softmax(x: &Tensor) -> Result<Tensor> {
     let n = x.dim(candle_core::D::Minus1)?;
     Pass::new("softmax", x.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
         each_part(out, n, |range, out| {
@@ -147,7 +151,11 @@ pub(in crate::ops) fn softmax(x: &Tensor) -> Result<Tensor> {
     .on(&[x])
 }
 
-pub(in crate::ops) fn probs_times_values(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
+/// `probs` `[windows, heads, n, n]` times `v` `[windows, heads, n, d]`.
+///
+/// # Errors
+/// The tensors are not in host memory, or their shapes do not fit.
+pub fn probs_times_values(probs: &Tensor, v: &Tensor) -> Result<Tensor> {
     let (_, _, n, d) = v.dims4()?;
     Pass::new("probs_times_values", v.shape(), |arguments: &[&[f32]], out: &mut [f32]| {
         each_head(out, n * d, |head, out, [packed, _]| {

@@ -1,4 +1,4 @@
-//! What the program prints and where: completions, manual, quiet and verbose runs, colours, JSON on standard output.
+//! The program's output and its streams: completions, manual, quiet and verbose runs, colours, JSON on standard output.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! [`NormalizeHeads`](super::NormalizeHeads) by vectors.
+//! [`QkNorm`](super::QkNorm) by vectors.
 
 use swinq_numerics::reference::SHORTEST;
 use swinq_numerics::{Quantizer, code_stride};
@@ -70,8 +70,8 @@ fn codes<L: Lanes>(
             let (column, recip) = (sizes.column(part, head), lanes.splat(sites[part].recip()));
             for (row, &factor) in factors[..count].iter().enumerate() {
                 let (x, out) = (&x[row * wide..][..wide], &mut out[row * stride..][..stride]);
-                let (codes, low_codes) = out.split_at_mut(wide);
-                let low = low.map(|position| &mut low_codes[sizes.low_column(part, position)..][..sizes.d]);
+                let (codes, lo_codes) = out.split_at_mut(wide);
+                let low = low.map(|position| &mut lo_codes[sizes.low_column(part, position)..][..sizes.d]);
                 let (x, out) = (&x[column..][..sizes.d], &mut codes[column..][..sizes.d]);
                 store(lanes, x, [lanes.splat(factor), recip], out, low);
             }
@@ -127,7 +127,7 @@ fn squares<L: Lanes>(lanes: L, x: &[f32]) -> L::F {
     if L::N == 16 { sums[0] } else { lanes.add(sums[0], sums[1]) }
 }
 
-/// Stores the codes, and the low codes if there are any, of `x` times both factors.
+/// Stores the codes, and the lo codes if there are any, of `x` times both factors.
 #[inline(always)]
 fn store<L: Lanes>(
     lanes: L,
@@ -144,7 +144,7 @@ fn store<L: Lanes>(
         // SAFETY: the slice has `2 N` bytes.
         unsafe { lanes.write_codes2(out[span.clone()].as_mut_ptr(), [a, b]) };
         if let Some(low) = &mut low {
-            let scaled = [low_scaled(lanes, a), low_scaled(lanes, b)];
+            let scaled = [lo_scaled(lanes, a), lo_scaled(lanes, b)];
             // SAFETY: the slice has `2 N` bytes.
             unsafe { lanes.write_codes2(low[span].as_mut_ptr(), scaled) };
         }
@@ -154,7 +154,7 @@ fn store<L: Lanes>(
         let scaled = lanes.mul(lanes.mul(load(lanes, &x[span.clone()]), factor), recip);
         lanes.store_codes(&mut out[span.clone()], scaled);
         if let Some(low) = &mut low {
-            lanes.store_codes(&mut low[span], low_scaled(lanes, scaled));
+            lanes.store_codes(&mut low[span], lo_scaled(lanes, scaled));
         }
     }
 }
@@ -165,9 +165,9 @@ fn load<L: Lanes>(lanes: L, x: &[f32]) -> L::F {
     if x.len() == L::N { lanes.load(x) } else { lanes.load_part(x) }
 }
 
-/// What [`low_code`](swinq_numerics::reference::low_code) rounds, of values already multiplied by the reciprocal scale.
+/// The values that [`lo_code`](swinq_numerics::reference::lo_code) rounds, from values already multiplied by the reciprocal scale.
 #[inline(always)]
-pub(crate) fn low_scaled<L: Lanes>(lanes: L, scaled: L::F) -> L::F {
+pub(crate) fn lo_scaled<L: Lanes>(lanes: L, scaled: L::F) -> L::F {
     let high = lanes.float(lanes.round(lanes.clamp(scaled)));
     let rest = lanes.mul(lanes.sub(scaled, high), lanes.splat(256.0));
     // `max` returns its second operand if either is a NaN.

@@ -9,25 +9,25 @@ pub enum Length {
     Iterations(u64),
 }
 
-/// A run over a known number of images. Every iteration uses the same number of images, `batch_size * accumulate` on each
-/// process, because batches cross the ends of epochs: iteration `i` starts with image `i * images_per_iteration` of the
+/// The length of a run over a known number of images. Every iteration uses the same number of images, `batch_size * accumulate`
+/// on each process, because batches cross the ends of epochs: iteration `i` starts with image `i * images_per_iteration` of the
 /// concatenated epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Course {
+pub struct ScheduleLength {
     images: u64,
     images_per_iteration: u64,
     iterations: u64,
 }
 
-impl Course {
-    /// The course over `images` training images. An argument of 0 counts as 1.
-    pub fn new(length: Length, images: usize, images_per_iteration: usize) -> Course {
+impl ScheduleLength {
+    /// The length of a run over `images` training images. An argument of 0 counts as 1.
+    pub fn new(length: Length, images: usize, images_per_iteration: usize) -> ScheduleLength {
         let (images, images_per_iteration) = (images.max(1) as u64, images_per_iteration.max(1) as u64);
         let iterations = match length {
             Length::Iterations(iterations) => iterations,
             Length::Epochs(epochs) => (epochs * images as f64 / images_per_iteration as f64).round() as u64,
         };
-        Course { images, images_per_iteration, iterations: iterations.max(1) }
+        ScheduleLength { images, images_per_iteration, iterations: iterations.max(1) }
     }
 
     /// Iterations of the run, at least 1; a length in epochs is rounded to whole iterations.
@@ -68,22 +68,25 @@ mod tests {
         for (epochs, images, per_iteration, iterations) in
             [(3.0, 50_000, 128, 1172), (0.5, 100, 10, 5), (0.001, 10, 10, 1), (1.0, 0, 0, 1)]
         {
-            assert_eq!(Course::new(Length::Epochs(epochs), images, per_iteration).iterations(), iterations);
+            assert_eq!(
+                ScheduleLength::new(Length::Epochs(epochs), images, per_iteration).iterations(),
+                iterations
+            );
         }
-        assert_eq!(Course::new(Length::Iterations(7), 100, 10).iterations(), 7);
+        assert_eq!(ScheduleLength::new(Length::Iterations(7), 100, 10).iterations(), 7);
     }
 
     #[test]
     fn an_epoch_ends_within_the_iteration_that_uses_its_last_image() {
-        let course = Course::new(Length::Epochs(3.0), 10, 4);
-        let ends: Vec<u64> = (0..=8).filter(|&done| course.ends_epoch(done)).collect();
+        let length = ScheduleLength::new(Length::Epochs(3.0), 10, 4);
+        let ends: Vec<u64> = (0..=8).filter(|&done| length.ends_epoch(done)).collect();
         assert_eq!(ends, [3, 5, 8]);
-        assert_eq!(course.epoch(5), 2.0);
+        assert_eq!(length.epoch(5), 2.0);
     }
 
     #[test]
     fn an_iteration_may_contain_several_epochs() {
-        let course = Course::new(Length::Iterations(2), 3, 10);
-        assert!(course.ends_epoch(1) && course.ends_epoch(2) && !course.ends_epoch(0));
+        let length = ScheduleLength::new(Length::Iterations(2), 3, 10);
+        assert!(length.ends_epoch(1) && length.ends_epoch(2) && !length.ends_epoch(0));
     }
 }

@@ -1,4 +1,4 @@
-//! The place of a process among the ranks, and the variables by which launchers state it.
+//! The rank of a process, and the variables of the environment in which launchers state it.
 
 use std::time::Duration;
 
@@ -7,9 +7,9 @@ use super::error::RankError;
 /// The time limit that applies unless the user sets another.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The place of a process among those that train together.
+/// The rank of a process, and the process group that it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankInfo {
     /// The number of this process, from 0.
     pub rank: usize,
     /// Number of processes.
@@ -22,31 +22,31 @@ pub struct Place {
     pub address: (String, u16),
 }
 
-impl Default for Place {
+impl Default for RankInfo {
     /// A process that trains alone.
-    fn default() -> Place {
-        Place { rank: 0, size: 1, local_rank: 0, local_size: 1, address: ("127.0.0.1".to_owned(), 0) }
+    fn default() -> RankInfo {
+        RankInfo { rank: 0, size: 1, local_rank: 0, local_size: 1, address: ("127.0.0.1".to_owned(), 0) }
     }
 }
 
-impl Place {
+impl RankInfo {
     /// Whether this process is rank 0, which writes files and validates.
     pub fn is_first(&self) -> bool {
         self.rank == 0
     }
 
-    /// The place that the environment states by the variables of PyTorch's launcher, torchrun: `RANK`, `WORLD_SIZE`,
+    /// The rank that the environment states by the variables of PyTorch's launcher, torchrun: `RANK`, `WORLD_SIZE`,
     /// `MASTER_ADDR`, `MASTER_PORT` and, for the GPU, `LOCAL_RANK` and `LOCAL_WORLD_SIZE`. `None` if neither `RANK` nor
     /// `WORLD_SIZE` is set. torchrun itself listens on `MASTER_PORT`, and says so by `TORCHELASTIC_USE_AGENT_STORE`; rank 0
     /// then waits on the port after it.
     ///
     /// # Errors
     /// [`RankError::Environment`] for a variable that is missing or has an impossible value.
-    pub fn from_environment() -> Result<Option<Place>, RankError> {
-        Place::from_variables(&|name| std::env::var(name).ok())
+    pub fn from_environment() -> Result<Option<RankInfo>, RankError> {
+        RankInfo::from_variables(&|name| std::env::var(name).ok())
     }
 
-    fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<Place>, RankError> {
+    fn from_variables(variable: &dyn Fn(&str) -> Option<String>) -> Result<Option<RankInfo>, RankError> {
         if variable("RANK").is_none() && variable("WORLD_SIZE").is_none() {
             return Ok(None);
         }
@@ -55,14 +55,14 @@ impl Place {
         let local_rank = number(variable, "LOCAL_RANK")?.unwrap_or(0);
         let local_size = number(variable, "LOCAL_WORLD_SIZE")?.unwrap_or(local_rank + 1);
         below("LOCAL_RANK", local_rank, "LOCAL_WORLD_SIZE", local_size)?;
-        let mut place = Place { rank, size, local_rank, local_size, ..Place::default() };
+        let mut info = RankInfo { rank, size, local_rank, local_size, ..RankInfo::default() };
         if size > 1 {
-            place.address = address(variable)?;
+            info.address = address(variable)?;
         }
-        Ok(Some(place))
+        Ok(Some(info))
     }
 
-    /// The variables that state this place; the inverse of [`Place::from_environment`].
+    /// The variables that state this rank; the inverse of [`RankInfo::from_environment`].
     pub fn variables(&self) -> [(&'static str, String); 6] {
         [
             ("RANK", self.rank.to_string()),
@@ -116,9 +116,9 @@ fn below(variable: &'static str, index: usize, of: &str, count: usize) -> Result
 mod tests {
     use super::*;
 
-    fn place(variables: &[(&str, &str)]) -> Result<Option<Place>, String> {
+    fn info(variables: &[(&str, &str)]) -> Result<Option<RankInfo>, String> {
         let find = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| (*v).to_owned());
-        Place::from_variables(&find).map_err(|error| error.to_string())
+        RankInfo::from_variables(&find).map_err(|error| error.to_string())
     }
 
     const TWO: [(&str, &str); 4] =
@@ -126,23 +126,23 @@ mod tests {
 
     #[test]
     fn variables_of_torchrun_state_a_place() {
-        assert_eq!(place(&[("PATH", "x")]), Ok(None));
-        let found = place(&TWO).unwrap().unwrap();
+        assert_eq!(info(&[("PATH", "x")]), Ok(None));
+        let found = info(&TWO).unwrap().unwrap();
         assert_eq!((found.rank, found.size, found.local_rank), (1, 2, 0));
         assert_eq!(found.address, ("node0".to_owned(), 29500));
         let agent = [&TWO[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True"), ("LOCAL_RANK", "1")]].concat();
-        let found = place(&agent).unwrap().unwrap();
+        let found = info(&agent).unwrap().unwrap();
         assert_eq!((found.address.1, found.local_rank, found.local_size), (29501, 1, 2));
-        let alone = place(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap().unwrap();
-        assert_eq!(alone, Place::default());
+        let alone = info(&[("RANK", "0"), ("WORLD_SIZE", "1")]).unwrap().unwrap();
+        assert_eq!(alone, RankInfo::default());
     }
 
     #[test]
     fn a_place_is_what_its_variables_state() {
         let stated =
-            Place { rank: 2, size: 4, local_rank: 0, local_size: 2, address: ("10.0.0.1".to_owned(), 7) };
+            RankInfo { rank: 2, size: 4, local_rank: 0, local_size: 2, address: ("10.0.0.1".to_owned(), 7) };
         let variables = stated.variables();
-        let found = Place::from_variables(&|name| {
+        let found = RankInfo::from_variables(&|name| {
             variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.clone())
         });
         assert_eq!(found.unwrap(), Some(stated));
@@ -166,7 +166,7 @@ mod tests {
             (without("RANK"), ["RANK: ", "is not set"]),
             (without("WORLD_SIZE"), ["WORLD_SIZE: ", "is not set"]),
         ] {
-            let error = place(&variables).unwrap_err();
+            let error = info(&variables).unwrap_err();
             assert!(words.iter().all(|word| error.contains(word)), "{variables:?}: {error}");
         }
     }

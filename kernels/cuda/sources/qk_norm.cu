@@ -1,7 +1,7 @@
 // The operands of cosine attention (Swin V2): the queries and keys of each head are normalised to length 1
 // (`reference::inverse_length`), then quantized with the values. The head dimension is 32.
 //
-// Entry point: `normalize_heads`. Defines: THREADS; INPUT_F32 (1: the input is f32; 0: f16); STORE (STORE_CODES or
+// Entry point: `qk_norm`. Defines: THREADS; INPUT_F32 (1: the input is f32; 0: f16); STORE (STORE_CODES or
 // STORE_HALF).
 #include "prelude.cuh"
 
@@ -13,8 +13,8 @@ constexpr u32 HEAD_DIM = 32;
 struct Params {
     // Queries, keys and values, `[rows, 3 * channels]`, f32 or f16.
     const void* qkv;
-    // First column of the low codes of each head's queries, then of its keys, `[2, heads]`; negative for heads with
-    // one code per value. Null if there are no low codes.
+    // First column of the lo codes of each head's queries, then of its keys, `[2, heads]`; negative for heads with
+    // one code per value. Null if there are no lo codes.
     const s32* low;
     // `[rows, stride]`, s8 or f16.
     void* out;
@@ -54,7 +54,7 @@ INLINE f32 inverse_length(const Values& x) {
 }
 
 // Four lanes share a vector: the query, key or value of a token and head.
-KERNEL(normalize_heads)(const Params p) {
+KERNEL(qk_norm)(const Params p) {
     wait_for_previous();
     launch_dependents();
     u32 index = block_x() * THREADS + thread_index(), lane = index % 4, vectors = 3 * p.heads;

@@ -3,24 +3,24 @@
 
 mod vector;
 
-use swinq_numerics::reference::{code, inverse_length, low_code};
+use swinq_numerics::reference::{code, inverse_length, lo_code};
 use swinq_numerics::sizes::{check_len, elements};
-use swinq_numerics::{HeadsSpec, Quantizer, code_stride};
+use swinq_numerics::{QkNormSpec, Quantizer, code_stride};
 
 use crate::cpu::Cpu;
 use crate::lanes::{Kernel, Lanes, dispatch};
 use crate::pool::{Parts, Pool};
 use crate::rows::{RowOut, units_per_task};
-pub(crate) use vector::low_scaled;
+pub(crate) use vector::lo_scaled;
 
 /// The fewest f32 values of a task, so that distributing the tasks costs little in comparison.
 const MIN_VALUES: usize = 4096;
 
-/// Normalises queries and keys, and quantizes them and the values, as [`HeadsSpec`] defines.
-pub struct NormalizeHeads {
+/// Normalises queries and keys, and quantizes them and the values, as [`QkNormSpec`] defines.
+pub struct QkNorm {
     cpu: Cpu,
     sizes: Sizes,
-    /// For each head with two codes its position among them.
+    /// For each head with hi and lo codes its position among them.
     low: Vec<Option<usize>>,
     codes: Option<[Quantizer; 3]>,
 }
@@ -30,8 +30,8 @@ struct Sizes {
     heads: usize,
     /// Channels of a head.
     d: usize,
-    /// Heads with two codes.
-    two_codes: usize,
+    /// Heads with hi and lo codes.
+    hi_lo: usize,
 }
 
 /// Number of the part that is not normalised, after queries and keys.
@@ -50,43 +50,41 @@ impl Sizes {
         (part * self.heads + head) * self.d
     }
 
-    /// The first column of the low codes of `part` of the head at `position` among those with two codes, counted from
-    /// the first low code.
+    /// The first column of the lo codes of `part` of the head at `position` among those with hi and lo codes, counted from
+    /// the first lo code.
     #[inline(always)]
     fn low_column(self, part: usize, position: usize) -> usize {
-        (part * self.two_codes + position) * self.d
+        (part * self.hi_lo + position) * self.d
     }
 }
 
-/// For each of `heads` heads its position among the heads with two codes, if it is one of them.
+/// For each of `heads` heads its position among the heads with hi and lo codes, if it is one of them.
 ///
 /// # Panics
-/// If `two_codes` has elements, but not one for each head.
-pub(crate) fn positions(two_codes: &[bool], heads: usize) -> Vec<Option<usize>> {
+/// If `hi_lo` has elements, but not one for each head.
+pub(crate) fn positions(hi_lo: &[bool], heads: usize) -> Vec<Option<usize>> {
     assert!(
-        two_codes.is_empty() || two_codes.len() == heads,
-        "`two_codes` has {} elements for {heads} heads",
-        two_codes.len()
+        hi_lo.is_empty() || hi_lo.len() == heads,
+        "`hi_lo` has {} elements for {heads} heads",
+        hi_lo.len()
     );
     let mut next = 0..;
-    (0..heads)
-        .map(|head| two_codes.get(head).copied().unwrap_or(false).then(|| next.next()).flatten())
-        .collect()
+    (0..heads).map(|head| hi_lo.get(head).copied().unwrap_or(false).then(|| next.next()).flatten()).collect()
 }
 
-impl NormalizeHeads {
+impl QkNorm {
     /// Prepares the op.
     ///
     /// # Panics
-    /// If a size is 0, a row would be longer than a slice can be, or `two_codes` has elements, but not one for each head.
-    pub fn new(cpu: Cpu, spec: &HeadsSpec<'_>) -> NormalizeHeads {
+    /// If a size is 0, a row would be longer than a slice can be, or `hi_lo` has elements, but not one for each head.
+    pub fn new(cpu: Cpu, spec: &QkNormSpec<'_>) -> QkNorm {
         let (heads, d) = (spec.heads, spec.head_dim);
-        assert!(heads > 0 && d > 0, "NormalizeHeads: {heads} heads of {d} channels");
-        // The most columns: queries, keys and values, and low codes of all queries and keys.
-        elements("NormalizeHeads", "row", &[5, heads, d]);
-        let low = positions(spec.two_codes, heads);
-        let sizes = Sizes { heads, d, two_codes: low.iter().flatten().count() };
-        NormalizeHeads { cpu, sizes, low, codes: spec.codes }
+        assert!(heads > 0 && d > 0, "QkNorm: {heads} heads of {d} channels");
+        // The most columns: queries, keys and values, and lo codes of all queries and keys.
+        elements("QkNorm", "row", &[5, heads, d]);
+        let low = positions(spec.hi_lo, heads);
+        let sizes = Sizes { heads, d, hi_lo: low.iter().flatten().count() };
+        QkNorm { cpu, sizes, low, codes: spec.codes }
     }
 
     /// Columns of the input.
@@ -96,7 +94,7 @@ impl NormalizeHeads {
 
     /// Columns of the result.
     pub fn columns_out(&self) -> usize {
-        self.columns_in() + if self.codes.is_some() { 2 * self.sizes.two_codes * self.sizes.d } else { 0 }
+        self.columns_in() + if self.codes.is_some() { 2 * self.sizes.hi_lo * self.sizes.d } else { 0 }
     }
 
     /// Whether the result is codes.
@@ -135,23 +133,23 @@ impl NormalizeHeads {
         });
     }
 
-    /// As [`NormalizeHeads::run`], on the caller's thread.
+    /// As [`QkNorm::run`], on the caller's thread.
     pub(crate) fn run_on_this_thread(&self, rows: usize, x: &[f32], out: RowOut<'_>) {
         dispatch(self.cpu, Rows { op: self, x, out: self.check(rows, x, out) });
     }
 
     fn check<'o>(&self, rows: usize, x: &[f32], out: RowOut<'o>) -> Out<'o> {
-        check_len("NormalizeHeads", "input", x.len(), &[rows, self.columns_in()]);
+        check_len("QkNorm", "input", x.len(), &[rows, self.columns_in()]);
         match (out, self.codes) {
             (RowOut::F32(out), None) => {
-                check_len("NormalizeHeads", "output", out.len(), &[rows, self.columns_out()]);
+                check_len("QkNorm", "output", out.len(), &[rows, self.columns_out()]);
                 Out::F32(out)
             }
             (RowOut::Codes(out), Some(sites)) => {
-                check_len("NormalizeHeads", "output", out.len(), &[rows, code_stride(self.columns_out())]);
+                check_len("QkNorm", "output", out.len(), &[rows, code_stride(self.columns_out())]);
                 Out::Codes(out, sites)
             }
-            _ => panic!("NormalizeHeads: the output is of the other type"),
+            _ => panic!("QkNorm: the output is of the other type"),
         }
     }
 }
@@ -165,7 +163,7 @@ enum Out<'o> {
 
 /// Rows of the input and the output, which one thread computes.
 struct Rows<'r> {
-    op: &'r NormalizeHeads,
+    op: &'r QkNorm,
     x: &'r [f32],
     out: Out<'r>,
 }
@@ -191,7 +189,7 @@ impl Kernel for Rows<'_> {
                             out[column + i] = code(scaled).cast_unsigned() ^ 0x80;
                             if let Some(low) = low {
                                 let low = sizes.wide() + sizes.low_column(part, low) + i;
-                                out[low] = low_code(scaled).cast_unsigned() ^ 0x80;
+                                out[low] = lo_code(scaled).cast_unsigned() ^ 0x80;
                             }
                         }
                     }

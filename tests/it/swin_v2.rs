@@ -7,7 +7,7 @@
 //! The test on all 10,000 images is ignored, because it takes minutes:
 //!
 //! ```console
-//! $ SWINQ_DATA=/path/to/data cargo test --release --test it second_version:: -- --ignored --nocapture
+//! $ SWINQ_DATA=/path/to/data cargo test --release --test it swin_v2:: -- --ignored --nocapture
 //! ```
 
 use std::ops::ControlFlow;
@@ -82,10 +82,6 @@ impl Sites for OneScale {
         self.0.weight(site, w)
     }
 
-    fn attend(&mut self, site: Site, logits: Tensor, v: Tensor) -> Result<Tensor, FloatError> {
-        self.0.attend(site, logits, v)
-    }
-
     fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
         self.0.linear(layer, x)
     }
@@ -97,7 +93,7 @@ impl Sites for OneScale {
         let q = with_one_scale(&q.broadcast_mul(&scales)?)?.broadcast_div(&scales)?;
         let logits = attention.logits(&attention.scores(&q, &with_one_scale(&k)?)?)?;
         let v = self.0.activation(Site::V(attention.block), v)?;
-        attention.merge(&Float.attend(Site::Probs(attention.block), logits, v)?)
+        attention.merge(&attention.attend(&logits, &v)?)
     }
 }
 

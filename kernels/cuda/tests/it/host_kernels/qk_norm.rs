@@ -1,8 +1,8 @@
-//! `heads.cu`: the operands of cosine attention.
+//! `qk_norm.cu`: the operands of cosine attention.
 
 use swinq_cuda::ops::attention::{HEAD_DIM, low_columns};
-use swinq_cuda::ops::heads::HeadsConfig;
-use swinq_cuda::ops::{StreamType, row_stride};
+use swinq_cuda::ops::qk_norm::QkNormConfig;
+use swinq_cuda::ops::{ResidualType, row_stride};
 use swinq_numerics::{Quantizer, reference};
 use swinq_testing::{Rng, assert_same, step};
 
@@ -16,41 +16,41 @@ const UNTOUCHED: u8 = 77;
 /// Queries, keys and values of some tokens, in values that are exact in f16.
 struct Case {
     rows: usize,
-    two_codes: Vec<bool>,
+    hi_lo: Vec<bool>,
     x: Vec<f32>,
 }
 
 impl Case {
-    fn new(rows: usize, two_codes: &[bool]) -> Case {
-        let values = Rng(rows as u64).floats(rows * 3 * two_codes.len() * HEAD_DIM, 3.0);
+    fn new(rows: usize, hi_lo: &[bool]) -> Case {
+        let values = Rng(rows as u64).floats(rows * 3 * hi_lo.len() * HEAD_DIM, 3.0);
         let mut x = half_floats(&super::launch::bytes(&to_halves(&values)));
         // A vector of zeros, and one with a single value.
         x[..HEAD_DIM].fill(0.0);
         if rows > 1 {
-            let width = 3 * two_codes.len() * HEAD_DIM;
+            let width = 3 * hi_lo.len() * HEAD_DIM;
             x[width..width + HEAD_DIM - 1].fill(0.0);
         }
-        Case { rows, two_codes: two_codes.to_vec(), x }
+        Case { rows, hi_lo: hi_lo.to_vec(), x }
     }
 
     fn heads(&self) -> usize {
-        self.two_codes.len()
+        self.hi_lo.len()
     }
 
     fn columns(&self, codes: bool) -> usize {
-        let low = self.two_codes.iter().filter(|&&two| two && codes).count();
+        let low = self.hi_lo.iter().filter(|&&two| two && codes).count();
         (3 * self.heads() + 2 * low) * HEAD_DIM
     }
 
     /// The output and the overflow flag.
-    fn run(&self, compiler: &Compiler, input: StreamType, sites: Option<[Quantizer; 3]>) -> [Vec<u8>; 2] {
-        let config = HeadsConfig { input, codes: sites.is_some() };
-        let launch = Launch::new(&config.program(), HeadsConfig::launch(self.rows, self.heads()));
+    fn run(&self, compiler: &Compiler, input: ResidualType, sites: Option<[Quantizer; 3]>) -> [Vec<u8>; 2] {
+        let config = QkNormConfig { input, codes: sites.is_some() };
+        let launch = Launch::new(&config.program(), QkNormConfig::launch(self.rows, self.heads()));
         let launch = match input {
-            StreamType::F32 => launch.activation(&self.x),
-            StreamType::F16 => launch.activation(&to_halves(&self.x)),
+            ResidualType::F32 => launch.activation(&self.x),
+            ResidualType::F16 => launch.activation(&to_halves(&self.x)),
         };
-        let low = (config.codes && self.two_codes.contains(&true)).then(|| low_columns(&self.two_codes));
+        let low = (config.codes && self.hi_lo.contains(&true)).then(|| low_columns(&self.hi_lo));
         let bytes = if config.codes { 1 } else { 2 };
         let stride = row_stride(self.columns(config.codes), bytes);
         let launch = launch.optional(low.as_deref()).activation(&vec![UNTOUCHED; self.rows * stride * bytes]);
@@ -79,8 +79,8 @@ impl Case {
                 codes.extend(part.iter().map(|&y| site.code(y).cast_unsigned()));
             }
             for (part, site) in row.chunks_exact(columns).zip(sites).take(2) {
-                for head in (0..self.heads()).filter(|&head| self.two_codes[head]) {
-                    let low = |&y: &f32| reference::low_code(y * site.recip()).cast_unsigned();
+                for head in (0..self.heads()).filter(|&head| self.hi_lo[head]) {
+                    let low = |&y: &f32| reference::lo_code(y * site.recip()).cast_unsigned();
                     codes.extend(part[head * HEAD_DIM..][..HEAD_DIM].iter().map(low));
                 }
             }
@@ -104,9 +104,9 @@ fn codes_are_those_of_the_reference() {
     let sites = [1.0 / 127.0, 1.0 / 127.0, 0.02].map(step);
     for case in cases() {
         let want = case.codes(sites);
-        for input in [StreamType::F16, StreamType::F32] {
+        for input in [ResidualType::F16, ResidualType::F32] {
             let [got, flag] = case.run(compiler, input, Some(sites));
-            assert_eq!(got, want, "{} rows of {:?}, {input:?}", case.rows, case.two_codes);
+            assert_eq!(got, want, "{} rows of {:?}, {input:?}", case.rows, case.hi_lo);
             assert_eq!(words(&flag), [0]);
         }
     }
@@ -117,7 +117,7 @@ fn halves_are_those_of_the_reference_rounded_once() {
     let Some(compiler) = Compiler::get() else { return };
     for case in cases() {
         let want = half_floats(&super::launch::bytes(&to_halves(&case.normalized())));
-        for input in [StreamType::F16, StreamType::F32] {
+        for input in [ResidualType::F16, ResidualType::F32] {
             let [got, _] = case.run(compiler, input, None);
             assert_same(&half_floats(&got), &want, &format!("{} rows, {input:?}", case.rows));
         }
@@ -131,7 +131,7 @@ fn a_value_that_is_not_finite_raises_the_flag() {
     let last = case.x.len() - 1;
     for (at, value) in [(40, f32::INFINITY), (last, f32::NAN), (last, f32::NEG_INFINITY)] {
         let kept = std::mem::replace(&mut case.x[at], value);
-        let [_, flag] = case.run(compiler, StreamType::F16, Some([step(0.01); 3]));
+        let [_, flag] = case.run(compiler, ResidualType::F16, Some([step(0.01); 3]));
         assert_eq!(words(&flag), [1], "{value} at {at}");
         case.x[at] = kept;
     }

@@ -10,7 +10,7 @@ use swinq_numerics::{AttentionQuant, ColumnQuantizers, Probs, Quantizer};
 use super::{EXACT, EXACT_WIDE, LinearInput, matrix_of_codes, multipliers};
 use crate::Attention;
 use crate::error::FloatError;
-use crate::ops::composed::{logits, probs_times_values, round_ties_even, scores as scores_of};
+use crate::ops::candle::{logits, probs_times_values, round_ties_even, scores as scores_of};
 use swinq_model::quantized::Int8Weight;
 
 /// Rounds to whole numbers, ties to even; NaN becomes 0. Magnitudes must be at most 2^22.
@@ -108,7 +108,7 @@ impl QuantizedLinear {
     /// site.
     pub fn run(&self, x: &Tensor) -> Result<Tensor> {
         let codes = match &self.input.channels {
-            None => codes(x, self.input.step)?,
+            None => codes(x, self.input.quantizer)?,
             // The codes minus their zero points: a value is a scale times such a number.
             Some(columns) => round(&x.broadcast_mul(&vector(columns.recips(), x)?)?)?,
         };
@@ -158,15 +158,14 @@ pub(super) fn attention(
     Ok(softmax_times_values(&logits, v, quant)?)
 }
 
-/// The products of codes of queries and keys. Heads with two codes add the products of codes with low codes, divided by 256.
+/// The products of codes of queries and keys. Heads with hi and lo codes add the products of codes with lo codes, divided by 256.
 fn integer_scores(
     attention: &Attention<'_>,
     [(q, s_q), (k, s_k)]: [(&Tensor, Quantizer); 2],
 ) -> std::result::Result<Tensor, FloatError> {
     let (q_codes, k_codes) = (codes(q, s_q)?, codes(k, s_k)?);
     let sums = scores_of(&q_codes, &k_codes)?;
-    let two: Vec<f32> =
-        attention.head_scores()?.iter().map(|head| f32::from(u8::from(head.two_codes))).collect();
+    let two: Vec<f32> = attention.head_scores()?.iter().map(|head| f32::from(u8::from(head.hi_lo))).collect();
     if two.iter().all(|&two| two == 0.0) {
         return Ok(sums);
     }
@@ -298,7 +297,8 @@ mod tests {
         ] {
             for width in [1, 7, EXACT, EXACT + 1, 3072, 6144] {
                 let columns = |z| ColumnQuantizers::channels(0.25, &vec![1.0; width], &vec![z; width]);
-                let input = || LinearInput { step: quantizer(0.25), channels: zero_point.and_then(columns) };
+                let input =
+                    || LinearInput { quantizer: quantizer(0.25), channels: zero_point.and_then(columns) };
                 let weight = weight(width, &channels, 126);
                 let acts = Tensor::full(x as f32 * 0.25, (2, width), &Device::Cpu).unwrap();
                 let sum = |code: i8| x * (i32::from(code) * (width as i32 - 1) + 126);

@@ -10,7 +10,7 @@ use crate::buffer::AlignedBuf;
 /// Queries that are processed together.
 pub(super) const ROWS: usize = 6;
 
-/// Sizes in f32 of the parts of [`Work`], each a multiple of a cache line.
+/// Sizes in f32 of the parts of [`GeneralScratch`], each a multiple of a cache line.
 #[derive(Clone, Copy)]
 pub(super) struct Layout {
     /// Channels, padded to full registers of every instruction set.
@@ -36,7 +36,7 @@ impl Layout {
         elements("WindowAttention", "working memory", &[n_padded, n_padded + d_padded, 128]);
         let keys = if integer_scores(quant) { n_padded * d.div_ceil(4) } else { n_padded * d };
         let values = if integer_values(quant) { n.div_ceil(4) * d_padded } else { 0 };
-        let low = usize::from(shape.two_codes > 0 && integer_scores(quant));
+        let low = usize::from(shape.hi_lo > 0 && integer_scores(quant));
         let sizes = [n * d_padded, keys, values, n_padded, ROWS * n_padded, ROWS * n_padded / 4];
         let [rows, keys, values, offsets, logits, weights] = sizes.map(|size| size.next_multiple_of(16));
         let (keys_low, offsets_low, logits_low) =
@@ -63,7 +63,7 @@ impl Layout {
 }
 
 /// The scratch memory. The contents of a part depend on whether its product is computed in integers.
-pub(super) struct Work<'s> {
+pub(super) struct GeneralScratch<'s> {
     /// Rows of q, k and v that cannot be used in place in the input: f32 or codes, `[n, d_padded]`.
     pub(super) rows: [&'s mut [f32]; 3],
     /// `[key block][channel group][lane][4]` s8, or `[key block][channel][lane]` f32.
@@ -76,20 +76,20 @@ pub(super) struct Work<'s> {
     pub(super) logits: &'s mut [f32],
     /// Weights as unsigned codes: `[ROWS, n_padded]`.
     pub(super) weights: &'s mut [f32],
-    /// For heads with two codes, as `keys`: the low codes of each key, then its codes.
+    /// For heads with hi and lo codes, as `keys`: the lo codes of each key, then its codes.
     pub(super) keys_low: &'s mut [f32],
     /// As `offsets`, for `keys_low`.
     pub(super) offsets_low: &'s mut [f32],
-    /// For heads with two codes, as `logits`: the products of codes with low codes.
+    /// For heads with hi and lo codes, as `logits`: the products of codes with lo codes.
     pub(super) logits_low: &'s mut [f32],
 }
 
-impl<'s> Work<'s> {
-    pub(super) fn split(layout: &Layout, scratch: &'s mut AlignedBuf) -> Work<'s> {
+impl<'s> GeneralScratch<'s> {
+    pub(super) fn split(layout: &Layout, scratch: &'s mut AlignedBuf) -> GeneralScratch<'s> {
         scratch.reserve(layout.total() * size_of::<f32>());
         let mut rest = scratch.as_f32_mut();
         let mut take = |size| rest.split_off_mut(..size).expect("`reserve` made room for all");
-        Work {
+        GeneralScratch {
             rows: [take(layout.rows), take(layout.rows), take(layout.rows)],
             keys: take(layout.keys),
             values: take(layout.values),
