@@ -104,7 +104,7 @@ fn split(line: &str) -> Option<(&str, &str)> {
     (!of.ends_with('*') || !names.contains(',')).then_some((of, names))
 }
 
-/// Rust's name of a type in `file`. Adds it, or what it points to, to `others` if that is a struct of the sources.
+/// Rust's name of a type in `file`. Adds the type, or the type that it points to, to `others` if that is a struct of the sources.
 fn rust_type<'a>(sources: &'a Sources, (file, c): Struct<'a>, others: &mut Vec<Struct<'a>>) -> String {
     let name = c.trim_start_matches("const ").trim_end_matches('*');
     let from = declaring(sources, file, name);

@@ -174,7 +174,7 @@ impl Training {
     }
 }
 
-/// The parameters of both passes, without what they write.
+/// The parameters of both passes, without outputs.
 fn params<'a>(
     call: &mut Call<'a>,
     attention: &WindowAttention,

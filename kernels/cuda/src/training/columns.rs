@@ -186,7 +186,7 @@ impl Training {
     }
 }
 
-/// The parameters for `len` values in rows of `width`, without what differs between the passes.
+/// The parameters for `len` values in rows of `width`, without the matrices.
 fn prepared<'a>(call: &mut Call<'a>, len: usize, width: usize, of: Columns<'a>) -> Params {
     assert!(width > 0 && len > 0 && len.is_multiple_of(width), "columns: {len} values in rows of {width}");
     let (recip, scale) = of.quantizer().map_or((1.0, 1.0), |q| (q.recip(), q.scale()));
