@@ -19,6 +19,7 @@
 //! | `taped::attention` | training | straight-through gradients; a host, a composed and a CUDA implementation |
 
 pub(crate) mod composed;
+mod exponential;
 mod fused;
 mod product;
 pub mod taped;
