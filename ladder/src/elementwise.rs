@@ -3,7 +3,7 @@
 use swinq_cuda::ladder::{Elements, Elementwise, ElementwiseOp, Matrix, from_half, half_sum, to_half};
 use swinq_cuda::{CudaError, DeviceBuf, DeviceSlice};
 use swinq_kernels::{Cpu, rows_f32};
-use swinq_numerics::reference::{code, gelu};
+use swinq_numerics::reference::{code, fma, gelu};
 
 use crate::LadderError;
 use crate::args::ElementwiseArgs;
@@ -90,7 +90,7 @@ impl Problem {
         match op {
             ElementwiseOp::Copy | ElementwiseOp::CopyVector => self.timed(op, machine, |i| x[i], as_floats),
             ElementwiseOp::ScaleAdd | ElementwiseOp::ScaleAddVector => {
-                self.timed(op, machine, |i| x[i].mul_add(SCALE, y[i]), as_floats)
+                self.timed(op, machine, |i| fma(x[i], SCALE, y[i]), as_floats)
             }
             ElementwiseOp::Gelu => self.timed(op, machine, |i| gelu(x[i]), as_floats),
             ElementwiseOp::Quantize => self.timed(

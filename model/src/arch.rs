@@ -160,7 +160,7 @@ impl SwinConfig {
     /// Swin V1: factor of `QK^T` in `stage`, `qk_scale` if set, else `head_dim^-0.5`. Swin V2 learns the factors
     /// ([`crate::position::AttentionParameters`]).
     pub fn attention_scale(&self, stage: &Stage) -> f32 {
-        self.qk_scale.unwrap_or_else(|| (stage.head_dim() as f64).powf(-0.5)) as f32
+        self.qk_scale.unwrap_or_else(|| libm::pow(stage.head_dim() as f64, -0.5)) as f32
     }
 
     /// Every stage. Its window is that of the network's own image size.

@@ -306,7 +306,7 @@ impl Bench {
         self.runner.forget_unused();
         let noise = |(_, sums): &(String, Option<EffectSums>)| {
             let db = sums.as_ref().map_or(f64::INFINITY, |sums| sums.effect().sqnr_db);
-            10f64.powf(-db / 10.0)
+            libm::pow(10.0, -db / 10.0)
         };
         Ok(Probe { base: noise(&found[0]), variants: found[1..].iter().map(noise).collect() })
     }

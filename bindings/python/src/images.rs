@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use swinq::data::preprocess;
 use swinq::model::Size;
+use swinq::numerics::reference::fma;
 use swinq::{Batch, Error, RgbImage, Split, Transform};
 
 use crate::buffer::Array;
@@ -176,7 +177,7 @@ fn denormalize(values: &[f32], size: Size, transform: &Transform, pixels: &mut [
             let mut farthest = 0.0f32;
             let mut valid = true;
             for (&value, byte) in plane.iter().zip(written[channel..].iter_mut().step_by(channels)) {
-                let pixel = value.mul_add(scale, offset);
+                let pixel = fma(value, scale, offset);
                 let whole = pixel.round_ties_even();
                 farthest = farthest.max((pixel - whole).abs());
                 valid &= (0.0..=255.0).contains(&whole);

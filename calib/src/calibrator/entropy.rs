@@ -73,15 +73,15 @@ impl Sums {
             let level = mass / (self.filled[end] - self.filled[start]) as f64;
             if mass > 0.0 {
                 let extra = if group == groups { beyond as f64 } else { 0.0 };
-                sum -= (mass + extra) * level.ln();
+                sum -= (mass + extra) * libm::log(level);
             }
             start = end;
         }
-        sum / total as f64 + (kept as f64 / total as f64).ln()
+        sum / total as f64 + libm::log(kept as f64 / total as f64)
     }
 }
 
 /// `n ln n`, which is 0 for `n = 0`.
 fn n_ln_n(n: f64) -> f64 {
-    if n > 0.0 { n * n.ln() } else { 0.0 }
+    if n > 0.0 { n * libm::log(n) } else { 0.0 }
 }

@@ -64,7 +64,7 @@ impl<'a> AttentionPath<'a> {
         for (site, range) in found.iter_mut().enumerate() {
             let Some(basic) = range.filter(|_| free[site]) else { continue };
             let max = f64::from(self.windows.qkv[site].max());
-            let candidates = (0..4).map(|i| (max * (-f64::from(i) / 4.0).exp2()) as f32).chain([basic]);
+            let candidates = (0..4).map(|i| (max * libm::exp2(-f64::from(i) / 4.0)) as f32).chain([basic]);
             let mut errors = Vec::new();
             for amax in candidates {
                 let mut one = [None; 3];

@@ -172,7 +172,7 @@ pub fn column_magnitudes(w: &[f32], width: usize) -> Vec<f32> {
 
 /// The ranges that are tried: the largest magnitude times `2^(-i / 8)`, for `i` in `0..24`.
 fn candidates(max: f32) -> impl Iterator<Item = f32> {
-    (0..24).map(move |i| (f64::from(max) * (-f64::from(i) / 8.0).exp2()) as f32)
+    (0..24).map(move |i| (f64::from(max) * libm::exp2(-f64::from(i) / 8.0)) as f32)
 }
 
 /// The range whose rounding of `x` `[rows, width]` has the least error, where the error of channel `j` counts

@@ -32,12 +32,13 @@ pub const STRENGTHS: [f64; 7] = [0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
 pub fn factors(x: &[f32], w: &[f32], strength: f64) -> Vec<f32> {
     let log = |(x, w): (&f32, &f32)| {
         let usable = *x > 0.0 && *w > 0.0 && (x / w).is_normal();
-        usable.then(|| strength * f64::from(*x).ln() - (1.0 - strength) * f64::from(*w).ln())
+        usable.then(|| strength * libm::log(f64::from(*x)) - (1.0 - strength) * libm::log(f64::from(*w)))
     };
     let logs: Vec<Option<f64>> = x.iter().zip(w).map(log).collect();
     let known: Vec<f64> = logs.iter().copied().flatten().collect();
     let mean = known.iter().sum::<f64>() / known.len().max(1) as f64;
-    logs.into_iter().map(|log| log.map_or(1.0, |log| (log - mean).clamp(-20.0, 20.0).exp() as f32)).collect()
+    let factor = |log: f64| libm::exp((log - mean).clamp(-20.0, 20.0)) as f32;
+    logs.into_iter().map(|log| log.map_or(1.0, factor)).collect()
 }
 
 /// The mean of each channel of `x` `[rows, width]`.

@@ -56,6 +56,6 @@ impl Trial {
 
     /// By how many dB the transform lowers the error.
     pub fn gain_db(&self) -> f64 {
-        10.0 * (self.before / self.after).log10()
+        10.0 * libm::log10(self.before / self.after)
     }
 }

@@ -3,6 +3,7 @@
 use candle_core::{D, Result, Tensor};
 use swinq_numerics::reference::SHORTEST;
 
+use super::exponential::exp;
 use super::{Gather, Norm};
 use crate::weights::PositionMlp;
 
@@ -80,7 +81,7 @@ pub(super) fn normalize(x: &Tensor) -> Result<Tensor> {
 
 /// The factors of `q k^T` in Swin V2, from their logarithms `[heads, 1, 1]`: at most 100.
 pub(crate) fn clamped_exp(logarithms: &Tensor) -> Result<Tensor> {
-    logarithms.minimum(LARGEST_LOGARITHM)?.exp()
+    exp(&logarithms.minimum(LARGEST_LOGARITHM)?)
 }
 
 /// The hidden layer of the MLP of relative positions, `[rows, 512]`.
@@ -90,7 +91,7 @@ pub(super) fn hidden_positions(coordinates: &Tensor, mlp: &PositionMlp) -> Resul
 
 /// `16 sigmoid(x)`.
 pub(super) fn bounded(x: &Tensor) -> Result<Tensor> {
-    (x.neg()?.exp()? + 1.0)?.recip()? * 16.0
+    (exp(&x.neg()?)? + 1.0)?.recip()? * 16.0
 }
 
 /// `q k^T`: twice `[windows, heads, n, d]` to `[windows, heads, n, n]`.

@@ -19,6 +19,7 @@
 
 pub(crate) mod candle;
 mod compute;
+mod exponential;
 mod host;
 mod product;
 pub mod taped;
