@@ -78,8 +78,7 @@ def quantize(
         count(name, value, least)
     chosen = collect(model._native, images, split=split, limit=limit, seed=seed)
     function = observer(progress)
-    mapping = isinstance(recipe, Mapping)
-    text = json.dumps(recipe) if mapping else os.fspath(recipe)  # type: ignore[arg-type]
+    text, mapping = recipe_text(recipe)
     try:
         found, skipped = _native.quantize(
             model._native, chosen, text, mapping, ptq, batch_size, threads, skip_corrupt, function
@@ -97,3 +96,9 @@ def quantize(
             stacklevel=2,
         )
     return quantized
+
+
+def recipe_text(recipe: Any) -> tuple[str, bool]:
+    """A recipe for the extension module: its name, its file, or its text, and whether it is the text."""
+    mapping = isinstance(recipe, Mapping)
+    return json.dumps(recipe) if mapping else os.fspath(recipe), mapping

@@ -31,6 +31,17 @@ NO_GRAPH = (
 )
 
 
+def check_backend(backend: str) -> None:
+    """Refuses a name that is no backend."""
+    if backend not in ("auto", "cpu", "cuda"):
+        raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
+
+
+def backend_for(backend: str, device: Any) -> str:
+    """``backend``, or for ``auto`` that of images on ``device``."""
+    return backend if backend != "auto" else "cuda" if device.type == "cuda" else "cpu"
+
+
 class Replacement(torch.nn.Module):
     """A module in the place of a Swin, ``original``. What it does not have itself, it reads from the original."""
 
@@ -102,9 +113,7 @@ class SwinModule(Replacement):
 
     def engine_for(self, device: Any) -> Engine:
         """The engine for images on ``device``."""
-        backend, index = self._backend, device.index or 0
-        if backend == "auto":
-            backend = "cuda" if device.type == "cuda" else "cpu"
+        backend, index = backend_for(self._backend, device), device.index or 0
         key = (backend, index if backend == "cuda" else 0)
         engine = self._engines.get(key)
         if engine is None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +15,7 @@ from ._layers import library_of, uncompiled
 from ._model import Model
 from ._modules import Reading, load, reader_of
 from ._progress import Progress, close, observer
+from ._quantize import recipe_text
 from ._torch_module import InPlace, SwinModule, guard
 from ._torch_outputs import made, relative_error, tensors
 from ._torch_prepared import PreparedSwin
@@ -182,12 +181,6 @@ def images_of(swin: FoundSwin) -> _native.Images:
     for batch in swin.record.batches:
         collector.add_values(batch.numpy(), *batch.shape[2:])
     return collector.finish()
-
-
-def recipe_text(recipe: Any) -> tuple[str, bool]:
-    """A recipe for the extension module: its name, its file, or its text, and whether it is the text."""
-    mapping = isinstance(recipe, Mapping)
-    return json.dumps(recipe) if mapping else os.fspath(recipe), mapping
 
 
 def described(engine: SwinModule, swin: FoundSwin) -> Replaced:

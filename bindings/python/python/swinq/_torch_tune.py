@@ -17,9 +17,11 @@ from ._errors import ArgumentError
 from ._images import PathLike
 from ._model import Model
 from ._progress import Progress, close, observer
+from ._quantize import recipe_text
+from ._torch_module import backend_for, check_backend
 from ._torch_options import ENGINE_NUMBERS, check_options
 from ._torch_record import evaluating
-from ._torch_replace import FoundSwin, described, exchanged, found, images_of, in_place_of, none_in, recipe_text, swins_of
+from ._torch_replace import FoundSwin, described, exchanged, found, images_of, in_place_of, none_in, swins_of
 from ._torch_search import Sensitivity, Tuning, sensitivity_of, tuning_of
 
 #: The user's metric: called with the model, it returns a number, of which more is better.
@@ -196,8 +198,7 @@ class Program:
         metric, cache = kept
         if not callable(evaluate):
             raise ArgumentError(f"evaluate: a {type(evaluate).__name__} is no function of the model")
-        if backend not in ("auto", "cpu", "cuda"):
-            raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
+        check_backend(backend)
         name_of_metric = metric or name_of(evaluate)
         if cache is not None and name_of_metric is None:
             raise ArgumentError(f"metric: is missing; {evaluate!r} has no name by which the cache could know its values again")
@@ -215,9 +216,7 @@ class Program:
     def engine(self) -> tuple[str, dict[str, int], str]:
         """The engine whose latency counts."""
         device = self.swin.record.device
-        backend = self.backend
-        if backend == "auto":
-            backend = "cuda" if device.type == "cuda" else "cpu"
+        backend = backend_for(self.backend, device)
         numbers = {"device": device.index or 0} if backend == "cuda" else {}
         chosen = {name: value for name, value in self.options.items() if name != "residual"}
         return backend, ENGINE_NUMBERS | numbers | chosen, self.options.get("residual", "f16")

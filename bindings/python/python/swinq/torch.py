@@ -37,10 +37,10 @@ from ._errors import ArgumentError
 from ._layers import uncompiled
 from ._modules import describe
 from ._progress import Progress
-from ._torch_module import InPlace, SwinModule
+from ._torch_module import InPlace, SwinModule, check_backend
 from ._torch_options import check_options
 from ._torch_prepared import PreparedSwin, Template, start_from
-from ._torch_replace import Found, exchanged, in_place_of, quantized, replaced, stand_in
+from ._torch_replace import FoundSwin, exchanged, in_place_of, quantized, replaced, stand_in
 from ._torch_report import Left, Replaced, Report
 from ._torch_search import Candidate, Part, Sensitivity, Tuning
 from ._torch_tune import sensitivity, tune
@@ -105,11 +105,10 @@ def quantize(
         CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before. Heads that are not 32 wide,
             which no GPU runs, are refused before the calibration.
     """
-    if backend not in ("auto", "cpu", "cuda"):
-        raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
+    check_backend(backend)
     check_options(quantize, options)
 
-    def engine(found: Found) -> Any:
+    def engine(found: FoundSwin) -> Any:
         swin = in_place_of(found, quantized(found, recipe, ptq, batch_size, progress), backend, options)
         swin.engine_for(found.record.device)
         return swin, swin
@@ -160,7 +159,7 @@ def prepare(
     if not 0.0 <= drop_path < 1.0:
         raise ArgumentError(f"drop_path: {drop_path} is not in [0, 1)")
 
-    def training(found: Found) -> Any:
+    def training(found: FoundSwin) -> Any:
         int8, module = quantized(found, recipe, ptq, batch_size, progress), found.module
         swin = uncompiled(module)
         names = describe(swin, stand_in(swin)).renamed
@@ -195,6 +194,7 @@ def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
     swins = [module for module in model.modules() if isinstance(module, PreparedSwin)]
     if not swins:
         raise ArgumentError("model: has no prepared Swin; call swinq.torch.prepare first")
+    check_backend(backend)
     converted = [(swin, swin.converted(backend, options)) for swin in swins]
     for swin, engine in converted:
         engine.train(swin.training)
