@@ -54,6 +54,8 @@ class Gpus(unittest.TestCase):
                 engine.run(self.batch.to(other))
             with self.assertRaisesRegex(swinq.ArgumentError, f"on GPU {other.index}"):
                 engine.run(self.batch.to(device), out={name: value.to(other) for name, value in found.items()})
+            del engine
+            self.assertEqual(torch.cuda.current_device(), 0, "after the engine's end")
 
     def test_threads_with_a_gpu_each(self):
         engines = [self.model.engine(backend="cuda", device=device.index, residual="f32") for device in self.devices]

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use swinq_cuda::ops::output::OutputType;
 use swinq_cuda::ops::patch::InputForm;
-use swinq_cuda::{CudaError, DeviceSlice, Event, Nvtx, Pipeline, Stream};
+use swinq_cuda::{CudaError, DeviceSlice, Event, KeepContext, Nvtx, Pipeline, Stream};
 use swinq_model::{Size, SwinConfig};
 
 use super::host::write;
@@ -217,6 +217,7 @@ impl CudaRunner {
 
 impl Drop for CudaRunner {
     fn drop(&mut self) {
+        let _context = KeepContext::new(self.packed.device());
         // Graphs, kernels and memory live until the work that streams of callers do with them is done.
         let _ = self.last.synchronize();
     }

@@ -235,6 +235,7 @@ impl Pipeline {
 
 impl Drop for Pipeline {
     fn drop(&mut self) {
+        let _bound = self.copies.context().bound();
         // Pinned memory must outlive the copies that use it.
         let _ = self.copies.synchronize().and(self.compute.synchronize());
     }
