@@ -1,7 +1,7 @@
 //! Errors of calibration and quantization.
 
 use swinq_float::FloatError;
-use swinq_model::{BoxError, Calibrator, ModelError, Site};
+use swinq_model::{BoxError, Calibrator, Linear, ModelError, Site};
 
 /// An error of this crate. The message names the site, tensor or batch at fault, and the next step.
 #[derive(Debug, thiserror::Error)]
@@ -103,6 +103,13 @@ pub enum CalibError {
     /// The float forward failed.
     #[error(transparent)]
     Float(#[from] FloatError),
+}
+
+impl CalibError {
+    /// This error of the weight of `layer`, with its site.
+    pub fn of_weight(self, layer: Linear) -> CalibError {
+        CalibError::WeightSite { site: Site::Weight(layer), source: Box::new(self) }
+    }
 }
 
 impl From<candle_core::Error> for CalibError {

@@ -28,7 +28,7 @@ pub struct RefinedParameters {
 pub struct LayerForm {
     /// The settings of its weight.
     weight: SiteSpec,
-    /// Whether the float parameters are those that refinement has rewritten.
+    /// Whether the rewritten float parameters are used.
     rewritten: bool,
     /// Whether the bias is corrected for the error of INT8.
     corrected: bool,

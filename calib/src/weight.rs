@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 use swinq_model::quantized::Int8Weight;
-use swinq_model::{Calibrator, Granularity, HostTensor, Linear, Site, SiteSpec};
+use swinq_model::{Calibrator, Granularity, HostTensor, Linear, SiteSpec};
 
 use crate::calibrator::amax_for_codes;
 use crate::error::CalibError;
@@ -80,8 +80,7 @@ pub(crate) fn quantize_for(
     weight: &HostTensor,
     spec: &SiteSpec,
 ) -> Result<Int8Weight, CalibError> {
-    let named = |source| CalibError::WeightSite { site: Site::Weight(layer), source: Box::new(source) };
-    quantize_weight(weight, spec).map_err(named)
+    quantize_weight(weight, spec).map_err(|error| error.of_weight(layer))
 }
 
 /// Quantizes `weight` (output channels first) with given scales: one for the whole tensor, or one per output

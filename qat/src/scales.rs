@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use candle_core::{DType, Device, Tensor};
-use swinq_calib::{CalibError, weight_scales};
+use swinq_calib::weight_scales;
 use swinq_float::ops::Compute;
 use swinq_float::ops::taped::{
     FakeActivation, FakeChannels, FakeWeight, LearnedScale, WeightScales, resident_columns,
@@ -390,8 +390,7 @@ fn lsq_factor(values: usize, largest: f32) -> f32 {
 /// The scales of a weight under the recipe, from its current values ([`weight_scales`]).
 fn recomputed(linear: Linear, weight: &Tensor, spec: &SiteSpec) -> Result<Vec<f32>, QatError> {
     let host = HostTensor::new(weight.dims().to_vec(), weight.flatten_all()?.to_vec1()?);
-    let named = |source| CalibError::WeightSite { site: Site::Weight(linear), source: Box::new(source) };
-    Ok(weight_scales(&host, spec).map_err(named)?)
+    Ok(weight_scales(&host, spec).map_err(|error| error.of_weight(linear))?)
 }
 
 /// The values of several vectors in one transfer, because each transfer waits for the device.

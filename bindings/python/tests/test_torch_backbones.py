@@ -3,18 +3,13 @@
 The tests need torch, timm, torchvision and transformers. Without them they are skipped, unless ``REQUIRE_IMPL`` names ``torch``.
 """
 
-import os
 import unittest
 
-try:
-    import timm  # noqa: F401
-    import torch
-    import torchvision  # noqa: F401
-    import transformers  # noqa: F401
-except ImportError as missing:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{missing}") from missing
+from needed import need
+
+need("timm", "torch", "torchvision", "transformers")
+
+import torch
 
 import torch_detector
 import torch_openmmlab

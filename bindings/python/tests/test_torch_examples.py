@@ -10,13 +10,12 @@ import unittest
 import warnings
 from pathlib import Path
 
-try:
-    import torch
-    import transformers
-except ImportError as error:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{error}") from error
+from needed import need
+
+need("torch", "transformers")
+
+import torch
+import transformers
 
 from support import ROOT
 from torch_models import SWINS, images, of_timm

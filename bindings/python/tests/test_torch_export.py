@@ -12,15 +12,13 @@ import unittest
 import warnings
 from pathlib import Path
 
-try:
-    import onnx
-    import onnxruntime
-    import onnxscript  # noqa: F401 (torch.onnx.export needs it)
-    import torch
-except ImportError as error:
-    if "onnx" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{error}") from error
+from needed import need
+
+need("onnx", "onnxruntime", "onnxscript", "torch", name="onnx")
+
+import onnx
+import onnxruntime
+import torch
 
 from torch_models import PROGRAMS, SWINS, images, randomise
 from torch_support import Inside, error, leaves

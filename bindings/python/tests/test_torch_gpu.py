@@ -4,7 +4,6 @@ The tests need PyTorch and an NVIDIA GPU. Without them they are skipped, unless 
 """
 
 import os
-import threading
 import unittest
 
 import swinq
@@ -21,7 +20,7 @@ except ImportError:
 if WITHOUT is None:
     import swinq.torch
     from torch_models import PROGRAMS, images, of_timm, randomise
-    from torch_support import Inside, error, leaves
+    from torch_support import Inside, error, in_threads, leaves
 
     from swinq import _native
 
@@ -219,11 +218,7 @@ class Gpu(unittest.TestCase):
                 found[index] = [engine.run(batch) for _ in range(20)]
                 torch.cuda.current_stream().synchronize()
 
-        threads = [threading.Thread(target=work, args=(index,)) for index in range(len(sizes))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, len(sizes))
         for index, values in enumerate(expected):
             for outputs in found[index]:
                 self.assert_equal(outputs, values)

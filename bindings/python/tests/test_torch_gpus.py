@@ -4,7 +4,6 @@ The tests need PyTorch and two NVIDIA GPUs. Without them they are skipped, unles
 """
 
 import os
-import threading
 import unittest
 
 import swinq
@@ -23,7 +22,7 @@ if WITHOUT is None:
     import swinq.torch
     from test_torch_gpu import GPU, backbone
     from torch_models import images, of_timm
-    from torch_support import Inside
+    from torch_support import Inside, in_threads
 
 
 @unittest.skipIf(WITHOUT is not None, f"{WITHOUT}")
@@ -67,11 +66,7 @@ class Gpus(unittest.TestCase):
                 found[index] = [engines[index].run(batches[index]) for _ in range(20)]
                 torch.cuda.current_stream().synchronize()
 
-        threads = [threading.Thread(target=work, args=(index,)) for index in range(len(engines))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(work, len(engines))
         for device in self.devices:
             for outputs in found[device.index]:
                 self.assert_equal(outputs, device)

@@ -4,14 +4,12 @@ import os
 import unittest
 
 os.environ["TRITON_INTERPRET"] = "1"
-try:
-    import torch
-    import transformers
-    import triton  # noqa: F401
-except ImportError as error:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{error}") from error
+from needed import need
+
+need("torch", "transformers", "triton")
+
+import torch
+import transformers
 
 from torch_kernels import CASES, attention_case, quantizer_case
 from torch_models import images, randomise

@@ -4,7 +4,6 @@ The tests need torch, timm, torchvision, transformers and pillow.
 """
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -16,16 +15,15 @@ from support import PHOTO, normalised
 
 import swinq
 
-try:
-    import timm
-    import torch
-    import torchvision
-    import transformers
-    from PIL import Image
-except ImportError as error:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{error}") from error
+from needed import need
+
+need("timm", "torch", "torchvision", "transformers", "PIL")
+
+import timm
+import torch
+import torchvision
+import transformers
+from PIL import Image
 
 from torch_models import randomise
 

@@ -10,16 +10,15 @@ import unittest
 import warnings
 from pathlib import Path
 
-try:
-    import timm
-    import torch
-    import transformers
-    from PIL import Image
-    from safetensors.torch import load_file
-except ImportError as error:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{error}") from error
+from needed import need
+
+need("timm", "torch", "transformers", "PIL", "safetensors.torch")
+
+import timm
+import torch
+import transformers
+from PIL import Image
+from safetensors.torch import load_file
 
 from support import normalised
 from torch_models import FOUR, PROGRAMS, STAGES, SWINS, images, of_timm, randomise

@@ -4,12 +4,11 @@ import copy
 import os
 import unittest
 
-try:
-    import torch
-except ImportError as error:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{error}") from error
+from needed import need
+
+need("torch")
+
+import torch
 
 from torch_kernels import CASES, attention_case, quantizer_case
 from torch_models import SWINS, images

@@ -4,18 +4,13 @@ The tests need torch, torchvision, transformers and timm. Without them they are 
 """
 
 import math
-import os
 import unittest
 
-try:
-    import torch
-    import transformers  # noqa: F401
-    import timm  # noqa: F401
-    import torchvision  # noqa: F401
-except ImportError as missing:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{missing}") from missing
+from needed import need
+
+need("torch", "transformers", "timm", "torchvision")
+
+import torch
 
 import torch_openmmlab
 from torch_choices import Choices, compared

@@ -3,21 +3,19 @@
 The tests need torch, timm, torchvision and transformers. Without them they are skipped, unless ``REQUIRE_IMPL`` names ``torch``.
 """
 
-import os
 import tempfile
 import unittest
 import warnings
 from pathlib import Path
 
-try:
-    import timm
-    import torch
-    import torchvision
-    import transformers
-except ImportError as missing:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{missing}") from missing
+from needed import need
+
+need("timm", "torch", "torchvision", "transformers")
+
+import timm
+import torch
+import torchvision
+import transformers
 
 import torch_detector
 from torch_models import SWINS, images, of_timm, of_torchvision, randomise, redraw

@@ -6,21 +6,16 @@ The tests need torch, timm, torchvision and transformers. Without them they are 
 import copy
 import io
 import multiprocessing
-import os
 import pickle
 import threading
 import unittest
 import warnings
 
-try:
-    import timm  # noqa: F401
-    import torch
-    import torchvision  # noqa: F401
-    import transformers  # noqa: F401
-except ImportError as missing:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{missing}") from missing
+from needed import need
+
+need("timm", "torch", "torchvision", "transformers")
+
+import torch
 
 import torch_detector
 from torch_models import SWINS, images, of_timm, of_torchvision, randomise

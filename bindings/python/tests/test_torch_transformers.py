@@ -9,13 +9,12 @@ import warnings
 from pathlib import Path
 from unittest import mock
 
-try:
-    import torch
-    import transformers
-except ImportError as error:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{error}") from error
+from needed import need
+
+need("torch", "transformers")
+
+import torch
+import transformers
 
 from safetensors.torch import load_file, save_file
 from torch_models import PROGRAMS, SWINS, images, randomise

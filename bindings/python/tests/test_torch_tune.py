@@ -2,21 +2,16 @@
 
 import copy
 import json
-import os
 import tempfile
 import unittest
 import warnings
 from pathlib import Path
 
-try:
-    import timm  # noqa: F401
-    import torch
-    import torchvision  # noqa: F401
-    import transformers  # noqa: F401
-except ImportError as error:
-    if "torch" in os.environ.get("REQUIRE_IMPL", ""):
-        raise
-    raise unittest.SkipTest(f"{error}") from error
+from needed import need
+
+need("timm", "torch", "torchvision", "transformers")
+
+import torch
 
 from torch_models import LISTS, images, of_timm
 

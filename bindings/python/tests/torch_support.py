@@ -1,5 +1,6 @@
 """Comparison of the outputs of programs in PyTorch."""
 
+import threading
 import unittest
 
 import torch
@@ -24,6 +25,15 @@ def leaves(value, path="output"):
 
 def error(found, expected) -> float:
     return ((found.double() - expected.double()).norm() / expected.double().norm().clamp_min(1e-30)).item()
+
+
+def in_threads(work, count: int) -> None:
+    """Calls ``work(index)`` in ``count`` threads, and waits for all."""
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 class Inside(torch.nn.Module):

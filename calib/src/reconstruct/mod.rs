@@ -94,14 +94,14 @@ impl Reconstruction<'_> {
         layer: Linear,
     ) -> Result<Option<Trial>, CalibError> {
         let site = Site::Weight(layer);
-        let named = |source| CalibError::WeightSite { site, source: Box::new(source) };
         let factors = self.model.weight_factors(layer).unwrap_or_default().to_vec();
         let weight = fold_factors(&self.float.tensors[&layer.weight_name()], &factors);
         let bias = self.float.tensors.get(&layer.bias_name()).map(|bias| bias.data.as_slice());
         let Some([fit, held]) = self.statistics(networks, segment, layer, &factors)? else { return Ok(None) };
         let find = |statistics: &Statistics| {
             let spec = &self.model.site(site).spec;
-            round(&weight, bias, spec, statistics, RoundingOptions::default()).map_err(named)
+            round(&weight, bias, spec, statistics, RoundingOptions::default())
+                .map_err(|error| error.of_weight(layer))
         };
         let error = |rounded: &Rounded| {
             held.error(&rounded.weight, &added(rounded.bias.as_deref(), bias, &rounded.weight))
@@ -148,10 +148,7 @@ impl Reconstruction<'_> {
                 rows.x.chunks_exact(rows_of_unit * inputs).zip(rows.t.chunks_exact(rows_of_unit * outputs));
             for (x, t) in units {
                 let part = &mut parts[usize::from(index % PARTS == PARTS - 1)];
-                part.add(x, t).map_err(|source| CalibError::WeightSite {
-                    site: Site::Weight(layer),
-                    source: Box::new(source),
-                })?;
+                part.add(x, t).map_err(|error| error.of_weight(layer))?;
                 index += 1;
             }
             Ok(())

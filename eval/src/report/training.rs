@@ -10,7 +10,7 @@ pub struct TrainingSection {
     /// From calibration to the last validation, in one sentence.
     pub summary: Option<String>,
     pub curves: Vec<String>,
-    /// The score by which validations compare models.
+    /// The score of validations.
     pub score: &'static str,
     pub validations: Vec<[String; 5]>,
 }

@@ -86,7 +86,7 @@ typedef f32 Residual;
 typedef u16 Residual;
 #endif
 
-// The constants of eight columns. Those that no step reads are not set.
+// The constants of eight columns. Constants for steps that are off are not set.
 struct Columns {
     f32 scale[8], bias[8], recip[8], zero_point[8], step[8];
     s32 correction[8];

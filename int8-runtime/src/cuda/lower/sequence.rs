@@ -67,8 +67,8 @@ impl Lowering<'_> {
         Ok(Some(Fused { launches, count: count + mlp.count, when: mlp.when }))
     }
 
-    /// Appends the launches for the first of the steps of `span`, without those that compute one branch of a block. Returns the
-    /// number of steps that they compute.
+    /// Appends the launches for the first of the steps of `span`, but no launch for a whole branch of a block. Returns the number of
+    /// steps that they compute.
     fn unfused<'b>(
         &'b self,
         span: Span<'b>,

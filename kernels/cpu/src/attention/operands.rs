@@ -47,7 +47,7 @@ pub(super) struct Source<'a> {
     pub(super) shape: Shape,
     pub(super) unit: Unit,
     pub(super) part: AttentionOperand,
-    /// For lo codes, the head's position among those that have them.
+    /// The position of the head among the heads with lo codes; `None` for hi codes.
     pub(super) low: Option<usize>,
     pub(super) site: Option<Quantizer>,
 }
