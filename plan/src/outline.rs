@@ -101,8 +101,8 @@ fn store(store: &Store) -> String {
         }
         Store::ChannelFake(_) => "f32 on the INT8 grid (scale and zero point per channel)".to_owned(),
         Store::ChannelCodes(_) => "INT8 (scale and zero point per channel)".to_owned(),
-        Store::Residual { branch: None, shortcut: None } => "f32 stream +=".to_owned(),
-        Store::Residual { .. } => "f32 stream += (operands on the INT8 grid)".to_owned(),
+        Store::Residual { branch: None, shortcut: None } => "f32 residual +=".to_owned(),
+        Store::Residual { .. } => "f32 residual += (operands on the INT8 grid)".to_owned(),
     }
 }
 

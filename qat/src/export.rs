@@ -9,6 +9,7 @@ use swinq_model::quantized::{FloatModel, Param, Source};
 use swinq_model::{HostTensor, Linear, QuantizedModel, Site, StateDict, SwinConfig, all_linears};
 
 use crate::error::QatError;
+use crate::flat::host_values;
 use crate::scales::ScaleTable;
 
 /// The network's parameters among `values`, which may also hold ratios of learned scales.
@@ -18,7 +19,7 @@ use crate::scales::ScaleTable;
 pub fn state_dict(config: &SwinConfig, values: &BTreeMap<String, Tensor>) -> Result<StateDict, QatError> {
     let tensor = |name: &str| -> Result<HostTensor, QatError> {
         let tensor = &values[name];
-        Ok(HostTensor::new(tensor.dims().to_vec(), tensor.flatten_all()?.to_vec1()?))
+        Ok(HostTensor::new(tensor.dims().to_vec(), host_values(tensor)?))
     };
     parameters(config).into_iter().map(|(name, _)| Ok((name.clone(), tensor(&name)?))).collect()
 }

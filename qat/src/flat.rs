@@ -11,6 +11,13 @@ use crate::ranks::Layout;
 /// The first value of each parameter lies at a multiple of this number of values, so that every access is aligned.
 const ALIGNMENT: usize = 64;
 
+/// The values of an f32 tensor, in row-major order. candle copies all the memory in which a tensor of a GPU lies, so a view such as
+/// [`Flat::view`] is first copied on the GPU: else each parameter of a checkpoint would cost a transfer of all of them.
+pub(crate) fn host_values(tensor: &Tensor) -> Result<Vec<f32>> {
+    let flat = tensor.flatten_all()?;
+    if flat.device().is_cpu() { flat.to_vec1() } else { flat.force_contiguous()?.to_vec1() }
+}
+
 /// Where each parameter lies.
 #[derive(Clone, Debug)]
 pub(crate) struct Flat {
@@ -66,7 +73,7 @@ impl Flat {
     pub fn gathered(&self, tensors: &BTreeMap<String, Tensor>, device: &Device) -> Result<Tensor> {
         let mut values = vec![0.0; self.len];
         for (name, slot) in &self.slots {
-            let tensor = tensors[name].flatten_all()?.to_vec1::<f32>()?;
+            let tensor = host_values(&tensors[name])?;
             values[slot.start..slot.start + tensor.len()].copy_from_slice(&tensor);
         }
         Tensor::from_vec(values, self.len, device)

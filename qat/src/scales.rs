@@ -17,6 +17,7 @@ use swinq_model::{Calibrator, HostTensor, Linear, QuantizedModel, Site, SiteSpec
 use swinq_numerics::{ColumnQuantizers, Int8, Quantizer};
 
 use crate::error::QatError;
+use crate::flat::host_values;
 use crate::job::Scales;
 
 /// A learned scale stays within this factor of its initial value, in both directions.
@@ -348,7 +349,7 @@ impl ScaleTable {
     /// Errors of candle.
     pub fn amax(&self, site: Site, tensors: &BTreeMap<String, Tensor>) -> Result<Option<f32>, QatError> {
         let Some(scale) = self.activations.get(&site) else { return Ok(None) };
-        let ratio = scale.ratio.as_ref().map(|_| tensors[&ratio_name(site)].to_vec1::<f32>()).transpose()?;
+        let ratio = scale.ratio.as_ref().map(|_| host_values(&tensors[&ratio_name(site)])).transpose()?;
         Ok(Some(ratio.map_or(scale.amax, |ratio| scale.amax * ratio[0])))
     }
 
@@ -364,7 +365,7 @@ impl ScaleTable {
         let Some(scale) = self.weights.get(&linear).filter(|scale| scale.ratio.is_some()) else {
             return Ok(None);
         };
-        let ratio = tensors[&ratio_name(Site::Weight(linear))].to_vec1::<f32>()?;
+        let ratio = host_values(&tensors[&ratio_name(Site::Weight(linear))])?;
         Ok(Some(scale.base.iter().zip(ratio).map(|(base, ratio)| base * ratio).collect()))
     }
 }
@@ -389,7 +390,7 @@ fn lsq_factor(values: usize, largest: f32) -> f32 {
 
 /// The scales of a weight under the recipe, from its current values ([`weight_scales`]).
 fn recomputed(linear: Linear, weight: &Tensor, spec: &SiteSpec) -> Result<Vec<f32>, QatError> {
-    let host = HostTensor::new(weight.dims().to_vec(), weight.flatten_all()?.to_vec1()?);
+    let host = HostTensor::new(weight.dims().to_vec(), host_values(weight)?);
     Ok(weight_scales(&host, spec).map_err(|error| error.of_weight(linear))?)
 }
 

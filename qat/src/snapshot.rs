@@ -18,6 +18,7 @@ use swinq_model::atomic::write_atomic;
 
 use crate::adamw::{AdamW, Moments, set};
 use crate::error::QatError;
+use crate::flat::host_values;
 use crate::job::Identity;
 pub use crate::progress::{Best, Progress};
 
@@ -84,8 +85,7 @@ pub fn encode(job: &Identity, progress: &Progress, state: &State<'_>) -> Result<
     let tensors = state.tensors();
     let mut stored = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
-        let values = tensor.flatten_all()?.to_vec1::<f32>()?;
-        stored.push((name, tensor.dims().to_vec(), values));
+        stored.push((name, tensor.dims().to_vec(), host_values(tensor)?));
     }
     let mut document =
         Document { version: VERSION, job: job.clone(), progress: progress.clone(), sha256: String::new() };

@@ -29,7 +29,7 @@ JSON = ["quickstart/results.json", "eval.json", "inspect.json"]
 OTHER = {"environment", "latency_ms", "throughput_ips", "stream_ips", "image_threads", "lanes", "profile", "load",
          "peak_memory_bytes"}
 # The program's own path, the first word of a command.
-PROGRAM = re.compile(r"^('[^']*|\S*)swinq(\.exe)?'? ")
+PROGRAM = re.compile(r"^('[^']*|\S*)swinq[-.\w]*'? ")
 JOB = """model: int8.safetensors
 float: sample/model.safetensors
 cfg: sample/cfg.yaml
