@@ -3,7 +3,7 @@
     python weights.py float.safetensors model.safetensors weights.safetensors
 
 `float` holds the float weights under the names of the quantized checkpoint `model`. `weights` receives the codes and scales
-of every weight that the site table of `model` turns on: the same bits as in `model`.
+of every weight that the site table of `model` turns on: the same bits as in a `model` of `--ptq basic`.
 """
 
 import json

@@ -1,4 +1,4 @@
-//! Swin Transformer classifiers: architecture, checkpoints, parameters, sites, recipes, and the
+//! Swin Transformers: architecture, checkpoints, parameters, sites, recipes, and the
 //! quantized-checkpoint format.
 
 pub mod arch;

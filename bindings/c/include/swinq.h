@@ -1,4 +1,4 @@
-// The C interface of swinq: INT8 for Swin Transformer classifiers.
+// The C interface of swinq: INT8 for Swin Transformers.
 //
 // Status. A function that can fail returns a status, and swinq_last_error says what was wrong. No panic of the library and
 // no exception crosses the border.
@@ -85,7 +85,8 @@ typedef enum swinq_status {
 } swinq_status;
 
 // A model that is ready to run, with threads and buffers of its own. Threads may share it; on a CPU their calls run at the
-// same time on the engine's threads, on a GPU one after another. Engines of one model share its packed weights.
+// same time on the engine's threads, on a GPU those with images in host memory one after another. Engines of one model share
+// its packed weights.
 typedef struct swinq_engine swinq_engine;
 
 // A model, float or quantized. Threads may share it.
@@ -150,7 +151,7 @@ typedef struct swinq_engine_options {
   uint32_t device;
   // Threads of the CPU engine, including the caller's; 0 is one per core.
   size_t threads;
-  // Images that run at a time; larger batches are split. 0 is 8.
+  // Images that run at a time, on a CPU at most 2 on each thread; larger batches are split. 0 is 8.
   size_t max_batch;
   // 1 for an f32 residual stream on a GPU, which gives the CPU's bits; 0 for f16.
   uint32_t residual_f32;
@@ -279,9 +280,9 @@ enum swinq_status swinq_engine_get_output_count(const struct swinq_engine *engin
 
 // Describes output `index` for one image of `height` and `width`: writes its name, type, layout, rank and shape to `output`,
 // as many fields as `output->size` has room for. The layout of a feature map is `SWINQ_LAYOUT_NCHW`; it may be asked for in
-// `SWINQ_LAYOUT_NHWC` or, `[images, tokens, channels]`, in `SWINQ_LAYOUT_ROWS`. The name is valid until the engine is freed. `shape[0]` is the number of
-// images, 1, and `data` is NULL; set both for `swinq_engine_run`. Fails with `SWINQ_STATUS_ARGUMENT` if the engine has no
-// such output, or if the network cannot process such an image.
+// `SWINQ_LAYOUT_NHWC` or, `[images, tokens, channels]`, in `SWINQ_LAYOUT_ROWS`. The name is valid until the engine is freed.
+// `shape[0]` is the number of images, 1, and `data` is NULL; set both for `swinq_engine_run`. Fails with
+// `SWINQ_STATUS_ARGUMENT` if the engine has no such output, or if the network cannot process such an image.
 enum swinq_status swinq_engine_get_output(const struct swinq_engine *engine,
                                           size_t index,
                                           size_t height,

@@ -70,6 +70,25 @@ class Logits(Quantized):
         for dtype in (np.float64, np.int16, np.dtype(np.float32).newbyteorder(">"), bool):
             with self.assertRaisesRegex(swinq.ArgumentError, "the model takes uint8, float16 and float32"):
                 self.int8(values.astype(dtype))
+        for wrong, way in [
+            (values.astype(np.float64), r"images\.astype\(numpy\.float32\)"),
+            (noise(self.int8, 1).astype(np.int64), r"images\.astype\(numpy\.uint8\) for pixels of 0 to 255"),
+            ("cat.png", "a str is no array of pixels; `predict` takes files"),
+            (None, "a NoneType is no array of pixels"),
+        ]:
+            with self.assertRaisesRegex(swinq.ArgumentError, way):
+                self.int8(wrong)
+        with self.assertRaisesRegex(swinq.ArgumentError, r"the model takes float32 \[n, 3, height, width\]$"):
+            self.int8(values.transpose(0, 2, 3, 1), layout="NCHW")
+        for memory, problem in [
+            (np.empty((40, 10)), "`logits` is float64; give float32 or float16"),
+            (np.empty((10, 40), np.float32).T, "`logits` must be contiguous memory that can be written"),
+            (np.broadcast_to(np.float32(0), (40, 10)), "`logits` must be contiguous memory that can be written"),
+        ]:
+            with self.assertRaisesRegex(swinq.ArgumentError, problem):
+                self.int8.engine(threads=1).run(values, out={"logits": memory})
+        with self.assertRaisesRegex(swinq.ArgumentError, "max_batch: is 0; it must be at least 1"):
+            self.int8.engine(max_batch=0)
         with self.assertRaisesRegex(swinq.ArgumentError, "layout: `CHWN` is unknown; give NHWC or NCHW"):
             self.int8(values, layout="CHWN")
         # The last image is in another batch than the first.

@@ -58,6 +58,9 @@ class Sizes(Quantized):
     def test_maps_lie_where_and_in_the_order_that_the_caller_asks_for(self):
         model = swinq.open(MICRO / "model.safetensors", cfg=str(MICRO / "cfg.yaml"), task="features")
         engine, pixels = model.engine(backend="cpu", threads=1), noise(self.float, 2, size=(60, 100))
+        for call in (engine, model, engine.predict, model.predict):
+            with self.assertRaisesRegex(swinq.ArgumentError, r"a backbone with the outputs stage1, .*call engine\(\)\.run\(images\)"):
+                call(pixels)
         first = engine.run(pixels)
         last = engine.run(pixels, out_layout="NHWC")
         for name, value in first.items():

@@ -90,6 +90,9 @@ class Transformers(unittest.TestCase):
 
     def test_a_classifier_stays_the_object_that_it_is(self):
         kind, path, x = self.made("classifier")
+        labelled = [{"pixel_values": x, "labels": torch.tensor([1, 0])}]
+        with self.assertRaisesRegex(swinq.ArgumentError, "a single number, such as a loss.*leave `labels` out"):
+            kind.from_pretrained(path, quantization_config=SwinqConfig(calibrate=labelled))
         model = kind.from_pretrained(path, quantization_config=SwinqConfig(calibrate=lambda model: model(x)))
         self.assertIs(type(model), transformers.SwinForImageClassification)
         self.assertEqual((model.device.type, model.dtype), ("cpu", torch.float32))
@@ -132,6 +135,17 @@ class Transformers(unittest.TestCase):
             self.assert_equal(kind.from_pretrained(self.folder / "int8")(x), model(x))
             swinq.torch.restore(model).save_pretrained(self.folder / "restored")
             self.assert_equal(kind.from_pretrained(self.folder / "restored")(x), kind.from_pretrained(path)(x))
+
+    def test_a_swin_in_place_of_the_whole_model_is_not_saved_in_float(self):
+        kind, path, x = self.made("classifier")
+        replaced = swinq.torch.quantize(kind.from_pretrained(path), [x]).model
+        with self.assertRaisesRegex(swinq.Error, r"attach\(model\)"):
+            replaced.save_pretrained(self.folder / "lost")
+        self.assertFalse((self.folder / "lost").exists())
+        with torch.no_grad():
+            expected = replaced(x)
+            attach(replaced).save_pretrained(self.folder / "int8")
+            self.assert_equal(kind.from_pretrained(self.folder / "int8")(x), expected)
 
     def test_trained_and_replaced_models_are_saved_when_they_are_attached(self):
         for name in ("UPerNet", "classifier"):

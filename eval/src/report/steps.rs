@@ -23,7 +23,7 @@ pub fn steps(results: &Results, names: &[String]) -> Vec<Step> {
     }
     if let Some(training) = &results.training {
         steps.push(Step {
-            text: "Train, with the job printed under Training".to_owned(),
+            text: "Train".to_owned(),
             command: format!("swinq qat {}/job.yaml", training.folder.trim_end_matches('/')),
         });
     }
@@ -66,12 +66,53 @@ fn calibration(model: &ModelResult, name: &str, cfg: Option<&str>) -> Option<Ste
         ),
     };
     let cfg = cfg.map_or(String::new(), |cfg| format!(" --cfg {cfg}"));
+    let outputs: Vec<&str> = model.outputs.iter().map(|output| output.name.as_str()).collect();
+    let task = set.sizing.as_deref().map_or(String::new(), |sizing| of_a_backbone(&outputs, sizing));
     let command = format!(
-        "swinq calibrate {}{cfg} --data-path IMAGES --recipe {recipe} --batches {} --batch-size {} --seed {} -o {path}",
+        "swinq calibrate {}{cfg}{task} --data-path IMAGES --recipe {recipe} --batches {} --batch-size {} --seed {} -o {path}",
         origin.source,
         set.images.div_ceil(set.batch_size.max(1)),
         set.batch_size,
         set.seed
     );
     Some(Step { text, command })
+}
+
+/// The options of `calibrate` for a backbone with these `outputs`, whose images had this `sizing`.
+fn of_a_backbone(outputs: &[&str], sizing: &str) -> String {
+    let (size, padding) =
+        sizing.split_once(", padded ").map_or((sizing, ""), |(size, padding)| (size, padding));
+    let mut options = format!(" --task features --size {size}");
+    if !outputs.is_empty() {
+        options += &format!(" --outputs {}", outputs.join(","));
+    }
+    for padded in padding.split(", padded ") {
+        match padded.strip_prefix("to multiples of ") {
+            Some(multiple) => options += &format!(" --pad-to {multiple}"),
+            None if padded.is_empty() => {}
+            None => options += " --pad-batch",
+        }
+    }
+    options
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backbone_is_calibrated_with_its_sizes_and_padding() {
+        for (sizing, options) in [
+            ("keep", "--size keep --outputs stage2,stage3"),
+            ("short:800,long:1333", "--size short:800,long:1333 --outputs stage2,stage3"),
+            ("64x96, padded to multiples of 32", "--size 64x96 --outputs stage2,stage3 --pad-to 32"),
+            ("keep, padded to the size of the batch", "--size keep --outputs stage2,stage3 --pad-batch"),
+            (
+                "keep, padded to multiples of 32, padded to the size of the batch",
+                "--size keep --outputs stage2,stage3 --pad-to 32 --pad-batch",
+            ),
+        ] {
+            assert_eq!(of_a_backbone(&["stage2", "stage3"], sizing), format!(" --task features {options}"));
+        }
+    }
 }

@@ -38,6 +38,9 @@ pub struct CalibrationSet {
     pub seed: u64,
     /// Images per batch.
     pub batch_size: usize,
+    /// How the images of a backbone were resized and padded, as its file records it: `keep, padded to multiples of 32`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sizing: Option<String>,
     /// SHA-256 of the preprocessed pixels, hexadecimal.
     pub sha256: String,
 }
@@ -50,6 +53,7 @@ impl Origin {
             images: record.images.len(),
             seed: record.seed,
             batch_size: record.batch_size,
+            sizing: record.sizing.clone(),
             sha256: record.sha256.clone(),
         });
         Origin {

@@ -132,7 +132,13 @@ fn complete_model(model: &mut ModelResult) {
         tool_version: "0.1.0".to_owned(),
         source: "swin_t.pth".to_owned(),
         source_sha256: "ab".repeat(32),
-        calibration: Some(CalibrationSet { images: 80, seed: 0, batch_size: 8, sha256: "cd".repeat(32) }),
+        calibration: Some(CalibrationSet {
+            images: 80,
+            seed: 0,
+            batch_size: 8,
+            sizing: None,
+            sha256: "cd".repeat(32),
+        }),
         rules: Recipe::shipped(model.recipe.as_deref().unwrap()).unwrap().rules,
         ..Origin::default()
     });

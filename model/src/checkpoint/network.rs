@@ -239,8 +239,13 @@ fn several_backbones(found: &[FoundNetwork]) -> String {
     let prefixes: Vec<String> = found.iter().map(|found| found.naming.prefix()).collect();
     let quoted: Vec<String> = prefixes.iter().map(|prefix| format!("`{prefix}`")).collect();
     let named = prefixes.iter().find(|prefix| !prefix.is_empty());
+    let unnamed = if prefixes.iter().any(String::is_empty) {
+        " (--prefix '' for the one without a prefix)"
+    } else {
+        ""
+    };
     format!(
-        "has {} backbones, under {}; pass --prefix {} or another of them (--prefix '' for the one without a prefix)",
+        "has {} backbones, under {}; pass --prefix {} or another of them{unnamed}",
         found.len(),
         quoted.join(" and "),
         named.map_or("''", |prefix| prefix)

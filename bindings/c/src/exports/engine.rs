@@ -31,7 +31,7 @@ pub struct swinq_engine_options {
     pub device: u32,
     /// Threads of the CPU engine, including the caller's; 0 is one per core.
     pub threads: usize,
-    /// Images that run at a time; larger batches are split. 0 is 8.
+    /// Images that run at a time, on a CPU at most 2 on each thread; larger batches are split. 0 is 8.
     pub max_batch: usize,
     /// 1 for an f32 residual stream on a GPU, which gives the CPU's bits; 0 for f16.
     pub residual_f32: u32,
@@ -103,9 +103,9 @@ pub unsafe extern "C" fn swinq_engine_get_output_count(
 
 /// Describes output `index` for one image of `height` and `width`: writes its name, type, layout, rank and shape to `output`,
 /// as many fields as `output->size` has room for. The layout of a feature map is `SWINQ_LAYOUT_NCHW`; it may be asked for in
-/// `SWINQ_LAYOUT_NHWC` or, `[images, tokens, channels]`, in `SWINQ_LAYOUT_ROWS`. The name is valid until the engine is freed. `shape[0]` is the number of
-/// images, 1, and `data` is NULL; set both for `swinq_engine_run`. Fails with `SWINQ_STATUS_ARGUMENT` if the engine has no
-/// such output, or if the network cannot process such an image.
+/// `SWINQ_LAYOUT_NHWC` or, `[images, tokens, channels]`, in `SWINQ_LAYOUT_ROWS`. The name is valid until the engine is freed.
+/// `shape[0]` is the number of images, 1, and `data` is NULL; set both for `swinq_engine_run`. Fails with
+/// `SWINQ_STATUS_ARGUMENT` if the engine has no such output, or if the network cannot process such an image.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_engine_get_output(
     engine: *const swinq_engine,

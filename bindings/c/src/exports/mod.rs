@@ -44,7 +44,8 @@ pub struct swinq_model {
 }
 
 /// A model that is ready to run, with threads and buffers of its own. Threads may share it; on a CPU their calls run at the
-/// same time on the engine's threads, on a GPU one after another. Engines of one model share its packed weights.
+/// same time on the engine's threads, on a GPU those with images in host memory one after another. Engines of one model share
+/// its packed weights.
 pub struct swinq_engine {
     _opaque: [u8; 0],
 }

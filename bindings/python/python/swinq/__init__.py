@@ -16,7 +16,7 @@ a data set's path, a DataLoader, PIL images or arrays:
 >>> model.predict(["cat.jpg"])[0][0].label
 
 Images are ``uint8 [images, height, width, channels]`` (NHWC, RGB, preprocessed) or ``float32 [images, channels, height,
-width]`` (NCHW, normalised with the model's mean and deviation), of any height and width that the network can process, as numpy
+width]`` (NCHW, normalised as the model was trained; also ``float16``), of any height and width that the network can process, as numpy
 arrays or torch tensors. Logits are ``float32 [images, classes]`` of the same kind.
 
 **Compare.** :func:`evaluate` measures accuracy, agreement with the first model, and latency:
@@ -34,7 +34,8 @@ threads or a GPU of their own; on a GPU, ``run`` reads and returns CUDA tensors 
 **Inside a model of PyTorch.** ``swinq.torch.quantize(model, calibrate=loader)`` replaces each Swin of a larger model by an INT8 module
 with the same outputs. PyTorch is not needed, and not imported, but by ``import swinq.torch`` and ``import swinq.transformers``.
 
-Every error is a :class:`Error`, and its message names the argument, file or site at fault and the next step.
+An error of a model, a file, images or a value is a :class:`Error`, and its message names the argument, file or site at fault and the
+next step. An argument of another type than the documented one may raise a ``TypeError``.
 """
 
 from ._errors import (

@@ -46,6 +46,19 @@ def not_pixels(error: ArgumentError, array: np.ndarray[Any, Any], given: Any) ->
     )
 
 
+def other_type(given: Any, array: np.ndarray[Any, Any]) -> ArgumentError:
+    """The error for images of a type that no engine reads, with the way to one that it does."""
+    if array.dtype.kind not in "fiub":
+        return ArgumentError(f"images: a {type(given).__name__} is no array of pixels; `predict` takes files and encoded images")
+    tensor = is_tensor(given)
+    if array.dtype.kind == "f":
+        way = "images.float()" if tensor else "images.astype(numpy.float32)"
+    else:
+        way = "images.to(torch.uint8)" if tensor else "images.astype(numpy.uint8)"
+        way += " for pixels of 0 to 255"
+    return ArgumentError(f"images: an array of {array.dtype}; the model takes uint8, float16 and float32: {way}")
+
+
 #: The types of images that an engine reads, and the layout that they have unless the caller states another.
 LAYOUTS = {np.dtype(np.uint8): "NHWC", np.dtype(np.float16): "NCHW", np.dtype(np.float32): "NCHW"}
 
@@ -57,22 +70,20 @@ def input_of(
     is not contiguous."""
     array = to_numpy(value)
     if array.dtype not in LAYOUTS:
-        raise ArgumentError(
-            f"images: an array of {array.dtype}; the model takes uint8, float16 and float32, such as images.astype(numpy.float32)"
-        )
-    layout = layout or LAYOUTS[array.dtype]
-    return np.ascontiguousarray(array), layout, extents(str(array.dtype), array.shape, channels, layout)
+        raise other_type(value, array)
+    stated, layout = layout is not None, layout or LAYOUTS[array.dtype]
+    return np.ascontiguousarray(array), layout, extents(str(array.dtype), array.shape, channels, layout, stated)
 
 
-def extents(dtype: str, shape: tuple[int, ...], channels: int, layout: str) -> tuple[int, int, int]:
-    """The number, the height and the width of images of ``shape``."""
+def extents(dtype: str, shape: tuple[int, ...], channels: int, layout: str, stated: bool) -> tuple[int, int, int]:
+    """The number, the height and the width of images of ``shape`` in ``layout``, which the caller has ``stated``, or not."""
     shapes = {"NHWC": f"[n, height, width, {channels}]", "NCHW": f"[n, {channels}, height, width]"}
     if layout not in shapes:
         raise ArgumentError(f"layout: `{layout}` is unknown; give NHWC or NCHW")
     if len(shape) != 4 or shape[layout.index("C")] != channels:
         problem = f"images: an array of {dtype} {list(shape)}; the model takes {dtype} {shapes[layout]}"
         (other,) = shapes.keys() - {layout}
-        raise ArgumentError(f'{problem}, or with layout="{other}" {shapes[other]}')
+        raise ArgumentError(problem if stated else f'{problem}, or with layout="{other}" {shapes[other]}')
     return shape[0], shape[layout.index("H")], shape[layout.index("W")]
 
 
@@ -92,9 +103,10 @@ def values_of(value: Any, channels: int) -> np.ndarray[Any, Any]:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def pixels_of(value: Any, channels: int, size: tuple[int, int]) -> np.ndarray[Any, Any]:
+def pixels_of(value: Any, channels: int, size: tuple[int, int], any_values: bool) -> np.ndarray[Any, Any]:
     """``value`` as contiguous images for a calibration: ``uint8 [n, height, width, channels]`` or
-    ``float32 [n, channels, height, width]``. ``size`` is the height and width that they must have.
+    ``float32 [n, channels, height, width]``. ``size`` is the height and width that they must have. For a backbone, which reads
+    ``any_values``, floats are images of any size (:func:`values_of`).
 
     Copies only if the array is not contiguous, or has floats of another width.
     """
@@ -105,7 +117,8 @@ def pixels_of(value: Any, channels: int, size: tuple[int, int]) -> np.ndarray[An
         if array.dtype.kind == "f" and array.shape[1:] == (channels, *size):
             return np.ascontiguousarray(array, dtype=np.float32)
     height, width = size
+    floats = "height, width] of any size" if any_values else f"{height}, {width}]"
     raise ArgumentError(
         f"images: an array of {array.dtype} {list(array.shape)}; the model takes uint8 [n, {height}, {width}, {channels}] "
-        f"(preprocessed) or float [n, {channels}, {height}, {width}] (normalised)"
+        f"(preprocessed) or float [n, {channels}, {floats} (normalised)"
     )

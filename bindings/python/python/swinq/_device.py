@@ -114,6 +114,7 @@ def stream_of(images: Any, stream: int | None) -> int:
 
 def images_of(value: Any, channels: int, layout: str | None, stream: int) -> tuple[Array, str, tuple[int, int, int]]:
     """The memory of images, their layout, and their number, height and width."""
+    stated = layout is not None
     if is_tensor(value):
         torch = sys.modules["torch"]
         if value.requires_grad and torch.is_grad_enabled():
@@ -130,7 +131,7 @@ def images_of(value: Any, channels: int, layout: str | None, stream: int) -> tup
     if array.dtype not in LAYOUTS:
         raise ArgumentError(f"images: an array of {array.dtype}; the model takes uint8, float16, bfloat16 and float32")
     layout = layout or LAYOUTS[array.dtype]
-    return array, layout, extents(array.dtype, array.shape, channels, layout)
+    return array, layout, extents(array.dtype, array.shape, channels, layout, stated)
 
 
 def run(

@@ -148,7 +148,7 @@ class _Collection:
             self.collector.add_values(values, *values.shape[2:])
             self.images += len(values)
             return
-        given, batch = batch, pixels_of(batch, channels, (height, width))
+        given, batch = batch, pixels_of(batch, channels, (height, width), self.collector.any_values)
         if self.limit is not None:
             batch = batch[: self.limit - self.images]
         if batch.dtype == np.uint8:

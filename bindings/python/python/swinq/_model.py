@@ -101,7 +101,14 @@ class Engine:
                 ``max_pixels`` allows, and for values that are not finite.
             EngineError: if the engine fails.
         """
+        self._check_classifies("run(images)")
         return self.run(images, ["logits"], layout=layout)["logits"]
+
+    def _check_classifies(self, instead: str) -> None:
+        """Refuses a backbone, whose caller wants ``instead``."""
+        if "logits" not in self._outputs:
+            outputs = ", ".join(self._outputs)
+            raise ArgumentError(f"the model is a backbone with the outputs {outputs}, and has no classes; call engine().{instead}")
 
     def run(
         self,
@@ -128,7 +135,7 @@ class Engine:
             layout: as for :meth:`__call__`.
             out_layout: that of feature maps: ``NCHW`` for ``[n, channels, height, width]``, or ``NHWC``.
             dtype: the type of the outputs, ``float32`` or ``float16``, to which values are rounded; on a GPU also ``bfloat16``.
-            out: arrays for outputs, by name, contiguous, in the memory of ``images``; their types are those of the outputs. Others
+            out: arrays for outputs, by name, contiguous, in the memory of ``images``; their own types count, not ``dtype``. Others
                 are made: by PyTorch's allocator for its tensors on a GPU.
             stream: ``cudaStream_t`` on which images in memory of a GPU run. ``None`` is the current stream of PyTorch for its
                 tensors, else the default stream. Arrays must live until the work is done; PyTorch sees to that for its tensors.
@@ -139,7 +146,7 @@ class Engine:
 
         Raises:
             ArgumentError: for an output that the network does not have or that is asked for twice, for another ``dtype``, for
-                arrays of another shape or on another device, for a tensor that requires grad outside ``torch.no_grad()``, for a
+                arrays of another shape or on another device, for a CUDA tensor that requires grad outside ``torch.no_grad()``, for a
                 graph with a size that is not prepared, and as :meth:`__call__`.
             EngineError: if the engine fails, also if ``float16`` cannot hold a value.
         """
@@ -214,7 +221,7 @@ class Engine:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs, in the order in which the network computes them: ``logits``."""
+        """Names of the outputs, in the order in which the network computes them: ``logits``, or ``stage1`` and so on."""
         return self._outputs
 
     def predict(self, images: Any, top_k: int = 5) -> list[list[Class]]:
@@ -227,8 +234,9 @@ class Engine:
 
         Raises:
             NotFoundError: for a file that does not exist.
-            ArgumentError, DataError: for an empty list, and for an image that cannot be read.
+            ArgumentError, DataError: for an empty list, for an image that cannot be read, and for a backbone.
         """
+        self._check_classifies("run(images)")
         if is_path(images) or is_encoded(images) or is_pil(images) or (is_array(images) and images.ndim == 3):
             images = [images]
         images, native = list(images), self._ready()
@@ -273,10 +281,14 @@ def _bits(array: Any) -> Any:
 
 def _host(values: Any, name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     """The memory of an output of the caller in host memory."""
-    array = values.numpy() if is_tensor(values) and not values.is_cuda else values
+    array = values.detach().numpy() if is_tensor(values) and not values.is_cuda else values
     if not isinstance(array, np.ndarray):
         raise ArgumentError(f"out: `{name}` is a {type(values).__name__}; give an array of numpy or a tensor in host memory")
     check_shape(name, array.shape, shape)
+    if array.dtype not in (np.float32, np.float16):
+        raise ArgumentError(f"out: `{name}` is {array.dtype}; give float32 or float16")
+    if not (array.flags.c_contiguous and array.flags.writeable):
+        raise ArgumentError(f"out: `{name}` must be contiguous memory that can be written")
     return array
 
 
@@ -320,7 +332,7 @@ class Model:
             backend: ``auto`` (the GPU if one can be used, else the CPU), ``cpu`` or ``cuda``.
             threads: threads of the CPU engine; 0 is one per core.
             image_threads: threads of the CPU engine that work on one image; 0 is as many as make it faster.
-            max_batch: images that run at a time, on a CPU on each thread; larger batches are split.
+            max_batch: images that run at a time, on a CPU at most 2 on each thread; larger batches are split.
             max_memory: the most bytes for the tensors of images of one size, which the CPU engine runs side by side; 0 is a
                 quarter of the machine's memory.
             max_pixels: the most pixels, height times width, of an image; 0 is as many as half of the free memory holds. Images
@@ -331,6 +343,7 @@ class Model:
             residual: type of the residual stream on a GPU, ``f16`` or ``f32`` (the CPU's bits).
 
         Raises:
+            ArgumentError: for a negative number, and for a ``max_batch`` of 0.
             EngineError: if the backend cannot be used, or cannot run the model.
         """
         numbers = {
@@ -343,7 +356,7 @@ class Model:
             "device": device,
         }
         for name, value in numbers.items():
-            count(name, value, 0)
+            count(name, value, 1 if name == "max_batch" else 0)
         native = self._native
         return Engine(self, lambda: _native.Engine(native, backend, numbers, residual))
 
@@ -519,14 +532,14 @@ def open(
             - a state dictionary: a mapping from names to torch tensors or numpy arrays.
         preprocessing: of a model that does not contain it: the image processor of a transformers model, the
             ``weights.transforms()`` of torchvision, a data configuration of timm, ``"ms"``, ``"timm"``,
-            ``"torchvision"`` or ``"hf"`` for the default of a family, or a mapping with the keys of
+            ``"torchvision"`` or ``"hf"`` for the default of a family (not for a module of torchvision), or a mapping with the keys of
             :attr:`Model.preprocessing`. Default: timm's ``pretrained_cfg``, torchvision's and Microsoft's own. Of an image
             processor only the settings are taken: images are then prepared with Pillow's pixels. The processors of
             transformers 5 resize with torchvision instead, so their own batches differ a little (see the README).
         cfg: configuration of a bare checkpoint or state dictionary: a name of :func:`shipped_configs`, or a YAML file.
         opts: overrides of keys of the configuration, of ``cfg`` or of what the model itself states, such as
             ``{"MODEL.NUM_CLASSES": 10}``.
-        dialect: naming of the tensors: ``microsoft``, ``timm``, ``hf``, ``torchvision``, ``openmmlab``;
+        dialect: naming of the tensors: ``microsoft``, ``timm``, ``hf``, ``torchvision``, ``openmmlab``, ``old-timm``, ``ft``;
             default: detected.
         weights: key of the weights in a file of ``torch.save`` that has several, such as ``teacher``; default: an average of
             the weights (``state_dict_ema``, ``model_ema``), else the weights themselves.

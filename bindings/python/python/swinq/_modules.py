@@ -60,8 +60,9 @@ def load(model: Any, preprocessing: Any, reading: Reading) -> _native.Model:
         check_hooks(module)
         state = renamed(module.state_dict(), described.renamed)
         if task not in (None, described.task or "classification"):
-            what = "backbone" if described.task else "classifier"
-            raise ArgumentError(f"task: the module {type(module).__name__} is a {what}, and runs as one; leave task out")
+            raise ArgumentError(f"task: the module {type(module).__name__} is {_what(described)}; leave task out")
+        if described.task is None and outputs is not None:
+            raise ArgumentError(f"outputs: the module {type(module).__name__} is {_what(described)}")
         task, outputs = described.task, described.outputs if outputs is None else outputs
     if cfg is None:
         cfg, opts = described.cfg, [(key, str(value)) for key, value in described.opts.items()] + opts
@@ -192,6 +193,13 @@ def transformers(module: Any, preprocessing: Any) -> Description:
     return described
 
 
+def _what(described: Description) -> str:
+    """What a module is, and the way to the other task."""
+    if described.task:
+        return "a backbone, and runs as one"
+    return "a classifier, and runs as one; for feature maps open a backbone, such as timm's with features_only=True"
+
+
 def torchvision(module: Any, preprocessing: Any) -> Description:
     """A Swin of torchvision: the attributes of the module, and the preprocessing of its weights."""
     version = version_of(module)
@@ -206,10 +214,10 @@ def torchvision(module: Any, preprocessing: Any) -> Description:
         letter = sizes.get((stem.out_channels, depths[2] if len(depths) > 2 else 0), "")
         text = _native.family_transform(f"swin_{'v2_' if version == 2 else ''}{letter}")
         if text is None:
-            raise PreprocessingError("preprocessing: torchvision has none for a Swin of this shape; give weights.transforms()")
+            raise PreprocessingError("preprocessing: torchvision has none for a Swin of this shape; give weights.transforms(), or a mapping as Model.preprocessing")
         transform = json.loads(text)
     elif transform is None:
-        raise ArgumentError("preprocessing: give weights.transforms(), which also says the input size")
+        raise ArgumentError("preprocessing: give weights.transforms(), which also says the input size, or a mapping as Model.preprocessing")
     mlp = blocks[0].mlp[0]
     values = {
         "EMBED_DIM": stem.out_channels,

@@ -47,7 +47,7 @@ def quantize(
               tuple with their labels, or in a mapping under ``pixel_values``, as a DataLoader gives them.
               Floats for a classifier are those of 8-bit pixels. Floats for a backbone are any finite values, and batches may
               have different heights and widths.
-        recipe: ``default``, ``mode1``, ``mode2``, a YAML file, or a mapping with the keys of such a file.
+        recipe: ``default``, ``mode1``, ``mode2``, a YAML file, or a mapping with the keys of such a file (`name`, `rules`).
         ptq: how the numbers of every layer are found: ``basic`` (the calibrators of the recipe choose ranges, weights are
             rounded to the nearest code), ``refined`` (layers are rewritten and ranges searched so that the error of the
             layers' outputs falls) or ``reconstruct`` (also the rounding of weights; takes minutes). ``None``: as the recipe
@@ -100,5 +100,7 @@ def quantize(
 
 def recipe_text(recipe: Any) -> tuple[str, bool]:
     """A recipe for the extension module: its name, its file, or its text, and whether it is the text."""
+    if recipe is None:
+        raise ArgumentError("recipe: is None; give a name, a file or a mapping, such as 'default'")
     mapping = isinstance(recipe, Mapping)
     return json.dumps(recipe) if mapping else os.fspath(recipe), mapping

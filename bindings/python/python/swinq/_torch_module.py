@@ -106,6 +106,10 @@ class SwinModule(Replacement):
         self._number = _torch_compile.registered(self)
         self.forward = with_signature(self._run, self._signature, self._compiled)
 
+    def __getattr__(self, name: str) -> Any:
+        found = super().__getattr__(name)
+        return Unsaved() if name == "save_pretrained" else found
+
     @property
     def model(self) -> Model:
         """The model that the engine runs; :meth:`Model.save` writes it to a file."""

@@ -83,6 +83,8 @@ def recorded(value: Any, path: str = "output") -> Any:
     if value is None:
         return None
     if isinstance(value, torch.Tensor):
+        if value.ndim == 0:
+            raise ArgumentError(f"{path}: a single number, such as a loss, which an engine does not give; leave `labels` out")
         return Tensor(value.detach()[:1].float().cpu().clone())
     if is_nested(value):
         return Structure(type(value), {"tensors": recorded(value.tensors, path)})

@@ -257,7 +257,7 @@ def one(model: Any, module: str | None) -> dict[Any, list[str]]:
             raise ArgumentError(f"module: `{module}` is no Swin of the model{named(places)}")
         return chosen
     if len(places) > 1:
-        raise ArgumentError(f"model: has {len(places)} Swins; choose one by module={named(places)}")
+        raise ArgumentError(f"model: has {len(places)} Swins; `module` chooses one{named(places)}")
     if not places:
         raise ArgumentError(f"model: has no Swin in float. {none_in(model)}")
     return places

@@ -7,7 +7,7 @@
 >>> model = AutoModelForUniversalSegmentation.from_pretrained(folder)      # INT8, without calibration
 
 The import registers the method ``swinq``, so a program that opens a saved folder imports this module, too. It needs transformers and
-PyTorch (``pip install transformers torch``), which the rest of the package does not.
+PyTorch (``pip install 'transformers>=5' torch``), which the rest of the package does not.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class SwinqQuantizer(HfQuantizer):
                 self._open(model, swin)
         else:
             self._quantize(model)
-        # The images of the calibration are not needed any more.
+        # Nothing reads the images after the calibration.
         self.quantization_config = copy.copy(self.quantization_config)
         self.quantization_config.calibrate = self.quantization_config.progress = None
         model.config.quantization_config = self.quantization_config

@@ -31,7 +31,7 @@ pub struct EvalArgs {
     pub split: Split,
     #[command(flatten)]
     pub backend: BackendArgs,
-    /// Run quantized models as float with fake quantization, or (`exact`) on the engine's scalar integer reference.
+    /// Also run each quantized model as float with fake quantization, or (`exact`) on the engine's scalar integer reference.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "fake", require_equals = true)]
     pub simulate: Option<Simulate>,
     /// Device of the fake quantization; cuda needs a build with candle's CUDA (`--features cuda`).

@@ -46,7 +46,7 @@ pub enum Command {
     /// Train a calibrated checkpoint to regain the float model's accuracy, or train in float.
     #[command(after_help = examples::QAT)]
     Qat(QatArgs),
-    /// Measure accuracy and speed of one or more models on labelled images; the first is the baseline.
+    /// Measure accuracy and speed of one or more models on images; the first is the baseline.
     #[command(after_help = examples::EVAL)]
     Eval(EvalArgs),
     /// Join the parts that `calibrate --shard` or `eval --shard` wrote, on any machines.

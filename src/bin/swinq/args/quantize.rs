@@ -81,7 +81,7 @@ pub struct CalibrateArgs {
 /// Arguments of `qat`.
 #[derive(Clone, Debug, Args)]
 pub struct QatArgs {
-    /// Job file, or a shipped job: default, mode1_kl, w4 or finetune.
+    /// Job file, or a shipped job: default, mode1_kl, w4, finetune or backbone.
     pub job: String,
     /// Overrides of the job, as `KEY VALUE` pairs up to the next option (optimizer.lr 1e-4).
     #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., allow_negative_numbers = true, action = clap::ArgAction::Append)]

@@ -25,7 +25,11 @@ pub struct FloatArgs {
     #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., allow_negative_numbers = true, action = clap::ArgAction::Append, help_heading = "Model options")]
     pub opts: Vec<String>,
     /// Naming convention of the tensors (default: detected).
-    #[arg(long, value_name = "microsoft|timm|hf|torchvision|openmmlab|ft", help_heading = "Model options")]
+    #[arg(
+        long,
+        value_name = "microsoft|timm|old-timm|hf|torchvision|openmmlab|ft",
+        help_heading = "Model options"
+    )]
     pub dialect: Option<Dialect>,
     /// Key of the weights in a file of torch.save that has several (state_dict, net, teacher); by default the average of
     /// the weights is taken, if the file has one under state_dict_ema or model_ema.
