@@ -46,6 +46,7 @@ pub(super) fn read(
     processor: impl Fn(&str) -> Result<Option<Json>, ModelError>,
     options: &LoadOptions,
 ) -> Result<Description, ModelError> {
+    hf::refuse_quantized(json)?;
     let backbone = hf::backbone(json)?;
     let is_backbone = backbone.as_ref().is_some_and(|backbone| backbone.alone);
     let mut stated = if is_backbone { Task::Features } else { Task::Classification };

@@ -56,6 +56,25 @@ pub(super) fn backbone(json: &Json) -> Result<Option<Backbone>, ModelError> {
     Ok(None)
 }
 
+/// Refuses a folder whose weights a quantization method of transformers wrote.
+///
+/// # Errors
+/// [`ModelError::File`] naming the method, and for swinq's own what this program reads instead.
+pub(super) fn refuse_quantized(json: &Json) -> Result<(), ModelError> {
+    let field = "quantization_config";
+    let Some(config) = json.object(field)? else { return Ok(()) };
+    let problem = match config.text("quant_method")?.as_deref() {
+        Some("swinq") => {
+            "the folder holds INT8 Swins of swinq.transformers, which `from_pretrained` opens after `import swinq.transformers`; \
+             for a file of one of them call `save` of its SwinModule's `model`"
+                .to_owned()
+        }
+        Some(method) => format!("the weights are quantized by `{method}`; give the float model"),
+        None => "the weights are quantized; give the float model".to_owned(),
+    };
+    Err(json.error(field, problem))
+}
+
 /// The backbone that `json`, its part of `config.json`, describes. `processor` reads the files that state the preprocessing.
 /// Mean, deviation, filter and divisor of sizes are taken from it, the size is not. With `any_transform`, the caller replaces the transform.
 pub(super) fn describe_backbone(
