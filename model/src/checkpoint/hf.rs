@@ -59,7 +59,7 @@ pub(super) fn backbone(json: &Json) -> Result<Option<Backbone>, ModelError> {
 /// Refuses a folder whose weights a quantization method of transformers wrote.
 ///
 /// # Errors
-/// [`ModelError::File`] naming the method, and for swinq's own what this program reads instead.
+/// [`ModelError::File`] naming the method, and for swinq's own the file to open instead.
 pub(super) fn refuse_quantized(json: &Json) -> Result<(), ModelError> {
     let field = "quantization_config";
     let Some(config) = json.object(field)? else { return Ok(()) };
