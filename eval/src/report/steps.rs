@@ -80,16 +80,15 @@ fn calibration(model: &ModelResult, name: &str, cfg: Option<&str>) -> Option<Ste
 
 /// The options of `calibrate` for a backbone with these `outputs`, whose images had this `sizing`.
 fn of_a_backbone(outputs: &[&str], sizing: &str) -> String {
-    let (size, padding) =
-        sizing.split_once(", padded ").map_or((sizing, ""), |(size, padding)| (size, padding));
+    let mut parts = sizing.split(", padded ");
+    let size = parts.next().unwrap_or_default();
     let mut options = format!(" --task features --size {size}");
     if !outputs.is_empty() {
         options += &format!(" --outputs {}", outputs.join(","));
     }
-    for padded in padding.split(", padded ") {
-        match padded.strip_prefix("to multiples of ") {
+    for padding in parts {
+        match padding.strip_prefix("to multiples of ") {
             Some(multiple) => options += &format!(" --pad-to {multiple}"),
-            None if padded.is_empty() => {}
             None => options += " --pad-batch",
         }
     }

@@ -101,14 +101,16 @@ class Engine:
                 ``max_pixels`` allows, and for values that are not finite.
             EngineError: if the engine fails.
         """
-        self._check_classifies("run(images)")
+        self._check_classifies()
         return self.run(images, ["logits"], layout=layout)["logits"]
 
-    def _check_classifies(self, instead: str) -> None:
-        """Refuses a backbone, whose caller wants ``instead``."""
+    def _check_classifies(self) -> None:
+        """Refuses a backbone, which has no classes."""
         if "logits" not in self._outputs:
             outputs = ", ".join(self._outputs)
-            raise ArgumentError(f"the model is a backbone with the outputs {outputs}, and has no classes; call engine().{instead}")
+            raise ArgumentError(
+                f"the model is a backbone with the outputs {outputs}, and has no classes; call engine().run(images)"
+            )
 
     def run(
         self,
@@ -146,8 +148,8 @@ class Engine:
 
         Raises:
             ArgumentError: for an output that the network does not have or that is asked for twice, for another ``dtype``, for
-                arrays of another shape or on another device, for a CUDA tensor that requires grad outside ``torch.no_grad()``, for a
-                graph with a size that is not prepared, and as :meth:`__call__`.
+                arrays of another shape or on another device, for a CUDA tensor that requires grad outside ``torch.no_grad()``,
+                for a graph with a size that is not prepared, and as :meth:`__call__`.
             EngineError: if the engine fails, also if ``float16`` cannot hold a value.
         """
         native = self._ready()
@@ -236,7 +238,7 @@ class Engine:
             NotFoundError: for a file that does not exist.
             ArgumentError, DataError: for an empty list, for an image that cannot be read, and for a backbone.
         """
-        self._check_classifies("run(images)")
+        self._check_classifies()
         if is_path(images) or is_encoded(images) or is_pil(images) or (is_array(images) and images.ndim == 3):
             images = [images]
         images, native = list(images), self._ready()
@@ -532,8 +534,8 @@ def open(
             - a state dictionary: a mapping from names to torch tensors or numpy arrays.
         preprocessing: of a model that does not contain it: the image processor of a transformers model, the
             ``weights.transforms()`` of torchvision, a data configuration of timm, ``"ms"``, ``"timm"``,
-            ``"torchvision"`` or ``"hf"`` for the default of a family (not for a module of torchvision), or a mapping with the keys of
-            :attr:`Model.preprocessing`. Default: timm's ``pretrained_cfg``, torchvision's and Microsoft's own. Of an image
+            ``"torchvision"`` or ``"hf"`` for the default of a family (not for a module of torchvision), or a mapping with the
+            keys of :attr:`Model.preprocessing`. Default: timm's ``pretrained_cfg``, torchvision's and Microsoft's own. Of an image
             processor only the settings are taken: images are then prepared with Pillow's pixels. The processors of
             transformers 5 resize with torchvision instead, so their own batches differ a little (see the README).
         cfg: configuration of a bare checkpoint or state dictionary: a name of :func:`shipped_configs`, or a YAML file.

@@ -193,6 +193,10 @@ def transformers(module: Any, preprocessing: Any) -> Description:
     return described
 
 
+#: What a module of torchvision needs in place of the name of a family.
+GIVE_TRANSFORMS = "give weights.transforms(), which also says the input size, or a mapping as Model.preprocessing"
+
+
 def _what(described: Description) -> str:
     """What a module is, and the way to the other task."""
     if described.task:
@@ -214,10 +218,10 @@ def torchvision(module: Any, preprocessing: Any) -> Description:
         letter = sizes.get((stem.out_channels, depths[2] if len(depths) > 2 else 0), "")
         text = _native.family_transform(f"swin_{'v2_' if version == 2 else ''}{letter}")
         if text is None:
-            raise PreprocessingError("preprocessing: torchvision has none for a Swin of this shape; give weights.transforms(), or a mapping as Model.preprocessing")
+            raise PreprocessingError(f"preprocessing: torchvision has none for a Swin of this shape; {GIVE_TRANSFORMS}")
         transform = json.loads(text)
     elif transform is None:
-        raise ArgumentError("preprocessing: give weights.transforms(), which also says the input size, or a mapping as Model.preprocessing")
+        raise ArgumentError(f"preprocessing: {GIVE_TRANSFORMS}")
     mlp = blocks[0].mlp[0]
     values = {
         "EMBED_DIM": stem.out_channels,
