@@ -189,7 +189,7 @@ fn table(folder: &Path) -> String {
     for older in ["numbers-1", "numbers-2", "numbers-3"] {
         let path = root().join("tests/data/older").join(older).with_extension("safetensors");
         let file = std::fs::read(&path).unwrap();
-        writeln!(table, "{older:<26} {} {} {}", "-", hash(&file), of_outputs(older, &path)).unwrap();
+        writeln!(table, "{older:<26} - {} {}", hash(&file), of_outputs(older, &path)).unwrap();
     }
     table
 }
