@@ -45,7 +45,7 @@ mod native {
     use super::search::{sensitivity, tune};
     #[pymodule_export]
     use super::training::{
-        gelu_table, grids, parameters, quantized_sites, stages, stored_parameters, trained,
+        fingerprint, gelu_table, grids, parameters, quantized_sites, stages, stored_parameters, trained,
     };
     #[pymodule_export]
     use super::{family_transform, run_command, shipped_configs};

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use swinq::model::quantized::{ChannelCodes, Param, SiteState};
-use swinq::model::{HostTensor, QuantizedModel, Size, StateDict, Values};
+use swinq::model::{Calibrator, HostTensor, Ptq, QuantizedModel, Size, StateDict, Values};
 use swinq::{Site, TrainedParameters};
+use twox_hash::XxHash3_128;
 
 use crate::buffer::Array;
 use crate::error::{raise, raise_as};
@@ -15,13 +16,13 @@ use crate::model::{Model, text};
 /// A float tensor: name, sizes, values in f32.
 type Float<'py> = (String, Vec<usize>, Bound<'py, PyBytes>);
 
-/// A quantized site: name, kind of codes, bits, calibrator of a weight, range, factors and zero points of channels, scales of a
+/// A quantized site: name, kind of codes, bits, whether the scales of a weight are those of its largest values, range, factors and zero points of channels, scales of a
 /// weight.
 type SiteRow<'py> = (
     String,
     String,
     u8,
-    String,
+    bool,
     Option<f32>,
     Option<Bound<'py, PyBytes>>,
     Option<Bound<'py, PyBytes>>,
@@ -53,6 +54,18 @@ pub fn stored_parameters(model: &Model) -> Vec<(String, String, String)> {
 #[pyfunction]
 pub fn gelu_table(py: Python<'_>) -> Bound<'_, PyBytes> {
     floats(py, swinq::numerics::reference::math::QUADRATIC.0.as_flattened())
+}
+
+/// A hash of the bytes of arrays of `uint8`, in their order.
+#[pyfunction]
+pub fn fingerprint(py: Python<'_>, arrays: Vec<Bound<'_, PyAny>>) -> PyResult<u128> {
+    let arrays: Vec<Array<u8>> =
+        arrays.iter().map(|array| Array::of(array, "a tensor")).collect::<PyResult<_>>()?;
+    Ok(py.detach(|| {
+        let mut hash = XxHash3_128::new();
+        arrays.iter().for_each(|array| hash.write(array.as_slice()));
+        hash.finish_128()
+    }))
 }
 
 /// The float values of all parameters.
@@ -88,8 +101,9 @@ fn site_row<'py>(py: Python<'py>, model: &QuantizedModel, site: Site, state: &Si
         let values: Vec<f32> = channels.zero_points.iter().map(|&z| f32::from(z)).collect();
         floats(py, &values)
     });
-    let calibrator = if site.is_weight() { text(&spec.calibrator) } else { String::new() };
-    (site.to_string(), text(&spec.kind), spec.bits, calibrator, state.amax, factors, zero_points, scales)
+    // Reconstruction chooses codes for scales that it keeps, and the largest code that it leaves may be a smaller one.
+    let largest = site.is_weight() && spec.calibrator == Calibrator::Max && spec.ptq != Ptq::Reconstruct;
+    (site.to_string(), text(&spec.kind), spec.bits, largest, state.amax, factors, zero_points, scales)
 }
 
 /// The stages of a model.

@@ -268,6 +268,68 @@ class Prepared(unittest.TestCase):
         loss_of(dict(found)).backward()
         self.assertTrue(any(value.grad is not None for value in program.backbone.parameters()))
 
+    def test_evaluation_follows_writes_that_pytorch_does_not_count(self):
+        """Teachers by moving average are written through ``.data``; the engine must have the values that are there."""
+        writes = {
+            "data": lambda p: p.data.mul_(1.05),
+            "numpy": lambda p: p.detach().numpy().__imul__(1.05),
+            "foreach": lambda p: torch._foreach_mul_([p.data], 1.05),
+            "a view of data": lambda p: p.data.flatten()[: p.numel() // 2].add_(0.02),
+            "exchange": lambda p: p.data.copy_(p.data.flip(0).clone()),
+        }
+        for name, write in writes.items():
+            program, x = self.prepared(backbone()), images(1, 64, 96)
+            with self.subTest(name), torch.no_grad():
+                before = leaves(program(x))
+                versions = [p._version for p in program.backbone.parameters()]
+                for key, parameter in program.backbone.named_parameters():
+                    if not key.startswith("swinq."):
+                        write(parameter)
+                self.assertEqual([p._version for p in program.backbone.parameters()], versions)
+                found = leaves(program(x))
+                expected = leaves(swinq.torch.convert(copy.deepcopy(program))(x))
+                self.assertFalse(torch.equal(found[0][1], before[0][1]))
+                for (place, one), (_, two) in zip(found, expected, strict=True):
+                    self.assertTrue(torch.equal(one, two), place)
+                # Nothing is converted again while nothing is written.
+                engine = program.backbone._engine()
+                program(x)
+                self.assertIs(program.backbone._engine(), engine)
+
+    def test_inference_mode_prepares_and_evaluates(self):
+        with torch.inference_mode():
+            program, x = self.prepared(backbone()), images(1, 64, 96)
+            found = leaves(program(x))
+            program.backbone.swinq.requires_grad_(False)
+            expected = leaves(swinq.torch.convert(copy.deepcopy(program))(x))
+        for (place, one), (_, two) in zip(found, expected, strict=True):
+            self.assertTrue(torch.equal(one, two), place)
+
+    def test_a_reconstructed_calibration_starts_from_its_own_numbers(self):
+        rules = [
+            {"match": "**", "enable": True, "granularity": "channel", "calibrator": "max"},
+            {"match": "**.weight", "bits": 4, "calibrator": "max"},
+            {"match": "**.{scores,output}", "enable": False},
+            {"match": "**.add.*", "enable": False},
+        ]
+        x = images(2, 64, 96)
+        for bits in (4, 7):
+            rules[1]["bits"] = bits
+            recipe, results = {"name": f"w{bits}", "rules": rules}, []
+            for make in (swinq.torch.prepare, swinq.torch.quantize):
+                program = Inside(backbone())
+                make(program, [x], recipe, ptq="reconstruct")
+                with torch.no_grad():
+                    results.append([value for _, value in leaves(program(x))])
+                if make is swinq.torch.prepare:
+                    with torch.no_grad():
+                        results.append([value for _, value in leaves(swinq.torch.convert(program)(x))])
+            with self.subTest(bits=bits):
+                prepared, converted, quantized = results
+                for one, two, three in zip(prepared, converted, quantized, strict=True):
+                    self.assertTrue(torch.equal(one, two))
+                    self.assertGreater(decibels(one, three), 60)
+
     def test_stochastic_depth_drops_branches_in_training_only(self):
         program, x = self.prepared(backbone(), drop_path=0.5), images(1, 64, 64)
         with torch.no_grad():

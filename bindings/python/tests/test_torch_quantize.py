@@ -48,7 +48,7 @@ class Refused(Case):
     def refused(self, module, reason, batch=None):
         program = Inside(module)
         with self.assertRaisesRegex(swinq.ArgumentError, f"no Swin of Inside can be replaced.*{reason}"):
-            swinq.torch.quantize(program, [images(1) if batch is None else batch])
+            swinq.torch.quantize(program, batch if callable(batch) else [images(1) if batch is None else batch])
         self.assertIs(program.backbone, module)
 
     def test_layers(self):
@@ -209,6 +209,67 @@ class Refused(Case):
         self.refused(timm.create_model("swin_s3_tiny_224").eval(), "window")
         getter = torchvision.models._utils.IntermediateLayerGetter(of_torchvision().features, {"2": "merged"}).eval()
         self.refused(getter, "merging of patches")
+
+    def test_calls_that_change_the_module_are_told(self):
+        """transformers' Swin V1 loses its shift for good at an image whose grid is not larger than the window."""
+        large, small = images(1, 224, 224), images(1, 28, 28, seed=1)
+        kinds = {
+            transformers.SwinModel: transformers.SwinConfig,
+            transformers.SwinForImageClassification: transformers.SwinConfig,
+            transformers.DonutSwinModel: transformers.DonutSwinConfig,
+        }
+        for kind, config in kinds.items():
+            make = lambda kind=kind, config=config: randomise(kind(config(embed_dim=48, depths=[2], num_heads=[3])))  # noqa: E731
+            for batches in ([large, small], [small, large]):
+                with self.subTest(kind.__name__, first=batches[0].shape[-1]):
+                    reason = r"encoder\.layers\.0\.blocks\.1 has lost its shift.*Make the model anew"
+                    self.refused(make(), reason, lambda program, batches=batches: [program(x) for x in batches])
+            # Both remedies.
+            for batches in ([large], [small], [large, images(1, 192, 256)]):
+                program = Inside(make())
+                with torch.no_grad():
+                    expected = [program(x) for x in batches]
+                    swinq.torch.quantize(program, lambda model, batches=batches: [model(x) for x in batches], None)
+                    for x, value in zip(batches, expected, strict=True):
+                        self.assert_alike(program(x), value, 1e-5)
+
+    def test_every_size_is_compared(self):
+        """A copied class that leaves out the shift where one window covers the grid, which detectors do not."""
+
+        class Copied(torch_detector.Swin):
+            def forward(self, x):
+                for layer in self.layers:
+                    for index, block in enumerate(layer.blocks):
+                        block.shift = 0 if max(x.shape[-2:]) <= 28 else (index % 2) * (block.window // 2)
+                return super().forward(x)
+
+        large, small = images(1, 96, 64), images(1, 28, 28, seed=1)
+        for batches, size in (([large, small], "28x28"), ([small, large], "28x28|96x64")):
+            module = randomise(Copied())
+            with self.subTest(size), self.assertRaisesRegex(swinq.ArgumentError, f"on images of ({size}) pixels its output"):
+                swinq.torch.quantize(Inside(module), lambda program, batches=batches: [program(x) for x in batches])
+
+    def test_types_that_no_engine_takes(self):
+        program = Inside(of_timm(features_only=True, out_indices=(0, 1))).double()
+        with self.assertRaisesRegex(swinq.ArgumentError, r"its images are float64, and an engine takes.*model\.float\(\)"):
+            swinq.torch.quantize(program, [images(1).double()])
+        with torch.no_grad():
+            swinq.torch.quantize(program.float(), [images(1)])
+            program(images(1))
+
+    def test_the_class_of_outputs_is_that_of_the_calibration(self):
+        program, x = Inside(SWINS["transformers classifier"]()), images(1)
+        swinq.torch.quantize(program, [x])
+        with torch.no_grad():
+            self.assertIs(type(program.backbone(x, return_dict=True)), type(program.backbone(x)))
+            with self.assertRaisesRegex(swinq.ArgumentError, "return_dict: is False; calls must ask for the class"):
+                program.backbone(x, return_dict=False)
+        other = Inside(SWINS["transformers classifier"]())
+        swinq.torch.quantize(other, lambda model: model.backbone(x, return_dict=False))
+        with torch.no_grad():
+            self.assertIs(type(other.backbone(x, return_dict=False)), tuple)
+            with self.assertRaisesRegex(swinq.ArgumentError, "return_dict"):
+                other.backbone(x)
 
     def test_a_swin_that_is_not_called(self):
         class Other(Inside):

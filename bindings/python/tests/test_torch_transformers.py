@@ -112,7 +112,12 @@ class Transformers(unittest.TestCase):
             with self.assertRaisesRegex(swinq.Error, "labels"):
                 model(x, labels=torch.zeros(2, dtype=torch.long))
             self.assert_equal(copy.deepcopy(model)(x), expected)
+            for change in (lambda each: each.half(), lambda each: each.to(torch.bfloat16), lambda each: copy.deepcopy(each).double()):
+                with self.assertRaisesRegex((TypeError, ValueError), "no parameters whose type could change|not supported for quantized model"):
+                    change(model)
+            self.assert_equal(model.to("cpu")(x), expected)
             self.assertIs(swinq.torch.restore(model), model)
+            self.assertEqual(copy.deepcopy(model).half().dtype, torch.float16)
             self.assert_equal(model(x), kind.from_pretrained(path)(x))
 
     def test_options_are_those_of_quantize_and_are_saved(self):

@@ -78,6 +78,8 @@ def check_arguments(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
         if one is not other and (isinstance(one, type) or isinstance(other, type) or one != other):
             value = given.get(name)
             shown = repr(value) if isinstance(value, bool | int | float | str) or value is None else type(value).__name__
+            if name == "return_dict":
+                raise ArgumentError(f"{name}: is {shown}; calls must ask for the class of outputs of the calls of the calibration")
             raise ArgumentError(
                 f"{name}: is {shown}, which the module was not called with during calibration; the engine of a Swin has its "
                 "outputs only, no hidden states, attentions or losses"
@@ -86,7 +88,9 @@ def check_arguments(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
 
 def _plain(name: str, value: Any) -> Any:
     """A value that compares: that of an option, or the class of an object. Options that are off equal those left out."""
-    if value is None or value is False or (name == "return_dict" and value is True):
+    if name == "return_dict":
+        return value if value is False else None
+    if value is None or value is False:
         return None
     if isinstance(value, bool | int | float | str):
         return value

@@ -214,11 +214,7 @@ class SwinModule(Replacement):
             )
 
     def _apply(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
-        if fn(torch.empty(0)).dtype != torch.float32:
-            raise TypeError(
-                "a quantized Swin has no parameters whose type could change; convert the model before swinq.torch.quantize. Its "
-                "outputs have the type of its input"
-            )
+        check_type_is_kept(fn)
         self.original._apply(fn, recurse)
         return super()._apply(fn, recurse)
 
@@ -261,6 +257,26 @@ def opened(file: bytes) -> Model:
         path = Path(folder) / "swin.safetensors"
         path.write_bytes(file)
         return open(path)
+
+
+def check_type_is_kept(fn: Callable[[Any], Any]) -> None:
+    """Refuses to convert a module on an engine to another type."""
+    if fn(torch.empty(0)).dtype != torch.float32:
+        raise TypeError(
+            "a quantized Swin has no parameters whose type could change; convert the model before swinq.torch.quantize. Its "
+            "outputs have the type of its input"
+        )
+
+
+class Applied:
+    """The ``_apply`` of a module that stays where it is while the engine runs it: moves it, and refuses another type."""
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+
+    def __call__(self, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        check_type_is_kept(fn)
+        return type(self.module)._apply(self.module, fn, recurse)
 
 
 class InPlace:
@@ -313,7 +329,7 @@ def in_place(swin: SwinModule) -> Any:
     for kind in ("_parameters", "_buffers", "_modules"):
         inner.__dict__[kind] = dict(inner.__dict__[kind])
     swin.__dict__["_original"] = inner
-    module.forward = InPlace(module, swin)
+    module.forward, module._apply = InPlace(module, swin), Applied(module)
     return module
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -100,7 +100,7 @@ class PreparedSwin(Replacement):
         self._of_swin = Parameters(self, self._names, self._stored, self._network.is_v2)
         depths = sum(config["depths"])
         self._rates = [self._drop_path * i / max(depths - 1, 1) for i in range(depths)] if self._drop_path else []
-        #: The versions of the current parameters, and the engine's module for them.
+        #: A fingerprint of the current parameters, and the engine's module for them.
         self._converted: tuple[Any, SwinModule | None] = (None, None)
         self._values = Values()
         with contextlib.suppress(ImportError):
@@ -139,12 +139,11 @@ class PreparedSwin(Replacement):
 
     def _engine(self) -> SwinModule:
         """The engine's module for the current parameters on a CPU."""
-        held = [*self.parameters(), *self.buffers()]
-        versions = [(id(tensor), tensor._version, tensor.data_ptr()) for tensor in held]
+        values = fingerprint([*self.parameters(), *self.buffers()])
         known, module = self._converted
-        if module is None or known != versions:
+        if module is None or known != values:
             module = self.converted("cpu").eval()
-            self._converted = (versions, module)
+            self._converted = (values, module)
         return module
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -209,6 +208,16 @@ class _Exact(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Any) -> tuple[Any, ...]:
         return grad, None
+
+
+def fingerprint(held: Iterable[Any]) -> int:
+    """A hash of the values of tensors. PyTorch's versions of tensors do not tell what was written through ``.data``, by numpy, or under
+    ``inference_mode``."""
+    arrays = []
+    for tensor in held:
+        flat = tensor.detach().cpu().contiguous().reshape(-1)
+        arrays.append(flat.view(torch.uint8).numpy())
+    return _native.fingerprint(arrays)
 
 
 def start_from(prepared: PreparedSwin, model: Model) -> None:

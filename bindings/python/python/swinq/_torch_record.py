@@ -41,13 +41,17 @@ class Record:
     #: Batches of images in host memory, ``float32 [n, channels, height, width]``, and how many images they are.
     batches: list[Any] = field(default_factory=list)
     images: int = 0
-    #: Of the first call: the other arguments, the structure of the outputs for its first image, the device, and the most that its
-    #: outputs may differ from exact ones, relative to their norm.
+    #: For each size of images, the batch that begins with the first of them, and the structure of the outputs for that image.
+    sizes: dict[tuple[int, int], tuple[int, Any]] = field(default_factory=dict)
+    #: Of the first call: the other arguments, the device and the type of the images, and the most that its outputs may differ from
+    #: exact ones, relative to their norm.
     arguments: dict[str, Any] = field(default_factory=dict)
-    outputs: Any = None
     device: Any = None
+    dtype: Any = None
     tolerance: float = 0.0
     calls: int = 0
+    #: The layers whose shift the calls have set to 0.
+    lost_shifts: list[str] = field(default_factory=list)
     #: Why the module cannot be replaced.
     problem: str | None = None
 
@@ -58,13 +62,20 @@ class Record:
         if not isinstance(images, torch.Tensor) or images.ndim != 4 or not images.is_floating_point():
             raise ArgumentError(f"its input, a {type(given).__name__}, is no floating-point tensor [n, channels, height, width]")
         if self.calls == 0:
-            self.arguments, self.outputs, self.device = arguments, recorded(output), images.device
+            self.arguments, self.device, self.dtype = arguments, images.device, images.dtype
             self.tolerance = max(TOLERANCES.get(kind, 0.0) for kind in _kinds(module, images))
         self.calls += 1
         taken = images[: self.samples - self.images]
         if len(taken):
+            if (size := (int(images.shape[2]), int(images.shape[3]))) not in self.sizes:
+                self.sizes[size] = len(self.batches), recorded(output)
             self.batches.append(taken.detach().to("cpu", torch.float32, copy=True).contiguous())
             self.images += len(taken)
+
+    @property
+    def outputs(self) -> Any:
+        """The structure of the outputs for the first image."""
+        return next(iter(self.sizes.values()))[1]
 
 
 def _kinds(module: Any, images: Any) -> set[Any]:
@@ -91,6 +102,7 @@ def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dic
             except (ArgumentError, TypeError) as error:
                 record.problem = str(error)
 
+    shifts = {module: shifts_of(module) for module in records}
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module in records]
     try:
         # Compiled code that ran before does not call hooks.
@@ -99,7 +111,17 @@ def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dic
     finally:
         for handle in handles:
             handle.remove()
+    for module, record in records.items():
+        after = shifts_of(module)
+        record.lost_shifts = [name for name, shift in shifts[module].items() if shift and not after[name]]
     return records
+
+
+def shifts_of(module: Any) -> dict[str, int]:
+    """The shift of each block that states it as a number. transformers' Swin V1 sets it to 0 for good when an image has a grid that is
+    not larger than the window."""
+    parts = ((name, getattr(part, "shift_size", None)) for name, part in module.named_modules())
+    return {name: shift for name, shift in parts if isinstance(shift, int)}
 
 
 def _call(model: Any, calibrate: Any, enough: Callable[[], bool]) -> None:

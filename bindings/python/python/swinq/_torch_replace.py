@@ -21,7 +21,7 @@ from ._torch_outputs import made, relative_error, tensors
 from ._torch_prepared import PreparedSwin
 from ._torch_record import Record, run
 from ._torch_report import Left, Replaced, Report
-from ._torch_results import checked, first
+from ._torch_results import check_type, checked, first
 
 #: A preprocessing for classifiers of torchvision whose own is not known.
 NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -85,6 +85,7 @@ def found(
         _process.start_threads("quantize")
     for module, float_model in opened.items():
         try:
+            check_type(records[module])
             outputs = checked(float_model, records[module])
         except Error as error:
             left.append(Left(places[module][0], kind_of(module), str(error)))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from . import _native
 from ._errors import ArgumentError, Error
 from ._model import Model
-from ._torch_outputs import matched
+from ._torch_outputs import LAYOUTS, matched, relative_error, tensors
 from ._torch_record import Record, run
 
 
@@ -25,10 +27,10 @@ class Masked:
 
 
 def checked(model: Model, record: Record) -> Any:
-    """The structure of the outputs of a module, which are those of the float engine on the first image.
+    """The structure of the outputs of a module, which are those of the float engine on the first image of each size.
 
     Raises:
-        ArgumentError: for a module that was not called, or that computes something else.
+        ArgumentError: for a module that was not called, that computes something else, or that calls have changed.
     """
     if record.problem is not None:
         raise ArgumentError(record.problem)
@@ -37,7 +39,79 @@ def checked(model: Model, record: Record) -> Any:
             "the calibration did not call it; see that it has images; if the model calls another method of it, such as "
             "forward_features, it cannot be replaced"
         )
-    return matched(record.outputs, first(model, record), record.tolerance)
+    structure, engine = None, model.engine(backend="cpu")
+    for (height, width), (batch, expected) in record.sizes.items():
+        found = engine.run(record.batches[batch][:1], layout="NCHW")
+        try:
+            if structure is None:
+                structure = matched(expected, found, record.tolerance)
+            else:
+                _check_alike(structure, expected, found, record.tolerance)
+        except ArgumentError as error:
+            place = f"on images of {height}x{width} pixels {error}" if len(record.sizes) > 1 else str(error)
+            raise ArgumentError(f"{place}{_shifts(record.lost_shifts)}") from error
+    _check_shifts(model, record)
+    return structure
+
+
+def check_type(record: Record) -> None:
+    """Refuses images of a type that no engine takes."""
+    if record.dtype is not None and record.dtype not in TYPES:
+        kind = str(record.dtype).removeprefix("torch.")
+        raise ArgumentError(
+            f"its images are {kind}, and an engine takes float32, float16 and bfloat16; convert the program, model.float(), and its images"
+        )
+
+
+def _check_alike(structure: Any, expected: Any, found: dict[str, Any], limit: float) -> None:
+    """Refuses outputs ``expected`` of a module that are not ``found``, those of the engine, in ``structure``."""
+    leaves, others = tensors(structure), tensors(expected)
+    if [place for place, _ in leaves] != [place for place, _ in others]:
+        raise ArgumentError("its outputs have another structure than on the first image")
+    for (place, leaf), (_, tensor) in zip(leaves, others, strict=True):
+        value, wanted = LAYOUTS[leaf.layout](found[leaf.output]), tensor.value
+        if value.shape != wanted.shape:
+            raise ArgumentError(f"its {place} is {list(wanted.shape)}, where the engine gives {list(value.shape)}")
+        error = relative_error(value, wanted)
+        if not error <= limit:
+            raise ArgumentError(
+                f"its {place} differs by {error:.1e} of its norm from what swinq computes of its parameters, more than {limit:.0e}, "
+                "although it agrees on the first image"
+            )
+
+
+def _shifts(lost: list[str]) -> str:
+    """What is said of blocks that have lost their shift."""
+    if not lost:
+        return ""
+    return (
+        f". During the calibration {lost[0]} has lost its shift, as {len(lost)} blocks: transformers sets `shift_size` to 0 for good at the "
+        "first image whose grid is not larger than the window, so that the outputs for larger ones depend on what came before. Make the "
+        "model anew, and call it with images of one size, or with none that is smaller than a window"
+    )
+
+
+def _check_shifts(model: Model, record: Record) -> None:
+    """Refuses a module whose blocks have lost their shift where the network shifts for one of the recorded sizes: its outputs for that
+    size are no longer those that were recorded.
+
+    Raises:
+        ArgumentError: with the block.
+    """
+    windows = [row[4] for row in _native.stages(model._native)]
+    shifted = set()
+    for height, width in record.sizes:
+        grids = _native.grids(model._native, height, width)
+        shifted |= {stage for stage, (row, window) in enumerate(zip(grids, windows, strict=True)) if min(row[0]) > min(window)}
+    lost = [name for name in record.lost_shifts if (found := STAGE.search(name)) and int(found[1]) in shifted]
+    if lost:
+        raise ArgumentError(f"its outputs are no longer those of its first images{_shifts(lost)}")
+
+
+#: The types of images that engines take.
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+#: The stage of a block, in its name.
+STAGE = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
 def first(model: Model, record: Record) -> dict[str, Any]:

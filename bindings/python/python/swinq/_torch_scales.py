@@ -89,9 +89,9 @@ class Scales(torch.nn.Module):
         super().__init__()
         #: The sites by their names; the modules of the tree.
         self.__dict__["_sites"] = {}
-        for name, _, bits, calibrator, amax, factors, zero_points, scales in _native.quantized_sites(model):
+        for name, _, bits, of_largest, amax, factors, zero_points, scales in _native.quantized_sites(model):
             if scales is not None:
-                recomputed = calibrator == "max" and not weights
+                recomputed = of_largest and not weights
                 site: Any = WeightScale(_floats(scales), bits, recomputed, weights)
             elif amax is None:
                 site = Codes()

@@ -219,6 +219,6 @@ def restore(model: Any) -> Any:
         model = exchanged(model, swin, swin.original)
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), InPlace):
-            del module.forward
+            del module.forward, module._apply
         forget_method(module)
     return model
