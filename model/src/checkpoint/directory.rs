@@ -128,7 +128,7 @@ fn with_cfg(
     let library = is_known.then(|| library(json, task, backbone.is_some())).transpose()?;
     let (labels, problem) = match library {
         Some(Library::Transformers) => (hf::labels(json)?, hf::problem(json)?),
-        Some(Library::Timm) => (timm::labels(json, classes)?, cfg.config.problem),
+        Some(Library::Timm) => (timm::labels(json, classes)?, timm::problem(json)?),
         None => (None, cfg.config.problem),
     };
     let config = SwinConfig { problem, ..described.config };

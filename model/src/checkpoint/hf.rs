@@ -215,15 +215,18 @@ fn classes(json: &Json) -> Result<usize, ModelError> {
     }
 }
 
-/// The meaning of the logits, from `problem_type`.
+/// The meaning of the logits, from `problem_type`, which timm's folders may have, too.
 pub(super) fn problem(json: &Json) -> Result<Problem, ModelError> {
     match json.text("problem_type")?.as_deref() {
         None | Some("single_label_classification") => Ok(Problem::SingleLabel),
         Some("multi_label_classification") => Ok(Problem::MultiLabel),
         Some("regression") => Ok(Problem::Regression),
-        Some(other) => {
-            Err(json.error("problem_type", format!("`{other}` is none of transformers' problems")))
-        }
+        Some(other) => Err(json.error(
+            "problem_type",
+            format!(
+                "`{other}` is none of single_label_classification, multi_label_classification and regression"
+            ),
+        )),
     }
 }
 

@@ -4,8 +4,8 @@ use swinq_configs::IMAGENET_1K;
 use swinq_numerics::Size;
 
 use super::json::Json;
-use super::{Description, Labels};
-use crate::arch::{SwinConfig, SwinVersion, Task, WindowPolicy};
+use super::{Description, Labels, hf};
+use crate::arch::{Problem, SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
@@ -56,7 +56,12 @@ pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
 /// The backbone of that model, with the mean and the deviation of `pretrained_cfg`.
 pub(super) fn describe_backbone(json: &Json) -> Result<Description, ModelError> {
     let cfg = json.object("pretrained_cfg")?.unwrap_or_else(|| json.clone());
-    let config = SwinConfig { task: Task::Features, num_classes: 0, ..config(json, &cfg)? };
+    let config = SwinConfig {
+        task: Task::Features,
+        num_classes: 0,
+        problem: Problem::default(),
+        ..config(json, &cfg)?
+    };
     let (mean, std) = statistics(&cfg, config.in_chans)?;
     let transform = Transform {
         family: FAMILY.to_owned(),
@@ -66,6 +71,14 @@ pub(super) fn describe_backbone(json: &Json) -> Result<Description, ModelError> 
         ..Transform::microsoft(config.image_size, config.in_chans, false)
     };
     Ok(Description { config, transform, labels: None, stages: None, remark: None })
+}
+
+/// The meaning of the logits, from `problem_type` of the file, else of its `pretrained_cfg`.
+pub(super) fn problem(json: &Json) -> Result<Problem, ModelError> {
+    match json.object("pretrained_cfg")? {
+        Some(cfg) if json.get("problem_type").is_none() => hf::problem(&cfg),
+        _ => hf::problem(json),
+    }
 }
 
 fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
@@ -115,6 +128,7 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
         qkv_bias: args.map_or(Ok(None), |args| args.bool("qkv_bias"))?.unwrap_or(official.qkv_bias),
         window_policy: if strict { WindowPolicy::Timm } else { WindowPolicy::TimmAnySize },
         version: official.version,
+        problem: problem(json)?,
         pretrained_window_sizes: without_zeros(
             sizes("pretrained_window_sizes")?.unwrap_or(official.pretrained_window_sizes),
         ),

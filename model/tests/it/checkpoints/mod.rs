@@ -208,7 +208,7 @@ fn the_problem_of_a_directory_is_kept() {
         (json!("multi_label_classification"), Problem::MultiLabel, Scores::Sigmoid),
         (json!("regression"), Problem::Regression, Scores::Number),
     ];
-    for (value, problem, scores) in cases {
+    for (value, problem, scores) in cases.clone() {
         let copy = edited("hf", "config.json", |json| json["problem_type"] = value.clone());
         for cfg in [None, options_with(&[]).cfg] {
             let model = load_float(copy.path(), &LoadOptions { cfg, ..LoadOptions::default() }).unwrap();
@@ -217,6 +217,18 @@ fn the_problem_of_a_directory_is_kept() {
             let own = copy.path().join("own.safetensors");
             QuantizedModel::from_float(model).unwrap().save(&own).unwrap();
             assert_eq!(QuantizedModel::load(&own).unwrap().config.problem, problem);
+        }
+    }
+    // timm's folders may state it in the file or among the facts of the pretraining; the former counts.
+    for (value, problem, scores) in cases {
+        let whole = edited("timm", "config.json", |json| json["problem_type"] = value.clone());
+        let part =
+            edited("timm", "config.json", |json| json["pretrained_cfg"]["problem_type"] = value.clone());
+        for copy in [whole, part] {
+            for cfg in [None, options_with(&[]).cfg] {
+                let model = load_float(copy.path(), &LoadOptions { cfg, ..LoadOptions::default() }).unwrap();
+                assert_eq!((model.config.problem, model.config.scores()), (problem, scores), "timm: {value}");
+            }
         }
     }
     let copy = edited("hf", "config.json", |json| json["problem_type"] = json!("ranking"));
