@@ -1,9 +1,9 @@
 """Times a graph for images of any size against graphs for one size, in ONNX Runtime and OpenVINO.
 
-    python benches/peers/free_sizes.py MODEL [--sizes 800x1344,512x640] [--rounds 7] [--runtime ort|openvino]
+    python benches/peers/free_sizes.py MODEL [--sizes 800x1344,512x640] [--rounds 7] [--runtime ort|openvino] [--batch free|1]
 
 MODEL is a checkpoint of a backbone, quantized or float, as `swinq.open` reads it. For each runtime and size three programs run in turn,
-one inference of one image a round: the graph for this size, the graph for any size, and the latter with the size fixed by the session
+one inference of one image a round, each time another one first: the graph for this size, the graph for any size, and the latter with the size fixed by the session
 (free-dimension overrides, `reshape`). Prints the median and the least of the rounds, and the median of the rounds' ratios to the graph
 for this size. Needs the packages swinq, onnxruntime and openvino.
 """
@@ -51,6 +51,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--runtime", choices=RUNTIMES)
+    parser.add_argument("--batch", default="free", help="of both graphs: free, or 1")
     args = parser.parse_args()
     model, random = swinq.open(args.model), np.random.default_rng(0)
     sizes = [tuple(map(int, size.split("x"))) for size in args.sizes.split(",")]
@@ -58,10 +59,10 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for runtime in [args.runtime] if args.runtime else RUNTIMES:
             make, free = RUNTIMES[runtime], pathlib.Path(folder) / "any.onnx"
-            model.export(free, size="any", target=runtime)
+            model.export(free, size="any", target=runtime, batch=args.batch)
             for size in sizes:
                 fixed = pathlib.Path(folder) / "fixed.onnx"
-                model.export(fixed, size=size, target=runtime, batch=1)
+                model.export(fixed, size=size, target=runtime, batch=args.batch)
                 programs = {
                     "this size": make(fixed, args.threads),
                     "any size": make(free, args.threads),
@@ -69,8 +70,11 @@ def main():
                 }
                 images = random.standard_normal((1, 3, *size)).astype(np.float32)
                 times = {name: [] for name in programs}
+                order = list(programs)
                 for round_ in range(args.rounds + 1):
-                    for name, run in programs.items():
+                    order = order[1:] + order[:1]
+                    for name in order:
+                        run = programs[name]
                         start = time.perf_counter()
                         run(images)
                         if round_:

@@ -46,7 +46,7 @@ NETWORKS = {
     "timm's classifier": (lambda: sample(MICRO), [(56, 84), (100, 60), (64, 132)], [(28, 56), (48, 52), (57, 60)]),
     "timm's backbone": (lambda: sample(MICRO, task="features"), [(56, 84), (100, 60), (64, 132)], [(28, 56)]),
     "a backbone of detectors": (of_detectors, [(64, 96), (29, 50), (97, 131), (3, 5)], []),
-    "Microsoft's Swin V2": (lambda: sample(V2), [(56, 56), (112, 56), (56, 168)], [(28, 56), (84, 84), (57, 56)]),
+    "Microsoft's Swin V2": (lambda: sample(V2), [(64, 64), (128, 64), (64, 192)], [(32, 64), (96, 96), (65, 64)]),
 }
 
 
@@ -54,7 +54,7 @@ NETWORKS = {
 def models(name):
     """The network of a name in float and in INT8."""
     model = NETWORKS[name][0]()
-    return model, swinq.quantize(model, [noise(model, 4, size=(56, 56))], ptq="basic")
+    return model, swinq.quantize(model, [noise(model, 4)], ptq="basic")
 
 
 class Graph:
@@ -111,7 +111,7 @@ class AnySize(unittest.TestCase):
             self.assertLessEqual(smallest, min(sizes))
             for size in refused:
                 images = normalised(noise(model, 1, size=size), model)
-                with self.assertRaisesRegex(swinq.ArgumentError, f"{size[0]}x{size[1]}"):
+                with self.assertRaises(swinq.ArgumentError):
                     model.engine(backend="cpu", threads=1).run(images)
                 with self.subTest(name, size=size), self.assertRaisesRegex(Exception, "must_be"):
                     graph(images)
