@@ -57,7 +57,7 @@ impl SwinVersion {
 }
 
 /// Added to the logits of tokens that must not attend to each other, except where [`SwinConfig::mask`] says otherwise.
-const MASK: f64 = -100.0;
+pub const MASK: f64 = -100.0;
 
 /// Channels of an RGB image.
 const RGB: usize = 3;

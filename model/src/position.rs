@@ -13,10 +13,10 @@ use crate::site::BlockId;
 pub const HIDDEN: usize = 512;
 
 /// The largest learned factor of `QK^T` in Swin V2.
-const LARGEST_SCALE: f64 = 100.0;
+pub const LARGEST_SCALE: f64 = 100.0;
 
 /// The largest relative position bias of Swin V2.
-const LARGEST_BIAS: f64 = 16.0;
+pub const LARGEST_BIAS: f64 = 16.0;
 
 /// The least factor of `QK^T` with which the queries and keys of a Swin V2's head have hi and lo codes for each value.
 ///

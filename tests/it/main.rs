@@ -3,6 +3,7 @@
 mod backbone_eval;
 mod backbone_search;
 mod backbones;
+mod bits;
 mod cli_conventions;
 mod command_line;
 mod commands;

@@ -4,6 +4,7 @@
 //! Every call that reads images or runs a model releases the interpreter's lock.
 
 mod buffer;
+mod contract;
 mod device;
 mod engine;
 mod error;
@@ -24,6 +25,8 @@ use pyo3::prelude::*;
 mod native {
     use pyo3::prelude::*;
 
+    #[pymodule_export]
+    use super::contract::{Contract, contract};
     #[pymodule_export]
     use super::device::{DeviceArray, check, prepare, prepare_on, run_on};
     #[pymodule_export]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,8 +47,28 @@ def in_microsoft_keys(
 
 def transformers_config(config: Any) -> str:
     """The configuration of a live module of transformers. Its activations are known from the module itself, and are GELU
-    (``check_layers``), exact or by tanh."""
-    return json.dumps(json.loads(config.to_json_string(use_diff=False)) | {"hidden_act": "gelu"})
+    (``check_layers``), exact or by tanh. A module that is read runs its float weights, whatever its configuration says of swinq: while
+    a model is opened, the field is what its Swins shall become; later, what the saved folder held."""
+    fields = json.loads(config.to_json_string(use_diff=False)) | {"hidden_act": "gelu"}
+    if is_swinq(fields.get("quantization_config")):
+        del fields["quantization_config"]
+    return json.dumps(fields)
+
+
+def is_swinq(config: Any) -> bool:
+    """Whether the ``quantization_config`` of a model of transformers is swinq's: an object, or the dictionary of a process that does
+    not know the method."""
+    method = config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
+    return method == "swinq"
+
+
+def forget_method(module: Any) -> None:
+    """Takes swinq out of what a model of transformers knows of its quantization, as its ``dequantize`` does."""
+    if is_swinq(getattr(module.__dict__.get("hf_quantizer"), "quantization_config", None)):
+        module.hf_quantizer.remove_quantization_config(module)
+    config = module.__dict__.get("config")
+    if is_swinq(getattr(config, "quantization_config", None)):
+        del config.quantization_config
 
 
 def version_of(module: Any) -> int:

@@ -98,6 +98,14 @@ def _is_compiled(module: Any) -> bool:
     return type(module).__name__ == "OptimizedModule" and "_orig_mod" in module._modules
 
 
+def check_not_replaced(module: Any) -> None:
+    """Refuses a module that stands in the place of a Swin, or whose ``forward`` is the engine's: their classes say what they are."""
+    for part in (module, module.__dict__.get("forward")):
+        state = getattr(type(part), "REPLACES_A_SWIN", None)
+        if state is not None:
+            raise ArgumentError(f"model: {type(module).__name__} {state}")
+
+
 def check_compiled(module: Any) -> None:
     """Refuses a module with parts that ``torch.compile`` wrapped, whose compiled code stays bound to them."""
     for name, part in module.named_modules():

@@ -25,7 +25,7 @@ from ._description import (
     version_of,
 )
 from ._errors import ArgumentError, ModelError, PreprocessingError
-from ._layers import check_code, check_compiled, check_hooks, check_layers, classes_of
+from ._layers import check_code, check_compiled, check_hooks, check_layers, check_not_replaced, classes_of
 from ._preprocessing import transform_of
 
 #: ``cfg``, ``opts``, ``dialect``, ``weights``, ``prefix``, the family of the preprocessing, ``labels``, ``task`` and ``outputs``
@@ -150,6 +150,7 @@ def reader_of(module: Any) -> Reader | None:
 
 def describe(module: Any, preprocessing: Any) -> Description:
     """The description of a module, whose code is that of its library."""
+    check_not_replaced(module)
     reader = reader_of(module)
     if reader is None:
         raise ArgumentError(

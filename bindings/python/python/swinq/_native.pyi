@@ -169,6 +169,24 @@ class Collector:
     def add_labels(self, labels: Sequence[int]) -> None: ...
     def finish(self) -> Images: ...
 
+class Contract:
+    code_min: float
+    code_max: float
+    edge: float
+    signed_rounder: float
+    rounder: float
+    gelu_per_unit: float
+    gelu_last: float
+    exp_255: tuple[float, float, float, float, float]
+    log2_e: float
+    code_floor: float
+    lo_steps: float
+    hi_lo_from: float
+    largest_scale: float
+    largest_bias: float
+    mask: float
+
+def contract() -> Contract: ...
 def gelu_table() -> bytes: ...
 def stored_parameters(model: Model) -> list[tuple[str, str, str]]: ...
 def parameters(model: Model) -> list[tuple[str, list[int], bytes]]: ...

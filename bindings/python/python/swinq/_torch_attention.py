@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 
+from ._contract import CONTRACT
 from ._torch_fake import Quantizer, fake_quantize, fused
 from ._torch_graph import cast, exporting, untraced, weighted
 
 #: From this factor of ``q k^T`` on, a head of a Swin V2 has a second code for its queries and keys.
-SECOND_CODES = 16.0
+SECOND_CODES = CONTRACT.hi_lo_from
 #: Values of a second code in one code.
-PARTS = 256.0
-#: ``exp_255`` of docs/inference.md, section 2: the logarithm of 2, and the coefficients.
-LOG2_E = 1.442695040888963387
-EXP_255 = (2.440376, 14.259054, 61.2631, 176.74606, 254.99982)
+PARTS = CONTRACT.lo_steps
 
 
 @dataclass(frozen=True)
@@ -101,7 +99,7 @@ def _faked(x: Any, quantizer: Quantizer | None, large: Any) -> tuple[Any, Any]:
     with torch.no_grad():
         scaled = x * quantizer.recip()
         code = scaled.clamp(quantizer.low, quantizer.high).round()
-        rest = ((scaled - code) * PARTS).clamp(-127.0, 127.0).round() / PARTS * quantizer.scale
+        rest = ((scaled - code) * PARTS).clamp(-CONTRACT.code_max, CONTRACT.code_max).round() / PARTS * quantizer.scale
         rest = torch.where(large, rest, 0.0)
     return found, rest
 
@@ -122,10 +120,10 @@ def _weighted(logits: Any, values: Any, sites: Sites) -> Any:
 
 def exp_255(x: Any) -> Any:
     """``255 e^x`` for ``-11 <= x <= 0``, as the engine computes it but for the rounding of the sums."""
-    t = x.double() * LOG2_E
+    t = x.double() * CONTRACT.log2_e
     n = t.round()
-    f, p = t - n, torch.full_like(t, EXP_255[0])
-    for coefficient in EXP_255[1:]:
+    f, p = t - n, torch.full_like(t, CONTRACT.exp_255[0])
+    for coefficient in CONTRACT.exp_255[1:]:
         p = p * f + coefficient
     return torch.ldexp(p, n.int()).float()
 
@@ -136,7 +134,7 @@ class _Unsigned(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Any) -> Any:
-        values = exp_255((logits - logits.amax(-1, keepdim=True)).clamp_min(-11.0))
+        values = exp_255((logits - logits.amax(-1, keepdim=True)).clamp_min(CONTRACT.code_floor))
         codes = values.round()
         total = codes.sum(-1, keepdim=True)
         probs = codes / total

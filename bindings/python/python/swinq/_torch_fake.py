@@ -17,13 +17,14 @@ from typing import Any
 
 import torch
 
+from ._contract import CONTRACT
 from ._torch_graph import cast, exporting, quantized, rows_of, untraced
 
 #: The codes of an activation.
-LOW, HIGH = -128.0, 127.0
+LOW, HIGH = CONTRACT.code_min, CONTRACT.code_max
 #: Tolerance at the ends of the range, as a factor: whether the largest value of a range gets a gradient must not depend on the
 #: rounding of ``amax * (127 / amax)``.
-EDGE = 1.0 + 2.0**-20
+EDGE = CONTRACT.edge
 
 
 @functools.cache
@@ -92,8 +93,8 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, x: Any, table: Any) -> Any:
         ctx.save_for_backward(x)
         x = x.float()
-        a = x.abs().clamp_max(4.769231)
-        index = (a * 6.5).round().long() & 31
+        a = x.abs().clamp_max(CONTRACT.gelu_last)
+        index = (a * CONTRACT.gelu_per_unit).round().long() & 31
         c0, c1, c2 = (table[power][index].double() for power in range(3))
         h = ((c2 * a + c1).float().double() * a + c0).float()
         return (x.clamp_min(0.0).double() - a.double() * h).float()

@@ -14,11 +14,13 @@ from typing import Any
 
 import torch
 
+from ._contract import CONTRACT
+
 #: The step of unsigned codes of exponentials, and the value that a signed code of theirs has less.
-STEP = 1.0 / 255.0
-MIDDLE = 128.0 / 255.0
+STEP = 1.0 / (CONTRACT.code_max - CONTRACT.code_min)
+MIDDLE = -CONTRACT.code_min / (CONTRACT.code_max - CONTRACT.code_min)
 #: The codes and their type, as operations have them.
-SIGNED = (-128, 127, torch.int8)
+SIGNED = (int(CONTRACT.code_min), int(CONTRACT.code_max), torch.int8)
 #: The least operator set with codes by channel.
 OPSET = 13
 

@@ -8,15 +8,16 @@ import torch
 import triton
 import triton.language as tl
 
-from ._torch_attention import EXP_255, LOG2_E, PARTS, SECOND_CODES
-from ._torch_kernels_common import END, HALF, MAGIC, round_even
+from ._contract import CONTRACT
+from ._torch_kernels_common import END, HALF, HIGH, LOW, MAGIC, round_even
 
 #: The most tokens of a window and channels of a head.
 MAX_TOKENS, MAX_CHANNELS = 256, 64
-E0, E1, E2, E3, E4 = (tl.constexpr(c) for c in EXP_255)
-LOG2 = tl.constexpr(LOG2_E)
-PER_CODE = tl.constexpr(PARTS)
-FROM = tl.constexpr(SECOND_CODES)
+E0, E1, E2, E3, E4 = (tl.constexpr(c) for c in CONTRACT.exp_255)
+LOG2 = tl.constexpr(CONTRACT.log2_e)
+PER_CODE = tl.constexpr(CONTRACT.lo_steps)
+FROM = tl.constexpr(CONTRACT.hi_lo_from)
+FLOOR = tl.constexpr(CONTRACT.code_floor)
 
 
 @triton.jit
@@ -42,7 +43,7 @@ def _quantized(x, scale_ptr, recip_ptr, ON: tl.constexpr):
     # The codes of a tensor, or the tensor, and what a code stands for.
     if ON:
         scaled = x * tl.load(recip_ptr)
-        return round_even(tl.minimum(tl.maximum(scaled, -128.0), 127.0)), tl.load(scale_ptr)
+        return round_even(tl.minimum(tl.maximum(scaled, LOW), HIGH)), tl.load(scale_ptr)
     return x, 1.0
 
 
@@ -51,7 +52,7 @@ def _second(x, code, recip_ptr, ON: tl.constexpr, large):
     # The second code, in steps of 1 / 256 of a code.
     if ON:
         rest = (x * tl.load(recip_ptr) - code) * PER_CODE
-        rest = round_even(tl.minimum(tl.maximum(rest, -127.0), 127.0))
+        rest = round_even(tl.minimum(tl.maximum(rest, -HIGH), HIGH))
         return tl.where(large, rest, 0.0)
     return 0.0 * code
 
@@ -60,7 +61,7 @@ def _second(x, code, recip_ptr, ON: tl.constexpr, large):
 def _inside(x, recip_ptr, ON: tl.constexpr):
     if ON:
         scaled = x * tl.load(recip_ptr)
-        return (scaled >= -128.0 * END) & (scaled <= 127.0 * END)
+        return (scaled >= LOW * END) & (scaled <= HIGH * END)
     return x == x
 
 
@@ -97,7 +98,7 @@ def _weights(logits, keys, UNSIGNED: tl.constexpr, SIGNED: tl.constexpr, probs_s
     top = tl.max(logits, 1)
     x = logits - top[:, None]
     if UNSIGNED:
-        value = tl.where(keys, _exp_255(tl.maximum(x, -11.0)), 0.0)
+        value = tl.where(keys, _exp_255(tl.maximum(x, FLOOR)), 0.0)
         code = round_even(value)
         total = tl.sum(code, 1)
         factor = 1.0 / total
@@ -106,7 +107,7 @@ def _weights(logits, keys, UNSIGNED: tl.constexpr, SIGNED: tl.constexpr, probs_s
     softmax = value * (1.0 / tl.sum(value, 1))[:, None]
     if SIGNED:
         scaled = softmax * tl.load(probs_recip_ptr)
-        code = round_even(tl.minimum(scaled, 127.0))
+        code = round_even(tl.minimum(scaled, HIGH))
         return softmax, code, 0.0 * top + tl.load(probs_scale_ptr), scaled
     return softmax, softmax, 0.0 * top + 1.0, softmax
 
@@ -192,7 +193,7 @@ def _attention_backward(
                     dp = _dot(grad, tl.trans(v), False, PRECISE) * s_v
                     dv += _dot(tl.trans(p), grad * scale[:, None], False, PRECISE)
                     if SIGNED:
-                        passes = scaled <= 127.0 * END
+                        passes = scaled <= HIGH * END
                         if LEARNED:
                             g_p += tl.sum(tl.where(valid, dp * (p - tl.where(passes, scaled, 0.0)), 0.0))
                         dp = tl.where(passes, dp, 0.0)

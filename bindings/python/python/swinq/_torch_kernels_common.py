@@ -4,13 +4,15 @@
 import triton
 import triton.language as tl
 
-from ._torch_fake import EDGE
+from ._contract import CONTRACT
 
 #: Elements of a program of the kernels over elements.
 TILE = 2048
 #: Adding and subtracting it rounds to an integer, ties to even.
-MAGIC = tl.constexpr(12582912.0)
-END = tl.constexpr(EDGE)
+MAGIC = tl.constexpr(CONTRACT.signed_rounder)
+END = tl.constexpr(CONTRACT.edge)
+#: The codes of an activation.
+LOW, HIGH = tl.constexpr(CONTRACT.code_min), tl.constexpr(CONTRACT.code_max)
 #: Triton's interpreter, which runs kernels on a CPU to test them, has no products in bfloat16.
 HALF = tl.constexpr(not triton.knobs.runtime.interpret)
 

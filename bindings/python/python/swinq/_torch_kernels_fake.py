@@ -7,7 +7,12 @@ import torch
 import triton
 import triton.language as tl
 
+from ._contract import CONTRACT
 from ._torch_kernels_common import END, TILE, round_even
+
+#: The table of GELU: its last argument, its intervals per unit, and what rounds a place in it.
+LAST, PER_UNIT = tl.constexpr(CONTRACT.gelu_last), tl.constexpr(CONTRACT.gelu_per_unit)
+ROUNDER = tl.constexpr(CONTRACT.rounder)
 
 
 @triton.jit
@@ -17,8 +22,8 @@ def _gelu(x):
 
 @triton.jit
 def _gelu_quadratic(x, table_ptr):
-    a = tl.minimum(tl.abs(x), 4.769231)
-    place = tl.fma(a, 6.5 + 0.0 * a, 8388608.0 + 0.0 * a).to(tl.int32, bitcast=True) & 31
+    a = tl.minimum(tl.abs(x), LAST)
+    place = tl.fma(a, PER_UNIT + 0.0 * a, ROUNDER + 0.0 * a).to(tl.int32, bitcast=True) & 31
     c0, c1, c2 = tl.load(table_ptr + place), tl.load(table_ptr + 32 + place), tl.load(table_ptr + 64 + place)
     return tl.fma(-a, tl.fma(tl.fma(c2, a, c1), a, c0), tl.maximum(x, 0.0))
 

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from ._torch_kernels_common import END, TILE, round_even
+from ._torch_kernels_common import END, HIGH, LOW, TILE, round_even
 
 
 @triton.jit
@@ -63,8 +63,8 @@ def _norm_forward(
     bias = tl.load(bias_ptr + column, mask=column < width, other=0.0).to(tl.float32)[None, :] + 0.0 * d
     y = tl.fma(tl.fma(d, inverse[:, None] + 0.0 * d, shift[:, None] + 0.0 * d), weight, bias)
     if QUANTIZED:
-        scaled = tl.maximum(y * tl.load(recip_ptr), -128.0, propagate_nan=tl.PropagateNan.ALL)
-        y = round_even(tl.minimum(scaled, 127.0, propagate_nan=tl.PropagateNan.ALL)) * tl.load(scale_ptr)
+        scaled = tl.maximum(y * tl.load(recip_ptr), LOW, propagate_nan=tl.PropagateNan.ALL)
+        y = round_even(tl.minimum(scaled, HIGH, propagate_nan=tl.PropagateNan.ALL)) * tl.load(scale_ptr)
     tl.store(means_ptr + 2 * row, mean, mask=known)
     tl.store(means_ptr + 2 * row + 1, inverse, mask=known)
     to = row
@@ -98,9 +98,9 @@ def _norm_backward(
         unit = tl.where(inside, (x - mean[:, None]) * inverse[:, None], 0.0)
         if QUANTIZED:
             scaled = (unit * weight + bias) * tl.load(recip_ptr)
-            passes = (scaled >= -128.0 * END) & (scaled <= 127.0 * END)
+            passes = (scaled >= LOW * END) & (scaled <= HIGH * END)
             if LEARNED:
-                code = round_even(tl.minimum(tl.maximum(scaled, -128.0), 127.0))
+                code = round_even(tl.minimum(tl.maximum(scaled, LOW), HIGH))
                 slope += tl.sum(grad * (code - tl.where(passes, scaled, 0.0)))
             grad = tl.where(passes, grad, 0.0)
         dweight += tl.sum(grad * unit, 0)

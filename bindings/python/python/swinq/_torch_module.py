@@ -67,12 +67,18 @@ class Replacement(torch.nn.Module):
         return getattr(self.original, name)
 
 
+#: What is said of a module that an engine runs, where a float module is needed.
+ON_THE_ENGINE = "runs on the engine already; swinq.torch.restore(model) gives the float module"
+
+
 class SwinModule(Replacement):
     """A Swin that swinq's engine runs, in the place of the module ``original``, which it keeps but does not register.
 
     It has no parameters and no entries of a state dictionary. What it does not have itself, it reads from the original:
     ``config``, ``channels``, ``feature_info``, ``output_shape()``, and so on.
     """
+
+    REPLACES_A_SWIN = ON_THE_ENGINE
 
     def __init__(
         self,
@@ -256,6 +262,8 @@ def opened(file: bytes) -> Model:
 
 class InPlace:
     """The ``forward`` of a module that the engine runs as a whole and that stays where it is, for those who hold it."""
+
+    REPLACES_A_SWIN = ON_THE_ENGINE
 
     def __init__(self, module: Any, swin: SwinModule) -> None:
         self.module, self.swin = module, swin

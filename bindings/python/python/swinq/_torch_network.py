@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from . import _native
+from ._contract import CONTRACT
 from ._torch_attention import Sites, Windows, attention
 from ._torch_fake import add_rows, fake_quantize, fused, gather, linear, linear_in_order, norm
 from ._torch_graph import cast
@@ -19,8 +20,6 @@ from ._torch_scales import Codes, Scales
 
 #: Sizes of images whose maps of rows are kept.
 KEPT_SIZES = 32
-#: The largest factor of ``q k^T`` of a Swin V2.
-LARGEST_SCALE = 100.0
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Network:
         depth, channels, heads, _, window, relative, regions = row
         n = window[0] * window[1]
         region = torch.frombuffer(bytearray(regions), dtype=torch.uint8).reshape(-1, n)
-        masks = (region[:, :, None] != region[:, None, :]).float() * self.config.get("mask", -100.0)
+        masks = (region[:, :, None] != region[:, None, :]).float() * self.config.get("mask", CONTRACT.mask)
         factor = self.config.get("qk_scale")
         factor = torch.full((heads,), (channels // heads) ** -0.5 if factor is None else factor, device=device)
         return Stage(depth, channels, heads, tuple(window), _integers(relative, device), masks.to(device), factor)
@@ -227,7 +226,7 @@ class Forward:
         parameters = self.parameters
         with torch.autocast(stage.masks.device.type, enabled=False):
             if self.network.is_v2:
-                scale = parameters[f"{name}.logit_scale"].float().flatten().clamp(max=math.log(LARGEST_SCALE)).exp()
+                scale = parameters[f"{name}.logit_scale"].float().flatten().clamp(max=math.log(CONTRACT.largest_scale)).exp()
                 table = self._table(f"{name}.cpb_mlp", stage, int(name.split(".")[1]))
             else:
                 scale, table = stage.factor, parameters[f"{name}.relative_position_bias_table"].float()
@@ -245,7 +244,7 @@ class Forward:
         places = torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).flatten(0, 1)
         parameters = self.parameters
         hidden = functional.linear(places, parameters[f"{name}.0.weight"].float(), parameters[f"{name}.0.bias"].float()).relu()
-        return 16.0 * functional.linear(hidden, parameters[f"{name}.2.weight"].float()).sigmoid()
+        return CONTRACT.largest_bias * functional.linear(hidden, parameters[f"{name}.2.weight"].float()).sigmoid()
 
     def _merge(self, x: Any, name: str, grid: Grid) -> Any:
         x = gather(x, *grid.merge).reshape(-1, len(grid.merge[0]) // 4, 4 * int(x.shape[-1]))

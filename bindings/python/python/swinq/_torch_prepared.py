@@ -52,6 +52,8 @@ class PreparedSwin(Replacement):
     #: The Trainer of transformers passes it no arguments of a loss, which it does not compute.
     accepts_loss_kwargs = False
 
+    REPLACES_A_SWIN = "is prepared for training; swinq.torch.restore(model) gives the float module"
+
     def __init__(
         self,
         original: Any,

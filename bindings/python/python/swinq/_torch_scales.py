@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from . import _native
+from ._contract import CONTRACT
 from ._torch_fake import Quantizer, codes_of, fake_quantize, fake_weight, folded, scales_of
 
 #: A learned scale stays within this factor of its calibrated value, in both directions.
@@ -36,7 +37,7 @@ class Scale(torch.nn.Module):
 
     def quantizer(self, scale: Any, recip: Any, values: int) -> Quantizer:
         """The quantizer of a tensor with so many values per image, for the current scale and its reciprocal."""
-        factor = (values * 127.0) ** -0.5
+        factor = (values * CONTRACT.code_max) ** -0.5
         if self.factors is None:
             return Quantizer(scale, factor=factor, recips=recip)
         return Quantizer(scale * self.factors[0], self.zero_points, factor=factor)
@@ -47,7 +48,7 @@ class WeightScale(torch.nn.Module):
 
     def __init__(self, base: Any, bits: int, recomputed: bool, learned: bool) -> None:
         super().__init__()
-        self.largest = {4: 7.0, 7: 63.0, 8: 127.0}[bits]
+        self.largest = 2.0 ** (bits - 1) - 1.0
         self.count, self.recomputed = base.numel(), recomputed
         self.register_buffer("base", None if recomputed else base)
         self.ratio: Any = None if recomputed else torch.nn.Parameter(torch.ones_like(base), requires_grad=learned)
@@ -131,7 +132,7 @@ class Scales(torch.nn.Module):
         if not named:
             return {}
         ranges, ratios = (torch.cat([getattr(site, part) for _, site in named]) for part in ("range", "ratio"))
-        scales = ranges * ratios.clamp(1 / LIMIT, LIMIT) / 127.0
+        scales = ranges * ratios.clamp(1 / LIMIT, LIMIT) / CONTRACT.code_max
         recips = scales.detach().reciprocal()
         pairs = zip(scales.split(1), recips.split(1), strict=True)
         return {name: pair for (name, _), pair in zip(named, pairs, strict=True)}

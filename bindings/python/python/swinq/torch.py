@@ -34,6 +34,7 @@ except ImportError as error:
 
 from . import _native
 from ._errors import ArgumentError
+from ._description import forget_method
 from ._layers import uncompiled
 from ._modules import describe
 from ._progress import Progress
@@ -212,11 +213,12 @@ def scales(model: Any) -> list[Any]:
 def restore(model: Any) -> Any:
     """Puts the original modules back, in place, those of trained modules with the trained parameters; a model of
     :mod:`swinq.transformers` that is a Swin itself runs its own code again. Returns the model, or the original if the model itself is
-    one of the modules that :func:`quantize` and :func:`prepare` make."""
+    one of the modules that :func:`quantize` and :func:`prepare` make. What a model of transformers saves then is a float folder."""
     for swin in [module for module in model.modules() if isinstance(module, SwinModule | PreparedSwin)]:
         swin.original.train(swin.training)
         model = exchanged(model, swin, swin.original)
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), InPlace):
             del module.forward
+        forget_method(module)
     return model

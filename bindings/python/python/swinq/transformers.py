@@ -27,10 +27,11 @@ except ImportError as error:
 import torch
 
 from . import torch as _torch
+from ._description import forget_method
 from ._errors import ArgumentError, Error, ModelError
 from ._layers import uncompiled
 from ._progress import Progress
-from ._torch_module import InPlace, SwinModule, file_of, in_place, opened, unguard
+from ._torch_module import InPlace, Replacement, SwinModule, file_of, in_place, opened, unguard
 from ._torch_report import Report
 from ._transformers_outputs import described, structure_of
 
@@ -159,7 +160,8 @@ class SwinqQuantizer(HfQuantizer):
         except Error as error:
             raise ModelError(
                 f"{name + '.' if name else ''}{BUFFER}: this tensor of the weights is missing or damaged, so that the quantized Swin cannot "
-                f"be opened ({error}); save the quantized model again"
+                f"be opened ({error}); save the quantized model again. A folder that a process without swinq.transformers saved holds a float "
+                "model: remove `quantization_config` from its config.json"
             ) from error
         module = SwinModule(original, quantized, structure_of(swin["outputs"]), swin["arguments"], config.backend, config.options)
         module.eval()
@@ -187,7 +189,11 @@ class SwinqQuantizer(HfQuantizer):
                     "arguments": _plain(swin._arguments),
                 }
             )
-        model.config.quantization_config.swins = entries
+        if entries:
+            model.config.quantization_config.swins = entries
+        else:
+            # The Swins were restored one by one.
+            forget_method(model)
         return state, {}
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
@@ -214,10 +220,10 @@ def attach(model: Any) -> Any:
     Raises:
         ArgumentError: for a model without quantized Swins, or of another library.
     """
-    found = uncompiled(model.original) if isinstance(model, SwinModule) else model
+    found = uncompiled(model.original) if isinstance(model, Replacement) else model
     if not isinstance(found, PreTrainedModel):
         raise ArgumentError(f"model: a {type(found).__name__} is no model of transformers, so it has no save_pretrained")
-    if found is not model:
+    if isinstance(model, SwinModule):
         in_place(model)
     if not _swins_of(found):
         raise ArgumentError("model: has no quantized Swin; call swinq.torch.quantize or swinq.torch.convert first")

@@ -87,7 +87,7 @@ pub(super) const RANGE: (f32, f32) = (-128.0, 127.0);
 
 /// Tolerance at the ends of the range, as a factor. The value `amax` defines the range. Times the reciprocal
 /// of `amax / Q` it is `Q` up to three roundings, which must not decide whether `amax` gets a gradient.
-pub(super) const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
+pub const EDGE: f32 = 1.0 + 1.0 / (1 << 20) as f32;
 
 /// Fake quantization of an activation of any shape.
 ///

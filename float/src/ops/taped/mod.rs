@@ -27,8 +27,8 @@ pub use attention::{AttentionSites, attention};
 pub use channels::{FakeChannels, fake_quantize_channels, resident_columns, scale_columns};
 pub(crate) use cosine::cosine;
 pub use fake_quant::{
-    FakeActivation, FakeProbs, FakeWeight, LearnedScale, WeightScales, fake_quantize, fake_quantize_operand,
-    fake_quantize_weight,
+    EDGE, FakeActivation, FakeProbs, FakeWeight, LearnedScale, WeightScales, fake_quantize,
+    fake_quantize_operand, fake_quantize_weight,
 };
 pub use hidden::{FakeHidden, hidden};
 pub use maps::relative_errors;

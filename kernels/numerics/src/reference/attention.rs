@@ -201,7 +201,7 @@ impl Scores {
                     None => dot(q, k) as f32,
                     Some([q_low, k_low]) => {
                         let with_low = (dot(q, k_low) + dot(q_low, k)) as f32;
-                        fma(with_low, 1.0 / 256.0, dot(q, k) as f32)
+                        fma(with_low, 1.0 / super::LO_STEPS, dot(q, k) as f32)
                     }
                 };
                 let step = s_q * s_k;

@@ -38,12 +38,15 @@ fn rint(x: f32) -> f32 {
     (x + math::SIGNED_ROUNDER) - math::SIGNED_ROUNDER
 }
 
+/// Steps of a lo code in one hi code.
+pub const LO_STEPS: f32 = 256.0;
+
 /// The lo code of a value that is already multiplied by the reciprocal scale: the rounding error of the hi code ([`code`]), in
 /// steps of 1/256. With both codes, a hi/lo split, the value is about `code + lo_code / 256`.
 ///
 /// Lo codes are between -127 and 127, so that a sum splits into a hi and a lo code in one way only.
 #[inline]
 pub fn lo_code(scaled: f32) -> i8 {
-    let rest = (scaled - f32::from(code(scaled))) * 256.0;
+    let rest = (scaled - f32::from(code(scaled))) * LO_STEPS;
     code(if rest > -Int8::MAX { rest } else { -Int8::MAX })
 }

@@ -54,11 +54,15 @@ const ARCHS: [Arch; 3] = [
 ];
 
 /// Architectures whose code paths are those of another one.
-const MORE_ARCHS: [Arch; 4] = [
+const MORE_ARCHS: [Arch; 8] = [
     Arch { name: "sm_80", shared: 163 << 10, scope: Scope::Few },
     Arch { name: "sm_86", shared: 99 << 10, scope: Scope::Few },
+    Arch { name: "sm_87", shared: 163 << 10, scope: Scope::Few },
     Arch { name: "sm_100", shared: 227 << 10, scope: Scope::Few },
+    Arch { name: "sm_103", shared: 227 << 10, scope: Scope::Few },
+    Arch { name: "sm_110", shared: 227 << 10, scope: Scope::Few },
     Arch { name: "sm_120", shared: 99 << 10, scope: Scope::Few },
+    Arch { name: "sm_121", shared: 99 << 10, scope: Scope::Few },
 ];
 
 /// Names the share of a process that the test started: its index and the number of processes.
