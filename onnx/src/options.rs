@@ -59,7 +59,8 @@ pub enum ImageSize {
     Own,
     /// This height and width in pixels.
     Fixed(Size),
-    /// Any that the network takes: height and width of the input are free, and the graph computes the order of rows.
+    /// Any that the network takes: height and width of the input are free, and the graph computes the order
+    /// of rows.
     Any,
 }
 
@@ -122,8 +123,8 @@ impl ExportOptions {
     /// The images of the network `config`.
     ///
     /// # Errors
-    /// [`OnnxError::Option`] for a backbone without a size, for a size that the network cannot process, and for any size of a
-    /// network that takes one.
+    /// [`OnnxError::Option`] for a backbone without a size, for a size that the network cannot process, and for
+    /// any size of a network that takes one.
     pub(crate) fn images(&self, config: &SwinConfig) -> Result<Images, OnnxError> {
         let refuse = |problem: String| Err(OnnxError::Option { option: "--size", problem });
         let name = &config.name;

@@ -133,8 +133,8 @@ impl GridRule {
     }
 }
 
-/// The rules of a network for images of any size that it takes. They say what [`SwinConfig::grids`] says of one size, except for
-/// the largest image.
+/// The rules of a network for images of any size that it takes. They say what [`SwinConfig::grids`] says of
+/// one size, except for the largest image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SizeRules {
     /// Side of a patch in pixels.
@@ -219,8 +219,8 @@ impl SwinConfig {
     /// The rules for images of any size that the network takes.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for a network that takes images of one size only: one with an absolute position embedding, and one
-    /// whose file does not say which library's rule it follows.
+    /// [`ModelError::Config`] for a network that takes images of one size only: one with an absolute position
+    /// embedding, and one whose file does not say which library's rule it follows.
     pub fn size_rules(&self) -> Result<SizeRules, ModelError> {
         let one_size = |reason: &str| {
             let problem = format!("{reason}; the network takes images of {} only", self.image_size);
@@ -271,8 +271,8 @@ fn both(lengths: impl Fn(Side) -> Lengths) -> [Limit; 2] {
 }
 
 impl WindowPolicy {
-    /// The rule of a stage whose parameters are for windows of `own_window` tokens, of a network with windows of `window` tokens.
-    /// At the network's own image size the grid is `own`.
+    /// The rule of a stage whose parameters are for windows of `own_window` tokens, of a network with windows
+    /// of `window` tokens. At the network's own image size the grid is `own`.
     fn rules(self, window: Size, own_window: Size, own: Size) -> GridRule {
         let at_least = both(|side| Lengths::AtLeast(side.of(own_window)));
         let shrunk = own_window.zip(window, |own, window| usize::from(own < window));

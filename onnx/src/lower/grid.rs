@@ -52,8 +52,8 @@ impl FreeGrid {
 }
 
 impl Lowering<'_> {
-    /// Height and width of the images `input`, whose height is axis `first`; a graph fails for images beyond the limits of the
-    /// network.
+    /// Height and width of the images `input`, whose height is axis `first`; a graph fails for images beyond
+    /// the limits of the network.
     pub(super) fn image_sides(&mut self, input: &str, first: i64, rules: &SizeRules) -> Sides {
         let range = [Attribute::Int("start", first), Attribute::Int("end", first + 2)];
         let shape = self.graph.shared("Shape", "image.shape", &[input], &range);
@@ -128,7 +128,8 @@ impl Lowering<'_> {
         self.arithmetic("Min", &format!("{name}.shorter_side"), &sides.height, &sides.width)
     }
 
-    /// `sides` of `of`, in `unit`, behind an operator for each limit that fails where the limit does not hold.
+    /// `sides` of `of`, in `unit`, behind an operator for each limit that fails where the limit does not
+    /// hold.
     fn limited(&mut self, of: &str, unit: &str, mut sides: Sides, limits: &[Limit]) -> Sides {
         for &Limit { side, lengths } in limits {
             let rule = match lengths {
@@ -169,8 +170,9 @@ impl Lowering<'_> {
         }
     }
 
-    /// `x`, of a node named `name` that fails unless `excess` is 0: one element cannot be split into a part of more. Runtimes
-    /// remove a Reshape that fails, and OpenVINO reads zeros where Gather leaves its operand.
+    /// `x`, of a node named `name` that fails unless `excess` is 0: one element cannot be split into a part
+    /// of more. Runtimes remove a Reshape that fails, and OpenVINO reads zeros where Gather leaves its
+    /// operand.
     fn passed_unless(&mut self, name: &str, excess: &Integer, x: &Integer) -> Integer {
         let (excess, x) = (self.scalar(excess), self.scalar(x));
         let size = self.reshaped(&format!("{name}.rest.list"), &excess, &[1]);

@@ -43,7 +43,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// `x op y`, a scalar named `name`. Add, Sub, Mul, Div, Mod and Max of numbers are numbers; Div and Mod round down.
+    /// `x op y`, a scalar named `name`. Add, Sub, Mul, Div, Mod and Max of numbers are numbers; Div and Mod
+    /// round down.
     pub(super) fn arithmetic(&mut self, op: &str, name: &str, x: &Integer, y: &Integer) -> Integer {
         let (&Integer::Known(a), &Integer::Known(b)) = (x, y) else {
             let (x, y) = (self.scalar(x), self.scalar(y));

@@ -20,7 +20,8 @@ impl Lowering<'_> {
                 let x = self.images(channels);
                 let x = self.whole_patches(op, x, 2);
                 let grid = self.grid(0);
-                // `[batch, channels, height, side, width * side]`, then the rows of pixels of each row of patches together.
+                // `[batch, channels, height, side, width * side]`, then the rows of pixels of each row of
+                // patches together.
                 let shape =
                     [Integer::Known(0), channels.into(), grid.height, side.into(), Integer::Known(-1)];
                 let shape = self.sizes("patch_embed.grid.shape", &shape);
@@ -92,8 +93,8 @@ impl Lowering<'_> {
         x
     }
 
-    /// The images `x`, whose height is axis `first`, with whole patches: zeros are added, or pixels are left out. Where the size
-    /// is free, this makes the grids.
+    /// The images `x`, whose height is axis `first`, with whole patches: zeros are added, or pixels are left
+    /// out. Where the size is free, this makes the grids.
     fn whole_patches(&mut self, op: &Patches, x: String, first: usize) -> String {
         let side = Integer::from(op.patch);
         let image = match self.sizing {

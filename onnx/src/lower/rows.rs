@@ -26,7 +26,8 @@ impl Lowering<'_> {
         self.graph.node("LayerNormalization", name, &[x, &gamma, &beta], &attributes)
     }
 
-    /// The rows of `x` in the order of the windows: cyclic shift, padding with zeros and window partition in one Gather.
+    /// The rows of `x` in the order of the windows: cyclic shift, padding with zeros and window partition in
+    /// one Gather.
     pub(super) fn gather_windows(&mut self, name: &str, order: Order, x: String) -> String {
         let Order::Windows { stage: of, shifted } = order else { return x };
         let index = match self.sizing {
@@ -114,7 +115,8 @@ impl Lowering<'_> {
         self.summed(&name, [&rows, &columns], none)
     }
 
-    /// For each place of an axis of the padded and shifted grid the place of its token, times `stride`; `none` for padding.
+    /// For each place of an axis of the padded and shifted grid the place of its token, times `stride`;
+    /// `none` for padding.
     fn sources_along(
         &mut self,
         name: &str,
@@ -126,7 +128,7 @@ impl Lowering<'_> {
         let places = self.range(&format!("{name}.places"), 0, &axis.padded);
         let period = if shifts_first { &axis.side } else { &axis.padded };
         let sources = match shifted {
-            true => self.turned(&format!("{name}.sources"), &places, &axis.shift.clone(), period),
+            true => self.turned(&format!("{name}.sources"), &places, &axis.shift, period),
             false => places.clone(),
         };
         let inner = if shifts_first { &places } else { &sources };
@@ -150,7 +152,8 @@ impl Lowering<'_> {
         self.summed(&name, [&rows, &columns], None)
     }
 
-    /// For each token of an axis the number of its window times one stride, and its place in the window times another.
+    /// For each token of an axis the number of its window times one stride, and its place in the window times
+    /// another.
     fn places_along(
         &mut self,
         name: &str,

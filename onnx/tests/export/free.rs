@@ -1,5 +1,5 @@
-//! Graphs for images of any size: the order of rows that they compute is that of [`Geometry`], and all else is that of the graphs
-//! for one size.
+//! Graphs for images of any size: the order of rows that they compute is that of [`Geometry`], and all else
+//! is that of the graphs for one size.
 
 use super::*;
 use swinq_plan::{Geometry, Order};
@@ -135,12 +135,15 @@ fn all_else_is_that_of_the_graph_for_one_size() {
 
 #[test]
 fn tensors_have_at_most_five_dimensions() {
-    for (config, input) in [
-        (backbone(shifted()), InputForm::Normalized),
-        (backbone(second()), InputForm::Pixels),
-        (SwinConfig { window_policy: WindowPolicy::Timm, ..padded() }, InputForm::Normalized),
+    let fixed = ImageSize::Fixed(Size::new(29, 50));
+    for (config, input, size) in [
+        (backbone(shifted()), InputForm::Normalized, ImageSize::Any),
+        (backbone(second()), InputForm::Pixels, ImageSize::Any),
+        (SwinConfig { window_policy: WindowPolicy::Timm, ..padded() }, InputForm::Normalized, ImageSize::Any),
+        (backbone(shifted()), InputForm::Normalized, fixed),
+        (backbone(second()), InputForm::Pixels, fixed),
     ] {
-        let file = export(&model(config, "default"), &ExportOptions { input, ..any() }).unwrap();
+        let file = export(&model(config, "default"), &ExportOptions { input, size, ..any() }).unwrap();
         for node in nodes(&file.model, "Transpose") {
             assert!(node.attribute[0].ints.len() <= 5, "{}", node.name());
         }
@@ -199,6 +202,25 @@ fn every_opset_and_every_network_passes_the_check_with_free_sides() {
         let model = model(config, "default");
         for opset in OPSETS {
             export(&model, &ExportOptions { opset, ..any() }).unwrap();
+        }
+    }
+}
+
+/// torchvision leaves out pixels that fill no patch.
+#[test]
+fn images_of_torchvision_are_cut_to_whole_patches() {
+    let config = SwinConfig { window_policy: WindowPolicy::Pad, ..backbone(shifted()) };
+    let model = model(config, "default");
+    for input in [InputForm::Normalized, InputForm::Pixels] {
+        for (size, cut) in [(Size::new(29, 50), true), (Size::new(28, 52), false)] {
+            let options = ExportOptions { size: ImageSize::Fixed(size), input, ..ExportOptions::default() };
+            let file = export(&model, &options).unwrap();
+            assert_eq!(!nodes(&file.model, "Slice").is_empty(), cut);
+            assert_eq!(dims(&graph(&file.model).output[0])[2..], [7, if cut { 12 } else { 13 }]);
+            let free = export(&model, &ExportOptions { input, ..any() }).unwrap();
+            check(&free.model, Some(size)).unwrap();
+            let refused = check(&free.model, Some(Size::new(3, 50))).unwrap_err().to_string();
+            assert!(refused.contains("image.height.must_be.at_least_4_pixels"), "{refused}");
         }
     }
 }

@@ -24,7 +24,8 @@ pub struct ExportArgs {
     /// The runtime that will run the graph.
     #[arg(long, value_enum, default_value_t = TargetArg::Ort)]
     pub target: TargetArg,
-    /// Height and width of the images: a backbone's, such as 800x1344, or any for a graph that takes all that the network takes.
+    /// Height and width of the images, such as 800x1344, or any: a graph for all sizes that the network takes.
+    /// A backbone needs it; a classifier has its own size without it.
     #[arg(long, value_name = "HEIGHTxWIDTH|any", value_parser = size)]
     pub size: Option<ImageSize>,
     /// Make float tensors f16 inside the graph; inputs and outputs stay f32.

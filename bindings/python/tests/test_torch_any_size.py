@@ -1,8 +1,10 @@
 """Graphs for images of any size in ONNX Runtime, against the engine and against graphs for one size. The tests need numpy and
-onnxruntime; without it they are skipped, unless ``REQUIRE_IMPL`` names ``onnxruntime``.
+onnxruntime only; without it they are skipped, unless ``REQUIRE_IMPL`` names ``onnx``.
 """
 
 import json
+import subprocess
+import sys
 import tempfile
 import unittest
 from functools import cache
@@ -11,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from needed import need
 
-need("onnxruntime", name="onnxruntime")
+need("onnxruntime", name="onnx")
 
 import onnxruntime
-from support import MICRO, SAMPLES, noise, normalised
+from support import MICRO, ROOT, SAMPLES, noise, normalised
 
 import swinq
 
@@ -116,12 +118,28 @@ class AnySize(unittest.TestCase):
                 with self.subTest(name, size=size), self.assertRaisesRegex(Exception, "must_be"):
                     graph(images)
 
+    def test_the_example_compares_a_graph_with_the_engine(self):
+        model, script = models("timm's backbone")[1], ROOT / "docs/examples/check_onnx.py"
+        with tempfile.TemporaryDirectory() as folder:
+            graph, file = Path(folder) / "any.onnx", Path(folder) / "model.safetensors"
+            model.export(graph, size="any", input="pixels")
+            model.save(file)
+            command = [sys.executable, str(script), str(graph), str(file), "56x84"]
+            found = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            self.assertIn("the smallest is 52x52", found)
+            self.assertRegex(found, r"56x84 stage2 \[1, 128, 7, 11\]: [\d.]+ dB")
+            refused = subprocess.run([*command, "28x56"], capture_output=True, text=True, check=False)
+            self.assertEqual(refused.returncode, 1)
+            self.assertIn("28x56: images of 28x56", refused.stdout)
+
     def test_pixels_opsets_and_a_fixed_batch(self):
         model = models("a backbone of detectors")[0]
         pixels = noise(model, 2, size=(45, 70))
         expected = model.engine(backend="cpu", threads=1).run(pixels)
-        for options in ({"input": "pixels"}, {"input": "pixels", "opset": 18}, {"input": "pixels", "batch": 2}):
-            self.assertLess(error(Graph(model, size="any", **options)(pixels), expected), SAME)
+        forms = [{"opset": opset} for opset in range(18, 24)] + [{"batch": 2}, {"target": "openvino"}, {"target": "tensorrt"}]
+        for options in forms:
+            graph = Graph(model, size="any", input="pixels", **options)
+            self.assertLess(error(graph(pixels), expected), SAME)
         halves = Graph(model, size="any", input="pixels", fp16=True)(pixels)
         self.assertLess(error(halves, expected), 0.02)
 
