@@ -16,7 +16,9 @@ import torch_openmmlab
 from torch_choices import Choices, compared
 from torch_models import PROGRAMS, images, redraw
 from torch_processing import calls, check
-from torch_support import INT8, SAME
+from torch_support import INT8, SAME, leaves
+
+import swinq.torch
 
 
 class Programs(unittest.TestCase):
@@ -29,6 +31,22 @@ class Programs(unittest.TestCase):
                     # A depth of zero everywhere would hide mistakes.
                     torch.nn.init.constant_(program.head.head[4].bias, 5.0)
                 self.check(name, program, calls(name, images(2, 128, 128), more))
+
+    def test_they_compile_in_one_graph_as_their_originals(self):
+        """Programs call their Swins with keywords, and some with arguments of the calibration."""
+        for name, make in PROGRAMS.items():
+            program, more = make()
+            redraw(program, seed=1)
+            batch = {"pixel_values": images(2, 128, 128), **more}
+            swinq.torch.quantize(program, [batch], ptq="basic")
+            torch.compiler.reset()
+            with self.subTest(name=name), torch.no_grad():
+                compiled = torch.compile(program, backend="eager", fullgraph=True)
+                for other in (batch, {**batch, "pixel_values": images(2, 96, 160)}):
+                    found, expected = leaves(compiled(**other)), leaves(program(**other))
+                    self.assertGreater(len(expected), 0)
+                    for (place, one), (_, two) in zip(found, expected, strict=True):
+                        self.assertTrue(torch.equal(one, two), place)
 
     def test_openmmlab(self):
         for name, (package, config, changes, size) in torch_openmmlab.PROGRAMS.items():

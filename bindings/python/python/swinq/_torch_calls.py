@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,16 +13,57 @@ from ._errors import ArgumentError
 from ._torch_outputs import is_nested
 
 
-def bound(signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The input of a call, which is the first parameter, and the other arguments by name."""
-    arguments = dict(signature.bind(*args, **kwargs).arguments)
-    for parameter in signature.parameters.values():
-        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-            arguments |= arguments.pop(parameter.name, {})
-        elif parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            arguments |= {f"*{parameter.name}": given for given in [arguments.pop(parameter.name, ())] if given}
-    first = next(iter(signature.parameters), "")
-    return arguments.pop(first, None), arguments
+@dataclass(frozen=True)
+class CallParameters:
+    """The parameters of a ``forward``, as far as calls are bound to them: by functions that ``torch.compile`` can trace, unlike those of
+    :class:`inspect.Signature`."""
+
+    #: Those that take a value by position, in order; the first takes the input.
+    positional: tuple[str, ...]
+    #: All that have a name.
+    named: frozenset[str]
+    #: The name of ``*args``, and whether there are ``**kwargs``.
+    more: str | None
+    any_keyword: bool
+
+    @classmethod
+    def of(cls, signature: inspect.Signature) -> CallParameters:
+        """Those of a signature."""
+        kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
+        by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        more = next((name for name, kind in kinds.items() if kind is inspect.Parameter.VAR_POSITIONAL), None)
+        return cls(
+            tuple(name for name, kind in kinds.items() if kind in by_position),
+            frozenset(name for name, kind in kinds.items() if kind not in unnamed),
+            more,
+            inspect.Parameter.VAR_KEYWORD in kinds.values(),
+        )
+
+    def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """The input of a call, which is the first parameter, and the other arguments by name.
+
+        Raises:
+            TypeError: for arguments that the ``forward`` does not take.
+        """
+        count = len(self.positional)
+        arguments = dict(zip(self.positional, args, strict=False))
+        if len(args) > count:
+            if self.more is None:
+                raise TypeError(f"forward takes {count} arguments by position but {len(args)} were given")
+            arguments[f"*{self.more}"] = args[count:]
+        for name, value in kwargs.items():
+            if name in arguments:
+                raise TypeError(f"forward got several values for `{name}`")
+            if name not in self.named and not self.any_keyword:
+                raise TypeError(f"forward got an unexpected argument `{name}`")
+            arguments[name] = value
+        if not self.positional:
+            return None, arguments
+        first = self.positional[0]
+        if first not in arguments:
+            raise TypeError(f"forward misses its argument `{first}`")
+        return arguments.pop(first), arguments
 
 
 def images_of(value: Any) -> Any:

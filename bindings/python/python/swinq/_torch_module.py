@@ -15,7 +15,8 @@ from . import _torch_compile
 from ._errors import ArgumentError, EngineError
 from ._layers import uncompiled
 from ._model import Engine, Model, open
-from ._torch_calls import bound, check_arguments, images_of
+from ._torch_calls import CallParameters, check_arguments, images_of
+from ._torch_graph import exporting, is_exported
 from ._torch_outputs import CHANNELS_LAST, LAYOUTS, made, tensors
 
 
@@ -45,8 +46,8 @@ def backend_for(backend: str, device: Any) -> str:
 class Replacement(torch.nn.Module):
     """A module in the place of a Swin, ``original``. What it does not have itself, it reads from the original."""
 
-    #: The signature of the original's ``forward``.
-    _signature: inspect.Signature
+    #: The parameters of the original's ``forward``.
+    _parameters_of_forward: CallParameters
 
     @property
     def original(self) -> Any:
@@ -55,7 +56,7 @@ class Replacement(torch.nn.Module):
 
     def forward_with_filtered_kwargs(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module with those arguments that it knows, as backbones of transformers have it."""
-        return self(*args, **{name: value for name, value in kwargs.items() if name in self._signature.parameters})
+        return self(*args, **{name: value for name, value in kwargs.items() if name in self._parameters_of_forward.named})
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -107,10 +108,11 @@ class SwinModule(Replacement):
         #: Maps are computed with the channels last if no output has them first.
         self._out_layout = "NHWC" if all(leaf.layout in CHANNELS_LAST for leaf in leaves) else "NCHW"
         self._engines: dict[tuple[str, int], Engine] = {}
-        self._signature = inspect.signature(uncompiled(original).forward)
+        signature = inspect.signature(uncompiled(original).forward)
+        self._parameters_of_forward = CallParameters.of(signature)
         self.training = original.training
         self._number = _torch_compile.registered(self)
-        self.forward = with_signature(self._run, self._signature, self._compiled)
+        self.forward = with_signature(self._run, signature, self._compiled)
 
     def __getattr__(self, name: str) -> Any:
         found = super().__getattr__(name)
@@ -136,20 +138,21 @@ class SwinModule(Replacement):
             # Most calls are of this kind, and to bind their arguments would cost half of their time.
             given = args[0]
         else:
-            given, arguments = bound(self._signature, args, kwargs)
+            given, arguments = self._parameters_of_forward.bound(args, kwargs)
             check_arguments(arguments, self._arguments)
         images = images_of(given)
         self.check_images(images)
         return self._made(self.computed(images), images.dtype, given)
 
     def _compiled(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """:meth:`_run` in a graph of ``torch.compile``. Calls with other arguments than images stay outside of it."""
-        if torch.compiler.is_exporting():
+        """:meth:`_run` in a graph of ``torch.compile``, which holds the engine as an operator."""
+        if is_exported():
             raise EngineError(NO_GRAPH)
-        if len(args) != 1 or kwargs or self._arguments or not isinstance(args[0], torch.Tensor):
-            return torch.compiler.disable(self._run)(args, kwargs)
-        found = dict(zip(self._names, _torch_compile.run(args[0], self._number), strict=True))
-        return self._made(found, args[0].dtype, args[0])
+        given, arguments = self._parameters_of_forward.bound(args, kwargs)
+        check_arguments(arguments, self._arguments)
+        images = images_of(given)
+        found = dict(zip(self._names, _torch_compile.run(images, self._number), strict=True))
+        return self._made(found, images.dtype, given)
 
     def outputs_of(self, images: Any) -> dict[str, Any]:
         """The outputs of the engine by name; maps are ``[n, channels, height, width]``."""
@@ -202,7 +205,7 @@ class SwinModule(Replacement):
             )
         if not isinstance(images, torch.Tensor) or not images.is_floating_point():
             raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
-        if torch.jit.is_tracing() or torch.compiler.is_exporting():
+        if exporting():
             raise EngineError(NO_GRAPH)
         if images.requires_grad and torch.is_grad_enabled():
             raise EngineError(

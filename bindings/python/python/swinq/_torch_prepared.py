@@ -13,7 +13,7 @@ from . import _native
 from ._errors import ArgumentError
 from ._layers import uncompiled
 from ._model import Model
-from ._torch_calls import bound, check_arguments, images_of
+from ._torch_calls import CallParameters, check_arguments, images_of
 from ._torch_export import Values, exported
 from ._torch_graph import exporting, operations
 from ._torch_module import Replacement, SwinModule, file_of, opened, with_signature
@@ -93,7 +93,8 @@ class PreparedSwin(Replacement):
         self._set_up()
 
     def _set_up(self) -> None:
-        self._signature = inspect.signature(uncompiled(self.original).forward)
+        signature = inspect.signature(uncompiled(self.original).forward)
+        self._parameters_of_forward = CallParameters.of(signature)
         config = self._template.model._config
         self._network = Network(self._template.model._native, config)
         self._of_swin = Parameters(self, self._names, self._stored, self._network.is_v2)
@@ -104,7 +105,7 @@ class PreparedSwin(Replacement):
         self._values = Values()
         with contextlib.suppress(ImportError):
             operations()
-        self.forward = with_signature(self._run, self._signature)
+        self.forward = with_signature(self._run, signature)
 
     def parameters_of_swin(self) -> Parameters:
         """The parameters in swinq's names."""
@@ -147,7 +148,7 @@ class PreparedSwin(Replacement):
         return module
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        given, arguments = bound(self._signature, args, kwargs)
+        given, arguments = self._parameters_of_forward.bound(args, kwargs)
         check_arguments(arguments, self._arguments)
         images = images_of(given)
         if not isinstance(images, torch.Tensor) or not images.is_floating_point() or images.ndim != 4:
@@ -186,7 +187,7 @@ class PreparedSwin(Replacement):
 
     def __getstate__(self) -> dict[str, Any]:
         state = dict(self.__dict__)
-        for name in ("forward", "_signature", "_network", "_of_swin", "_converted", "_rates", "_values"):
+        for name in ("forward", "_parameters_of_forward", "_network", "_of_swin", "_converted", "_rates", "_values"):
             state.pop(name, None)
         return state
 

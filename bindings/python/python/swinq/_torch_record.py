@@ -14,7 +14,7 @@ import torch
 
 from ._errors import ArgumentError
 from ._layers import uncompiled
-from ._torch_calls import bound, images_of
+from ._torch_calls import CallParameters, images_of
 from ._torch_outputs import recorded
 
 
@@ -53,7 +53,7 @@ class Record:
 
     def add(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Records a call."""
-        given, arguments = bound(inspect.signature(uncompiled(module).forward), args, kwargs)
+        given, arguments = CallParameters.of(inspect.signature(uncompiled(module).forward)).bound(args, kwargs)
         images = images_of(given)
         if not isinstance(images, torch.Tensor) or images.ndim != 4 or not images.is_floating_point():
             raise ArgumentError(f"its input, a {type(given).__name__}, is no floating-point tensor [n, channels, height, width]")

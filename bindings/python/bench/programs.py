@@ -1,0 +1,169 @@
+"""Whole programs with random weights: eager, compiled, with the Swin in INT8, and with the rest compiled, in turn in one process.
+
+    python programs.py [--device cuda|cpu] [--only TEXT] [--json FILE] [--calls N]
+
+A row is a program in a published size. Columns are medians of a call in milliseconds: the original, the original under
+``torch.compile``, after ``swinq.torch.quantize``, and that under ``torch.compile``; on a GPU in f16, and "compiled" is the mode
+reduce-overhead with ``fullgraph=True`` where the program compiles so. It also prints how many graphs were compiled, how many CUDA graphs
+were recorded or skipped, whether the compiled program has the bits of the uncompiled module, and the Swin's share of the time.
+It needs torch, transformers and timm, and the folder of tests beside it.
+"""
+
+import argparse
+import copy
+import json
+import statistics
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+import timm
+import torch_full
+from torch_models import images, redraw
+from torch_support import leaves
+
+import swinq.torch
+
+#: Rows: the program, the number of images and their size.
+ROWS = {
+    "timm Swin-T features_only with a head, 224x224": ("head", 1, (224, 224)),
+    "UPerNet Swin-T, 512x512": ("UPerNet, Swin-T", 1, (512, 512)),
+    "UPerNet Swin-T, 512x512, batch 8": ("UPerNet, Swin-T", 8, (512, 512)),
+    "DPT Swin V2-B, 384x384": ("DPT, Swin V2-B", 1, (384, 384)),
+    "Mask2Former Swin-T, 800x1344": ("Mask2Former, Swin-T", 1, (800, 1344)),
+    "Mask2Former Swin-L, 1024x1024": ("Mask2Former, Swin-L", 1, (1024, 1024)),
+    "Grounding DINO Swin-T, 800x1344": ("Grounding DINO, Swin-T", 1, (800, 1344)),
+    "Donut's encoder, 2560x1920": ("Donut, donut-base", 1, (2560, 1920)),
+}
+
+
+class Head(torch.nn.Module):
+    """A segmenter: features of a Swin-T of timm, and one convolution on each."""
+
+    def __init__(self):
+        super().__init__()
+        self.backbone = timm.create_model("swin_tiny_patch4_window7_224", features_only=True)
+        self.convs = torch.nn.ModuleList(torch.nn.Conv2d(96 << stage, 16, 1) for stage in range(4))
+
+    def forward(self, pixel_values):
+        maps = [conv(x.permute(0, 3, 1, 2)) for conv, x in zip(self.convs, self.backbone(pixel_values), strict=True)]
+        return sum(torch.nn.functional.interpolate(x, maps[0].shape[-2:]) for x in maps)
+
+
+def made(name: str, count: int):
+    """A program, and the arguments of a call beside the images."""
+    if name == "head":
+        return redraw(Head(), seed=1), {}
+    make, _ = torch_full.TRANSFORMERS[name]
+    program, more = make()
+    program = redraw(program, seed=1)
+    if name.startswith("Donut"):
+        return program.encoder, {}
+    return program, {key: value[:1].repeat(count, *[1] * (value.ndim - 1)) for key, value in more.items()}
+
+
+def milliseconds(call, device: str, count: int) -> float:
+    """The median of ``count`` calls, each waited for."""
+    found = []
+    for _ in range(count):
+        start = time.perf_counter()
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        found.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(found)
+
+
+def compiled(program, call, expected, device: str):
+    """The program under ``torch.compile`` after its first calls, and what is known of its graphs."""
+    torch.compiler.reset()
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    facts: dict = {}
+    options = {"mode": "reduce-overhead"} if device == "cuda" else {}
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        start = time.perf_counter()
+        for full in (True, False):
+            try:
+                found = torch.compile(program, fullgraph=full, **options)
+                for _ in range(4):
+                    result = leaves(call(found))
+                break
+            except Exception as error:  # noqa: BLE001 (whatever a compiler raises is printed)
+                facts["fullgraph_error"] = f"{type(error).__name__}: {str(error)[:1500]}"
+                torch.compiler.reset()
+                if not full:
+                    return None, facts
+    facts |= {
+        "fullgraph": full,
+        "seconds": time.perf_counter() - start,
+        "graphs": counters["stats"]["unique_graphs"],
+        "breaks": sum(counters["graph_break"].values()),
+        "cudagraph_skips": counters["inductor"]["cudagraph_skips"],
+        "warnings": sorted({str(each.message)[:300] for each in heard if "cuda graph" in str(each.message).lower() or "dynamo" in str(each.message).lower()}),
+    }
+    if device == "cuda":
+        manager = torch._inductor.cudagraph_trees.get_container(0).tree_manager
+        facts["cuda_graphs"] = 0 if manager is None else copy.copy(manager.graph_counter).__reduce__()[1][0]
+    facts["same_bits"] = all(torch.equal(one, two) for (_, one), (_, two) in zip(result, expected, strict=True))
+    norm = sum(float((one.double() - two.double()).norm()) for (_, one), (_, two) in zip(result, expected, strict=True))
+    facts["distance"] = norm / sum(float(two.double().norm()) for _, two in expected)
+    return found, facts
+
+
+def measured(row: str, device: str, count: int) -> dict:
+    name, number, size = ROWS[row]
+    program, more = made(name, number)
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    program = program.to(device, dtype).eval()
+    batch = {"pixel_values": images(number, *size).to(device, dtype), **{key: value.to(device) for key, value in more.items()}}
+    call = lambda model: model(**batch)  # noqa: E731
+    found: dict = {"row": row}
+    with torch.no_grad():
+        for kind in ("float", "INT8"):
+            if kind == "INT8":
+                report = swinq.torch.quantize(program, [batch], ptq="basic", samples=number)
+                found["sqnr_db"] = min(report.replaced[0].sqnr_db.values())
+            expected = [(place, value.clone()) for place, value in leaves(call(program))]
+            call(program)
+            found[f"{kind} eager"] = milliseconds(lambda: call(program), device, count)
+            fast, facts = compiled(program, call, expected, device)
+            found[f"{kind} graphs"] = facts
+            if fast is not None:
+                found[f"{kind} compiled"] = milliseconds(lambda: call(fast), device, count)
+            del fast
+            torch.compiler.reset()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--only", default="", help="rows whose name contains this text")
+    parser.add_argument("--calls", type=int, default=30)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    results = []
+    print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name() if arguments.device == 'cuda' else torch.get_num_threads()}")
+    for row in [row for row in ROWS if arguments.only in row]:
+        try:
+            found = measured(row, arguments.device, arguments.calls)
+        except Exception as error:  # noqa: BLE001 (a row that fails must not end the others)
+            found = {"row": row, "error": f"{type(error).__name__}: {error}"}
+        results.append(found)
+        print(json.dumps(found), flush=True)
+        if arguments.json:
+            arguments.json.write_text(json.dumps(results, indent=1))
+        if arguments.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main()
