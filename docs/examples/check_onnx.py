@@ -4,7 +4,7 @@
 
 The graph is one of `swinq export` or `model.export`; one for any size (`--size any`) takes every size here. The model is the checkpoint
 that it was exported from. The script prints how far each output is from the engine's, in dB of signal to noise, and fails below `--least`. A
-float graph has 100 dB and more; what an INT8 graph has depends on the model, because a value at a tie may be rounded to either side
+float graph has 100 dB and more; the figure of an INT8 graph depends on the model, because a value at a tie may be rounded to either side
 (docs/deploy.md, "Rounding"). Needs the packages swinq, onnxruntime and numpy.
 """
 import argparse

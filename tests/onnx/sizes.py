@@ -40,7 +40,7 @@ LIMIT, LOSS = 1e-5, 1.0
 SMALL = {"embed_dim": 48, "depths": [2, 2], "num_heads": [3, 6]}
 STAGES = {"out_features": ["stage1", "stage2"]}
 #: Sizes for every network: smaller than a window, odd, no multiples of the patch, of the window or of each other.
-SIZES = [(64, 96), (29, 50), (97, 131), (20, 20), (9, 5), (45, 230), (3, 3), (128, 36), (111, 113), (200, 60), (56, 84), (73, 252), (180, 181), (148, 59)]
+SIZES = [(64, 96), (29, 50), (97, 131), (20, 20), (9, 5), (45, 230), (3, 3), (128, 36), (111, 113), (200, 60), (56, 84), (73, 252), (180, 181), (148, 59), (66, 300)]
 #: Multiples of a side, for networks that take no other images.
 WHOLE = [(1, 1), (1, 2), (2, 1), (2, 3), (3, 2), (1, 4), (4, 1), (3, 3)]
 

@@ -67,6 +67,10 @@ fn image_size(py: Python<'_>, size: Option<GivenSize>) -> PyResult<ImageSize> {
     match size {
         None => Ok(ImageSize::Own),
         Some(GivenSize::Sides(height, width)) => Ok(ImageSize::Fixed(Size::new(height, width))),
-        Some(GivenSize::Word(word)) => choice(py, "size", &word, &[("any", ImageSize::Any)]),
+        Some(GivenSize::Word(word)) if word == "any" => Ok(ImageSize::Any),
+        Some(GivenSize::Word(word)) => {
+            let text = format!("size: `{word}` is no size; give (height, width), as in (800, 1344), or any");
+            Err(raise_as(py, "ArgumentError", text))
+        }
     }
 }

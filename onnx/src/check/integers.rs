@@ -30,7 +30,7 @@ impl Operands<'_> {
             "Max" => self.of_two(i64::max)?,
             "Min" => self.of_two(i64::min)?,
             "Div" => self.divided(|a, b| a / b)?,
-            "Mod" => self.divided(i64::rem_euclid)?,
+            "Mod" => self.divided(|a, b| a % b)?,
             "Less" => Value { elements: data_type::BOOL, ..self.of_two(|a, b| i64::from(a < b))? },
             "Where" => self.chosen()?,
             "Range" => self.range()?,
@@ -80,9 +80,8 @@ impl Operands<'_> {
     }
 
     fn divided(&self, compute: impl Fn(i64, i64) -> i64) -> Outcome<Value> {
-        // ONNX rounds quotients to 0, and its runtimes differ for negative ones.
-        let negative = self.node.op_type() == "Div" && self.list(0)?.iter().any(|&a| a < 0);
-        match negative || self.list(1)?.iter().any(|&b| b <= 0) {
+        // Runtimes differ in quotients and remainders of negative numbers.
+        match self.list(0)?.iter().any(|&a| a < 0) || self.list(1)?.iter().any(|&b| b <= 0) {
             true => Err("a number is divided by 0, or one of them is negative".to_owned()),
             false => self.of_two(compute),
         }

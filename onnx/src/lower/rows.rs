@@ -165,7 +165,13 @@ impl Lowering<'_> {
         let mut places = self.range(&part("tokens"), 0, &axis.side);
         if shifted {
             let period = if shifts_first { &axis.side } else { &axis.padded };
-            let back = self.arithmetic("Sub", &part("back"), period, &axis.shift);
+            // Runtimes differ in remainders of negative numbers: a grid that is shifted first may be shorter than the
+            // shift.
+            let shift = match shifts_first {
+                true => self.arithmetic("Mod", &part("shift"), &axis.shift, period),
+                false => axis.shift.clone(),
+            };
+            let back = self.arithmetic("Sub", &part("back"), period, &shift);
             places = self.turned(&part("places"), &places, &back, period);
         }
         let window = self.scalar(&Integer::Known(axis.window));
