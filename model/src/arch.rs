@@ -11,6 +11,7 @@ use crate::site::{Linear, all_linears};
 mod check;
 mod grid;
 mod official;
+mod rules;
 pub(crate) mod size;
 mod stage;
 mod task;
@@ -18,6 +19,7 @@ mod window;
 
 pub(crate) use check::MAX_WINDOW;
 pub use grid::Grid;
+pub use rules::{GridRule, Lengths, Limit, Shifted, Side, SizeRules};
 pub use stage::Stage;
 pub use task::{Problem, Scores, StageOutput, Task};
 pub use window::WindowPolicy;

@@ -25,7 +25,10 @@ pub mod yaml;
 
 pub use swinq_numerics::{Int8, Size};
 
-pub use arch::{Grid, Problem, Scores, Stage, StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
+pub use arch::{
+    Grid, GridRule, Lengths, Limit, Problem, Scores, Shifted, Side, SizeRules, Stage, StageOutput,
+    SwinConfig, SwinVersion, Task, WindowPolicy,
+};
 pub use batch::{
     Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, PixelFormat, Resize, Transform,
 };

@@ -10,11 +10,22 @@ use crate::proto::{
     TypeProto, ValueInfoProto, attribute_type, data_type,
 };
 
+/// A size of an input or an output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Dim {
+    /// This size.
+    Fixed(usize),
+    /// Any size, under this name.
+    Free(String),
+}
+
 /// A graph under construction. A node and the first value that it defines have the same name.
 #[derive(Debug, Default)]
 pub(crate) struct Graph {
     proto: GraphProto,
     constants: HashSet<String>,
+    /// The nodes of [`Graph::shared`].
+    shared: HashSet<String>,
     fp16: bool,
     problem: Option<OnnxError>,
 }
@@ -30,23 +41,36 @@ impl Graph {
     ///
     /// # Errors
     /// [`OnnxError::Float16`] if a constant did not fit.
-    pub fn finish(self) -> Result<GraphProto, OnnxError> {
+    pub fn finish(mut self) -> Result<GraphProto, OnnxError> {
+        self.remove_unused();
         self.problem.map_or(Ok(self.proto), Err)
     }
 
-    /// The type of float values.
-    pub fn float_type(&self) -> i32 {
-        if self.fp16 { data_type::FLOAT16 } else { data_type::FLOAT }
+    /// Removes shared nodes and integers that nothing reads: the sides of a grid are computed before it is known
+    /// who needs them.
+    fn remove_unused(&mut self) {
+        let mut read: HashSet<String> = self.proto.output.iter().map(|info| info.name().to_owned()).collect();
+        let mut kept = Vec::new();
+        for node in std::mem::take(&mut self.proto.node).into_iter().rev() {
+            if !self.shared.contains(node.name()) || node.output.iter().any(|output| read.contains(output)) {
+                read.extend(node.input.iter().cloned());
+                kept.push(node);
+            }
+        }
+        kept.reverse();
+        self.proto.node = kept;
+        let integers = |tensor: &TensorProto| tensor.data_type() == data_type::INT64;
+        self.proto.initializer.retain(|tensor| !integers(tensor) || read.contains(tensor.name()));
     }
 
-    /// Declares an input. A size of `None` is the batch of any number of images.
-    pub fn input(&mut self, name: &str, elements: i32, shape: &[Option<usize>]) -> String {
+    /// Declares an input.
+    pub fn input(&mut self, name: &str, elements: i32, shape: &[Dim]) -> String {
         self.proto.input.push(value_info(name, elements, shape));
         name.to_owned()
     }
 
     /// Declares an output.
-    pub fn output(&mut self, name: &str, elements: i32, shape: &[Option<usize>]) {
+    pub fn output(&mut self, name: &str, elements: i32, shape: &[Dim]) {
         self.proto.output.push(value_info(name, elements, shape));
     }
 
@@ -54,6 +78,14 @@ impl Graph {
     pub fn node(&mut self, op: &str, name: &str, inputs: &[&str], attributes: &[Attribute<'_>]) -> String {
         self.nodes(op, name, inputs, attributes, &[name]);
         name.to_owned()
+    }
+
+    /// As [`Graph::node`], for values that several users share: a node that exists is not made again.
+    pub fn shared(&mut self, op: &str, name: &str, inputs: &[&str], attributes: &[Attribute<'_>]) -> String {
+        match self.shared.insert(name.to_owned()) {
+            true => self.node(op, name, inputs, attributes),
+            false => name.to_owned(),
+        }
     }
 
     /// A node that defines the values `outputs`.
@@ -183,10 +215,10 @@ impl Attribute<'_> {
     }
 }
 
-fn value_info(name: &str, elements: i32, shape: &[Option<usize>]) -> ValueInfoProto {
-    let dim = |size: &Option<usize>| match size {
-        Some(size) => DimensionProto { dim_value: Some(*size as i64), dim_param: None },
-        None => DimensionProto { dim_value: None, dim_param: Some("batch".to_owned()) },
+fn value_info(name: &str, elements: i32, shape: &[Dim]) -> ValueInfoProto {
+    let dim = |size: &Dim| match size {
+        Dim::Fixed(size) => DimensionProto { dim_value: Some(*size as i64), dim_param: None },
+        Dim::Free(name) => DimensionProto { dim_value: None, dim_param: Some(name.clone()) },
     };
     let shape = TensorShapeProto { dim: shape.iter().map(dim).collect() };
     let tensor = TensorTypeProto { elem_type: Some(elements), shape: Some(shape) };

@@ -25,10 +25,13 @@ use swinq_model::atomic::write_atomic;
 use swinq_numerics::Probs;
 use swinq_plan::{Geometry, Op, Plan};
 
-pub use check::check;
+pub use check::{Checked, check};
 pub use error::OnnxError;
-pub use options::{BatchSize, ExportOptions, InputForm, OPSETS, ProbsForm, Target};
+pub use options::{BatchSize, ExportOptions, ImageSize, InputForm, OPSETS, ProbsForm, Target};
 pub use proto::ModelProto;
+
+use self::lower::Sizing;
+use self::options::Images;
 
 /// The largest protobuf message in bytes.
 const LARGEST: usize = i32::MAX as usize;
@@ -50,11 +53,18 @@ pub struct OnnxFile {
 /// [`Plan::new`].
 pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFile, OnnxError> {
     options.check()?;
-    let size = options.image_size(&model.config)?;
+    let images = options.images(&model.config)?;
     let plan = Plan::new(model)?;
-    let (transform, geometry) = (&model.transform, Geometry::new(&model.config, size)?);
-    let normalisation = (&transform.mean[..], &transform.std[..]);
-    let graph = lower::lower((&plan, &geometry), &model.config.name, normalisation, options)?;
+    let geometry = match &images {
+        Images::OfOneSize(size) => Some(Geometry::new(&model.config, *size)?),
+        Images::OfAnySize(_) => None,
+    };
+    let sizing = match (&images, &geometry) {
+        (Images::OfAnySize(rules), _) => Sizing::Free(rules),
+        (_, geometry) => Sizing::Fixed(geometry.as_ref().expect("images of one size have a geometry")),
+    };
+    let normalisation = (&model.transform.mean[..], &model.transform.std[..]);
+    let graph = lower::lower((&plan, sizing), &model.config.name, normalisation, options)?;
     let remarks = remarks(&plan, options);
     let message = ModelProto {
         ir_version: Some(ir_version(options.opset)),
@@ -66,13 +76,20 @@ pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFil
             domain: Some(String::new()),
             version: Some(options.opset),
         }],
-        metadata_props: metadata::properties(model, &geometry, options, &remarks),
+        metadata_props: metadata::properties(model, &images, options, &remarks),
     };
     let bytes = message.encoded_len();
     if bytes > LARGEST {
         return Err(OnnxError::TooLarge { bytes, most: LARGEST });
     }
-    check(&message)?;
+    match &images {
+        Images::OfOneSize(_) => drop(check(&message, None)?),
+        Images::OfAnySize(rules) => {
+            for size in [model.config.image_size, rules.smallest] {
+                check(&message, Some(size))?;
+            }
+        }
+    }
     Ok(OnnxFile { model: message, remarks })
 }
 

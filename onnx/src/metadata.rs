@@ -1,23 +1,29 @@
 //! The metadata of a file: facts about the input, the classes and the origin.
 
-use swinq_model::{QuantizedModel, StageOutput};
-use swinq_plan::Geometry;
+use swinq_model::{QuantizedModel, SizeRules, StageOutput};
+use swinq_numerics::ImageEdge;
 
-use crate::options::{ExportOptions, InputForm, Target};
+use crate::options::{ExportOptions, Images, InputForm, Target};
 use crate::proto::StringStringEntryProto;
 
-/// The metadata of `model`, exported with `options` for images of the size of `geometry`. Values are texts, or JSON where they have structure.
+/// The metadata of `model`, exported with `options` for `images`. Values are texts, or JSON where they have
+/// structure.
 pub(crate) fn properties(
     model: &QuantizedModel,
-    geometry: &Geometry,
+    images: &Images,
     options: &ExportOptions,
     remarks: &[String],
 ) -> Vec<StringStringEntryProto> {
     let source = &model.provenance.source;
     let json = |value: serde_json::Result<String>| value.expect("texts and numbers have JSON");
-    let (channels, size) = (model.config.in_chans, geometry.image());
-    let sides = size.side().filter(|_| !model.config.is_backbone());
-    let sides = sides.map_or_else(|| format!("{}, {}", size.height, size.width), |_| "size, size".to_owned());
+    let channels = model.config.in_chans;
+    let sides = match images {
+        Images::OfAnySize(_) => "height, width".to_owned(),
+        Images::OfOneSize(size) if size.side().is_some() && !model.config.is_backbone() => {
+            "size, size".to_owned()
+        }
+        Images::OfOneSize(size) => format!("{}, {}", size.height, size.width),
+    };
     let colour = match channels {
         1 => ", luminance",
         3 => ", RGB",
@@ -46,12 +52,25 @@ pub(crate) fn properties(
     ];
     if model.config.is_backbone() {
         let map = |output: &StageOutput| {
-            let grid = geometry.grid(output.stage).size;
             let channels = model.config.embed_dim << output.stage;
-            format!("{}: float32 [batch, {channels}, {}, {}]", output.name, grid.height, grid.width)
+            let sides = match images {
+                Images::OfAnySize(rules) => {
+                    ["height", "width"].map(|side| side_in_words(side, output.stage, rules)).join(", ")
+                }
+                Images::OfOneSize(size) => {
+                    let grid = model.config.grid_size(output.stage, *size);
+                    format!("{}, {}", grid.height, grid.width)
+                }
+            };
+            format!("{}: float32 [batch, {channels}, {sides}]", output.name)
         };
         let maps: Vec<String> = model.config.outputs.iter().map(map).collect();
         properties.push(("swinq.outputs", json(serde_json::to_string(&maps))));
+    }
+    if let Images::OfAnySize(rules) = images {
+        let smallest = [rules.smallest.height, rules.smallest.width];
+        let sizes = serde_json::json!({"rule": rules.in_words(), "smallest": smallest});
+        properties.push(("swinq.sizes", sizes.to_string()));
     }
     if let Some(labels) = &model.labels {
         properties.push(("swinq.labels", json(serde_json::to_string(labels))));
@@ -75,4 +94,13 @@ pub(crate) fn properties(
         value: Some(value),
     };
     properties.into_iter().map(entry).collect()
+}
+
+/// The length of a side of a stage's map, from that of the image.
+fn side_in_words(side: &str, stage: usize, rules: &SizeRules) -> String {
+    match (rules.edge, stage) {
+        (ImageEdge::Padded, _) => format!("ceil({side} / {})", rules.patch << stage),
+        (ImageEdge::Cut, 0) => format!("floor({side} / {})", rules.patch),
+        (ImageEdge::Cut, _) => format!("ceil(floor({side} / {}) / {})", rules.patch, 1 << stage),
+    }
 }

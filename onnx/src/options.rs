@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use swinq_model::{Size, SwinConfig};
+use swinq_model::{Size, SizeRules, SwinConfig};
 
 use crate::error::OnnxError;
 
@@ -51,6 +51,26 @@ pub enum BatchSize {
     Fixed(usize),
 }
 
+/// The size of the images of a graph.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ImageSize {
+    /// That of the network's configuration. A backbone has none of its own.
+    #[default]
+    Own,
+    /// This height and width in pixels.
+    Fixed(Size),
+    /// Any that the network takes: height and width of the input are free, and the graph computes the order
+    /// of rows.
+    Any,
+}
+
+/// [`ImageSize`] for a network.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Images {
+    OfOneSize(Size),
+    OfAnySize(SizeRules),
+}
+
 /// The options of [`crate::export`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ExportOptions {
@@ -66,8 +86,8 @@ pub struct ExportOptions {
     pub probs: Option<ProbsForm>,
     /// The input.
     pub input: InputForm,
-    /// Height and width of the images of a backbone; a classifier's are those of its configuration.
-    pub size: Option<Size>,
+    /// The size of the images.
+    pub size: ImageSize,
     /// The hash in the quantized checkpoint, for the metadata.
     pub checkpoint_hash: Option<String>,
 }
@@ -87,7 +107,7 @@ impl Default for ExportOptions {
             batch: BatchSize::default(),
             probs: None,
             input: InputForm::default(),
-            size: None,
+            size: ImageSize::Own,
             checkpoint_hash: None,
         }
     }
@@ -100,24 +120,25 @@ impl ExportOptions {
         self.probs.unwrap_or(default)
     }
 
-    /// The size of the images of the network `config`.
+    /// The images of the network `config`.
     ///
     /// # Errors
-    /// [`OnnxError::Option`] for a size of a classifier, and for a backbone without a size or with one that it cannot process.
-    pub(crate) fn image_size(&self, config: &SwinConfig) -> Result<Size, OnnxError> {
+    /// [`OnnxError::Option`] for a backbone without a size, for a size that the network cannot process, and for
+    /// any size of a network that takes one.
+    pub(crate) fn images(&self, config: &SwinConfig) -> Result<Images, OnnxError> {
         let refuse = |problem: String| Err(OnnxError::Option { option: "--size", problem });
         let name = &config.name;
         match (config.is_backbone(), self.size) {
-            (false, None) => Ok(config.image_size),
-            (false, Some(size)) => refuse(format!(
-                "{}x{} is for a backbone, and {name} is a classifier of images of {} pixels; leave it out",
-                size.height, size.width, config.image_size
+            (_, ImageSize::Any) => match config.size_rules() {
+                Ok(rules) => Ok(Images::OfAnySize(rules)),
+                Err(error) => refuse(format!("{name} has no graph for images of any size: {error}")),
+            },
+            (false, ImageSize::Own) => Ok(Images::OfOneSize(config.image_size)),
+            (true, ImageSize::Own) => refuse(format!(
+                "{name} is a backbone, which has no image size of its own; give HEIGHTxWIDTH, as in 800x1344, or any"
             )),
-            (true, None) => refuse(format!(
-                "{name} is a backbone, and a graph is for images of one size; give HEIGHTxWIDTH, as in 800x1344"
-            )),
-            (true, Some(size)) => match config.grids(size) {
-                Ok(_) => Ok(size),
+            (_, ImageSize::Fixed(size)) => match config.grids(size) {
+                Ok(_) => Ok(Images::OfOneSize(size)),
                 Err(error) => {
                     refuse(format!("{name} cannot process {}x{}: {error}", size.height, size.width))
                 }

@@ -151,6 +151,8 @@ pub mod data_type {
     pub const INT8: i32 = 3;
     /// i64.
     pub const INT64: i32 = 7;
+    /// Truth values, 0 or 1 in a byte.
+    pub const BOOL: i32 = 9;
     /// f16.
     pub const FLOAT16: i32 = 10;
 }

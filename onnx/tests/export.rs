@@ -3,6 +3,9 @@
 //!
 //! Whether runtimes accept the graphs and give the engine's logits is tested by `tests/onnx/compare.py`, by hand.
 
+#[path = "export/free.rs"]
+mod free;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
@@ -16,7 +19,8 @@ use swinq_model::{
 };
 use swinq_onnx::proto::{GraphProto, NodeProto, ValueInfoProto, data_type};
 use swinq_onnx::{
-    BatchSize, ExportOptions, InputForm, ModelProto, OPSETS, OnnxError, ProbsForm, Target, check, export,
+    BatchSize, ExportOptions, ImageSize, InputForm, ModelProto, OPSETS, OnnxError, ProbsForm, Target, check,
+    export,
 };
 use swinq_testing::model::{
     gray_rectangle, odd, padded, random, random_channels, rectangle, second, second_padded, second_rectangle,
@@ -116,7 +120,7 @@ fn every_recipe_of_every_architecture_passes_the_check() {
                     let options = ExportOptions { target, batch, input, fp16, ..ExportOptions::default() };
                     let file = export(&model, &options);
                     let file = file.unwrap_or_else(|e| panic!("{}, {name}, {options:?}: {e}", config.name));
-                    check(&file.model).unwrap();
+                    check(&file.model, None).unwrap();
                 }
             }
         }
@@ -147,11 +151,11 @@ fn backbones_have_named_maps_for_images_of_one_size() {
                     (BatchSize::Free, InputForm::Normalized, false),
                     (BatchSize::Fixed(3), InputForm::Pixels, true),
                 ] {
-                    let (default, size) = (ExportOptions::default(), Some(size));
+                    let (default, size) = (ExportOptions::default(), ImageSize::Fixed(size));
                     let options = ExportOptions { target, batch, input, fp16, size, ..default };
                     let file =
                         export(&model, &options).unwrap_or_else(|e| panic!("{name}, {options:?}: {e}"));
-                    check(&file.model).unwrap();
+                    check(&file.model, None).unwrap();
                     let (graph, images) = (graph(&file.model), if batch == BatchSize::Free { 0 } else { 3 });
                     let names: Vec<&str> = graph.output.iter().map(ValueInfoProto::name).collect();
                     assert_eq!(names, ["stage1", "stage2"]);
@@ -170,7 +174,7 @@ fn backbones_have_named_maps_for_images_of_one_size() {
 
 #[test]
 fn the_metadata_of_a_backbone_state_its_maps() {
-    let options = ExportOptions { size: Some(Size::square(36)), ..ExportOptions::default() };
+    let options = ExportOptions { size: ImageSize::Fixed(Size::square(36)), ..ExportOptions::default() };
     let file = export(&model(backbone(shifted()), "default"), &options).unwrap();
     let metadata: BTreeMap<&str, &str> =
         file.model.metadata_props.iter().map(|entry| (entry.key(), entry.value())).collect();
@@ -180,8 +184,8 @@ fn the_metadata_of_a_backbone_state_its_maps() {
 }
 
 #[test]
-fn the_size_is_for_backbones_and_must_be_one_that_they_take() {
-    let refused = |config: SwinConfig, size: Option<Size>, word: &str| {
+fn backbones_need_a_size_and_it_must_be_one_that_the_network_takes() {
+    let refused = |config: SwinConfig, size: ImageSize, word: &str| {
         let options = ExportOptions { size, ..ExportOptions::default() };
         match export(&model(config, "float"), &options) {
             Err(OnnxError::Option { option: "--size", problem }) => {
@@ -190,9 +194,11 @@ fn the_size_is_for_backbones_and_must_be_one_that_they_take() {
             other => panic!("{other:?}"),
         }
     };
-    refused(backbone(shifted()), None, "as in 800x1344");
-    refused(backbone(shifted()), Some(Size::new(8, 60000)), "cannot process 8x60000");
-    refused(shifted(), Some(Size::square(32)), "is a classifier");
+    refused(backbone(shifted()), ImageSize::Own, "as in 800x1344");
+    refused(backbone(shifted()), ImageSize::Fixed(Size::new(8, 60000)), "cannot process 8x60000");
+    refused(shifted(), ImageSize::Fixed(Size::square(36)), "cannot process 36x36");
+    let size = ImageSize::Fixed(Size::new(32, 64));
+    export(&model(shifted(), "float"), &ExportOptions { size, ..ExportOptions::default() }).unwrap();
 }
 
 #[test]
@@ -430,7 +436,7 @@ fn the_metadata_state_the_input() {
 fn damaged(word: &str, change: impl FnOnce(&mut GraphProto)) {
     let mut file = export(&model(shifted(), "default"), &ExportOptions::default()).unwrap();
     change(file.model.graph.as_mut().unwrap());
-    let error = check(&file.model).unwrap_err();
+    let error = check(&file.model, None).unwrap_err();
     assert!(matches!(error, OnnxError::Graph { .. }));
     assert!(error.to_string().contains(word), "`{word}` is not in: {error}");
 }
@@ -506,7 +512,7 @@ fn the_graphs_are_as_recorded() {
         (
             "backbone_default",
             model(backbone(shifted()), "default"),
-            ExportOptions { size: Some(Size::new(29, 50)), ..default() },
+            ExportOptions { size: ImageSize::Fixed(Size::new(29, 50)), ..default() },
         ),
     ];
     for (name, model, options) in cases {

@@ -3,7 +3,7 @@
 #![cfg(feature = "onnx")]
 
 use crate::common::{self, calibrate, files, refused, sample_cfg, sample_model, stderr, stdout, swinq};
-use swinq::onnx::ModelProto;
+use swinq::onnx::{ImageSize, ModelProto};
 use swinq::{Model, export_onnx};
 
 #[test]
@@ -55,7 +55,7 @@ fn a_terminated_export_writes_nothing() {
 }
 
 #[test]
-fn a_backbone_is_exported_for_one_size() {
+fn a_backbone_is_exported_for_one_size_and_for_any() {
     let folder = tempfile::tempdir().unwrap();
     let (backbone, onnx) = (folder.path().join("backbone.safetensors"), folder.path().join("b.onnx"));
     common::write_backbone(&backbone);
@@ -64,11 +64,16 @@ fn a_backbone_is_exported_for_one_size() {
         command.arg(&onnx).arg(&backbone).args(more).assert()
     };
     export(&["--size", "40x56"]).success();
-    let size = Some(swinq::model::Size::new(40, 56));
+    let size = ImageSize::Fixed(swinq::model::Size::new(40, 56));
     let options = swinq::onnx::ExportOptions { size, ..Default::default() };
     let file = export_onnx(&Model::open(&backbone).unwrap(), &options).unwrap();
     assert_eq!(file.encode(), std::fs::read(&onnx).unwrap());
     assert!(metadata(&file.model, "swinq.outputs").contains("stage2: float32 [batch, "));
+    export(&["--size", "any"]).success();
+    let options = swinq::onnx::ExportOptions { size: ImageSize::Any, ..Default::default() };
+    let file = export_onnx(&Model::open(&backbone).unwrap(), &options).unwrap();
+    assert_eq!(file.encode(), std::fs::read(&onnx).unwrap());
+    assert!(metadata(&file.model, "swinq.sizes").contains("any height and width"));
     std::fs::remove_file(&onnx).unwrap();
     refused(export(&[]), 1, &["--size", "is a backbone", "800x1344"]);
     refused(export(&["--size", "short:800,long:1333"]), 2, &["HEIGHTxWIDTH"]);
@@ -86,7 +91,7 @@ fn export_refuses_what_it_cannot_write() {
     refused(export(&["--opset", "12"]), 2, &["--opset", "18 to 23"]);
     refused(export(&["--target", "tensorrt", "--probs", "exact"]), 2, &["--probs"]);
     refused(export(&["--batch", "none"]), 2, &["--batch"]);
-    refused(export(&["--size", "32x32"]), 1, &["--size", "is a classifier"]);
+    refused(export(&["--size", "30x32"]), 1, &["--size", "cannot process 30x32"]);
     let mut command = swinq(["export", "--cfg"]);
     let command = command.arg(sample_cfg()).arg(sample_model()).arg("--onnx").arg(sample_model());
     refused(command.assert(), 1, &["would replace the input"]);

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 GUIDE = "https://docs.nvidia.com/deeplearning/tensorrt/latest/inference-library"
 TYPES = f"{GUIDE}/work-quantized-types.html"
 EXPLICIT = f"{GUIDE}/quantized-types-explicit-quantization.html"
+PROFILES = f"{GUIDE}/work-dynamic-shapes.html"
 LAYER = "https://docs.nvidia.com/deeplearning/tensorrt/api/c_api/classnvinfer1_1_1_i_quantize_layer.html"
 OPERATORS = "https://github.com/onnx/onnx-tensorrt/blob/main/docs/operators.md (Gelu since TensorRT 10)"
 IMPORTER = "https://github.com/NVIDIA/TensorRT/issues/2774 and /issues/4698 (assertions of the ONNX importer)"
@@ -23,7 +24,7 @@ PARSED = set(
     "Add Cast DequantizeLinear Div Erf Exp Gather GatherND Gelu LayerNormalization MatMul Max Mul Pad QuantizeLinear ReduceL2 ReduceMax "
     "ReduceMean ReduceSum Reshape Softmax Split Sub Transpose "
     "AveragePool BatchNormalization Clip Concat Constant ConstantOfShape Conv ConvTranspose Expand Flatten Gemm GlobalAveragePool Identity Less Pow "
-    "Reciprocal Relu Resize Round Shape Sigmoid Slice Sqrt Squeeze Unsqueeze Where".split()
+    "Min Mod Range Reciprocal Relu Resize Round Shape Sigmoid Slice Sqrt Squeeze Unsqueeze Where".split()
 )
 
 
@@ -107,10 +108,26 @@ def pairs(graph):
 
 
 def strongly_typed(graph):
-    ops = ("Add", "Sub", "Mul", "Div", "Max", "MatMul", "LayerNormalization", "QuantizeLinear")
+    ops = ("Add", "Sub", "Mul", "Div", "Mod", "Max", "Min", "Less", "Where", "Range", "Concat", "MatMul", "LayerNormalization", "QuantizeLinear")
     for node in graph.of(*ops):
-        operands = node.input[:2] if node.op_type == "QuantizeLinear" else node.input
+        operands = {"QuantizeLinear": node.input[:2], "Where": node.input[1:]}.get(node.op_type, node.input)
         yield node, len({graph.types[name] for name in operands}) == 1
+
+
+def halves(graph):
+    """With strong typing, what the graph has in f32 runs in f32. `--fp16` leaves inputs and outputs in it, and bytes until they are
+    normalised."""
+    if not any((entry.key, entry.value) == ("swinq.float", "float16") for entry in graph.model.metadata_props):
+        return
+    outputs = {output.name for output in graph.model.graph.output}
+    for node in graph.nodes:
+        full = [name for name in node.output if graph.types.get(name) == TensorProto.FLOAT and name not in outputs]
+        yield node, not full or node.name.startswith("pixels.")
+
+
+def profiles(graph):
+    for value in graph.model.graph.input:
+        yield value, all(dim.HasField("dim_value") or dim.dim_param for dim in value.type.tensor_type.shape.dim)
 
 
 def parsed(graph):
@@ -138,6 +155,8 @@ RULES = [
     ("pre-quantized weights pass DequantizeLinear before their product", EXPLICIT, weights_dequantized),
     ("QuantizeLinear is followed by its DequantizeLinear", EXPLICIT, pairs),
     ("operands have the same type (strong typing)", EXPLICIT, strongly_typed),
+    ("with --fp16, values are f16 between input and outputs", EXPLICIT, halves),
+    ("free sizes of inputs have names, for profiles", PROFILES, profiles),
     ("the parser has every operator", OPERATORS, parsed),
     ("the opset is 9 to 25", OPSETS, opset),
     ("tensors have at most 8 dimensions", "NvInfer.h: Dims::MAX_DIMS", ranks),

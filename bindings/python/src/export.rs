@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use swinq::model::Size;
-use swinq::onnx::{BatchSize, ExportOptions, InputForm, ProbsForm, Target};
+use swinq::onnx::{BatchSize, ExportOptions, ImageSize, InputForm, ProbsForm, Target};
 use swinq::{Error, export_onnx};
 
 use crate::error::{choice, raise, raise_as};
@@ -25,7 +25,7 @@ pub fn export(
     batch: &str,
     probs: Option<&str>,
     input: &str,
-    size: Option<(usize, usize)>,
+    size: Option<GivenSize>,
 ) -> PyResult<Vec<String>> {
     let targets = [Target::Ort, Target::OpenVino, Target::TensorRt].map(|target| (target.name(), target));
     let forms = [ProbsForm::Exact, ProbsForm::Softmax].map(|form| (form.name(), form));
@@ -38,7 +38,7 @@ pub fn export(
         batch: batch.map_err(|problem| raise_as(py, "ArgumentError", format!("batch: {problem}")))?,
         probs: probs.map(|form| choice(py, "probs", form, &forms)).transpose()?,
         input: choice(py, "input", input, &inputs)?,
-        size: size.map(|(height, width)| Size::new(height, width)),
+        size: image_size(py, size)?,
         checkpoint_hash: None,
     };
     options.check().map_err(|error| raise(py, &error.into()))?;
@@ -52,4 +52,25 @@ pub fn export(
         Ok(file.remarks)
     })?;
     written.map_err(|error| raise(py, &error))
+}
+
+/// The argument `size`.
+#[derive(FromPyObject)]
+pub enum GivenSize {
+    /// Height and width.
+    Sides(usize, usize),
+    /// `any`.
+    Word(String),
+}
+
+fn image_size(py: Python<'_>, size: Option<GivenSize>) -> PyResult<ImageSize> {
+    match size {
+        None => Ok(ImageSize::Own),
+        Some(GivenSize::Sides(height, width)) => Ok(ImageSize::Fixed(Size::new(height, width))),
+        Some(GivenSize::Word(word)) if word == "any" => Ok(ImageSize::Any),
+        Some(GivenSize::Word(word)) => {
+            let text = format!("size: `{word}` is no size; give (height, width), as in (800, 1344), or any");
+            Err(raise_as(py, "ArgumentError", text))
+        }
+    }
 }

@@ -274,7 +274,8 @@ class Exports(Quantized):
             ({"target": "tpu"}, "^target: `tpu` is none of ort, openvino, tensorrt$"),
             ({"probs": "fast"}, "^probs: `fast` is none of exact, softmax$"),
             ({"batch": 0}, "^batch: give a number of images"),
-            ({"size": (64, 96)}, "^size: 64x96 is for a backbone"),
+            ({"size": (64, 95)}, "^size: .* cannot process 64x95"),
+            ({"size": "all"}, r"^size: `all` is no size; give \(height, width\)"),
         ]:
             with self.assertRaisesRegex(swinq.ArgumentError, problem):
                 self.int8.export("never.onnx", **options)

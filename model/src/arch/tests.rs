@@ -196,3 +196,91 @@ fn images_of_a_size_that_the_network_cannot_process_are_named() {
         assert!(message.contains(word) && !message.contains("DATA.IMG_SIZE"), "{message}");
     }
 }
+
+/// Networks of every policy, whose windows shrink in no stage, in the last one, on one axis, and in all.
+fn networks_of_every_policy() -> Vec<SwinConfig> {
+    use WindowPolicy::{
+        Detection, HuggingFace, HuggingFaceV2, Microsoft, Mmpretrain, Pad, Timm, TimmAnySize,
+    };
+    let mut networks = Vec::new();
+    for window_policy in
+        [Microsoft, HuggingFace, Pad, Timm, TimmAnySize, HuggingFaceV2, Mmpretrain, Detection]
+    {
+        for (image, window) in [
+            (Size::square(32), Size::square(4)),
+            (Size::square(32), Size::square(3)),
+            (Size::square(28), Size::square(7)),
+            (Size::square(16), Size::square(7)),
+            (Size::new(16, 48), Size::square(4)),
+            (Size::new(16, 48), Size::new(3, 5)),
+        ] {
+            let config = SwinConfig {
+                image_size: image,
+                patch_size: 2,
+                depths: vec![2, 2, 2],
+                num_heads: vec![3, 6, 12],
+                window_size: window,
+                window_policy,
+                ..SwinConfig::default()
+            };
+            networks.extend(config.validate().is_ok().then_some(config));
+        }
+    }
+    networks
+}
+
+#[test]
+fn the_rules_say_what_the_grids_of_each_size_are() {
+    let (mut taken, mut refused) = (0, 0);
+    for config in networks_of_every_policy() {
+        let rules = config.size_rules().unwrap();
+        for (height, width) in (1..=50).flat_map(|height| (1..=50).map(move |width| (height, width))) {
+            let size = Size::new(height, width);
+            let fits = |limits: &[Limit], size| {
+                limits.iter().all(|limit| limit.lengths.contain(limit.side.of(size)))
+            };
+            let first = rules.edge.grid(size, rules.patch);
+            let sizes = [1, 2, 4].map(|part| first.map(|side: usize| side.div_ceil(part)));
+            let allowed = fits(&rules.limits, size)
+                && rules.stages.iter().zip(sizes).all(|(rule, grid)| fits(&rule.limits, grid));
+            let what = format!("{:?} of {} at {size}", config.window_policy, config.image_size);
+            let Ok(grids) = config.grids(size) else {
+                assert!(!allowed, "{what}");
+                refused += 1;
+                continue;
+            };
+            assert!(allowed, "{what}");
+            for ((rule, grid), size) in rules.stages.iter().zip(&grids).zip(sizes) {
+                let found = (size, rule.window, rule.shift_of(size), rule.shifts_first);
+                assert_eq!(found, (grid.size, grid.window, grid.shift, grid.shifts_first), "{what}");
+                assert!(!(rule.is_never_padded() && grid.is_padded()), "{what}");
+            }
+            taken += 1;
+        }
+        assert!(config.grids(rules.smallest).is_ok(), "{config:?}");
+    }
+    assert!(taken > 10_000 && refused > 10_000, "{taken} {refused}");
+}
+
+#[test]
+fn the_limits_are_stated_in_pixels() {
+    let words = |config: SwinConfig| config.size_rules().unwrap().in_words();
+    let with = |window_policy| SwinConfig { window_policy, ..SwinConfig::default() };
+    assert_eq!(words(with(WindowPolicy::Microsoft)), "height and width: multiples of 224");
+    assert_eq!(words(with(WindowPolicy::Detection)), "any height and width");
+    assert_eq!(words(with(WindowPolicy::Pad)), "height and width: at least 4 pixels");
+    assert_eq!(words(with(WindowPolicy::HuggingFace)), "the shorter side: at least 193 pixels");
+    assert_eq!(words(with(WindowPolicy::Timm)), "height and width: multiples of 4, at least 196 pixels");
+    let wide = SwinConfig { image_size: Size::new(192, 672), ..with(WindowPolicy::Timm) };
+    assert_eq!(
+        words(wide),
+        "height: multiples of 4, 164 to 192 pixels; width: multiples of 4, at least 196 pixels"
+    );
+    assert_eq!(with(WindowPolicy::Timm).size_rules().unwrap().smallest, Size::square(196));
+    for config in
+        [with(WindowPolicy::ShrinkAndPad), SwinConfig { ape: true, ..with(WindowPolicy::Detection) }]
+    {
+        let message = config.size_rules().unwrap_err().to_string();
+        assert!(message.contains("images of 224x224 only"), "{message}");
+    }
+}

@@ -1,6 +1,7 @@
 //! The types and shapes that each operator takes and gives, as ONNX defines them.
 
 use std::collections::HashMap;
+use std::rc::Rc;
 
 use super::{Dim, Value};
 use crate::proto::{NodeProto, TensorProto, data_type};
@@ -12,21 +13,25 @@ pub(super) struct Operands<'a> {
     pub constants: &'a HashMap<&'a str, &'a TensorProto>,
 }
 
-type Outcome<T> = Result<T, String>;
+pub(super) type Outcome<T> = Result<T, String>;
 
 impl Operands<'_> {
     /// The types of the node's outputs.
     pub fn outputs(&self) -> Outcome<Vec<Value>> {
+        if let Some(value) = self.integers()? {
+            return Ok(vec![value]);
+        }
         let one = match self.node.op_type() {
             "Add" | "Sub" | "Mul" | "Div" | "Max" => self.elementwise()?,
             "Exp" | "Erf" | "Gelu" | "Softmax" => self.float(0)?.clone(),
-            "Cast" => Value { elements: self.attribute("to")? as i32, shape: self.operand(0)?.shape.clone() },
+            "Cast" => Value::of(self.attribute("to")? as i32, self.operand(0)?.shape.clone()),
             "LayerNormalization" => self.layer_norm()?,
             "MatMul" => self.matmul()?,
             "Reshape" => self.reshape()?,
             "Transpose" => self.transpose()?,
             "Gather" => self.gather()?,
             "Pad" => self.pad()?,
+            "Slice" => self.slice()?,
             "ReduceMax" | "ReduceSum" | "ReduceMean" | "ReduceL2" => self.reduce()?,
             "QuantizeLinear" => self.quantize()?,
             "DequantizeLinear" => self.dequantize()?,
@@ -36,7 +41,7 @@ impl Operands<'_> {
         Ok(vec![one])
     }
 
-    fn operand(&self, index: usize) -> Outcome<&Value> {
+    pub(super) fn operand(&self, index: usize) -> Outcome<&Value> {
         self.inputs.get(index).ok_or_else(|| format!("operand {index} is missing"))
     }
 
@@ -46,16 +51,13 @@ impl Operands<'_> {
         float.then_some(value).ok_or_else(|| format!("operand {index} is not float"))
     }
 
-    /// The integers of a constant operand.
-    fn list(&self, index: usize) -> Outcome<Vec<i64>> {
-        let name = self.node.input.get(index).map(String::as_str).unwrap_or_default();
-        let constant = self.constants.get(name).filter(|c| c.data_type() == data_type::INT64);
-        let constant = constant.ok_or_else(|| format!("operand {index} is not a constant of integers"))?;
-        let (values, _) = constant.raw_data().as_chunks::<8>();
-        Ok(values.iter().map(|&bytes| i64::from_le_bytes(bytes)).collect())
+    /// The integers of an operand.
+    pub(super) fn list(&self, index: usize) -> Outcome<Rc<[i64]>> {
+        let found = self.operand(index)?.integers.clone();
+        found.ok_or_else(|| format!("operand {index} is no integers that are known"))
     }
 
-    fn attribute(&self, name: &str) -> Outcome<i64> {
+    pub(super) fn attribute(&self, name: &str) -> Outcome<i64> {
         let found = self.node.attribute.iter().find(|a| a.name() == name).and_then(|a| a.i);
         found.ok_or_else(|| format!("the attribute {name} is missing"))
     }
@@ -72,7 +74,7 @@ impl Operands<'_> {
         if a.elements != b.elements {
             return Err("operands of two types".to_owned());
         }
-        Ok(Value { elements: a.elements, shape: broadcast(&a.shape, &b.shape)? })
+        Ok(Value::of(a.elements, broadcast(&a.shape, &b.shape)?))
     }
 
     fn layer_norm(&self) -> Outcome<Value> {
@@ -97,15 +99,16 @@ impl Operands<'_> {
         }
         let mut shape = broadcast(a_rest, b_rest)?;
         shape.extend([m, n]);
-        Ok(Value { elements: a.elements, shape })
+        Ok(Value::of(a.elements, shape))
     }
 
     fn reshape(&self) -> Outcome<Value> {
-        let x = self.operand(0)?;
+        let (x, sizes) = (self.operand(0)?, self.list(1)?);
         let mut shape = Vec::new();
-        for (at, &size) in self.list(1)?.iter().enumerate() {
+        for (at, &size) in sizes.iter().enumerate() {
             shape.push(match size {
                 0 => *x.shape.get(at).ok_or("0 stands for a size that is not there")?,
+                -1 => Some(1),
                 _ => Some(usize::try_from(size).map_err(|_| "negative size".to_owned())?),
             });
         }
@@ -113,8 +116,11 @@ impl Operands<'_> {
             let free = shape.iter().filter(|size| size.is_none()).count();
             (free, shape.iter().flatten().product())
         };
+        if let Some(rest) = sizes.iter().position(|&size| size == -1) {
+            shape[rest] = Some(count(&x.shape).1 / count(&shape).1.max(1));
+        }
         match count(&x.shape) == count(&shape) {
-            true => Ok(Value { elements: x.elements, shape }),
+            true => Ok(Value { elements: x.elements, shape, integers: x.integers.clone() }),
             false => Err(format!("{:?} has not as many elements as {shape:?}", x.shape)),
         }
     }
@@ -129,7 +135,7 @@ impl Operands<'_> {
             return Err(format!("{order:?} is no order of {} dimensions", x.shape.len()));
         }
         let shape = order.iter().map(|&axis| x.shape[axis as usize]).collect();
-        Ok(Value { elements: x.elements, shape })
+        Ok(Value::of(x.elements, shape))
     }
 
     fn gather(&self) -> Outcome<Value> {
@@ -139,9 +145,23 @@ impl Operands<'_> {
         if index.iter().any(|&row| usize::try_from(row).is_ok_and(|row| row >= size) || row < 0) {
             return Err(format!("an index is not in 0..{size}"));
         }
+        let (before, after) = (&x.shape[..axis], &x.shape[axis + 1..]);
+        Ok(Value::of(x.elements, [before, &self.operand(1)?.shape, after].concat()))
+    }
+
+    fn slice(&self) -> Outcome<Value> {
+        let x = self.operand(0)?;
+        let (starts, ends, axes) = (self.list(1)?, self.list(2)?, self.list(3)?);
         let mut shape = x.shape.clone();
-        shape[axis] = Some(index.len());
-        Ok(Value { elements: x.elements, shape })
+        for ((&start, &end), &axis) in starts.iter().zip(&ends[..]).zip(&axes[..]) {
+            let axis = Self::axis(axis, x.shape.len())?;
+            let inside = x.shape[axis].is_some_and(|size| start >= 0 && start <= end && end as usize <= size);
+            shape[axis] = inside.then_some((end - start) as usize);
+            if !inside {
+                return Err(format!("{start}..{end} of {:?}", x.shape[axis]));
+            }
+        }
+        Ok(Value::of(x.elements, shape))
     }
 
     fn pad(&self) -> Outcome<Value> {
@@ -156,7 +176,7 @@ impl Operands<'_> {
             Some(size) if *b >= 0 && *a >= 0 => Ok(Some(size + (b + a) as usize)),
             _ => Err("pads of the batch, or negative pads".to_owned()),
         });
-        Ok(Value { elements: x.elements, shape: shape.collect::<Outcome<_>>()? })
+        Ok(Value::of(x.elements, shape.collect::<Outcome<_>>()?))
     }
 
     fn reduce(&self) -> Outcome<Value> {
@@ -165,17 +185,17 @@ impl Operands<'_> {
             return Err("reduced dimensions are expected to stay".to_owned());
         }
         let mut shape = x.shape.clone();
-        for axis in self.list(1)? {
+        for &axis in &self.list(1)?[..] {
             shape[Self::axis(axis, x.shape.len())?] = Some(1);
         }
-        Ok(Value { elements: x.elements, shape })
+        Ok(Value::of(x.elements, shape))
     }
 
     fn quantize(&self) -> Outcome<Value> {
         let (x, zero) = (self.float(0)?, self.operand(2)?);
         self.check_scale(x)?;
         match self.operand(1)?.elements == x.elements {
-            true => Ok(Value { elements: zero.elements, shape: x.shape.clone() }),
+            true => Ok(Value::of(zero.elements, x.shape.clone())),
             false => Err("the scale has another type than the value".to_owned()),
         }
     }
@@ -184,7 +204,7 @@ impl Operands<'_> {
         let x = self.operand(0)?;
         self.check_scale(x)?;
         match x.elements == self.operand(2)?.elements {
-            true => Ok(Value { elements: self.float(1)?.elements, shape: x.shape.clone() }),
+            true => Ok(Value::of(self.float(1)?.elements, x.shape.clone())),
             false => Err("the zero point has another type than the codes".to_owned()),
         }
     }
@@ -213,14 +233,14 @@ impl Operands<'_> {
         let part = |&size: &i64| {
             let mut shape = x.shape.clone();
             shape[axis] = Some(size as usize);
-            Value { elements: x.elements, shape }
+            Value::of(x.elements, shape)
         };
         Ok(sizes.iter().map(part).collect())
     }
 }
 
 /// The shape of two operands of an elementwise operator.
-fn broadcast(a: &[Dim], b: &[Dim]) -> Outcome<Vec<Dim>> {
+pub(super) fn broadcast(a: &[Dim], b: &[Dim]) -> Outcome<Vec<Dim>> {
     let rank = a.len().max(b.len());
     let size = |shape: &[Dim], at: usize| match (at + shape.len()).checked_sub(rank) {
         Some(at) => shape[at],

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use swinq_numerics::{Int8, Probs, Quantizer, Windows};
+use swinq_numerics::{Int8, MASKS, Probs, Quantizer, Windows};
 use swinq_plan::{Attention, Order};
 
-use super::Lowering;
+use super::{Lowering, Sizing};
 use crate::graph::Attribute;
 use crate::options::{ProbsForm, Target};
 
@@ -58,15 +58,18 @@ impl Lowering<'_> {
         let v = self.transpose(&format!("{name}.v.heads"), &v, &HEADS_FIRST);
         let y = self.weighted(name, op.quant.probs, &logits, &v);
         let y = self.transpose(&format!("{name}.tokens"), &y, &HEADS_FIRST);
-        let rows = (self.windows(op).count() * op.tokens) as i64;
+        let rows = self.windows(op).map_or(-1, |windows| (windows.count() * op.tokens) as i64);
         let shape = self.graph.list(&[0, rows, (op.heads * op.head_dim) as i64]);
         self.graph.node("Reshape", &format!("{name}.rows"), &[&y, &shape], &[])
     }
 
-    /// The windows of an image.
-    fn windows(&self, op: &Attention<'_>) -> Arc<Windows> {
-        let Order::Windows { stage, shifted } = op.order else { unreachable!("attention runs in windows") };
-        Arc::clone(self.geometry.windows(stage, shifted))
+    /// The windows of an image, if its size is fixed.
+    fn windows(&self, op: &Attention<'_>) -> Option<Arc<Windows>> {
+        let (stage, shifted) = place(op);
+        match self.sizing {
+            Sizing::Fixed(geometry) => Some(Arc::clone(geometry.windows(stage, shifted))),
+            Sizing::Free(_) => None,
+        }
     }
 
     /// Queries, keys and values, each `[batch, windows, tokens, heads, channels]`.
@@ -77,9 +80,9 @@ impl Lowering<'_> {
         let outputs = [&parts[0][..], &parts[1], &parts[2]];
         let split = format!("{name}.split");
         self.graph.nodes("Split", &split, &[qkv, &sizes], &[Attribute::Int("axis", 2)], &outputs);
-        let windows = self.windows(op).count();
-        let sizes = [0, windows, op.tokens, op.heads, op.head_dim].map(|size| size as i64);
-        let shape = self.graph.list(&sizes);
+        let windows = self.windows(op).map_or(-1, |windows| windows.count() as i64);
+        let [tokens, heads, channels] = [op.tokens, op.heads, op.head_dim].map(|size| size as i64);
+        let shape = self.graph.list(&[0, windows, tokens, heads, channels]);
         parts.map(|part| {
             let of_heads = format!("{}.of_heads", part.trim_end_matches(".rows"));
             self.graph.node("Reshape", &of_heads, &[&part, &shape], &[])
@@ -156,21 +159,24 @@ impl Lowering<'_> {
     fn bias(&mut self, name: &str, op: &Attention<'_>) -> String {
         let bias = op.bias.expand();
         let name = format!("{name}.bias");
-        let windows = self.windows(op);
-        let regions = op.regions.as_ref().filter(|_| windows.masks().iter().any(|&mask| mask != 0));
-        let Some(regions) = regions else {
-            return self.graph.floats(&name, &[op.heads, op.tokens, op.tokens], &bias);
+        let shape = [op.heads, op.tokens, op.tokens];
+        let Some(regions) = &op.regions else { return self.graph.floats(&name, &shape, &bias) };
+        let masked = |masks: &[u8]| -> Vec<f32> {
+            masks.iter().flat_map(|&mask| masked_bias(op, regions, &bias, mask)).collect()
         };
-        let mut masked = Vec::with_capacity(windows.count() * bias.len());
-        for &mask in windows.masks() {
-            let regions = &regions[usize::from(mask) * op.tokens..][..op.tokens];
-            let apart = regions.iter().flat_map(|query| regions.iter().map(move |key| query != key));
-            let apart: Vec<bool> = apart.collect();
-            let heads = bias.chunks_exact(op.tokens * op.tokens);
-            let add = |(&bias, &apart): (&f32, &bool)| if apart { bias + op.mask } else { bias };
-            heads.for_each(|head| masked.extend(head.iter().zip(&apart).map(add)));
+        let all = |masks: usize| [&[masks][..], &shape].concat();
+        match self.windows(op) {
+            Some(windows) if windows.masks().iter().any(|&mask| mask != 0) => {
+                self.graph.floats(&name, &all(windows.count()), &masked(windows.masks()))
+            }
+            None if self.free(place(op).0).rule.is_shifted() => {
+                let table = self.graph.floats(&name, &all(MASKS), &masked(&[0, 1, 2, 3]));
+                let masks = self.masks_of_free(place(op).0);
+                let axis = [Attribute::Int("axis", 0)];
+                self.graph.node("Gather", &format!("{name}.windows"), &[&table, &masks], &axis)
+            }
+            _ => self.graph.floats(&name, &shape, &bias),
         }
-        self.graph.floats(&name, &[windows.count(), op.heads, op.tokens, op.tokens], &masked)
     }
 
     /// The values `v` weighted with the probabilities of `logits`.
@@ -213,4 +219,19 @@ impl Lowering<'_> {
         let zero = self.graph.zero_u8();
         self.quantize_to(site, x, 1.0 / 255.0, 1.0 / 255.0, &zero)
     }
+}
+
+/// The stage whose windows attention runs in, and whether they are those of an odd block.
+fn place(op: &Attention<'_>) -> (usize, bool) {
+    let Order::Windows { stage, shifted } = op.order else { unreachable!("attention runs in windows") };
+    (stage, shifted)
+}
+
+/// The bias `[heads, tokens, tokens]` with the mask of this number.
+fn masked_bias(op: &Attention<'_>, regions: &[u8], bias: &[f32], mask: u8) -> Vec<f32> {
+    let regions = &regions[usize::from(mask) * op.tokens..][..op.tokens];
+    let apart = regions.iter().flat_map(|query| regions.iter().map(move |key| query != key));
+    let apart: Vec<bool> = apart.collect();
+    let add = |(&bias, &apart): (&f32, &bool)| if apart { bias + op.mask } else { bias };
+    bias.chunks_exact(op.tokens * op.tokens).flat_map(|head| head.iter().zip(&apart).map(add)).collect()
 }

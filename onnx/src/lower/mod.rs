@@ -4,29 +4,44 @@
 //! codes is the value behind QuantizeLinear and DequantizeLinear here, and the runtime fuses these with the product.
 
 mod attention;
+mod grid;
+mod integer;
 mod linear;
+mod patches;
 mod rows;
 
 use std::collections::{HashMap, HashSet};
 
-use swinq_model::Size;
-use swinq_plan::{Element, Geometry, Op, Order, Output, OutputKind, Patches, Plan, Step, Store, TensorId};
+use swinq_model::SizeRules;
+use swinq_plan::{Geometry, Op, Order, Output, OutputKind, Plan, Step, Store, TensorId};
 
+use self::grid::{FreeGrid, Sides};
+use self::integer::Integer;
 use crate::error::OnnxError;
-use crate::graph::{Attribute, Graph};
-use crate::options::{BatchSize, ExportOptions, InputForm};
+use crate::graph::{Attribute, Dim, Graph};
+use crate::options::{BatchSize, ExportOptions};
 use crate::proto::{GraphProto, data_type};
 
-/// The graph of `plan`, named `name`, for images of the size of `geometry`. `mean` and `std` normalise the pixels.
+/// The sizes of the images of a graph.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Sizing<'a> {
+    /// One size.
+    Fixed(&'a Geometry),
+    /// All that the network takes.
+    Free(&'a SizeRules),
+}
+
+/// The graph of `plan`, named `name`, for images of the sizes `sizing`. `mean` and `std` normalise the pixels.
 pub(crate) fn lower(
-    (plan, geometry): (&Plan<'_>, &Geometry),
+    (plan, sizing): (&Plan<'_>, Sizing<'_>),
     name: &str,
     (mean, std): (&[f32], &[f32]),
     options: &ExportOptions,
 ) -> Result<GraphProto, OnnxError> {
     let mut lowering = Lowering {
         plan,
-        geometry,
+        sizing,
+        grids: Vec::new(),
         options,
         graph: Graph::new(name, options.fp16),
         values: HashMap::new(),
@@ -42,7 +57,9 @@ pub(crate) fn lower(
 /// The state of a lowering.
 struct Lowering<'a> {
     plan: &'a Plan<'a>,
-    geometry: &'a Geometry,
+    sizing: Sizing<'a>,
+    /// The grids of the stages, where the size is free.
+    grids: Vec<FreeGrid>,
     options: &'a ExportOptions,
     graph: Graph,
     /// The current value of each tensor of the plan.
@@ -90,10 +107,9 @@ impl Lowering<'_> {
                 self.layer_norm(name, op, &x)
             }
             Op::PositionEmbedding(table) => {
-                let shape = *self.plan.tensor(step.output);
-                let x = self.value(step.output);
-                let rows = self.geometry.rows(shape.rows);
-                let table = self.graph.floats(name, &[1, rows, shape.columns], &table.read());
+                let columns = self.plan.tensor(step.output).columns;
+                let (x, table) = (self.value(step.output), table.read());
+                let table = self.graph.floats(name, &[1, table.len() / columns, columns], &table);
                 self.graph.node("Add", &format!("{name}.add"), &[&x, &table], &[])
             }
             Op::QkNorm(_) => {
@@ -107,7 +123,7 @@ impl Lowering<'_> {
             }
             Op::Merge(op) => {
                 let x = self.value(step.input);
-                let y = self.merge(name, op, x, self.plan.tensor(step.output).columns);
+                let y = self.merge(name, op, &x, self.plan.tensor(step.output).columns);
                 self.store(index, step, y)?
             }
             Op::Pool(op) => {
@@ -201,16 +217,20 @@ impl Lowering<'_> {
     fn outputs(&mut self) {
         for Output { name, tensor, kind } in &self.plan.outputs {
             let (x, columns) = (self.value(*tensor), self.plan.tensor(*tensor).columns);
-            let (x, sides) = match *kind {
-                OutputKind::Logits => (x, vec![columns]),
+            let mut shape = vec![Integer::Known(0), Integer::from(columns)];
+            let mut dims = vec![self.batch(), Dim::Fixed(columns)];
+            let x = match *kind {
+                OutputKind::Logits => x,
                 OutputKind::Stage(stage) => {
-                    let grid = self.geometry.grid(stage).size;
-                    let x = self.transpose(&format!("{name}.channels"), &x, &[0, 2, 1]);
-                    (x, vec![columns, grid.height, grid.width])
+                    let Sides { height, width } = self.grid(stage);
+                    for (side, tokens) in [("height", height), ("width", width)] {
+                        dims.push(tokens.dim(&format!("{name}_{side}")));
+                        shape.push(tokens);
+                    }
+                    self.transpose(&format!("{name}.channels"), &x, &[0, 2, 1])
                 }
             };
-            let shape: Vec<i64> = [0].into_iter().chain(sides.iter().map(|&side| side as i64)).collect();
-            let shape = self.graph.list(&shape);
+            let shape = self.sizes(&format!("{name}.shape"), &shape);
             if self.options.fp16 {
                 let half = self.graph.node("Reshape", &format!("{name}.f16"), &[&x, &shape], &[]);
                 let to = Attribute::Int("to", i64::from(data_type::FLOAT));
@@ -218,79 +238,31 @@ impl Lowering<'_> {
             } else {
                 self.graph.node("Reshape", name, &[&x, &shape], &[]);
             }
-            let shape: Vec<Option<usize>> =
-                [self.batch()].into_iter().chain(sides.into_iter().map(Some)).collect();
-            self.graph.output(name, data_type::FLOAT, &shape);
+            self.graph.output(name, data_type::FLOAT, &dims);
         }
     }
 
-    /// The input, and its patches `[batch, patches, channels patch^2]`.
-    fn patches(&mut self, op: &Patches, normalisation: (&[f32], &[f32])) -> String {
-        debug_assert_eq!(self.plan.tensor(self.plan.image()).element, Element::Pixel);
-        let (image, grid, side) = (self.geometry.image(), self.geometry.grid(0).size, op.patch as i64);
-        let channels = op.lookup.len();
-        let (height, width) = (grid.height as i64, grid.width as i64);
-        let (below, right) = (height * side - image.height as i64, width * side - image.width as i64);
-        let to = Attribute::Int("to", i64::from(self.graph.float_type()));
-        let rows = match self.options.input {
-            InputForm::Normalized => {
-                let shape = [self.batch(), Some(channels), Some(image.height), Some(image.width)];
-                let mut x = self.graph.input("images", data_type::FLOAT, &shape);
-                if self.options.fp16 {
-                    x = self.graph.node("Cast", "images.f16", &[&x], &[to]);
-                }
-                x = self.pad(x, &[0, 0, 0, 0, 0, 0, below, right]);
-                let shape = self.graph.list(&[0, channels as i64, height, side, width, side]);
-                let x = self.graph.node("Reshape", "patch_embed.grid", &[&x, &shape], &[]);
-                self.transpose("patch_embed.patches", &x, &[0, 2, 4, 1, 3, 5])
-            }
-            InputForm::Pixels => {
-                let x = self.pixels(image, channels, normalisation);
-                let x = self.pad(x, &[0, 0, 0, 0, 0, below, right, 0]);
-                let shape = self.graph.list(&[0, height, side, width, side, channels as i64]);
-                let x = self.graph.node("Reshape", "patch_embed.grid", &[&x, &shape], &[]);
-                self.transpose("patch_embed.patches", &x, &[0, 1, 3, 5, 2, 4])
-            }
-        };
-        let shape = self.graph.list(&[0, height * width, channels as i64 * side * side]);
-        self.graph.node("Reshape", "patch_embed.rows", &[&rows, &shape], &[])
+    /// Height and width of the grid of a stage.
+    fn grid(&self, stage: usize) -> Sides {
+        match self.sizing {
+            Sizing::Fixed(geometry) => Sides::from(geometry.grid(stage).size),
+            Sizing::Free(_) => self.free(stage).sides(),
+        }
     }
 
-    /// Normalised images with zeros around them: `pads` before and after each axis.
-    fn pad(&mut self, x: String, pads: &[i64]) -> String {
-        if pads.iter().all(|&pad| pad == 0) {
-            return x;
-        }
-        let pads = self.graph.list(pads);
-        self.graph.node("Pad", "patch_embed.padded", &[&x, &pads], &[])
-    }
-
-    /// The input of bytes, normalised as docs/inference.md states: `(p / 255 - mean) / std`.
-    fn pixels(&mut self, image: Size, channels: usize, (mean, std): (&[f32], &[f32])) -> String {
-        let shape = [self.batch(), Some(image.height), Some(image.width), Some(channels)];
-        let x = self.graph.input("pixels", data_type::UINT8, &shape);
-        let to = Attribute::Int("to", i64::from(data_type::FLOAT));
-        let mut x = self.graph.node("Cast", "pixels.f32", &[&x], &[to]);
-        for (op, what, values) in [("Div", "scale", &[255.0][..]), ("Sub", "mean", mean), ("Div", "std", std)]
-        {
-            let constant = self.graph.floats32(&format!("transform.{what}"), &[values.len()], values);
-            x = self.graph.node(op, &format!("pixels.{what}"), &[&x, &constant], &[]);
-        }
-        if self.options.fp16 {
-            let to = Attribute::Int("to", i64::from(data_type::FLOAT16));
-            x = self.graph.node("Cast", "pixels.f16", &[&x], &[to]);
-        }
-        x
+    /// The grid of a stage in a graph for images of any size.
+    fn free(&self, stage: usize) -> &FreeGrid {
+        &self.grids[stage]
     }
 
     fn transpose(&mut self, name: &str, x: &str, order: &[i64]) -> String {
         self.graph.node("Transpose", name, &[x], &[Attribute::Ints("perm", order)])
     }
 
-    fn batch(&self) -> Option<usize> {
+    fn batch(&self) -> Dim {
         match self.options.batch {
-            BatchSize::Free => None,
-            BatchSize::Fixed(images) => Some(images),
+            BatchSize::Free => Dim::Free("batch".to_owned()),
+            BatchSize::Fixed(images) => Dim::Fixed(images),
         }
     }
 }

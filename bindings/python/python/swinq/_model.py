@@ -394,7 +394,7 @@ class Model:
         batch: int | str = "free",
         probs: str | None = None,
         input: str = "normalized",
-        size: tuple[int, int] | None = None,
+        size: tuple[int, int] | str | None = None,
     ) -> list[str]:
         """Writes the model, float or quantized, as an ONNX file; completely, or not at all. It is the file that
         ``swinq export`` writes.
@@ -408,8 +408,9 @@ class Model:
             probs: form of attention probabilities of kind ``u8``: ``exact``, the engine's arithmetic, or ``softmax``,
                 which runtimes fuse and which loses some precision. ``None``: ``softmax`` for TensorRT, else ``exact``.
             input: ``normalized``, ``float32 [batch, 3, height, width]``, or ``pixels``, ``uint8 [batch, height, width, 3]``.
-            size: height and width of a backbone's images, because a graph is for images of one size. The outputs have
-                their own names, and are ``float32 [batch, channels, height, width]``.
+            size: height and width of a backbone's images, or ``any``, also for a classifier: height and width of the input
+                are then free, and the graph takes every size that the network takes. The maps of a backbone have their own
+                names, and are ``float32 [batch, channels, height, width]``.
 
         Returns:
             Remarks on the file, such as what an option costs; the command prints them.

@@ -70,7 +70,7 @@ def export(
     batch: str,
     probs: str | None,
     input: str,
-    size: tuple[int, int] | None,
+    size: tuple[int, int] | str | None,
 ) -> list[str]: ...
 
 class Model:

@@ -18,6 +18,13 @@ from ._torch_scales import Scales
 #: The remedy where an exporter did not show the values of the parameters.
 REMEDY = "export with torch.onnx.export(..., dynamo=False)"
 
+#: Why a height or width is not free, and how a graph for any size is made.
+FREE_SIDES = (
+    "images: this graph has one height and width; leave them out of dynamic_shapes, which may free the batch. For images of any size write "
+    "the Swin by itself, module.to_model().export(path, size='any') (swinq export --size any), the rest of the program with "
+    "torch.onnx.export, and join the two with onnx.compose.merge_models (docs/pytorch.md, Export)"
+)
+
 
 class Values:
     """The parameters of a module as it had them before an exporter put tensors without values in their places.
@@ -152,7 +159,7 @@ def exported(module: Any, values: Values, network: Network, parameters: Paramete
     if images.dtype != torch.float32 or torch.is_autocast_enabled(images.device.type):
         raise ArgumentError(f"images: a graph has codes of float32, not of {images.dtype} or autocast; export the model in float32")
     if not torch.jit.is_tracing() and not all(isinstance(side, int) for side in images.shape[1:]):
-        raise ArgumentError("images: a graph has one height and width; leave them out of dynamic_shapes, which may free the batch")
+        raise ArgumentError(FREE_SIDES)
 
     def run() -> dict[str, Any]:
         with warnings.catch_warnings():

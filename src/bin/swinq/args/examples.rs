@@ -102,7 +102,8 @@ Examples:
   swinq export swin_t.int8.safetensors --onnx swin_t.onnx
   swinq export swin_t.int8.safetensors --onnx swin_t.onnx --target openvino --batch 1
   swinq export swin_t.pth --cfg swin_tiny_patch4_window7_224 --onnx swin_t.onnx --input pixels
-  swinq export backbone.int8.safetensors --size 800x1344 --onnx backbone.onnx";
+  swinq export backbone.int8.safetensors --size 800x1344 --onnx backbone.onnx
+  swinq export backbone.int8.safetensors --size any --onnx backbone.onnx";
 
 pub const INSPECT: &str = "\
 Examples:

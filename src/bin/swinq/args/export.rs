@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use swinq::Sizing;
-use swinq::model::Size;
-use swinq::onnx::{BatchSize, ExportOptions, InputForm, ProbsForm, Target};
+use swinq::onnx::{BatchSize, ExportOptions, ImageSize, InputForm, ProbsForm, Target};
 
 use super::FloatArgs;
 
@@ -25,9 +24,10 @@ pub struct ExportArgs {
     /// The runtime that will run the graph.
     #[arg(long, value_enum, default_value_t = TargetArg::Ort)]
     pub target: TargetArg,
-    /// Height and width of a backbone's images, such as 800x1344: a graph is for images of one size.
-    #[arg(long, value_name = "HEIGHTxWIDTH", value_parser = size)]
-    pub size: Option<Size>,
+    /// Height and width of the images, such as 800x1344, or any: a graph for all sizes that the network takes.
+    /// A backbone needs it; a classifier has its own size without it.
+    #[arg(long, value_name = "HEIGHTxWIDTH|any", value_parser = size)]
+    pub size: Option<ImageSize>,
     /// Make float tensors f16 inside the graph; inputs and outputs stay f32.
     #[arg(long)]
     pub fp16: bool,
@@ -63,17 +63,18 @@ impl ExportArgs {
                 InputArg::Normalized => InputForm::Normalized,
                 InputArg::Pixels => InputForm::Pixels,
             },
-            size: self.size,
+            size: self.size.unwrap_or_default(),
             checkpoint_hash: None,
         }
     }
 }
 
 /// The value of `--size`.
-fn size(text: &str) -> Result<Size, String> {
+fn size(text: &str) -> Result<ImageSize, String> {
     match text.parse() {
-        Ok(Sizing::Exact(size)) => Ok(size),
-        _ => Err("give HEIGHTxWIDTH, as in 800x1344, with sides of 1 to 65535".to_owned()),
+        _ if text == "any" => Ok(ImageSize::Any),
+        Ok(Sizing::Exact(size)) => Ok(ImageSize::Fixed(size)),
+        _ => Err("give HEIGHTxWIDTH, as in 800x1344, with sides of 1 to 65535, or any".to_owned()),
     }
 }
 
