@@ -129,6 +129,7 @@ def measured(row: str, device: str, count: int) -> dict:
         for kind in ("float", "INT8"):
             if kind == "INT8":
                 report = swinq.torch.quantize(program, [batch], ptq="basic", samples=number)
+                program = report.model
                 found["sqnr_db"] = min(report.replaced[0].sqnr_db.values())
             expected = [(place, value.clone()) for place, value in leaves(call(program))]
             call(program)

@@ -276,7 +276,7 @@ class Modules(unittest.TestCase):
         program = PROGRAMS["UPerNet"]()[0].backbone
         program, other = Keywords(randomise(program)).to(DEVICE), Inside(of_timm(**GPU, features_only=True, out_indices=(0, 1))).to(DEVICE)
         for model in (program, other):
-            batch = images(2, 128, 160).to(DEVICE)
+            batch = images(2).to(DEVICE)
             with torch.no_grad():
                 swinq.torch.quantize(model, [batch])
                 torch.compiler.reset()
@@ -284,7 +284,7 @@ class Modules(unittest.TestCase):
                 counters.clear()
                 compiled = torch.compile(model, mode="reduce-overhead", fullgraph=True)
                 for seed in range(4):
-                    batch = images(2, 128, 160, seed=seed).to(DEVICE)
+                    batch = images(2, seed=seed).to(DEVICE)
                     for (_, one), (_, two) in zip(leaves(compiled(batch)), leaves(model(batch)), strict=True):
                         self.assertTrue(torch.equal(one, two))
                 self.assertEqual((counters["stats"]["unique_graphs"], counters["inductor"]["cudagraph_skips"]), (1, 0))
