@@ -82,6 +82,17 @@ class EveryLibrary(Case):
         except ImportError as problem:
             self.skipTest(f"{problem}")
 
+    def test_outputs_are_counted_from_the_end(self):
+        for kind in ("list", "dict", "getter"):
+            for indices in ((-1, -2), (-2,), (0, -1)):
+                with self.subTest(kind, indices=indices), torch.no_grad():
+                    module, x = of_timm(features_only=True, out_indices=indices, feature_cls=kind), images(2)
+                    program = Inside(module)
+                    expected = program(x)
+                    swinq.torch.quantize(program, [x], None)
+                    self.assert_alike(program(x), expected, 1e-5)
+                    self.assertIsInstance(swinq.open(module).engine(backend="cpu").run(x), dict)
+
     def test_other_channels_and_sizes(self):
         module = of_timm(features_only=True, out_indices=(0, 1), in_chans=5, strict_img_size=False)
         program, batches = Inside(module), [images(1, 224, 256, 5), images(2, 256, 224, 5, seed=3)]

@@ -7,7 +7,7 @@ is read from attributes, of the latter from the shapes of their parameters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ._description import (
@@ -123,8 +123,13 @@ def _openmmlab_v2(module: Any, preprocessing: Any) -> Description:
     }
     name = f"{type(module).__module__.partition('.')[0]} {type(module).__name__}"
     described = in_microsoft_keys(name, 2, size, 1, values, transform_of(preprocessing))
-    described.task, described.outputs = "features", sorted(int(stage) for stage in module.out_indices)
+    described.task, described.outputs = "features", counted(module.out_indices, len(module.stages))
     return described
+
+
+def counted(indices: Iterable[Any], stages: int) -> list[int]:
+    """Numbers of stages from 0 in ascending order; a negative one counts from the end."""
+    return sorted({int(stage) + (stages if stage < 0 else 0) for stage in indices})
 
 
 def detectron2(module: Any, preprocessing: Any) -> Description:
@@ -134,7 +139,7 @@ def detectron2(module: Any, preprocessing: Any) -> Description:
 
 def _by_shapes(module: Any, preprocessing: Any) -> Description:
     outputs = getattr(module, "out_indices", None)
-    outputs = norms_of(module) if outputs is None else sorted(int(stage) for stage in outputs)
+    outputs = norms_of(module) if outputs is None else counted(outputs, len(getattr(module, "stages", None) or module.layers))
     kind = type(module)
     name = f"{kind.__module__.partition('.')[0]} {kind.__name__}"
     return Description(name, transform=transform_of(preprocessing), task="features", outputs=outputs)
@@ -145,7 +150,7 @@ def timm_list(module: Any, preprocessing: Any) -> Description:
     stages: list[Any] = []
     while f"layers_{len(stages)}" in module:
         stages.append(module[f"layers_{len(stages)}"])
-    return _timm(module, stages, list(module.feature_info.out_indices), preprocessing)
+    return _timm(module, stages, counted(module.feature_info.out_indices, len(module.feature_info.info)), preprocessing)
 
 
 def timm_getter(module: Any, preprocessing: Any) -> Description:
@@ -153,7 +158,7 @@ def timm_getter(module: Any, preprocessing: Any) -> Description:
     if module.norm:
         raise ArgumentError("model: a getter with norm=True applies the final norm to its last map; use norm=False")
     network = module.model
-    described = _timm(network, list(network.layers), list(module.out_indices), preprocessing)
+    described = _timm(network, list(network.layers), counted(module.out_indices, len(network.layers)), preprocessing)
     described.renamed = {"model.": ""}
     return described
 
