@@ -26,13 +26,13 @@ struct Value {
 }
 
 impl Value {
-    /// A value of which only the type is known.
+    /// A value whose type alone is known.
     fn of(elements: i32, shape: Vec<Dim>) -> Value {
         Value { elements, shape, integers: None }
     }
 }
 
-/// What [`check`] has found.
+/// The result of [`check`].
 #[derive(Clone, Debug, Default)]
 pub struct Checked {
     integers: HashMap<String, Rc<[i64]>>,

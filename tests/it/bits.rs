@@ -1,5 +1,5 @@
 //! Models that hold the bits: small models of random weights, one for each kind of network and recipe. The table
-//! `tests/data/bits.txt` has a hash of what a calibration finds for each, of its file, and of what the engine computes with it on
+//! `tests/data/bits.txt` has hashes of the tensors and ranges of each, of its file, and of the outputs of its engine on
 //! every instruction set. `UPDATE_BITS=1` writes the table, after a change that was meant to change results; `SWINQ_BITS` names a
 //! folder for the files.
 
@@ -163,7 +163,7 @@ fn hash(bytes: &[u8]) -> String {
     text
 }
 
-/// Tensors and ranges: what a calibration finds. A key that a new version adds to files is not part of it.
+/// Tensors and ranges, the result of a calibration. A key that a new version adds to files is not part of it.
 fn content(file: &[u8]) -> Vec<u8> {
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
     let header: serde_json::Value = serde_json::from_slice(&file[8..8 + length]).unwrap();

@@ -32,7 +32,7 @@ pub struct Contract {
     /// The largest factor of `q k^T`, and the largest position bias, of a Swin V2.
     largest_scale: f64,
     largest_bias: f64,
-    /// What is added to a logit whose tokens lie in different regions, unless the model says otherwise.
+    /// The number that is added to a logit whose tokens lie in different regions, unless the model says otherwise.
     mask: f64,
 }
 

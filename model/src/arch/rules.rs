@@ -133,7 +133,7 @@ impl GridRule {
     }
 }
 
-/// The rules of a network for images of any size that it takes. They say what [`SwinConfig::grids`] says of
+/// The rules of a network for images of any size that it takes. They agree with [`SwinConfig::grids`] for
 /// one size, except for the largest image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SizeRules {

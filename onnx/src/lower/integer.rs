@@ -88,7 +88,7 @@ impl Lowering<'_> {
         self.graph.shared("Concat", name, &lists, &[Attribute::Int("axis", 0)])
     }
 
-    /// `x` in another shape; 0 keeps a size, -1 is what remains.
+    /// `x` in another shape; 0 keeps a size, -1 is the rest.
     pub(super) fn reshaped(&mut self, name: &str, x: &str, shape: &[i64]) -> String {
         let shape = self.graph.list(shape);
         self.graph.shared("Reshape", name, &[x, &shape], &[])

@@ -12,7 +12,7 @@ use crate::graph::Attribute;
 enum Index {
     /// Numbers; `tokens` is a row of zeros behind the last one. The constant has this name.
     Known { name: String, rows: Vec<i64>, tokens: usize },
-    /// A value of the graph, in which the number of the last row and one more may stand for a row of zeros.
+    /// A value of the graph, whose number of the last row and one more may stand for a row of zeros.
     Value { name: String, padded: bool },
 }
 
