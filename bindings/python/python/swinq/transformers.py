@@ -33,7 +33,7 @@ from ._layers import uncompiled
 from ._progress import Progress
 from ._torch_module import InPlace, Replacement, SwinModule, file_of, in_place, opened, unguard
 from ._torch_report import Report
-from ._transformers_outputs import described, structure_of
+from ._torch_structure import arguments_of, described, described_arguments, structure_of
 
 __all__ = ["SwinqConfig", "SwinqQuantizer", "attach"]
 
@@ -163,7 +163,7 @@ class SwinqQuantizer(HfQuantizer):
                 f"be opened ({error}); save the quantized model again. A folder that a process without swinq.transformers saved holds a float "
                 "model: remove `quantization_config` from its config.json"
             ) from error
-        module = SwinModule(original, quantized, structure_of(swin["outputs"]), swin["arguments"], config.backend, config.options)
+        module = SwinModule(original, quantized, structure_of(swin["outputs"]), arguments_of(swin["arguments"]), config.backend, config.options)
         module.eval()
         if name:
             model.set_submodule(name, module)
@@ -186,7 +186,7 @@ class SwinqQuantizer(HfQuantizer):
                     "kind": type(original).__name__,
                     "bytes": file.numel(),
                     "outputs": described(swin._outputs),
-                    "arguments": _plain(swin._arguments),
+                    "arguments": described_arguments(swin._arguments),
                 }
             )
         if entries:
@@ -258,11 +258,3 @@ def _swins_of(model: Any) -> dict[str, SwinModule]:
     if isinstance(model.forward, InPlace):
         return {"": model.forward.swin}
     return {name: module for name, module in model.named_modules() if isinstance(module, SwinModule)}
-
-
-def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the calls of a Swin, which a configuration can hold."""
-    for name, value in arguments.items():
-        if value is not None and not isinstance(value, bool | int | float | str):
-            raise ArgumentError(f"{name}: the model calls a Swin with a {type(value).__name__}, which cannot be saved")
-    return dict(arguments)
