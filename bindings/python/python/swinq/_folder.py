@@ -12,6 +12,7 @@ import sys
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from ._errors import ArgumentError, FileError, ModelError, NotFoundError
 
@@ -131,7 +132,7 @@ def _put(new: Path, folder: Path) -> None:
 def _exchange(one: Path, other: Path) -> bool:
     """Exchanges two folders in one step; ``False`` if the system or the file system cannot."""
     first, second = os.fsencode(one), os.fsencode(other)
-    library = ctypes.CDLL(None) if os.name == "posix" else None
+    library: Any = ctypes.CDLL(None) if os.name == "posix" else None
     if sys.platform == "linux" and hasattr(library, "renameat2"):
         # AT_FDCWD, RENAME_EXCHANGE
         return bool(library.renameat2(-100, first, -100, second, 2) == 0)

@@ -50,7 +50,7 @@ class SavedSwin:
 
     #: The module paths at which it stands; empty for the model itself.
     names: list[str]
-    #: The class of the original, and its library or package.
+    #: The class of the original, and its library; empty for none of timm, torchvision and transformers.
     kind: str
     library: str
     #: ``INT8``, ``IN_PLACE`` or ``PREPARED``.
@@ -67,6 +67,11 @@ class SavedSwin:
     learned: str = "none"
     drop_path: float = 0.0
     checkpointing: bool = False
+
+    @property
+    def original_kind(self) -> str:
+        """The class of the original and its library, for messages."""
+        return f"{self.kind} of {self.library}" if self.library else self.kind
 
     @property
     def place(self) -> str:

@@ -12,7 +12,7 @@ import torch
 
 from . import _torch_tensors
 from ._errors import ArgumentError, Error, ModelError
-from ._layers import uncompiled
+from ._layers import library_of, uncompiled
 from ._model import Model
 from ._torch_calls import CallParameters
 from ._torch_folder import IN_PLACE, PREPARED, REST, Index, SavedSwin, read_file, read_index
@@ -21,7 +21,7 @@ from ._torch_options import check_options
 from ._torch_outputs import tensors
 from ._torch_prepared import LEARNED
 from ._torch_replace import exchanged, kind_of, none_in, opened_float, prepared_of, swins_of
-from ._torch_save import PARALLEL, hash_of_parameters, is_in, library_name, plain, swins_in
+from ._torch_save import PARALLEL, hash_of_parameters, is_in, plain, swins_in
 from ._torch_structure import arguments_of, structure_of
 
 
@@ -89,15 +89,15 @@ def _place(model: Any, named: Mapping[str, Any], saved: SavedSwin, folder: Path)
     Raises:
         ModelError: if the model has another class, another module or none there.
     """
-    of_saved = f"{saved.kind} of {saved.library}"
     found = named.get(saved.names[0])
     if found is None:
         there = {plain(name): module for name, module in model.named_modules(remove_duplicate=False)}.get(saved.names[0])
         state = "no module of this name" if there is None else f"a {kind_of(there)} there"
-        raise ModelError(f"{folder}: has a {of_saved} as {saved.place}, and {kind_of(model)} has {state}{_hint(named, saved, folder)}")
-    if (kind := (kind_of(found), library_name(uncompiled(found)))) != (saved.kind, saved.library):
+        raise ModelError(f"{folder}: has a {saved.original_kind} as {saved.place}, and {kind_of(model)} has {state}{_hint(named, saved, folder)}")
+    kind, library = kind_of(found), library_of(uncompiled(found)) or ""
+    if (kind, library) != (saved.kind, saved.library):
         raise ModelError(
-            f"{folder}: has a {of_saved} as {saved.place}, and {kind_of(model)} has a {kind[0]} of {kind[1]} there; build the model as it "
+            f"{folder}: has a {saved.original_kind} as {saved.place}, and {kind_of(model)} has a {kind} of {library or 'its own'} there; build the model as it "
             "was when it was saved"
         )
     at = [name for name, module in named.items() if module is found]

@@ -129,7 +129,7 @@ def _described(module: Any, names: list[str], file: str) -> SavedSwin:
     entry = SavedSwin(
         names=names,
         kind=type(original).__name__,
-        library=library_name(original),
+        library=library_of(original) or "",
         state=PREPARED,
         file=file,
         outputs=described(swin._outputs),
@@ -149,11 +149,6 @@ def _checkpoint_of(module: Any) -> Any:
     if isinstance(module, PreparedSwin):
         return module._template.model
     return module.model if isinstance(module, SwinModule) else module.forward.swin.model
-
-
-def library_name(module: Any) -> str:
-    """The library of the class of a module, or its package."""
-    return library_of(module) or type(module).__module__.partition(".")[0]
 
 
 def hash_of_parameters(module: Any) -> str:

@@ -1,0 +1,59 @@
+"""Programs that are saved, and a process that loads them:
+
+    python torch_saved.py FOLDER NAME...
+
+For each name it builds the program with other weights, loads FOLDER/NAME, and writes what it gives for FOLDER/NAME.pt to FOLDER/NAME.out.
+"""
+
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+import torch_detector
+import transformers
+from torch_models import FOUR, PROGRAMS, SWINS, images, of_timm, of_torchvision, randomise
+from torch_support import Inside, leaves
+
+import swinq.torch
+
+SMALL = {**FOUR, "depths": [1, 1], "num_heads": [1, 2]}
+#: What builds each program, and the size of its images.
+MADE = {
+    "timm": (lambda: Inside(SWINS["timm V2 list"]()), 224),
+    "timm classifier": (lambda: of_timm(num_classes=5, img_size=64, window_size=4, depths=[1, 1]), 64),
+    "torchvision": (lambda: Inside(of_torchvision()), 64),
+    "torchvision features": (lambda: Inside(SWINS["torchvision getter"]()), 64),
+    "transformers": (lambda: transformers.SwinForImageClassification(transformers.SwinConfig(**SMALL)), 128),
+    "UPerNet": (lambda: PROGRAMS["UPerNet"]()[0], 128),
+    "Mask2Former": (lambda: PROGRAMS["Mask2Former"]()[0], 128),
+    "DPT": (lambda: PROGRAMS["DPT with Swin V2"]()[0], 128),
+    "detector": (lambda: Inside(torch_detector.Swin()), 64),
+}
+
+
+def made(name, seed=0):
+    """A program with random weights, in evaluation mode."""
+    make, _ = MADE[name]
+    return randomise(make(), seed).eval()
+
+
+def images_for(name):
+    return images(2, MADE[name][1], MADE[name][1])
+
+
+def values(model, x):
+    """The tensors that a program gives."""
+    with torch.no_grad():
+        return [value for _, value in leaves(model(x))]
+
+
+def main(folder, *names):
+    warnings.simplefilter("ignore")
+    for name in names:
+        model = swinq.torch.load(made(name, seed=1), folder / name).eval()
+        torch.save(values(model, torch.load(folder / f"{name}.pt")), folder / f"{name}.out")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
