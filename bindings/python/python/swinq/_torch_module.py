@@ -338,8 +338,9 @@ def check_float_is_there(model: Any) -> None:
         swin = forward.swin if isinstance(forward, InPlace) else module
         if isinstance(swin, SwinModule) and swin.missing_float:
             raise ArgumentError(
-                f"model: the float parameters of {f'`{name}`' if name else 'the model itself'} are missing: what was loaded holds the INT8 Swin "
-                "only, and its original has other values. Load the saved model into a float model that has the parameters which were quantized"
+                f"model: the float parameters of {f'`{name}`' if name else 'the model itself'} are missing: the folder that was "
+                "opened holds the INT8 Swin only. Open the float model, or call swinq.torch.load with a float model that has the parameters "
+                "which were quantized"
             )
 
 
