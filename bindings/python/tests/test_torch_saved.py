@@ -494,6 +494,46 @@ class Hostile(Case):
         self.refuse("is no folder; give the one that swinq.torch.save has written", swinq.NotFoundError)
 
 
+class KeepFloat(Case):
+    """Folders of transformers without the float parameters of the Swins."""
+
+    def check(self, name, kind):
+        x, float_folder = images_for(name), self.folder / f"{name} float"
+        made(name).save_pretrained(float_folder)
+        config = SwinqConfig(calibrate=[x], keep_float=False)
+        model = kind.from_pretrained(float_folder, quantization_config=config)
+        expected = values(model, x)
+        for shards in ("5GB", "300KB"):
+            folder = self.folder / f"{name} {shards}"
+            model.save_pretrained(folder, max_shard_size=shards)
+            size, of_float = (sum(path.stat().st_size for path in each.glob("*.safetensors")) for each in (folder, float_folder))
+            self.assertLess(size, of_float)
+            again, found = kind.from_pretrained(folder, output_loading_info=True)
+            self.assertEqual((set(found["missing_keys"]), set(found["unexpected_keys"])), (set(), set()))
+            self.assert_equal(values(again, x), expected)
+            for undo in (swinq.torch.restore, lambda model: model.dequantize()):
+                with self.assertRaisesRegex(swinq.ArgumentError, "the float parameters of .* are missing.*Open the float model"):
+                    undo(again)
+                self.assert_equal(values(again, x), expected)
+        # A second folder has the same files.
+        again.save_pretrained(self.folder / "again", max_shard_size="300KB")
+        for path in folder.iterdir():
+            self.assertEqual((self.folder / "again" / path.name).read_bytes(), path.read_bytes(), path.name)
+        exact = values(kind.from_pretrained(float_folder), x)
+        self.assert_equal(values(swinq.torch.restore(model), x), exact)
+        # swinq.torch.load into a float model with these parameters gives them back.
+        swinq.torch.save(again, self.folder / f"{name} saved")
+        whole = swinq.torch.load(kind.from_pretrained(float_folder), self.folder / f"{name} saved")
+        self.assert_equal(values(whole, x), expected)
+        self.assert_equal(values(swinq.torch.restore(whole), x), exact)
+
+    def test_a_program_with_a_backbone(self):
+        self.check("UPerNet", transformers.UperNetForSemanticSegmentation)
+
+    def test_a_model_that_is_a_swin(self):
+        self.check("transformers", transformers.AutoModelForImageClassification)
+
+
 class Checkpoints(Case):
     def setUp(self):
         super().setUp()
