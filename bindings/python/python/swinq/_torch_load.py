@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,7 @@ def _fill(model: Any, rest: dict[str, Any], without: list[str]) -> None:
     """
     state = {plain(name): (name, value) for name, value in model.state_dict().items()}
     wanted = {name: value for name, value in state.items() if not any(is_in(name, place) for place in without)}
-    check_names(wanted.keys(), rest.keys(), kind_of(model))
+    _check_names(wanted.keys(), rest.keys(), kind_of(model))
     for name, (_, value) in wanted.items():
         found = rest[name]
         if found.shape != value.shape:
@@ -237,15 +237,21 @@ def _fill(model: Any, rest: dict[str, Any], without: list[str]) -> None:
     model.load_state_dict({name: rest[key] for key, (name, _) in wanted.items()}, strict=False)
 
 
-def check_names(wanted: Any, found: Any, kind: str) -> None:
+def _check_names(wanted: Collection[str], found: Collection[str], kind: str) -> None:
     """Refuses tensors that are not those of a model.
 
     Raises:
         ModelError: with the first name that one has and the other has not.
     """
-    missing, more = ([name for name in one if name not in other] for one, other in ((wanted, found), (found, wanted)))
-    if missing or more:
-        parts = [f"has no `{missing[0]}`, which {kind} has"] * bool(missing) + [f"has `{more[0]}`, which {kind} has not"] * bool(more)
-        raise ModelError(
-            f"{REST}: {' and '.join(parts)} ({len(missing)} and {len(more)} such tensors); build the model as it was when it was saved"
-        )
+    missing = [name for name in wanted if name not in found]
+    more = [name for name in found if name not in wanted]
+    if not missing and not more:
+        return
+    problems = []
+    if missing:
+        problems.append(f"has no `{missing[0]}`, which {kind} has")
+    if more:
+        problems.append(f"has `{more[0]}`, which {kind} has not")
+    raise ModelError(
+        f"{REST}: {' and '.join(problems)} ({len(missing)} and {len(more)} such tensors); build the model as it was when it was saved"
+    )
