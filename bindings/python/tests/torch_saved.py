@@ -6,6 +6,8 @@ For each name it builds the program with other weights, loads FOLDER/NAME, and w
 """
 
 import sys
+import tempfile
+import unittest
 import warnings
 from pathlib import Path
 
@@ -42,10 +44,43 @@ def images_for(name):
     return images(2, MADE[name][1], MADE[name][1])
 
 
+#: Arguments of a small Swin of timm.
+OPTIONS = {"img_size": 64, "window_size": 4, "depths": [1, 1], "features_only": True, "out_indices": (0, 1)}
+#: Images for :func:`small`.
+X = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+
+
+def small(seed=0, **options):
+    """A small program of timm with random weights."""
+    return randomise(Inside(of_timm(**{**OPTIONS, **options})), seed)
+
+
+def quantized(program=None, x=X):
+    return swinq.torch.quantize(program or small(), [x]).model
+
+
 def values(model, x):
     """The tensors that a program gives."""
     with torch.no_grad():
         return [value for _, value in leaves(model(x))]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        warnings.simplefilter("ignore")
+        transformers.utils.logging.disable_progress_bar()
+        transformers.utils.logging.set_verbosity_error()
+        self.addCleanup(transformers.utils.logging.set_verbosity_warning)
+
+    def assert_equal(self, found, expected):
+        self.assertEqual(len(found), len(expected))
+        self.assertGreater(len(found), 0)
+        for one, other in zip(found, expected, strict=True):
+            self.assertEqual((one.shape, one.dtype, one.stride()), (other.shape, other.dtype, other.stride()))
+            self.assertTrue(torch.equal(one, other))
 
 
 def main(folder, *names):

@@ -148,29 +148,34 @@ def read_index(folder: Path) -> Index:
         hint = f"; {old} is its older state, which can be renamed" if old.is_dir() else ""
         raise NotFoundError(f"{folder}: is no folder; give the one that swinq.torch.save has written{hint}")
     path = folder / INDEX
-    data = _folder.read(folder, INDEX)
-    try:
-        content = json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise _damaged(path, f"is no JSON ({error})") from error
-    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+    content, expected = _parsed(path, _folder.read(folder, INDEX))
+    if content.pop("format", None) != FORMAT:
         raise ModelError(f"{path}: does not say that swinq.torch.save wrote it; give a folder that it wrote")
-    version, writer = content.get("version"), content.get("written_by")
+    version, writer = content.pop("version", None), content.pop("written_by", None)
     if isinstance(version, int) and version > VERSION:
         raise ModelError(
             f"{path}: has version {version} of the format, written by swinq {writer}, and this swinq {_native.__version__} reads up to "
             f"{VERSION}; install swinq {writer} or newer"
         )
-    known, expected = content.pop("hash", None), _hash_of_index({"format": FORMAT, **content})
-    if known != expected:
+    if (known := content.pop("hash", None)) != expected:
         raise _damaged(path, f"has not the hash that it states ({known})")
-    fields = {name: value for name, value in content.items() if name not in ("version", "written_by")}
     try:
-        index: Index = _record(Index, fields)
+        index: Index = _record(Index, content)
         _check(index)
     except (TypeError, ValueError) as error:
         raise _damaged(path, str(error)) from error
     return index
+
+
+def _parsed(path: Path, data: bytearray) -> tuple[dict[str, Any], str]:
+    """The contents of an index, and the hash that it must state."""
+    try:
+        content = json.loads(data)
+        if not isinstance(content, dict):
+            raise ValueError("it holds no object")
+        return content, _hash_of_index({name: value for name, value in content.items() if name != "hash"})
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, f"is no JSON ({error})") from error
 
 
 def _damaged(path: Path, problem: str) -> ModelError:

@@ -17,7 +17,7 @@ from ._model import Model
 from ._torch_calls import CallParameters
 from ._torch_folder import IN_PLACE, PREPARED, REST, Index, SavedSwin, read_file, read_index
 from ._torch_module import SwinModule, Unsaved, check_backend, in_place, opened
-from ._torch_options import check_options
+from ._torch_options import ENGINE_NUMBERS, check_options
 from ._torch_outputs import tensors
 from ._torch_prepared import LEARNED
 from ._torch_replace import exchanged, kind_of, none_in, opened_float, prepared_of, swins_of
@@ -140,14 +140,22 @@ def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, op
                 raise ModelError(f"learned `{saved.learned}` and drop_path {saved.drop_path} are not allowed")
             return prepared_of(place, float_model, model, outputs, arguments, saved.learned, saved.drop_path, saved.checkpointing)
         check_backend(saved.backend)
-        check_options(load, saved.options)
+        _check_options(saved.options)
         swin = SwinModule(place, model, outputs, arguments, backend or saved.backend, {**saved.options, **options})
-    except Error as error:
+    except (Error, RecursionError) as error:
         raise ModelError(f"{saved.file}, for {saved.place}: {error}") from error
     if hash_of_parameters(uncompiled(place)) != saved.original:
         swin.missing_float = saved.original
     swin.engine_for(next(place.parameters()).device)
     return swin
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Refuses options of an engine that no call has."""
+    check_options(load, options)
+    for name, value in options.items():
+        if not isinstance(value, int if name in ENGINE_NUMBERS else str):
+            raise ModelError(f"the option {name} is {value!r}; save the model again")
 
 
 def _blank(module: Any) -> dict[str, Any]:
