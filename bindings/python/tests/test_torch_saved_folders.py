@@ -73,13 +73,23 @@ class OtherModels(Case):
         wrapped.module.inner = quantized()
         self.saved = self.folder / "wrapped"
         swinq.torch.save(wrapped, self.saved)
-        model = small(1)
+        self.follow(small(1), wrapped.module.inner, "model")
+        # A Swin alone, and inside of a program.
+        self.saved = self.folder / "alone"
+        swinq.torch.save(quantized().backbone, self.saved)
+        self.follow(small(1), quantized(), "model")
+        self.saved = self.folder / "inside"
+        swinq.torch.save(quantized(), self.saved)
+        self.follow(small(1).backbone, quantized(), "found")
+
+    def follow(self, model, expected, name):
+        """Does what the message says; then ``name`` gives the values of a model."""
         with self.assertRaises(swinq.ModelError) as caught:
             swinq.torch.load(model, self.saved)
-        call = re.search(r"call (swinq.torch.load\(.*\))", str(caught.exception))[1]
-        loaded = eval(call, {"swinq": swinq, "torch": torch, "model": model})
-        self.assertIs(loaded["module"]["inner"], model)
-        self.assert_equal(values(model.eval(), X), values(wrapped.module.inner, X))
+        call = re.search(r"call (.*)$", str(caught.exception))[1]
+        names = {"swinq": swinq, "torch": torch, "model": model}
+        exec(call if " = " in call else f"found = {call}", names)
+        self.assert_equal(values(names[name].eval(), X), values(expected, X))
 
 
 class Kills(Case):

@@ -93,12 +93,13 @@ def _place(model: Any, named: Mapping[str, Any], saved: SavedSwin, folder: Path)
     if found is None:
         there = {plain(name): module for name, module in model.named_modules(remove_duplicate=False)}.get(saved.names[0])
         state = "no module of this name" if there is None else f"a {kind_of(there)} there"
-        raise ModelError(f"{folder}: has a {saved.original_kind} as {saved.place}, and {kind_of(model)} has {state}{_hint(named, saved, folder)}")
+        hint = _hint(named, saved, folder)
+        raise ModelError(f"{folder}: has a {saved.original_kind} as {saved.place}, and {kind_of(model)} has {state}{hint}")
     kind, library = kind_of(found), library_of(uncompiled(found)) or ""
     if (kind, library) != (saved.kind, saved.library):
         raise ModelError(
-            f"{folder}: has a {saved.original_kind} as {saved.place}, and {kind_of(model)} has a {kind} of {library or 'its own'} there; build the model as it "
-            "was when it was saved"
+            f"{folder}: has a {saved.original_kind} as {saved.place}, and {kind_of(model)} has a {kind} of {library or 'its own'} there; "
+            "build the model as it was when it was saved"
         )
     at = [name for name, module in named.items() if module is found]
     if set(at) != set(saved.names):
@@ -115,17 +116,29 @@ def _list(names: list[str]) -> str:
 
 def _hint(named: Mapping[str, Any], saved: SavedSwin, folder: Path) -> str:
     """How a saved Swin is found if the module paths differ by a prefix, such as that of a wrapper."""
-    path = saved.names[0]
-    for name, module in named.items():
-        if kind_of(module) == saved.kind and (not path or name.endswith(f".{path}")):
-            return f", but one as `{name}`; call swinq.torch.load(model.{name.removesuffix(path).rstrip('.')}, {str(folder)!r})"
-        if kind_of(module) == saved.kind and (not name or path.endswith(f".{name}")):
-            wrapped = "model"
-            for part in reversed(path.removesuffix(name).rstrip(".").split(".")):
-                wrapped = f"torch.nn.ModuleDict({{{part!r}: {wrapped}}})"
-            return f", but one as {f'`{name}`' if name else 'the model itself'}; call swinq.torch.load({wrapped}, {str(folder)!r})"
+    path, of_kind = saved.names[0], [name for name, module in named.items() if kind_of(module) == saved.kind]
+    for name in of_kind:
+        if not path:
+            call = f"model.{name} = swinq.torch.load(model.{name}, {str(folder)!r})"
+            return f", but one as `{name}`; call {call}"
+        if name.endswith(f".{path}"):
+            return f", but one as `{name}`; call swinq.torch.load(model.{name.removesuffix(f'.{path}')}, {str(folder)!r})"
+        if not name and saved.state != PREPARED:
+            return f", but is one itself; call swinq.torch.replace(model, {{'': {str(folder / saved.file)!r}}}).model"
+        if not name or path.endswith(f".{name}"):
+            there = f"`{name}`" if name else "the model itself"
+            return f", but one as {there}; save it without the modules around it, or call {_wrapped(path.removesuffix(name), folder)}"
     others = f"its Swins are {_list(list(named))}" if named else "it has no Swin"
     return f"; {others}. Build the model as it was when it was saved"
+
+
+def _wrapped(prefix: str, folder: Path) -> str:
+    """The call that loads a folder into ``model``, whose modules have a prefix there."""
+    parts = prefix.rstrip(".").split(".")
+    wrapped = "model"
+    for part in reversed(parts):
+        wrapped = f"torch.nn.ModuleDict({{{part!r}: {wrapped}}})"
+    return f"swinq.torch.load({wrapped}, {str(folder)!r})" + "".join(f"[{part!r}]" for part in parts)
 
 
 def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, options: Mapping[str, Any]) -> Any:
@@ -145,7 +158,7 @@ def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, op
     except (Error, RecursionError) as error:
         raise ModelError(f"{saved.file}, for {saved.place}: {error}") from error
     if hash_of_parameters(uncompiled(place)) != saved.original:
-        swin.missing_float = saved.original
+        swin._missing_float = saved.original
     swin.engine_for(next(place.parameters()).device)
     return swin
 

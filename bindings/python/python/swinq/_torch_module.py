@@ -104,7 +104,7 @@ class SwinModule(Replacement):
         self._model, self._outputs, self._arguments = model, outputs, dict(arguments)
         self._backend, self._options = backend, dict(options)
         #: The hash of the float parameters, if ``original`` does not have them, as after :func:`swinq.torch.load`; else empty.
-        self.missing_float = ""
+        self._missing_float = ""
         leaves = [leaf for _, leaf in tensors(outputs)]
         self._names = list(dict.fromkeys(leaf.output for leaf in leaves))
         #: Maps are computed with the channels last if no output has them first.
@@ -224,13 +224,13 @@ class SwinModule(Replacement):
         parts = (copy.deepcopy(part, memo) for part in (self.original, self._arguments, self._options))
         original, arguments, options = parts
         module = type(self)(original, self._model, self._outputs, arguments, self._backend, options)
-        module.training, module.missing_float = self.training, self.missing_float
+        module.training, module._missing_float = self.training, self._missing_float
         memo[id(self)] = module
         return module
 
     def __reduce__(self) -> Any:
         file = file_of(self._model)
-        parts = (self.original, file, self._outputs, self._arguments, self._backend, self._options, self.training, self.missing_float)
+        parts = (self.original, file, self._outputs, self._arguments, self._backend, self._options, self.training, self._missing_float)
         return _loaded, parts
 
     def extra_repr(self) -> str:
@@ -244,7 +244,7 @@ def _loaded(
 ) -> SwinModule:
     """The module whose parts were pickled; ``file`` is its checkpoint."""
     module = SwinModule(original, opened(file), outputs, arguments, backend, options)
-    module.training, module.missing_float = training, missing_float
+    module.training, module._missing_float = training, missing_float
     return module
 
 
@@ -336,7 +336,7 @@ def check_float_is_there(model: Any) -> None:
     for name, module in model.named_modules():
         forward = module.__dict__.get("forward")
         swin = forward.swin if isinstance(forward, InPlace) else module
-        if isinstance(swin, SwinModule) and swin.missing_float:
+        if isinstance(swin, SwinModule) and swin._missing_float:
             raise ArgumentError(
                 f"model: the float parameters of {f'`{name}`' if name else 'the model itself'} are missing: the folder that was "
                 "opened holds the INT8 Swin only. Open the float model, or call swinq.torch.load with a float model that has the parameters "

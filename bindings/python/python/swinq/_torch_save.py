@@ -138,7 +138,7 @@ def _described(module: Any, names: list[str], file: str) -> SavedSwin:
     if isinstance(swin, SwinModule):
         entry.state = INT8 if swin is module else IN_PLACE
         entry.backend, entry.options = swin._backend, dict(swin._options)
-        entry.original = swin.missing_float or hash_of_parameters(original)
+        entry.original = swin._missing_float or hash_of_parameters(original)
     else:
         entry.learned, entry.drop_path, entry.checkpointing = swin._learned, float(swin._drop_path), bool(swin.checkpointing)
     return entry

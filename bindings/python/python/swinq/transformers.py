@@ -177,7 +177,7 @@ class SwinqQuantizer(HfQuantizer):
                 "model: remove `quantization_config` from its config.json"
             ) from error
         module = SwinModule(original, quantized, structure_of(swin["outputs"]), arguments_of(swin["arguments"]), config.backend, config.options)
-        module.missing_float = swin.get("original", "")
+        module._missing_float = swin.get("original", "")
         module.eval()
         if name:
             model.set_submodule(name, module)
@@ -217,8 +217,8 @@ class SwinqQuantizer(HfQuantizer):
 
     def _without(self, swin: SwinModule) -> str:
         """The hash of the float parameters of a Swin, if they are not saved; else empty."""
-        if swin.missing_float or self.quantization_config.keep_float:
-            return swin.missing_float
+        if swin._missing_float or self.quantization_config.keep_float:
+            return swin._missing_float
         return hash_of_parameters(uncompiled(swin.original))
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
