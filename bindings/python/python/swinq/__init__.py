@@ -34,6 +34,14 @@ threads or a GPU of their own; on a GPU, ``run`` reads and returns CUDA tensors 
 **Inside a model of PyTorch.** ``swinq.torch.quantize(model, calibrate=loader)`` replaces each Swin of a larger model by an INT8 module
 with the same outputs. PyTorch is not needed, and not imported, but by ``import swinq.torch`` and ``import swinq.transformers``.
 
+**In another process.** ``swinq.torch.save`` writes such a model as a folder, and ``swinq.torch.load`` puts its Swins into a float model that
+the same code builds, without images and with the same bits:
+
+>>> import swinq.torch
+>>> detector = swinq.torch.quantize(detector, calibrate=loader).model
+>>> swinq.torch.save(detector, "int8")
+>>> detector = swinq.torch.load(build_detector().eval(), "int8")
+
 An error of a model, a file, images or a value is a :class:`Error`, and its message names the argument, file or site at fault and the
 next step. An argument of another type than the documented one may raise a ``TypeError``.
 """

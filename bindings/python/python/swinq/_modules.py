@@ -46,8 +46,9 @@ Tensor = tuple[str, str, list[int], np.ndarray]
 Reader = Callable[[Any, Any], Description]
 
 
-def load(model: Any, preprocessing: Any, reading: Reading) -> _native.Model:
-    """The model with the parameters and the description of a module or a state dictionary."""
+def load(model: Any, preprocessing: Any, reading: Reading, values: Mapping[str, Any] | None = None) -> _native.Model:
+    """The model with the parameters and the description of a module or a state dictionary; ``values`` stands for the state dictionary
+    of a module."""
     cfg, opts, dialect, weights, prefix, family, labels, task, outputs = reading
     if weights is not None:
         raise ArgumentError("weights: chooses among the dictionaries of a file; pass the dictionary itself")
@@ -58,7 +59,7 @@ def load(model: Any, preprocessing: Any, reading: Reading) -> _native.Model:
         described = describe(module, preprocessing)
         check_layers(module)
         check_hooks(module)
-        state = renamed(module.state_dict(), described.renamed)
+        state = renamed(module.state_dict() if values is None else values, described.renamed)
         if task not in (None, described.task or "classification"):
             raise ArgumentError(f"task: the module {type(module).__name__} is {_what(described)}; leave task out")
         if described.task is None and outputs is not None:

@@ -66,6 +66,13 @@ class CallParameters:
         return arguments.pop(first), arguments
 
 
+@dataclass(frozen=True)
+class OfClass:
+    """Stands for an argument of a saved model that was an object of a class: calls are compared by the class alone."""
+
+    kind: type
+
+
 def images_of(value: Any) -> Any:
     """The tensor of images in the input of a module."""
     return value if isinstance(value, torch.Tensor) or not is_nested(value) else value.tensors
@@ -94,4 +101,4 @@ def _plain(name: str, value: Any) -> Any:
         return None
     if isinstance(value, bool | int | float | str):
         return value
-    return type(value)
+    return value.kind if isinstance(value, OfClass) else type(value)

@@ -103,6 +103,8 @@ class SwinModule(Replacement):
         self.__dict__["_original"] = original
         self._model, self._outputs, self._arguments = model, outputs, dict(arguments)
         self._backend, self._options = backend, dict(options)
+        #: The hash of the float parameters, if ``original`` does not have them, as after :func:`swinq.torch.load`; else empty.
+        self._missing_float = ""
         leaves = [leaf for _, leaf in tensors(outputs)]
         self._names = list(dict.fromkeys(leaf.output for leaf in leaves))
         #: Maps are computed with the channels last if no output has them first.
@@ -222,13 +224,14 @@ class SwinModule(Replacement):
         parts = (copy.deepcopy(part, memo) for part in (self.original, self._arguments, self._options))
         original, arguments, options = parts
         module = type(self)(original, self._model, self._outputs, arguments, self._backend, options)
-        module.training = self.training
+        module.training, module._missing_float = self.training, self._missing_float
         memo[id(self)] = module
         return module
 
     def __reduce__(self) -> Any:
         file = file_of(self._model)
-        return _loaded, (self.original, file, self._outputs, self._arguments, self._backend, self._options, self.training)
+        parts = (self.original, file, self._outputs, self._arguments, self._backend, self._options, self.training, self._missing_float)
+        return _loaded, parts
 
     def extra_repr(self) -> str:
         sites = self._model.sites
@@ -236,10 +239,12 @@ class SwinModule(Replacement):
         return f"{type(uncompiled(self.original)).__name__}, {quantized} of {len(sites)} sites INT8"
 
 
-def _loaded(original: Any, file: bytes, outputs: Any, arguments: Any, backend: str, options: Any, training: bool) -> SwinModule:
+def _loaded(
+    original: Any, file: bytes, outputs: Any, arguments: Any, backend: str, options: Any, training: bool, missing_float: str
+) -> SwinModule:
     """The module whose parts were pickled; ``file`` is its checkpoint."""
     module = SwinModule(original, opened(file), outputs, arguments, backend, options)
-    module.training = training
+    module.training, module._missing_float = training, missing_float
     return module
 
 
@@ -251,7 +256,7 @@ def file_of(model: Model) -> bytes:
         return path.read_bytes()
 
 
-def opened(file: bytes) -> Model:
+def opened(file: bytes | bytearray) -> Model:
     """The model whose checkpoint ``file`` is."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "swin.safetensors"
@@ -320,6 +325,23 @@ def guard(model: Any) -> None:
 def unguard(model: Any) -> None:
     """Lets ``model`` save again."""
     model.__dict__.pop("save_pretrained", None)
+
+
+def check_float_is_there(model: Any) -> None:
+    """Refuses a model with a Swin on an engine whose original has not the parameters that were quantized.
+
+    Raises:
+        ArgumentError: with the place of the Swin.
+    """
+    for name, module in model.named_modules():
+        forward = module.__dict__.get("forward")
+        swin = forward.swin if isinstance(forward, InPlace) else module
+        if isinstance(swin, SwinModule) and swin._missing_float:
+            raise ArgumentError(
+                f"model: the float parameters of {f'`{name}`' if name else 'the model itself'} are missing: the folder that was "
+                "opened holds the INT8 Swin only. Open the float model, or call swinq.torch.load with a float model that has the parameters "
+                "which were quantized"
+            )
 
 
 def in_place(swin: SwinModule) -> Any:

@@ -23,6 +23,10 @@ from ._torch_parameters import Parameters, read
 from ._torch_scales import Codes, Scale, Scales, WeightScale
 
 
+#: The values of ``learned`` of :func:`swinq.torch.prepare`: whether the scales of activations and of weights are learned.
+LEARNED = {"none": (False, False), "activations": (True, False), "weights": (False, True), "all": (True, True)}
+
+
 class Template:
     """The calibrated model, which copies of a module share."""
 
@@ -62,7 +66,7 @@ class PreparedSwin(Replacement):
         stored: list[tuple[str, str, str]],
         outputs: Any,
         arguments: Mapping[str, Any],
-        learned: tuple[bool, bool],
+        learned: str,
         drop_path: float,
         checkpointing: bool,
     ) -> None:
@@ -74,7 +78,7 @@ class PreparedSwin(Replacement):
             stored: which of its tensors are parameters (``_native.stored_parameters``).
             outputs: the structure of the outputs (``_torch_outputs``).
             arguments: the arguments of every call beside the images.
-            learned: whether the scales of activations and of weights are learned.
+            learned: the scales that are learned, a name of ``LEARNED``.
             drop_path: the rate of stochastic depth of the last block; it grows from 0 with the blocks.
             checkpointing: whether blocks are computed again in the backward pass.
         """
@@ -87,8 +91,8 @@ class PreparedSwin(Replacement):
         self._non_persistent_buffers_set.update(uncompiled(original)._non_persistent_buffers_set)
         self._template, self._names, self._stored = template, dict(names), list(stored)
         self._outputs, self._arguments = outputs, dict(arguments)
-        self._drop_path, self.checkpointing = drop_path, checkpointing
-        self.swinq = Scales(template.model._native, *learned).to(next(original.parameters()).device)
+        self._learned, self._drop_path, self.checkpointing = learned, drop_path, checkpointing
+        self.swinq = Scales(template.model._native, *LEARNED[learned]).to(next(original.parameters()).device)
         self.training = original.training
         self._set_up()
 

@@ -13,12 +13,12 @@ from . import _native, _process
 from ._errors import ArgumentError, Error, PreprocessingError, count
 from ._layers import library_of, uncompiled
 from ._model import Model
-from ._modules import Reading, load, reader_of
+from ._modules import Reading, describe, load, reader_of
 from ._progress import Progress, close, observer
 from ._quantize import recipe_text
 from ._torch_module import InPlace, SwinModule, guard
 from ._torch_outputs import made, relative_error, tensors
-from ._torch_prepared import PreparedSwin
+from ._torch_prepared import PreparedSwin, Template
 from ._torch_record import Record, run
 from ._torch_report import Left, Replaced, Report
 from ._torch_results import check_type, checked, first
@@ -74,7 +74,7 @@ def found(
     opened, left, swins = {}, [], []
     for module, names in places.items():
         try:
-            opened[module] = _opened(module)
+            opened[module] = opened_float(module)
         except Error as error:
             left.append(Left(names[0], kind_of(module), str(error)))
     for module, float_model in opened.items():
@@ -138,13 +138,14 @@ def kind_of(module: Any) -> str:
     return type(uncompiled(module)).__name__
 
 
-def _opened(place: Any) -> Model:
-    """The float model of a Swin. Its images are normalised, so that a preprocessing that is not known is not needed."""
+def opened_float(place: Any, state: Mapping[str, Any] | None = None) -> Model:
+    """The float model of a Swin; ``state`` stands for its state dictionary. Its images are normalised, so that a preprocessing that is
+    not known is not needed."""
     module = uncompiled(place)
     try:
-        return _read(module, None)
+        return _read(module, None, state)
     except PreprocessingError:
-        return _read(module, stand_in(module))
+        return _read(module, stand_in(module), state)
 
 
 def stand_in(module: Any) -> Any:
@@ -152,12 +153,12 @@ def stand_in(module: Any) -> Any:
     return "hf" if library_of(module) == "transformers" else NORMALISED
 
 
-def _read(module: Any, preprocessing: Any) -> Model:
+def _read(module: Any, preprocessing: Any, state: Mapping[str, Any] | None) -> Model:
     """The model of a module. Remarks on what its state dictionary has beside it are of no interest, because its outputs are
     checked."""
     family = preprocessing if isinstance(preprocessing, str) else None
     reading: Reading = (None, [], None, None, None, family, None, None, None)
-    return Model(load(module, preprocessing, reading))
+    return Model(load(module, preprocessing, reading, state))
 
 
 def quantized(
@@ -207,6 +208,22 @@ def described(engine: SwinModule, swin: FoundSwin) -> Replaced:
 def in_place_of(swin: FoundSwin, model: Model, backend: str, options: Mapping[str, Any]) -> SwinModule:
     """The module that runs ``model`` in the place of a Swin."""
     return SwinModule(swin.module, model, swin.outputs, swin.record.arguments, backend, options)
+
+
+def prepared_of(
+    module: Any,
+    float_model: Model,
+    calibrated: Model,
+    outputs: Any,
+    arguments: Mapping[str, Any],
+    learned: str,
+    drop_path: float,
+    checkpointing: bool,
+) -> PreparedSwin:
+    """The module that trains for ``calibrated`` in the place of the Swin ``module``, whose model is ``float_model``."""
+    swin = uncompiled(module)
+    names, stored = describe(swin, stand_in(swin)).renamed, _native.stored_parameters(float_model._native)
+    return PreparedSwin(module, Template(calibrated), names, stored, outputs, arguments, learned, drop_path, checkpointing)
 
 
 def exchanged(model: Any, old: Any, new: Any) -> Any:

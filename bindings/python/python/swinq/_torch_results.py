@@ -128,9 +128,18 @@ def check_module(module: Any, model: Model) -> None:
     """
     kind = type(module).__name__
     try:
-        checked(model, _recorded(module, _noise(module, model)))
+        checked(model, recorded_on_noise(module, model))
     except Error as error:
         raise ArgumentError(f"model: {kind}, on an image of noise: {error}") from error
+
+
+def recorded_on_noise(module: Any, model: Model) -> Record:
+    """What a module gives for an image of noise, of the size of the network ``model``.
+
+    Raises:
+        ArgumentError: for a module that cannot run such an image.
+    """
+    return _recorded(module, _noise(module, model))
 
 
 def _noise(module: Any, model: Model) -> Any:

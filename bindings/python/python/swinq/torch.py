@@ -18,7 +18,15 @@ with the trained parameters.
 >>> print(swinq.torch.tune(detector, calibrate=loader, evaluate=box_ap, max_drop=0.002))
 
 :func:`tune` searches the recipe that :func:`quantize` should have, by a metric of the program's own, and :func:`sensitivity` measures
-what it gains if a part of the Swin stays in float. This module needs PyTorch (``pip install torch``), which the rest of the package does not.
+what it gains if a part of the Swin stays in float.
+
+>>> swinq.torch.save(detector, "int8")
+>>> detector = swinq.torch.load(build_detector().eval(), "int8")      # in another process
+
+:func:`save` writes a model with :class:`SwinModule` or :class:`PreparedSwin` in it as a folder, and :func:`load` puts them into a float
+model of the same code. :func:`replace` puts a checkpoint of ``swinq calibrate`` in the place of a named module.
+
+This module needs PyTorch (``pip install torch``), which the rest of the package does not.
 """
 
 from __future__ import annotations
@@ -32,17 +40,17 @@ try:
 except ImportError as error:
     raise ImportError("swinq.torch needs PyTorch: pip install torch") from error
 
-from . import _native
 from ._errors import ArgumentError
 from ._description import forget_method
-from ._layers import uncompiled
-from ._modules import describe
 from ._progress import Progress
-from ._torch_module import InPlace, SwinModule, check_backend
+from ._torch_checkpoints import replace
+from ._torch_load import load
+from ._torch_module import InPlace, SwinModule, check_backend, check_float_is_there, unguard
 from ._torch_options import check_options
-from ._torch_prepared import PreparedSwin, Template, start_from
-from ._torch_replace import FoundSwin, exchanged, in_place_of, quantized, replaced, stand_in
+from ._torch_prepared import LEARNED, PreparedSwin, start_from
+from ._torch_replace import FoundSwin, exchanged, in_place_of, prepared_of, quantized, replaced
 from ._torch_report import Left, Replaced, Report
+from ._torch_save import save
 from ._torch_search import Candidate, Part, Sensitivity, Tuning
 from ._torch_tune import sensitivity, tune
 
@@ -57,17 +65,16 @@ __all__ = [
     "SwinModule",
     "Tuning",
     "convert",
+    "load",
     "prepare",
     "quantize",
+    "replace",
     "restore",
+    "save",
     "scales",
     "sensitivity",
     "tune",
 ]
-
-#: The values of ``learned`` of :func:`prepare`: whether the scales of activations and of weights are learned.
-LEARNED = {"none": (False, False), "activations": (True, False), "weights": (False, True), "all": (True, True)}
-
 
 def quantize(
     model: Any,
@@ -161,13 +168,8 @@ def prepare(
         raise ArgumentError(f"drop_path: {drop_path} is not in [0, 1)")
 
     def training(found: FoundSwin) -> Any:
-        int8, module = quantized(found, recipe, ptq, batch_size, progress), found.module
-        swin = uncompiled(module)
-        names = describe(swin, stand_in(swin)).renamed
-        stored, arguments = _native.stored_parameters(found.model._native), found.record.arguments
-        prepared = PreparedSwin(
-            module, Template(int8), names, stored, found.outputs, arguments, LEARNED[learned], drop_path, checkpointing
-        )
+        int8 = quantized(found, recipe, ptq, batch_size, progress)
+        prepared = prepared_of(found.module, found.model, int8, found.outputs, found.record.arguments, learned, drop_path, checkpointing)
         if ptq != "basic":
             start_from(prepared, int8)
         return prepared, prepared.converted("cpu")
@@ -213,12 +215,18 @@ def scales(model: Any) -> list[Any]:
 def restore(model: Any) -> Any:
     """Puts the original modules back, in place, those of trained modules with the trained parameters; a model of
     :mod:`swinq.transformers` that is a Swin itself runs its own code again. Returns the model, or the original if the model itself is
-    one of the modules that :func:`quantize` and :func:`prepare` make. What a model of transformers saves then is a float folder."""
+    one of the modules that :func:`quantize` and :func:`prepare` make. What a model of transformers saves then is a float folder.
+
+    Raises:
+        ArgumentError: for a module without its float parameters, such as one that :func:`load` has put there. The model is then as before.
+    """
+    check_float_is_there(model)
     for swin in [module for module in model.modules() if isinstance(module, SwinModule | PreparedSwin)]:
         swin.original.train(swin.training)
         model = exchanged(model, swin, swin.original)
     for module in model.modules():
         if isinstance(module.__dict__.get("forward"), InPlace):
             del module.forward, module._apply
+            unguard(module)
         forget_method(module)
     return model

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -33,7 +34,8 @@ from ._layers import uncompiled
 from ._progress import Progress
 from ._torch_module import InPlace, Replacement, SwinModule, file_of, in_place, opened, unguard
 from ._torch_report import Report
-from ._transformers_outputs import described, structure_of
+from ._torch_save import hash_of_parameters
+from ._torch_structure import arguments_of, described, described_arguments, structure_of
 
 __all__ = ["SwinqConfig", "SwinqQuantizer", "attach"]
 
@@ -62,6 +64,7 @@ class SwinqConfig(QuantizationConfigMixin):
         batch_size: int = 8,
         progress: bool | Progress | None = None,
         options: Mapping[str, Any] | None = None,
+        keep_float: bool = True,
         swins: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """
@@ -69,6 +72,9 @@ class SwinqConfig(QuantizationConfigMixin):
             calibrate, recipe, backend, samples, ptq, batch_size, progress: as for :func:`swinq.torch.quantize`. ``calibrate`` and
                 ``progress`` are not saved.
             options: options of :meth:`swinq.Model.engine`, such as ``threads``.
+            keep_float: whether a saved folder also has the float parameters of the Swins. Without them it is smaller than the float
+                model's; ``dequantize`` and :func:`swinq.torch.restore` of the model that it opens raise, and a program that does not
+                import this module has no weights for the Swins.
             swins: what a saved model states of its quantized Swins; ``save_pretrained`` writes it.
         """
         self.quant_method = "swinq"
@@ -76,7 +82,7 @@ class SwinqConfig(QuantizationConfigMixin):
         self.progress = progress
         self.recipe = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
         self.backend, self.samples, self.ptq, self.batch_size = backend, samples, ptq, batch_size
-        self.options, self.swins = dict(options or {}), [dict(swin) for swin in swins]
+        self.options, self.keep_float, self.swins = dict(options or {}), keep_float, [dict(swin) for swin in swins]
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
@@ -119,11 +125,18 @@ class SwinqQuantizer(HfQuantizer):
         """Gives each saved Swin a buffer into which transformers reads its checkpoint."""
         if not self.pre_quantized:
             return
+        without = []
         for swin in self.quantization_config.swins:
             _swin_of(model, swin).register_buffer(BUFFER, torch.empty(swin["bytes"], dtype=torch.uint8))
+            if swin.get("original"):
+                without.append(rf"^{re.escape(swin['name'] + '.' * bool(swin['name']))}(?!.*{BUFFER}$)")
+        if without:
+            # transformers warns of no parameters that the folder leaves out.
+            model._keys_to_ignore_on_load_missing = {*(model._keys_to_ignore_on_load_missing or ()), *without}
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if self.pre_quantized:
+            model.__dict__.pop("_keys_to_ignore_on_load_missing", None)
             for swin in self.quantization_config.swins:
                 self._open(model, swin)
         else:
@@ -163,7 +176,8 @@ class SwinqQuantizer(HfQuantizer):
                 f"be opened ({error}); save the quantized model again. A folder that a process without swinq.transformers saved holds a float "
                 "model: remove `quantization_config` from its config.json"
             ) from error
-        module = SwinModule(original, quantized, structure_of(swin["outputs"]), swin["arguments"], config.backend, config.options)
+        module = SwinModule(original, quantized, structure_of(swin["outputs"]), arguments_of(swin["arguments"]), config.backend, config.options)
+        module._missing_float = swin.get("original", "")
         module.eval()
         if name:
             model.set_submodule(name, module)
@@ -171,14 +185,18 @@ class SwinqQuantizer(HfQuantizer):
             in_place(module)
 
     def get_state_dict_and_metadata(self, model: Any) -> tuple[Any, dict[str, Any]]:
-        """The state dictionary to save: the float weights, those of the quantized Swins too, and the checkpoints of these. What else
-        they need goes into the configuration."""
+        """The state dictionary to save: the weights, and the checkpoints of the quantized Swins. What else these need goes into the
+        configuration."""
         state, entries = model.state_dict(), []
         for name, swin in _swins_of(model).items():
             prefix = f"{name}." if name else ""
             file = torch.frombuffer(bytearray(file_of(swin.model)), dtype=torch.uint8)
             original = uncompiled(swin.original)
-            state.update(original.state_dict(prefix=prefix))
+            missing = self._without(swin)
+            if missing:
+                state = {key: value for key, value in state.items() if not key.startswith(prefix)}
+            else:
+                state.update(original.state_dict(prefix=prefix))
             state[prefix + BUFFER] = file
             entries.append(
                 {
@@ -186,7 +204,8 @@ class SwinqQuantizer(HfQuantizer):
                     "kind": type(original).__name__,
                     "bytes": file.numel(),
                     "outputs": described(swin._outputs),
-                    "arguments": _plain(swin._arguments),
+                    "arguments": described_arguments(swin._arguments),
+                    **({"original": missing} if missing else {}),
                 }
             )
         if entries:
@@ -195,6 +214,12 @@ class SwinqQuantizer(HfQuantizer):
             # The Swins were restored one by one.
             forget_method(model)
         return state, {}
+
+    def _without(self, swin: SwinModule) -> str:
+        """The hash of the float parameters of a Swin, if they are not saved; else empty."""
+        if swin._missing_float or self.quantization_config.keep_float:
+            return swin._missing_float
+        return hash_of_parameters(uncompiled(swin.original))
 
     def _dequantize(self, model: Any, dtype: Any = None) -> Any:
         return _torch.restore(model)
@@ -207,12 +232,13 @@ class SwinqQuantizer(HfQuantizer):
         return False
 
 
-def attach(model: Any) -> Any:
+def attach(model: Any, keep_float: bool = True) -> Any:
     """Makes ``save_pretrained`` of a model write a folder that ``from_pretrained`` opens in INT8, after :func:`swinq.torch.quantize`
     or, with trained Swins, :func:`swinq.torch.convert`. Without it ``save_pretrained`` refuses.
 
     Args:
         model: a model of transformers whose Swins are :class:`swinq.torch.SwinModule`, or such a module in the place of one.
+        keep_float: as for :class:`SwinqConfig`.
 
     Returns:
         The model; for a module in the place of a model, that model, which now runs on the engine.
@@ -227,7 +253,7 @@ def attach(model: Any) -> Any:
         in_place(model)
     if not _swins_of(found):
         raise ArgumentError("model: has no quantized Swin; call swinq.torch.quantize or swinq.torch.convert first")
-    found.config.quantization_config = SwinqConfig()
+    found.config.quantization_config = SwinqConfig(keep_float=keep_float)
     found.hf_quantizer = SwinqQuantizer(found.config.quantization_config)
     unguard(found)
     return found
@@ -258,11 +284,3 @@ def _swins_of(model: Any) -> dict[str, SwinModule]:
     if isinstance(model.forward, InPlace):
         return {"": model.forward.swin}
     return {name: module for name, module in model.named_modules() if isinstance(module, SwinModule)}
-
-
-def _plain(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the calls of a Swin, which a configuration can hold."""
-    for name, value in arguments.items():
-        if value is not None and not isinstance(value, bool | int | float | str):
-            raise ArgumentError(f"{name}: the model calls a Swin with a {type(value).__name__}, which cannot be saved")
-    return dict(arguments)
