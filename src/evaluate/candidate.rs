@@ -261,7 +261,7 @@ impl Candidate {
     ///
     /// # Errors
     /// [`Error::Argument`] for 0 images, or for more than fit in memory.
-    pub(super) fn noise(&self, images: usize) -> Result<Batch, Error> {
+    pub fn noise(&self, images: usize) -> Result<Batch, Error> {
         noise_of(self.size(), self.runner.channels(), images)
     }
 
@@ -417,14 +417,14 @@ impl Candidate {
             return Ok(());
         }
         let batch = super::noise(&**engine, batch_size)?;
-        engine.profile(&batch.pixels, RUNS / 8)?;
+        engine.profile(batch.size, &batch.pixels, RUNS / 8)?;
         let launch = |launch: swinq_int8_runtime::LaunchProfile| LaunchResult {
             name: launch.name,
             detail: launch.detail,
             ms: 1e3 * launch.time.as_secs_f64(),
             macs: launch.macs,
         };
-        let launches = engine.profile(&batch.pixels, RUNS)?.into_iter().map(launch).collect();
+        let launches = engine.profile(batch.size, &batch.pixels, RUNS)?.into_iter().map(launch).collect();
         self.result.profile = Some(Profile { batch: batch_size, launches });
         Ok(())
     }

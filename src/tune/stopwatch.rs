@@ -115,7 +115,7 @@ impl Stopwatch {
     ) -> Result<(), Error> {
         let (images, backend) = (self.batch_size, self.engine.backend()?);
         let (engine, reference) = (Engine::new(model, backend)?, Engine::new(reference, backend)?);
-        let profile = engine.profile(&self.pixels, 1)?;
+        let profile = engine.profile(engine.input_size(), &self.pixels, 1)?;
         let (mut wholes, mut references) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             for (engine, times) in [(&engine, &mut wholes), (&reference, &mut references)] {

@@ -259,9 +259,9 @@ fn bench_times_other_image_sizes_that_the_network_and_the_memory_allow() {
     refused(bench(&["--size", "60x60"]), 1, &["size: ", " at 60x60: ", "window 7 does not divide"]);
     let text = stdout(&bench(&["--size", "50x90", "--pad-to", "56"]).success());
     assert!(text.contains("56x112") && !text.contains("50x90"), "{text}");
-    for words in
-        [&["--pad-to", "56"][..], &["--size", "56"], &["--size", "56x0"], &["--size", "56x56", "--profile"]]
-    {
+    let text = stdout(&bench(&["--size", "112x56", "--profile"]).success());
+    assert!(text.contains(", batch 3, 112x56: "), "{text}");
+    for words in [&["--pad-to", "56"][..], &["--size", "56"], &["--size", "56x0"]] {
         refused(bench(words), 2, &["--size"]);
     }
     // The remedy that the message names works.

@@ -207,7 +207,7 @@ fn the_launches_of_a_plan_are_those_that_an_engine_makes() {
                 for count in [1, 4] {
                     let what = format!("{}, {recipe}, {}, {count} images", float.config.name, backend.name());
                     let said = launches.of(&plan, count).unwrap();
-                    let profile = engine.profile(&images(&model, count), 1).unwrap();
+                    let profile = engine.profile(engine.input_size(), &images(&model, count), 1).unwrap();
                     let names = |launch: &LaunchSteps| launch.name.clone();
                     let made: Vec<String> = profile.into_iter().map(|launch| launch.name).collect();
                     assert_eq!(said.iter().map(names).collect::<Vec<_>>(), made, "{what}");

@@ -139,13 +139,13 @@ impl CudaRunner {
         Ok(Some(times))
     }
 
-    /// Times each launch of a forward pass of the `count` images in `pixels`, which have the network's own size, by itself.
+    /// Times each launch of a forward pass of the `count` images of `size` in `pixels` by itself.
     pub(crate) fn profile(
         &mut self,
+        size: Size,
         count: usize,
         pixels: &[u8],
     ) -> Result<Vec<LaunchProfile>, RuntimeError> {
-        let size = self.own_size();
         self.prepare(count, size)?;
         let pixels = self.load(pixels, 0)?;
         let (stream, (prepared, images)) = (&*self.stream, self.prepared((size, count), &pixels));

@@ -105,11 +105,11 @@ impl Engine {
         Err(RuntimeError::Images { images, max_batch })
     }
 
-    /// The number and the pixels of the first images of `pixels`, at most `max_batch` images.
-    pub(super) fn first_batch<'a>(&self, pixels: &'a [u8]) -> Result<(usize, &'a [u8]), RuntimeError> {
-        let image_bytes = self.image_bytes();
-        let images = pixels.len() / image_bytes;
-        self.check_pixels(pixels, images.max(1), self.input_size())?;
+    /// The number and the pixels of the first images of `pixels`, images of `size`, at most `max_batch` images.
+    pub(super) fn first_batch<'a>(&self, pixels: &'a [u8], size: Size) -> Result<(usize, &'a [u8]), RuntimeError> {
+        let image_bytes = self.bytes_of(size);
+        let images = pixels.len() / image_bytes.max(1);
+        self.check_pixels(pixels, images.max(1), size)?;
         let images = images.min(self.max_batch());
         Ok((images, &pixels[..images * image_bytes]))
     }

@@ -11,19 +11,19 @@ use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
 impl Engine {
-    /// The time of each launch in a forward of the first (at most `max_batch`) of `pixels`, images of [`Engine::input_size`]: on
-    /// a CPU the median of `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
+    /// The time of each launch in a forward of the first (at most `max_batch`) of `pixels`, images of `size`: on a CPU the median
+    /// of `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
     ///
     /// # Errors
-    /// `pixels` is not one or more whole images, or the GPU fails.
-    pub fn profile(&self, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
-        let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
+    /// `pixels` is not one or more whole images, the network or the engine's memory has no room for the size, or the GPU fails.
+    pub fn profile(&self, size: Size, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
+        let (images, pixels) = self.first_batch(pixels, size)?;
         match &self.runner {
             BackendRunner::Cpu(runner) => {
                 let runs = u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
                 runner.profile(images, Images::new(size, pixels), runs)
             }
-            BackendRunner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.profile(images, pixels)),
+            BackendRunner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.profile(size, images, pixels)),
         }
     }
 
@@ -33,7 +33,8 @@ impl Engine {
     /// # Errors
     /// `pixels` is not one or more whole images, the system refuses memory, or the GPU fails.
     pub fn trace(&self, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
-        let (size, (images, pixels)) = (self.input_size(), self.first_batch(pixels)?);
+        let size = self.input_size();
+        let (images, pixels) = self.first_batch(pixels, size)?;
         match &self.runner {
             BackendRunner::Cpu(runner) => runner.trace(images, Images::new(size, pixels)),
             BackendRunner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.trace(images, pixels)),

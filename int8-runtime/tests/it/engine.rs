@@ -118,7 +118,7 @@ fn pixels_and_scores_that_do_not_fit_are_refused() {
     }
     infer(0, 0).unwrap();
     for bytes in [0, 1, IMAGE - 1, IMAGE + 1] {
-        assert!(matches!(engine.profile(&pixels[..bytes], 1), Err(RuntimeError::PixelCount { .. })));
+        assert!(matches!(engine.profile(engine.input_size(), &pixels[..bytes], 1), Err(RuntimeError::PixelCount { .. })));
         assert!(matches!(engine.trace(&pixels[..bytes]), Err(RuntimeError::PixelCount { .. })));
     }
     for images in [0, 3, usize::MAX] {
@@ -161,7 +161,7 @@ fn profiles_and_listings_have_a_line_for_each_step_of_the_plan() {
     let names: Vec<&str> = engine.plan().steps.iter().map(|step| step.name.as_str()).collect();
     for images in [1, 4] {
         engine.prepare(engine.input_size(), images).unwrap();
-        let profile = engine.profile(&pixels(images), 0).unwrap();
+        let profile = engine.profile(engine.input_size(), &pixels(images), 0).unwrap();
         assert_eq!(profile.iter().map(|launch| launch.name.as_str()).collect::<Vec<_>>(), names);
         let lines = engine.launches(images).unwrap();
         assert_eq!(lines.len(), names.len());

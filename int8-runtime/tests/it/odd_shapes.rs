@@ -292,7 +292,7 @@ fn blocks_in_groups_of_windows_equal_their_launches_one_by_one() {
                     engine.infer_into(pixels, &mut logits).unwrap();
                     let what = format!("{name}, {recipe:?}, {images} images, {threads} threads");
                     assert_eq!(trace.values, TracedValues::Float(logits), "{what}");
-                    let profile = engine.profile(pixels, 1).unwrap();
+                    let profile = engine.profile(engine.input_size(), pixels, 1).unwrap();
                     let count = profile.iter().filter(|launch| launch.detail == "fused").count();
                     (fused, apart) = (fused + count, apart + profile.len() - count);
                 }

@@ -1,11 +1,13 @@
-// Window attention for windows of more than 64 tokens. A block processes 64 queries of one window and head.
+// Window attention for windows whose logits do not fit the registers: more than 256 tokens, and those that the kernels for whole
+// windows leave over (`AttentionConfig::whole`). A block processes 64 queries of one window and head.
 // It passes over the keys in tiles of 64: once for the maximum logit of each query, and once for the product
 // with the values. For probabilities of kind s8, a pass between them computes the sum of the exponentials.
 // Each pass computes the products q . k again, which is cheaper than storing them.
 //
 // Entry points: `attention_i8_tiled`, `attention_f16_tiled`. Defines: those of `attention.cuh` except
-// KEY_TILES; INTEGER; PROBS_S8 if INTEGER is set. THREADS is 128.
+// KEY_TILES; INTEGER; PROBS_S8 if INTEGER is set. THREADS is 128, BIAS is BIAS_ROWS.
 #define KEY_TILES 8
+#define HELD 8
 #include "attention.cuh"
 
 #if INTEGER
@@ -58,7 +60,7 @@ INLINE Rows rows_of(const Params& p, u32 window, u32 head, u32 query, u32 padded
     rows.regions = mask != 0 ? p.regions + mask * padded : nullptr;
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
-        rows.bias[half] = p.bias + (static_cast<u64>(head) * padded + query + 8 * half) * padded;
+        rows.bias[half] = static_cast<const f32*>(p.bias) + (static_cast<u64>(head) * padded + query + 8 * half) * padded;
         rows.region[half] = mask != 0 ? rows.regions[query + 8 * half] : 0;
     }
     return rows;

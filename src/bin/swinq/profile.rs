@@ -11,19 +11,19 @@ use crate::tables;
 /// Number of inferences that are timed on a CPU.
 const RUNS: usize = 20;
 
-/// Prints the profile of `candidate` at one batch size.
+/// Prints the profile of `candidate` at one batch size, for images of the size that it is timed on.
 pub fn print(candidate: &Candidate, batch_size: usize) -> anyhow::Result<()> {
     let label = candidate.result.label();
     let CandidateRunner::Engine(engine) = &candidate.runner else { return Ok(()) };
     let images = batch_size.min(engine.max_batch());
-    let batch = swinq::noise(&**engine, images)?;
-    engine.profile(&batch.pixels, 3)?;
-    let launches = engine.profile(&batch.pixels, RUNS)?;
+    let batch = candidate.noise(images)?;
+    engine.profile(batch.size, &batch.pixels, 3)?;
+    let launches = engine.profile(batch.size, &batch.pixels, RUNS)?;
     let table = match engine.device() {
         None => cpu_table(&launches),
         Some(device) => cuda_table(&launches, &Roofline::of(device)),
     };
-    say!("\n{label}, batch {images}: {table}");
+    say!("\n{label}, batch {images}, {}: {table}", batch.size);
     Ok(())
 }
 

@@ -4,149 +4,16 @@ use swinq_numerics::{AttentionSpec, MASKS, Probs};
 
 use super::{Call, DeviceStore, DeviceWindows, ResidualType, int, row_stride};
 use crate::params::attention::Params;
-use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
+use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, Stream, launch};
+
+mod bias;
+mod config;
+
+pub use bias::{bias_fragments, bias_rows};
+pub use config::{AttentionConfig, AttentionElements};
 
 /// The head dimension that the kernels support.
 pub const HEAD_DIM: usize = 32;
-/// Number of tokens that a block processes at a time.
-const TOKENS: usize = 64;
-const THREADS: u32 = 128;
-/// Windows of up to this many f16 tokens are compiled for [`SMALL_BLOCKS`].
-const SMALL_TOKENS: usize = 40;
-/// Number of blocks of small f16 windows that the compiler leaves registers for.
-const SMALL_BLOCKS: i64 = 4;
-/// Number of blocks of bit-exact tiled kernels with u8 probabilities that the compiler leaves registers for.
-const TILED_BLOCKS: i64 = 3;
-/// Maximum registers of a thread in the tiled kernels.
-const TILED_REGISTERS: u32 = 168;
-
-/// Element type of queries, keys and values.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AttentionElements {
-    /// INT8 codes; probabilities are INT8 codes too.
-    Codes,
-    /// f16, summed in f32.
-    Half,
-}
-
-/// Constants for which an attention kernel is compiled.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AttentionConfig {
-    /// Element type of the input.
-    pub elements: AttentionElements,
-    /// Number of tokens of a window.
-    pub tokens: usize,
-    /// Number of heads.
-    pub heads: usize,
-    /// Whether probabilities are of kind `s8`.
-    pub probs_s8: bool,
-    /// Whether exponentials are bit-exact to the reference; if not, the GPU's exponential unit computes them.
-    pub exact: bool,
-    /// Whether each head has a factor of `q k^T` of its own.
-    pub head_scales: bool,
-    /// Whether queries and keys of some heads have hi and lo codes for each value.
-    pub hi_lo: bool,
-    /// Added to the logits of tokens of different regions.
-    pub mask: f32,
-}
-
-impl AttentionConfig {
-    /// Whether one block processes a whole window at once. With hi and lo codes and probabilities of kind `s8`, the kernel for
-    /// whole windows would need more registers than some GPUs have.
-    pub fn whole(&self) -> bool {
-        self.tokens <= TOKENS && !(self.hi_lo && self.probs_s8)
-    }
-
-    /// Tokens of a window padded to full tiles, as in the layout of bias and regions.
-    pub fn padded(&self) -> usize {
-        self.tokens.next_multiple_of(TOKENS)
-    }
-
-    /// Factor that the logits' scale and bias are multiplied by: 1 if `exact`, else log2(e), because the
-    /// exponential unit computes powers of two.
-    pub fn logit_unit(&self) -> f32 {
-        if self.exact { 1.0 } else { std::f32::consts::LOG2_E }
-    }
-
-    /// The program that stores results as `store`.
-    pub fn program(&self, store: DeviceStore) -> Program {
-        let (file, entry) = match (self.elements, self.whole()) {
-            (AttentionElements::Codes, true) => ("attention_i8.cu", "attention_i8"),
-            (AttentionElements::Half, true) => ("attention_f16.cu", "attention_f16"),
-            (AttentionElements::Codes, false) => ("attention_tiled.cu", "attention_i8_tiled"),
-            (AttentionElements::Half, false) => ("attention_tiled.cu", "attention_f16_tiled"),
-        };
-        let program = Program::new(file, entry)
-            .define("THREADS", THREADS.into())
-            .define("STORE", store.define())
-            .define("FAKE", store.is_fake().into())
-            .define("EXACT", self.exact.into())
-            .define("HEAD_SCALES", self.head_scales.into())
-            .define("MASK_BITS", (self.mask * self.logit_unit()).to_bits().into());
-        let program = match self.elements {
-            AttentionElements::Codes => {
-                program.define("PROBS_S8", self.probs_s8.into()).define("HI_LO", self.hi_lo.into())
-            }
-            AttentionElements::Half => program,
-        };
-        if self.whole() {
-            let program = program.define("KEY_TILES", self.tokens.div_ceil(8) as i64);
-            // Without a number of blocks the compiler spills registers of small windows so that more blocks fit.
-            let small = self.elements == AttentionElements::Half && self.tokens <= SMALL_TOKENS;
-            return if small { program.define("MIN_BLOCKS", SMALL_BLOCKS) } else { program };
-        }
-        // Without a number of blocks the compiler spills a register so that one more block fits.
-        let tight = self.elements == AttentionElements::Codes && self.exact && !self.probs_s8 && !self.hi_lo;
-        let program = if tight { program.define("MIN_BLOCKS", TILED_BLOCKS) } else { program };
-        let integer = self.elements == AttentionElements::Codes;
-        // Without the limit the compiler spills a register so that one more block fits.
-        Program { max_registers: Some(TILED_REGISTERS), ..program.define("INTEGER", integer.into()) }
-    }
-
-    /// Bytes of shared memory of a block.
-    pub fn shared(&self) -> u32 {
-        let tokens = TOKENS as u32;
-        let (operands, low) = if self.hi_lo { (5, 1) } else { (3, 0) };
-        match (self.elements, self.whole()) {
-            (AttentionElements::Codes, true) => 2 * operands * tokens * 48 + 32 * 80,
-            (AttentionElements::Half, true) => 2 * 3 * tokens * 80,
-            // Queries, then the keys and values of every tile, then the transposed INT8 values; lo codes of queries
-            // and keys.
-            (AttentionElements::Codes, false) => {
-                let padded = self.padded() as u32;
-                tokens * 48 + 2 * padded * 48 + padded / tokens * 32 * 80 + low * (tokens + padded) * 48
-            }
-            (AttentionElements::Half, false) => {
-                let padded = self.padded() as u32;
-                tokens * 80 + 2 * padded * 80
-            }
-        }
-    }
-
-    /// Number of blocks for each multiprocessor, for windows of up to 64 tokens: as many as it runs at the same time.
-    /// With hi and lo codes twice as many, because blocks of heads with one code end earlier.
-    fn blocks(&self) -> usize {
-        match (self.elements, self.hi_lo, self.tokens) {
-            (AttentionElements::Codes, true, _) => 2 * 4,
-            (AttentionElements::Codes, false, 57..) => 5,
-            (AttentionElements::Codes, false, _) if self.head_scales => 5,
-            _ => 6,
-        }
-    }
-
-    /// Number of windows that a block processes, and the launch configuration for `total` windows on a device
-    /// with `multiprocessors`. A block loads the bias once for all its windows, so there are few blocks.
-    pub fn launch(&self, total: usize, multiprocessors: usize) -> (usize, LaunchConfig) {
-        let (each, grid) = if self.whole() {
-            let blocks = multiprocessors * self.blocks();
-            let each = (total * self.heads).div_ceil(blocks);
-            (each, [(total.div_ceil(each) * self.heads) as u32, 1, 1])
-        } else {
-            (1, [(total * self.heads) as u32, (self.padded() / TOKENS) as u32, 1])
-        };
-        (each, LaunchConfig { grid, threads: THREADS, shared: self.shared(), pdl: true })
-    }
-}
 
 /// Window attention of one transformer block, prepared for a device.
 pub struct DeviceAttention {
@@ -191,9 +58,9 @@ impl DeviceAttention {
         store: DeviceStore,
         residual: ResidualType,
     ) -> Result<DeviceAttention, CudaError> {
-        let config = config(spec, residual)?;
-        let kernel = device.kernel(&config.program(store))?;
         let limit = device.shared_per_block();
+        let config = config(spec, residual, limit)?;
+        let kernel = device.kernel(&config.program(store))?;
         if config.shared() > limit {
             return Err(CudaError::Unsupported(format!(
                 "windows of {} tokens need {} bytes of shared memory, and this GPU has {limit}",
@@ -213,7 +80,7 @@ impl DeviceAttention {
                 .transpose()?,
             low: low.map(|low| DeviceBuf::from_slice(device, &low).map(|low| low.all())).transpose()?,
             multiprocessors: device.multiprocessors() as usize,
-            bias: DeviceBuf::from_slice(device, &padded_bias(&config, spec.bias))?.all(),
+            bias: DeviceBuf::from_slice(device, &config.packed_bias(spec.bias))?.all(),
             regions: padded_regions(device, (config.tokens, config.padded()), spec.regions)?,
             store,
             scales,
@@ -274,8 +141,12 @@ impl DeviceAttention {
     }
 }
 
-/// The kernel configuration for `spec`.
-fn config(spec: &AttentionSpec<'_>, residual: ResidualType) -> Result<AttentionConfig, CudaError> {
+/// The kernel configuration for `spec`, on a GPU where a block may have `limit` bytes of shared memory.
+fn config(
+    spec: &AttentionSpec<'_>,
+    residual: ResidualType,
+    limit: u32,
+) -> Result<AttentionConfig, CudaError> {
     let quant = &spec.quant;
     if spec.head_dim != HEAD_DIM {
         return Err(CudaError::Unsupported(format!(
@@ -303,6 +174,7 @@ fn config(spec: &AttentionSpec<'_>, residual: ResidualType) -> Result<AttentionC
         head_scales: spec.scales.iter().any(|scale| *scale != spec.scales[0]),
         hi_lo: integer[0] && spec.hi_lo.contains(&true),
         mask: spec.mask,
+        limit,
     })
 }
 
@@ -328,23 +200,6 @@ fn scales(spec: &AttentionSpec<'_>, config: &AttentionConfig) -> Scales {
     };
     let logits = spec.scales.iter().map(|scale| q.scale() * k.scale() * scale * unit).collect();
     Scales { logits, value: v.scale(), probs }
-}
-
-/// Pads the bias `[heads, n, n]` to `[heads, padded, padded]`, with -inf for padding keys and zeros for
-/// padding queries.
-fn padded_bias(config: &AttentionConfig, bias: &[f32]) -> Vec<f32> {
-    let (n, padded, unit) = (config.tokens, config.padded(), config.logit_unit());
-    assert_eq!(bias.len(), config.heads * n * n, "attention: bias is not [{}, {n}, {n}]", config.heads);
-    let mut out = vec![0.0; config.heads * padded * padded];
-    for (row, out) in out.chunks_exact_mut(padded).enumerate() {
-        let (head, query) = (row / padded, row % padded);
-        if query < n {
-            let row = &bias[(head * n + query) * n..][..n];
-            out.iter_mut().zip(row).for_each(|(out, bias)| *out = bias * unit);
-        }
-        out[n..].fill(f32::NEG_INFINITY);
-    }
-    out
 }
 
 /// Copies the regions `[MASKS, n]` to the device as `[MASKS, padded]`.

@@ -3,7 +3,7 @@
 
 use swinq_numerics::{AttentionSpec, Probs, Quantizer};
 
-use super::attention::HEAD_DIM;
+use super::attention::{HEAD_DIM, bias_fragments};
 use super::linear::pack::packed_column;
 use super::{Call, DeviceWindows, Int8Linear, int};
 use crate::params::window::Params;
@@ -269,7 +269,9 @@ pub fn constants(config: &WindowBlockConfig, spec: &WindowBlockSpec<'_>) -> Vec<
         push_weight(&mut out, &spec.qkv, channels, rows(2), LEFT);
     }
     (0..heads).for_each(|group| push_weight(&mut out, &spec.proj, channels, group * HEAD_DIM, RIGHT));
-    push_bias(&mut out, config, spec.attention.bias);
+    let bias = spec.attention.bias;
+    assert_eq!(bias.len(), heads * config.tokens * config.tokens, "window block: the bias");
+    out.extend(bias_fragments(bias, config.tokens, (ROWS / 16, config.key_tiles()), true));
     let mut push = |values: &[f32]| values.iter().for_each(|x| out.extend(x.to_le_bytes()));
     let groups = || (0..heads).map(|group| group * HEAD_DIM);
     for first in groups() {
@@ -347,32 +349,6 @@ fn push_weight(out: &mut Vec<u8>, linear: &Int8Linear<'_>, channels: usize, firs
                     let at = row * channels + 32 * step + 8 * (lane % 4) + 4 * half;
                     out.extend(linear.codes[at..][..4].iter().map(|code| code.cast_unsigned()));
                 }
-            }
-        }
-    }
-}
-
-/// Appends the bias `[heads, tokens, tokens]` for each head, tile of 16 rows, tile of 8 keys and lane, as
-/// halves in units of ln(2): -inf for padding keys and zeros for padding rows. The largest bias of a row becomes 0: the
-/// softmax stays the same, and the keys with the largest weights have the smallest rounding errors.
-fn push_bias(out: &mut Vec<u8>, config: &WindowBlockConfig, bias: &[f32]) {
-    let n = config.tokens;
-    assert_eq!(bias.len(), config.heads * n * n, "window block: the bias");
-    let largest: Vec<f32> =
-        bias.chunks_exact(n).map(|row| row.iter().copied().fold(f32::NEG_INFINITY, f32::max)).collect();
-    let value = |head: usize, row: usize, key: usize| match (row < n, key < n) {
-        (_, false) => f32::NEG_INFINITY,
-        (false, true) => 0.0,
-        (true, true) => {
-            let row = head * n + row;
-            (bias[row * n + key] - largest[row]) * std::f32::consts::LOG2_E
-        }
-    };
-    for head in 0..config.heads {
-        for (tile, keys) in (0..4).flat_map(|tile| (0..config.key_tiles()).map(move |keys| (tile, keys))) {
-            for (lane, i) in (0..32).flat_map(|lane| (0..4).map(move |i| (lane, i))) {
-                let (row, key) = (16 * tile + lane / 4 + i / 2 * 8, 8 * keys + 2 * (lane % 4) + i % 2);
-                out.extend(half::f16::from_f32(value(head, row, key)).to_le_bytes());
             }
         }
     }

@@ -136,7 +136,7 @@ pub struct BenchArgs {
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8,32", value_parser = batch)]
     pub batch_size: Vec<usize>,
     /// Sizes of the images, height and width in pixels (320x480); each is a row (default: each model's own size).
-    #[arg(long, value_name = "HxW,HxW", value_delimiter = ',', value_parser = size, conflicts_with = "profile")]
+    #[arg(long, value_name = "HxW,HxW", value_delimiter = ',', value_parser = size)]
     pub size: Vec<Size>,
     /// Round the sides of --size up to multiples of N pixels, as `features --pad-to` pads images.
     #[arg(long, value_name = "N", value_parser = multiple, requires = "size")]

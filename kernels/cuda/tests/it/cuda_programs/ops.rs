@@ -36,8 +36,16 @@ fn stores(scope: Scope) -> Vec<DeviceStore> {
 }
 
 pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
-    [patches(scope), norms(scope), attentions(scope), mlps(arch), ends(), outputs(scope), training(scope)]
-        .concat()
+    [
+        patches(scope),
+        norms(scope),
+        attentions(arch, scope),
+        mlps(arch),
+        ends(),
+        outputs(scope),
+        training(scope),
+    ]
+    .concat()
 }
 
 /// The MLP branch of a block, which needs `wgmma`, for all widths; weights stay in shared memory or pass through
@@ -182,8 +190,9 @@ fn norms(scope: Scope) -> Vec<Program> {
     programs
 }
 
-fn attentions(scope: Scope) -> Vec<Program> {
-    let tokens: &[usize] = if scope == Scope::Few { &[49, 64, 144] } else { &[9, 36, 49, 64, 144] };
+fn attentions(arch: &Arch, scope: Scope) -> Vec<Program> {
+    let tokens: &[usize] =
+        if scope == Scope::Few { &[49, 64, 144] } else { &[9, 36, 49, 64, 100, 144, 225, 256, 576] };
     // Smaller scopes leave out stores with fake quantization.
     let stores = stores(if scope < Scope::Most { Scope::Few } else { scope });
     let mut programs = Vec::new();
@@ -207,6 +216,7 @@ fn attentions(scope: Scope) -> Vec<Program> {
                     head_scales,
                     hi_lo,
                     mask: -100.0,
+                    limit: arch.shared,
                 };
                 programs.extend(stores.iter().map(|&store| config.program(store)));
             }
