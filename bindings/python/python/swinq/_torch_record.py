@@ -16,6 +16,7 @@ from ._errors import ArgumentError
 from ._layers import uncompiled
 from ._torch_calls import CallParameters, images_of
 from ._torch_outputs import recorded
+from ._torch_timing import FirstCall
 
 
 #: The most that an output of a float Swin may differ from that of swinq's float engine, relative to its norm, by the least precise
@@ -89,9 +90,11 @@ def _kinds(module: Any, images: Any) -> set[Any]:
     return kinds
 
 
-def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dict[Any, Record]:
+def run(
+    model: Any, calibrate: Any, modules: Iterable[Any], samples: int, first: FirstCall | None = None
+) -> dict[Any, Record]:
     """Runs the calibration in evaluation mode, without gradients and without ``torch.compile``, and records the calls of
-    ``modules``."""
+    ``modules``, and in ``first`` the first call of the model with one of them."""
     records = {module: Record(samples) for module in modules}
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -104,6 +107,7 @@ def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dic
 
     shifts = {module: shifts_of(module) for module in records}
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module in records]
+    handles += [] if first is None else first.hooks(model, records)
     try:
         # Compiled code that ran before does not call hooks.
         with torch.no_grad(), evaluating(model), torch.compiler.set_stance("force_eager"):

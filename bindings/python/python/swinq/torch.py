@@ -44,6 +44,8 @@ from ._torch_prepared import PreparedSwin, Template, start_from
 from ._torch_replace import FoundSwin, exchanged, in_place_of, quantized, replaced, stand_in
 from ._torch_report import Left, Replaced, Report
 from ._torch_search import Candidate, Part, Sensitivity, Tuning
+from ._torch_share import Share
+from ._torch_timing import Times
 from ._torch_tune import sensitivity, tune
 
 __all__ = [
@@ -54,7 +56,9 @@ __all__ = [
     "Replaced",
     "Report",
     "Sensitivity",
+    "Share",
     "SwinModule",
+    "Times",
     "Tuning",
     "convert",
     "prepare",
@@ -79,6 +83,7 @@ def quantize(
     ptq: str | None = None,
     batch_size: int = 8,
     progress: bool | Progress | None = None,
+    share: bool = True,
     **options: Any,
 ) -> Report:
     """Replaces every Swin in ``model``, in place, by one that swinq's engine runs.
@@ -95,6 +100,9 @@ def quantize(
         ptq: as for :func:`swinq.quantize`.
         batch_size: images per batch of the float forward.
         progress: as for :func:`swinq.quantize`.
+        share: whether the Swin's part of the time of a call of ``model`` is measured before and after (``report.share``). It runs the
+            first call of the calibration again, two to four times with the float Swins and with those in INT8: one that is not timed,
+            and up to three, of which the second and the third begin within a second only.
         options: options of :meth:`swinq.Model.engine`, such as ``threads`` or ``max_pixels``.
 
     Returns:
@@ -114,7 +122,7 @@ def quantize(
         swin.engine_for(found.record.device)
         return swin, swin
 
-    return replaced(model, calibrate, (samples, batch_size), engine, backend)
+    return replaced(model, calibrate, (samples, batch_size), engine, backend, share)
 
 
 def prepare(
