@@ -18,7 +18,11 @@ with the trained parameters.
 >>> print(swinq.torch.tune(detector, calibrate=loader, evaluate=box_ap, max_drop=0.002))
 
 :func:`tune` searches the recipe that :func:`quantize` should have, by a metric of the program's own, and :func:`sensitivity` measures
-what it gains if a part of the Swin stays in float. This module needs PyTorch (``pip install torch``), which the rest of the package does not.
+what it gains if a part of the Swin stays in float.
+
+>>> print(swinq.torch.measure_gain(detector, loader, evaluate=box_ap))
+
+:func:`measure_gain` compares the program in INT8 with its float original: time, noise of the outputs, and the metric. This module needs PyTorch (``pip install torch``), which the rest of the package does not.
 """
 
 from __future__ import annotations
@@ -38,6 +42,8 @@ from ._description import forget_method
 from ._layers import uncompiled
 from ._modules import describe
 from ._progress import Progress
+from ._torch_gain import measure_gain
+from ._torch_gained import Gain
 from ._torch_module import InPlace, SwinModule, check_backend
 from ._torch_options import check_options
 from ._torch_prepared import PreparedSwin, Template, start_from
@@ -50,6 +56,7 @@ from ._torch_tune import sensitivity, tune
 
 __all__ = [
     "Candidate",
+    "Gain",
     "Left",
     "Part",
     "PreparedSwin",
@@ -61,6 +68,7 @@ __all__ = [
     "Times",
     "Tuning",
     "convert",
+    "measure_gain",
     "prepare",
     "quantize",
     "restore",
