@@ -109,7 +109,8 @@ def times_of(calls: Iterable[tuple[float, float]]) -> Times:
 def medians(call: Call, model: Any, swins: Iterable[Any], clock: Clock) -> Times:
     """The medians of up to :data:`CALLS` calls after one that is not timed. None begins after :data:`SECONDS`, but for the first."""
     call.timed(model, swins, clock)
-    start, found = clock(), []
+    found: list[tuple[float, float]] = []
+    start = clock()
     while len(found) < CALLS and (not found or clock() - start < SECONDS):
         found.append(call.timed(model, swins, clock)[1:])
     return times_of(found)
