@@ -110,7 +110,7 @@ def quantize(
         progress: as for :func:`swinq.quantize`.
         share: whether the Swin's part of the time of a call of ``model`` is measured before and after (``report.share``). It runs the
             first call of the calibration again, two to four times with the float Swins and with those in INT8: one that is not timed,
-            and up to three, of which the second and the third begin within a second only.
+            one that is, and two more that begin within a second only.
         options: options of :meth:`swinq.Model.engine`, such as ``threads`` or ``max_pixels``.
 
     Returns:
