@@ -1,10 +1,11 @@
 """The Swin's share that ``swinq.torch.quantize`` reports, against that of PyTorch's profiler, before and after.
 
-    python share.py [--device cpu|cuda] [--only TEXT] [--calls N] [--limit 0.15]
+    python share.py [--device cpu|cuda] [--only TEXT] [--rounds N] [--calls N] [--threads N] [--limit 0.15]
 
 Each program has random weights. The profiler gives the time of its ranges: one around each call of the program, one around each call of
-the Swin, on a GPU with the wait for its work. The script ends with status 1 if a share differs by more than the limit, relative to the
-profiler's. It needs torch, transformers and timm, and the folder of tests beside it.
+the Swin, on a GPU with the wait for its work. Each round quantizes the program, profiles some calls, restores it, and profiles some
+more; medians of the rounds are compared. The script ends with status 1 if a share differs by more than the limit, relative to the
+profiler's. Other work on the machine disturbs small shares most. It needs torch, transformers and timm, and the folder of tests beside it.
 """
 
 import argparse
@@ -58,34 +59,41 @@ def profiled(program, swin, batch: dict, device: str, count: int) -> float:
     return median(times["the Swin"]) / median(times["the program"])
 
 
-def compared(row: str, device: str, count: int) -> list[tuple[str, float, float]]:
+def compared(row: str, device: str, rounds: int, count: int, threads: int) -> list[tuple[str, float, float]]:
     """The share of a program that is reported and that of the profiler, before and after."""
     name, number, size = ROWS[row]
     program, more = made(name, number)
     dtype = torch.float16 if device == "cuda" else torch.float32
     program = program.to(device, dtype).eval()
     batch = {"pixel_values": images(number, *size).to(device, dtype), **{key: value.to(device) for key, value in more.items()}}
-    report = swinq.torch.quantize(program, [batch], ptq="basic", samples=number)
-    if report.share is None:
-        raise RuntimeError(f"{row}: {report.no_share}")
-    (place,) = report.replaced[0].names
-    after = profiled(program, program.get_submodule(place), batch, device, count)
-    swinq.torch.restore(program)
-    before = profiled(program, program.get_submodule(place), batch, device, count)
-    return [("before", report.share.before.share, before), ("after", report.share.after.share, after)]
+    found = []
+    for _ in range(rounds):
+        report = swinq.torch.quantize(program, [batch], ptq="basic", samples=number, threads=threads)
+        if report.share is None:
+            raise RuntimeError(f"{row}: {report.no_share}")
+        (place,) = report.replaced[0].names
+        after = profiled(program, program.get_submodule(place), batch, device, count)
+        swinq.torch.restore(program)
+        before = profiled(program, program.get_submodule(place), batch, device, count)
+        found.append((report.share.before.share, before, report.share.after.share, after))
+    shares = [median(each) for each in zip(*found, strict=True)]
+    return [("before", *shares[:2]), ("after", *shares[2:])]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--only", default="", help="rows whose name contains this text")
-    parser.add_argument("--calls", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--calls", type=int, default=3, help="calls of a round that are profiled")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of PyTorch and of the engine")
     parser.add_argument("--limit", type=float, default=0.15)
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
+    torch.set_num_threads(arguments.threads)
     worst = 0.0
     for row in [row for row in ROWS if arguments.only in row]:
-        for when, reported, profiler in compared(row, arguments.device, arguments.calls):
+        for when, reported, profiler in compared(row, arguments.device, arguments.rounds, arguments.calls, arguments.threads):
             difference = reported / profiler - 1
             worst = max(worst, abs(difference))
             print(f"{row}, {when}: {reported:.3f}, the profiler {profiler:.3f}, {100 * difference:+.1f} %", flush=True)
