@@ -156,7 +156,8 @@ fn some_outputs_alone_and_a_profiled_run_give_the_same_values() {
     assert!(times.len() == 5 && times.iter().all(|time| !time.is_zero()));
     // More images than the engine's batch do not run at a time.
     assert!(matches!(engine.compute_times(size, 5, 5), Err(RuntimeError::Images { images: 5, .. })));
-    let profile = engine.profile(engine.input_size(), &images_of(&model, model.config.image_size, 2), 1).unwrap();
+    let profile =
+        engine.profile(engine.input_size(), &images_of(&model, model.config.image_size, 2), 1).unwrap();
     assert!(engine.outputs().iter().all(|output| profile.iter().any(|launch| launch.name == output.name)));
 }
 

@@ -153,7 +153,10 @@ fn odd_images_are_errors() {
     }
     for bytes in [0, 1, 56 * 56 * 3 - 1, 56 * 56 * 3 + 1] {
         refused(engine.infer_into(&vec![0; bytes], &mut [0.0; 10]), "values for 1 images");
-        assert!(engine.profile(engine.input_size(), &vec![0; bytes], 0).is_err() && engine.trace(&vec![0; bytes]).is_err());
+        assert!(
+            engine.profile(engine.input_size(), &vec![0; bytes], 0).is_err()
+                && engine.trace(&vec![0; bytes]).is_err()
+        );
     }
     let batch = batch();
     refused(engine.infer(&Batch { size: Size::square(55), ..batch.clone() }), "55");

@@ -38,9 +38,10 @@ class Programs(unittest.TestCase):
             program, more = make()
             redraw(program, seed=1)
             batch = {"pixel_values": images(2, 128, 128), **more}
-            swinq.torch.quantize(program, [batch], ptq="basic")
+            report = swinq.torch.quantize(program, [batch], ptq="basic")
             torch.compiler.reset()
             with self.subTest(name=name), torch.no_grad():
+                self.assertIsNotNone(report.share, report.no_share)
                 compiled = torch.compile(program, backend="eager", fullgraph=True)
                 for other in (batch, {**batch, "pixel_values": images(2, 96, 160)}):
                     found, expected = leaves(compiled(**other)), leaves(program(**other))

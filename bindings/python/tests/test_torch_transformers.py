@@ -122,16 +122,18 @@ class Transformers(unittest.TestCase):
 
     def test_options_are_those_of_quantize_and_are_saved(self):
         kind, path, x = self.made("UPerNet")
-        config = SwinqConfig([x], "default", "cpu", samples=1, ptq="basic", options={"threads": 1})
+        config = SwinqConfig([x], "default", "cpu", samples=1, ptq="basic", share=False, options={"threads": 1})
         model = kind.from_pretrained(path, quantization_config=config)
-        self.assertEqual(model.hf_quantizer.report.replaced[0].images, 1)
+        report = model.hf_quantizer.report
+        self.assertEqual((report.replaced[0].images, report.share, report.no_share), (1, None, None))
         model.save_pretrained(self.folder / "int8")
         saved = json.loads((self.folder / "int8/config.json").read_text())["quantization_config"]
         self.assertEqual((saved["backend"], saved["samples"], saved["ptq"], saved["options"]), ("cpu", 1, "basic", {"threads": 1}))
-        self.assertNotIn("calibrate", saved)
+        self.assertFalse({"calibrate", "progress", "share"} & set(saved))
         # The same configuration serves again, and a generator needs no copy.
         self.assertIsNotNone(config.calibrate)
-        kind.from_pretrained(path, quantization_config=SwinqConfig(batch for batch in [x]))
+        model = kind.from_pretrained(path, quantization_config=SwinqConfig(batch for batch in [x]))
+        self.assertIsNotNone(model.hf_quantizer.report.share)
 
     def test_a_folder_that_would_lack_the_swins_is_not_written(self):
         kind, path, x = self.made("UPerNet")

@@ -141,11 +141,11 @@ class Comparison:
 
 def compared(program: torch.nn.Module, calibrate: Callable[[Any], Any], call: Callable[[Any], Any]) -> Iterator[Comparison]:
     """Replaces the Swins of a program with no site quantized, and in INT8, and restores them."""
-    names = {name for replaced in swinq.torch.quantize(program, calibrate, None).replaced for name in replaced.names}
+    names = {name for replaced in swinq.torch.quantize(program, calibrate, None, share=False).replaced for name in replaced.names}
     swinq.torch.restore(program)
     expected = observed(program, names, call)
     for recipe in (None, "default"):
-        report = swinq.torch.quantize(program, calibrate, recipe)
+        report = swinq.torch.quantize(program, calibrate, recipe, share=False)
         found = observed(program, names, call, expected)
         errors = {**found.differences(), "result": result_difference(found.result, expected.result)}
         start = time.perf_counter()

@@ -106,7 +106,11 @@ impl Engine {
     }
 
     /// The number and the pixels of the first images of `pixels`, images of `size`, at most `max_batch` images.
-    pub(super) fn first_batch<'a>(&self, pixels: &'a [u8], size: Size) -> Result<(usize, &'a [u8]), RuntimeError> {
+    pub(super) fn first_batch<'a>(
+        &self,
+        pixels: &'a [u8],
+        size: Size,
+    ) -> Result<(usize, &'a [u8]), RuntimeError> {
         let image_bytes = self.bytes_of(size);
         let images = pixels.len() / image_bytes.max(1);
         self.check_pixels(pixels, images.max(1), size)?;

@@ -16,14 +16,21 @@ impl Engine {
     ///
     /// # Errors
     /// `pixels` is not one or more whole images, the network or the engine's memory has no room for the size, or the GPU fails.
-    pub fn profile(&self, size: Size, pixels: &[u8], runs: usize) -> Result<Vec<LaunchProfile>, RuntimeError> {
+    pub fn profile(
+        &self,
+        size: Size,
+        pixels: &[u8],
+        runs: usize,
+    ) -> Result<Vec<LaunchProfile>, RuntimeError> {
         let (images, pixels) = self.first_batch(pixels, size)?;
         match &self.runner {
             BackendRunner::Cpu(runner) => {
                 let runs = u32::try_from(runs.max(1)).unwrap_or(u32::MAX);
                 runner.profile(images, Images::new(size, pixels), runs)
             }
-            BackendRunner::Cuda(pool) => self.on_gpu(pool, size, |runner| runner.profile(size, images, pixels)),
+            BackendRunner::Cuda(pool) => {
+                self.on_gpu(pool, size, |runner| runner.profile(size, images, pixels))
+            }
         }
     }
 

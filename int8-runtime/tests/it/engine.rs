@@ -118,7 +118,10 @@ fn pixels_and_scores_that_do_not_fit_are_refused() {
     }
     infer(0, 0).unwrap();
     for bytes in [0, 1, IMAGE - 1, IMAGE + 1] {
-        assert!(matches!(engine.profile(engine.input_size(), &pixels[..bytes], 1), Err(RuntimeError::PixelCount { .. })));
+        assert!(matches!(
+            engine.profile(engine.input_size(), &pixels[..bytes], 1),
+            Err(RuntimeError::PixelCount { .. })
+        ));
         assert!(matches!(engine.trace(&pixels[..bytes]), Err(RuntimeError::PixelCount { .. })));
     }
     for images in [0, 3, usize::MAX] {

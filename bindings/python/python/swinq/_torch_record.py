@@ -16,6 +16,7 @@ from ._errors import ArgumentError
 from ._layers import uncompiled
 from ._torch_calls import CallParameters, images_of
 from ._torch_outputs import recorded
+from ._torch_timing import FirstCall
 
 
 #: The most that an output of a float Swin may differ from that of swinq's float engine, relative to its norm, by the least precise
@@ -89,9 +90,11 @@ def _kinds(module: Any, images: Any) -> set[Any]:
     return kinds
 
 
-def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dict[Any, Record]:
+def run(
+    model: Any, calibrate: Any, modules: Iterable[Any], samples: int, first: FirstCall | None = None
+) -> dict[Any, Record]:
     """Runs the calibration in evaluation mode, without gradients and without ``torch.compile``, and records the calls of
-    ``modules``."""
+    ``modules``, and in ``first`` the first call of the model with one of them."""
     records = {module: Record(samples) for module in modules}
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -104,6 +107,7 @@ def run(model: Any, calibrate: Any, modules: Iterable[Any], samples: int) -> dic
 
     shifts = {module: shifts_of(module) for module in records}
     handles = [module.register_forward_hook(hook, with_kwargs=True) for module in records]
+    handles += [] if first is None else first.hooks(model, records)
     try:
         # Compiled code that ran before does not call hooks.
         with torch.no_grad(), evaluating(model), torch.compiler.set_stance("force_eager"):
@@ -129,21 +133,35 @@ def _call(model: Any, calibrate: Any, enough: Callable[[], bool]) -> None:
     if callable(calibrate):
         calibrate(model)
         return
-    if not isinstance(calibrate, Iterable) or isinstance(calibrate, (*NO_IMAGES, Mapping, torch.Tensor)):
+    if not is_iterable(calibrate):
         raise ArgumentError(
             f"calibrate: a {type(calibrate).__name__} is neither a function that is called with the model nor an iterable of {BATCHES}"
         )
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
     for batch in calibrate:
-        if isinstance(batch, Mapping):
-            model(**{name: _on(value, device) for name, value in batch.items()})
-        else:
-            first = batch[0] if isinstance(batch, tuple | list) and batch else batch
-            if isinstance(first, NO_IMAGES):
-                raise ArgumentError(f"calibrate: gives a {type(first).__name__}; it must be an iterable of {BATCHES}")
-            model(_on(first, device))
+        args, kwargs = arguments_of(batch, device, "calibrate")
+        model(*args, **kwargs)
         if enough():
             break
+
+
+def is_iterable(batches: Any) -> bool:
+    """Whether ``batches`` may be an iterable of batches: a tensor, a dictionary and a text are none."""
+    return isinstance(batches, Iterable) and not isinstance(batches, (*NO_IMAGES, Mapping, torch.Tensor))
+
+
+def arguments_of(batch: Any, device: Any, name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of the call of a model with a batch of the argument ``name``, on a device.
+
+    Raises:
+        ArgumentError: for a batch that has no tensors.
+    """
+    if isinstance(batch, Mapping):
+        return (), {key: _on(value, device) for key, value in batch.items()}
+    first = batch[0] if isinstance(batch, tuple | list) and batch else batch
+    if isinstance(first, NO_IMAGES):
+        raise ArgumentError(f"{name}: gives a {type(first).__name__}; it must be an iterable of {BATCHES}")
+    return (_on(first, device),), {}
 
 
 def _on(value: Any, device: Any) -> Any:

@@ -21,7 +21,9 @@ from ._torch_outputs import made, relative_error, tensors
 from ._torch_prepared import PreparedSwin, Template
 from ._torch_record import Record, run
 from ._torch_report import Left, Replaced, Report
-from ._torch_results import check_type, checked, first
+from ._torch_results import check_type, checked, of_first_image
+from ._torch_share import ShareOf
+from ._torch_timing import FirstCall
 
 #: A preprocessing for classifiers of torchvision whose own is not known.
 NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -43,20 +45,34 @@ class FoundSwin:
 
 
 def replaced(
-    model: Any, calibrate: Any, counts: tuple[int, int], make: Callable[[FoundSwin], Any], backend: str = "cpu"
+    model: Any,
+    calibrate: Any,
+    counts: tuple[int, int],
+    make: Callable[[FoundSwin], Any],
+    backend: str = "cpu",
+    share: bool = False,
 ) -> Report:
     """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each. ``counts`` are those of
-    images and of images in a batch; ``backend`` must run the Swins."""
+    images and of images in a batch; ``backend`` must run the Swins; with ``share`` their part of the program's time is measured."""
     samples, batch_size = counts
     count("batch_size", batch_size, 1)
-    swins, left = found(model, calibrate, samples, swins_of(model), backend)
+    first = FirstCall() if share else None
+    swins, left = found(model, calibrate, samples, swins_of(model), backend, first)
     report, made = Report(model, left=left), []
+    share_of = ShareOf(first, model, {swin.module: swin.record.device for swin in swins}) if first and swins else None
     for swin in swins:
         module, engine = make(swin)
         made.append(module)
         report.replaced.append(described(engine, swin))
     for module in made:
         report.model = exchanged(report.model, module.original, module)
+    if share_of is not None:
+        try:
+            report.share, report.no_share = share_of.after(report.model, made)
+        except BaseException:
+            for module in made:
+                exchanged(report.model, module, module.original)
+            raise
     for each in report.left if report.replaced else ():
         warnings.warn(f"model: {each}", stacklevel=3)
     report.left.extend(_others(report))
@@ -66,10 +82,10 @@ def replaced(
 
 
 def found(
-    model: Any, calibrate: Any, samples: int, places: Mapping[Any, list[str]], backend: str
+    model: Any, calibrate: Any, samples: int, places: Mapping[Any, list[str]], backend: str, first: FirstCall | None = None
 ) -> tuple[list[FoundSwin], list[Left]]:
     """The Swins among ``places`` that can be replaced, with what ``calibrate`` called them with, and the others. ``backend`` must run
-    the former."""
+    the former. ``first`` gets the first call of the model with a Swin."""
     count("samples", samples, 1)
     opened, left, swins = {}, [], []
     for module, names in places.items():
@@ -81,7 +97,7 @@ def found(
         if backend == "cuda" or backend == "auto" and any(parameter.is_cuda for parameter in module.parameters()):
             float_model._native.check_cuda()
     if opened:
-        records = run(model, calibrate, opened, samples)
+        records = run(model, calibrate, opened, samples, first)
         _process.start_threads("quantize")
     for module, float_model in opened.items():
         try:
@@ -188,7 +204,7 @@ def images_of(swin: FoundSwin) -> _native.Images:
 def described(engine: SwinModule, swin: FoundSwin) -> Replaced:
     """What is reported about a Swin in whose place is ``engine``, or what trains for it."""
     original, sites, record = uncompiled(swin.module), engine.model.sites, swin.record
-    found = first(engine.model, record)
+    found = of_first_image(engine.model, record)
     noise = {}
     for (place, expected), (_, leaf) in zip(tensors(record.outputs), tensors(engine._outputs), strict=True):
         error = relative_error(made(leaf, found, torch.float32, None), expected.value)

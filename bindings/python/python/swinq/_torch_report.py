@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._torch_share import Share
+
 
 @dataclass(frozen=True)
 class Replaced:
@@ -52,6 +54,11 @@ class Report:
     model: Any
     replaced: list[Replaced] = field(default_factory=list)
     left: list[Left] = field(default_factory=list)
+    #: The Swin's part of the program's time before and after; ``None`` if it was not measured.
+    share: Share | None = None
+    #: Why ``share`` could not be measured; ``None`` if it was, or was not asked for.
+    no_share: str | None = None
 
     def __str__(self) -> str:
-        return "\n".join(str(line) for line in [*self.replaced, *self.left])
+        share = f"the Swin's share was not measured: {self.no_share}" if self.no_share else self.share
+        return "\n".join(str(line) for line in [*self.replaced, *self.left, share] if line is not None)

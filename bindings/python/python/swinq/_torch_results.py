@@ -114,7 +114,7 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16)
 STAGE = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
-def first(model: Model, record: Record) -> dict[str, Any]:
+def of_first_image(model: Model, record: Record) -> dict[str, Any]:
     """The outputs of a model on the first image of a record, on the CPU."""
     found: dict[str, Any] = model.engine(backend="cpu").run(record.batches[0][:1], layout="NCHW")
     return found

@@ -26,6 +26,10 @@ what it gains if a part of the Swin stays in float.
 :func:`save` writes a model with :class:`SwinModule` or :class:`PreparedSwin` in it as a folder, and :func:`load` puts them into a float
 model of the same code. :func:`replace` puts a checkpoint of ``swinq calibrate`` in the place of a named module.
 
+>>> print(swinq.torch.measure_gain(detector, loader, evaluate=box_ap))
+
+:func:`measure_gain` compares the program in INT8 with its float original: time, noise of the outputs, and the metric.
+
 This module needs PyTorch (``pip install torch``), which the rest of the package does not.
 """
 
@@ -44,6 +48,8 @@ from ._errors import ArgumentError
 from ._description import forget_method
 from ._progress import Progress
 from ._torch_checkpoints import replace
+from ._torch_gain import measure_gain
+from ._torch_gained import Gain
 from ._torch_load import load
 from ._torch_module import InPlace, SwinModule, check_backend, check_float_is_there, unguard
 from ._torch_options import check_options
@@ -52,20 +58,26 @@ from ._torch_replace import FoundSwin, exchanged, in_place_of, prepared_of, quan
 from ._torch_report import Left, Replaced, Report
 from ._torch_save import save
 from ._torch_search import Candidate, Part, Sensitivity, Tuning
+from ._torch_share import Share
+from ._torch_timing import Times
 from ._torch_tune import sensitivity, tune
 
 __all__ = [
     "Candidate",
+    "Gain",
     "Left",
     "Part",
     "PreparedSwin",
     "Replaced",
     "Report",
     "Sensitivity",
+    "Share",
     "SwinModule",
+    "Times",
     "Tuning",
     "convert",
     "load",
+    "measure_gain",
     "prepare",
     "quantize",
     "replace",
@@ -86,6 +98,7 @@ def quantize(
     ptq: str | None = None,
     batch_size: int = 8,
     progress: bool | Progress | None = None,
+    share: bool = True,
     **options: Any,
 ) -> Report:
     """Replaces every Swin in ``model``, in place, by one that swinq's engine runs.
@@ -102,6 +115,9 @@ def quantize(
         ptq: as for :func:`swinq.quantize`.
         batch_size: images per batch of the float forward.
         progress: as for :func:`swinq.quantize`.
+        share: whether the Swin's part of the time of a call of ``model`` is measured before and after (``report.share``). It runs the
+            first call of the calibration again, two to four times with the float Swins and with those in INT8: one that is not timed,
+            one that is, and two more that begin within a second only.
         options: options of :meth:`swinq.Model.engine`, such as ``threads`` or ``max_pixels``.
 
     Returns:
@@ -121,7 +137,7 @@ def quantize(
         swin.engine_for(found.record.device)
         return swin, swin
 
-    return replaced(model, calibrate, (samples, batch_size), engine, backend)
+    return replaced(model, calibrate, (samples, batch_size), engine, backend, share)
 
 
 def prepare(

@@ -42,6 +42,9 @@ __all__ = ["SwinqConfig", "SwinqQuantizer", "attach"]
 #: The buffer of a Swin that holds its quantized checkpoint in the weights of a saved model.
 BUFFER = "swinq_int8"
 
+#: The fields of a configuration that serve the calibration alone.
+NOT_SAVED = ("calibrate", "progress", "share")
+
 MISSING = (
     "SwinqConfig: `calibrate` is missing. The Swins of this model are quantized when it is opened, which needs images: give a loader of "
     "what the image processor makes, SwinqConfig(calibrate=loader), or a function that is called with the model and runs it on about 64 "
@@ -63,14 +66,15 @@ class SwinqConfig(QuantizationConfigMixin):
         ptq: str | None = None,
         batch_size: int = 8,
         progress: bool | Progress | None = None,
+        share: bool = True,
         options: Mapping[str, Any] | None = None,
         keep_float: bool = True,
         swins: Iterable[Mapping[str, Any]] = (),
     ) -> None:
         """
         Args:
-            calibrate, recipe, backend, samples, ptq, batch_size, progress: as for :func:`swinq.torch.quantize`. ``calibrate`` and
-                ``progress`` are not saved.
+            calibrate, recipe, backend, samples, ptq, batch_size, progress, share: as for :func:`swinq.torch.quantize`.
+                ``calibrate``, ``progress`` and ``share`` are not saved.
             options: options of :meth:`swinq.Model.engine`, such as ``threads``.
             keep_float: whether a saved folder also has the float parameters of the Swins. Without them it is smaller than the float
                 model's; ``dequantize`` and :func:`swinq.torch.restore` of the model that it opens raise, and a program that does not
@@ -79,7 +83,7 @@ class SwinqConfig(QuantizationConfigMixin):
         """
         self.quant_method = "swinq"
         self.calibrate: Any = calibrate
-        self.progress = progress
+        self.progress, self.share = progress, share
         self.recipe = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
         self.backend, self.samples, self.ptq, self.batch_size = backend, samples, ptq, batch_size
         self.options, self.keep_float, self.swins = dict(options or {}), keep_float, [dict(swin) for swin in swins]
@@ -90,7 +94,7 @@ class SwinqConfig(QuantizationConfigMixin):
         return super().from_dict(fields, return_unused_kwargs, **kwargs)
 
     def to_dict(self) -> dict[str, Any]:
-        kept = {name: value for name, value in self.__dict__.items() if name not in ("calibrate", "progress")}
+        kept = {name: value for name, value in self.__dict__.items() if name not in NOT_SAVED}
         return copy.deepcopy(kept)
 
     def __iter__(self) -> Any:
@@ -157,6 +161,7 @@ class SwinqQuantizer(HfQuantizer):
             ptq=config.ptq,
             batch_size=config.batch_size,
             progress=config.progress,
+            share=config.share,
             **config.options,
         )
         if self.report.model is not model:
