@@ -34,6 +34,7 @@ pub mod maps;
 pub mod part;
 pub mod report;
 pub mod results;
+mod spread;
 pub mod text;
 
 pub use accuracy::{Accuracy, accuracy, is_above_chance, near_chance, near_chance_beside};
@@ -41,7 +42,7 @@ pub use collected::{Collected, collect, collect_any};
 pub use compare::compare;
 pub use distortion::Distortion;
 pub use effect::EffectSums;
-pub use environment::{Environment, Gpu, Load, LoadMeter, iso_utc, peak_memory_bytes};
+pub use environment::{Environment, Gpu, Load, LoadMeter, LoadSum, iso_utc, peak_memory_bytes};
 pub use error::EvalError;
 pub use fidelity::{Fidelity, fidelity};
 pub use inspection::{Inspection, site_results};
@@ -56,4 +57,5 @@ pub use results::{
     results_json, write_results,
 };
 pub use results::{sensitivity::Sensitivity, tune::Tuning};
+pub use spread::ImageNoise;
 pub use text::{acc_line, mebibytes, performance_summary, table};

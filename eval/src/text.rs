@@ -310,6 +310,11 @@ pub(crate) fn thousands(count: usize) -> String {
     text
 }
 
+/// A count with its noun, as in `1 recipe` and `2 recipes`.
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    format!("{} {noun}{}", thousands(count), if count == 1 { "" } else { "s" })
+}
+
 /// A cosine, as in `0.999957`.
 pub(crate) fn cosine(value: f64) -> String {
     format!("{value:.6}")

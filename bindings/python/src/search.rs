@@ -107,7 +107,7 @@ impl Shared<'_> {
 }
 
 /// Searches the fastest recipe for `model`, whose images are `images`. `recipe` and `ptq` are those of `quantize`; the engine has the
-/// arguments of `Engine`. Returns the results in JSON and the model.
+/// arguments of `Engine`. Returns the results in JSON, the model, the warnings about the results and the reason of the search's end.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
 pub fn tune(
@@ -121,7 +121,7 @@ pub fn tune(
     goal: (f64, Option<f64>, Option<f64>),
     latencies: Option<PathBuf>,
     caller: Caller<'_>,
-) -> PyResult<(String, Model)> {
+) -> PyResult<(String, Model, (Vec<String>, String))> {
     let (max_drop, min_speedup, budget) = goal;
     let options = TuneOptions {
         recipe: recipe_of(py, model, (&recipe.0, recipe.1), ptq)?,
@@ -144,11 +144,12 @@ pub fn tune(
             TuneProgress::Cache(found) => shared.tell(Question::Cache(found)),
             TuneProgress::Latencies(done, all) => shared.step(("time launches", done, all)),
             TuneProgress::Trial { number, .. } => shared.step(("trial", number, number)),
-            TuneProgress::Probe | TuneProgress::Verify(..) => shared.check(),
+            TuneProgress::Probe | TuneProgress::Verify(..) | TuneProgress::DisturbedTable => shared.check(),
         };
         tune_by_metric(model, &options, &images, evaluation, &mut progress)
     })?;
-    Ok((json(&tuned.results)?, tuned.model.into()))
+    let words = (tuned.results.warnings(), tuned.results.ending());
+    Ok((json(&tuned.results)?, tuned.model.into(), words))
 }
 
 /// The kinds of parts.

@@ -2,7 +2,7 @@
 
 use super::svg::{Anchor, Axis, Svg, bar};
 use crate::results::OutputResult;
-use crate::results::sensitivity::{BlockError, Effect, Element, RangeStatistics, Sensitivity};
+use crate::results::sensitivity::{BlockError, Effect, Element, RangeStatistics, Sensitivity, few_images};
 use crate::text::{decibels, thousands};
 
 /// Number of layers and of sites that are shown at first.
@@ -11,6 +11,8 @@ const SHOWN: usize = 15;
 /// The section about sensitivity.
 pub struct SensitivitySection {
     pub summary: String,
+    /// The warning that there were few images.
+    pub warning: Option<String>,
     /// The most sensitive layers, and all others.
     pub layers: Vec<ElementRow>,
     pub other_layers: Vec<ElementRow>,
@@ -42,6 +44,7 @@ impl SensitivitySection {
         let other_layers = layers.split_off(layers.len().min(SHOWN));
         SensitivitySection {
             summary: summary(found),
+            warning: few_images(found.images),
             layers,
             other_layers,
             sites: rows(&found.sites, &found.site_whole, total),
@@ -78,6 +81,11 @@ fn noise(effect: &Effect) -> f64 {
     10f64.powf(-effect.sqnr_db / 10.0)
 }
 
+/// A ratio in dB with half of its 95 % interval.
+fn with_spread(db: f64, spread: Option<f64>) -> String {
+    spread.map_or_else(|| decibels(db), |spread| format!("{db:.2} ± {spread:.2} dB"))
+}
+
 /// The rows of `elements`, the one that loses most first.
 fn rows(elements: &[Element], whole: &Effect, macs: u64) -> Vec<ElementRow> {
     let mut order: Vec<&Element> = elements.iter().collect();
@@ -85,14 +93,14 @@ fn rows(elements: &[Element], whole: &Effect, macs: u64) -> Vec<ElementRow> {
     let loudest = order.first().map_or(1.0, |first| noise(&first.alone)).max(f64::MIN_POSITIVE);
     let row = |element: &Element| {
         let part = noise(&element.alone) / loudest;
-        let gain = element.without.sqnr_db - whole.sqnr_db;
+        let gain = element.gain_db(whole);
         ElementRow {
             name: element.name.clone(),
             bar: bar(&[(if part.is_finite() { part } else { 1.0 }, "noisy")], None),
-            sqnr: decibels(element.alone.sqnr_db),
+            sqnr: with_spread(element.alone.sqnr_db, element.alone_spread_db),
             kl: element.alone.kl.map_or(String::new(), |kl| format!("{kl:.2e}")),
             changes: element.alone.top1_changes.map_or(String::new(), |changes| changes.to_string()),
-            gain: if gain.is_finite() { format!("{gain:+.2} dB") } else { String::new() },
+            gain: if gain.is_finite() { element.gain_in_words(whole) } else { String::new() },
             share: match (element.macs, macs) {
                 (0, _) | (_, 0) => String::new(),
                 (own, all) => format!("{:.1} %", 100.0 * own as f64 / all as f64),

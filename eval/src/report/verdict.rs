@@ -1,14 +1,13 @@
 //! The verdict: one sentence about the model that the report is about, and the limits of its validity.
 
 use super::names::short_names;
+use crate::environment::{Load, disturbed};
 use crate::interval::Interval;
 use crate::results::{ModelResult, Precision, Results};
 use crate::text::{decibels, thousands};
 
 /// Loss of top-1, as a fraction, that the 95 % interval must exclude for "no measurable loss".
 const MARGIN: f64 = 0.005;
-/// Share of the cores that other processes may use before a latency counts as disturbed.
-const DISTURBED: f64 = 0.1;
 
 /// The conclusion about a model's accuracy from the paired interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -218,29 +217,23 @@ fn open_warning(own: &ModelResult) -> Option<String> {
 
 /// The batch sizes whose latency was measured while other processes worked.
 pub(crate) fn load_warning(results: &Results) -> Option<String> {
-    let cores = results.environment.cores.unwrap_or(1) as f64;
-    let disturbed: Vec<(usize, f64)> = results
-        .load
-        .iter()
-        .filter_map(|(&batch, load)| Some((batch, load.other_cores?)))
-        .filter(|(_, other)| *other > DISTURBED * cores)
-        .collect();
-    let worst = disturbed.iter().map(|(_, other)| *other).fold(0.0, f64::max);
-    let batches: Vec<String> = disturbed.iter().map(|(batch, _)| batch.to_string()).collect();
+    let cores = results.environment.cores.unwrap_or(1);
+    let busy = |(&batch, load): (&usize, &Load)| Some((batch, load.disturbance(cores)?));
+    let found: Vec<(usize, f64)> = results.load.iter().filter_map(busy).collect();
+    let worst = found.iter().map(|(_, other)| *other).fold(0.0, f64::max);
+    let batches: Vec<String> = found.iter().map(|(batch, _)| batch.to_string()).collect();
     let sizes = match &batches[..] {
         [] => return None,
         [one] => format!("batch {one} was"),
         [before @ .., last] => format!("batches {} and {last} were", before.join(", ")),
     };
-    Some(format!(
-        "Latency is disturbed: other processes used up to {worst:.1} of {cores} cores while {sizes} measured."
-    ))
+    Some(disturbed(worst, cores, &sizes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::environment::{Environment, Load};
+    use crate::environment::Environment;
     use crate::latency::Latency;
 
     fn model(precision: Precision, ms: f64, difference: Option<[f64; 3]>) -> ModelResult {

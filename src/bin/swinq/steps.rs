@@ -41,13 +41,14 @@ impl Steps {
         match progress {
             TuneProgress::Calibrate(step) => self.stages.calibration(step),
             TuneProgress::Cache(found) => self.found(found),
+            TuneProgress::DisturbedTable => note!(
+                "the table of latencies was measured while other processes used the machine, and is measured again"
+            ),
             TuneProgress::Latencies(done, all) => self.stages.set("time launches", "models", done, all),
             TuneProgress::Probe => {}
             TuneProgress::Trial { number, speedup, sqnr_db, difference, changes, value: _ } => {
                 self.finish();
-                let change = changes.last().map_or("the start recipe".to_owned(), |last| {
-                    format!("{}, such as {last}", counted(changes.len(), "change"))
-                });
+                let change = changes_in_words(changes);
                 let points = difference.map_or(String::new(), |difference| {
                     format!(", top-1 {:+.2} points", 100.0 * difference.difference)
                 });
@@ -81,6 +82,15 @@ impl Steps {
     }
 }
 
+/// The changes of a recipe in words: the only one, or their number and the last.
+fn changes_in_words(changes: &[String]) -> String {
+    match changes {
+        [] => "the start recipe".to_owned(),
+        [one] => one.clone(),
+        [.., last] => format!("{}, such as {last}", counted(changes.len(), "change")),
+    }
+}
+
 /// The path `output` with `suffix` appended: a file that belongs to the output.
 pub fn beside(output: &Path, suffix: &str) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
@@ -96,5 +106,18 @@ pub fn stopped(error: swinq::Error, cache: &Path) -> anyhow::Error {
             anyhow::anyhow!("stopped; finished measurements are in {cache}, and the same command continues")
         }
         error => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_change_is_no_example_of_several() {
+        let changes = ["patch_embed.proj: INT8".to_owned(), "head: INT8".to_owned()];
+        assert_eq!(changes_in_words(&[]), "the start recipe");
+        assert_eq!(changes_in_words(&changes[..1]), "patch_embed.proj: INT8");
+        assert_eq!(changes_in_words(&changes), "2 changes, such as head: INT8");
     }
 }

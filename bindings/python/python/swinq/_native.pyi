@@ -41,7 +41,7 @@ def tune(
     goal: tuple[float, float | None, float | None],
     latencies: str | None,
     caller: dict[str, Any],
-) -> tuple[str, Model]: ...
+) -> tuple[str, Model, tuple[list[str], str]]: ...
 def sensitivity(
     model: Model,
     images: Images,

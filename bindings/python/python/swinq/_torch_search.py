@@ -60,6 +60,10 @@ class Tuning:
     #: Why the search ended: ``reached``; ``drop_impossible`` or ``speedup_impossible``, if no recipe keeps the limit or is fast enough;
     #: ``out_of_time``.
     end: str
+    #: The same in a sentence.
+    ending: str
+    #: Warnings: predicted and measured latencies that differ by more than 1.5x, and other processes that disturbed them.
+    warnings: tuple[str, ...]
     #: The results as the program writes them in JSON.
     results: dict[str, Any]
 
@@ -78,9 +82,9 @@ class Tuning:
         Path(path).write_text(json.dumps(self.results, indent=2) + "\n")
 
     def __str__(self) -> str:
-        head = f"{self.metric}: {self.float_value:.6g} in float, at most {self.max_drop:g} less; float takes {self.float_predicted_ms:.2f} ms"
+        head = f"{self.metric}: {self.float_value:.6g} in float, at most {self.max_drop:g} less; float takes {self.float_predicted_ms:.2f} ms (measured {self.float_latency_ms:.2f})"
         lines = [f"{'*' if index == self.chosen else ' '} {each}" for index, each in enumerate(self.candidates)]
-        return "\n".join([str(self.replaced), head, *lines])
+        return "\n".join([str(self.replaced), head, *lines, *self.warnings, self.ending])
 
 
 @dataclass(frozen=True)
@@ -125,8 +129,9 @@ class Sensitivity:
         return "\n".join(rows)
 
 
-def tuning_of(results: dict[str, Any], model: Any, replaced: Replaced) -> Tuning:
-    """The result of a search from its JSON."""
+def tuning_of(results: dict[str, Any], words: tuple[list[str], str], model: Any, replaced: Replaced) -> Tuning:
+    """The result of a search from its JSON; ``words`` are its warnings and the reason of its end."""
+    warnings, ending = words
     metric = results["goal"]["metric"]
     return Tuning(
         model=model,
@@ -140,6 +145,8 @@ def tuning_of(results: dict[str, Any], model: Any, replaced: Replaced) -> Tuning
         chosen=results["chosen"],
         kept=results["kept"],
         end=results["end"],
+        ending=ending,
+        warnings=tuple(warnings),
         results=results,
     )
 

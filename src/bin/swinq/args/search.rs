@@ -68,7 +68,8 @@ pub struct TuneArgs {
     /// The least speedup over the float model on the same engine.
     #[arg(long, value_name = "FACTOR", value_parser = positive)]
     pub min_speedup: Option<f64>,
-    /// Minutes that the search may take, without calibration and verification.
+    /// Minutes that the timing of launches and the search may take together; calibration and verification are not counted. The
+    /// start recipe is always tried.
     #[arg(long, value_name = "MINUTES", value_parser = positive)]
     pub budget: Option<f64>,
     #[command(flatten)]
