@@ -129,7 +129,9 @@ impl LoadSum {
 
 /// The warning that other processes used `busy` of `cores` cores while the things named by `what` were measured.
 pub(crate) fn disturbed(busy: f64, cores: usize, what: &str) -> String {
-    format!("Latency is disturbed: other processes used up to {busy:.1} of {cores} cores while {what} measured.")
+    format!(
+        "Latency is disturbed: other processes used up to {busy:.1} of {cores} cores while {what} measured."
+    )
 }
 
 /// Measures the load between two points in time. Values that the system does not report are absent.

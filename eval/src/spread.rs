@@ -156,7 +156,8 @@ mod tests {
                 [whole, whole * (0.45 + 0.6 * rng.unit())]
             };
             let pairs: Vec<[f64; 2]> = (0..32).map(image).collect();
-            let [whole, without] = [0, 1].map(|which| pairs.iter().map(|pair| pair[which]).collect::<Vec<_>>());
+            let [whole, without] =
+                [0, 1].map(|which| pairs.iter().map(|pair| pair[which]).collect::<Vec<_>>());
             let gain = 10.0 * (whole.iter().sum::<f64>() / without.iter().sum::<f64>()).log10();
             let spread = of(&without).gain_spread_db(&of(&whole)).unwrap();
             covered += usize::from((gain - 10.0 * (1.0f64 / 0.75).log10()).abs() < spread);

@@ -5,34 +5,33 @@
 //! it was made from is computed once for a group of images, and the variant runs from its first difference on.
 
 mod by_metric;
+mod cost;
 pub(crate) mod elements;
 pub(crate) mod metric;
+mod parts;
 mod ranges;
+mod run;
 pub(crate) mod walk;
 
-use std::borrow::Cow;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
 use swinq_calib::Progress;
 use swinq_data::{Dataset, Padding, Sizing};
-use swinq_eval::results::sensitivity::{BlockError, Element, SENSITIVITY_SCHEMA, Sensitivity, Subject};
-use swinq_eval::{DataInfo, Distortion, EffectSums, EvalError};
-use swinq_int8_runtime::{Outline, Variant, VariantRunner};
+use swinq_eval::results::sensitivity::{Effect, Element, Sensitivity, Subject};
+use swinq_eval::{DataInfo, EvalError};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Batch, BatchSource, QuantizedModel, Recipe, Rule};
+use swinq_model::{Batch, BatchSource, QuantizedModel, Recipe};
 
-use crate::cache::{Cache, CacheContents, RunKey};
+use crate::cache::{CacheContents, RunKey};
 use crate::calibration::batches_for;
 use crate::quantizer::ModelQuantizer;
-use crate::{EngineOptions, Error, Images, Model, ReadOptions, environment};
-pub use by_metric::{MetricSensitivity, PartKinds, PartSensitivity, PartsOf, sensitivity_by_metric};
-use elements::{ModelElement, layers, sites};
-use metric::{Metric, first_of};
-use walk::{Walk, group_of, groups};
-
-/// Images on which the largest magnitudes of channels are found.
-const SPREAD_IMAGES: usize = 16;
+use crate::{Error, Images, Model, ReadOptions};
+pub use by_metric::{MetricSensitivity, PartSensitivity, sensitivity_by_metric};
+pub use cost::Cost;
+use metric::Metric;
+pub use parts::{PartKinds, PartsOf, sites_of_part};
+use run::Run;
 
 /// How sensitivity is measured.
 #[derive(Clone, Debug)]
@@ -51,34 +50,53 @@ pub struct SensitivityOptions {
     pub cache: Option<PathBuf>,
 }
 
+/// The parts that were measured when a run was stopped.
+#[derive(Clone, Debug)]
+pub struct MeasuredParts {
+    /// Layers or blocks, or sites if the run measures nothing else, in forward order.
+    pub parts: Vec<Element>,
+    /// Number of such parts that the run would measure.
+    pub all: usize,
+    /// The model with the whole recipe on the same images.
+    pub whole: Effect,
+    /// Number of images.
+    pub images: usize,
+}
+
 /// The progress of a long measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SensitivityProgress {
+#[derive(Clone, Copy, Debug)]
+pub enum SensitivityProgress<'a> {
     /// Images or layers of the calibration.
     Calibrate(Progress),
     /// The contents of the file of finished measurements.
     Cache(CacheContents),
+    /// The number of measurements and their time, before the first one.
+    Cost(Cost),
     /// Measurements: done, all.
     Measure(usize, usize),
     /// Values of a metric of the caller's: known, all. It is first called before the first evaluation.
     Evaluate(usize, usize),
+    /// The run was stopped between measurements; these are known. The answer to this report does not count.
+    Stopped(&'a MeasuredParts),
 }
 
-/// Measures the effect of every part of `model`, a float model, under the recipe of `options`.
+/// Measures the effect of each of `parts` of `model`, a float model, under the recipe of `options`: layers or blocks first, then
+/// sites.
 ///
 /// Ranges are calibrated on `calibration`; the effects are measured on `images`. Labels are used if the images have
 /// them and the model is a classifier, numbered as by [`Images::numbered_for`]. `progress` is called after every batch or measurement; `Break` stops the run, and everything that was
 /// measured is in the cache.
 ///
 /// # Errors
-/// [`Error::Argument`] for a model that is quantized, and for outputs that it does not have; [`Error::NothingQuantized`]; [`Error::Labels`] for labels that are
+/// [`Error::Argument`] for a model that is quantized, and for outputs and parts that it does not have; [`Error::NothingQuantized`]; [`Error::Labels`] for labels that are
 /// not the model's classes; the errors of [`calibrate`](crate::calibrate()); [`Error::Interrupted`]; an error if the cache cannot be written.
 pub fn sensitivity(
     model: Model,
     options: &SensitivityOptions,
+    parts: &PartsOf,
     calibration: &Images,
     images: &Images,
-    progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
+    progress: &mut dyn FnMut(SensitivityProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Sensitivity, Error> {
     crate::calibration::check_recipe(&model, &options.recipe)?;
     let metric = Metric::new(model.config(), &options.sqnr_of)?;
@@ -94,15 +112,10 @@ pub fn sensitivity(
     let quantizer = ModelQuantizer::calibrate(float, &options.recipe, calibration, how, &mut |step| {
         progress(SensitivityProgress::Calibrate(step))
     })?;
-    let parts = |model: &QuantizedModel| {
-        let mut parts = layers(model);
-        let layers = parts.len();
-        parts.extend(sites(model));
-        Ok((parts, layers))
-    };
-    let mut run = Run::new(quantizer, options, metric, &batches, ("sensitivity", parts), progress)?;
+    let find = |model: &QuantizedModel| parts.find(model);
+    let mut run = Run::new(quantizer, options, metric, &batches, ("sensitivity", find), progress)?;
     let measured = run.measure(&batches, progress)?;
-    run.results(options, images, &batches, measured)
+    run.results(options, images, &batches, &measured)
 }
 
 /// All images, preprocessed for `model`: a batch for each size.

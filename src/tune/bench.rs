@@ -112,7 +112,8 @@ impl Bench {
         (space, budget): (&Space, Budget),
         progress: &mut dyn FnMut(usize, usize) -> Result<(), Error>,
     ) -> Result<Bench, Error> {
-        let Parts { mut quantizer, start, metric, search, cache, table, table_path, engine, size, cores } = parts;
+        let Parts { mut quantizer, start, metric, search, cache, table, table_path, engine, size, cores } =
+            parts;
         let cpu = EngineOptions { backend: BackendChoice::Cpu, ..engine.clone() }.cpu_options()?;
         let mut runner = VariantRunner::new(quantizer.apply(&start)?, cpu)?;
         let (float, families) = (Recipe::float(), space.families());

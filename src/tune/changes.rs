@@ -76,7 +76,7 @@ pub(super) type State = BTreeMap<(usize, Aspect), Change>;
 impl Space {
     /// The space around `start`, whose model is `model`.
     pub(super) fn new(start: &Recipe, model: &QuantizedModel) -> Space {
-        let mut kinds = layer_kinds(model);
+        let mut kinds = layer_kinds(&model.config);
         let outputs =
             all_linears(&model.config).into_iter().map(|linear| ElementId::Site(Site::Output(linear)));
         let is_on = |kind: &ElementId| !ModelElement::of(model, *kind).sites.is_empty();

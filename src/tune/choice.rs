@@ -24,10 +24,12 @@ pub(super) fn saves(ms: f64, next: f64, spread: f64) -> bool {
 /// before if it saves more than the spread. Without such a saving the accuracy decides.
 pub(super) fn best(mut all: Vec<Standing>, spread: f64) -> Option<usize> {
     all.sort_by(|a, b| {
-        let by_accuracy = b.accuracy[0].total_cmp(&a.accuracy[0]).then(b.accuracy[1].total_cmp(&a.accuracy[1]));
+        let by_accuracy =
+            b.accuracy[0].total_cmp(&a.accuracy[0]).then(b.accuracy[1].total_cmp(&a.accuracy[1]));
         by_accuracy.then(a.ms.total_cmp(&b.ms))
     });
-    let taken = all.into_iter().reduce(|best, next| if saves(best.ms, next.ms, spread) { next } else { best });
+    let taken =
+        all.into_iter().reduce(|best, next| if saves(best.ms, next.ms, spread) { next } else { best });
     taken.map(|standing| standing.index)
 }
 
@@ -37,8 +39,7 @@ mod tests {
 
     /// The index of the recipe that is taken of some with these latencies and SQNRs.
     fn taken(of: &[(f64, f64)], spread: f64) -> Option<usize> {
-        let standing =
-            |(index, &(ms, db)): (usize, &(f64, f64))| Standing { index, ms, accuracy: [0.0, db] };
+        let standing = |(index, &(ms, db)): (usize, &(f64, f64))| Standing { index, ms, accuracy: [0.0, db] };
         best(of.iter().enumerate().map(standing).collect(), spread)
     }
 
@@ -57,7 +58,8 @@ mod tests {
     fn ties_go_to_accuracy() {
         assert_eq!(taken(&[(9.9, 30.0), (10.0, 31.0)], 0.02), Some(1));
         assert_eq!(taken(&[(10.0, 30.0), (9.9, 30.0)], 0.02), Some(1), "equal accuracy: the faster one");
-        let standing = |index: usize, value: f64, db: f64| Standing { index, ms: 10.0, accuracy: [value, db] };
+        let standing =
+            |index: usize, value: f64, db: f64| Standing { index, ms: 10.0, accuracy: [value, db] };
         assert_eq!(best(vec![standing(0, 0.46, 20.0), standing(1, 0.45, 40.0)], 0.02), Some(0));
         assert_eq!(best(vec![standing(0, 0.46, 20.0), standing(1, 0.46, 40.0)], 0.02), Some(1));
     }

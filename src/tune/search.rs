@@ -124,7 +124,8 @@ impl<'a, 'j> Search<'a, 'j> {
             if self.out_of_time() {
                 return Ok(false);
             }
-            if self.judge.keeps(&self.trial(&next)?) {
+            let trial = self.trial(&next)?;
+            if self.judge.keeps(&trial) {
                 state = next;
             }
         }
@@ -231,8 +232,9 @@ impl<'a, 'j> Search<'a, 'j> {
         }
         let (recipe, begin) = (self.space.recipe(state), Instant::now());
         let budget = if self.trials.is_empty() { Budget::start(None) } else { self.budget };
-        let tick = &mut ticker(self.progress, budget, &mut self.expired);
-        let trial = self.bench.trial(&recipe, &mut self.judge, tick)?;
+        let mut tick = ticker(self.progress, budget, &mut self.expired);
+        let trial = self.bench.trial(&recipe, &mut self.judge, &mut tick)?;
+        drop(tick);
         self.longest = self.longest.max(begin.elapsed());
         self.trials.push((state.clone(), trial.clone()));
         let effect = trial.sums.effect();
@@ -273,8 +275,10 @@ impl<'a, 'j> Search<'a, 'j> {
     fn best_kept(&self) -> Option<usize> {
         let kept = self.trials.iter().enumerate().filter(|(_, (_, trial))| self.judge.keeps(trial));
         let kept: Vec<Standing> = kept
-            .map(|(index, (_, trial))| {
-                Standing { index, ms: trial.predicted_ms, accuracy: self.judge.accuracy(trial) }
+            .map(|(index, (_, trial))| Standing {
+                index,
+                ms: trial.predicted_ms,
+                accuracy: self.judge.accuracy(trial),
             })
             .collect();
         let fast: Vec<Standing> = kept.iter().copied().filter(|standing| self.is_fast(standing.ms)).collect();

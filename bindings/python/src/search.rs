@@ -181,10 +181,11 @@ pub fn sensitivity(
     let parts = PartsOf { kinds: choice(py, "parts", &parts.0, &KINDS)?, pattern: parts.1 };
     let (model, images) = (model.model.clone(), images.images.clone());
     let found = caller.run(py, move |evaluation, shared| {
-        let mut progress = |progress| match progress {
+        let mut progress = |progress: SensitivityProgress<'_>| match progress {
             SensitivityProgress::Calibrate(step) => shared.step(step_of(step)),
             SensitivityProgress::Cache(found) => shared.tell(Question::Cache(found)),
             SensitivityProgress::Measure(done, all) => shared.step(("measure", done, all)),
+            SensitivityProgress::Cost(_) | SensitivityProgress::Stopped(_) => shared.check(),
             SensitivityProgress::Evaluate(done, all) => shared.step(("evaluate", done, all)),
         };
         sensitivity_by_metric(model, &options, &parts, &images, evaluation, &mut progress)

@@ -2,7 +2,9 @@
 
 use super::svg::{Anchor, Axis, Svg, bar};
 use crate::results::OutputResult;
-use crate::results::sensitivity::{BlockError, Effect, Element, RangeStatistics, Sensitivity, few_images};
+use crate::results::sensitivity::{
+    BlockError, Effect, Element, RangeStatistics, Sensitivity, few_images, ranking,
+};
 use crate::text::{decibels, thousands};
 
 /// Number of layers and of sites that are shown at first.
@@ -88,8 +90,7 @@ fn with_spread(db: f64, spread: Option<f64>) -> String {
 
 /// The rows of `elements`, the one that loses most first.
 fn rows(elements: &[Element], whole: &Effect, macs: u64) -> Vec<ElementRow> {
-    let mut order: Vec<&Element> = elements.iter().collect();
-    order.sort_by(|a, b| a.alone.sqnr_db.total_cmp(&b.alone.sqnr_db));
+    let order = ranking(elements);
     let loudest = order.first().map_or(1.0, |first| noise(&first.alone)).max(f64::MIN_POSITIVE);
     let row = |element: &Element| {
         let part = noise(&element.alone) / loudest;

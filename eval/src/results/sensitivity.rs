@@ -236,13 +236,11 @@ pub struct RangeStatistics {
     pub histogram: Vec<u64>,
 }
 
-impl Sensitivity {
-    /// Layers in order of harm: the layer whose quantization alone loses the most (the least SQNR) first.
-    pub fn ranking(&self) -> Vec<&Element> {
-        let mut layers: Vec<&Element> = self.layers.iter().collect();
-        layers.sort_by(|a, b| a.alone.sqnr_db.total_cmp(&b.alone.sqnr_db));
-        layers
-    }
+/// `parts` in order of harm: the one whose quantization alone loses the most (the least SQNR) first.
+pub fn ranking(parts: &[Element]) -> Vec<&Element> {
+    let mut all: Vec<&Element> = parts.iter().collect();
+    all.sort_by(|a, b| a.alone.sqnr_db.total_cmp(&b.alone.sqnr_db));
+    all
 }
 
 /// Reads the JSON of `sensitivity`.
@@ -296,7 +294,9 @@ mod tests {
 
     #[test]
     fn effects_on_few_images_are_said_to_be_rough() {
-        assert!(few_images(8).unwrap().contains("8 images") && few_images(1).unwrap().contains("on 1 image are"));
+        assert!(
+            few_images(8).unwrap().contains("8 images") && few_images(1).unwrap().contains("on 1 image are")
+        );
         assert_eq!(few_images(64), None);
     }
 }

@@ -25,8 +25,9 @@ impl Tuning {
         ];
         let times = all.into_iter().filter_map(|(name, predicted, ms)| Some((name, predicted, ms?)));
         let ratio = |predicted: f64, ms: f64| (predicted / ms).max(ms / predicted);
-        let (name, predicted, ms) =
-            times.max_by(|a, b| ratio(a.1, a.2).total_cmp(&ratio(b.1, b.2))).filter(|t| ratio(t.1, t.2) > FAR)?;
+        let (name, predicted, ms) = times
+            .max_by(|a, b| ratio(a.1, a.2).total_cmp(&ratio(b.1, b.2)))
+            .filter(|t| ratio(t.1, t.2) > FAR)?;
         Some(format!(
             "Predicted and measured latency differ by {:.1}x: {name} has {predicted:.3} and {ms:.3} ms. Compare predicted \
              times with predicted ones, and measured with measured.",
@@ -67,7 +68,9 @@ impl Tuning {
             ),
             SearchEnd::OutOfTime => format!(
                 "The budget{} ended the search after {tried}; the chosen recipe is the best that was found.",
-                self.goal.budget_minutes.map_or(String::new(), |minutes| format!(" of {}", minutes_of(minutes)))
+                self.goal
+                    .budget_minutes
+                    .map_or(String::new(), |minutes| format!(" of {}", minutes_of(minutes)))
             ),
         }
     }
@@ -79,7 +82,8 @@ impl Tuning {
 
     /// The remark of how many images would decide where the verification does not conclude; `None` if it does, or if none would.
     pub fn deciding_images(&self) -> Option<String> {
-        let Verdict::NotConcluded { images_needed: Some(needed) } = self.verification.as_ref()?.verdict else {
+        let Verdict::NotConcluded { images_needed: Some(needed) } = self.verification.as_ref()?.verdict
+        else {
             return None;
         };
         let number = thousands(needed);

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use swinq::TuneProgress;
 
@@ -22,7 +23,7 @@ impl Steps {
     }
 
     /// Shows a report of `sensitivity`. `Break` if the user has asked to stop.
-    pub fn show(&mut self, progress: swinq::SensitivityProgress) -> ControlFlow<()> {
+    pub fn show(&mut self, progress: swinq::SensitivityProgress<'_>) -> ControlFlow<()> {
         match progress {
             swinq::SensitivityProgress::Calibrate(step) => self.stages.calibration(step),
             swinq::SensitivityProgress::Measure(done, all) => {
@@ -32,6 +33,11 @@ impl Steps {
                 self.stages.set("evaluate", "models", done, all)
             }
             swinq::SensitivityProgress::Cache(found) => self.found(found),
+            swinq::SensitivityProgress::Cost(cost) => {
+                self.finish();
+                note!("{}", cost_in_words(&cost));
+            }
+            swinq::SensitivityProgress::Stopped(_) => self.finish(),
         }
         interrupt::check()
     }
@@ -82,6 +88,25 @@ impl Steps {
     }
 }
 
+/// The cost of a measurement of sensitivity, and how to make it smaller.
+fn cost_in_words(cost: &swinq::Cost) -> String {
+    let known = if cost.known > 0 { format!(" ({} finished)", cost.known) } else { String::new() };
+    format!(
+        "{}{known} on {}, about {}; fewer --images, --parts layers or blocks, or --only PATTERN take less",
+        counted(cost.measurements, "measurement"),
+        counted(cost.images, "image"),
+        about(cost.time)
+    )
+}
+
+/// A time to one or two digits: in seconds up to a minute and a half, else in minutes.
+fn about(time: Duration) -> String {
+    match time.as_secs_f64() {
+        seconds if seconds < 90.0 => format!("{:.0} s", seconds.max(1.0)),
+        seconds => format!("{:.0} minutes", (seconds / 60.0).max(2.0)),
+    }
+}
+
 /// The changes of a recipe in words: the only one, or their number and the last.
 fn changes_in_words(changes: &[String]) -> String {
     match changes {
@@ -112,6 +137,17 @@ pub fn stopped(error: swinq::Error, cache: &Path) -> anyhow::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_cost_says_how_many_and_how_long() {
+        let cost = |measurements, known, images, seconds| {
+            let time = Duration::from_secs(seconds);
+            cost_in_words(&swinq::Cost { measurements, known, images, time })
+        };
+        assert!(cost(451, 0, 64, 1490).starts_with("451 measurements on 64 images, about 25 minutes; "));
+        assert!(cost(451, 188, 1, 0).starts_with("451 measurements (188 finished) on 1 image, about 1 s; "));
+        assert_eq!([89, 90, 140].map(|s| about(Duration::from_secs(s))), ["89 s", "2 minutes", "2 minutes"]);
+    }
 
     #[test]
     fn one_change_is_no_example_of_several() {
