@@ -49,7 +49,7 @@ pub use inspection::{Inspection, site_results};
 pub use interval::{Interval, top1_difference};
 pub use latency::{Latency, LatencyOptions, Step, measure, measure_interleaved, median};
 pub use maps::{ImageErrors, MapErrors};
-pub use report::{ReportExtras, Thumbnail, html, markdown};
+pub use report::{ReportExtras, Thumbnail, file_names, html, markdown};
 pub use results::{
     CalibrationSet, ClassResult, DataInfo, Disagreement, Flips, Guess, ImageResult, LaunchResult,
     ModelResult, Origin, OutputResult, Precision, Profile, RangeFile, RangeHistogram, Results, SCHEMA,
@@ -58,4 +58,4 @@ pub use results::{
 };
 pub use results::{sensitivity::Sensitivity, tune::Tuning};
 pub use spread::ImageNoise;
-pub use text::{acc_line, mebibytes, performance_summary, table};
+pub use text::{acc_line, counted, mebibytes, performance_summary, table};

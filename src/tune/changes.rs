@@ -161,8 +161,8 @@ impl Space {
         let mut recipe = self.start.clone();
         if !state.is_empty() {
             recipe.name = format!("{} tuned", self.start.name);
-            recipe.description =
-                format!("found by swinq tune; {} changes of {}", state.len(), self.start.name);
+            let changes = swinq_eval::counted(state.len(), "change");
+            recipe.description = format!("found by swinq tune; {changes} of {}", self.start.name);
         }
         for (&(index, _), change) in state {
             recipe.rules.extend(self.rules(index, *change));

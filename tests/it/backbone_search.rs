@@ -118,7 +118,8 @@ fn the_effect_of_layers_is_that_on_outputs() {
     assert!(layer("layers.0.blocks.0.mlp.fc1").alone.outputs.iter().all(|output| output.sqnr_db < 90.0));
     assert!(found.blocks.len() > 6 && !found.ranges.is_empty());
 
-    let error = sensitivity(folder.path(), &["stage3"], &mut go).unwrap_err().to_string();
+    let error =
+        sensitivity(folder.path(), &["stage3"], &mut |_| ControlFlow::Continue(())).unwrap_err().to_string();
     assert!(error.contains("no output stage3") && error.contains("stage1, stage2"), "{error}");
 }
 

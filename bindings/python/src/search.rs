@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use swinq::eval::results::sensitivity::few_images;
 use swinq::{
     CacheContents, Evaluation, PartKinds, PartsOf, ReadOptions, SensitivityOptions, SensitivityProgress,
     Sizing, TuneOptions, TuneProgress, sensitivity_by_metric, tune_by_metric,
@@ -157,7 +158,7 @@ const KINDS: [(&str, PartKinds); 3] =
     [("layers", PartKinds::Layers), ("blocks", PartKinds::Blocks), ("sites", PartKinds::Sites)];
 
 /// Measures what the metric gains if a part of `model` is left in float. `parts` are their kind and a pattern of their names. Returns
-/// the results in JSON.
+/// the results in JSON, and the warning about few images.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
 pub fn sensitivity(
@@ -169,7 +170,7 @@ pub fn sensitivity(
     threads: usize,
     parts: (String, String),
     caller: Caller<'_>,
-) -> PyResult<String> {
+) -> PyResult<(String, Option<String>)> {
     let options = SensitivityOptions {
         recipe: recipe_of(py, model, (&recipe.0, recipe.1), ptq)?,
         read: ReadOptions::default(),
@@ -190,5 +191,5 @@ pub fn sensitivity(
         };
         sensitivity_by_metric(model, &options, &parts, &images, evaluation, &mut progress)
     })?;
-    json(&found)
+    Ok((json(&found)?, few_images(found.images)))
 }

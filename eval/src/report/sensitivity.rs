@@ -5,7 +5,7 @@ use crate::results::OutputResult;
 use crate::results::sensitivity::{
     BlockError, Effect, Element, RangeStatistics, Sensitivity, few_images, ranking,
 };
-use crate::text::{decibels, thousands};
+use crate::text::{counted, decibels, thousands};
 
 /// Number of layers and of sites that are shown at first.
 const SHOWN: usize = 15;
@@ -58,11 +58,11 @@ impl SensitivitySection {
 
 fn summary(found: &Sensitivity) -> String {
     let Effect { sqnr_db, kl, top1_changes, outputs, .. } = &found.whole;
-    let (recipe, images) = (&found.recipe.name, thousands(found.images));
+    let (recipe, images) = (&found.recipe.name, counted(found.images, "image"));
     match (kl, top1_changes) {
         (Some(kl), Some(changes)) => format!(
             "With the whole recipe {recipe} the logits have {} of SQNR and a divergence of {kl:.2e} nats, and {} of {images} \
-             images change their class.",
+             change their class.",
             decibels(*sqnr_db),
             thousands(*changes)
         ),
@@ -70,7 +70,7 @@ fn summary(found: &Sensitivity) -> String {
             let of_output = |output: &OutputResult| format!("{} {}", output.name, decibels(output.sqnr_db));
             let outputs: Vec<String> = outputs.iter().map(of_output).collect();
             format!(
-                "With the whole recipe {recipe} the outputs have an SQNR of {} on {images} images. The SQNR of a layer is \
+                "With the whole recipe {recipe} the outputs have an SQNR of {} on {images}. The SQNR of a layer is \
                  that of the worst of these outputs.",
                 outputs.join(", ")
             )

@@ -3,7 +3,7 @@
 use super::front::{Chart, Point, chart, series};
 use crate::interval::Interval;
 use crate::results::tune::{TuneCandidate, Tuning, Verdict, Verification};
-use crate::text::{decibels, thousands};
+use crate::text::{counted, decibels, thousands};
 
 /// The section about tuning.
 pub struct TuningSection {
@@ -72,7 +72,7 @@ pub fn title(tuning: &Tuning) -> String {
                 Verdict::Fails => "does not hold",
                 Verdict::NotConcluded { .. } => "is not concluded",
             };
-            format!("{limit} {holds} on {} images", thousands(check.images))
+            format!("{limit} {holds} on {}", counted(check.images, "image"))
         }
     };
     format!("Tuned {}: {speedup:.1}x faster than float, {outcome}", tuning.model.architecture)
@@ -167,8 +167,8 @@ fn summary(tuning: &Tuning) -> Vec<String> {
         verdict(tuning),
         format!("Goal: {}. {}", limits.join(", "), tuning.ending()),
         format!(
-            "Calibrated on {} images, searched on {}; latency of {} on {} at batch {}.",
-            thousands(images.calibration),
+            "Calibrated on {}, searched on {}; latency of {} on {} at batch {}.",
+            counted(images.calibration, "image"),
             thousands(images.search),
             tuning.cost.backend,
             tuning.cost.hardware,
@@ -196,7 +196,7 @@ fn verdict(tuning: &Tuning) -> String {
 
 /// The result on images that the search did not see, in a sentence.
 fn verified(tuning: &Tuning, check: &Verification) -> String {
-    let of_images = format!("on {} images that the search did not see", thousands(check.images));
+    let of_images = format!("on {} that the search did not see", counted(check.images, "image"));
     let interval = match check.top1_difference {
         None => format!("an SQNR of {} {of_images}", decibels(check.effect.sqnr_db)),
         Some(Interval { difference, low, high }) => format!(

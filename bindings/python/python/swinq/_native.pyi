@@ -50,7 +50,7 @@ def sensitivity(
     threads: int,
     parts: tuple[str, str],
     caller: dict[str, Any],
-) -> str: ...
+) -> tuple[str, str | None]: ...
 def evaluate(
     models: Sequence[tuple[str, Model]],
     images: Images,

@@ -102,6 +102,8 @@ class Part:
     #: The ratio of signal to noise in dB of the worst output of the Swin, with the same recipe, and with this part alone in INT8.
     without_db: float
     alone_db: float
+    #: Half of the 95 % interval over the images of how far the first ratio is above that of the whole recipe; ``None`` for one image.
+    gain_spread_db: float | None
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ class Sensitivity:
     whole_db: float
     #: The part that gains most is first.
     parts: tuple[Part, ...]
+    #: The warning that there were few images; ``None`` for enough.
+    warning: str | None
 
     def __str__(self) -> str:
         width = max(len("in float"), *(len(part.name) for part in self.parts))
@@ -126,6 +130,8 @@ class Sensitivity:
         for part in self.parts:
             figures = f"{part.value:10.6g}  {part.gain:+10.3g}  {part.without_db:6.1f}  {part.alone_db:8.1f}"
             rows.append(f"{part.name:{width}}  {figures}")
+        if self.warning is not None:
+            rows.append(self.warning)
         return "\n".join(rows)
 
 
@@ -164,8 +170,8 @@ def _candidate(found: dict[str, Any]) -> Candidate:
     )
 
 
-def sensitivity_of(results: dict[str, Any]) -> Sensitivity:
-    """The result of a measurement of sensitivity from its JSON."""
+def sensitivity_of(results: dict[str, Any], warning: str | None) -> Sensitivity:
+    """The result of a measurement of sensitivity from its JSON and the warning about few images."""
     whole = results["whole"]
 
     def part(found: dict[str, Any]) -> Part:
@@ -177,6 +183,7 @@ def sensitivity_of(results: dict[str, Any]) -> Sensitivity:
             gain=found["value"] - whole,
             without_db=_decibels(found["without"]),
             alone_db=_decibels(found["alone"]),
+            gain_spread_db=found.get("gain_spread_db"),
         )
 
     return Sensitivity(
@@ -185,6 +192,7 @@ def sensitivity_of(results: dict[str, Any]) -> Sensitivity:
         whole_value=whole,
         whole_db=_decibels(results["whole_effect"]),
         parts=tuple(part(found) for found in results["parts"]),
+        warning=warning,
     )
 
 

@@ -168,7 +168,7 @@ def sensitivity(
     program = Program(model, evaluate, (metric, cache), backend, options)
     swin, function = program.record(calibrate, module, samples), observer(progress)
     try:
-        text = _native.sensitivity(
+        text, warning = _native.sensitivity(
             swin.model._native,
             images_of(swin),
             recipe_text(recipe),
@@ -179,7 +179,7 @@ def sensitivity(
         )
     finally:
         close(function)
-    return sensitivity_of(json.loads(text))
+    return sensitivity_of(json.loads(text), warning)
 
 
 class Program:
@@ -308,4 +308,4 @@ def found_in(cache: PathLike | None, kept: int, damaged: int, replaced: bool) ->
         problem = "was that of another run (another model, recipe, metric, backend, or other images), and is replaced"
         warnings.warn(f"cache: {cache} {problem}", stacklevel=4)
     if damaged:
-        warnings.warn(f"cache: {cache} has {damaged} damaged lines, whose measurements are made again", stacklevel=4)
+        warnings.warn(f"cache: {cache} has {damaged} damaged line{'' if damaged == 1 else 's'}, whose measurements are made again", stacklevel=4)

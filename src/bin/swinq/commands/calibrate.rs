@@ -217,7 +217,8 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
     if let Ok(sites) = recipe.resolve(config) {
         let of = |ptq| sites.iter().filter(|(site, s)| site.is_weight() && s.enabled && s.ptq == ptq).count();
         let counts = Ptq::ALL.map(|ptq| (ptq, of(ptq))).into_iter().filter(|(_, layers)| *layers > 0);
-        let text: Vec<String> = counts.map(|(ptq, layers)| format!("{ptq} in {layers} layers")).collect();
+        let text: Vec<String> =
+            counts.map(|(ptq, layers)| format!("{ptq} in {}", counted(layers, "layer"))).collect();
         info!("ptq        {}", text.join(", "));
     }
     let count = images.len();

@@ -158,9 +158,9 @@ fn whole(results: &Sensitivity) -> String {
     let Effect { sqnr_db, kl, top1_changes, outputs, .. } = &results.whole;
     match (kl, top1_changes) {
         (Some(kl), Some(changes)) => format!(
-            "{} dB, KL {kl:.2e}, {changes} of {} images change their top-1 class",
+            "{} dB, KL {kl:.2e}, {changes} of {} change their top-1 class",
             db(*sqnr_db),
-            results.images
+            counted(results.images, "image")
         ),
         _ => {
             let outputs: Vec<String> =

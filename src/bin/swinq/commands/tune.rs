@@ -101,7 +101,7 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     info!("calibration  {} of {}, which give the ranges", train.len(), train.describe());
     let (search, verification) = (images.len().div_ceil(2), images.len() / 2);
     info!("images       {} of {}: {search} on which recipes are compared,", images.len(), images.describe());
-    info!("             and {verification} others on which the chosen recipe is verified");
+    info!("             and {} on which the chosen recipe is verified", counted(verification, "other"));
     let mut steps = Steps::new(&cache);
     let found = swinq::tune(model, &options, &train, &images, &mut |progress| steps.show_tune(progress));
     let tuned = found.map_err(|error| stopped(error, &cache))?;
@@ -197,8 +197,8 @@ fn print(results: &Tuning) {
         ),
     };
     say!(
-        "verified on {} other images: {found}: {}",
-        verification.images,
+        "verified on {}: {found}: {}",
+        counted(verification.images, "other image"),
         verdict(results, verification.verdict)
     );
     if let (Some(max_drop), Some(measured), Verdict::NotConcluded { .. }) =
