@@ -235,7 +235,7 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
         Task::Features => (&own.mean, &own.std) == (&used.mean, &used.std),
     };
     let option = family.option();
-    // What both have in common need not be said.
+    // Values that both have in common need not be said.
     let values = (&own.mean, &own.std) != (&used.mean, &used.std);
     let brief = |transform: &Transform| {
         let text = transform.to_string();

@@ -127,10 +127,10 @@ impl LoadSum {
     }
 }
 
-/// The warning that other processes used `busy` of `cores` cores while the things named by `what` were measured.
-pub(crate) fn disturbed(busy: f64, cores: usize, what: &str) -> String {
+/// The warning that other processes used `busy` of `cores` cores while `models`, which have their verb, were measured.
+pub(crate) fn disturbed(busy: f64, cores: usize, models: &str) -> String {
     format!(
-        "Latency is disturbed: other processes used up to {busy:.1} of {cores} cores while {what} measured."
+        "Latency is disturbed: other processes used up to {busy:.1} of {cores} cores while {models} measured."
     )
 }
 

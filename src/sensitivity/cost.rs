@@ -1,11 +1,11 @@
-//! What a run of sensitivity costs, which is said before the first measurement.
+//! The cost of a run of sensitivity, which is said before the first measurement.
 
 use std::time::Duration;
 
 /// The measurements of a run, and about the time that they take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// Measurements: two for each part, and for each group of images.
+    /// Measurements: two for each part and one of the residual stream, for each group of images.
     pub measurements: usize,
     /// Those that the file of finished measurements has.
     pub known: usize,

@@ -22,7 +22,7 @@ pub enum PartKinds {
 /// The parts that are measured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartsOf {
-    /// What they are.
+    /// Their kind.
     pub kinds: PartKinds,
     /// A pattern of their names, as of sites in recipes.
     pub pattern: String,

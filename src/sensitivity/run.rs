@@ -32,7 +32,7 @@ const SETS: [usize; 2] = [0, 1];
 /// The reporter of a run's progress; `Break` stops the run.
 pub(super) type Report<'a> = dyn FnMut(SensitivityProgress<'_>) -> ControlFlow<()> + 'a;
 
-/// Reports `what`; [`Error::Interrupted`] if that stops the run.
+/// Reports a step; [`Error::Interrupted`] if that stops the run.
 fn report(progress: &mut Report<'_>, what: SensitivityProgress<'_>) -> Result<(), Error> {
     match progress(what) {
         ControlFlow::Continue(()) => Ok(()),
@@ -245,6 +245,10 @@ impl Run {
         let first = pixels(groups[0].len(), &groups[0]);
         let mut cost = Cost::new(groups.iter().map(Batch::len).sum());
         for (index, group) in groups.iter().enumerate() {
+            // The residual stream takes a walk through both models.
+            let walks = seconds.iter().sum::<f64>() * pixels(group.len(), group) / first;
+            let is_known = self.cache.get::<Vec<(String, Distortion)>>(&format!("{index} blocks")).is_some();
+            cost.add(Work { seconds: walks, is_known });
             for (set, images) in [group.len(), group.len().div_ceil(SITE_SHARE)].into_iter().enumerate() {
                 for &(part, share) in &self.sets[set] {
                     for (direction, seconds) in seconds.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The rule by which accuracy is given for speed: a change must save more than the spread of the latency.
+//! The rule of accuracy against speed: a change must save more than the spread of the latency.
 
 /// The least share of the latency that a change must save, however small the spread is.
 const LEAST_SAVING: f64 = 0.002;

@@ -1,8 +1,8 @@
 //! Tuning: searches for the recipe with the least latency that keeps the accuracy, the SQNR of a backbone's outputs, or a metric of
 //! the caller's.
 //!
-//! The latency of a recipe is predicted: a table holds the measured time of every variant of every launch. [`choice`] says what a
-//! recipe must save to be taken. The search compares recipes on one half of the images; the chosen one is verified on the other half. [`Judge`] says what decides.
+//! The latency of a recipe is predicted: a table holds the measured time of every variant of every launch. [`choice`] has the rule of
+//! accuracy against speed. The search compares recipes on one half of the images; the chosen one is verified on the other half. [`Judge`] says what decides.
 
 mod bench;
 mod budget;

@@ -172,8 +172,8 @@ fn a_run_says_its_cost_first_and_what_it_knows_when_it_is_stopped() {
     };
     assert!(matches!(measure(8, Some(&cache), &mut stop), Err(Error::Interrupted)));
     let (cost, known) = (cost.unwrap(), known.unwrap());
-    // Each of 37 layers and 74 sites is measured twice.
-    assert_eq!((cost.measurements, cost.known, cost.images), (2 * (37 + 74), 0, 8));
+    // The residual stream is measured once, each of 37 layers and 74 sites twice.
+    assert_eq!((cost.measurements, cost.known, cost.images), (1 + 2 * (37 + 74), 0, 8));
     assert!(!cost.time.is_zero());
     // One measurement is that of the residual stream, and each layer needs two.
     assert_eq!((known.parts.len(), known.all, known.images), (5, 37, 8));
@@ -194,8 +194,8 @@ fn chosen_parts_alone_are_measured_and_the_first_row_has_its_command() {
     let text = stdout(&done);
     let results = read_sensitivity(&output).unwrap();
     assert_eq!((results.layers.len(), results.sites.len()), (6, 0));
-    assert!(stderr(&done).contains("12 measurements on 8 images, about "), "{}", stderr(&done));
-    assert!(stderr(&done).contains("Effects on 8 images are rough"), "{}", stderr(&done));
+    assert!(stderr(&done).contains("13 measurements on 8 images, about "), "{}", stderr(&done));
+    assert!(text.contains("Effects on 8 images are rough"), "{text}");
     assert!(text.contains(" ± ") && text.contains("± is half of the 95 % interval"), "{text}");
     let command = text.lines().find(|line| line.starts_with("  swinq calibrate ")).unwrap();
     let layer = &ranking(&results.layers)[0].name;

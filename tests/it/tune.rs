@@ -62,17 +62,6 @@ fn tune(
     swinq::tune(model, options, &images(Split::Train, 32), &images(Split::Val, count), progress)
 }
 
-/// Writes into the table of latencies whether other processes disturbed it, which depends on the machine. Returns the table.
-fn set_disturbed(folder: &Path, value: &str) -> Vec<u8> {
-    let path = folder.join("latencies.json");
-    let text = std::fs::read_to_string(&path).unwrap();
-    let (before, after) = text.split_once("\"disturbed\": ").unwrap();
-    let rest = after.find('\n').unwrap();
-    let text = format!("{before}\"disturbed\": {value}{}", &after[rest..]);
-    std::fs::write(&path, &text).unwrap();
-    text.into_bytes()
-}
-
 /// The models whose launches were timed, and whether a disturbed table was dropped, in a search with `options`.
 fn timed(options: &TuneOptions) -> (Tuned, usize, bool) {
     let (mut models, mut dropped) = (0, false);
@@ -97,9 +86,9 @@ fn the_budget_counts_the_timing_of_launches_and_disturbed_times_are_not_used_lat
     assert_eq!((models, dropped, tuned.results.candidates.len()), (2, false, 1));
     assert_eq!(tuned.results.end, SearchEnd::OutOfTime);
     assert!(tuned.results.ending().starts_with("The budget of 0 minutes ended the search after 1 recipe;"));
-    set_disturbed(folder.path(), "1.5");
+    common::set_disturbed(folder.path(), "1.5");
     assert!(timed(&options).2, "the table is measured again");
-    let table = set_disturbed(folder.path(), "null");
+    let table = common::set_disturbed(folder.path(), "null");
     assert!(!timed(&options).2);
     assert_eq!(std::fs::read(folder.path().join("latencies.json")).unwrap(), table);
 }
@@ -136,7 +125,7 @@ fn outliers_are_repaired_and_a_stopped_search_continues() {
 
     // With the table of latencies and without the cache, the same recipe comes out.
     std::fs::remove_file(folder.path().join("cache")).unwrap();
-    let table = set_disturbed(folder.path(), "null");
+    let table = common::set_disturbed(folder.path(), "null");
     let again = tune(with_outliers(), &options, 120, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(std::fs::read(folder.path().join("latencies.json")).unwrap(), table);
     assert_eq!(again.results.candidates[again.results.chosen].recipe, chosen.recipe);

@@ -16,7 +16,7 @@ pub fn short_names(models: &[ModelResult]) -> Vec<String> {
     names
 }
 
-/// The names of files without folders and extensions, by which tables and reports call models. If files of different folders would
+/// The names of models in tables and reports: those of their files, without folders and extensions. If files of different folders would
 /// have equal names, only the folders that all share are left out. Equal paths have equal names.
 pub fn file_names(paths: &[&str]) -> Vec<String> {
     let full: Vec<&str> = paths.iter().map(|path| path.trim_end_matches('/')).collect();

@@ -146,7 +146,7 @@ impl Element {
     }
 }
 
-/// The number of images from which on effects are not rough.
+/// Effects on fewer images are rough.
 const ENOUGH: usize = 64;
 
 /// The warning that effects were measured on few images; `None` for enough.

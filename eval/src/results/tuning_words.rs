@@ -5,7 +5,7 @@ use super::tune::{SearchEnd, Tuning, Verdict};
 use crate::environment::disturbed;
 use crate::text::{counted, thousands};
 
-/// The ratio of a predicted and a measured latency from which on the two differ.
+/// A predicted and a measured latency with a larger ratio differ.
 const FAR: f64 = 1.5;
 
 impl Tuning {

@@ -10,7 +10,7 @@ use swinq::{MeasuredParts, ReadOptions, SensitivityOptions, SensitivityProgress}
 
 use super::calibrate::MOST_CLIPPED;
 use crate::args::SensitivityArgs;
-use crate::out::{caution, counted, info, note, say};
+use crate::out::{counted, info, note, say};
 use crate::paths::{check_inputs, check_outputs};
 use crate::steps::{Steps, beside, stopped};
 use crate::{images_arg, model_arg, shell, tables};
@@ -128,7 +128,7 @@ fn print_parts(parts: &[Element], (whole, images): (&Effect, usize), top: usize)
     tables::align_numbers(&mut table, columns - 1);
     say!("\n{table}");
     say!("± is half of the 95 % interval over the images; ? marks a gain that does not separate from none");
-    few_images(images).iter().for_each(|warning| caution!("{warning}"));
+    few_images(images).iter().for_each(|warning| say!("{warning}"));
 }
 
 /// Prints the parts with the greatest effect, and the error of the stream by block.

@@ -175,7 +175,7 @@ fn print(results: &Tuning) {
     if chosen.changes.is_empty() {
         say!("  none");
     }
-    results.warnings().iter().for_each(|warning| caution!("{warning}"));
+    results.warnings().iter().for_each(|warning| say!("{warning}"));
     say!("{}", results.ending());
     let float = results.float_latency_ms.median;
     if let Some(latency) = &chosen.latency_ms {
