@@ -202,9 +202,9 @@ impl Run {
         let group = &groups[index];
         self.runner.set_size(group.size)?;
         let recipes = [self.float_recipe(), self.recipe.clone()];
-        let bases = [self.prepare(&recipes[0])?, self.prepare(&recipes[1])?];
-        let (float, float_seconds) = self.timed_outputs(&bases[0], group);
-        let (whole, whole_seconds) = self.timed_outputs(&bases[1], group);
+        let (float_model, float, float_seconds) = self.timed(&recipes[0], group)?;
+        let (whole_model, whole, whole_seconds) = self.timed(&recipes[1], group)?;
+        let bases = [float_model, whole_model];
         if (set, index) == (0, 0) {
             tell(Some(self.cost(groups, [float_seconds, whole_seconds])))?;
         }
@@ -231,11 +231,12 @@ impl Run {
         Ok(())
     }
 
-    /// All outputs of `variant` for the images of `group`, and the seconds that they took.
-    fn timed_outputs(&mut self, variant: &Variant, group: &Batch) -> (Outputs, f64) {
+    /// The model of `recipe`, its outputs for the images of `group`, and the seconds that both took.
+    fn timed(&mut self, recipe: &Recipe, group: &Batch) -> Result<(Variant, Outputs, f64), Error> {
         let begin = Instant::now();
-        let outputs = Walk::new(variant, group).outputs(&mut self.runner, variant).values;
-        (outputs, begin.elapsed().as_secs_f64())
+        let variant = self.prepare(recipe)?;
+        let outputs = Walk::new(&variant, group).outputs(&mut self.runner, &variant).values;
+        Ok((variant, outputs, begin.elapsed().as_secs_f64()))
     }
 
     /// The measurements of the run and their time, which follows from the `seconds` that the float model and the whole recipe took for

@@ -324,7 +324,7 @@ fn degenerate_figures_are_drawn() {
     let page = html(&results, &extras);
     let counts = check_well_formed(&page);
     assert!(counts["svg"] > 20 && !page.contains("NaN"));
-    assert!(page.contains("Warning.") && page.contains("loss not concluded on 1 images"), "{}", &page[..400]);
+    assert!(page.contains("Warning.") && page.contains("loss not concluded on 1 image "), "{}", &page[..400]);
     check(&html(&many(6), &ReportExtras::default()));
     check_tables(&markdown(&many(6), &ReportExtras::default()));
 }

@@ -119,14 +119,17 @@ fn print_parts(parts: &[Element], (whole, images): (&Effect, usize), top: usize)
         Some(ElementKind::Block) => "block",
         _ => "layer",
     };
-    let header = [first, "quantized alone: SQNR dB"].map(str::to_owned).into_iter().chain(middle);
-    let header: Vec<String> =
-        header.chain(["left in float: SQNR dB", "gain dB"].map(str::to_owned)).collect();
+    let header = [first, "alone: SQNR dB"].map(str::to_owned).into_iter().chain(middle);
+    let header: Vec<String> = header.chain(["in float: SQNR dB", "gain dB"].map(str::to_owned)).collect();
     let columns = header.len();
     let mut table = tables::markdown(header);
     table.add_rows(rows);
     tables::align_numbers(&mut table, columns - 1);
+    tables::keep_whole(&mut table, columns - 1);
     say!("\n{table}");
+    say!(
+        "alone: only this part is in INT8; in float: everything but this part; the gain is over the whole recipe"
+    );
     say!("± is half of the 95 % interval over the images; ? marks a gain that does not separate from none");
     few_images(images).iter().for_each(|warning| say!("{warning}"));
 }
