@@ -171,8 +171,8 @@ pub use evaluation::{Evaluate, Evaluation};
 pub use float_device::FloatDevice;
 #[cfg(feature = "float")]
 pub use sensitivity::{
-    MetricSensitivity, PartKinds, PartSensitivity, PartsOf, SensitivityOptions, SensitivityProgress,
-    sensitivity, sensitivity_by_metric,
+    Cost, MeasuredParts, MetricSensitivity, PartKinds, PartSensitivity, PartsOf, SensitivityOptions,
+    SensitivityProgress, sensitivity, sensitivity_by_metric, sites_of_part,
 };
 #[cfg(feature = "float")]
 pub use shards::{

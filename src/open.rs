@@ -85,13 +85,16 @@ impl OpenOptions {
 
     /// Reads the float model at `path`, with the warnings about it.
     pub(crate) fn load_float_with_warnings(&self, path: &Path) -> Result<(FloatModel, Vec<String>), Error> {
-        let loaded = load_float_with_remarks(path, &self.reading()?).map_err(Error::open(path))?;
+        let reading = self.reading()?;
+        let is_decided = reading.cfg.as_ref().is_some_and(|cfg| cfg.states_crop);
+        let loaded = load_float_with_remarks(path, &reading).map_err(Error::open(path))?;
         let (mut model, mut warnings) = (loaded.model, loaded.remarks);
         match self.transform {
             Some(family) => model.transform = family.transform(&model.config, &model.transform)?,
             // The preprocessing does not come from the model's own directory.
             None if self.cfg.is_some() || loaded.description_found => {
-                warnings.extend(other_preprocessing(path, &model).or_else(|| replaced_preprocessing(path)));
+                let other = other_preprocessing(path, &model).filter(|_| !is_decided);
+                warnings.extend(other.or_else(|| replaced_preprocessing(path)));
             }
             None => {}
         }
@@ -232,12 +235,20 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
         Task::Features => (&own.mean, &own.std) == (&used.mean, &used.std),
     };
     let option = family.option();
+    // Values that both have in common need not be said.
+    let values = (&own.mean, &own.std) != (&used.mean, &used.std);
+    let brief = |transform: &Transform| {
+        let text = transform.to_string();
+        let end = text.find(", mean").filter(|_| !values).unwrap_or(text.len());
+        text[..end].to_owned()
+    };
     (!same).then(|| {
         format!(
-            "{} has the names of {}, whose own preprocessing is: {own}. The configuration's is used: {used}. State \
-             --transform {option} or --transform ms to decide",
+            "{} has the names of {}: {}. The configuration's is used: {}. State --transform {option} or --transform ms to decide",
             path.display(),
-            model.source.dialect
+            model.source.dialect,
+            brief(&own),
+            brief(used)
         )
     })
 }

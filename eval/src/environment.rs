@@ -90,6 +90,50 @@ pub struct Load {
     pub other_cores: Option<f64>,
 }
 
+/// Share of the cores that other processes may use before a latency counts as disturbed.
+const DISTURBED: f64 = 0.1;
+
+impl Load {
+    /// The cores that other processes kept busy, if they were more than a tenth of the machine's `cores`: a latency that was measured
+    /// meanwhile is disturbed.
+    pub fn disturbance(&self, cores: usize) -> Option<f64> {
+        self.other_cores.filter(|&other| other > DISTURBED * cores as f64)
+    }
+}
+
+/// The load during several measurements.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct LoadSum {
+    average: Option<f64>,
+    seconds: f64,
+    /// Seconds of cores that other processes used.
+    busy: f64,
+}
+
+impl LoadSum {
+    /// Adds the load during a measurement of `seconds`.
+    pub fn add(&mut self, load: &Load, seconds: f64) {
+        self.average = load.average.or(self.average);
+        if let Some(other) = load.other_cores {
+            self.seconds += seconds;
+            self.busy += other * seconds;
+        }
+    }
+
+    /// The last load average, and the mean of the other processes' cores over the time of all measurements.
+    pub fn load(&self) -> Load {
+        let other_cores = (self.seconds > 0.0).then(|| self.busy / self.seconds);
+        Load { average: self.average, other_cores }
+    }
+}
+
+/// The warning that other processes used `busy` of `cores` cores while `models`, which have their verb, were measured.
+pub(crate) fn disturbed(busy: f64, cores: usize, models: &str) -> String {
+    format!(
+        "Latency is disturbed: other processes used up to {busy:.1} of {cores} cores while {models} measured."
+    )
+}
+
 /// Measures the load between two points in time. Values that the system does not report are absent.
 #[derive(Clone, Copy, Debug)]
 pub struct LoadMeter {
@@ -179,6 +223,20 @@ mod tests {
         assert_eq!(other_cores(start, start), None, "no time has passed");
         let load = LoadMeter::start().finish();
         assert_eq!(load.average.is_some(), cfg!(target_os = "linux"));
+    }
+
+    #[test]
+    fn a_short_burst_of_load_does_not_disturb_a_long_measurement() {
+        let load = |other| Load { average: Some(other), other_cores: Some(other) };
+        assert_eq!((load(0.2).disturbance(2), load(0.21).disturbance(2)), (None, Some(0.21)));
+        assert_eq!(Load::default().disturbance(1), None);
+        let mut sum = LoadSum::default();
+        sum.add(&load(0.0), 9.0);
+        sum.add(&load(1.0), 1.0);
+        assert_eq!(sum.load(), Load { average: Some(1.0), other_cores: Some(0.1) });
+        sum.add(&Load::default(), 100.0);
+        assert_eq!(sum.load().other_cores, Some(0.1), "a load that the system does not report is not 0");
+        assert_eq!(LoadSum::default().load(), Load::default());
     }
 
     #[test]

@@ -34,6 +34,7 @@ pub mod maps;
 pub mod part;
 pub mod report;
 pub mod results;
+mod spread;
 pub mod text;
 
 pub use accuracy::{Accuracy, accuracy, is_above_chance, near_chance, near_chance_beside};
@@ -41,14 +42,14 @@ pub use collected::{Collected, collect, collect_any};
 pub use compare::compare;
 pub use distortion::Distortion;
 pub use effect::EffectSums;
-pub use environment::{Environment, Gpu, Load, LoadMeter, iso_utc, peak_memory_bytes};
+pub use environment::{Environment, Gpu, Load, LoadMeter, LoadSum, iso_utc, peak_memory_bytes};
 pub use error::EvalError;
 pub use fidelity::{Fidelity, fidelity};
 pub use inspection::{Inspection, site_results};
 pub use interval::{Interval, top1_difference};
 pub use latency::{Latency, LatencyOptions, Step, measure, measure_interleaved, median};
 pub use maps::{ImageErrors, MapErrors};
-pub use report::{ReportExtras, Thumbnail, html, markdown};
+pub use report::{ReportExtras, Thumbnail, file_names, html, markdown};
 pub use results::{
     CalibrationSet, ClassResult, DataInfo, Disagreement, Flips, Guess, ImageResult, LaunchResult,
     ModelResult, Origin, OutputResult, Precision, Profile, RangeFile, RangeHistogram, Results, SCHEMA,
@@ -56,4 +57,5 @@ pub use results::{
     results_json, write_results,
 };
 pub use results::{sensitivity::Sensitivity, tune::Tuning};
-pub use text::{acc_line, mebibytes, performance_summary, table};
+pub use spread::ImageNoise;
+pub use text::{acc_line, counted, mebibytes, performance_summary, table};

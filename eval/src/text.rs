@@ -41,36 +41,32 @@ pub fn performance_summary(name: &str, batch: usize, latency: &Latency) -> Strin
 /// `None` means that the model lacks the figure.
 pub(crate) type Column<'a> = (String, Box<dyn Fn(&ModelResult, &ModelResult) -> Option<String> + 'a>);
 
-/// Width of a table in columns of text, beyond which columns go to a further table.
+/// Width of a table in columns of text, beyond which models go to a further table.
 const WIDTH: usize = 100;
 /// Number of images that are named below the tables for each model.
 const WORST: usize = 3;
-/// Width of the longest name that stays in the rows of a table that is too wide.
-const NAME: usize = 30;
 
-/// Markdown tables of accuracy, speed and size, with a row per model, of at most 100 columns of text.
+/// A Markdown table of accuracy, speed and size, with a row per figure and a column per model. Models that would make it wider than
+/// 100 columns of text stand in a further table.
 ///
 /// The first model is the baseline. The others show their difference from it, as in `80.748(-0.434)`. A figure
-/// that a model lacks is `-`. A column or table that is empty for all models is left out. Long names that make a
-/// table too wide stand before the tables, whose rows then have letters. Below the tables stands which latencies were
+/// that a model lacks is `-`, and one that no model has is left out. Below the table stands which latencies were
 /// measured while other processes worked, if there are any, and the peak memory of the process, if it is known.
 pub fn table(results: &Results) -> String {
-    let accuracy = cells(results, accuracy_columns(results));
-    let speed = cells(results, speed_columns(results));
-    let sizes = cells(results, size_columns(results));
-    let mut known: Vec<_> =
-        [accuracy, speed, sizes].into_iter().filter(|(header, _)| header.len() > 1).collect();
+    let (accuracy, speed) = (accuracy_columns(results), speed_columns(results));
+    let columns = accuracy.into_iter().chain(speed).chain(size_columns(results)).collect();
+    let (figures, models) = cells(results, columns);
+    let header = std::iter::once(String::new()).chain(models.iter().map(|model| model[0].clone())).collect();
+    let row = |figure: usize| {
+        let name = std::iter::once(figures[figure].clone());
+        name.chain(models.iter().map(|model| model[figure].clone())).collect()
+    };
+    let rows: Vec<Vec<String>> = (1..figures.len()).map(row).collect();
     let mut text = String::new();
-    let long = results.models.iter().any(|model| model.label().chars().count() > NAME);
-    if long && known.iter().any(|(header, rows)| width(header, rows) > WIDTH) {
-        for (i, model) in results.models.iter().enumerate() {
-            text += &format!("{}  {}\n", letter(i), model.label());
-            known.iter_mut().for_each(|(_, rows)| rows[i][0] = letter(i));
-        }
-        text.push('\n');
+    if !rows.is_empty() && !models.is_empty() {
+        let tables = split(header, rows).into_iter();
+        text += &tables.map(|(header, rows)| markdown(header, rows)).collect::<Vec<_>>().join("\n");
     }
-    let tables = known.into_iter().flat_map(|(header, rows)| split(header, rows));
-    text += &tables.map(|(header, rows)| markdown(header, rows)).collect::<Vec<_>>().join("\n");
     for model in results.models.iter().filter(|model| !model.worst_images.is_empty()) {
         text += &format!("\nfarthest from the baseline, {}:\n", model.label());
         text.extend(model.worst_images.iter().take(WORST).map(|image| format!("  {}\n", worst_line(image))));
@@ -101,20 +97,10 @@ pub(crate) fn image_name(image: &ImageResult) -> String {
     image.image.clone().unwrap_or_else(|| format!("image {}", image.id))
 }
 
-/// Width of a table.
-fn width(header: &[String], rows: &[Vec<String>]) -> usize {
-    1 + (0..header.len()).map(|c| column_width(header, rows, c)).sum::<usize>()
-}
-
 /// Width of column `c` of a table, with one border.
 fn column_width(header: &[String], rows: &[Vec<String>], c: usize) -> usize {
     let cells = rows.iter().map(|row| &row[c]).chain([&header[c]]);
     cells.map(|cell| cell.chars().count()).max().unwrap_or(0) + 3
-}
-
-/// The letter of the model at position `i`, as in `--name A=float`; a number after the last letter.
-fn letter(i: usize) -> String {
-    u8::try_from(i).ok().filter(|&i| i < 26).map_or((i + 1).to_string(), |i| char::from(b'A' + i).to_string())
 }
 
 /// Header and rows of tables that are at most [`WIDTH`] wide, if a single column is not wider. Each has the first column.
@@ -139,20 +125,8 @@ fn split(header: Vec<String>, rows: Vec<Vec<String>>) -> Vec<(Vec<String>, Vec<V
     tables
 }
 
-/// Makes room behind the figures of column `c` that have no difference or speed-up, so that all figures of it stand one
-/// below the other.
-fn align(rows: &mut [Vec<String>], c: usize) {
-    let behind = |cell: &str| cell.find('(').map_or(0, |at| cell.len() - cell[..at].trim_end().len());
-    let most = rows.iter().map(|row| behind(&row[c])).max().unwrap_or(0);
-    for cell in rows.iter_mut().map(|row| &mut row[c]).filter(|cell| *cell != "-") {
-        let room = most - behind(cell);
-        cell.extend(std::iter::repeat_n(' ', room));
-    }
-}
-
 /// A Markdown table with numbers aligned to the right.
-fn markdown(header: Vec<String>, mut rows: Vec<Vec<String>>) -> String {
-    (1..header.len()).for_each(|c| align(&mut rows, c));
+fn markdown(header: Vec<String>, rows: Vec<Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header(header).add_rows(rows);
     for column in table.column_iter_mut().skip(1) {
@@ -308,6 +282,11 @@ pub(crate) fn thousands(count: usize) -> String {
         text.push(digit);
     }
     text
+}
+
+/// A count with its noun, as in `1 recipe` and `2 recipes`.
+pub fn counted(count: usize, noun: &str) -> String {
+    format!("{} {noun}{}", thousands(count), if count == 1 { "" } else { "s" })
 }
 
 /// A cosine, as in `0.999957`.

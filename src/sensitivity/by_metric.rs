@@ -4,35 +4,13 @@ use std::ops::ControlFlow;
 
 use serde::Serialize;
 use swinq_eval::results::sensitivity::{Effect, Element};
-use swinq_model::{QuantizedModel, Recipe, SitePattern};
+use swinq_model::{QuantizedModel, Recipe};
 
-use super::elements::{ModelElement, blocks, layers, sites};
 use super::metric::Metric;
-use super::{Run, SensitivityOptions, SensitivityProgress, element, load};
+use super::{PartsOf, Run, SensitivityOptions, SensitivityProgress, load};
 use crate::evaluation::Evaluation;
 use crate::quantizer::ModelQuantizer;
 use crate::{Error, Images, Model};
-
-/// Kinds of parts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum PartKinds {
-    /// Linear layers and attention products that run in INT8.
-    #[default]
-    Layers,
-    /// Blocks, and the layers outside of them.
-    Blocks,
-    /// Single sites.
-    Sites,
-}
-
-/// The parts that are measured.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PartsOf {
-    /// What they are.
-    pub kinds: PartKinds,
-    /// A pattern of their names, as of sites in recipes.
-    pub pattern: String,
-}
 
 /// The effects of parts on a metric of the caller's.
 #[derive(Clone, Debug, Serialize)]
@@ -78,7 +56,7 @@ pub fn sensitivity_by_metric(
     parts: &PartsOf,
     images: &Images,
     mut evaluation: Evaluation<'_>,
-    progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
+    progress: &mut dyn FnMut(SensitivityProgress<'_>) -> ControlFlow<()>,
 ) -> Result<MetricSensitivity, Error> {
     crate::calibration::check_recipe(&model, &options.recipe)?;
     let metric = Metric::new(model.config(), &options.sqnr_of)?;
@@ -88,18 +66,14 @@ pub fn sensitivity_by_metric(
     let quantizer = ModelQuantizer::calibrate(float, &options.recipe, images, how, &mut |step| {
         progress(SensitivityProgress::Calibrate(step))
     })?;
-    let all = |model: &QuantizedModel| {
-        let parts = parts.find(model)?;
-        let count = parts.len();
-        Ok((parts, count))
-    };
-    let mut run = Run::new(quantizer, options, metric, &batches, (&evaluation.command(), all), progress)?;
+    let find = |model: &QuantizedModel| parts.find(model);
+    let mut run = Run::new(quantizer, options, metric, &batches, (&evaluation.command(), find), progress)?;
     let measured = run.measure(&batches, progress)?;
     let values = run.evaluate(&mut evaluation, progress)?;
     let recipe = run.recipe.clone();
-    let plan = run.prepare(&recipe)?.plan().clone();
+    let plan = run.plan()?;
     let [float, whole, rest @ ..] = &values[..] else { unreachable!("two models are always evaluated") };
-    let elements = run.parts.iter().zip(&measured.parts).map(|(part, sums)| element(part, sums, &plan));
+    let elements = (0..run.parts.len()).map(|index| run.element(index, &measured, &plan));
     let mut parts: Vec<PartSensitivity> =
         elements.zip(rest).map(|(element, &value)| PartSensitivity { element, value }).collect();
     parts.sort_by(|a, b| {
@@ -112,29 +86,9 @@ pub fn sensitivity_by_metric(
         images: batches.iter().map(swinq_model::Batch::len).sum(),
         float: *float,
         whole: *whole,
-        whole_effect: measured.whole[0].effect(),
+        whole_effect: measured.whole[0].sums.effect(),
         parts,
     })
-}
-
-impl PartsOf {
-    /// Those of `model`, in forward order.
-    fn find(&self, model: &QuantizedModel) -> Result<Vec<ModelElement>, Error> {
-        let refuse = |problem: String| Error::argument("only", format!("`{}`: {problem}", self.pattern));
-        let pattern = SitePattern::new(&self.pattern).map_err(refuse)?;
-        let all = match self.kinds {
-            PartKinds::Layers => layers(model),
-            PartKinds::Blocks => blocks(model),
-            PartKinds::Sites => sites(model),
-        };
-        let example = all.first().map_or(String::new(), |part| format!("; one of them is {}", part.kind));
-        let found: Vec<ModelElement> =
-            all.into_iter().filter(|part| pattern.matches(&part.kind.to_string())).collect();
-        match found.is_empty() {
-            true => Err(refuse(format!("matches none of the quantized parts{example}"))),
-            false => Ok(found),
-        }
-    }
 }
 
 impl Run {
@@ -142,7 +96,7 @@ impl Run {
     fn evaluate(
         &mut self,
         evaluation: &mut Evaluation<'_>,
-        progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
+        progress: &mut dyn FnMut(SensitivityProgress<'_>) -> ControlFlow<()>,
     ) -> Result<Vec<f64>, Error> {
         let mut recipes = vec![None, Some(self.recipe.clone())];
         recipes.extend(self.parts.iter().map(|part| {

@@ -3,7 +3,7 @@
 use swinq_eval::results::sensitivity::ElementKind;
 use swinq_int8_runtime::Outline;
 use swinq_model::site::{BlockId, Branch, Operand, all_linears, all_sites};
-use swinq_model::{Linear, QuantizedModel, Rule, Site};
+use swinq_model::{Linear, QuantizedModel, Rule, Site, SwinConfig};
 
 use crate::quantizer::switch;
 
@@ -125,9 +125,9 @@ pub(crate) fn sites(model: &QuantizedModel) -> Vec<ModelElement> {
 }
 
 /// Every linear layer and attention product of the architecture, in forward order.
-pub(crate) fn layer_kinds(model: &QuantizedModel) -> Vec<ElementId> {
+pub(crate) fn layer_kinds(config: &SwinConfig) -> Vec<ElementId> {
     let mut kinds = Vec::new();
-    for linear in all_linears(&model.config) {
+    for linear in all_linears(config) {
         kinds.push(ElementId::Linear(linear));
         if let Linear::Qkv(block) = linear {
             kinds.extend([ElementId::Scores(block), ElementId::Values(block)]);
@@ -138,19 +138,23 @@ pub(crate) fn layer_kinds(model: &QuantizedModel) -> Vec<ElementId> {
 
 /// Every linear layer and attention product of `model` that runs in INT8, in forward order.
 pub(crate) fn layers(model: &QuantizedModel) -> Vec<ModelElement> {
-    let parts = layer_kinds(model).into_iter().map(|kind| ModelElement::of(model, kind));
+    let parts = layer_kinds(&model.config).into_iter().map(|kind| ModelElement::of(model, kind));
     parts.filter(is_int8).collect()
 }
 
-/// Every block of `model`, and every layer outside of blocks, that has quantized sites, in forward order.
-pub(crate) fn blocks(model: &QuantizedModel) -> Vec<ModelElement> {
+/// Every block of the architecture, and every layer outside of blocks, in forward order.
+pub(crate) fn block_kinds(config: &SwinConfig) -> Vec<ElementId> {
     let kind = |linear| match linear {
         Linear::Qkv(block) => Some(ElementId::Block(block)),
         Linear::Proj(_) | Linear::Fc1(_) | Linear::Fc2(_) => None,
         Linear::PatchEmbed | Linear::Reduction(_) | Linear::Head => Some(ElementId::Linear(linear)),
     };
-    let all =
-        all_linears(&model.config).into_iter().filter_map(kind).map(|kind| ModelElement::of(model, kind));
+    all_linears(config).into_iter().filter_map(kind).collect()
+}
+
+/// Every block of `model`, and every layer outside of blocks, that has quantized sites, in forward order.
+pub(crate) fn blocks(model: &QuantizedModel) -> Vec<ModelElement> {
+    let all = block_kinds(&model.config).into_iter().map(|kind| ModelElement::of(model, kind));
     all.filter(|part| !part.sites.is_empty()).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use swinq_eval::{EffectSums, EvalError};
+use swinq_eval::{EffectSums, EvalError, ImageNoise};
 use swinq_model::{Logits, SwinConfig};
 
 use crate::Error;
@@ -81,6 +81,25 @@ impl Metric {
             }
         }
         Ok(sums)
+    }
+}
+
+impl Metric {
+    /// The noise of each of `images` images at the outputs that count.
+    ///
+    /// # Errors
+    /// Those of [`ImageNoise::of`].
+    pub(crate) fn noise(
+        &self,
+        reference: &[&[f32]],
+        own: &[Cow<'_, [f32]>],
+        images: usize,
+    ) -> Result<ImageNoise, EvalError> {
+        let outputs = match self {
+            Metric::Logits(_) => vec![0],
+            Metric::Maps(chosen) => chosen.iter().map(|(index, _)| *index).collect(),
+        };
+        ImageNoise::of(images, outputs.into_iter().map(|index| (reference[index], &*own[index])))
     }
 }
 

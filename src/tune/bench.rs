@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use swinq_eval::{Collected, EffectSums, Interval, top1_difference};
+use swinq_eval::{Collected, EffectSums, Interval, Load, top1_difference};
 use swinq_int8_runtime::{LaunchSteps, Outline, Plan, Variant, VariantRunner};
 use swinq_model::{Batch, Logits, QuantizedModel, Recipe, Size};
 
+use super::budget::Budget;
 use super::changes::{Space, State};
 use super::judge::Judge;
 use super::latencies::Latencies;
@@ -22,6 +23,9 @@ use crate::{BackendChoice, EngineOptions, Error};
 
 /// The most bytes of feature maps of the float model that are kept. Those of further images are computed again for every recipe.
 const KEPT_BYTES: usize = 1 << 30;
+
+/// The models whose launches are timed whatever the budget is: the start recipe's and the float model.
+const NEEDED: usize = 2;
 
 /// The measurement of one recipe.
 #[derive(Clone, Debug, PartialEq)]
@@ -72,6 +76,7 @@ pub(super) struct Bench {
     table: Latencies,
     table_path: Option<PathBuf>,
     stopwatch: Stopwatch,
+    cores: usize,
     on_gpu: bool,
     /// Predicted latencies of recipes; `None` for those that the backend cannot run.
     predicted: BTreeMap<String, Option<f64>>,
@@ -92,20 +97,23 @@ pub(super) struct Parts {
     pub(super) engine: EngineOptions,
     /// The size of the images whose latency counts.
     pub(super) size: Size,
+    /// The cores of the machine.
+    pub(super) cores: usize,
 }
 
 impl Bench {
     /// A bench, after it has run the float model on the search images, and measured the launches of the float model,
-    /// of the start recipe's and of models in which all layers of one type are left in float.
+    /// of the start recipe's and, within `budget`, of models in which all layers of one type are left in float.
     ///
     /// # Errors
     /// The errors of the engine, and an error if the table of latencies cannot be written.
     pub(super) fn new(
         parts: Parts,
-        space: &Space,
+        (space, budget): (&Space, Budget),
         progress: &mut dyn FnMut(usize, usize) -> Result<(), Error>,
     ) -> Result<Bench, Error> {
-        let Parts { mut quantizer, start, metric, search, cache, table, table_path, engine, size } = parts;
+        let Parts { mut quantizer, start, metric, search, cache, table, table_path, engine, size, cores } =
+            parts;
         let cpu = EngineOptions { backend: BackendChoice::Cpu, ..engine.clone() }.cpu_options()?;
         let mut runner = VariantRunner::new(quantizer.apply(&start)?, cpu)?;
         let (float, families) = (Recipe::float(), space.families());
@@ -134,6 +142,7 @@ impl Bench {
             table,
             table_path,
             stopwatch,
+            cores,
             on_gpu,
             predicted,
             float_ms,
@@ -142,9 +151,17 @@ impl Bench {
         let mut recipes = vec![bench.start.clone(), float.clone()];
         recipes.extend(families.iter().map(|state| space.recipe(state)));
         for (done, recipe) in recipes.iter().enumerate() {
+            // The launches of further models are timed when a candidate needs them.
+            if done >= NEEDED && budget.is_over() {
+                break;
+            }
             bench.predict(recipe)?;
             bench.runner.forget_unused();
             progress(done + 1, recipes.len())?;
+        }
+        if !budget.is_over() {
+            bench.table.settle();
+            bench.save_table()?;
         }
         let unable = "the backend cannot run the float model";
         bench.float_ms = bench.predict(&float)?.ok_or_else(|| Error::argument("backend", unable))?;
@@ -154,6 +171,16 @@ impl Bench {
     /// The predicted latency of the float model.
     pub(super) fn float_ms(&self) -> f64 {
         self.float_ms
+    }
+
+    /// The spread of a latency, as a fraction of it.
+    pub(super) fn spread(&self) -> f64 {
+        self.table.spread()
+    }
+
+    /// The load of the machine while launches were timed.
+    pub(super) fn load(&self) -> Load {
+        self.stopwatch.load()
     }
 
     /// What counts.
@@ -387,10 +414,16 @@ impl Bench {
             launches,
             table,
         )?;
-        if let Some(path) = &self.table_path {
-            self.table.save(path)?;
+        self.save_table()
+    }
+
+    /// Writes the table, if it is kept, with the disturbance of this run's measurements.
+    fn save_table(&mut self) -> Result<(), Error> {
+        self.table.set_disturbance(self.stopwatch.load().disturbance(self.cores));
+        match &self.table_path {
+            Some(path) => self.table.save(path),
+            None => Ok(()),
         }
-        Ok(())
     }
 
     fn prepare(&mut self, recipe: &Recipe) -> Result<Variant, Error> {

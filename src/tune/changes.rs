@@ -76,7 +76,7 @@ pub(super) type State = BTreeMap<(usize, Aspect), Change>;
 impl Space {
     /// The space around `start`, whose model is `model`.
     pub(super) fn new(start: &Recipe, model: &QuantizedModel) -> Space {
-        let mut kinds = layer_kinds(model);
+        let mut kinds = layer_kinds(&model.config);
         let outputs =
             all_linears(&model.config).into_iter().map(|linear| ElementId::Site(Site::Output(linear)));
         let is_on = |kind: &ElementId| !ModelElement::of(model, *kind).sites.is_empty();
@@ -161,8 +161,8 @@ impl Space {
         let mut recipe = self.start.clone();
         if !state.is_empty() {
             recipe.name = format!("{} tuned", self.start.name);
-            recipe.description =
-                format!("found by swinq tune; {} changes of {}", state.len(), self.start.name);
+            let changes = swinq_eval::counted(state.len(), "change");
+            recipe.description = format!("found by swinq tune; {changes} of {}", self.start.name);
         }
         for (&(index, _), change) in state {
             recipe.rules.extend(self.rules(index, *change));

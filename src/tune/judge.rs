@@ -61,6 +61,12 @@ impl Judge<'_> {
             Judge::Metric(_) => trial.value.unwrap_or(f64::NEG_INFINITY),
         }
     }
+
+    /// The accuracy of a trial that is kept, for a choice between several: the value of a metric of the caller's, then the SQNR. More is
+    /// better. Top-1 on the search images does not count, because the differences between recipes that keep it are chance.
+    pub(super) fn accuracy(&self, trial: &Trial) -> [f64; 2] {
+        [trial.value.unwrap_or_default(), trial.sums.effect().sqnr_db]
+    }
 }
 
 impl Limit<'_> {

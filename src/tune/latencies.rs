@@ -5,6 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use swinq_eval::Latency;
 use swinq_int8_runtime::{LaunchSteps, Outline};
 use swinq_model::atomic::write_atomic;
 use swinq_model::text_file::{self, MAX_RESULTS};
@@ -13,7 +14,7 @@ use crate::Error;
 use crate::hex::hex;
 
 /// Version of the file.
-const SCHEMA: u32 = 2;
+const SCHEMA: u32 = 3;
 
 /// The measured time of every variant of every launch on one machine, for one batch size.
 ///
@@ -31,15 +32,47 @@ pub struct Latencies {
     /// The latency of the start recipe's model at the first measurement. Later measurements are scaled by what the
     /// same model takes then, so that the load of the machine does not favour one of them.
     reference_ms: Option<f64>,
+    /// The largest [`spread`] of the models that were measured before the search.
+    spread: f64,
+    /// Whether these models were all measured, so that the spread stays.
+    settled: bool,
+    /// The cores that other processes kept busy meanwhile, if they were so many that the times are disturbed.
+    disturbed: Option<f64>,
+}
+
+/// The times of a model, which were measured in turn with those of the start recipe's model.
+pub(crate) struct Measured<'a> {
+    /// The launches of the model, and the milliseconds of each.
+    pub(crate) launches: (&'a [LaunchSteps], &'a [f64]),
+    /// The runs of the whole model.
+    pub(crate) whole: Latency,
+    /// The runs of the start recipe's model.
+    pub(crate) reference: Latency,
+}
+
+/// The spread of the times of a model as a fraction of their median: the distance between their quartiles. One half of the times lie
+/// within it.
+fn spread(latency: &Latency) -> f64 {
+    (latency.percentile(75.0) - latency.percentile(25.0)) / latency.median()
 }
 
 impl Latencies {
     /// A table without entries.
     pub(crate) fn new(machine: String, batch_size: usize) -> Latencies {
-        Latencies { schema: SCHEMA, machine, batch_size, ms: BTreeMap::new(), reference_ms: None }
+        Latencies {
+            schema: SCHEMA,
+            machine,
+            batch_size,
+            ms: BTreeMap::new(),
+            reference_ms: None,
+            spread: 0.0,
+            settled: false,
+            disturbed: None,
+        }
     }
 
-    /// Reads the table at `path`; a table without entries if there is no file.
+    /// Reads the table at `path`; a table without entries if there is no file. Times that were measured while other processes
+    /// disturbed them are of no use later: [`Latencies::is_disturbed`] is then true.
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Argument`] for a file that is no such table, or is of another machine or batch size.
@@ -69,6 +102,9 @@ impl Latencies {
         if let Some((key, ms)) = table.ms.iter().find(|(_, ms)| !(ms.is_finite() && **ms >= 0.0)) {
             return Err(refuse(format!("{key}: {ms} is not a time")));
         }
+        if !(table.spread.is_finite() && table.spread >= 0.0) {
+            return Err(refuse(format!("spread: {} is not a share of a time", table.spread)));
+        }
         Ok(table)
     }
 
@@ -95,22 +131,42 @@ impl Latencies {
         launches.iter().map(|launch| self.ms.get(&key(launch, plan))).sum()
     }
 
-    /// Adds a measurement of a model with the plan `plan`: `times` holds the milliseconds of each of its `launches`,
-    /// `whole_ms` the latency of the model, and `reference_ms` that of the start recipe's model measured in turn.
-    /// The times are scaled so that their sum is the latency. Variants that the table holds stay as they are.
-    pub(crate) fn add(
-        &mut self,
-        plan: &Outline,
-        (launches, times): (&[LaunchSteps], &[f64]),
-        whole_ms: f64,
-        reference_ms: f64,
-    ) {
+    /// Adds a measurement of a model with the plan `plan`. The times of its launches are scaled so that their sum is the latency of
+    /// the model. Variants that the table holds stay as they are.
+    pub(crate) fn add(&mut self, plan: &Outline, measured: &Measured<'_>) {
+        let (launches, times) = measured.launches;
         assert_eq!(launches.len(), times.len(), "a time for each launch");
-        let first = *self.reference_ms.get_or_insert(reference_ms);
-        let scale = whole_ms / times.iter().sum::<f64>() * first / reference_ms;
+        let (whole, reference) = (measured.whole.median(), measured.reference.median());
+        let first = *self.reference_ms.get_or_insert(reference);
+        let scale = whole / times.iter().sum::<f64>() * first / reference;
         for (launch, ms) in launches.iter().zip(times) {
             self.ms.entry(key(launch, plan)).or_insert(ms * scale);
         }
+        if !self.settled {
+            let own = spread(&measured.whole).max(spread(&measured.reference));
+            self.spread = self.spread.max(own);
+        }
+    }
+
+    /// Says that all models were measured that are measured before a search. The spread stays from now on, so that a search with
+    /// this table makes the same decisions again.
+    pub(crate) fn settle(&mut self) {
+        self.settled = true;
+    }
+
+    /// The spread of a latency as a fraction of it: the largest distance between the quartiles of a model's times.
+    pub(crate) fn spread(&self) -> f64 {
+        self.spread
+    }
+
+    /// Notes the cores that other processes kept busy while times were measured, if they disturbed them.
+    pub(crate) fn set_disturbance(&mut self, busy: Option<f64>) {
+        self.disturbed = busy;
+    }
+
+    /// Whether other processes disturbed the times.
+    pub(crate) fn is_disturbed(&self) -> bool {
+        self.disturbed.is_some()
     }
 }
 
@@ -123,4 +179,35 @@ fn key(launch: &LaunchSteps, plan: &Outline) -> String {
         format!("{}, {reads} -> {writes}", step.op)
     });
     format!("{}: {}", launch.name, text.collect::<Vec<_>>().join("; "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_spread_is_the_distance_between_the_quartiles() {
+        let of = |times: &[f64]| spread(&Latency::from_samples(times.to_vec()).unwrap());
+        assert_eq!(of(&[10.0, 10.0, 10.0, 10.0]), 0.0);
+        // One slow run of many does not count.
+        assert_eq!(of(&[8.0, 9.0, 10.0, 11.0, 90.0]), 0.2);
+    }
+
+    #[test]
+    fn a_table_says_whether_other_processes_disturbed_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("latencies.json");
+        let open = || Latencies::open(&path, "a processor".to_owned(), 1);
+        let mut table = open().unwrap();
+        assert!(!table.is_disturbed());
+        for (busy, is_disturbed) in [(Some(1.5), true), (None, false)] {
+            table.set_disturbance(busy);
+            table.save(&path).unwrap();
+            assert_eq!(open().unwrap().is_disturbed(), is_disturbed);
+        }
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("\"spread\": 0.0", "\"spread\": -1.0")).unwrap();
+        let error = open().unwrap_err().to_string();
+        assert!(error.contains("spread: -1 is not a share"), "{error}");
+    }
 }

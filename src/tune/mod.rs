@@ -1,11 +1,13 @@
 //! Tuning: searches for the recipe with the least latency that keeps the accuracy, the SQNR of a backbone's outputs, or a metric of
 //! the caller's.
 //!
-//! The latency of a recipe is predicted: a table holds the measured time of every variant of every launch. The
-//! search compares recipes on one half of the images; the chosen one is verified on the other half. [`Judge`] says what decides.
+//! The latency of a recipe is predicted: a table holds the measured time of every variant of every launch. [`choice`] has the rule of
+//! accuracy against speed. The search compares recipes on one half of the images; the chosen one is verified on the other half. [`Judge`] says what decides.
 
 mod bench;
+mod budget;
 mod changes;
+mod choice;
 mod judge;
 mod latencies;
 mod run;
@@ -55,13 +57,14 @@ pub struct TuneOptions {
     pub min_sqnr: Option<f64>,
     /// The least speedup over the float model.
     pub min_speedup: Option<f64>,
-    /// Time of the search, without calibration and verification; `None` is unlimited. With a budget the result
-    /// depends on the speed of the machine.
+    /// Time of the search and of the timing of launches before it, without calibration and verification; `None` is unlimited. The
+    /// start recipe is always tried. With a budget the result depends on the speed of the machine.
     pub budget: Option<Duration>,
     /// The file that keeps finished measurements; `None` keeps none.
     pub cache: Option<PathBuf>,
     /// The table of latencies: read if it exists, and extended. With a table that holds every launch the search
-    /// needs, the result does not depend on the machine. `None` keeps no table.
+    /// needs, the result does not depend on the machine. A table that was written while other processes disturbed the times is
+    /// measured again. `None` keeps no table.
     pub latencies: Option<PathBuf>,
 }
 
@@ -81,6 +84,8 @@ pub enum TuneProgress<'a> {
     Calibrate(Progress),
     /// The contents of the file of finished measurements.
     Cache(CacheContents),
+    /// The table of latencies was written while other processes disturbed the times, and is measured again.
+    DisturbedTable,
     /// Models whose launches are timed: done, all.
     Latencies(usize, usize),
     /// A measurement goes on.
@@ -104,9 +109,12 @@ pub enum TuneProgress<'a> {
     Verify(usize, usize),
 }
 
-/// Searches the fastest recipe for `model`, a float model, that loses at most `options.max_drop` points of top-1
+/// Searches a fast recipe for `model`, a float model, that loses at most `options.max_drop` points of top-1
 /// accuracy on `images`, which must have labels; their classes are numbered as by [`Images::numbered_for`]. Every second image is a search image, the others verify the result.
 /// Ranges are calibrated on `calibration`.
+///
+/// Of two recipes that keep the limit, the faster one is chosen if it saves more than the spread of the latency
+/// ([`CostModel::spread`](swinq_eval::results::tune::CostModel::spread)), and else the one with the higher SQNR.
 ///
 /// Of a backbone, every output that counts must have an SQNR of `options.min_sqnr` dB, and images need no labels.
 ///
@@ -160,7 +168,7 @@ pub fn tune(
     run.finish(outcome, model, (goal, counts, Some(verification)), images)
 }
 
-/// Searches the fastest recipe for `model`, a float model, that loses at most `options.max_drop` of a metric of the caller's, in its
+/// Searches a fast recipe for `model`, a float model, that loses at most `options.max_drop` of a metric of the caller's, in its
 /// unit. Ranges are calibrated on `images`, on which also the noise of changes is measured; it ranks them, and the metric decides.
 /// `options.min_sqnr` is not used.
 ///

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use swinq_eval::LoadMeter;
 use swinq_eval::results::tune::{
     CostModel, Goal, TUNE_SCHEMA, TuneCandidate, TuneImages, Tuning, Verification,
 };
@@ -9,6 +10,7 @@ use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, QuantizedModel, Recipe, Size};
 
 use super::bench::{Bench, Parts};
+use super::budget::Budget;
 use super::changes::Space;
 use super::judge::Judge;
 use super::latencies::Latencies;
@@ -31,6 +33,7 @@ pub(super) struct Run<'a> {
     /// The size of the images whose latency counts.
     size: Size,
     pub(super) bench: Bench,
+    budget: Budget,
 }
 
 impl<'a> Run<'a> {
@@ -55,6 +58,7 @@ impl<'a> Run<'a> {
             None => Cache::in_memory(),
         };
         report(progress, TuneProgress::Cache(cache.found()))?;
+        let budget = Budget::start(options.budget);
         first(&mut cache)?;
         let size = timed_size(quantizer.float(), &search, &engine);
         let config = &quantizer.float().config;
@@ -62,10 +66,7 @@ impl<'a> Run<'a> {
             false => engine.describe()?,
             true => format!("{}, images of {size}", engine.describe()?),
         };
-        let table = match &options.latencies {
-            Some(path) => Latencies::open(path, machine, options.batch_size)?,
-            None => Latencies::new(machine, options.batch_size),
-        };
+        let table = table(options, machine, progress)?;
         let space = Space::new(&start, quantizer.apply(&start)?);
         let parts = Parts {
             quantizer,
@@ -77,10 +78,11 @@ impl<'a> Run<'a> {
             table_path: options.latencies.clone(),
             engine: engine.clone(),
             size,
+            cores: environment(engine.threads)?.cores.unwrap_or(1),
         };
         let mut timed = |done, all| report(progress, TuneProgress::Latencies(done, all));
-        let bench = Bench::new(parts, &space, &mut timed)?;
-        Ok((Run { options, engine, size, bench }, space))
+        let bench = Bench::new(parts, (&space, budget), &mut timed)?;
+        Ok((Run { options, engine, size, bench, budget }, space))
     }
 
     /// Searches in `space`.
@@ -90,7 +92,7 @@ impl<'a> Run<'a> {
         judge: Judge<'_>,
         progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
     ) -> Result<Outcome, Error> {
-        Search::new(&mut self.bench, space, judge, self.options, progress).run()
+        Search::new(&mut self.bench, space, judge, (self.options, self.budget), progress).run()
     }
 
     /// Compares `model` with the float model on images that the search did not see.
@@ -115,9 +117,11 @@ impl<'a> Run<'a> {
         images: &Images,
     ) -> Result<Tuned, Error> {
         let Outcome { mut candidates, chosen, kept, end } = outcome;
-        let Run { options, ref engine, size, ref mut bench } = self;
+        let Run { options, ref engine, size, ref mut bench, .. } = self;
         let (float, start) = (bench.model(&Recipe::float())?, bench.model(&candidates[0].recipe)?);
+        let meter = LoadMeter::start();
         let latencies = verify::latencies([&float, &start, &model], engine, (size, options.batch_size))?;
+        let latency_load = meter.finish();
         let [float_latency, start_latency, latency] = latencies;
         candidates[0].latency_ms = Some(start_latency);
         candidates[chosen].latency_ms = Some(latency);
@@ -132,6 +136,7 @@ impl<'a> Run<'a> {
                 batch_size: options.batch_size,
                 image_size: model.config.is_backbone().then_some([size.height, size.width]),
                 table_sha256: bench.table().sha256(),
+                spread: bench.spread(),
             },
             images: counts,
             float_ms: bench.float_ms(),
@@ -142,11 +147,28 @@ impl<'a> Run<'a> {
             kept,
             verification,
             end,
+            launch_load: bench.load(),
+            latency_load,
             environment: environment(engine.threads)?,
             data: Some(info(images, &model, options.sizing)),
         };
         Ok(Tuned { results, model: Model::from_quantized(model)? })
     }
+}
+
+/// The table of latencies for `machine`: that of the file, if it holds times that other processes did not disturb.
+fn table(
+    options: &TuneOptions,
+    machine: String,
+    progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
+) -> Result<Latencies, Error> {
+    let Some(path) = &options.latencies else { return Ok(Latencies::new(machine, options.batch_size)) };
+    let table = Latencies::open(path, machine.clone(), options.batch_size)?;
+    if !table.is_disturbed() {
+        return Ok(table);
+    }
+    report(progress, TuneProgress::DisturbedTable)?;
+    Ok(Latencies::new(machine, options.batch_size))
 }
 
 /// The size of the images whose latency counts: on a CPU the one that most images have, on a GPU the model's own.

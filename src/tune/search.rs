@@ -3,13 +3,15 @@
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use swinq_eval::results::tune::{SearchEnd, TuneCandidate};
 use swinq_model::Site;
 
 use super::bench::{Bench, Probe, Trial};
+use super::budget::Budget;
 use super::changes::{Aspect, Change, Space, State};
+use super::choice::{self, Standing};
 use super::judge::Judge;
 use super::{TuneOptions, TuneProgress};
 use crate::Error;
@@ -25,8 +27,6 @@ const FREE: f64 = 0.005;
 const LEAST_GAIN: f64 = 0.01;
 /// The share of the gain of leaving a layer in float that makes a change almost as good.
 const ALMOST: f64 = 0.8;
-/// The least share of the latency that a change must save to be worth a trial.
-const LEAST_SAVING: f64 = 0.002;
 
 /// The candidates of a search.
 pub(super) struct Search<'a, 'j> {
@@ -34,7 +34,11 @@ pub(super) struct Search<'a, 'j> {
     space: Space,
     judge: Judge<'j>,
     options: &'a TuneOptions,
-    begin: Instant,
+    budget: Budget,
+    /// Whether the budget ended a measurement.
+    expired: bool,
+    /// The time of the longest trial.
+    longest: Duration,
     progress: &'a mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
     /// Every recipe that was tried on all search images.
     trials: Vec<(State, Trial)>,
@@ -56,26 +60,33 @@ impl<'a, 'j> Search<'a, 'j> {
         bench: &'a mut Bench,
         space: Space,
         judge: Judge<'j>,
-        options: &'a TuneOptions,
+        (options, budget): (&'a TuneOptions, Budget),
         progress: &'a mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
     ) -> Search<'a, 'j> {
-        let (trials, banned) = (Vec::new(), Vec::new());
-        Search { bench, space, judge, options, begin: Instant::now(), progress, trials, banned }
+        let (trials, banned, longest) = (Vec::new(), Vec::new(), Duration::ZERO);
+        Search { bench, space, judge, options, budget, expired: false, longest, progress, trials, banned }
     }
 
-    /// Runs the search.
+    /// Runs the search. The start recipe is always tried, so that there is a result.
     pub(super) fn run(mut self) -> Result<Outcome, Error> {
-        let mut end = SearchEnd::Reached;
+        let start = self.trial(&State::new())?;
+        let end = match self.improve(start) {
+            Err(Error::Interrupted) if self.expired => SearchEnd::OutOfTime,
+            end => end?,
+        };
+        Ok(self.outcome(end))
+    }
+
+    /// Adds changes to the start recipe, whose trial is `trial`, until the accuracy is kept, and then makes it faster.
+    fn improve(&mut self, mut trial: Trial) -> Result<SearchEnd, Error> {
         let mut state = State::new();
-        let mut trial = self.trial(&state)?;
         let mut ranking = None;
         while !self.judge.keeps(&trial) {
             if self.out_of_time() {
-                return Ok(self.outcome(SearchEnd::OutOfTime));
+                return Ok(SearchEnd::OutOfTime);
             }
             let Some((index, change)) = self.best_change(&state, &mut ranking)? else {
-                end = SearchEnd::DropImpossible;
-                break;
+                return Ok(SearchEnd::DropImpossible);
             };
             let next = self.space.with(&state, index, change);
             let found = self.trial(&next)?;
@@ -85,46 +96,58 @@ impl<'a, 'j> Search<'a, 'j> {
                 self.banned.push((index, change));
             }
         }
-        if end == SearchEnd::Reached && !self.speed_up(state)? {
-            end = SearchEnd::OutOfTime;
-        }
-        Ok(self.outcome(end))
+        Ok(if self.speed_up(state)? { SearchEnd::Reached } else { SearchEnd::OutOfTime })
     }
 
     /// Takes back changes that cost time and are not needed, quantizes layers that the start recipe leaves in float, and
-    /// replaces scales of input channels by one scale, as long as the accuracy is kept. Returns whether there was enough time.
+    /// replaces scales of input channels by one scale, as long as the accuracy is kept and each saves more than the spread of the
+    /// latency. Those that save less are tried together. Returns whether there was enough time.
     fn speed_up(&mut self, mut state: State) -> Result<bool, Error> {
         let undo = state.keys().map(|&key| Step::Undo(key));
         let savings = self.space.savings(&state).map(|(index, change)| Step::Add(index, change));
         let steps: Vec<Step> = undo.chain(savings).collect();
         let mut savings = Vec::new();
         for step in steps {
-            if let Some(saving) = self.saving(&state, step)? {
+            if let Some(saving) = self.saving(&state, &step.apply(&self.space, &state))? {
                 savings.push((saving, step));
             }
         }
         savings.sort_by(|(a, _), (b, _)| b.total_cmp(a));
-        for (_, step) in savings {
+        let mut small = Vec::new();
+        for (saving, step) in savings {
+            let next = step.apply(&self.space, &state);
+            // Earlier steps may have changed what this one saves.
+            if !self.saves(&state, &next)? {
+                small.extend((saving > 0.0).then_some(step));
+                continue;
+            }
             if self.out_of_time() {
                 return Ok(false);
             }
-            // Earlier steps may have changed what this one saves.
-            if self.saving(&state, step)?.is_none_or(|saving| saving < LEAST_SAVING) {
-                continue;
-            }
-            let next = step.apply(&self.space, &state);
             let trial = self.trial(&next)?;
             if self.judge.keeps(&trial) {
                 state = next;
             }
         }
+        let together = small.iter().fold(state.clone(), |state, step| step.apply(&self.space, &state));
+        if small.len() > 1 && self.saves(&state, &together)? {
+            if self.out_of_time() {
+                return Ok(false);
+            }
+            self.trial(&together)?;
+        }
         Ok(true)
     }
 
-    /// The share of the predicted latency of `state` that `step` saves; `None` if the backend cannot run it.
-    fn saving(&mut self, state: &State, step: Step) -> Result<Option<f64>, Error> {
-        let next = step.apply(&self.space, state);
-        let (Some(time), Some(next)) = (self.predict(state)?, self.predict(&next)?) else { return Ok(None) };
+    /// Whether `next` saves more than the spread of the predicted latency of `state`.
+    fn saves(&mut self, state: &State, next: &State) -> Result<bool, Error> {
+        let (Some(ms), Some(next)) = (self.predict(state)?, self.predict(next)?) else { return Ok(false) };
+        Ok(choice::saves(ms, next, self.bench.spread()))
+    }
+
+    /// The share of the predicted latency of `state` that `next` saves; `None` if the backend cannot run it.
+    fn saving(&mut self, state: &State, next: &State) -> Result<Option<f64>, Error> {
+        let (Some(time), Some(next)) = (self.predict(state)?, self.predict(next)?) else { return Ok(None) };
         Ok(Some((time - next) / time))
     }
 
@@ -207,8 +230,12 @@ impl<'a, 'j> Search<'a, 'j> {
         if let Some((_, trial)) = self.trials.iter().find(|(tried, _)| tried == state) {
             return Ok(trial.clone());
         }
-        let recipe = self.space.recipe(state);
-        let trial = self.bench.trial(&recipe, &mut self.judge, &mut ticker(self.progress))?;
+        let (recipe, begin) = (self.space.recipe(state), Instant::now());
+        let budget = if self.trials.is_empty() { Budget::start(None) } else { self.budget };
+        let mut tick = ticker(self.progress, budget, &mut self.expired);
+        let trial = self.bench.trial(&recipe, &mut self.judge, &mut tick)?;
+        drop(tick);
+        self.longest = self.longest.max(begin.elapsed());
         self.trials.push((state.clone(), trial.clone()));
         let effect = trial.sums.effect();
         let report = TuneProgress::Trial {
@@ -226,38 +253,54 @@ impl<'a, 'j> Search<'a, 'j> {
     }
 
     fn probe(&mut self, state: &State, states: &[State]) -> Result<Probe, Error> {
-        self.bench.probe(&self.space, state, states, &mut ticker(self.progress))
+        let tick = &mut ticker(self.progress, self.budget, &mut self.expired);
+        self.bench.probe(&self.space, state, states, tick)
     }
 
-    /// The predicted latency; `None` if the backend cannot run the recipe.
+    /// The predicted latency; `None` if the backend cannot run the recipe. Its launches may have to be timed.
     fn predict(&mut self, state: &State) -> Result<Option<f64>, Error> {
+        if self.budget.is_over() {
+            self.expired = true;
+            return Err(Error::Interrupted);
+        }
         self.bench.predict(&self.space.recipe(state))
     }
 
+    /// Whether a further trial would not end within the budget.
     fn out_of_time(&self) -> bool {
-        self.options.budget.is_some_and(|budget| self.begin.elapsed() >= budget)
+        !self.budget.allows(self.longest)
     }
 
-    /// The fastest candidate that keeps the accuracy; if there is none, the closest to the float model.
+    /// The best of the candidates that keep the accuracy, by the rule of [`choice::best`]: of those that are fast enough, if any is.
+    fn best_kept(&self) -> Option<usize> {
+        let kept = self.trials.iter().enumerate().filter(|(_, (_, trial))| self.judge.keeps(trial));
+        let kept: Vec<Standing> = kept
+            .map(|(index, (_, trial))| Standing {
+                index,
+                ms: trial.predicted_ms,
+                accuracy: self.judge.accuracy(trial),
+            })
+            .collect();
+        let fast: Vec<Standing> = kept.iter().copied().filter(|standing| self.is_fast(standing.ms)).collect();
+        choice::best(if fast.is_empty() { kept } else { fast }, self.bench.spread())
+    }
+
+    /// Whether a model with this latency reaches the least speedup.
+    fn is_fast(&self, ms: f64) -> bool {
+        self.options.min_speedup.is_none_or(|least| self.bench.float_ms() / ms >= least)
+    }
+
+    /// The best candidate that keeps the accuracy; if there is none, the closest to the float model.
     fn outcome(self, mut end: SearchEnd) -> Outcome {
         let float_ms = self.bench.float_ms();
-        let kept = |index: &usize| self.judge.keeps(&self.trials[*index].1);
-        let faster = |a: &usize, b: &usize| {
-            let (a, b) = (&self.trials[*a].1, &self.trials[*b].1);
-            a.predicted_ms.total_cmp(&b.predicted_ms)
-        };
         let closer = |a: &usize, b: &usize| {
             let [a, b] = [a, b].map(|&index| &self.trials[index].1);
             let by_drop = self.judge.closeness(a).total_cmp(&self.judge.closeness(b));
             by_drop.then(a.sums.effect().sqnr_db.total_cmp(&b.sums.effect().sqnr_db))
         };
-        let all = 0..self.trials.len();
-        let chosen = all.clone().filter(kept).min_by(faster).or_else(|| all.max_by(closer)).unwrap_or(0);
-        let slow = self
-            .options
-            .min_speedup
-            .is_some_and(|least| float_ms / self.trials[chosen].1.predicted_ms < least);
-        if end == SearchEnd::Reached && slow {
+        let best = self.best_kept();
+        let chosen = best.or_else(|| (0..self.trials.len()).max_by(closer)).unwrap_or(0);
+        if end == SearchEnd::Reached && !self.is_fast(self.trials[chosen].1.predicted_ms) {
             end = SearchEnd::SpeedupImpossible;
         }
         let candidate = |(state, trial): &(State, Trial)| TuneCandidate {
@@ -271,18 +314,22 @@ impl<'a, 'j> Search<'a, 'j> {
             top1_difference: trial.difference,
             value: trial.value,
         };
-        let kept = kept(&chosen);
-        Outcome { candidates: self.trials.iter().map(candidate).collect(), chosen, kept, end }
+        Outcome { candidates: self.trials.iter().map(candidate).collect(), chosen, kept: best.is_some(), end }
     }
 }
 
-/// Reports that a measurement goes on; the caller may stop it.
-fn ticker(
-    progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
-) -> impl FnMut() -> Result<(), Error> {
-    move || match progress(TuneProgress::Probe) {
-        ControlFlow::Continue(()) => Ok(()),
-        ControlFlow::Break(()) => Err(Error::Interrupted),
+/// Reports that a measurement goes on. The caller may stop it, and the end of `budget` does, which `expired` then says.
+fn ticker<'t>(
+    progress: &'t mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
+    budget: Budget,
+    expired: &'t mut bool,
+) -> impl FnMut() -> Result<(), Error> + 't {
+    move || {
+        *expired = budget.is_over();
+        match progress(TuneProgress::Probe) {
+            ControlFlow::Continue(()) if !*expired => Ok(()),
+            _ => Err(Error::Interrupted),
+        }
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use swinq_eval::median;
+use swinq_eval::{Latency, Load, LoadMeter, LoadSum, median};
 use swinq_int8_runtime::{Images, LaunchProfile, LaunchSteps, Launches, Plan, Start, Variant, VariantRunner};
 use swinq_model::{QuantizedModel, Size};
 
-use super::latencies::Latencies;
+use super::latencies::{Latencies, Measured};
 use crate::evaluate::noise_of;
 use crate::{BackendChoice, Engine, EngineOptions, Error};
 
@@ -25,6 +25,8 @@ pub(super) struct Stopwatch {
     size: Size,
     pixels: Vec<u8>,
     batch_size: usize,
+    /// The load of the machine during all measurements.
+    load: LoadSum,
 }
 
 impl Stopwatch {
@@ -36,7 +38,12 @@ impl Stopwatch {
     ) -> Result<Stopwatch, Error> {
         let pixels = noise_of(size, channels, batch_size)?.pixels;
         let launches = Launches::new(&engine.backend()?)?;
-        Ok(Stopwatch { engine: engine.clone(), launches, size, pixels, batch_size })
+        Ok(Stopwatch { engine: engine.clone(), launches, size, pixels, batch_size, load: LoadSum::default() })
+    }
+
+    /// The load of the machine during all measurements.
+    pub(super) fn load(&self) -> Load {
+        self.load.load()
     }
 
     /// The launches of a model with the plan `plan`.
@@ -48,21 +55,23 @@ impl Stopwatch {
     /// Adds the `launches` of `model`, prepared as `variant`, to `table`. `reference` is the start recipe's model; the
     /// two take turns.
     pub(super) fn measure(
-        &self,
+        &mut self,
         runner: &mut VariantRunner,
         (model, variant): (&QuantizedModel, &Variant),
         reference: (&QuantizedModel, &Variant),
         launches: &[LaunchSteps],
         table: &mut Latencies,
     ) -> Result<(), Error> {
+        let (begin, meter) = (Instant::now(), LoadMeter::start());
         match self.engine.backend {
-            BackendChoice::Cuda => self.measure_on_gpu(model, reference.0, launches, table),
+            BackendChoice::Cuda => self.measure_on_gpu(model, reference.0, launches, table)?,
             _ => {
                 runner.set_size(self.size)?;
-                self.measure_on_cpu(runner, (variant, reference.1), launches, table);
-                Ok(())
+                self.measure_on_cpu(runner, (variant, reference.1), launches, table)?;
             }
         }
+        self.load.add(&meter.finish(), begin.elapsed().as_secs_f64());
+        Ok(())
     }
 
     fn measure_on_cpu(
@@ -71,7 +80,7 @@ impl Stopwatch {
         (variant, reference): (&Variant, &Variant),
         launches: &[LaunchSteps],
         table: &mut Latencies,
-    ) {
+    ) -> Result<(), Error> {
         let (images, last) = (self.batch_size, runner.positions().len() - 1);
         let mut output = vec![0.0; images * runner.positions()[last].values];
         let mut infer = |runner: &mut VariantRunner, variant: &Variant| {
@@ -103,7 +112,9 @@ impl Stopwatch {
             times.iter_mut().zip(profile).for_each(|(all, time)| all.push(time));
         }
         let times: Vec<f64> = times.into_iter().map(median).collect();
-        table.add(variant.plan(), (launches, &times), median(wholes), median(references));
+        let (whole, reference) = (Latency::from_samples(wholes)?, Latency::from_samples(references)?);
+        table.add(variant.plan(), &Measured { launches: (launches, &times), whole, reference });
+        Ok(())
     }
 
     fn measure_on_gpu(
@@ -124,7 +135,8 @@ impl Stopwatch {
             }
         }
         let times = times_of(&profile, launches);
-        table.add(engine.plan(), (launches, &times), median(wholes), median(references));
+        let (whole, reference) = (Latency::from_samples(wholes)?, Latency::from_samples(references)?);
+        table.add(engine.plan(), &Measured { launches: (launches, &times), whole, reference });
         Ok(())
     }
 }

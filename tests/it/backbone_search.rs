@@ -6,14 +6,14 @@ use std::path::Path;
 use crate::backbones::folder;
 use crate::common::{self, refused, stdout, swinq};
 use swinq::eval::Sensitivity;
-use swinq::eval::results::sensitivity::read_sensitivity;
+use swinq::eval::results::sensitivity::{ranking, read_sensitivity};
 use swinq::eval::results::tune::{SearchEnd, Verdict};
 use swinq::model::quantized::FloatModel;
 use swinq::model::{Ptq, QuantizedModel};
 use swinq::{
-    CalibrateOptions, Candidate, EngineOptions, Error, EvaluateOptions, Images, Model, ReadOptions, Recipe,
-    Rule, SensitivityOptions, SensitivityProgress, Sizing, Split, TuneOptions, TuneProgress, Tuned,
-    calibrate, evaluate,
+    CalibrateOptions, Candidate, EngineOptions, Error, EvaluateOptions, Images, Model, PartKinds, PartsOf,
+    ReadOptions, Recipe, Rule, SensitivityOptions, SensitivityProgress, Sizing, Split, TuneOptions,
+    TuneProgress, Tuned, calibrate, evaluate,
 };
 
 fn go<T>(_: T) -> ControlFlow<()> {
@@ -49,7 +49,7 @@ fn basic() -> Recipe {
 fn sensitivity(
     folder: &Path,
     sqnr_of: &[&str],
-    progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
+    progress: &mut dyn FnMut(SensitivityProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Sensitivity, Error> {
     let options = SensitivityOptions {
         recipe: basic(),
@@ -60,7 +60,8 @@ fn sensitivity(
         cache: Some(folder.join("cache")),
     };
     let model = Model::from_float(with_outliers()).unwrap();
-    swinq::sensitivity(model, &options, &two(folder), &two(folder), progress)
+    let parts = PartsOf::all(PartKinds::LayersAndSites);
+    swinq::sensitivity(model, &options, &parts, &two(folder), &two(folder), progress)
 }
 
 /// The SQNR of each output of the quantized model against float on `images`, as `eval` measures it.
@@ -79,13 +80,13 @@ fn outputs(images: &Images, recipe: Recipe) -> Vec<f64> {
 fn the_effect_of_layers_is_that_on_outputs() {
     let folder = folder();
     let mut measured = 0;
-    let mut stop = |progress: SensitivityProgress| {
+    let mut stop = |progress: SensitivityProgress<'_>| {
         measured += usize::from(matches!(progress, SensitivityProgress::Measure(..)));
         if measured == 40 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     assert!(matches!(sensitivity(folder.path(), &[], &mut stop), Err(Error::Interrupted)));
     let mut kept = 0;
-    let mut watch = |progress: SensitivityProgress| {
+    let mut watch = |progress: SensitivityProgress<'_>| {
         if let SensitivityProgress::Cache(found) = progress {
             kept = found.kept;
         }
@@ -106,7 +107,7 @@ fn the_effect_of_layers_is_that_on_outputs() {
     assert_eq!(found.whole.sqnr_db, found.whole.outputs[1].sqnr_db.min(found.whole.outputs[0].sqnr_db));
     let layer = |name: &str| found.layers.iter().find(|layer| layer.name == name).unwrap();
     let planted = layer("layers.1.blocks.0.mlp.fc1");
-    assert_eq!(found.ranking()[0].name, planted.name);
+    assert_eq!(ranking(&found.layers)[0].name, planted.name);
     // A layer of the second stage does not change the first output.
     assert_eq!(planted.alone.outputs[0].sqnr_db, f64::INFINITY);
     assert_eq!(planted.without.outputs[0], found.whole.outputs[0]);
@@ -117,7 +118,8 @@ fn the_effect_of_layers_is_that_on_outputs() {
     assert!(layer("layers.0.blocks.0.mlp.fc1").alone.outputs.iter().all(|output| output.sqnr_db < 90.0));
     assert!(found.blocks.len() > 6 && !found.ranges.is_empty());
 
-    let error = sensitivity(folder.path(), &["stage3"], &mut go).unwrap_err().to_string();
+    let error =
+        sensitivity(folder.path(), &["stage3"], &mut |_| ControlFlow::Continue(())).unwrap_err().to_string();
     assert!(error.contains("no output stage3") && error.contains("stage1, stage2"), "{error}");
 }
 
@@ -168,6 +170,7 @@ fn a_search_reaches_the_sqnr_of_an_output() {
     );
 
     // Everything is kept: the second search measures nothing, and ends at the same recipe.
+    common::set_disturbed(folder.path(), "null");
     let again = tune(folder.path(), Some(least)).unwrap();
     assert_eq!(again.model.as_quantized(), tuned.model.as_quantized());
     assert_eq!(again.results.candidates[again.results.chosen].predicted_ms, chosen.predicted_ms);

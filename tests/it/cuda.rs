@@ -91,7 +91,14 @@ fn configs() -> Vec<SwinConfig> {
 pub fn float(config: SwinConfig) -> FloatModel {
     let transform = Transform::microsoft(config.image_size, config.in_chans, true);
     random_model(
-        &LoadedConfig { config, transform, stages: None, drop_path: 0.0, origin: "test".to_owned() },
+        &LoadedConfig {
+            config,
+            transform,
+            states_crop: false,
+            stages: None,
+            drop_path: 0.0,
+            origin: "test".to_owned(),
+        },
         3,
     )
 }

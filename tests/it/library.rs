@@ -390,10 +390,21 @@ fn another_preprocessing_than_that_of_the_names_gives_a_warning() {
         Model::open_float(&path, &options).unwrap().warnings().to_vec()
     };
     let [warning] = &open(None)[..] else { panic!("{:?}", open(None)) };
+    assert!(warning.len() < 230 + path.display().to_string().len(), "{warning}");
     for word in ["names of timm", "shorter side to 248", "ms: shorter side to 256", "--transform timm"] {
         assert!(warning.contains(word), "`{word}` is not in: {warning}");
     }
     for family in [swinq::Family::Timm, swinq::Family::Microsoft] {
         assert_eq!(open(Some(family)), Vec::<String>::new());
+    }
+    // The user's own statement about the crop decides.
+    let opts = vec![("TEST.CROP".to_owned(), "True".to_owned())];
+    let options = OpenOptions { cfg: Some(name.to_owned()), opts, ..OpenOptions::default() };
+    assert_eq!(Model::open_float(&path, &options).unwrap().warnings(), Vec::<String>::new());
+    let yaml = folder.path().join("own.yaml");
+    for (text, warnings) in [("MODEL:\n  NUM_CLASSES: 1000\n", 1), ("TEST:\n  CROP: False\n", 0)] {
+        std::fs::write(&yaml, text).unwrap();
+        let options = OpenOptions { cfg: Some(yaml.display().to_string()), ..OpenOptions::default() };
+        assert_eq!(Model::open_float(&path, &options).unwrap().warnings().len(), warnings, "{text}");
     }
 }

@@ -110,8 +110,9 @@ fn values_that_are_not_finite_are_refused() {
         // The function outlives the call only.
         let mut evaluate = |model: Option<&Model>| evaluate(model);
         let evaluation = Evaluation { metric, context, evaluate: &mut evaluate };
-        let go = &mut |_| ControlFlow::Continue(());
-        sensitivity_by_metric(model(), &options, &parts, &images(), evaluation, go)
+        sensitivity_by_metric(model(), &options, &parts, &images(), evaluation, &mut |_| {
+            ControlFlow::Continue(())
+        })
     };
     let found = measure(&mut |model| ControlFlow::Continue(value(model))).unwrap();
     assert_eq!((found.float, found.whole, found.images, found.parts.len()), (0.75, 0.25, 3, 6));

@@ -8,12 +8,12 @@ use crate::common::{
     self, float_model, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq,
 };
 use assert_cmd::assert::Assert;
-use swinq::eval::results::sensitivity::{ElementKind, Sensitivity, read_sensitivity};
+use swinq::eval::results::sensitivity::{ElementKind, Sensitivity, ranking, read_sensitivity};
 use swinq::eval::{Collected, fidelity};
 use swinq::model::QuantizedModel;
 use swinq::{
-    Engine, EngineOptions, Error, Images, Model, ReadOptions, Recipe, Rule, SensitivityOptions,
-    SensitivityProgress, Sizing, Split, infer_images,
+    Engine, EngineOptions, Error, Images, Model, PartKinds, PartsOf, ReadOptions, Recipe, Rule,
+    SensitivityOptions, SensitivityProgress, Sizing, Split, infer_images,
 };
 
 /// Runs the command on the sample with more arguments.
@@ -41,12 +41,13 @@ fn options(cache: Option<&Path>) -> SensitivityOptions {
 fn measure(
     count: usize,
     cache: Option<&Path>,
-    progress: &mut dyn FnMut(SensitivityProgress) -> ControlFlow<()>,
+    progress: &mut dyn FnMut(SensitivityProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Sensitivity, Error> {
     let model = Model::from_float(float_model()).unwrap();
     swinq::sensitivity(
         model,
         &options(cache),
+        &PartsOf::all(PartKinds::LayersAndSites),
         &images(16, Split::Train),
         &images(count, Split::Val),
         progress,
@@ -86,7 +87,7 @@ fn a_stopped_run_continues_and_a_damaged_cache_is_rebuilt() {
     let folder = tempfile::tempdir().unwrap();
     let cache = folder.path().join("cache");
     let whole = measure(8, None, &mut |_| ControlFlow::Continue(())).unwrap();
-    let mut stop = |progress| match progress {
+    let mut stop = |progress: SensitivityProgress<'_>| match progress {
         SensitivityProgress::Measure(30.., _) => ControlFlow::Break(()),
         _ => ControlFlow::Continue(()),
     };
@@ -96,7 +97,7 @@ fn a_stopped_run_continues_and_a_damaged_cache_is_rebuilt() {
     damaged[at] ^= 4;
     std::fs::write(&cache, &damaged).unwrap();
     let mut found = None;
-    let mut watch = |progress| {
+    let mut watch = |progress: SensitivityProgress<'_>| {
         if let SensitivityProgress::Cache(cache) = progress {
             found = Some(cache);
         }
@@ -150,6 +151,82 @@ fn the_ranking_agrees_with_one_by_whole_runs_on_other_images() {
     let tau = kendall(&measured, &exhaustive);
     println!("Kendall's tau of {} layers: {tau:.3}", measured.len());
     assert!(tau >= 0.7, "{tau}");
+}
+
+#[test]
+fn a_run_says_its_cost_first_and_what_it_knows_when_it_is_stopped() {
+    let folder = tempfile::tempdir().unwrap();
+    let cache = folder.path().join("cache");
+    let (mut cost, mut measured, mut known) = (None, 0, None);
+    let mut stop = |progress: SensitivityProgress<'_>| {
+        match progress {
+            SensitivityProgress::Cost(found) => {
+                assert_eq!(measured, 0, "the cost is said before the first measurement");
+                cost = Some(found);
+            }
+            SensitivityProgress::Measure(done, _) => measured = done,
+            SensitivityProgress::Stopped(parts) => known = Some(parts.clone()),
+            _ => {}
+        }
+        if measured >= 12 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    assert!(matches!(measure(8, Some(&cache), &mut stop), Err(Error::Interrupted)));
+    let (cost, known) = (cost.unwrap(), known.unwrap());
+    // The residual stream is measured once, each of 37 layers and 74 sites twice.
+    assert_eq!((cost.measurements, cost.known, cost.images), (1 + 2 * (37 + 74), 0, 8));
+    assert!(!cost.time.is_zero());
+    // One measurement is that of the residual stream, and each layer needs two.
+    assert_eq!((known.parts.len(), known.all, known.images), (5, 37, 8));
+    let whole = measure(8, Some(&cache), &mut |_| ControlFlow::Continue(())).unwrap();
+    assert_eq!((&known.whole, &known.parts[..]), (&whole.whole, &whole.layers[..5]));
+    for layer in &whole.layers {
+        assert!(layer.alone_spread_db.unwrap() > 0.0 && layer.separates(&whole.whole).is_some(), "{layer:?}");
+    }
+}
+
+#[test]
+fn chosen_parts_alone_are_measured_and_the_first_row_has_its_command() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("s.json");
+    let few = ["--images", "8", "--calibration-images", "8"];
+    let done = run(&output, &[&few[..], &["--parts", "layers", "--only", "layers.1.blocks.0.**"]].concat())
+        .success();
+    let text = stdout(&done);
+    let results = read_sensitivity(&output).unwrap();
+    assert_eq!((results.layers.len(), results.sites.len()), (6, 0));
+    assert!(stderr(&done).contains("13 measurements on 8 images, about "), "{}", stderr(&done));
+    assert!(text.contains("Effects on 8 images are rough"), "{text}");
+    assert!(text.contains(" ± ") && text.contains("± is half of the 95 % interval"), "{text}");
+    let command = text.lines().find(|line| line.starts_with("  swinq calibrate ")).unwrap();
+    let layer = &ranking(&results.layers)[0].name;
+    assert!(command.contains(&format!("--disable {layer} ")), "{command}");
+
+    run(&output, &[&few[..], &["--parts", "blocks"]].concat()).success();
+    let results = read_sensitivity(&output).unwrap();
+    assert!(results.layers.iter().any(|part| part.kind == ElementKind::Block) && results.sites.is_empty());
+    run(&output, &[&few[..], &["--parts", "sites", "--only", "**.fc1.input"]].concat()).success();
+    let results = read_sensitivity(&output).unwrap();
+    assert_eq!((results.layers.len(), results.sites.len(), results.site_images), (0, 6, 4));
+    refused(run(&output, &["--only", "layers.7.**"]), 1, &["layers.7", "one of them is"]);
+}
+
+#[test]
+fn printed_names_can_be_disabled() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = folder.path().join("int8.safetensors");
+    let names = ["layers.0.downsample.reduction", "layers.1.blocks.0.attn.qk", "layers.1.blocks.1"];
+    let options: Vec<&str> = names.iter().flat_map(|name| ["--disable", name]).collect();
+    common::calibrate(&output, &[&["--batches", "1", "--ptq", "basic"], &options[..]].concat()).success();
+    let model = Model::open(&output).unwrap();
+    let is_on = |site: &str| model.as_quantized().site(site.parse().unwrap()).spec.enabled;
+    for site in [
+        "layers.0.downsample.reduction.weight",
+        "layers.1.blocks.0.attn.k",
+        "layers.1.blocks.1.mlp.fc1.input",
+    ] {
+        assert!(!is_on(site), "{site}");
+    }
+    assert!(is_on("layers.1.blocks.0.attn.v") && is_on("layers.1.blocks.0.mlp.fc1.weight"));
 }
 
 #[test]

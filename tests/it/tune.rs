@@ -3,6 +3,7 @@
 
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::time::Duration;
 
 use crate::common::{self, float_model, refused, sample_cfg, sample_data, sample_model, stdout, swinq};
 use swinq::eval::results::sensitivity::Effect;
@@ -61,6 +62,37 @@ fn tune(
     swinq::tune(model, options, &images(Split::Train, 32), &images(Split::Val, count), progress)
 }
 
+/// The models whose launches were timed, and whether a disturbed table was dropped, in a search with `options`.
+fn timed(options: &TuneOptions) -> (Tuned, usize, bool) {
+    let (mut models, mut dropped) = (0, false);
+    let mut watch = |progress: TuneProgress<'_>| {
+        match progress {
+            TuneProgress::Latencies(done, _) => models = done,
+            TuneProgress::DisturbedTable => dropped = true,
+            _ => {}
+        }
+        ControlFlow::Continue(())
+    };
+    let tuned = tune(float_model(), options, 16, &mut watch).unwrap();
+    (tuned, models, dropped)
+}
+
+#[test]
+fn the_budget_counts_the_timing_of_launches_and_disturbed_times_are_not_used_later() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = TuneOptions { budget: Some(Duration::ZERO), ..options(folder.path(), 50.0) };
+    let (tuned, models, dropped) = timed(&options);
+    // Only the launches of the start recipe and of float are timed, and only the start recipe is tried.
+    assert_eq!((models, dropped, tuned.results.candidates.len()), (2, false, 1));
+    assert_eq!(tuned.results.end, SearchEnd::OutOfTime);
+    assert!(tuned.results.ending().starts_with("The budget of 0 minutes ended the search after 1 recipe;"));
+    common::set_disturbed(folder.path(), "1.5");
+    assert!(timed(&options).2, "the table is measured again");
+    let table = common::set_disturbed(folder.path(), "null");
+    assert!(!timed(&options).2);
+    assert_eq!(std::fs::read(folder.path().join("latencies.json")).unwrap(), table);
+}
+
 #[test]
 fn outliers_are_repaired_and_a_stopped_search_continues() {
     let folder = tempfile::tempdir().unwrap();
@@ -93,7 +125,7 @@ fn outliers_are_repaired_and_a_stopped_search_continues() {
 
     // With the table of latencies and without the cache, the same recipe comes out.
     std::fs::remove_file(folder.path().join("cache")).unwrap();
-    let table = std::fs::read(folder.path().join("latencies.json")).unwrap();
+    let table = common::set_disturbed(folder.path(), "null");
     let again = tune(with_outliers(), &options, 120, &mut |_| ControlFlow::Continue(())).unwrap();
     assert_eq!(std::fs::read(folder.path().join("latencies.json")).unwrap(), table);
     assert_eq!(again.results.candidates[again.results.chosen].recipe, chosen.recipe);

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use pyo3::prelude::*;
+use swinq::eval::results::sensitivity::few_images;
 use swinq::{
     CacheContents, Evaluation, PartKinds, PartsOf, ReadOptions, SensitivityOptions, SensitivityProgress,
     Sizing, TuneOptions, TuneProgress, sensitivity_by_metric, tune_by_metric,
@@ -107,7 +108,7 @@ impl Shared<'_> {
 }
 
 /// Searches the fastest recipe for `model`, whose images are `images`. `recipe` and `ptq` are those of `quantize`; the engine has the
-/// arguments of `Engine`. Returns the results in JSON and the model.
+/// arguments of `Engine`. Returns the results in JSON, the model, the warnings about the results and the reason of the search's end.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
 pub fn tune(
@@ -121,7 +122,7 @@ pub fn tune(
     goal: (f64, Option<f64>, Option<f64>),
     latencies: Option<PathBuf>,
     caller: Caller<'_>,
-) -> PyResult<(String, Model)> {
+) -> PyResult<(String, Model, (Vec<String>, String))> {
     let (max_drop, min_speedup, budget) = goal;
     let options = TuneOptions {
         recipe: recipe_of(py, model, (&recipe.0, recipe.1), ptq)?,
@@ -144,11 +145,12 @@ pub fn tune(
             TuneProgress::Cache(found) => shared.tell(Question::Cache(found)),
             TuneProgress::Latencies(done, all) => shared.step(("time launches", done, all)),
             TuneProgress::Trial { number, .. } => shared.step(("trial", number, number)),
-            TuneProgress::Probe | TuneProgress::Verify(..) => shared.check(),
+            TuneProgress::Probe | TuneProgress::Verify(..) | TuneProgress::DisturbedTable => shared.check(),
         };
         tune_by_metric(model, &options, &images, evaluation, &mut progress)
     })?;
-    Ok((json(&tuned.results)?, tuned.model.into()))
+    let words = (tuned.results.warnings(), tuned.results.ending());
+    Ok((json(&tuned.results)?, tuned.model.into(), words))
 }
 
 /// The kinds of parts.
@@ -156,7 +158,7 @@ const KINDS: [(&str, PartKinds); 3] =
     [("layers", PartKinds::Layers), ("blocks", PartKinds::Blocks), ("sites", PartKinds::Sites)];
 
 /// Measures what the metric gains if a part of `model` is left in float. `parts` are their kind and a pattern of their names. Returns
-/// the results in JSON.
+/// the results in JSON, and the warning about few images.
 #[pyfunction]
 #[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
 pub fn sensitivity(
@@ -168,7 +170,7 @@ pub fn sensitivity(
     threads: usize,
     parts: (String, String),
     caller: Caller<'_>,
-) -> PyResult<String> {
+) -> PyResult<(String, Option<String>)> {
     let options = SensitivityOptions {
         recipe: recipe_of(py, model, (&recipe.0, recipe.1), ptq)?,
         read: ReadOptions::default(),
@@ -180,13 +182,14 @@ pub fn sensitivity(
     let parts = PartsOf { kinds: choice(py, "parts", &parts.0, &KINDS)?, pattern: parts.1 };
     let (model, images) = (model.model.clone(), images.images.clone());
     let found = caller.run(py, move |evaluation, shared| {
-        let mut progress = |progress| match progress {
+        let mut progress = |progress: SensitivityProgress<'_>| match progress {
             SensitivityProgress::Calibrate(step) => shared.step(step_of(step)),
             SensitivityProgress::Cache(found) => shared.tell(Question::Cache(found)),
             SensitivityProgress::Measure(done, all) => shared.step(("measure", done, all)),
+            SensitivityProgress::Cost(_) | SensitivityProgress::Stopped(_) => shared.check(),
             SensitivityProgress::Evaluate(done, all) => shared.step(("evaluate", done, all)),
         };
         sensitivity_by_metric(model, &options, &parts, &images, evaluation, &mut progress)
     })?;
-    json(&found)
+    Ok((json(&found)?, few_images(found.images)))
 }

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import tempfile
 import unittest
 import warnings
@@ -86,6 +87,8 @@ class Tune(unittest.TestCase):
         cls.model, cls.metric = model, Metric(model)
         cls.tuned = cls.tune(copy.deepcopy(model), cls.metric, cache="whole")
         print(cls.tuned)
+        # Whether other processes disturbed the times, which would be measured again, depends on the machine.
+        cls.table.write_text(re.sub(r'"disturbed": .*', '"disturbed": null', cls.table.read_text()))
 
     @classmethod
     def tune(cls, model, evaluate, cache=None, **options):
@@ -105,11 +108,19 @@ class Tune(unittest.TestCase):
         with torch.no_grad():
             self.assertEqual(self.metric(tuned.model), tuned.best.value, "the model is the one that was evaluated")
         kept = [each for each in tuned.candidates if each.value >= tuned.float_value - self.max_drop]
-        self.assertEqual(tuned.best.predicted_ms, min(each.predicted_ms for each in kept))
+        # A less accurate candidate saves no more than the spread of the latency, and a more accurate one is slower.
+        least = max(tuned.results["cost"]["spread"], 0.002)
+        for each in kept:
+            if (each.value, each.sqnr_db) < (tuned.best.value, tuned.best.sqnr_db):
+                self.assertLessEqual(1 - each.predicted_ms / tuned.best.predicted_ms, least)
+            elif each is not tuned.best:
+                self.assertGreater(each.predicted_ms, tuned.best.predicted_ms)
         self.assertTrue(any("layers.1.blocks.0.mlp.fc1" in change for change in tuned.best.changes), tuned.best)
         self.assertTrue(tuned.best.latency_ms > 0 and tuned.start.latency_ms > 0 and tuned.float_latency_ms > 0)
         self.assertEqual(tuned.replaced.names, ("backbone",))
-        self.assertEqual(len(str(tuned).splitlines()), 2 + len(tuned.candidates))
+        lines = str(tuned).splitlines()
+        self.assertEqual(lines[2 + len(tuned.candidates) :], [*tuned.warnings, tuned.ending])
+        self.assertRegex(tuned.ending, rf"^The search ended after {len(tuned.candidates)} recipes: no further change")
         tuned.save(self.folder / "tuned.json")
         self.assertEqual(json.loads((self.folder / "tuned.json").read_text()), tuned.results)
 
@@ -154,6 +165,7 @@ class Tune(unittest.TestCase):
         with self.assertWarnsRegex(UserWarning, "no recipe that was tried keeps the limit"):
             found = self.tune(model, Metric(model), max_drop=0.0, budget=0)
         self.assertEqual((found.kept, found.end, len(found.candidates)), (False, "out_of_time", 1))
+        self.assertRegex(found.ending, "^The budget of 0 minutes ended the search after 1 recipe; ")
         self.assertIsInstance(model.backbone, swinq.torch.SwinModule)
 
     def test_values_that_are_no_numbers_and_errors_leave_the_model_as_it_was(self):
@@ -273,7 +285,10 @@ class Sensitivity(unittest.TestCase):
             evaluations = [step for step in steps if step[0] == "evaluate"]
             self.assertEqual(evaluations, [("evaluate", done, 8) for done in range(9)])
             self.assertEqual(metric.calls, 8)
-            self.assertEqual(len(str(found).splitlines()), 2 + 6)
+            self.assertEqual(len(str(found).splitlines()), 2 + 6 + 1)
+            self.assertRegex(str(found), f"\\n{found.warning}$")
+            self.assertRegex(found.warning, "^Effects on [0-9]+ images? are rough")
+            self.assertTrue(worst.gain_spread_db is None or worst.gain_spread_db >= 0)
             # What is known is not evaluated again, whatever the parts are.
             steps.clear()
             wider = swinq.torch.sensitivity(

@@ -82,7 +82,7 @@ fn percent(part: usize, whole: usize) -> String {
 fn sentence(flips: Flips, images: usize, labelled: bool) -> String {
     let Flips { gained, lost, other } = flips;
     if flips.total() == 0 {
-        return format!("All {} images keep their class.", thousands(images));
+        return format!("No image of {} changes its class.", thousands(images));
     }
     let changed = format!("{} of {} images change their class", thousands(flips.total()), thousands(images));
     if !labelled {

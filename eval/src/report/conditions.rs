@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::results::{ModelResult, Results};
-use crate::text::{mebibytes, thousands};
+use crate::text::{counted, mebibytes, thousands};
 
 /// A named fact.
 pub type Fact = (&'static str, String);
@@ -74,8 +74,8 @@ fn model_facts(model: &ModelResult, name: &str) -> ModelFacts {
     let origin = model.origin.as_ref();
     let calibration = origin.map(|origin| match &origin.calibration {
         Some(set) => format!(
-            "{} images in batches of {}, seed {}, SHA-256 of the pixels {}",
-            thousands(set.images),
+            "{} in batches of {}, seed {}, SHA-256 of the pixels {}",
+            counted(set.images, "image"),
             set.batch_size,
             set.seed,
             set.sha256

@@ -42,6 +42,7 @@ use base64::Engine;
 use swinq_model::Granularity;
 
 pub use markdown::markdown;
+pub use names::file_names;
 pub use svg::{Anchor, Svg, escape};
 
 use crate::results::sensitivity::Sensitivity;

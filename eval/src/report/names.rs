@@ -9,15 +9,22 @@ const EXTENSIONS: [&str; 5] = [".safetensors", ".pth", ".pt", ".bin", ".onnx"];
 /// would have equal names, only the folders that all models share are left out. Models that still have equal names
 /// also show their precision and backend, and then a number.
 pub fn short_names(models: &[ModelResult]) -> Vec<String> {
-    let full: Vec<&str> = models.iter().map(|model| model.name.trim_end_matches('/')).collect();
+    let full: Vec<&str> = models.iter().map(|model| &model.name[..]).collect();
+    let mut names = file_names(&full);
+    number_equal(&mut names, |i| format!(" ({}, {})", models[i].precision, models[i].backend));
+    number_equal(&mut names, |i| format!(" #{}", i + 1));
+    names
+}
+
+/// The names of models in tables and reports: those of their files, without folders and extensions. If files of different folders would
+/// have equal names, only the folders that all share are left out. Equal paths have equal names.
+pub fn file_names(paths: &[&str]) -> Vec<String> {
+    let full: Vec<&str> = paths.iter().map(|path| path.trim_end_matches('/')).collect();
     let file = |name: &str| name.rfind('/').map_or(0, |end| end + 1);
     let stem = |name: &'_ str, from: usize| without_extension(&name[from..]).to_owned();
     let ambiguous = |a: &&str| full.iter().any(|b| a != b && stem(a, file(a)) == stem(b, file(b)));
     let shared = full.iter().any(ambiguous).then(|| shared_folders(&full));
-    let mut names: Vec<String> = full.iter().map(|name| stem(name, shared.unwrap_or(file(name)))).collect();
-    number_equal(&mut names, |i| format!(" ({}, {})", models[i].precision, models[i].backend));
-    number_equal(&mut names, |i| format!(" #{}", i + 1));
-    names
+    full.iter().map(|name| stem(name, shared.unwrap_or(file(name)))).collect()
 }
 
 /// Length of the longest prefix of folders that all names have in common.

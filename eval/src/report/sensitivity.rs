@@ -2,8 +2,10 @@
 
 use super::svg::{Anchor, Axis, Svg, bar};
 use crate::results::OutputResult;
-use crate::results::sensitivity::{BlockError, Effect, Element, RangeStatistics, Sensitivity};
-use crate::text::{decibels, thousands};
+use crate::results::sensitivity::{
+    BlockError, Effect, Element, RangeStatistics, Sensitivity, few_images, ranking,
+};
+use crate::text::{counted, decibels, thousands};
 
 /// Number of layers and of sites that are shown at first.
 const SHOWN: usize = 15;
@@ -11,6 +13,8 @@ const SHOWN: usize = 15;
 /// The section about sensitivity.
 pub struct SensitivitySection {
     pub summary: String,
+    /// The warning that there were few images.
+    pub warning: Option<String>,
     /// The most sensitive layers, and all others.
     pub layers: Vec<ElementRow>,
     pub other_layers: Vec<ElementRow>,
@@ -42,6 +46,7 @@ impl SensitivitySection {
         let other_layers = layers.split_off(layers.len().min(SHOWN));
         SensitivitySection {
             summary: summary(found),
+            warning: few_images(found.images),
             layers,
             other_layers,
             sites: rows(&found.sites, &found.site_whole, total),
@@ -53,11 +58,11 @@ impl SensitivitySection {
 
 fn summary(found: &Sensitivity) -> String {
     let Effect { sqnr_db, kl, top1_changes, outputs, .. } = &found.whole;
-    let (recipe, images) = (&found.recipe.name, thousands(found.images));
+    let (recipe, images) = (&found.recipe.name, counted(found.images, "image"));
     match (kl, top1_changes) {
         (Some(kl), Some(changes)) => format!(
             "With the whole recipe {recipe} the logits have {} of SQNR and a divergence of {kl:.2e} nats, and {} of {images} \
-             images change their class.",
+             change their class.",
             decibels(*sqnr_db),
             thousands(*changes)
         ),
@@ -65,7 +70,7 @@ fn summary(found: &Sensitivity) -> String {
             let of_output = |output: &OutputResult| format!("{} {}", output.name, decibels(output.sqnr_db));
             let outputs: Vec<String> = outputs.iter().map(of_output).collect();
             format!(
-                "With the whole recipe {recipe} the outputs have an SQNR of {} on {images} images. The SQNR of a layer is \
+                "With the whole recipe {recipe} the outputs have an SQNR of {} on {images}. The SQNR of a layer is \
                  that of the worst of these outputs.",
                 outputs.join(", ")
             )
@@ -78,21 +83,25 @@ fn noise(effect: &Effect) -> f64 {
     10f64.powf(-effect.sqnr_db / 10.0)
 }
 
+/// A ratio in dB with half of its 95 % interval.
+fn with_spread(db: f64, spread: Option<f64>) -> String {
+    spread.map_or_else(|| decibels(db), |spread| format!("{db:.2} ± {spread:.2} dB"))
+}
+
 /// The rows of `elements`, the one that loses most first.
 fn rows(elements: &[Element], whole: &Effect, macs: u64) -> Vec<ElementRow> {
-    let mut order: Vec<&Element> = elements.iter().collect();
-    order.sort_by(|a, b| a.alone.sqnr_db.total_cmp(&b.alone.sqnr_db));
+    let order = ranking(elements);
     let loudest = order.first().map_or(1.0, |first| noise(&first.alone)).max(f64::MIN_POSITIVE);
     let row = |element: &Element| {
         let part = noise(&element.alone) / loudest;
-        let gain = element.without.sqnr_db - whole.sqnr_db;
+        let gain = element.gain_db(whole);
         ElementRow {
             name: element.name.clone(),
             bar: bar(&[(if part.is_finite() { part } else { 1.0 }, "noisy")], None),
-            sqnr: decibels(element.alone.sqnr_db),
+            sqnr: with_spread(element.alone.sqnr_db, element.alone_spread_db),
             kl: element.alone.kl.map_or(String::new(), |kl| format!("{kl:.2e}")),
             changes: element.alone.top1_changes.map_or(String::new(), |changes| changes.to_string()),
-            gain: if gain.is_finite() { format!("{gain:+.2} dB") } else { String::new() },
+            gain: if gain.is_finite() { element.gain_in_words(whole) } else { String::new() },
             share: match (element.macs, macs) {
                 (0, _) | (_, 0) => String::new(),
                 (own, all) => format!("{:.1} %", 100.0 * own as f64 / all as f64),

@@ -2,8 +2,8 @@
 
 use super::front::{Chart, Point, chart, series};
 use crate::interval::Interval;
-use crate::results::tune::{SearchEnd, TuneCandidate, Tuning, Verdict, Verification};
-use crate::text::{decibels, thousands};
+use crate::results::tune::{TuneCandidate, Tuning, Verdict, Verification};
+use crate::text::{counted, decibels, thousands};
 
 /// The section about tuning.
 pub struct TuningSection {
@@ -72,7 +72,7 @@ pub fn title(tuning: &Tuning) -> String {
                 Verdict::Fails => "does not hold",
                 Verdict::NotConcluded { .. } => "is not concluded",
             };
-            format!("{limit} {holds} on {} images", thousands(check.images))
+            format!("{limit} {holds} on {}", counted(check.images, "image"))
         }
     };
     format!("Tuned {}: {speedup:.1}x faster than float, {outcome}", tuning.model.architecture)
@@ -163,34 +163,27 @@ fn summary(tuning: &Tuning) -> Vec<String> {
     let mut limits = vec![goal.limit()];
     limits.extend(goal.min_speedup.map(|speedup| format!("a speed-up of at least {speedup}")));
     limits.extend(goal.budget_minutes.map(|minutes| format!("{minutes} minutes of search")));
-    let end = match tuning.end {
-        SearchEnd::Reached => "The search ended because no further change makes the chosen recipe faster.",
-        SearchEnd::DropImpossible => {
-            "No recipe keeps the limit on the search images; the chosen recipe is the closest."
-        }
-        SearchEnd::SpeedupImpossible => {
-            "No recipe within the limit reaches the speed-up; the chosen recipe is the fastest within the limit."
-        }
-        SearchEnd::OutOfTime => "The time was used up; the chosen recipe is the best that was found.",
-    };
     vec![
         verdict(tuning),
-        format!("Goal: {}. {end}", limits.join(", ")),
+        format!("Goal: {}. {}", limits.join(", "), tuning.ending()),
         format!(
-            "Calibrated on {} images, searched on {}; latency of {} on {} at batch {}.",
-            thousands(images.calibration),
+            "Calibrated on {}, searched on {}; latency of {} on {} at batch {}.",
+            counted(images.calibration, "image"),
             thousands(images.search),
             tuning.cost.backend,
             tuning.cost.hardware,
             tuning.cost.batch_size
         ),
     ]
+    .into_iter()
+    .chain(tuning.warnings())
+    .collect()
 }
 
 /// Whether the goal holds, in a sentence.
 fn verdict(tuning: &Tuning) -> String {
     match (&tuning.verification, &tuning.goal.metric) {
-        (Some(check), _) => verified(check),
+        (Some(check), _) => verified(tuning, check),
         (None, Some(metric)) => {
             let value = tuning.candidates.get(tuning.chosen).and_then(|chosen| chosen.value);
             let outcome = if tuning.kept { "holds" } else { "fails" };
@@ -202,8 +195,8 @@ fn verdict(tuning: &Tuning) -> String {
 }
 
 /// The result on images that the search did not see, in a sentence.
-fn verified(check: &Verification) -> String {
-    let of_images = format!("on {} images that the search did not see", thousands(check.images));
+fn verified(tuning: &Tuning, check: &Verification) -> String {
+    let of_images = format!("on {} that the search did not see", counted(check.images, "image"));
     let interval = match check.top1_difference {
         None => format!("an SQNR of {} {of_images}", decibels(check.effect.sqnr_db)),
         Some(Interval { difference, low, high }) => format!(
@@ -216,9 +209,9 @@ fn verified(check: &Verification) -> String {
     match check.verdict {
         Verdict::Holds => format!("The goal holds: {interval}."),
         Verdict::Fails => format!("The goal fails: {interval}."),
-        Verdict::NotConcluded { images_needed: Some(needed) } => {
-            format!("Not concluded: {interval}. About {} images would decide.", thousands(needed))
-        }
-        Verdict::NotConcluded { images_needed: None } => format!("Not concluded: {interval}."),
+        Verdict::NotConcluded { .. } => match tuning.deciding_images() {
+            Some(images) => format!("Not concluded: {interval}; {images}."),
+            None => format!("Not concluded: {interval}."),
+        },
     }
 }

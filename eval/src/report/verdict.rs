@@ -1,14 +1,13 @@
 //! The verdict: one sentence about the model that the report is about, and the limits of its validity.
 
 use super::names::short_names;
+use crate::environment::{Load, disturbed};
 use crate::interval::Interval;
 use crate::results::{ModelResult, Precision, Results};
-use crate::text::{decibels, thousands};
+use crate::text::{counted, decibels, thousands};
 
 /// Loss of top-1, as a fraction, that the 95 % interval must exclude for "no measurable loss".
 const MARGIN: f64 = 0.005;
-/// Share of the cores that other processes may use before a latency counts as disturbed.
-const DISTURBED: f64 = 0.1;
 
 /// The conclusion about a model's accuracy from the paired interval.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -150,7 +149,7 @@ fn size(base: &ModelResult, own: &ModelResult) -> Option<String> {
 
 /// The knowledge about the accuracy, and on how many images it rests.
 fn accuracy(own: &ModelResult) -> Option<String> {
-    let images = own.images.map_or(String::new(), |images| format!(" on {} images", thousands(images)));
+    let images = own.images.map_or(String::new(), |images| format!(" on {}", counted(images, "image")));
     if let Some(output) = own.lowest_output() {
         return Some(match output.sqnr_db {
             f64::INFINITY => format!("equal feature maps{images}"),
@@ -188,7 +187,7 @@ fn images_needed(interval: &Interval, images: usize) -> usize {
 fn warnings(results: &Results) -> Vec<String> {
     let mut warnings = Vec::new();
     if let Some((_, own)) = pair(results) {
-        warnings.extend(open_warning(own));
+        warnings.extend(open_warning(own, results.data.as_ref().and_then(|data| data.total)));
     }
     if results.models.first().is_some_and(|base| base.precision == Precision::Int8)
         && results.models.len() > 1
@@ -202,45 +201,44 @@ fn warnings(results: &Results) -> Vec<String> {
     warnings
 }
 
-fn open_warning(own: &ModelResult) -> Option<String> {
+/// The warning that the accuracy decides nothing, of a data set that has `total` images.
+fn open_warning(own: &ModelResult, total: Option<usize>) -> Option<String> {
     let interval = own.top1_difference.filter(|interval| Outcome::of(interval) == Outcome::Open)?;
     let images = own.images?;
+    let needed = images_needed(&interval, images).max(images + 1);
+    let more = total
+        .filter(|&total| needed > total)
+        .map_or(String::new(), |total| format!("; this data set has {}, which is fewer", thousands(total)));
     Some(format!(
-        "The accuracy of {} images does not decide whether there is a loss: the 95 % interval of the difference is \
-         {:+.2} to {:+.2} points. About {} images would exclude a loss of {} points, if there is none.",
-        thousands(images),
+        "The accuracy of {} does not decide whether there is a loss: the 95 % interval of the difference is \
+         {:+.2} to {:+.2} points. About {} images would exclude a loss of {} points, if there is none{more}.",
+        counted(images, "image"),
         100.0 * interval.low,
         100.0 * interval.high,
-        thousands(images_needed(&interval, images).max(images + 1)),
+        thousands(needed),
         100.0 * MARGIN
     ))
 }
 
 /// The batch sizes whose latency was measured while other processes worked.
 pub(crate) fn load_warning(results: &Results) -> Option<String> {
-    let cores = results.environment.cores.unwrap_or(1) as f64;
-    let disturbed: Vec<(usize, f64)> = results
-        .load
-        .iter()
-        .filter_map(|(&batch, load)| Some((batch, load.other_cores?)))
-        .filter(|(_, other)| *other > DISTURBED * cores)
-        .collect();
-    let worst = disturbed.iter().map(|(_, other)| *other).fold(0.0, f64::max);
-    let batches: Vec<String> = disturbed.iter().map(|(batch, _)| batch.to_string()).collect();
+    let cores = results.environment.cores.unwrap_or(1);
+    let busy = |(&batch, load): (&usize, &Load)| Some((batch, load.disturbance(cores)?));
+    let found: Vec<(usize, f64)> = results.load.iter().filter_map(busy).collect();
+    let worst = found.iter().map(|(_, other)| *other).fold(0.0, f64::max);
+    let batches: Vec<String> = found.iter().map(|(batch, _)| batch.to_string()).collect();
     let sizes = match &batches[..] {
         [] => return None,
         [one] => format!("batch {one} was"),
         [before @ .., last] => format!("batches {} and {last} were", before.join(", ")),
     };
-    Some(format!(
-        "Latency is disturbed: other processes used up to {worst:.1} of {cores} cores while {sizes} measured."
-    ))
+    Some(disturbed(worst, cores, &sizes))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::environment::{Environment, Load};
+    use crate::environment::Environment;
     use crate::latency::Latency;
 
     fn model(precision: Precision, ms: f64, difference: Option<[f64; 3]>) -> ModelResult {
@@ -336,5 +334,20 @@ mod tests {
         let mut bare = results(vec![float, ModelResult::new("/a/q.safetensors", Precision::Int8, "cpu")]);
         bare.models[0].size_bytes = None;
         assert_eq!(verdict(&bare).title, "INT8 q: no figure in common with the baseline");
+    }
+
+    #[test]
+    fn more_images_than_the_data_set_has_are_said_to_be_more() {
+        let mut all = results(vec![
+            model(Precision::Fp32, 33.0, None),
+            model(Precision::Int8, 10.0, Some([-0.002, -0.01, 0.006])),
+        ]);
+        let data = |total| Some(crate::results::DataInfo { total: Some(total), ..Default::default() });
+        for (total, said) in [(1_000_000, false), (3925, true)] {
+            all.data = data(total);
+            let text = warnings(&all).join(" ");
+            assert!(text.contains("The accuracy of 3,925 images does not decide"), "{text}");
+            assert_eq!(text.contains("; this data set has 3,925, which is fewer."), said, "{text}");
+        }
     }
 }

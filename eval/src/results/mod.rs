@@ -12,6 +12,7 @@ mod ranges;
 pub mod sensitivity;
 mod training;
 pub mod tune;
+mod tuning_words;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

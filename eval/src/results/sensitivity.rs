@@ -10,6 +10,7 @@ use super::{DataInfo, OutputResult, decibel, file};
 use crate::distortion::Distortion;
 use crate::environment::Environment;
 use crate::error::EvalError;
+use crate::text::counted;
 
 /// Version of the JSON of `sensitivity` that this crate reads and writes.
 pub const SENSITIVITY_SCHEMA: u32 = 1;
@@ -116,6 +117,46 @@ pub struct Element {
     pub alone: Effect,
     /// The model with the whole recipe in which only this element is left in float.
     pub without: Effect,
+    /// Half of the 95 % interval of the SQNR of `alone` in dB, over images; absent for fewer than two images and for equal outputs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alone_spread_db: Option<f64>,
+    /// The same of the gain, the SQNR of `without` above that of the whole recipe on the same images.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gain_spread_db: Option<f64>,
+}
+
+impl Element {
+    /// The SQNR of `without` above that of `whole`, the whole recipe on the same images, in dB.
+    pub fn gain_db(&self, whole: &Effect) -> f64 {
+        let gain = self.without.sqnr_db - whole.sqnr_db;
+        // Two infinite ratios are equal.
+        if gain.is_nan() { 0.0 } else { gain }
+    }
+
+    /// Whether the images separate the gain over `whole` from none: its 95 % interval excludes 0. `None` without an interval.
+    pub fn separates(&self, whole: &Effect) -> Option<bool> {
+        self.gain_spread_db.map(|spread| self.gain_db(whole).abs() > spread)
+    }
+
+    /// The gain over `whole` in words, as in `+0.29 ± 0.35 ?`; the mark says that it does not separate from none.
+    pub fn gain_in_words(&self, whole: &Effect) -> String {
+        let spread = self.gain_spread_db.map_or(String::new(), |spread| format!(" ± {spread:.2}"));
+        let mark = if self.separates(whole) == Some(false) { " ?" } else { "" };
+        format!("{:+.2}{spread}{mark}", self.gain_db(whole))
+    }
+}
+
+/// Effects on fewer images are rough.
+const ENOUGH: usize = 64;
+
+/// The warning that effects were measured on few images; `None` for enough.
+pub fn few_images(images: usize) -> Option<String> {
+    (images < ENOUGH).then(|| {
+        format!(
+            "Effects on {} are rough: a few images decide them, and others may rank the parts differently. {ENOUGH} or more are better.",
+            counted(images, "image")
+        )
+    })
 }
 
 /// Error of the residual stream at one place.
@@ -195,13 +236,11 @@ pub struct RangeStatistics {
     pub histogram: Vec<u64>,
 }
 
-impl Sensitivity {
-    /// Layers in order of harm: the layer whose quantization alone loses the most (the least SQNR) first.
-    pub fn ranking(&self) -> Vec<&Element> {
-        let mut layers: Vec<&Element> = self.layers.iter().collect();
-        layers.sort_by(|a, b| a.alone.sqnr_db.total_cmp(&b.alone.sqnr_db));
-        layers
-    }
+/// `parts` in order of harm: the one whose quantization alone loses the most (the least SQNR) first.
+pub fn ranking(parts: &[Element]) -> Vec<&Element> {
+    let mut all: Vec<&Element> = parts.iter().collect();
+    all.sort_by(|a, b| a.alone.sqnr_db.total_cmp(&b.alone.sqnr_db));
+    all
 }
 
 /// Reads the JSON of `sensitivity`.
@@ -218,4 +257,46 @@ pub fn read_sensitivity(path: &Path) -> Result<Sensitivity, EvalError> {
 /// An error if `path` cannot be written.
 pub fn write_sensitivity(path: &Path, results: &Sensitivity) -> Result<(), EvalError> {
     file::write(path, results)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn effect(sqnr_db: f64) -> Effect {
+        let (kl, top1_changes, top1_correct) = (None, None, None);
+        Effect { sqnr_db, cosine: 1.0, kl, top1_changes, top1_correct, outputs: Vec::new() }
+    }
+
+    /// The gain of a part over a whole recipe with 40 dB, in words.
+    fn gain(without_db: f64, gain_spread_db: Option<f64>) -> String {
+        let element = Element {
+            name: "layers.0.downsample.reduction".to_owned(),
+            kind: ElementKind::Linear,
+            sites: Vec::new(),
+            macs: 0,
+            alone: effect(50.0),
+            without: effect(without_db),
+            alone_spread_db: None,
+            gain_spread_db,
+        };
+        element.gain_in_words(&effect(40.0))
+    }
+
+    #[test]
+    fn a_gain_within_its_spread_is_marked() {
+        assert_eq!(gain(43.3, Some(4.6)), "+3.30 ± 4.60 ?");
+        assert_eq!(gain(43.3, Some(0.5)), "+3.30 ± 0.50");
+        assert_eq!(gain(39.0, Some(0.5)), "-1.00 ± 0.50");
+        assert_eq!(gain(43.3, None), "+3.30", "one image has no spread");
+        assert_eq!(gain(f64::INFINITY, None), "+inf");
+    }
+
+    #[test]
+    fn effects_on_few_images_are_said_to_be_rough() {
+        assert!(
+            few_images(8).unwrap().contains("8 images") && few_images(1).unwrap().contains("on 1 image are")
+        );
+        assert_eq!(few_images(64), None);
+    }
 }

@@ -9,7 +9,7 @@ use swinq_model::Recipe;
 use super::file;
 use super::sensitivity::{Effect, Subject};
 use super::{DataInfo, Stats};
-use crate::environment::Environment;
+use crate::environment::{Environment, Load};
 use crate::error::EvalError;
 use crate::interval::Interval;
 
@@ -49,6 +49,12 @@ pub struct Tuning {
     pub verification: Option<Verification>,
     /// Why the search ended.
     pub end: SearchEnd,
+    /// The load of the machine while launches were timed; without values if the table had them all.
+    #[serde(default)]
+    pub launch_load: Load,
+    /// The load of the machine while the latencies of float, the start and the chosen recipe were measured.
+    #[serde(default)]
+    pub latency_load: Load,
     /// The machine and software of the run.
     pub environment: Environment,
     /// The images of search and verification.
@@ -71,7 +77,7 @@ pub struct Goal {
     /// The least speedup over the float model on the same engine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_speedup: Option<f64>,
-    /// Minutes that the search may take.
+    /// Minutes that the search may take, with the timing of launches.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub budget_minutes: Option<f64>,
 }
@@ -101,6 +107,10 @@ pub struct CostModel {
     pub image_size: Option<[usize; 2]>,
     /// SHA-256 of the table of latencies that the search used, hexadecimal.
     pub table_sha256: String,
+    /// The spread of a latency as a fraction of it: a change had to save a greater share. 0 in results of swinq 0.1.0, which had no
+    /// such rule.
+    #[serde(default)]
+    pub spread: f64,
 }
 
 /// Numbers of images of a run of `tune`.
@@ -220,12 +230,12 @@ impl Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SearchEnd {
-    /// A candidate reached the goal on the search images, and no change that was tried makes it faster.
+    /// A candidate reached the goal on the search images, and no change that was tried saves more than the spread of the latency.
     Reached,
     /// No candidate reached the largest drop, or the least SQNR, on the search images; the chosen one is the closest.
     DropImpossible,
-    /// No candidate within the largest drop, or with the least SQNR, reaches the least speedup; the chosen one is the fastest within the
-    /// drop.
+    /// No candidate within the largest drop, or with the least SQNR, reaches the least speedup; the chosen one is the best within
+    /// the drop.
     SpeedupImpossible,
     /// The time was used up; the chosen candidate is the best so far.
     OutOfTime,

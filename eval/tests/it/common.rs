@@ -218,6 +218,8 @@ pub fn sensitivity() -> Sensitivity {
         macs: 1000,
         alone: effect(db),
         without: effect(39.0 + 0.001 * db),
+        alone_spread_db: Some(0.5),
+        gain_spread_db: Some(0.08),
     };
     let linear =
         |i: usize| element(format!("layers.2.blocks.{i}.mlp.fc2"), ElementKind::Linear, 50.0 - i as f64);
@@ -291,6 +293,7 @@ pub fn tuning() -> Tuning {
             batch_size: 8,
             image_size: None,
             table_sha256: "ef".repeat(32),
+            spread: 0.012,
         },
         images: TuneImages { calibration: 80, search: 1000, verification: 2925 },
         float_ms: 36.0,
@@ -307,6 +310,8 @@ pub fn tuning() -> Tuning {
             verdict: Verdict::NotConcluded { images_needed: Some(20_000) },
         }),
         end: SearchEnd::Reached,
+        launch_load: Load::default(),
+        latency_load: Load::default(),
         environment: Environment::default(),
         data: None,
     }

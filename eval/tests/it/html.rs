@@ -324,7 +324,7 @@ fn degenerate_figures_are_drawn() {
     let page = html(&results, &extras);
     let counts = check_well_formed(&page);
     assert!(counts["svg"] > 20 && !page.contains("NaN"));
-    assert!(page.contains("Warning.") && page.contains("loss not concluded on 1 images"), "{}", &page[..400]);
+    assert!(page.contains("Warning.") && page.contains("loss not concluded on 1 image "), "{}", &page[..400]);
     check(&html(&many(6), &ReportExtras::default()));
     check_tables(&markdown(&many(6), &ReportExtras::default()));
 }
@@ -367,11 +367,13 @@ fn sensitivity_and_tuning_are_shown() {
     for expected in [
         "<td class=\"label\">layers.2.blocks.19.mlp.fc2</td>",
         "<summary>The other 5 layers</summary>",
-        "<td>+0.05 dB</td>",
+        "<td>+0.05 ± 0.08 ?</td>",
+        "noise at the site and not its effect on the result: that is in the section Sensitivity",
         "and 3 of 64 images change their class",
         "<td>9.5</td>",
         "Not concluded: -0.10 points (95 % interval -0.40 to +0.20) on 2,925 images",
-        "About 20,000 images would decide.",
+        "on 2,925 images that the search did not see; about 20,000 images would decide.",
+        "The search ended after 4 recipes: no further change",
         "<tr class=\"chosen\"><td>#1 (chosen)</td><td>13.000</td>",
         "aria-label=\"Signal to noise of the logits against predicted latency",
         "aria-label=\"Signal to noise of the residual stream",

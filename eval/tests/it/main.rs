@@ -6,3 +6,4 @@ mod figures;
 mod html;
 mod results;
 mod text;
+mod tuning;

@@ -184,6 +184,8 @@ fn sensitivity_and_tuning_survive_a_round_trip_and_other_files_are_refused() {
         macs: 10,
         alone: effect(f64::INFINITY),
         without: effect(31.5),
+        alone_spread_db: None,
+        gain_spread_db: None,
     };
     let sensitivity = Sensitivity {
         schema: SENSITIVITY_SCHEMA,

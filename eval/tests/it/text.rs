@@ -51,61 +51,38 @@ fn words(line: &str) -> String {
 fn the_table_shows_differences_from_the_first_model() {
     let mut results = common::results();
     let text = table(&results);
-    let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines[..2], ["A  swin_t.pth (fp32, cpu)", "B  swin_t-default.safetensors (int8, cpu)"]);
-    let headers: Vec<String> =
-        lines.iter().filter(|line| line.starts_with("| model")).map(|line| words(line)).collect();
-    assert_eq!(
-        headers,
-        [
-            "| model | Acc@1 | 95 % interval | Acc@5 | images | agreement | SQNR |",
-            "| model | cosine |",
-            "| model | median ms @ 1 | median ms @ 8 | median ms @ 32 | best images/s | INT8 MACs |",
-            "| model | parameters | file |",
-        ]
+    let lines: Vec<String> = text.lines().map(words).collect();
+    // One matrix: a model has one column, with one name.
+    assert_eq!(lines.iter().filter(|line| line.contains("(int8, cpu)")).count(), 2, "{text}");
+    assert!(
+        lines[0].starts_with("| | swin_t.pth (fp32, cpu) | swin_t-default.safetensors (int8, cpu) |"),
+        "{text}"
     );
-    assert!(lines.iter().all(|line| line.chars().count() <= 100), "{text}");
-    let row = |start: &str, nth: usize| {
-        let line = lines.iter().filter(|line| line.starts_with(start)).nth(nth).unwrap();
-        line.split('|').map(|cell| cell.trim().to_owned()).collect::<Vec<_>>()
-    };
-    assert_eq!(row("| A", 0)[2..8], ["81.182", "-", "95.522", "50000", "-", "-"]);
-    assert_eq!(
-        row("| B", 0)[2..8],
-        ["80.748(-0.434)", "[-0.612, -0.256]", "95.522(+0.000)", "50000", "95.330 %", "31.27 dB"]
-    );
-    assert_eq!(row("| A", 3)[2..5], ["113.0 MiB", "30.0 MiB", ""]);
-    assert!(row("| B", 2)[2].ends_with("(2.36x)"), "{text}");
-    // Figures stand one below the other, with and without a difference or a speed-up behind them.
-    for (nth, column) in [(0, 2), (0, 4), (2, 2)] {
-        let point = |start: &str| {
-            let line = lines.iter().filter(|line| line.starts_with(start)).nth(nth).unwrap();
-            line.split('|').nth(column).unwrap().find('.').unwrap()
-        };
-        assert_eq!(point("| A"), point("| B"), "{text}");
-    }
-
-    // Short names stay in the rows.
-    let mut short = results.clone();
-    short.models.truncate(2);
-    for (model, name) in short.models.iter_mut().zip(["a", "b"]) {
-        name.clone_into(&mut model.name);
-        (model.cosine, model.top1_difference) = (None, None);
-        model.latency_ms.clear();
-    }
-    let text = table(&short);
-    assert!(text.contains("| a (fp32, cpu) ") && !text.contains("A  "), "{text}");
-
-    // Also in tables that are divided for their width.
-    short.models = results.models[..2].to_vec();
-    for (model, name) in short.models.iter_mut().zip(["float", "default"]) {
-        name.clone_into(&mut model.name);
-    }
-    let text = table(&short);
-    assert!(text.matches("| default (int8, cpu)").count() >= 3 && !text.contains("A  "), "{text}");
     assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    let row = |start: &str| {
+        let line = lines.iter().find(|line| line.starts_with(&format!("| {start} |"))).unwrap();
+        line.split('|').map(|cell| cell.trim().to_owned()).skip(2).take(2).collect::<Vec<_>>()
+    };
+    assert_eq!(row("Acc@1"), ["81.182", "80.748(-0.434)"]);
+    assert_eq!(row("95 % interval"), ["-", "[-0.612, -0.256]"]);
+    assert_eq!(row("Acc@5"), ["95.522", "95.522(+0.000)"]);
+    assert_eq!(row("agreement"), ["-", "95.330 %"]);
+    assert_eq!(row("SQNR"), ["-", "31.27 dB"]);
+    assert_eq!(row("parameters")[0], "113.0 MiB");
+    assert_eq!(row("file")[0], "30.0 MiB");
+    assert!(row("median ms @ 1")[1].ends_with("(2.36x)"), "{text}");
 
-    // A figure that no model has gives no column. An infinite ratio is shown as such.
+    // Models that make the table too wide stand in a further one, with the same rows.
+    let mut wide = results.clone();
+    let more = wide.models.clone();
+    wide.models.extend(more);
+    let text = table(&wide);
+    assert!(
+        text.matches("| Acc@1 ").count() >= 2 && text.lines().all(|line| line.chars().count() <= 100),
+        "{text}"
+    );
+
+    // A figure that no model has gives no row. An infinite ratio is shown as such.
     for model in &mut results.models {
         (model.agreement, model.sqnr_db) = (None, Some(f64::INFINITY));
         model.latency_ms.clear();

@@ -29,6 +29,8 @@ pub struct LoadedConfig {
     pub config: SwinConfig,
     /// Evaluation transform: `DATA.IMG_SIZE`, `TEST.CROP`, `DATA.INTERPOLATION`, ImageNet's mean and deviation.
     pub transform: Transform,
+    /// Whether the user's file or overrides set `TEST.CROP`; a shipped configuration that sets it does not count.
+    pub states_crop: bool,
     /// The stages whose outputs a backbone has, from 0 and in ascending order: `MODEL.SWIN.OUT_FEATURES`. A configuration that
     /// states them is that of a backbone.
     pub stages: Option<Vec<usize>>,
@@ -97,7 +99,8 @@ pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<Load
     let path = Path::new(name_or_path);
     let is_yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
     let mut settings = Settings::default();
-    let name = if is_yaml || path.is_file() {
+    let is_file = is_yaml || path.is_file();
+    let name = if is_file {
         settings.read_file(path)?;
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         settings.get("MODEL.NAME").and_then(|(name, _)| name.as_text().map(str::to_owned)).unwrap_or(stem)
@@ -121,7 +124,9 @@ pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<Load
     if !(0.0..1.0).contains(&drop_path) {
         return Err(ModelError::config(key, format!("{drop_path} is outside [0, 1)")));
     }
-    Ok(LoadedConfig { config, transform, stages, drop_path, origin: name_or_path.to_owned() })
+    let crop = "TEST.CROP";
+    let states_crop = opts.iter().any(|(key, _)| key == crop) || is_file && settings.get(crop).is_some();
+    Ok(LoadedConfig { config, transform, states_crop, stages, drop_path, origin: name_or_path.to_owned() })
 }
 
 impl LoadedConfig {

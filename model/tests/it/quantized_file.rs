@@ -270,6 +270,7 @@ fn changed(change: impl Fn(&mut SwinConfig)) -> QuantizedModel {
     let cfg = swinq_model::LoadedConfig {
         config,
         transform,
+        states_crop: false,
         stages: None,
         drop_path: 0.0,
         origin: "test".to_owned(),

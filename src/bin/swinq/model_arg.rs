@@ -1,6 +1,8 @@
 //! Opens the model that the MODEL argument names.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
@@ -65,10 +67,16 @@ fn classifier(path: &Path, model: Model) -> anyhow::Result<Model> {
     Ok(model)
 }
 
+/// The warnings that were printed. A command that opens a model twice says them once.
+static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
 /// Prints the warnings about the model and, with `-v`, what was opened and how long that took.
 fn describe(path: &Path, model: &Model, start: Instant) {
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
     for warning in model.warnings() {
-        caution!("{warning}");
+        if said.insert(warning.clone()) {
+            caution!("{warning}");
+        }
     }
     let source = &model.as_quantized().provenance.source;
     detail!(

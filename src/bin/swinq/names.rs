@@ -1,12 +1,12 @@
 //! Short names of models: `--name A=float --name q.safetensors=default`.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::args::Usage;
 
 /// The name that the arguments `KEY=NAME` give to each of `models`, if any. A key is a model's path as given, or the
 /// letter of its place: A for the first.
-pub fn names(models: &[PathBuf], arguments: &[String]) -> Result<Vec<Option<String>>, Usage> {
+fn names(models: &[PathBuf], arguments: &[String]) -> Result<Vec<Option<String>>, Usage> {
     let mut names: Vec<Option<String>> = vec![None; models.len()];
     for argument in arguments {
         let refuse = |problem: &str| Err(Usage(format!("--name {argument}: {problem}")));
@@ -41,9 +41,12 @@ pub fn names(models: &[PathBuf], arguments: &[String]) -> Result<Vec<Option<Stri
     Ok(names)
 }
 
-/// The name to show for the model at `path`.
-pub fn shown(path: &Path, name: Option<&String>) -> String {
-    name.cloned().unwrap_or_else(|| path.display().to_string())
+/// The name of each of `models` in everything that is printed and written: the one that the arguments give, or that of the file.
+pub fn shown(models: &[PathBuf], arguments: &[String]) -> Result<Vec<String>, Usage> {
+    let paths: Vec<String> = models.iter().map(|path| path.display().to_string()).collect();
+    let files = swinq::eval::file_names(&paths.iter().map(String::as_str).collect::<Vec<_>>());
+    let given = names(models, arguments)?;
+    Ok(given.into_iter().zip(files).map(|(given, file)| given.unwrap_or(file)).collect())
 }
 
 #[cfg(test)]
@@ -62,6 +65,17 @@ mod tests {
         assert_eq!(named(&[]).unwrap(), [None, None]);
         assert_eq!(named(&["b=x=y"]).unwrap(), [None, some("x=y")]);
         assert_eq!(named(&["m/a=b.pth=float", "q.safetensors=q"]).unwrap(), [some("float"), some("q")]);
+    }
+
+    #[test]
+    fn a_model_without_a_name_has_that_of_its_file() {
+        let models = ["runs/a/float.pth", "runs/b/q.safetensors", "runs/timm/"].map(PathBuf::from);
+        let shown = |arguments: &[&str]| {
+            let arguments: Vec<String> = arguments.iter().map(|&a| a.to_owned()).collect();
+            shown(&models, &arguments).unwrap()
+        };
+        assert_eq!(shown(&[]), ["float", "q", "timm"]);
+        assert_eq!(shown(&["B=tuned"]), ["float", "tuned", "timm"]);
     }
 
     #[test]

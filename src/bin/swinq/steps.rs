@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use swinq::TuneProgress;
 
@@ -22,7 +23,7 @@ impl Steps {
     }
 
     /// Shows a report of `sensitivity`. `Break` if the user has asked to stop.
-    pub fn show(&mut self, progress: swinq::SensitivityProgress) -> ControlFlow<()> {
+    pub fn show(&mut self, progress: swinq::SensitivityProgress<'_>) -> ControlFlow<()> {
         match progress {
             swinq::SensitivityProgress::Calibrate(step) => self.stages.calibration(step),
             swinq::SensitivityProgress::Measure(done, all) => {
@@ -32,6 +33,11 @@ impl Steps {
                 self.stages.set("evaluate", "models", done, all)
             }
             swinq::SensitivityProgress::Cache(found) => self.found(found),
+            swinq::SensitivityProgress::Cost(cost) => {
+                self.finish();
+                note!("{}", cost_in_words(&cost));
+            }
+            swinq::SensitivityProgress::Stopped(_) => self.finish(),
         }
         interrupt::check()
     }
@@ -41,13 +47,14 @@ impl Steps {
         match progress {
             TuneProgress::Calibrate(step) => self.stages.calibration(step),
             TuneProgress::Cache(found) => self.found(found),
+            TuneProgress::DisturbedTable => note!(
+                "the table of latencies was measured while other processes used the machine, and is measured again"
+            ),
             TuneProgress::Latencies(done, all) => self.stages.set("time launches", "models", done, all),
             TuneProgress::Probe => {}
             TuneProgress::Trial { number, speedup, sqnr_db, difference, changes, value: _ } => {
                 self.finish();
-                let change = changes.last().map_or("the start recipe".to_owned(), |last| {
-                    format!("{}, such as {last}", counted(changes.len(), "change"))
-                });
+                let change = changes_in_words(changes);
                 let points = difference.map_or(String::new(), |difference| {
                     format!(", top-1 {:+.2} points", 100.0 * difference.difference)
                 });
@@ -81,6 +88,34 @@ impl Steps {
     }
 }
 
+/// The cost of a measurement of sensitivity, and how to make it smaller.
+fn cost_in_words(cost: &swinq::Cost) -> String {
+    let known = if cost.known > 0 { format!(" ({} finished)", cost.known) } else { String::new() };
+    format!(
+        "{}{known} on {}, about {}; fewer --images, --parts layers or blocks, or --only PATTERN take less",
+        counted(cost.measurements, "measurement"),
+        counted(cost.images, "image"),
+        about(cost.time)
+    )
+}
+
+/// A time to one or two digits: in seconds up to a minute and a half, else in minutes.
+fn about(time: Duration) -> String {
+    match time.as_secs_f64() {
+        seconds if seconds < 90.0 => format!("{:.0} s", seconds.max(1.0)),
+        seconds => format!("{:.0} minutes", (seconds / 60.0).max(2.0)),
+    }
+}
+
+/// The changes of a recipe in words: the only one, or their number and the last.
+fn changes_in_words(changes: &[String]) -> String {
+    match changes {
+        [] => "the start recipe".to_owned(),
+        [one] => one.clone(),
+        [.., last] => format!("{}, such as {last}", counted(changes.len(), "change")),
+    }
+}
+
 /// The path `output` with `suffix` appended: a file that belongs to the output.
 pub fn beside(output: &Path, suffix: &str) -> PathBuf {
     let mut name = output.as_os_str().to_owned();
@@ -96,5 +131,29 @@ pub fn stopped(error: swinq::Error, cache: &Path) -> anyhow::Error {
             anyhow::anyhow!("stopped; finished measurements are in {cache}, and the same command continues")
         }
         error => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cost_says_how_many_and_how_long() {
+        let cost = |measurements, known, images, seconds| {
+            let time = Duration::from_secs(seconds);
+            cost_in_words(&swinq::Cost { measurements, known, images, time })
+        };
+        assert!(cost(451, 0, 64, 1490).starts_with("451 measurements on 64 images, about 25 minutes; "));
+        assert!(cost(451, 188, 1, 0).starts_with("451 measurements (188 finished) on 1 image, about 1 s; "));
+        assert_eq!([89, 90, 140].map(|s| about(Duration::from_secs(s))), ["89 s", "2 minutes", "2 minutes"]);
+    }
+
+    #[test]
+    fn one_change_is_no_example_of_several() {
+        let changes = ["patch_embed.proj: INT8".to_owned(), "head: INT8".to_owned()];
+        assert_eq!(changes_in_words(&[]), "the start recipe");
+        assert_eq!(changes_in_words(&changes[..1]), "patch_embed.proj: INT8");
+        assert_eq!(changes_in_words(&changes), "2 changes, such as head: INT8");
     }
 }

@@ -10,10 +10,15 @@ pub fn markdown(header: impl Into<Row>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header(header);
     table.set_content_arrangement(ContentArrangement::Dynamic).set_width(WIDTH);
-    if let Some(first) = table.column_mut(0) {
-        first.set_constraint(ColumnConstraint::ContentWidth);
-    }
+    keep_whole(&mut table, 0);
     table
+}
+
+/// Wraps no cell of column `index`.
+pub fn keep_whole(table: &mut Table, index: usize) {
+    if let Some(column) = table.column_mut(index) {
+        column.set_constraint(ColumnConstraint::ContentWidth);
+    }
 }
 
 /// Aligns `count` columns from the second on to the right.

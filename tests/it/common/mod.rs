@@ -200,3 +200,15 @@ pub fn blocks(model: &QuantizedModel) -> Vec<BlockId> {
     let stages = model.config.stages().into_iter();
     stages.flat_map(|s| (0..s.depth).map(move |block| BlockId { stage: s.index, block })).collect()
 }
+
+/// Writes into the table `latencies.json` of a folder whether other processes disturbed its times (`null` if not), which depends on the
+/// machine. Returns the table.
+pub fn set_disturbed(folder: &Path, value: &str) -> Vec<u8> {
+    let path = folder.join("latencies.json");
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, after) = text.split_once("\"disturbed\": ").unwrap();
+    let rest = after.find('\n').unwrap();
+    let text = format!("{before}\"disturbed\": {value}{}", &after[rest..]);
+    std::fs::write(&path, &text).unwrap();
+    text.into_bytes()
+}

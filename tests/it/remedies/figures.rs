@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 
 use swinq::model::{Ptq, QuantizedModel, Size};
 use swinq::{
-    CalibrateOptions, Candidate, EngineOptions, Error, EvaluateOptions, Images, Model, PartSet, ReadOptions,
-    Recipe, SensitivityOptions, Shard, Sizing, Split,
+    CalibrateOptions, Candidate, EngineOptions, Error, EvaluateOptions, Images, Model, PartKinds, PartSet,
+    PartsOf, ReadOptions, Recipe, SensitivityOptions, Shard, Sizing, Split,
 };
 
 use super::{Book, opening, says};
@@ -222,7 +222,8 @@ fn search(book: &Book) {
         let CalibrateOptions { recipe, read, .. } = basic(ptq);
         let (sizing, sqnr_of) = (Sizing::Keep, Vec::new());
         let options = SensitivityOptions { recipe, read, sizing, sqnr_of, threads: 1, cache: None };
-        swinq::sensitivity(book.open(FLOAT).unwrap(), &options, &images, &images, &mut go_on)
+        let (model, parts) = (book.open(FLOAT).unwrap(), PartsOf::all(PartKinds::Blocks));
+        swinq::sensitivity(model, &options, &parts, &images, &images, &mut |_| ControlFlow::Continue(()))
     };
     let message = says(measure(Ptq::Reconstruct).unwrap_err(), "that `tune` writes with `--ptq reconstruct`");
     measure(Ptq::Refined).unwrap();

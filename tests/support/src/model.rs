@@ -108,7 +108,14 @@ pub fn random(config: SwinConfig, seed: u64) -> FloatModel {
     config.validate().unwrap();
     let transform = Transform::microsoft(config.image_size, config.in_chans, false);
     random_model(
-        &LoadedConfig { config, transform, stages: None, drop_path: 0.0, origin: "test".to_owned() },
+        &LoadedConfig {
+            config,
+            transform,
+            states_crop: false,
+            stages: None,
+            drop_path: 0.0,
+            origin: "test".to_owned(),
+        },
         seed,
     )
 }

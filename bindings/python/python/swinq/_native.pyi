@@ -41,7 +41,7 @@ def tune(
     goal: tuple[float, float | None, float | None],
     latencies: str | None,
     caller: dict[str, Any],
-) -> tuple[str, Model]: ...
+) -> tuple[str, Model, tuple[list[str], str]]: ...
 def sensitivity(
     model: Model,
     images: Images,
@@ -50,7 +50,7 @@ def sensitivity(
     threads: int,
     parts: tuple[str, str],
     caller: dict[str, Any],
-) -> str: ...
+) -> tuple[str, str | None]: ...
 def evaluate(
     models: Sequence[tuple[str, Model]],
     images: Images,

@@ -60,6 +60,10 @@ class Tuning:
     #: Why the search ended: ``reached``; ``drop_impossible`` or ``speedup_impossible``, if no recipe keeps the limit or is fast enough;
     #: ``out_of_time``.
     end: str
+    #: The same in a sentence.
+    ending: str
+    #: Warnings: predicted and measured latencies that differ by more than 1.5x, and other processes that disturbed them.
+    warnings: tuple[str, ...]
     #: The results as the program writes them in JSON.
     results: dict[str, Any]
 
@@ -78,9 +82,9 @@ class Tuning:
         Path(path).write_text(json.dumps(self.results, indent=2) + "\n")
 
     def __str__(self) -> str:
-        head = f"{self.metric}: {self.float_value:.6g} in float, at most {self.max_drop:g} less; float takes {self.float_predicted_ms:.2f} ms"
+        head = f"{self.metric}: {self.float_value:.6g} in float, at most {self.max_drop:g} less; float takes {self.float_predicted_ms:.2f} ms (measured {self.float_latency_ms:.2f})"
         lines = [f"{'*' if index == self.chosen else ' '} {each}" for index, each in enumerate(self.candidates)]
-        return "\n".join([str(self.replaced), head, *lines])
+        return "\n".join([str(self.replaced), head, *lines, *self.warnings, self.ending])
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,8 @@ class Part:
     #: The ratio of signal to noise in dB of the worst output of the Swin, with the same recipe, and with this part alone in INT8.
     without_db: float
     alone_db: float
+    #: Half of the 95 % interval over the images of how far the first ratio is above that of the whole recipe; ``None`` for one image.
+    gain_spread_db: float | None
 
 
 @dataclass(frozen=True)
@@ -112,6 +118,8 @@ class Sensitivity:
     whole_db: float
     #: The part that gains most is first.
     parts: tuple[Part, ...]
+    #: The warning that there were few images; ``None`` for enough.
+    warning: str | None
 
     def __str__(self) -> str:
         width = max(len("in float"), *(len(part.name) for part in self.parts))
@@ -122,11 +130,14 @@ class Sensitivity:
         for part in self.parts:
             figures = f"{part.value:10.6g}  {part.gain:+10.3g}  {part.without_db:6.1f}  {part.alone_db:8.1f}"
             rows.append(f"{part.name:{width}}  {figures}")
+        if self.warning is not None:
+            rows.append(self.warning)
         return "\n".join(rows)
 
 
-def tuning_of(results: dict[str, Any], model: Any, replaced: Replaced) -> Tuning:
-    """The result of a search from its JSON."""
+def tuning_of(results: dict[str, Any], words: tuple[list[str], str], model: Any, replaced: Replaced) -> Tuning:
+    """The result of a search from its JSON; ``words`` are its warnings and the reason of its end."""
+    warnings, ending = words
     metric = results["goal"]["metric"]
     return Tuning(
         model=model,
@@ -140,6 +151,8 @@ def tuning_of(results: dict[str, Any], model: Any, replaced: Replaced) -> Tuning
         chosen=results["chosen"],
         kept=results["kept"],
         end=results["end"],
+        ending=ending,
+        warnings=tuple(warnings),
         results=results,
     )
 
@@ -157,8 +170,8 @@ def _candidate(found: dict[str, Any]) -> Candidate:
     )
 
 
-def sensitivity_of(results: dict[str, Any]) -> Sensitivity:
-    """The result of a measurement of sensitivity from its JSON."""
+def sensitivity_of(results: dict[str, Any], warning: str | None) -> Sensitivity:
+    """The result of a measurement of sensitivity from its JSON and the warning about few images."""
     whole = results["whole"]
 
     def part(found: dict[str, Any]) -> Part:
@@ -170,6 +183,7 @@ def sensitivity_of(results: dict[str, Any]) -> Sensitivity:
             gain=found["value"] - whole,
             without_db=_decibels(found["without"]),
             alone_db=_decibels(found["alone"]),
+            gain_spread_db=found.get("gain_spread_db"),
         )
 
     return Sensitivity(
@@ -178,6 +192,7 @@ def sensitivity_of(results: dict[str, Any]) -> Sensitivity:
         whole_value=whole,
         whole_db=_decibels(results["whole_effect"]),
         parts=tuple(part(found) for found in results["parts"]),
+        warning=warning,
     )
 
 

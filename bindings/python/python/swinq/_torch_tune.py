@@ -51,7 +51,8 @@ def tune(
     **options: Any,
 ) -> Tuning:
     """Searches the fastest recipe for the Swin in ``model`` with which a metric of your own drops by at most ``max_drop``, and puts the
-    INT8 Swin in its place, as :func:`swinq.torch.quantize` does.
+    INT8 Swin in its place, as :func:`swinq.torch.quantize` does. A change must save more than the spread of the measured latency;
+    between recipes that differ by less, the metric decides.
 
     ``evaluate`` is called with the float model, and with the model for each candidate that is tried, with an INT8 Swin in it. The
     noise of changes at the outputs of the Swin, on the images of the calibration, chooses what is tried; the metric alone decides what
@@ -70,7 +71,8 @@ def tune(
             the metric has the same name, so name another metric, and the same on other images, otherwise.
         module: the name of the Swin in the model, such as ``backbone``; needed if there are several.
         min_speedup: the least speedup over the engine's float Swin.
-        budget: minutes that the search may take, without the calibration.
+        budget: minutes that the timing of launches, the search and its evaluations may take together; the calibration is not counted. The
+            start recipe is always tried, and an evaluation that has begun ends.
         batch_size: images per inference whose latency counts. On a CPU they have the size that most recorded images have, on a GPU
             the network's own.
         cache: a file that keeps all measurements and values. A search that was interrupted continues from it, and
@@ -104,7 +106,7 @@ def tune(
     if latencies is None and cache is not None:
         latencies = f"{os.fspath(cache)}.latencies.json"
     try:
-        text, native = _native.tune(
+        text, native, words = _native.tune(
             swin.model._native,
             images_of(swin),
             recipe_text(recipe),
@@ -119,7 +121,7 @@ def tune(
         close(function)
     engine = in_place_of(swin, Model(native), backend, options)
     engine.engine_for(swin.record.device)
-    tuned = tuning_of(json.loads(text), exchanged(model, swin.module, engine), described(engine, swin))
+    tuned = tuning_of(json.loads(text), words, exchanged(model, swin.module, engine), described(engine, swin))
     if not tuned.kept:
         warnings.warn(f"no recipe that was tried keeps the limit; the closest is in the model: {tuned.best}", stacklevel=2)
     return tuned
@@ -166,7 +168,7 @@ def sensitivity(
     program = Program(model, evaluate, (metric, cache), backend, options)
     swin, function = program.record(calibrate, module, samples), observer(progress)
     try:
-        text = _native.sensitivity(
+        text, warning = _native.sensitivity(
             swin.model._native,
             images_of(swin),
             recipe_text(recipe),
@@ -177,7 +179,7 @@ def sensitivity(
         )
     finally:
         close(function)
-    return sensitivity_of(json.loads(text))
+    return sensitivity_of(json.loads(text), warning)
 
 
 class Program:
@@ -306,4 +308,4 @@ def found_in(cache: PathLike | None, kept: int, damaged: int, replaced: bool) ->
         problem = "was that of another run (another model, recipe, metric, backend, or other images), and is replaced"
         warnings.warn(f"cache: {cache} {problem}", stacklevel=4)
     if damaged:
-        warnings.warn(f"cache: {cache} has {damaged} damaged lines, whose measurements are made again", stacklevel=4)
+        warnings.warn(f"cache: {cache} has {damaged} damaged line{'' if damaged == 1 else 's'}, whose measurements are made again", stacklevel=4)

@@ -33,7 +33,14 @@ fn an_untrained_swin_v2_learns() {
     let mut setup = Setup::new(None, 60, keys);
     let config = second();
     let transform = Transform::microsoft(config.image_size, 3, false);
-    let loaded = LoadedConfig { config, transform, stages: None, drop_path: 0.0, origin: "test".to_owned() };
+    let loaded = LoadedConfig {
+        config,
+        transform,
+        states_crop: false,
+        stages: None,
+        drop_path: 0.0,
+        origin: "test".to_owned(),
+    };
     setup.float = swinq_qat::init::untrained(&loaded, 1);
     let mut watch = Watch::default();
     let mut trainer = setup.trainer();

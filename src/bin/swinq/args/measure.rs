@@ -81,7 +81,8 @@ pub struct EvalArgs {
     /// Leave out the quantization noise of each site, which the files show.
     #[arg(long, help_heading = "Report options")]
     pub no_sites: bool,
-    /// Short name of a model in tables and reports; KEY is a letter (A for the first model) or the model's path.
+    /// Name of a model in everything that is printed and written (default: that of its file); KEY is a letter (A for the first
+    /// model) or the model's path.
     #[arg(long, value_name = "KEY=NAME", help_heading = "Report options")]
     pub name: Vec<String>,
     /// JSON of `swinq sensitivity`, to show the effect of each layer in the report.

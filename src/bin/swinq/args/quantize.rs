@@ -46,8 +46,9 @@ pub struct CalibrateArgs {
     /// states, or reconstruct (refined, and the codes of each weight are chosen by that error; minutes).
     #[arg(long, value_name = "basic|refined|reconstruct", conflicts_with = "ft_amax")]
     pub ptq: Option<Ptq>,
-    /// Sites to leave in float; overrides the recipe (a glob such as '**.fc2.*', or 're:' and a regular expression).
-    #[arg(long, value_name = "PATTERN")]
+    /// Sites to leave in float; overrides the recipe (a glob such as '**.fc2.*', 're:' and a regular expression, or the name of
+    /// a layer or block as `sensitivity` prints it).
+    #[arg(long, value_name = "PATTERN|NAME")]
     pub disable: Vec<String>,
     /// Take ranges from a FasterTransformer `*_calib.pth` instead of calibrating.
     #[arg(long, value_name = "FILE", conflicts_with = "data_path")]

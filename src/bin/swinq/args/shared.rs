@@ -129,10 +129,38 @@ pub enum Family {
     Hf,
 }
 
+/// The word of a value on the command line.
+fn value_name(value: &impl ValueEnum) -> Option<String> {
+    value.to_possible_value().map(|value| value.get_name().to_owned())
+}
+
 impl FloatArgs {
     /// These arguments, with `models` among which a quantized checkpoint may describe a float one.
     pub fn described_by(&self, models: &[PathBuf]) -> FloatArgs {
         FloatArgs { described_by: models.to_vec(), ..self.clone() }
+    }
+
+    /// These arguments as words of a command line.
+    pub fn words(&self) -> Vec<String> {
+        let name = |value: &dyn std::fmt::Display| value.to_string();
+        let path = |path: &PathBuf| path.display().to_string();
+        let outputs = self.outputs.as_ref().map(|outputs| {
+            outputs.iter().map(|StageName(stage)| format!("stage{}", stage + 1)).collect::<Vec<_>>().join(",")
+        });
+        let options = [
+            ("--cfg", self.cfg.clone()),
+            ("--dialect", self.dialect.as_ref().map(|dialect| name(dialect))),
+            ("--weights", self.weights.clone()),
+            ("--prefix", self.prefix.clone()),
+            ("--task", self.task.as_ref().and_then(value_name)),
+            ("--outputs", outputs),
+            ("--transform", self.transform.as_ref().and_then(value_name)),
+            ("--labels", self.labels.as_ref().map(path)),
+        ];
+        let given = options.into_iter().filter_map(|(option, value)| Some([option.to_owned(), value?]));
+        let opts = (!self.opts.is_empty()).then(|| "--opts".to_owned());
+        // The pairs of --opts go on up to the next option.
+        given.flatten().chain(opts).chain(self.opts.iter().cloned()).collect()
     }
 
     /// The files that these arguments name. `--cfg` may also be the name of a shipped configuration, which is no file.
@@ -227,6 +255,9 @@ pub enum Residual {
     F32,
 }
 
+/// Images of a calibration where no number is stated; `calibrate` draws as many in its batches.
+pub const CALIBRATION_IMAGES: usize = 80;
+
 /// Arguments of a calibration by `sensitivity` and `tune`.
 #[derive(Clone, Debug, Args)]
 pub struct CalibrationArgs {
@@ -240,7 +271,7 @@ pub struct CalibrationArgs {
     #[arg(long, default_value = "train", help_heading = "Calibration options")]
     pub calibration_split: Split,
     /// Number of images on which ranges are calibrated.
-    #[arg(long, value_name = "N", default_value_t = 80, value_parser = at_least_one, help_heading = "Calibration options")]
+    #[arg(long, value_name = "N", default_value_t = CALIBRATION_IMAGES, value_parser = at_least_one, help_heading = "Calibration options")]
     pub calibration_images: usize,
     /// Seed of the samples of images.
     #[arg(long, default_value_t = 0, help_heading = "Calibration options")]

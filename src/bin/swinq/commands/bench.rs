@@ -14,7 +14,7 @@ use crate::args::{BenchArgs, Usage};
 use crate::json_arg::JsonArg;
 use crate::out::{info, note, say};
 use crate::paths::check_outputs;
-use crate::{backend_arg, interrupt, model_arg, profile};
+use crate::{backend_arg, interrupt, model_arg, names, profile};
 
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> anyhow::Result<()> {
@@ -128,13 +128,13 @@ fn candidates(args: &BenchArgs, engines: &[EngineOptions]) -> anyhow::Result<Vec
     }
     let mut any_float = args.random_weights.is_some();
     let float = args.float.described_by(&args.models);
-    for path in &args.models {
+    for (path, name) in args.models.iter().zip(names::shown(&args.models, &[])?) {
         let model = model_arg::open(path, &float)?;
         if args.backend.devices.len() > 1 {
             model.check_classifier().with_context(|| format!("{} with --devices", path.display()))?;
         }
         any_float |= !model.describes_itself();
-        add(&path.display().to_string(), &model)?;
+        add(&name, &model)?;
     }
     args.float.check_used(any_float)?;
     Ok(candidates)

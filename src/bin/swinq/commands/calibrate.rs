@@ -135,8 +135,10 @@ fn recipe(args: &CalibrateArgs, config: &SwinConfig) -> anyhow::Result<Recipe> {
     let mut rules: Vec<Rule> = args.calibrator.map(Rule::of_activations).into_iter().collect();
     let ptq = args.ptq.or(args.ft_amax.as_ref().map(|_| Ptq::Basic));
     rules.extend(ptq.map(Rule::with_ptq));
-    let disable =
-        |pattern: &String| Rule { pattern: pattern.clone(), enable: Some(false), ..Rule::default() };
+    let disable = |name: &String| {
+        let pattern = swinq::sites_of_part(name, config);
+        Rule { pattern, enable: Some(false), ..Rule::default() }
+    };
     rules.extend(args.disable.iter().map(disable));
     Ok(swinq::change_recipe(swinq::load_recipe(&name).context("--recipe")?, rules, config)?)
 }
@@ -215,7 +217,8 @@ fn describe(model: &Model, recipe: &Recipe, args: &CalibrateArgs, images: &Image
     if let Ok(sites) = recipe.resolve(config) {
         let of = |ptq| sites.iter().filter(|(site, s)| site.is_weight() && s.enabled && s.ptq == ptq).count();
         let counts = Ptq::ALL.map(|ptq| (ptq, of(ptq))).into_iter().filter(|(_, layers)| *layers > 0);
-        let text: Vec<String> = counts.map(|(ptq, layers)| format!("{ptq} in {layers} layers")).collect();
+        let text: Vec<String> =
+            counts.map(|(ptq, layers)| format!("{ptq} in {}", counted(layers, "layer"))).collect();
         info!("ptq        {}", text.join(", "));
     }
     let count = images.len();

@@ -4,7 +4,7 @@ use swinq::doctor::{Diagnosis, Finding, diagnose};
 
 use crate::args::DoctorArgs;
 use crate::float_device::REBUILD;
-use crate::out::{raw, say};
+use crate::out::{counted, raw, say};
 
 /// Runs the command.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<()> {
@@ -65,7 +65,11 @@ fn gpus(found: &Diagnosis) {
 fn use_of_gpus(found: &Diagnosis) {
     match &found.cache {
         Some((dir, count)) => {
-            say!("  kernel cache    {}, {count} files (set SWINQ_CACHE to choose another)", dir.display());
+            say!(
+                "  kernel cache    {}, {} (set SWINQ_CACHE to choose another)",
+                dir.display(),
+                counted(*count, "file")
+            );
         }
         None => {
             say!("  kernel cache    none: each process compiles the kernels again; set SWINQ_CACHE")

@@ -69,7 +69,7 @@ fn one_shard(args: &EvalArgs, shard: Shard, output: &Path, command: String) -> a
     let images = images_arg::open(&args.data.data_path, &args.split, "--split", args.limit, args.seed)?;
     let (mut candidates, notes) = candidates(args, true)?;
     check_kind(args, &candidates)?;
-    info!("shard {shard} of {} of {}", count(images.len()), images.describe());
+    info!("shard {shard} of {} of {}", counted(images.len(), "image"), images.describe());
     let options = EvaluateOptions {
         read: read_options(args, &candidates),
         sizing: args.size.unwrap_or_default(),
@@ -88,7 +88,7 @@ fn one_shard(args: &EvalArgs, shard: Shard, output: &Path, command: String) -> a
         &mut printer,
     )?;
     part.save(output)?;
-    info!("wrote {} (shard {shard}, {})", output.display(), count(part.images));
+    info!("wrote {} (shard {shard}, {})", output.display(), counted(part.images, "image"));
     Ok(())
 }
 
@@ -141,7 +141,7 @@ fn read_options(args: &EvalArgs, candidates: &[Candidate]) -> ReadOptions {
 pub fn evaluate(args: &EvalArgs, images: &Images, detailed: bool) -> anyhow::Result<Results> {
     let (mut candidates, notes) = candidates(args, detailed)?;
     check_kind(args, &candidates)?;
-    info!("{} of {}", count(images.len()), images.describe());
+    info!("{} of {}", counted(images.len(), "image"), images.describe());
     let options = EvaluateOptions {
         read: read_options(args, &candidates),
         sizing: args.size.unwrap_or_default(),
@@ -287,21 +287,20 @@ fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>
     let device = args.simulate_device.unwrap_or_default();
     float_device::check(device, "--simulate-device")?;
     check_simulate(args)?;
-    let names = names::names(&args.models, &args.name)?;
+    let names = names::shown(&args.models, &args.name)?;
     let (mut candidates, mut notes) = (Vec::new(), Vec::new());
     let mut any_float = false;
     let float = args.float.described_by(&args.models);
     for (path, name) in args.models.iter().zip(&names) {
-        let name = names::shown(path, name.as_ref());
         let model = model_arg::open(path, &float)?;
         any_float |= !model.describes_itself();
         let first = candidates.len();
         for options in &engines {
-            let candidate = backend_arg::candidate(&name, &model, options, &args.backend.devices)?;
+            let candidate = backend_arg::candidate(name, &model, options, &args.backend.devices)?;
             candidates.push(if detailed { candidate.with_sites_of(&model) } else { candidate });
         }
         if let Some(simulate) = args.simulate.filter(|_| model.is_quantized()) {
-            candidates.push(simulated(&name, &model, simulate, device, args.threads.most)?);
+            candidates.push(simulated(name, &model, simulate, device, args.threads.most)?);
         }
         if args.shard.is_some() {
             let own = candidates.split_off(first).into_iter().map(|own| own.with_hash_of(&model));
@@ -347,8 +346,4 @@ fn simulated(
         candidate.result.backend += &format!(" on {device}");
     }
     Ok(candidate)
-}
-
-fn count(images: usize) -> String {
-    if images == 1 { "1 image".to_owned() } else { format!("{images} images") }
 }

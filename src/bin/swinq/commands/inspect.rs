@@ -8,7 +8,7 @@ use swinq::model::{QuantizedModel, StageOutput, SwinConfig, params};
 use swinq::{BackendChoice, EngineOptions, Model};
 
 use crate::args::{InspectArgs, Threads};
-use crate::out::{raw, say};
+use crate::out::{counted, raw, say};
 use crate::{backend_arg, model_arg, site_table};
 
 /// Runs the command.
@@ -76,8 +76,9 @@ fn write_launches(model: &Model, options: &EngineOptions, out: &mut impl Write) 
     let engine = backend_arg::with_remedy(model.engine(options), options)?;
     let Some(device) = engine.device() else { return Ok(()) };
     let (name, images) = (device.name(), options.max_batch);
+    let of_images = counted(images, "image");
     let (gemm, autotune) = (options.cuda.gemm, options.cuda.autotune);
-    writeln!(out, "\nlaunches of {name} for {images} images (--gemm {gemm}, --autotune {autotune}):")?;
+    writeln!(out, "\nlaunches of {name} for {of_images} (--gemm {gemm}, --autotune {autotune}):")?;
     for launch in engine.launches(images)? {
         writeln!(out, "{launch}")?;
     }
@@ -151,8 +152,8 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
     if let Some(record) = &model.provenance.calibration {
         writeln!(
             out,
-            "  calibrated on {} images, seed {}, {}, SHA-256 of the pixels {}",
-            record.images.len(),
+            "  calibrated on {}, seed {}, {}, SHA-256 of the pixels {}",
+            counted(record.images.len(), "image"),
             record.seed,
             match &record.sizing {
                 Some(sizing) => format!("sizes {sizing}"),

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser;
-use swinq::eval::results::tune::{Goal, SearchEnd, Verdict, write_tuning};
+use swinq::eval::results::tune::{SearchEnd, Verdict, write_tuning};
 use swinq::eval::{Interval, ReportExtras, Tuning};
 use swinq::model::SwinConfig;
 use swinq::model::atomic::write_atomic;
@@ -101,7 +101,7 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     info!("calibration  {} of {}, which give the ranges", train.len(), train.describe());
     let (search, verification) = (images.len().div_ceil(2), images.len() / 2);
     info!("images       {} of {}: {search} on which recipes are compared,", images.len(), images.describe());
-    info!("             and {verification} others on which the chosen recipe is verified");
+    info!("             and {} on which the chosen recipe is verified", counted(verification, "other"));
     let mut steps = Steps::new(&cache);
     let found = swinq::tune(model, &options, &train, &images, &mut |progress| steps.show_tune(progress));
     let tuned = found.map_err(|error| stopped(error, &cache))?;
@@ -175,6 +175,8 @@ fn print(results: &Tuning) {
     if chosen.changes.is_empty() {
         say!("  none");
     }
+    results.warnings().iter().for_each(|warning| say!("{warning}"));
+    say!("{}", results.ending());
     let float = results.float_latency_ms.median;
     if let Some(latency) = &chosen.latency_ms {
         say!(
@@ -195,9 +197,9 @@ fn print(results: &Tuning) {
         ),
     };
     say!(
-        "verified on {} other images: {found}: {}",
-        verification.images,
-        verdict(&results.goal, verification.verdict)
+        "verified on {}: {found}: {}",
+        counted(verification.images, "other image"),
+        verdict(results, verification.verdict)
     );
     if let (Some(max_drop), Some(measured), Verdict::NotConcluded { .. }) =
         (results.goal.max_drop, verification.top1_difference, verification.verdict)
@@ -215,7 +217,8 @@ fn points(difference: f64) -> String {
 }
 
 /// The verdict in words.
-fn verdict(goal: &Goal, verdict: Verdict) -> String {
+fn verdict(results: &Tuning, verdict: Verdict) -> String {
+    let goal = &results.goal;
     let Some(max_drop) = goal.max_drop else {
         let outcome = if verdict == Verdict::Holds { "holds" } else { "does not hold" };
         return format!("{} {outcome}", goal.limit());
@@ -223,16 +226,12 @@ fn verdict(goal: &Goal, verdict: Verdict) -> String {
     match verdict {
         Verdict::Holds => format!("a drop of at most {max_drop} points holds"),
         Verdict::Fails => format!("the drop is more than {max_drop} points"),
-        Verdict::NotConcluded { images_needed: Some(images) } => {
-            format!(
-                "not concluded whether the drop is at most {max_drop} points; about {images} images would decide"
-            )
-        }
-        Verdict::NotConcluded { images_needed: None } => {
-            format!(
+        Verdict::NotConcluded { .. } => match results.deciding_images() {
+            Some(images) => format!("not concluded whether the drop is at most {max_drop} points; {images}"),
+            None => format!(
                 "not concluded: the drop seen is exactly {max_drop} points, so that more images of this kind decide nothing"
-            )
-        }
+            ),
+        },
     }
 }
 
@@ -258,12 +257,10 @@ fn check_goal(results: &Tuning) -> anyhow::Result<()> {
             chosen.speedup
         ),
         SearchEnd::OutOfTime if !results.kept => format!(
-            "the budget of {} minutes was used up before a recipe kept the limit; the closest {closest}; the same command \
-             continues",
-            goal.budget_minutes.unwrap_or_default()
+            "the budget was used up before a recipe kept the limit; the closest {closest}; the same command continues"
         ),
         SearchEnd::OutOfTime => {
-            say!("the budget was used up; the same command looks for a faster recipe");
+            say!("the same command looks for a faster recipe");
             return refuted(results);
         }
         SearchEnd::Reached => return refuted(results),
