@@ -232,3 +232,55 @@ fn attention_of_small_windows_fits_every_gpu_and_of_large_ones_some() {
         }
     }
 }
+
+#[test]
+fn pools_have_a_block_for_each_image_and_room_for_their_norms_or_sums() {
+    for (images, tokens) in
+        [(1, 1), (1, 49), (8, 49), (32, 144), (33, 49), (256, 1024), (2, 2048), (1, 2049), (1, 65_536)]
+    {
+        for (columns, residual) in [
+            (96, ResidualType::F16),
+            (1536, ResidualType::F16),
+            (768, ResidualType::F32),
+            (1536, ResidualType::F32),
+        ] {
+            let launch = DevicePool::launch((images, tokens), columns, residual);
+            let what = format!("{images} images of {tokens} tokens, {columns} columns, {residual:?}");
+            check(launch, SHARED[0].1, &what);
+            assert_eq!(launch.grid, [images as u32, 1, 1], "{what}");
+            let needed = match residual {
+                ResidualType::F32 => 16 * DevicePool::tokens_each(tokens) + 4 * columns,
+                ResidualType::F16 => launch.threads as usize / 32 * 4 * columns,
+            };
+            assert!(launch.shared as usize >= needed, "{what}");
+        }
+    }
+}
+
+#[test]
+fn heads() {
+    for (m, n) in [(1, 10), (1, 1000), (16, 1000), (17, 1001), (32, 21_841), (256, 2)] {
+        let (launch, what) = (DeviceLinearF32::launch(m, n), format!("{m} x {n}"));
+        check(launch, SHARED[0].1, &what);
+        covers(launch.grid[0], 32, n, &what);
+        covers(launch.grid[1], 16, m, &what);
+    }
+}
+
+#[test]
+fn outputs() {
+    for columns in COLUMNS {
+        for tokens in [1, 49, 64, 65, 3136, 800 * 1344 / 16] {
+            let launch = MapConfig::launch(tokens, columns);
+            let what = format!("{tokens} tokens of {columns} columns");
+            check(launch, SHARED[0].1, &what);
+            covers(launch.grid[0], 64, tokens, &what);
+            covers(launch.grid[1], MapConfig::columns_each(), columns, &what);
+        }
+    }
+    for values in [1, 255, 256, 257, 128_000] {
+        let launch = values_launch(values);
+        check(launch, SHARED[0].1, &format!("{values} values"));
+        covers(launch.grid[0], 256, values, &format!("{values} values"));
+    }
+}
