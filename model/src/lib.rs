@@ -13,6 +13,7 @@ pub mod nearest;
 pub mod params;
 pub mod part;
 mod pattern;
+mod pixels;
 pub mod position;
 mod printable;
 pub mod quantized;
@@ -41,6 +42,7 @@ pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_backbones, 
 pub use draws::Draws;
 pub use error::ModelError;
 pub use nearest::{nearest_key, nearest_name};
+pub use pixels::{ChannelOrder, Orientation};
 pub use pattern::{SitePattern, nearest_patterns, nearest_sites};
 pub use position::AttentionParameters;
 pub use printable::{printable, printable_name};

@@ -11,7 +11,7 @@ use swinq::model::atomic::write_atomic;
 use swinq::{ClassScore, Images, Inferred, Logits, Prediction, ReadOptions, infer_images, top_k};
 
 use crate::args::PredictArgs;
-use crate::out::{caution, say};
+use crate::out::{caution, note, say};
 use crate::paths::check_outputs;
 use crate::{backend_arg, image_paths, interrupt, model_arg};
 
@@ -39,6 +39,7 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
         let read = ReadOptions { batch_size: BATCH, threads: args.threads.most, skip_corrupt: images.len() };
         let found = infer_images(&engine, &images, &read, &mut |_, _| interrupt::check())?;
         found.skipped.iter().for_each(|problem| caution!("{problem}"));
+        images.turned().iter().for_each(|remark| note!("{remark}"));
         let logits = &found.scores.logits;
         if let Some(path) = args.logits.as_ref().filter(|_| !logits.values.is_empty()) {
             write_logits(path, logits)?;

@@ -6,7 +6,7 @@ use swinq::eval::Sensitivity;
 use swinq::eval::results::sensitivity::{Effect, Element, write_sensitivity};
 use swinq::{ReadOptions, SensitivityOptions};
 
-use super::calibrate::MOST_CLIPPED;
+use super::calibrate::{MOST_CLIPPED, note_turned};
 use crate::args::SensitivityArgs;
 use crate::out::{counted, info, note, say};
 use crate::paths::{check_inputs, check_outputs};
@@ -53,6 +53,7 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     let results = swinq::sensitivity(model, &options, &train, &images, &mut |progress| steps.show(progress))
         .map_err(|error| stopped(error, &cache))?;
     steps.finish();
+    [&train, &images].into_iter().for_each(note_turned);
     print(&results, args.top);
     write_sensitivity(&args.output, &results)?;
     info!("wrote {}", args.output.display());
