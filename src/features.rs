@@ -437,7 +437,8 @@ impl ImageSource {
         }
         let loading =
             LoaderOptions { batch_size: options.batch_size, threads, prefetch: PREFETCH, skip_corrupt: 0 };
-        let loader = SizedLoader::new(dataset.clone(), options.sizing, batches, engine.transform(), &loading)?;
+        let loader =
+            SizedLoader::new(dataset.clone(), options.sizing, batches, engine.transform(), &loading)?;
         Ok(Some(ImageSource { loader, files, dataset }))
     }
 

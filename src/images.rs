@@ -441,7 +441,10 @@ impl Images {
         let mut sizes = Vec::with_capacity(ids.len());
         for id in ids.slice(0..ids.len()) {
             // The loader finds out why a header cannot be read, and whether the image may be left out.
-            let Ok(size) = dataset.image_size(id, transform.orientation).map(|own| sizing.apply(own, transform.size_divisor)) else {
+            let Ok(size) = dataset
+                .image_size(id, transform.orientation)
+                .map(|own| sizing.apply(own, transform.size_divisor))
+            else {
                 sizes.push((id, Size::square(1)));
                 continue;
             };

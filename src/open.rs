@@ -8,8 +8,9 @@ use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{
-    ChannelOrder, Dialect, InMemory, LoadedConfig, Orientation, QuantizedModel, Site, StoredParameter, SwinConfig, Task, Transform,
-    is_quantized_file, load_config, load_float_from_memory, load_float_with_remarks, shipped_configs,
+    ChannelOrder, Dialect, InMemory, LoadedConfig, Orientation, QuantizedModel, Site, StoredParameter,
+    SwinConfig, Task, Transform, is_quantized_file, load_config, load_float_from_memory,
+    load_float_with_remarks, shipped_configs,
 };
 
 use crate::engine::PackedWeights;
@@ -114,7 +115,8 @@ impl OpenOptions {
         }
         let Some(order) = self.channel_order else { return Ok(()) };
         if transform.channels() != 3 {
-            let problem = format!("the model takes {} channels; an order is that of three", transform.channels());
+            let problem =
+                format!("the model takes {} channels; an order is that of three", transform.channels());
             return Err(Error::argument("channels", problem));
         }
         transform.channel_order = order;

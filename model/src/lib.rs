@@ -42,8 +42,8 @@ pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_backbones, 
 pub use draws::Draws;
 pub use error::ModelError;
 pub use nearest::{nearest_key, nearest_name};
-pub use pixels::{ChannelOrder, Orientation};
 pub use pattern::{SitePattern, nearest_patterns, nearest_sites};
+pub use pixels::{ChannelOrder, Orientation};
 pub use position::AttentionParameters;
 pub use printable::{printable, printable_name};
 pub use quantized::QuantizedModel;

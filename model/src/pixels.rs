@@ -64,7 +64,8 @@ impl FromStr for Orientation {
     type Err = String;
 
     fn from_str(name: &str) -> Result<Orientation, String> {
-        let found = [Orientation::Stored, Orientation::Exif].into_iter().find(|rule| rule.to_string() == name);
+        let found =
+            [Orientation::Stored, Orientation::Exif].into_iter().find(|rule| rule.to_string() == name);
         found.ok_or_else(|| format!("`{name}` is neither stored nor exif"))
     }
 }
@@ -73,7 +74,8 @@ impl FromStr for ChannelOrder {
     type Err = String;
 
     fn from_str(name: &str) -> Result<ChannelOrder, String> {
-        let found = [ChannelOrder::Rgb, ChannelOrder::Bgr].into_iter().find(|order| order.to_string() == name);
+        let found =
+            [ChannelOrder::Rgb, ChannelOrder::Bgr].into_iter().find(|order| order.to_string() == name);
         found.ok_or_else(|| format!("`{name}` is neither rgb nor bgr"))
     }
 }

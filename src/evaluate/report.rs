@@ -80,7 +80,11 @@ fn thumbnails(results: &Results, images: &Images) -> Result<BTreeMap<usize, Thum
         (image.id, Transform { size: Size::new(height, width), resize: Resize::Direct, ..transform.clone() })
     });
     let shown = own.chain(sized).filter(|(id, _)| *id < dataset.len());
-    shown.map(|(id, transform)| Ok((id, thumbnail(&dataset.decode_oriented(id, transform.orientation)?, &transform)))).collect()
+    shown
+        .map(|(id, transform)| {
+            Ok((id, thumbnail(&dataset.decode_oriented(id, transform.orientation)?, &transform)))
+        })
+        .collect()
 }
 
 /// The input of the model, scaled down to at most [`SIDE`].

@@ -51,7 +51,8 @@ impl Inputs {
             .map_err(of_data(job, ["data.val_path", "data.val_split"]))?;
         let quantized =
             job.model.as_deref().filter(|_| job.quant).map(|path| calibrated(job, path)).transpose()?;
-        let options = open_options(job, quantized.as_ref().map(|(model, _)| (&model.config, &model.transform)))?;
+        let options =
+            open_options(job, quantized.as_ref().map(|(model, _)| (&model.config, &model.transform)))?;
         let (mut float, mut warnings) = start(job, loaded.as_ref(), &options, &train)?;
         job.check_network(&float.config)?;
         let quantized = match (quantized, &job.model) {
@@ -322,9 +323,8 @@ fn check_architecture(path: &Path, model: &QuantizedModel, float: &FloatModel) -
     // Images of a backbone are neither resized nor cropped by its preprocessing.
     let same = match float.config.is_backbone() {
         true => {
-            let values = |t: &Transform| {
-                (t.mean.clone(), t.std.clone(), t.filter, t.orientation, t.channel_order)
-            };
+            let values =
+                |t: &Transform| (t.mean.clone(), t.std.clone(), t.filter, t.orientation, t.channel_order);
             values(&model.transform) == values(&float.transform)
         }
         false => model.transform == float.transform,

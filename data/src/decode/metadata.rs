@@ -113,8 +113,12 @@ pub(super) fn of_webp(bytes: &[u8]) -> Stated {
         let length = u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize;
         let Some(content) = bytes.get(at + 8..(at + 8).saturating_add(length)) else { break };
         match &header[..4] {
-            b"EXIF" if flags & EXIF != 0 => { metadata.exif.get_or_insert_with(|| content.to_vec()); },
-            b"XMP " if flags & XMP != 0 => { metadata.xmp.get_or_insert_with(|| content.to_vec()); },
+            b"EXIF" if flags & EXIF != 0 => {
+                metadata.exif.get_or_insert_with(|| content.to_vec());
+            }
+            b"XMP " if flags & XMP != 0 => {
+                metadata.xmp.get_or_insert_with(|| content.to_vec());
+            }
             _ => {}
         }
         at += 8 + length.next_multiple_of(2);
