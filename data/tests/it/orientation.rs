@@ -156,7 +156,8 @@ fn all_eight_orientations_turn_every_format() {
         "JPEG of EXIF in two segments",
         |value| {
             // A file has them in the order in which they stand: the second is put in first.
-            let (first, second) = exif(value).split_at(20).into();
+            let exif = exif(value);
+            let (first, second) = exif.split_at(20);
             with_app1(&jpeg_with(second), b"Exif\0\0", first)
         },
         false,
