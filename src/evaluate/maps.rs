@@ -90,8 +90,7 @@ pub(crate) fn compare(
     Ok(Compared { errors, skipped: readers.skipped() })
 }
 
-/// The error of candidates of which one turns images and another does not, so that their maps cannot be compared; none if all
-/// have one rule.
+/// Refuses to compare maps if one candidate turns images and another does not.
 fn check_orientation(candidates: &[Candidate]) -> Result<(), Error> {
     let first = &candidates[0];
     let rule = |candidate: &Candidate| candidate.transform().orientation;

@@ -21,7 +21,7 @@ impl Stated {
     }
 }
 
-/// What precedes XMP in a segment of a JPEG file.
+/// The marker that precedes XMP in a segment of a JPEG file.
 const XMP: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
 
 /// The orientation of a JPEG file: that of its segments APP1 before the scan. Several of EXIF are one, as in Pillow.

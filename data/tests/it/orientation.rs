@@ -155,7 +155,7 @@ fn all_eight_orientations_turn_every_format() {
     check(
         "JPEG of EXIF in two segments",
         |value| {
-            // A file has them in the order in which they stand: the second is put in first.
+            // The second is put in first, because each segment is put before the others.
             let exif = exif(value);
             let (first, second) = exif.split_at(20);
             with_app1(&jpeg_with(second), b"Exif\0\0", first)

@@ -35,7 +35,8 @@ def is_encoded(value: Any) -> bool:
 
 
 def turned(image: Any) -> Any:
-    """An image of Pillow, turned as its EXIF states. Damaged EXIF, for which Pillow raises errors of many kinds, turns nothing."""
+    """An image of Pillow, turned as its EXIF states. Pillow raises errors of many kinds for damaged
+    EXIF, which turns nothing."""
     try:
         from PIL import ImageOps
 

@@ -560,7 +560,7 @@ def open(
             which it has norms, else all.
         orientation: ``exif`` turns images as EXIF in their files states, ``stored`` leaves them; default: the rule of the library
             that reads such a checkpoint, or of a quantized checkpoint.
-        channels: order of the three channels before the network, ``rgb`` or ``bgr``, in which mean and deviation stand; default:
+        channels: order of the three channels before the network, ``rgb`` or ``bgr``, also that of mean and deviation; default:
             ``rgb``, or that of a quantized checkpoint. Files and pictures are RGB and are put into this order; arrays that are
             prepared already have it.
 

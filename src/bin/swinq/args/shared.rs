@@ -54,7 +54,7 @@ pub struct FloatArgs {
     /// quantized checkpoint states).
     #[arg(long, value_name = "exif|stored", help_heading = "Model options")]
     pub orientation: Option<Orientation>,
-    /// Order of the three channels before the network, in which mean and deviation stand (default: rgb, or as a quantized
+    /// Order of the three channels before the network, also that of mean and deviation (default: rgb, or as a quantized
     /// checkpoint states).
     #[arg(long, value_name = "rgb|bgr", help_heading = "Model options")]
     pub channels: Option<ChannelOrder>,
