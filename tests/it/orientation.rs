@@ -38,7 +38,8 @@ fn the_library_of_the_checkpoint_decides() {
     assert_eq!(rule(&checkpoint("timm"), &default), Orientation::Stored);
     assert_eq!(rule(&sample_model(), &sample), Orientation::Stored);
     // Backbones in Microsoft's names are those of detectors.
-    assert_eq!(rule(&sample_model(), &backbone), Orientation::Exif);
+    assert_eq!(rule(&checkpoint("ms.pth"), &backbone), Orientation::Exif);
+    assert_eq!(rule(&sample_model(), &backbone), Orientation::Stored);
     assert_eq!(rule(&checkpoint("timm"), &backbone), Orientation::Stored);
     assert_eq!(Dialect::OpenMmLab.orientation(Task::Classification), Orientation::Exif);
     assert_eq!(Dialect::TorchVision.orientation(Task::Features), Orientation::Stored);
@@ -172,8 +173,18 @@ fn a_calibration_keeps_the_rules() {
 #[test]
 fn jobs_state_the_rules() {
     let folder = tempfile::tempdir().unwrap();
-    let mut command =
-        swinq(["qat", "finetune", "--dry-run", "--opts", "channels", "bgr", "orientation", "exif"]);
+    let mut command = swinq([
+        "qat",
+        "finetune",
+        "--dry-run",
+        "--opts",
+        "channels",
+        "bgr",
+        "orientation",
+        "exif",
+        "schedule.warmup_steps",
+        "1",
+    ]);
     command
         .args(["float"])
         .arg(sample_model())
