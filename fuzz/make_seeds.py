@@ -3,7 +3,7 @@ for the quantized checkpoints:
 
     python fuzz/make_seeds.py target/release/swinq
 
-Images have their seeds in data/tests/fixtures.
+Images have their seeds in data/tests/fixtures, except for those that state an orientation outside of JPEG.
 """
 import argparse
 import io
@@ -16,6 +16,7 @@ import sys
 import tempfile
 import types
 import zipfile
+import zlib
 
 import torch
 import xxhash
@@ -168,6 +169,30 @@ def texts():
           "batch_size: 4\noptimizer: {lr: 1e-4}\nschedule: {kind: cosine}\nseed: 7\nteacher: t.safetensors\n")
 
 
+def directory(*entries):
+    """A directory of TIFF: tag, type, count, value in place."""
+    return b"II*\0" + struct.pack("<LH", 8, len(entries)) + b"".join(struct.pack("<HHLL", *entry) for entry in entries) + bytes(4)
+
+
+def orientations():
+    exif = directory((271, 2, 4, 0x61616161), (274, 3, 1, 6))
+    xmp = b'<x tiff:Orientation="8"/>'
+    write("jpeg", "xmp", b"\xff\xd8\xff\xe1" + struct.pack(">H", 31 + len(xmp)) + b"http://ns.adobe.com/xap/1.0/\0" + xmp
+          + (FIXTURES / "kind_tiny.jpg").read_bytes()[2:])
+    png, chunk = (FIXTURES / "one_pixel.png").read_bytes(), b"eXIf" + exif
+    write("png", "exif", png[:33] + struct.pack(">L", len(exif)) + chunk + struct.pack(">L", zlib.crc32(chunk)) + png[33:])
+    text = b"iTXtXML:com.adobe.xmp\0\0\0\0\0" + xmp
+    write("png", "xmp", png[:33] + struct.pack(">L", len(text) - 4) + text + struct.pack(">L", zlib.crc32(text)) + png[33:])
+    webp = (FIXTURES / "kind_lossless.webp").read_bytes()
+    bits = struct.unpack("<L", webp[21:25])[0]
+    sides = [struct.pack("<L", bits >> shift & 0x3FFF)[:3] for shift in (0, 14)]
+    body = b"WEBPVP8X" + struct.pack("<LL", 10, 8) + b"".join(sides) + webp[12:] + b"EXIF" + struct.pack("<L", len(exif)) + exif
+    write("webp", "exif", b"RIFF" + struct.pack("<L", len(body)) + body)
+    entries = [(256, 3, 1, 2), (257, 3, 1, 1), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 122), (274, 3, 1, 5),
+               (278, 3, 1, 1), (279, 4, 1, 2)]
+    write("tiff", "turned", directory(*entries) + b"\x10\x80")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("swinq")
@@ -176,6 +201,7 @@ def main():
     quantized(pathlib.Path(args.swinq).resolve())
     part()
     texts()
+    orientations()
 
 
 main()

@@ -1,6 +1,6 @@
 //! Batches of images from any source.
 
-use swinq_data::{Loader, SizedLoader};
+use swinq_data::{Loader, OfOneSize, SizedLoader};
 use swinq_model::{Batch, BatchSource, BoxError, LoaderWork};
 
 use crate::prepared::PreparedBatches;
@@ -24,6 +24,16 @@ impl ImageBatches {
             Reader::Loader(loader) => loader.skipped(),
             Reader::Sized(loader) => loader.skipped(),
             Reader::Prepared(_) => &[],
+        }
+    }
+}
+
+impl ImageBatches {
+    /// The images of each batch of files that have sizes of their own; empty for other images.
+    pub(crate) fn sized(&self) -> &[OfOneSize] {
+        match &self.reader {
+            Reader::Sized(loader) => loader.batches(),
+            Reader::Loader(_) | Reader::Prepared(_) => &[],
         }
     }
 }

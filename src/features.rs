@@ -76,6 +76,7 @@ pub struct Features<'e> {
 struct ImageSource {
     loader: SizedLoader,
     files: Files,
+    dataset: Dataset,
 }
 
 /// Image files, and the number of each among the images as given.
@@ -144,6 +145,11 @@ impl<'e> Features<'e> {
     /// The number of images as given, with those that are left out.
     pub fn images(&self) -> usize {
         self.count
+    }
+
+    /// The image files that are read; `None` if there is none. [`turned`](crate::turned) says which of them were turned.
+    pub fn dataset(&self) -> Option<&Dataset> {
+        self.source.as_ref().map(|source| &source.dataset)
     }
 
     /// The images that were left out so far: those that cannot be read, and those that, with their padding, have a size that the
@@ -398,7 +404,7 @@ impl ImageSource {
         }
         let dataset = Dataset::from_files(&files.paths)?;
         let mut sizes = Vec::with_capacity(files.paths.len());
-        for (id, own) in dataset.image_sizes().into_iter().enumerate() {
+        for (id, own) in dataset.image_sizes(engine.transform().orientation).into_iter().enumerate() {
             match own.map(|own| options.sizing.apply(own, engine.transform().size_divisor)) {
                 Err(error) => left_out.push(LeftOut { image: files.numbers[id], problem: error.to_string() }),
                 // An image that is too large is not decoded.
@@ -431,8 +437,9 @@ impl ImageSource {
         }
         let loading =
             LoaderOptions { batch_size: options.batch_size, threads, prefetch: PREFETCH, skip_corrupt: 0 };
-        let loader = SizedLoader::new(dataset, options.sizing, batches, engine.transform(), &loading)?;
-        Ok(Some(ImageSource { loader, files }))
+        let loader =
+            SizedLoader::new(dataset.clone(), options.sizing, batches, engine.transform(), &loading)?;
+        Ok(Some(ImageSource { loader, files, dataset }))
     }
 
     /// The images of batch `index` that `taken` takes by their ids: number, and size before the padding.

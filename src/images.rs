@@ -26,6 +26,9 @@ use crate::prepared::Prepared;
 /// Paths that are neither images nor folders of images, with the reasons.
 type Unreadable = Vec<(PathBuf, Error)>;
 
+/// Number of turned images that a remark names.
+const NAMED: usize = 3;
+
 /// Number of batches that are decoded before the model needs them.
 const PREFETCH: usize = 2;
 
@@ -285,6 +288,12 @@ impl Images {
         }
     }
 
+    /// A remark that names the first of the images that were turned so far as their files state; `None` if none was, and for images
+    /// in memory.
+    pub fn turned(&self) -> Option<String> {
+        self.dataset().and_then(turned)
+    }
+
     /// The images with their classes numbered as a model with the architecture `config` and the class names `labels`
     /// numbers them, and a remark for the reader if that changes the numbers or if the model cannot confirm them. Class folders, and class names in a list
     /// without `classes.txt`, take the numbers of the same names in the model; if the model has none of these names, they
@@ -432,7 +441,10 @@ impl Images {
         let mut sizes = Vec::with_capacity(ids.len());
         for id in ids.slice(0..ids.len()) {
             // The loader finds out why a header cannot be read, and whether the image may be left out.
-            let Ok(size) = dataset.image_size(id).map(|own| sizing.apply(own, transform.size_divisor)) else {
+            let Ok(size) = dataset
+                .image_size(id, transform.orientation)
+                .map(|own| sizing.apply(own, transform.size_divisor))
+            else {
                 sizes.push((id, Size::square(1)));
                 continue;
             };
@@ -459,6 +471,19 @@ impl Images {
         let loader = SizedLoader::new(dataset.clone(), sizing, batches, transform, &loading)?;
         Ok(ImageBatches { reader: Reader::Sized(loader) })
     }
+}
+
+/// A remark that names the first of the images of `dataset` that were turned so far as their files state; `None` if none was.
+pub fn turned(dataset: &Dataset) -> Option<String> {
+    let ids = dataset.turned();
+    let shown: Vec<String> = ids.iter().take(NAMED).map(|&id| dataset.name(id)).collect();
+    let more = if ids.len() > shown.len() { ", ..." } else { "" };
+    let count = match ids.len() {
+        0 => return None,
+        1 => "1 image was".to_owned(),
+        count => format!("{count} images were"),
+    };
+    Some(format!("{count} turned as the orientation in the file states: {}{more}", shown.join(", ")))
 }
 
 fn check_transform(transform: &Transform) -> Result<(), Error> {

@@ -151,7 +151,7 @@ pub use evaluate::{
 #[cfg(feature = "onnx")]
 pub use export::export_onnx;
 pub use features::{FeatureBatch, FeatureMap, FeatureOptions, Features, LeftOut};
-pub use images::{Images, ReadOptions};
+pub use images::{Images, ReadOptions, turned};
 pub use open::{Model, OpenOptions};
 pub use prediction::{ClassScore, Inferred, Prediction, infer_images, predict, top_k};
 pub use preprocessing::Family;
@@ -188,12 +188,13 @@ pub use trained::TrainedParameters;
 #[cfg(feature = "float")]
 pub use tune::{TuneOptions, TuneProgress, Tuned, tune, tune_by_metric};
 
-pub use swinq_data::{Padding, RgbImage, Sizing, Split, decode_image, pad};
+pub use swinq_data::{Padding, RgbImage, Sizing, Split, decode_image, decode_oriented, pad};
 pub use swinq_int8_runtime::{CudaOptions, Engine, usable_gpu};
 pub use swinq_model::part::{PartKind, PartSet, Shard};
 pub use swinq_model::{
-    Batch, BatchSource, Classifier, Dialect, Documents, ElementType, InMemory, LoadedConfig, Logits, Recipe,
-    Rule, Site, SwinConfig, Task, TensorView, Transform, load_config, shipped_backbones, shipped_configs,
+    Batch, BatchSource, ChannelOrder, Classifier, Dialect, Documents, ElementType, InMemory, LoadedConfig,
+    Logits, Orientation, Recipe, Rule, Site, SwinConfig, Task, TensorView, Transform, load_config,
+    shipped_backbones, shipped_configs,
 };
 
 pub use swinq_cuda as cuda;

@@ -8,8 +8,9 @@ use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{
-    Dialect, InMemory, LoadedConfig, QuantizedModel, Site, StoredParameter, SwinConfig, Task, Transform,
-    is_quantized_file, load_config, load_float_from_memory, load_float_with_remarks, shipped_configs,
+    ChannelOrder, Dialect, InMemory, LoadedConfig, Orientation, QuantizedModel, Site, StoredParameter,
+    SwinConfig, Task, Transform, is_quantized_file, load_config, load_float_from_memory,
+    load_float_with_remarks, shipped_configs,
 };
 
 use crate::engine::PackedWeights;
@@ -18,8 +19,8 @@ use crate::{Error, Family};
 /// The most bytes of a file of class names; ImageNet-22k's have half of it.
 const MAX_LABELS: u64 = MAX_WRITTEN;
 
-/// How a float checkpoint is read. These options have no effect on a quantized checkpoint, which contains its
-/// configuration.
+/// How a checkpoint is read. Options have no effect on a quantized checkpoint, which contains its configuration, unless they say
+/// so.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// Configuration of a bare float checkpoint: a shipped name (`swin_tiny_patch4_window7_224`, see
@@ -45,11 +46,16 @@ pub struct OpenOptions {
     pub outputs: Option<Vec<usize>>,
     /// Preprocessing; `None` selects the preprocessing of the configuration or of the directory.
     pub transform: Option<Family>,
+    /// Whether images are turned as their files state; `None` is the rule of the library that reads such a checkpoint, or of the
+    /// quantized checkpoint. Applies to quantized checkpoints, too.
+    pub orientation: Option<Orientation>,
+    /// The order of three channels before the network; `None` is RGB, or that of the quantized checkpoint. Mean and deviation are
+    /// in this order. Applies to quantized checkpoints, too.
+    pub channel_order: Option<ChannelOrder>,
     /// Quantized checkpoints, one of which describes a bare float checkpoint without `cfg` if it was made from it. Those
     /// in the folder of the float checkpoint need not be named.
     pub described_by: Vec<PathBuf>,
-    /// File of class names, one per line, in the order of the classes. Unlike the other options it also applies to
-    /// quantized checkpoints.
+    /// File of class names, one per line, in the order of the classes. It also applies to quantized checkpoints.
     pub labels: Option<PathBuf>,
 }
 
@@ -98,7 +104,26 @@ impl OpenOptions {
             }
             None => {}
         }
+        self.read_images(&mut model.transform)?;
         Ok((model, warnings))
+    }
+
+    /// Gives `transform` the orientation and the order of channels that are set.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for an order of other than three channels.
+    fn read_images(&self, transform: &mut Transform) -> Result<(), Error> {
+        if let Some(orientation) = self.orientation {
+            transform.orientation = orientation;
+        }
+        let Some(order) = self.channel_order else { return Ok(()) };
+        if transform.channels() != 3 {
+            let problem =
+                format!("the model takes {} channels; an order is that of three", transform.channels());
+            return Err(Error::argument("channels", problem));
+        }
+        transform.channel_order = order;
+        Ok(())
     }
 
     /// Whether `model`, which states its task and its outputs, would have to be changed to be what is asked for.
@@ -230,7 +255,10 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
     let own = family.transform(&model.config, &model.transform).ok()?;
     let used = &model.transform;
     let same = match model.config.task {
-        Task::Classification => Transform { family: used.family.clone(), ..own.clone() } == *used,
+        Task::Classification => {
+            let Transform { family, orientation, channel_order, .. } = used.clone();
+            Transform { family, orientation, channel_order, ..own.clone() } == *used
+        }
         // Its images have any size.
         Task::Features => (&own.mean, &own.std) == (&used.mean, &used.std),
     };
@@ -293,6 +321,7 @@ impl Model {
                 return Model::open_float(path, options);
             }
             options.name_classes(&mut model)?;
+            options.read_images(&mut model.transform)?;
             let warnings = file.warning(path).into_iter().collect();
             return Ok(Model::of(Inner { file: Some(file), warnings, ..Inner::new(model, true) }));
         }
@@ -333,6 +362,7 @@ impl Model {
         if let Some(family) = options.transform {
             float.transform = family.transform(&float.config, &float.transform)?;
         }
+        options.read_images(&mut float.transform)?;
         let mut quantized = QuantizedModel::from_float(float)?;
         options.name_classes(&mut quantized)?;
         let model = Model::of(Inner { warnings: loaded.remarks, ..Inner::new(quantized, false) });
@@ -363,6 +393,7 @@ impl Model {
         if let Some(family) = options.transform {
             model.transform = family.transform(&model.config, &model.transform)?;
         }
+        options.read_images(&mut model.transform)?;
         let mut model = QuantizedModel::from_float(model)?;
         options.name_classes(&mut model)?;
         Ok(Model::checked(model, false))
@@ -452,7 +483,7 @@ impl Model {
     }
 
     /// Whether the model's file contains its configuration, as checkpoints in swinq's format do. If so,
-    /// [`OpenOptions`] had no effect.
+    /// [`OpenOptions`] had no effect, except those that apply to quantized checkpoints, too.
     pub fn describes_itself(&self) -> bool {
         self.inner.describes_itself
     }

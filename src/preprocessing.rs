@@ -3,7 +3,7 @@
 use std::str::FromStr;
 
 use swinq_data::presets;
-use swinq_model::{SwinConfig, SwinVersion, Transform};
+use swinq_model::{Orientation, SwinConfig, SwinVersion, Transform};
 
 use crate::Error;
 
@@ -56,7 +56,9 @@ impl Family {
         }
         Ok(match self {
             // A configuration in Microsoft's keys states whether there is a crop.
-            Family::Microsoft if own.family == "ms" => own.clone(),
+            Family::Microsoft if own.family == "ms" => {
+                Transform { orientation: Orientation::Stored, ..own.clone() }
+            }
             Family::Microsoft => Transform::microsoft(size, channels, true),
             Family::Timm => {
                 presets::timm(size, if size.height >= 384 { 1.0 } else { presets::TIMM_CROP_PCT })

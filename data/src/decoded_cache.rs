@@ -4,6 +4,8 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use swinq_model::Orientation;
+
 use crate::dataset::Dataset;
 use crate::decode::{DecodedImage, Permit, RgbImage};
 use crate::error::DataError;
@@ -15,6 +17,7 @@ use crate::error::DataError;
 /// the hit rate.
 pub(crate) struct DecodedCache {
     dataset: Dataset,
+    orientation: Orientation,
     /// One slot per image of the data set; no slots if the limit is 0.
     slots: Vec<OnceLock<Arc<RgbImage>>>,
     /// Maximum bytes of cached pixels.
@@ -24,11 +27,11 @@ pub(crate) struct DecodedCache {
 }
 
 impl DecodedCache {
-    /// Caches at most `limit` bytes of pixels of `dataset`; 0 disables the cache.
-    pub(crate) fn new(dataset: Dataset, limit: u64) -> DecodedCache {
+    /// Caches at most `limit` bytes of pixels of `dataset`, turned by the rule `orientation`; 0 disables the cache.
+    pub(crate) fn new(dataset: Dataset, limit: u64, orientation: Orientation) -> DecodedCache {
         let slots = if limit == 0 { 0 } else { dataset.len() };
         let slots = (0..slots).map(|_| OnceLock::new()).collect();
-        DecodedCache { dataset, slots, limit, used: AtomicU64::new(0) }
+        DecodedCache { dataset, orientation, slots, limit, used: AtomicU64::new(0) }
     }
 
     pub(crate) fn dataset(&self) -> &Dataset {
@@ -47,7 +50,7 @@ impl DecodedCache {
         if let Some(image) = slot.and_then(OnceLock::get) {
             return Ok((Arc::clone(image), None));
         }
-        let DecodedImage { image, permit } = self.dataset.decode_held(id)?;
+        let DecodedImage { image, permit, .. } = self.dataset.decode_held(id, self.orientation)?;
         let image = Arc::new(image);
         if let Some(slot) = slot {
             self.add(slot, &image);

@@ -28,10 +28,13 @@ mod resize;
 mod sized;
 mod sizing;
 mod train;
+mod turn;
 
 pub use augment::Augment;
 pub use dataset::{Dataset, Ids, Layout, NumberingError, Split, image_files, is_image_name};
-pub use decode::{MAX_PIXELS, RgbImage, decode_image, image_size, set_decode_memory};
+pub use decode::{
+    MAX_PIXELS, RgbImage, decode_image, decode_oriented, image_size, oriented_size, set_decode_memory,
+};
 pub use error::{DataError, DecodeError};
 pub use loader::{Loader, LoaderOptions};
 pub use padding::{Padding, pad};
@@ -40,3 +43,4 @@ pub use sized::{OfOneSize, SizedLoader};
 pub use sizing::{ParseSizingError, Sizing};
 pub use swinq_jpeg::has_simd as jpeg_has_simd;
 pub use train::{Stride, TrainLoader, TrainOptions};
+pub use turn::Turn;

@@ -150,6 +150,7 @@ impl Source for InOrder {
     }
 
     fn load(&self, _batch: BatchId, _slot: usize, id: usize) -> Result<Vec<u8>, DataError> {
-        Ok(preprocess(&self.dataset.decode_held(id)?.image, &self.transform))
+        let held = self.dataset.decode_held(id, self.transform.orientation)?;
+        Ok(preprocess(&held.image, &self.transform))
     }
 }

@@ -2,13 +2,14 @@
 
 use std::ops::Range;
 
-use swinq_model::{Resize, Size, Transform};
+use swinq_model::{ChannelOrder, Resize, Size, Transform};
 
 use crate::decode::RgbImage;
 use crate::resize::{place_on_black, resize_window};
 
 /// Resizes and crops `image`. Returns the network's input before normalisation, `u8` `[height, width, channels]`, with one or
-/// three channels. One channel is Pillow's `convert("L")` before the resize.
+/// three channels; three have the order that the transform states. One channel is Pillow's `convert("L")` before the resize.
+/// The orientation of `transform` has no effect, because `image` is decoded.
 ///
 /// The bytes equal those of torchvision's or transformers' resize and center crop on a PIL image ([`Resize::ShorterSide`]), of timm's
 /// `ResizeKeepRatio` and `CenterCrop` ([`Resize::Cover`]) or of Pillow's `resize` ([`Resize::Direct`]), all with
@@ -20,13 +21,24 @@ use crate::resize::{place_on_black, resize_window};
 /// If a side of `transform.size`, of its resize, or of `image` is zero, or for another number of channels than 1 and 3.
 pub fn preprocess(image: &RgbImage, transform: &Transform) -> Vec<u8> {
     match transform.channels() {
-        3 => resize_and_crop(image, transform),
+        3 => {
+            let mut pixels = resize_and_crop(image, transform);
+            order_channels(&mut pixels, transform);
+            pixels
+        }
         1 => first_channel(&resize_and_crop(&luminance(image), transform)),
         channels => panic!("{channels} channels of an image file"),
     }
 }
 
-/// The resize and the crop of all three channels.
+/// Gives RGB pixels the order that `transform` states.
+pub(crate) fn order_channels(pixels: &mut [u8], transform: &Transform) {
+    if transform.channel_order == ChannelOrder::Bgr {
+        pixels.as_chunks_mut::<3>().0.iter_mut().for_each(|pixel| pixel.reverse());
+    }
+}
+
+/// The resize and the crop of all three channels, as RGB.
 pub(crate) fn resize_and_crop(image: &RgbImage, transform: &Transform) -> Vec<u8> {
     let size = transform.size;
     let (width, height) = resized_size(image, transform);

@@ -1,7 +1,7 @@
 //! Evaluation transforms of timm, torchvision and Hugging Face. Microsoft's is [`Transform::microsoft`].
 
 use swinq_model::batch::{IMAGENET_MEAN, IMAGENET_STD};
-use swinq_model::{Filter, Resize, Size, Transform};
+use swinq_model::{ChannelOrder, Filter, Orientation, Resize, Size, Transform};
 
 /// timm's `crop_pct` for Swin and Swin V2 with inputs smaller than 384.
 pub const TIMM_CROP_PCT: f64 = 0.9;
@@ -34,9 +34,9 @@ pub fn torchvision(model: &str) -> Option<Transform> {
 }
 
 /// Hugging Face's `ViTImageProcessor` with the settings of the Swin models: a direct bicubic resize of both sides
-/// to `size`, no crop.
+/// to `size`, no crop. Images are turned as EXIF states, as by transformers' `load_image`.
 pub fn hugging_face(size: Size) -> Transform {
-    imagenet("hf", size, Resize::Direct)
+    Transform { orientation: Orientation::Exif, ..imagenet("hf", size, Resize::Direct) }
 }
 
 /// A bicubic transform with ImageNet's channel means and standard deviations.
@@ -49,6 +49,8 @@ fn imagenet(family: &str, size: Size, resize: Resize) -> Transform {
         mean: IMAGENET_MEAN.to_vec(),
         std: IMAGENET_STD.to_vec(),
         size_divisor: None,
+        orientation: Orientation::Stored,
+        channel_order: ChannelOrder::Rgb,
     }
 }
 

@@ -207,7 +207,8 @@ impl Source for BySize {
     }
 
     fn load(&self, batch: BatchId, slot: usize, id: usize) -> Result<Vec<u8>, DataError> {
-        let (held, images) = (self.dataset.decode_held(id)?, &self.batches[batch.index]);
+        let held = self.dataset.decode_held(id, self.transform.orientation)?;
+        let images = &self.batches[batch.index];
         let (own, valid) = (Size::new(held.image.height, held.image.width), images.valid[slot]);
         if self.sizing.apply(own, self.transform.size_divisor) != valid {
             let problem = format!("it has {own} pixels now, and had another size when its header was read");

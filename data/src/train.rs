@@ -146,7 +146,7 @@ impl TrainLoader {
             return Err(DataError::NoLabels { data: dataset.describe() });
         }
         let loader = options.loader;
-        let cache = DecodedCache::new(dataset, options.cache_bytes);
+        let cache = DecodedCache::new(dataset, options.cache_bytes, transform.orientation);
         let source = Shuffled { cache, ids, transform, options, orders: Mutex::default() };
         Ok(TrainLoader { prefetcher: Prefetcher::new(source, &loader)? })
     }
@@ -280,11 +280,11 @@ mod tests {
     use super::*;
     use crate::dataset::Split;
     use std::path::Path;
-    use swinq_model::Size;
+    use swinq_model::{Orientation, Size};
 
     fn shuffled(batch_size: usize, drop_last: bool) -> Shuffled {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../samples/cifar10");
-        let cache = DecodedCache::new(Dataset::open(&root, Split::Train).unwrap(), 0);
+        let cache = DecodedCache::new(Dataset::open(&root, Split::Train).unwrap(), 0, Orientation::Stored);
         let loader = LoaderOptions { batch_size, ..LoaderOptions::default() };
         let options = TrainOptions { loader, drop_last, ..TrainOptions::default() };
         let transform = Transform::microsoft(Size::square(16), 3, true);

@@ -2,8 +2,9 @@
 
     python engine.py model.safetensors pixels.safetensors logits.safetensors
 
-`pixels` holds the tensor `pixels`, u8 [images, height, width, channels] after resize and crop. `logits` receives the tensor
-`logits`, f32 [images, classes]. Section numbers refer to docs/inference.md.
+`pixels` holds the tensor `pixels`, u8 [images, height, width, channels] after resize and crop; three channels are RGB. If it also
+holds `orientations`, u8 [images], the images are turned as these values of the tag Orientation say, where the checkpoint states that.
+`logits` receives the tensor `logits`, f32 [images, classes]. Section numbers refer to docs/inference.md.
 """
 
 import json
@@ -377,6 +378,23 @@ class Engine:
         return self.head(residual)
 
 
+# 8. From an image to pixels
+
+
+def turned(stored, value):
+    """The image [height, width, channels] that the value of the tag Orientation makes of a stored one."""
+    image = stored.transpose(1, 0, 2) if value in (5, 6, 7, 8) else stored
+    image = image[::-1] if value in (3, 4, 7, 8) else image
+    return image[:, ::-1] if value in (2, 3, 6, 7) else image
+
+
+def prepared(transform, pixels, orientations):
+    """The pixels of the network: of RGB images of one size, square if `orientations` turn them by a quarter."""
+    if transform.get("orientation") == "exif":
+        pixels = np.stack([turned(image, value) for image, value in zip(pixels, orientations)])
+    return pixels[..., ::-1] if transform.get("channel_order") == "bgr" else pixels
+
+
 def pair(size):
     """A size of the file as a height and a width."""
     return np.array(size if isinstance(size, list) else [size, size])
@@ -403,4 +421,7 @@ def reverse(x, window, size):
 
 if __name__ == "__main__":
     model, pixels, logits = sys.argv[1:]
-    save_file({"logits": Engine(model).logits(load_file(pixels)["pixels"])}, logits)
+    engine, images = Engine(model), load_file(pixels)
+    orientations = images.get("orientations", np.ones(len(images["pixels"]), np.uint8))
+    images = prepared(engine.document["transform"], images["pixels"], orientations)
+    save_file({"logits": engine.logits(images)}, logits)

@@ -6,11 +6,11 @@ use std::io::{Cursor, Write};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use swinq_data::{Dataset, Split, decode_image};
+use swinq_data::{Dataset, Split, decode_image, decode_oriented, oriented_size};
 use swinq_model::checkpoint::{LoadOptions, import_ft_amax, load_float};
 use swinq_model::part::PartSet;
 use swinq_model::quantized::FloatModel;
-use swinq_model::{LoadedConfig, QuantizedModel, Recipe, load_config};
+use swinq_model::{LoadedConfig, Orientation, QuantizedModel, Recipe, load_config};
 #[cfg(feature = "float")]
 use swinq_qat::job::Job;
 use zip::write::SimpleFileOptions;
@@ -126,11 +126,15 @@ pub fn pickle(data: &[u8]) -> bool {
     float_checkpoint("model.pth", &file)
 }
 
-/// An image file: what is accepted has the pixels of its size.
+/// An image file: an accepted one has the pixels of its size, and as many when it is turned as it states.
 fn image(data: &[u8]) -> bool {
     let Ok(image) = decode_image(data) else { return false };
     assert!(image.width > 0 && image.height > 0);
     assert_eq!(image.pixels.len(), image.width * image.height * 3);
+    let turned = decode_oriented(data, Orientation::Exif).expect("an orientation is no error");
+    assert_eq!(turned.pixels.len(), image.pixels.len());
+    let size = oriented_size(data, Orientation::Exif).expect("the header was read");
+    assert_eq!((size.width, size.height), (turned.width, turned.height));
     true
 }
 

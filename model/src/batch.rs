@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use swinq_numerics::Size;
 
 use crate::arch::size;
+use crate::pixels::{ChannelOrder, Orientation};
 
 /// An error of an implementation that this crate does not know, such as a data set or an engine.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -31,7 +32,8 @@ impl PixelFormat {
     }
 }
 
-/// Images of one size. Three channels of pixels that are no floats are RGB, one is luminance.
+/// Images of one size. Three channels of pixels that are no floats have the order that the network reads
+/// ([`Transform::channel_order`]), one is luminance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Batch {
     /// Pixels, `n * height * width * channels` values of `format`.
@@ -202,6 +204,12 @@ pub struct Transform {
     /// as they are asked for. transformers' processors of MaskFormer and Mask2Former do so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_divisor: Option<usize>,
+    /// Whether images are turned as their files state it; files without this key keep their pixels as they are stored.
+    #[serde(default, skip_serializing_if = "Orientation::is_default")]
+    pub orientation: Orientation,
+    /// The order of three channels before the network, and of `mean` and `std`. Without effect on other numbers of channels.
+    #[serde(default, skip_serializing_if = "ChannelOrder::is_default")]
+    pub channel_order: ChannelOrder,
 }
 
 /// The largest [`Transform::size_divisor`], in pixels.
@@ -237,7 +245,23 @@ impl Transform {
             mean,
             std,
             size_divisor: None,
+            orientation: Orientation::Stored,
+            channel_order: ChannelOrder::Rgb,
         }
+    }
+
+    /// The rules beside size and normalisation that a file may state, as the end of a description; empty for the usual ones.
+    pub fn rules(&self) -> String {
+        let mut rules = self
+            .size_divisor
+            .map_or(String::new(), |divisor| format!(", resized sides multiples of {divisor}"));
+        if self.orientation == Orientation::Exif {
+            rules += ", turned as EXIF states";
+        }
+        if self.channel_order == ChannelOrder::Bgr {
+            rules += ", channels in the order BGR";
+        }
+        rules
     }
 
     /// Whether a file needs version 3 of the format, because version 2 cannot state this transform.
@@ -314,10 +338,7 @@ impl std::fmt::Display for Transform {
             Resize::Direct => write!(f, "{}: direct to {size}", self.family)?,
         }
         write!(f, ", {filter}, mean {:?}, std {:?}", self.mean, self.std)?;
-        match self.size_divisor {
-            Some(divisor) => write!(f, ", resized sides multiples of {divisor}"),
-            None => Ok(()),
-        }
+        f.write_str(&self.rules())
     }
 }
 

@@ -1,6 +1,6 @@
 //! The metadata of a file: facts about the input, the classes and the origin.
 
-use swinq_model::{QuantizedModel, SizeRules, StageOutput};
+use swinq_model::{ChannelOrder, QuantizedModel, SizeRules, StageOutput};
 use swinq_numerics::ImageEdge;
 
 use crate::options::{ExportOptions, Images, InputForm, Target};
@@ -26,6 +26,7 @@ pub(crate) fn properties(
     };
     let colour = match channels {
         1 => ", luminance",
+        3 if model.transform.channel_order == ChannelOrder::Bgr => ", BGR",
         3 => ", RGB",
         _ => "",
     };

@@ -83,8 +83,28 @@ pub(crate) fn compare(
             errors.add(ids, *size, reference, maps).map_err(|source| candidate.failed(source))?;
         }
     }
+    if images.turned().is_some() {
+        check_orientation(candidates)?;
+    }
     errors.iter_mut().for_each(MapErrors::sort);
     Ok(Compared { errors, skipped: readers.skipped() })
+}
+
+/// Refuses to compare maps if one candidate turns images and another does not.
+fn check_orientation(candidates: &[Candidate]) -> Result<(), Error> {
+    let first = &candidates[0];
+    let rule = |candidate: &Candidate| candidate.transform().orientation;
+    let Some(other) = candidates.iter().find(|candidate| rule(candidate) != rule(first)) else {
+        return Ok(());
+    };
+    let problem = format!(
+        "{} reads images with the orientation {}, and {} with {}; give both one rule with --orientation",
+        first.result.name,
+        rule(first),
+        other.result.name,
+        rule(other)
+    );
+    Err(Error::Comparison { problem })
 }
 
 /// The images as each candidate reads them: candidates with the same preprocessing share a reader. All readers have the same
@@ -103,7 +123,8 @@ impl Readers {
             let transform = candidate.transform();
             // The engines normalise; a reader resizes.
             let alike = |other: &&Transform| {
-                (other.filter, other.channels()) == (transform.filter, transform.channels())
+                let read = |t: &Transform| (t.filter, t.channels(), t.orientation, t.channel_order);
+                read(other) == read(transform)
             };
             let index = known.iter().position(alike).unwrap_or(known.len());
             let reader = images.batches_by_size(
@@ -118,6 +139,10 @@ impl Readers {
                 readers.push(reader);
             }
             of_candidate.push(index);
+        }
+        // Images that no file turns have the same batches by either rule.
+        if readers.iter().any(|reader| reader.sized() != readers[0].sized()) {
+            check_orientation(candidates)?;
         }
         Ok(Readers { readers, of_candidate })
     }

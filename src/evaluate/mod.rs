@@ -51,7 +51,7 @@ pub struct EvaluateOptions {
 /// Observes an evaluation and may stop it. A closure `FnMut(done, total) -> ControlFlow<()>` is an observer:
 /// it is called with the numbers of images of the current model.
 pub trait Observer {
-    /// Called with a remark for the reader on the images or models, before the first model runs.
+    /// Called with a remark for the reader on the images or models.
     fn remark(&mut self, text: &str) {
         let _ = text;
     }
@@ -134,6 +134,10 @@ pub fn evaluate(
         true => compare_maps(candidates, images, options, observer)?,
         false => compare_logits(candidates, images, options, observer)?,
     };
+    if let Some(turned) = images.turned() {
+        observer.remark(&turned);
+        results.notes.push(turned);
+    }
     results.load = latency::measure_sizes(candidates, &sizes, options, observer)?;
     if let Some(&batch_size) = options.latency.iter().min().filter(|_| options.profile) {
         candidates.iter_mut().try_for_each(|candidate| candidate.profile(batch_size))?;

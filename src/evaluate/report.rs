@@ -8,7 +8,7 @@ use swinq_data::{RgbImage, preprocess};
 use swinq_eval::report::verdict::subject;
 use swinq_eval::{ReportExtras, Results, Thumbnail};
 use swinq_model::atomic::write_atomic;
-use swinq_model::{Resize, Size, Transform};
+use swinq_model::{ChannelOrder, Resize, Size, Transform};
 
 use crate::{Error, Images};
 
@@ -80,13 +80,17 @@ fn thumbnails(results: &Results, images: &Images) -> Result<BTreeMap<usize, Thum
         (image.id, Transform { size: Size::new(height, width), resize: Resize::Direct, ..transform.clone() })
     });
     let shown = own.chain(sized).filter(|(id, _)| *id < dataset.len());
-    shown.map(|(id, transform)| Ok((id, thumbnail(&dataset.decode(id)?, &transform)))).collect()
+    shown
+        .map(|(id, transform)| {
+            Ok((id, thumbnail(&dataset.decode_oriented(id, transform.orientation)?, &transform)))
+        })
+        .collect()
 }
 
 /// The input of the model, scaled down to at most [`SIDE`].
 fn thumbnail(image: &RgbImage, transform: &Transform) -> Thumbnail {
     let size = transform.size;
-    let mut pixels = preprocess(image, transform);
+    let mut pixels = preprocess(image, &Transform { channel_order: ChannelOrder::Rgb, ..transform.clone() });
     if transform.channels() == 1 {
         pixels = pixels.iter().flat_map(|&value| [value; 3]).collect();
     }

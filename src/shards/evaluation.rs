@@ -135,6 +135,7 @@ pub fn evaluate_shard(
     let environment = environment(options.threads)?;
     let (found, skipped) = ModelOutputs::of(candidates, &own_images, options, observer)?;
     candidates.iter().for_each(|candidate| observer.evaluated(&candidate.result, None, &skipped));
+    images.turned().iter().for_each(|turned| observer.remark(turned));
     if options.site_noise && shard.index == 1 {
         crate::evaluate::site_noise::measure_all(candidates, images, options.sizing, observer)?;
     }

@@ -2,12 +2,15 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::str::FromStr;
 
 use sha2::{Digest, Sha256};
 use swinq_data::{DataError, Sizing, Split};
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::{FileInfo, FloatModel};
-use swinq_model::{Ptq, QuantizedModel, Scores, SwinConfig, Task, Transform, load_config};
+use swinq_model::{
+    ChannelOrder, Orientation, Ptq, QuantizedModel, Scores, SwinConfig, Task, Transform, load_config,
+};
 use swinq_qat::job::{Identity, Job, JobError};
 use swinq_qat::{QatError, init};
 
@@ -48,7 +51,8 @@ impl Inputs {
             .map_err(of_data(job, ["data.val_path", "data.val_split"]))?;
         let quantized =
             job.model.as_deref().filter(|_| job.quant).map(|path| calibrated(job, path)).transpose()?;
-        let options = open_options(job, quantized.as_ref().map(|(model, _)| &model.config))?;
+        let options =
+            open_options(job, quantized.as_ref().map(|(model, _)| (&model.config, &model.transform)))?;
         let (mut float, mut warnings) = start(job, loaded.as_ref(), &options, &train)?;
         job.check_network(&float.config)?;
         let quantized = match (quantized, &job.model) {
@@ -92,7 +96,7 @@ impl Inputs {
         if self.quantized.as_ref().is_some_and(is_refined)
             && let Some(path) = &job.float
         {
-            let options = open_options(job, Some(&self.float.config))?;
+            let options = open_options(job, Some((&self.float.config, &self.float.transform)))?;
             return Ok(QuantizedModel::from_float(load(job, &options, "float", path)?.0)?);
         }
         Ok(QuantizedModel::from_float(self.float.clone())?)
@@ -116,6 +120,13 @@ impl Inputs {
                 .push(("cfg", sha256(&serde_json::to_vec(&read).expect("a configuration is plain data"))));
         }
         contents.push(("drop_path", self.drop_path.to_string()));
+        let Transform { orientation, channel_order, .. } = self.float.transform;
+        if orientation != Orientation::default() {
+            contents.push(("orientation", orientation.to_string()));
+        }
+        if channel_order != ChannelOrder::default() {
+            contents.push(("channels", channel_order.to_string()));
+        }
         Ok(job.identity(&contents))
     }
 }
@@ -151,22 +162,41 @@ fn split(split: swinq_qat::job::Split) -> Split {
     }
 }
 
-/// The options for reading the job's float checkpoints: as the backbone that the calibrated checkpoint `config` is, if it is one.
-fn open_options(job: &Job, config: Option<&SwinConfig>) -> Result<OpenOptions, Error> {
-    let backbone = config.filter(|config| config.is_backbone());
+/// The options for reading the job's float checkpoints: as the backbone that the calibrated checkpoint `model` is, if it is one, and
+/// with its rules for orientation and channels.
+fn open_options(job: &Job, model: Option<(&SwinConfig, &Transform)>) -> Result<OpenOptions, Error> {
+    let backbone = model.map(|(config, _)| config).filter(|config| config.is_backbone());
+    let orientation = stated(job, "orientation", &job.orientation)?;
+    let channel_order = stated(job, "channels", &job.channels)?;
     let stages = |config: &SwinConfig| config.outputs.iter().map(|output| output.stage).collect();
-    let transform = job.transform.as_deref().map(str::parse).transpose();
     Ok(OpenOptions {
         cfg: job.cfg.clone(),
         opts: job.config_overrides(),
         prefix: job.prefix.clone(),
         weights: job.weights.clone(),
-        transform: transform.map_err(|problem: String| JobError::key(&job.name, "transform", problem))?,
+        transform: stated(job, "transform", &job.transform)?,
         task: backbone.map(|_| Task::Features),
         outputs: backbone.map(stages),
+        orientation: orientation.or(model.map(|(_, transform)| transform.orientation)),
+        channel_order: channel_order.or(model.and_then(|(_, transform)| own_order(transform))),
         described_by: job.model.iter().filter(|_| backbone.is_some()).cloned().collect(),
         ..OpenOptions::default()
     })
+}
+
+/// The value of the job's key `key`, if it is set.
+fn stated<T: FromStr<Err = String>>(
+    job: &Job,
+    key: &'static str,
+    value: &Option<String>,
+) -> Result<Option<T>, Error> {
+    let parsed = value.as_deref().map(str::parse).transpose();
+    Ok(parsed.map_err(|problem: String| JobError::key(&job.name, key, problem))?)
+}
+
+/// The order of three channels; `None` for other numbers of channels.
+fn own_order(transform: &Transform) -> Option<ChannelOrder> {
+    (transform.channels() == 3).then_some(transform.channel_order)
 }
 
 /// Loads the float model that the job's key `key` names, with the warnings about it.
@@ -293,7 +323,8 @@ fn check_architecture(path: &Path, model: &QuantizedModel, float: &FloatModel) -
     // Images of a backbone are neither resized nor cropped by its preprocessing.
     let same = match float.config.is_backbone() {
         true => {
-            let values = |t: &Transform| (t.mean.clone(), t.std.clone(), t.filter);
+            let values =
+                |t: &Transform| (t.mean.clone(), t.std.clone(), t.filter, t.orientation, t.channel_order);
             values(&model.transform) == values(&float.transform)
         }
         false => model.transform == float.transform,

@@ -194,6 +194,9 @@ fn the_numpy_engine_gives_the_bits_of_the_sample() {
             compare(&python, folder.path(), &model, sample, "scales of channels");
         }
     }
+    let rules = ["--channels", "bgr", "--orientation", "exif", "--ptq", "basic", "--batches", "1"];
+    calibrate_sample(&model, &rules).success();
+    compare(&python, folder.path(), &model, sample, "channels in the order BGR");
 }
 
 fn odd_shapes() -> [SwinConfig; 3] {

@@ -24,6 +24,7 @@ mod fuzz_corpora;
 mod invalid_input;
 mod ladder;
 mod library;
+mod orientation;
 mod padding;
 mod predict;
 mod qat;

@@ -133,6 +133,38 @@ fn scores_are_those_of_the_problem() {
     assert!(kind == "softmax" && (classes.iter().map(|(_, p)| p).sum::<f64>() - 1.0).abs() < 1e-9);
 }
 
+/// The folder of timm states the problem as that of transformers does, in the file or in `pretrained_cfg`.
+#[test]
+fn a_threshold_lists_all_classes_that_reach_it() {
+    let (copy, timm) = (tempfile::tempdir().unwrap(), root().join("model/tests/checkpoints/timm"));
+    std::fs::copy(timm.join("model.safetensors"), copy.path().join("model.safetensors")).unwrap();
+    let image = root().join("tests/data/airplane.png");
+    let run = |more: &[&str]| swinq(["predict", "--json"]).arg(copy.path()).arg(&image).args(more).assert();
+    let json: Value = serde_json::from_slice(&std::fs::read(timm.join("config.json")).unwrap()).unwrap();
+    let state = |problem: &str| {
+        let mut json = json.clone();
+        json["pretrained_cfg"]["problem_type"] = problem.into();
+        std::fs::write(copy.path().join("config.json"), json.to_string()).unwrap();
+    };
+    state("multi_label_classification");
+    let classes = |more: &[&str]| -> Vec<f64> {
+        let entries: Value = serde_json::from_str(&stdout(&run(more).success())).unwrap();
+        assert_eq!(entries[0]["scores"], "sigmoid");
+        let score = |class: &Value| class["probability"].as_f64().unwrap();
+        entries[0]["topk"].as_array().unwrap().iter().map(score).collect()
+    };
+    let all = classes(&["--threshold", "0"]);
+    assert!(all.len() > 2 && all.is_sorted_by(|a, b| a >= b), "{all:?}");
+    let least = all[1].to_string();
+    let reached = all.iter().filter(|&&score| score >= all[1]).count();
+    assert_eq!(classes(&["--threshold", &least]), all[..reached]);
+    assert_eq!(classes(&["--threshold", "1"]), Vec::<f64>::new());
+    refused(run(&["--threshold", "0.5", "--topk", "3"]), 2, &["--topk"]);
+    refused(run(&["--threshold", "2"]), 2, &["from 0 to 1"]);
+    state("single_label_classification");
+    refused(run(&["--threshold", "0.5"]), 2, &["multi-label", "--topk"]);
+}
+
 /// Commands that measure accuracy by labels, or train on it.
 #[test]
 fn problems_without_a_measure_are_refused_by_name() {

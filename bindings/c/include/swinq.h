@@ -101,6 +101,11 @@ typedef struct swinq_open_options {
   const char *cfg;
   // File of class names, one per line; NULL for those of the model.
   const char *labels;
+  // Whether images are turned as EXIF in their files states: `exif` or `stored`; NULL for the rule of the library that reads
+  // such a checkpoint, or of a quantized checkpoint.
+  const char *orientation;
+  // Order of the three channels before the network: `rgb` or `bgr`; NULL for `rgb`, or that of a quantized checkpoint.
+  const char *channels;
 } swinq_open_options;
 
 // How a model is quantized. Set every field to zero and `size` to `sizeof(swinq_quantize_options)` for the defaults.
@@ -253,7 +258,7 @@ enum swinq_status swinq_model_free(struct swinq_model *model);
 
 // Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes an image of the height, the width
 // and the channels that `swinq_model_get_info` states to `pixels`, whose size is `capacity`. Models take one or three
-// channels. The bytes equal Pillow's.
+// channels; three have the order of the model. The bytes equal Pillow's.
 enum swinq_status swinq_preprocess(const struct swinq_model *model,
                                    const uint8_t *rgb,
                                    size_t width,
@@ -261,8 +266,8 @@ enum swinq_status swinq_preprocess(const struct swinq_model *model,
                                    uint8_t *pixels,
                                    size_t capacity);
 
-// Decodes the image file in the `length` bytes at `file` (JPEG, PNG, WebP, BMP, TIFF, PNM), and brings it to the model's
-// input as `swinq_preprocess` does.
+// Decodes the image file in the `length` bytes at `file` (JPEG, PNG, WebP, BMP, TIFF, PNM), turns it by the model's rule for
+// EXIF, and brings it to the model's input as `swinq_preprocess` does.
 enum swinq_status swinq_decode(const struct swinq_model *model,
                                const uint8_t *file,
                                size_t length,

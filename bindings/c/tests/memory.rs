@@ -34,8 +34,13 @@ fn engine() -> *mut swinq_engine {
     let sample = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../samples/swin_micro_cifar10");
     let text = |name: &str| CString::new(sample.join(name).to_str().unwrap()).unwrap();
     let (path, cfg) = (text("model.safetensors"), text("cfg.yaml"));
-    let open =
-        swinq_open_options { size: size_of::<swinq_open_options>(), cfg: cfg.as_ptr(), labels: null() };
+    let open = swinq_open_options {
+        size: size_of::<swinq_open_options>(),
+        cfg: cfg.as_ptr(),
+        labels: null(),
+        orientation: null(),
+        channels: null(),
+    };
     let options = swinq_engine_options {
         size: size_of::<swinq_engine_options>(),
         backend: SWINQ_BACKEND_CPU,

@@ -285,6 +285,12 @@ static void quantizing(const char *float_model, const char *cfg, const char *dat
     swinq_model_info facts = {.size = sizeof facts};
     swinq_open_options open = {.size = sizeof open, .cfg = cfg};
     swinq_quantize_options quantize = {.size = sizeof quantize, .images = 8, .progress = stop, .user = &called};
+    open.orientation = "up";
+    EXPECT(swinq_model_open(float_model, &open, &exact), ARGUMENT, "orientation");
+    open.orientation = "exif";
+    open.channels = "grb";
+    EXPECT(swinq_model_open(float_model, &open, &exact), ARGUMENT, "channels");
+    open.channels = "rgb";
     EXPECT(swinq_model_open(float_model, &open, &exact), OK, "");
     EXPECT(swinq_model_quantize(exact, data, &quantize, &coded), STOPPED, "stopped");
     quantize.recipe = "mode9";

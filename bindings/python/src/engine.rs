@@ -15,8 +15,8 @@ use swinq::int8_runtime::{
 };
 use swinq::model::Size;
 use swinq::{
-    BackendChoice, EngineOptions, Error, Images, Prediction, ReadOptions, RgbImage, decode_image,
-    infer_images, predict, top_k,
+    BackendChoice, EngineOptions, Error, Images, Orientation, Prediction, ReadOptions, RgbImage,
+    decode_oriented, infer_images, predict, top_k,
 };
 
 use crate::buffer::{Array, Output};
@@ -167,7 +167,7 @@ impl Engine {
     fn classify(&self, py: Python<'_>, images: Vec<Picture<'_>>, k: usize) -> PyResult<Vec<Vec<Class>>> {
         let mut decoded = Vec::new();
         for (index, image) in images.into_iter().enumerate() {
-            decoded.push(image.decode(py, &format!("image {index}"))?);
+            decoded.push(image.decode(py, &format!("image {index}"), self.engine.transform().orientation)?);
             py.check_signals()?;
         }
         let engine = Arc::clone(&self.engine);
@@ -374,11 +374,11 @@ fn counted_from(first: usize, error: RuntimeError) -> RuntimeError {
 }
 
 impl Picture<'_> {
-    /// The decoded image; messages name it `name`.
+    /// The decoded image, turned by the rule `orientation` if it is the bytes of a file; messages name it `name`.
     ///
     /// # Errors
     /// `DataError` for bytes that cannot be decoded; the errors of [`Array::of`].
-    pub fn decode(self, py: Python<'_>, name: &str) -> PyResult<RgbImage> {
+    pub fn decode(self, py: Python<'_>, name: &str, orientation: Orientation) -> PyResult<RgbImage> {
         match self {
             Picture::Decoded(width, height, pixels) => {
                 let pixels = Array::<u8>::of(&pixels, name)?.as_slice().to_vec();
@@ -387,7 +387,7 @@ impl Picture<'_> {
             Picture::Encoded(bytes) => {
                 let bytes = Array::<u8>::of(&bytes, name)?;
                 let bytes = bytes.as_slice();
-                py.detach(|| decode_image(bytes)).map_err(|source| {
+                py.detach(|| decode_oriented(bytes, orientation)).map_err(|source| {
                     let name = name.to_owned();
                     raise(py, &Error::Data(DataError::Image { name, offset: None, source }))
                 })

@@ -83,7 +83,7 @@ fn message(error: &Error) -> String {
 
 /// A message of the program with its options in Python's words.
 pub fn in_python(message: &str) -> String {
-    const WORDS: [(&str, &str); 26] = [
+    const WORDS: [(&str, &str); 27] = [
         ("pass --cfg NAME or --cfg FILE.yaml", "pass cfg=, a name of swinq.shipped_configs() or a YAML file"),
         (
             "State --transform timm or --transform ms to decide",
@@ -110,6 +110,7 @@ pub fn in_python(message: &str) -> String {
         ("--weights", "weights="),
         ("--prefix", "prefix="),
         ("--transform", "preprocessing="),
+        ("--orientation", "orientation="),
         ("--labels", "labels="),
         ("--recipe", "recipe="),
         ("--data-path", "images"),

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use swinq::data::preprocess;
 use swinq::model::Size;
 use swinq::numerics::reference::fma;
-use swinq::{Batch, Error, RgbImage, Split, Transform};
+use swinq::{Batch, Error, Orientation, RgbImage, Split, Transform};
 
 use crate::buffer::Array;
 use crate::engine::Picture;
@@ -81,10 +81,16 @@ impl Collector {
         self.any_values
     }
 
+    /// Whether images are turned as EXIF states.
+    #[getter]
+    fn turns(&self) -> bool {
+        self.transform.orientation == Orientation::Exif
+    }
+
     /// Adds an image that is not preprocessed yet.
     fn add_image(&mut self, py: Python<'_>, image: Picture<'_>) -> PyResult<()> {
         let index = self.pixels.len() / image_bytes(&self.transform);
-        let image = image.decode(py, &format!("image {index}"))?;
+        let image = image.decode(py, &format!("image {index}"), self.transform.orientation)?;
         let RgbImage { width, height, ref pixels } = image;
         let bytes = width.checked_mul(height).and_then(|area| area.checked_mul(3));
         if bytes.is_none_or(|bytes| bytes == 0 || bytes != pixels.len()) {

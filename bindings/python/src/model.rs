@@ -2,11 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use pyo3::prelude::*;
 use swinq::model::quantized::SiteState;
 use swinq::model::{Granularity, StoredParameter, Task, WindowPolicy};
-use swinq::{Dialect, Documents, ElementType, Family, InMemory, OpenOptions, Site, TensorView, Transform};
+use swinq::{
+    ChannelOrder, Dialect, Documents, ElementType, Family, InMemory, OpenOptions, Orientation, Site,
+    TensorView, Transform,
+};
 
 use crate::buffer::Array;
 use crate::error::{choice, in_python, json, raise, raise_as};
@@ -26,8 +30,8 @@ impl From<swinq::Model> for Model {
     }
 }
 
-/// How a float model is read: `(cfg, opts, dialect, weights, prefix, transform, labels, task, outputs)`, as the fields of
-/// [`OpenOptions`]. Outputs are numbers of stages, from 0.
+/// How a model is read: `(cfg, opts, dialect, weights, prefix, transform, labels, task, outputs, orientation, channels)`, as the fields
+/// of [`OpenOptions`]. Outputs are numbers of stages, from 0.
 #[derive(FromPyObject)]
 struct Reading(
     Option<String>,
@@ -39,6 +43,8 @@ struct Reading(
     Option<PathBuf>,
     Option<String>,
     Option<Vec<usize>>,
+    Option<String>,
+    Option<String>,
 );
 
 /// A tensor of a state dictionary: name, element type, sizes, bytes.
@@ -49,7 +55,21 @@ type SiteRow = (String, bool, u8, String, String, Option<f32>, Option<f32>);
 
 impl Reading {
     fn options(self, py: Python<'_>) -> PyResult<OpenOptions> {
-        let Reading(cfg, opts, dialect, weights, prefix, transform, labels, task, outputs) = self;
+        let Reading(
+            cfg,
+            opts,
+            dialect,
+            weights,
+            prefix,
+            transform,
+            labels,
+            task,
+            outputs,
+            orientation,
+            channels,
+        ) = self;
+        let orientation = parsed::<Orientation>(py, "orientation", orientation)?;
+        let channel_order = parsed::<ChannelOrder>(py, "channels", channels)?;
         let dialect = dialect.map(|name| name.parse::<Dialect>()).transpose();
         let dialect = dialect.map_err(|error| raise(py, &error.into()))?;
         let transform = transform.map(|name| choice(py, "preprocessing", &name, &FAMILIES)).transpose()?;
@@ -64,10 +84,22 @@ impl Reading {
             task,
             outputs,
             transform,
+            orientation,
+            channel_order,
             described_by,
             labels,
         })
     }
+}
+
+/// The value of the argument `name`, if it is given.
+fn parsed<T: FromStr<Err = String>>(
+    py: Python<'_>,
+    name: &str,
+    value: Option<String>,
+) -> PyResult<Option<T>> {
+    let parsed = value.map(|text| text.parse()).transpose();
+    parsed.map_err(|problem: String| raise_as(py, "ArgumentError", format!("{name}: {problem}")))
 }
 
 /// The rules for windows that the code of a live module may have, by names.

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from support import MICRO, PHOTO, SAMPLES, Quantized, noise, normalised
+from support import MICRO, PHOTO, ROOT, SAMPLES, Quantized, noise, normalised
 
 import swinq
 
@@ -323,6 +323,47 @@ class Predictions(Quantized):
         # Calibration takes them, too.
         encoded, path = (swinq.quantize(self.float, [image], ptq="basic") for image in (files[0], PHOTO))
         self.assertEqual(encoded.sites, path.sites)
+
+    def test_orientation_and_channels_are_options(self):
+        photograph = ROOT / "data/tests/fixtures/kind_turned.jpg"
+        cfg = str(MICRO / "cfg.yaml")
+        opened = {
+            rules: swinq.open(MICRO / "model.safetensors", cfg=cfg, orientation=rules[0], channels=rules[1])
+            for rules in [("exif", "rgb"), ("stored", "rgb"), ("stored", "bgr")]
+        }
+        self.assertEqual(opened["exif", "rgb"].preprocessing["orientation"], "exif")
+        self.assertEqual(opened["stored", "bgr"].preprocessing["channel_order"], "bgr")
+        self.assertEqual(opened["stored", "rgb"].preprocessing, self.float.preprocessing)
+        found = {rules: model.predict(photograph) for rules, model in opened.items()}
+        self.assertEqual(found["stored", "rgb"], self.float.predict(photograph))
+        for rules, model in opened.items():
+            self.assertEqual(model.predict(photograph.read_bytes()), found[rules])
+            if rules != ("stored", "rgb"):
+                self.assertNotEqual(found[rules], found["stored", "rgb"])
+        picture = np.random.default_rng(1).integers(0, 256, (40, 60, 3), np.uint8)
+        expected = opened["stored", "rgb"].predict(np.ascontiguousarray(picture[..., ::-1]))
+        self.assertEqual(opened["stored", "bgr"].predict(picture), expected)
+        with tempfile.TemporaryDirectory() as folder:
+            quantized = swinq.quantize(opened["exif", "rgb"], SAMPLES / "cifar10", limit=4)
+            quantized.save(Path(folder) / "int8.safetensors")
+            again = swinq.open(Path(folder) / "int8.safetensors")
+            self.assertEqual(again.preprocessing, opened["exif", "rgb"].preprocessing)
+        for argument in ("orientation", "channels"):
+            with self.assertRaisesRegex(swinq.ArgumentError, f"{argument}: `up` is neither"):
+                swinq.open(MICRO / "model.safetensors", cfg=cfg, **{argument: "up"})
+
+    def test_images_of_pillow_are_turned(self):
+        try:
+            from PIL import Image, ImageOps
+        except ImportError:
+            self.skipTest("Pillow is not installed")
+        photograph = ROOT / "data/tests/fixtures/kind_turned.jpg"
+        model = swinq.open(MICRO / "model.safetensors", cfg=str(MICRO / "cfg.yaml"), orientation="exif")
+        with Image.open(photograph) as image:
+            turned = np.asarray(ImageOps.exif_transpose(image).convert("RGB"))
+            self.assertEqual(model.predict(image), model.predict(photograph))
+            self.assertEqual(self.float.predict(image), self.float.predict(np.asarray(image.convert("RGB"))))
+        self.assertEqual(model.predict(turned), model.predict(photograph))
 
     def test_bad_images_are_refused(self):
         with self.assertRaises(swinq.DataError):

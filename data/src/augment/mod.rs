@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use swinq_model::{Draws, Size, Transform};
 
 use crate::decode::RgbImage;
-use crate::preprocess::{first_channel, luminance, resize_and_crop};
+use crate::preprocess::{first_channel, luminance, order_channels, resize_and_crop};
 use crate::resize::resize_window;
 
 pub use color::Adjustment;
@@ -82,7 +82,7 @@ impl Variation {
     /// ([`preprocess`](crate::preprocess()) without a crop), then the flip, then the colour adjustments, then the erasing.
     ///
     /// Returns the network's input before normalisation, `u8` `[height, width, channels]`. With one channel, the image is
-    /// converted to its luminance first.
+    /// converted to its luminance first; three have the order that the transform states.
     ///
     /// # Panics
     /// If a side of `transform.size`, a side of `image` or a side of the crop is zero.
@@ -103,8 +103,9 @@ impl Variation {
         for adjustment in &self.adjustments {
             adjustment.apply(&mut pixels);
         }
-        if one_channel {
-            pixels = first_channel(&pixels);
+        match one_channel {
+            true => pixels = first_channel(&pixels),
+            false => order_channels(&mut pixels, transform),
         }
         if let Some(erased) = &self.erased {
             erased.apply(&mut pixels, transform);

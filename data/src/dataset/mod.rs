@@ -11,16 +11,17 @@ mod numbering;
 mod open;
 mod sample;
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
-use swinq_model::Size;
+use swinq_model::{Orientation, Size};
 
-use crate::decode::{DecodedImage, RgbImage, decode_held, image_size};
+use crate::decode::{DecodedImage, RgbImage, decode_held, oriented_size, size_of_start};
 use crate::error::{DataError, DecodeError};
 use archive::Archive;
 use labels::Labels;
@@ -130,6 +131,8 @@ struct Inner {
     num_classes: Option<usize>,
     /// Whether the classes are numbered in the sorted order of their names.
     numbered_by_name: bool,
+    /// The images that were turned when they were decoded.
+    turned: Mutex<BTreeSet<usize>>,
 }
 
 /// The source of the images' bytes.
@@ -289,23 +292,23 @@ impl Dataset {
         }
     }
 
-    /// Height and width of image `i`, from the header in its file.
+    /// Height and width of image `i` after the turn that `orientation` allows, from the headers in its file.
     ///
     /// # Errors
-    /// Those of [`Dataset::read`] and [`image_size`](crate::image_size), with the name of the file, or with the name and
+    /// Those of [`Dataset::read`] and [`oriented_size`](crate::oriented_size), with the name of the file, or with the name and
     /// offset of the archive member.
-    pub fn image_size(&self, i: usize) -> Result<Size, DataError> {
-        let found = match self.read_start(i)?.map(|start| image_size(&start)) {
-            Some(Ok(size)) => return Ok(size),
-            // The header may be longer, or lie behind the pixels.
-            _ => image_size(&self.read(i)?),
-        };
-        found.map_err(|source| self.image_error(i, source))
+    pub fn image_size(&self, i: usize, orientation: Orientation) -> Result<Size, DataError> {
+        let start = self.read_start(i)?;
+        if let Some(size) = start.and_then(|start| size_of_start(&start, orientation)) {
+            return Ok(size);
+        }
+        // The headers may be longer, or lie behind the pixels.
+        oriented_size(&self.read(i)?, orientation).map_err(|source| self.image_error(i, source))
     }
 
     /// [`Dataset::image_size`] of every image, in order.
-    pub fn image_sizes(&self) -> Vec<Result<Size, DataError>> {
-        (0..self.len()).into_par_iter().map(|i| self.image_size(i)).collect()
+    pub fn image_sizes(&self, orientation: Orientation) -> Vec<Result<Size, DataError>> {
+        (0..self.len()).into_par_iter().map(|i| self.image_size(i, orientation)).collect()
     }
 
     /// The first bytes of the file of image `i`; `None` for a member of an archive.
@@ -323,18 +326,35 @@ impl Dataset {
         Ok(Some(start))
     }
 
-    /// Reads and decodes image `i`.
+    /// Reads and decodes image `i`, as it is stored.
     ///
     /// # Errors
-    /// Those of [`Dataset::read`] and [`decode_image`](crate::decode_image), with the name of the file, or with the name and offset of the
-    /// archive member.
+    /// Those of [`Dataset::decode_oriented`].
     pub fn decode(&self, i: usize) -> Result<RgbImage, DataError> {
-        self.decode_held(i).map(|held| held.image)
+        self.decode_oriented(i, Orientation::Stored)
     }
 
-    /// [`Dataset::decode`], with the share of memory kept until the image has been used.
-    pub(crate) fn decode_held(&self, i: usize) -> Result<DecodedImage, DataError> {
-        decode_held(&self.read(i)?).map_err(|source| self.image_error(i, source))
+    /// Reads and decodes image `i`, and turns it by the rule `orientation`.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::read`] and [`decode_oriented`](crate::decode_oriented), with the name of the file, or with the name and
+    /// offset of the archive member.
+    pub fn decode_oriented(&self, i: usize, orientation: Orientation) -> Result<RgbImage, DataError> {
+        self.decode_held(i, orientation).map(|held| held.image)
+    }
+
+    /// [`Dataset::decode_oriented`], with the share of memory kept until the image has been used.
+    pub(crate) fn decode_held(&self, i: usize, orientation: Orientation) -> Result<DecodedImage, DataError> {
+        let held = decode_held(&self.read(i)?, orientation).map_err(|source| self.image_error(i, source))?;
+        if held.turned {
+            self.inner.turned.lock().unwrap_or_else(PoisonError::into_inner).insert(i);
+        }
+        Ok(held)
+    }
+
+    /// The images that were turned so far when they were decoded, by this data set or a clone of it, in ascending order.
+    pub fn turned(&self) -> Vec<usize> {
+        self.inner.turned.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
 
     /// The error for image `i`, which cannot be decoded.

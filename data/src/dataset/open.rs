@@ -1,6 +1,7 @@
 //! Detection of a data set's layout, and opening it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 use rayon::prelude::*;
 
@@ -137,6 +138,7 @@ fn open_images(root: &Path, folder: &Path, prefix: &str) -> Result<Dataset, Data
         class_names: None,
         num_classes: None,
         numbered_by_name: true,
+        turned: Mutex::default(),
     };
     match (folders.is_empty(), images.is_empty()) {
         (false, true) => {
@@ -338,6 +340,7 @@ fn from_listing(
         class_names,
         num_classes,
         numbered_by_name,
+        turned: Mutex::default(),
     }))
 }
 
@@ -373,6 +376,7 @@ pub(super) fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
         class_names: None,
         num_classes: None,
         numbered_by_name: false,
+        turned: Mutex::default(),
     }))
 }
 

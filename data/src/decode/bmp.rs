@@ -2,6 +2,7 @@
 
 use super::{DecodedImage, Dimensions, admit};
 use crate::error::DecodeError;
+use crate::turn::Turn;
 
 /// Length of the file header, which precedes the bitmap header.
 const FILE_HEADER: usize = 14;
@@ -41,7 +42,7 @@ pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
 }
 
 /// Decodes a BMP file.
-pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8], _turn: Turn) -> Result<DecodedImage, DecodeError> {
     let header = read_header(bytes)?;
     let permit = admit(header.width as u64, header.height as u64, 3)?;
     let layout = layout(bytes, &header)?;

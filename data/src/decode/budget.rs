@@ -160,7 +160,7 @@ mod tests {
                 continue;
             }
             let bytes = std::fs::read(&path).unwrap();
-            let held = crate::decode::decode_held(&bytes).unwrap();
+            let held = crate::decode::decode_held(&bytes, swinq_model::Orientation::Exif).unwrap();
             let (width, height) = (held.image.width as u64, held.image.height as u64);
             let asked = held.permit.bytes;
             let file = path.display();

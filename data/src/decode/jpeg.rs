@@ -4,6 +4,7 @@ use swinq_jpeg::JpegError;
 
 use super::{DecodedImage, Dimensions, budget, check_size};
 use crate::error::DecodeError;
+use crate::turn::Turn;
 
 /// Width and height in the header of a JPEG file.
 pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
@@ -12,10 +13,11 @@ pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
 }
 
 /// Decodes a JPEG file. Damage that loses samples is an error.
-pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8], turn: Turn) -> Result<DecodedImage, DecodeError> {
     let header = swinq_jpeg::read_header(bytes).map_err(|error| decode_error(error, bytes))?;
     check_size(header.width as u64, header.height as u64)?;
-    let permit = budget::acquire(header.memory);
+    let copy = turn.bytes_per_pixel() * header.width as u64 * header.height as u64;
+    let permit = budget::acquire(header.memory + copy);
     let pixels = swinq_jpeg::decode(bytes, &header).map_err(|error| decode_error(error, bytes))?;
     Ok(DecodedImage::new(header.width, header.height, pixels, permit))
 }

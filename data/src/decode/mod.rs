@@ -1,20 +1,24 @@
 //! Decoding of image files to RGB pixels, as Pillow's `Image.open(...).convert("RGB")` does it.
 //!
-//! The first bytes decide the format, not the file's name. EXIF orientation and colour profiles are not applied,
-//! as in torchvision's `ImageFolder`. Detected damage is an error: an incomplete image is never returned.
+//! The first bytes decide the format, not the file's name. Whether an image is turned as EXIF states is a rule of the caller
+//! ([`Orientation`]); colour profiles are not applied. Detected damage is an error: an incomplete image is never returned.
 
 mod bmp;
 mod budget;
+mod exif;
 mod jpeg;
+mod metadata;
 mod netpbm;
 mod png;
 mod tiff;
 mod webp;
 
-use swinq_model::Size;
+use swinq_model::{Orientation, Size};
 
 use crate::error::DecodeError;
+use crate::turn::Turn;
 pub(crate) use budget::Permit;
+use metadata::Stated;
 
 pub use budget::set_decode_memory;
 
@@ -103,8 +107,20 @@ fn is_netpbm(bytes: &[u8]) -> bool {
 /// it cannot be told from a scan that ends in zeros.
 ///
 /// The call waits while other calls use the process's [memory for decoding](set_decode_memory).
+///
+/// The image stays as it is stored, except that TIFF is turned as its tag Orientation says, as by Pillow.
+/// [`decode_oriented`] turns the others.
 pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
-    decode_held(bytes).map(|held| held.image)
+    decode_oriented(bytes, Orientation::Stored)
+}
+
+/// [`decode_image`], turned by the rule `orientation`. The orientation is that of EXIF in JPEG, PNG (chunk eXIf) and WebP, else
+/// of XMP that is not compressed there. Damaged EXIF turns nothing. Pixels equal those of Pillow's `ImageOps.exif_transpose`.
+///
+/// # Errors
+/// Those of [`decode_image`].
+pub fn decode_oriented(bytes: &[u8], orientation: Orientation) -> Result<RgbImage, DecodeError> {
+    decode_held(bytes, orientation).map(|held| held.image)
 }
 
 /// A decoded image with its share of the memory for decoding. Whoever holds it must not decode another image.
@@ -112,17 +128,22 @@ pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
 pub(crate) struct DecodedImage {
     pub(crate) image: RgbImage,
     pub(crate) permit: Permit,
+    /// Whether the image was turned.
+    pub(crate) turned: bool,
 }
 
 impl DecodedImage {
     fn new(width: usize, height: usize, pixels: Vec<u8>, permit: Permit) -> DecodedImage {
-        DecodedImage { image: RgbImage { width, height, pixels }, permit }
+        DecodedImage { image: RgbImage { width, height, pixels }, permit, turned: false }
     }
 }
 
-/// [`decode_image`], with the share of memory kept until the image has been used.
-pub(crate) fn decode_held(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
-    (codec(bytes)?.decode)(bytes)
+/// [`decode_oriented`], with the share of memory kept until the image has been used.
+pub(crate) fn decode_held(bytes: &[u8], orientation: Orientation) -> Result<DecodedImage, DecodeError> {
+    let codec = codec(bytes)?;
+    let turn = codec.stated(bytes, orientation).turn;
+    let DecodedImage { image, permit, .. } = (codec.decode)(bytes, turn)?;
+    Ok(DecodedImage { image: turn.apply(image), permit, turned: !turn.is_none() })
 }
 
 /// The size of the image in a file, from its header: that of [`decode_image`]'s result, if the rest of the file is not
@@ -131,9 +152,23 @@ pub(crate) fn decode_held(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
 /// # Errors
 /// Those of [`decode_image`] that follow from the header.
 pub fn image_size(bytes: &[u8]) -> Result<Size, DecodeError> {
-    let (width, height) = (codec(bytes)?.dimensions)(bytes)?;
-    check_size(width, height)?;
-    Ok(Size::new(height as usize, width as usize))
+    oriented_size(bytes, Orientation::Stored)
+}
+
+/// The size of [`decode_oriented`]'s result, from the headers in a whole file.
+///
+/// # Errors
+/// Those of [`decode_image`] that follow from the headers.
+pub fn oriented_size(bytes: &[u8], orientation: Orientation) -> Result<Size, DecodeError> {
+    let codec = codec(bytes)?;
+    codec.size(bytes, codec.stated(bytes, orientation).turn)
+}
+
+/// [`oriented_size`] from the first bytes of a file; `None` if they do not tell it.
+pub(crate) fn size_of_start(bytes: &[u8], orientation: Orientation) -> Option<Size> {
+    let codec = codec(bytes).ok()?;
+    let stated = codec.stated(bytes, orientation);
+    codec.size(bytes, stated.turn).ok().filter(|_| stated.complete)
 }
 
 /// Width and height of an image, as its header claims them.
@@ -142,18 +177,47 @@ type Dimensions = (u64, u64);
 /// The functions of a format.
 struct Codec {
     dimensions: fn(&[u8]) -> Result<Dimensions, DecodeError>,
-    decode: fn(&[u8]) -> Result<DecodedImage, DecodeError>,
+    /// Decodes the stored image, and admits the memory that a turn of it needs.
+    decode: fn(&[u8], Turn) -> Result<DecodedImage, DecodeError>,
+    /// The orientation in a file.
+    orientation: fn(&[u8]) -> Stated,
+    /// Whether Pillow's decoder turns the image, so that every library does.
+    always_turns: bool,
+}
+
+impl Codec {
+    /// The turn of a file under the rule `orientation`.
+    fn stated(&self, bytes: &[u8], orientation: Orientation) -> Stated {
+        match self.always_turns || orientation == Orientation::Exif {
+            true => (self.orientation)(bytes),
+            false => Stated::nothing(bytes),
+        }
+    }
+
+    /// The size of the image after `turn`.
+    fn size(&self, bytes: &[u8], turn: Turn) -> Result<Size, DecodeError> {
+        let (width, height) = (self.dimensions)(bytes)?;
+        check_size(width, height)?;
+        Ok(turn.size(Size::new(height as usize, width as usize)))
+    }
 }
 
 /// The functions for the format of a file.
 fn codec(bytes: &[u8]) -> Result<Codec, DecodeError> {
+    let codec = |dimensions: fn(&[u8]) -> Result<Dimensions, DecodeError>,
+                 decode: fn(&[u8], Turn) -> Result<DecodedImage, DecodeError>,
+                 orientation: fn(&[u8]) -> Stated| {
+        Codec { dimensions, decode, orientation, always_turns: false }
+    };
     Ok(match sniff(bytes) {
-        Some(Format::Jpeg) => Codec { dimensions: jpeg::dimensions, decode: jpeg::decode },
-        Some(Format::Png) => Codec { dimensions: png::dimensions, decode: png::decode },
-        Some(Format::WebP) => Codec { dimensions: webp::dimensions, decode: webp::decode },
-        Some(Format::Bmp) => Codec { dimensions: bmp::dimensions, decode: bmp::decode },
-        Some(Format::Tiff) => Codec { dimensions: tiff::dimensions, decode: tiff::decode },
-        Some(Format::Netpbm) => Codec { dimensions: netpbm::dimensions, decode: netpbm::decode },
+        Some(Format::Jpeg) => codec(jpeg::dimensions, jpeg::decode, metadata::of_jpeg),
+        Some(Format::Png) => codec(png::dimensions, png::decode, metadata::of_png),
+        Some(Format::WebP) => codec(webp::dimensions, webp::decode, metadata::of_webp),
+        Some(Format::Bmp) => codec(bmp::dimensions, bmp::decode, Stated::nothing),
+        Some(Format::Tiff) => {
+            Codec { always_turns: true, ..codec(tiff::dimensions, tiff::decode, metadata::of_tiff_file) }
+        }
+        Some(Format::Netpbm) => codec(netpbm::dimensions, netpbm::decode, Stated::nothing),
         Some(Format::Other(name)) => return Err(DecodeError::Unsupported(name.to_owned())),
         None => return Err(unknown(bytes)),
     })

@@ -2,6 +2,7 @@
 
 use super::{DecodedImage, Dimensions, admit};
 use crate::error::DecodeError;
+use crate::turn::Turn;
 
 /// The header of a binary PGM or PPM file.
 struct Header {
@@ -33,7 +34,7 @@ pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
 }
 
 /// Decodes a Netpbm file.
-pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8], _turn: Turn) -> Result<DecodedImage, DecodeError> {
     let Header { channels, width, height, largest, end: at } = read_header(bytes)?;
     let permit = admit(width, height, 3)?;
     if largest != 255 {

@@ -6,6 +6,7 @@ use ::png::{BitDepth, ColorType, Decoder, DecodingError, Limits};
 
 use super::{DecodedImage, Dimensions, budget, check_size};
 use crate::error::DecodeError;
+use crate::turn::Turn;
 
 /// Bytes that the decoder may allocate in addition to the image: more than a row of the widest image allowed.
 const MAX_DECODER_BYTES: usize = 256 << 20;
@@ -30,7 +31,7 @@ fn header_of(decoder: &mut Decoder<Cursor<&[u8]>>) -> Result<Dimensions, DecodeE
 }
 
 /// Decodes a PNG file.
-pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8], turn: Turn) -> Result<DecodedImage, DecodeError> {
     let mut decoder = decoder(bytes);
     let (width, height) = header_of(&mut decoder)?;
     check_size(width, height)?;
@@ -38,8 +39,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
     let size = reader
         .output_buffer_size()
         .ok_or_else(|| DecodeError::Corrupt("PNG: the image does not fit in memory".to_owned()))?;
-    let permit =
-        budget::acquire(size as u64 + 3 * u64::from(reader.info().width) * u64::from(reader.info().height));
+    let area = u64::from(reader.info().width) * u64::from(reader.info().height);
+    let permit = budget::acquire(size as u64 + (3 + turn.bytes_per_pixel()) * area);
     let mut raw = vec![0; size];
     let frame = reader.next_frame(&mut raw).map_err(decode_error)?;
     let (width, height) = (frame.width as usize, frame.height as usize);

@@ -8,6 +8,7 @@ use ::tiff::{ColorType, TiffError};
 
 use super::{DecodedImage, Dimensions, MAX_PIXELS, admit, drop_every_fourth};
 use crate::error::DecodeError;
+use crate::turn::Turn;
 
 /// Bytes of the largest image: four samples of 16 bits per pixel.
 const MAX_BYTES: usize = MAX_PIXELS as usize * 8;
@@ -27,12 +28,12 @@ pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
 }
 
 /// Decodes the first image of a TIFF file.
-pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8], turn: Turn) -> Result<DecodedImage, DecodeError> {
     let mut decoder = decoder(bytes)?;
     let (width, height) = decoder.dimensions().map_err(decode_error)?;
     let color = decoder.colortype().map_err(decode_error)?;
     let stored = (u64::from(color.bit_depth()) * u64::from(color.num_samples())).div_ceil(8);
-    let permit = admit(u64::from(width), u64::from(height), stored + 4)?;
+    let permit = admit(u64::from(width), u64::from(height), stored + 4 + turn.bytes_per_pixel())?;
     check_tags(&mut decoder, color)?;
     let samples = decoder.read_image().map_err(decode_error)?;
     let (width, height) = (width as usize, height as usize);
@@ -59,7 +60,6 @@ fn check_tags(decoder: &mut Decoder<Cursor<&[u8]>>, color: ColorType) -> Result<
     let channels = color.num_samples();
     let white_is_zero = tag(Tag::PhotometricInterpretation)? == Some(0);
     let refused = [
-        ("a rotated image", tag(Tag::Orientation)?.is_some_and(|value| value != 1)),
         ("planes", channels > 1 && tag(Tag::PlanarConfiguration)?.is_some_and(|value| value != 1)),
         ("reversed bits", tag(Tag::FillOrder)?.is_some_and(|value| value != 1)),
         ("additional samples", tag(Tag::SamplesPerPixel)?.is_some_and(|value| value != channels)),

@@ -6,6 +6,7 @@ use image_webp::{DecodingError, WebPDecoder};
 
 use super::{DecodedImage, Dimensions, admit};
 use crate::error::DecodeError;
+use crate::turn::Turn;
 
 /// Memory of the decoder for a pixel: RGBA twice, or RGBA beside the planes of a lossy image.
 const BYTES_PER_PIXEL: u64 = 8;
@@ -18,11 +19,11 @@ pub(super) fn dimensions(bytes: &[u8]) -> Result<Dimensions, DecodeError> {
 }
 
 /// Decodes a still WebP file and drops its alpha.
-pub(super) fn decode(bytes: &[u8]) -> Result<DecodedImage, DecodeError> {
+pub(super) fn decode(bytes: &[u8], turn: Turn) -> Result<DecodedImage, DecodeError> {
     check_length(bytes)?;
     let mut decoder = WebPDecoder::new(Cursor::new(bytes)).map_err(decode_error)?;
     let (width, height) = decoder.dimensions();
-    let permit = admit(u64::from(width), u64::from(height), BYTES_PER_PIXEL)?;
+    let permit = admit(u64::from(width), u64::from(height), BYTES_PER_PIXEL + turn.bytes_per_pixel())?;
     if decoder.is_animated() {
         return Err(DecodeError::Unsupported("animated WebP".to_owned()));
     }

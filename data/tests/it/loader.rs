@@ -7,7 +7,7 @@ use crate::common;
 use swinq_data::{
     Dataset, Layout, Loader, LoaderOptions, OfOneSize, Padding, SizedLoader, Sizing, Split, pad, preprocess,
 };
-use swinq_model::{Batch, BatchSource, Resize, Size, Transform};
+use swinq_model::{Batch, BatchSource, Orientation, Resize, Size, Transform};
 use tempfile::TempDir;
 
 fn small() -> Transform {
@@ -76,10 +76,10 @@ fn corrupt_images_beyond_the_limit_are_errors() {
 fn batches_have_sizes_of_their_own() {
     let root = damaged_folder();
     let dataset = Dataset::open(root.path(), Split::Val).unwrap();
-    let own = [0, 1].map(|i| dataset.image_size(i).unwrap());
-    assert_eq!(dataset.image_size(22).unwrap(), own[0]);
+    let own = [0, 1].map(|i| dataset.image_size(i, Orientation::Stored).unwrap());
+    assert_eq!(dataset.image_size(22, Orientation::Stored).unwrap(), own[0]);
     // The header lies before the damage.
-    assert_eq!(dataset.image_size(5).unwrap(), own[1]);
+    assert_eq!(dataset.image_size(5, Orientation::Stored).unwrap(), own[1]);
     let of = |size, ids: &[usize]| OfOneSize { size, ids: ids.to_vec(), valid: vec![size; ids.len()] };
     let loader =
         |sizing, batches| SizedLoader::new(dataset.clone(), sizing, batches, &small(), &options(0)).unwrap();
@@ -114,7 +114,7 @@ fn batches_have_sizes_of_their_own() {
 fn batches_are_padded() {
     let root = damaged_folder();
     let dataset = Dataset::open(root.path(), Split::Val).unwrap();
-    let sizes = [1, 3, 2, 7].map(|id| (id, dataset.image_size(id).unwrap()));
+    let sizes = [1, 3, 2, 7].map(|id| (id, dataset.image_size(id, Orientation::Stored).unwrap()));
     let own = [sizes[2].1, sizes[0].1];
     let padding = |multiple, to_common| Padding { multiple, to_common };
     let of = |padding| OfOneSize::batches(sizes, padding, |_| 2);

@@ -5,5 +5,6 @@ mod common;
 mod dataset;
 mod decode;
 mod loader;
+mod orientation;
 mod pillow;
 mod train;

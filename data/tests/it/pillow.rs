@@ -61,8 +61,8 @@ fn pixels_equal_pillows() {
     }
 }
 
-/// The orientation that EXIF states is not applied, as torchvision's `ImageFolder` does not apply it. The file states a
-/// quarter turn of an image that is wider than high; its pixels are among those of [`pixels_equal_pillows`].
+/// Without a rule, the orientation that EXIF states is not applied, as torchvision's `ImageFolder` does not apply it. The file
+/// states a quarter turn of an image that is wider than high; its pixels are among those of [`pixels_equal_pillows`].
 #[test]
 fn exif_orientation_is_ignored() {
     let path = folders()[0].join("kind_turned.jpg");

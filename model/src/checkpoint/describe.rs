@@ -74,7 +74,15 @@ impl Bare<'_> {
              ImageNet",
             self.path.display()
         );
-        Ok((Description { config, transform, labels: None, stages: None, remark: None }, note))
+        let description = Description {
+            config,
+            transform,
+            labels: None,
+            stages: None,
+            remark: None,
+            orientation_stated: false,
+        };
+        Ok((description, note))
     }
 
     fn classifier(&self, opts: &[(String, String)]) -> Result<(Description, String), ModelError> {
@@ -250,7 +258,14 @@ impl Bytes<'_> {
                 let labels = labels.map(|names| Labels { names, from: provenance.labels_from });
                 // The outputs of the checkpoint are not the only ones that the file can have.
                 found.push((
-                    Description { config, transform, labels, stages: None, remark: None },
+                    Description {
+                        config,
+                        transform,
+                        labels,
+                        stages: None,
+                        remark: None,
+                        orientation_stated: true,
+                    },
                     path.clone(),
                 ));
                 known.push(stated);
@@ -280,5 +295,5 @@ impl Description {
 /// The description that the user gives.
 pub(super) fn described(cfg: &LoadedConfig) -> Description {
     let (config, transform, stages) = (cfg.config.clone(), cfg.transform.clone(), cfg.stages.clone());
-    Description { config, transform, labels: None, stages, remark: None }
+    Description { config, transform, labels: None, stages, remark: None, orientation_stated: false }
 }

@@ -11,6 +11,7 @@ use crate::arch::{Problem, StageOutput, SwinConfig, SwinVersion, Task};
 use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
+use crate::pixels::{ChannelOrder, Orientation};
 
 /// The file that states the preprocessing.
 pub(super) const PREPROCESSOR: &str = "preprocessor_config.json";
@@ -104,7 +105,8 @@ pub(super) fn describe_backbone(
         }
         _ => default,
     };
-    Ok(Description { config, transform, labels: None, stages: stages(json)?, remark: None })
+    let stages = stages(json)?;
+    Ok(Description { config, transform, labels: None, stages, remark: None, orientation_stated: true })
 }
 
 /// The stages in `out_features`, else in `out_indices`, from 0.
@@ -149,7 +151,8 @@ pub(super) fn describe(
         None => return Err(missing_preprocessor(folder)),
     };
     let remark = preprocessor.filter(|_| !any_transform).map_or(Ok(None), processor::remark)?;
-    Ok(Description { config, transform, labels: labels(json)?, stages: None, remark })
+    let labels = labels(json)?;
+    Ok(Description { config, transform, labels, stages: None, remark, orientation_stated: true })
 }
 
 fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
@@ -253,6 +256,8 @@ fn default_transform(config: &SwinConfig) -> Transform {
         mean,
         std,
         size_divisor: None,
+        orientation: Orientation::Exif,
+        channel_order: ChannelOrder::Rgb,
     }
 }
 

@@ -110,6 +110,8 @@ struct Description {
     stages: Option<Vec<usize>>,
     /// A sentence on fields that swinq may read in another way than their library.
     remark: Option<String>,
+    /// Whether the transform states the orientation of images; otherwise the library that reads such names decides.
+    orientation_stated: bool,
 }
 
 /// The class names of a model.
@@ -158,7 +160,8 @@ pub struct Loaded {
 /// begin with, such as `module.`, is left out.
 ///
 /// The dialect decides the window policy and the mask, even if `options.cfg` gives the architecture. The transform comes from
-/// `options.cfg` if given, else from the directory.
+/// `options.cfg` if given, else from the directory. Unless the directory gives it, the dialect decides whether images are turned
+/// ([`Dialect::orientation`]).
 ///
 /// A backbone ([`Task::Features`]) is found in the file of a larger model. It has the norms of outputs that the file has, and
 /// the window policy of the library that reads such files as backbones. If nothing describes a Swin V1, the shapes do, with
@@ -255,7 +258,10 @@ impl Stored<'_> {
                 }
             },
         };
-        let Description { config, transform, labels, stages, remark } = description;
+        let Description { config, mut transform, labels, stages, remark, orientation_stated } = description;
+        if !orientation_stated {
+            transform.orientation = naming.dialect.orientation(task);
+        }
         check_version(&config, naming.version)?;
         let (config, left_out) = match task {
             Task::Classification => (config, Vec::new()),

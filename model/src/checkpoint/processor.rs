@@ -7,6 +7,7 @@ use super::json::Json;
 use crate::arch::SwinConfig;
 use crate::batch::{Filter, MAX_DIVISOR, Resize, Transform, common_statistics};
 use crate::error::ModelError;
+use crate::pixels::{ChannelOrder, Orientation};
 
 /// The defaults of a class. Every class rescales by 1/255 and normalises.
 struct Class {
@@ -150,6 +151,8 @@ pub(super) fn transform(json: &Json, config: &SwinConfig) -> Result<Transform, M
         mean,
         std,
         size_divisor: None,
+        orientation: Orientation::Exif,
+        channel_order: ChannelOrder::Rgb,
     })
 }
 

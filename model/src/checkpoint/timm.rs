@@ -9,6 +9,7 @@ use crate::arch::{Problem, SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
+use crate::pixels::{ChannelOrder, Orientation};
 
 /// Arguments of timm's `SwinTransformer` and `SwinTransformerV2` that have no effect on inference.
 const TRAINING_ONLY: [&str; 5] =
@@ -50,7 +51,7 @@ pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
         );
         return Err(json.error("label_names", problem));
     }
-    Ok(Description { config, transform, labels, stages: None, remark: None })
+    Ok(Description { config, transform, labels, stages: None, remark: None, orientation_stated: true })
 }
 
 /// The backbone of that model, with the mean and the deviation of `pretrained_cfg`.
@@ -70,7 +71,7 @@ pub(super) fn describe_backbone(json: &Json) -> Result<Description, ModelError> 
         std,
         ..Transform::microsoft(config.image_size, config.in_chans, false)
     };
-    Ok(Description { config, transform, labels: None, stages: None, remark: None })
+    Ok(Description { config, transform, labels: None, stages: None, remark: None, orientation_stated: true })
 }
 
 /// The meaning of the logits, from `problem_type` of the file, else of its `pretrained_cfg`.
@@ -208,6 +209,8 @@ fn transform(cfg: &Json, config: &SwinConfig) -> Result<Transform, ModelError> {
         mean,
         std,
         size_divisor: None,
+        orientation: Orientation::Stored,
+        channel_order: ChannelOrder::Rgb,
     })
 }
 

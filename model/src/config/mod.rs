@@ -213,8 +213,9 @@ pub(crate) fn override_config(
     match opts.iter().find(|(key, _)| TRANSFORM_KEYS.contains(&key.as_str())) {
         None => Ok((changed, transform.clone())),
         Some(_) if transform.family == "ms" => {
-            let transform = self::transform(&changed, &settings)?;
-            Ok((changed, transform))
+            let Transform { orientation, channel_order, .. } = *transform;
+            let changed_transform = self::transform(&changed, &settings)?;
+            Ok((changed, Transform { orientation, channel_order, ..changed_transform }))
         }
         Some((key, _)) => {
             let problem = format!(

@@ -55,8 +55,13 @@ impl Job {
             let problem = "replaces the head of `float` in a float training only; first train with quant: off on the new classes";
             return Err(JobError::key(origin, "new_head", problem));
         }
-        let of_checkpoints =
-            [("prefix", &self.prefix), ("weights", &self.weights), ("transform", &self.transform)];
+        let of_checkpoints = [
+            ("prefix", &self.prefix),
+            ("weights", &self.weights),
+            ("transform", &self.transform),
+            ("orientation", &self.orientation),
+            ("channels", &self.channels),
+        ];
         if let Some((key, _)) =
             of_checkpoints.into_iter().find(|(_, value)| value.is_some() && self.float.is_none())
         {

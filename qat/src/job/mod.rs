@@ -79,6 +79,13 @@ pub struct Job {
     /// configuration or of the folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transform: Option<String>,
+    /// Whether images are turned as their files state: `exif` or `stored`. Default: the rule of `model`, else that of the
+    /// library that reads such checkpoints.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub orientation: Option<String>,
+    /// The order of the channels before the network: `rgb` or `bgr`. Default: that of `model`, else `rgb`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub channels: Option<String>,
     /// Whether a float training replaces the head of `float` with an untrained one for the classes of the
     /// images. Default false.
     pub new_head: bool,
@@ -146,6 +153,8 @@ impl Default for Job {
             prefix: None,
             weights: None,
             transform: None,
+            orientation: None,
+            channels: None,
             new_head: false,
             teacher: None,
             data: DataKeys::default(),
@@ -299,6 +308,8 @@ fn schema() -> Value {
         prefix: Some(text()),
         weights: Some(text()),
         transform: Some(text()),
+        orientation: Some(text()),
+        channels: Some(text()),
         teacher: Some(PathBuf::from(text())),
         data: DataKeys {
             val_path: Some(PathBuf::from(text())),

@@ -35,6 +35,8 @@ pub fn open_options(args: &FloatArgs) -> anyhow::Result<OpenOptions> {
         task: args.task.map(args::NetworkTask::task),
         outputs: args.outputs.clone().map(|outputs| outputs.into_iter().map(|output| output.0).collect()),
         transform,
+        orientation: args.orientation,
+        channel_order: args.channels,
         described_by: args.described_by.clone(),
         labels: args.labels.clone(),
     })

@@ -9,7 +9,7 @@ use swinq::{
 };
 
 use super::{Book, opening, says};
-use crate::common::write_png;
+use crate::common::{root, write_png};
 
 const FLOAT: &str = "eval ms.pth --cfg small.yaml";
 
@@ -138,12 +138,13 @@ fn numbers_of_classes(book: &Book) {
 /// Models that are not compared.
 fn comparisons(book: &Book) {
     let images = pictures(book, "pictures");
-    let compare = |lines: [&str; 2]| {
+    let compare_on = |images: &Images, lines: [&str; 2]| {
         let candidate =
             |line: &str| Candidate::engine(line, &book.open(line).unwrap(), &EngineOptions::cpu(1)).unwrap();
         let observer = &mut |_: usize, _: usize| ControlFlow::Continue(());
-        swinq::evaluate(&mut lines.map(candidate), &images, &EvaluateOptions::default(), observer)
+        swinq::evaluate(&mut lines.map(candidate), images, &EvaluateOptions::default(), observer)
     };
+    let compare = |lines| compare_on(&images, lines);
     let quantized = "features q_backbone.safetensors";
     let (one, both) = (
         "features ms.pth --cfg small.yaml --outputs stage1",
@@ -158,6 +159,15 @@ fn comparisons(book: &Book) {
     let remedy = "eval ms.pth --cfg small.yaml --task features";
     compare([remedy, quantized]).unwrap();
     book.advised(message, remedy);
+    // One turns an image and the other does not; images that no file turns are compared.
+    let photograph = root().join("data/tests/fixtures/kind_turned.jpg");
+    book.write("turned/photograph.jpg", std::fs::read(photograph).unwrap());
+    let (turned, other) = (pictures(book, "turned"), format!("{both} --orientation stored"));
+    compare([quantized, &other]).unwrap();
+    let message = says(compare_on(&turned, [quantized, &other]).unwrap_err(), "with --orientation");
+    let remedy = format!("{both} --orientation exif");
+    compare_on(&turned, [quantized, &remedy]).unwrap();
+    book.advised(message, &remedy);
 }
 
 /// Shards and their parts.

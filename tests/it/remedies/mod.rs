@@ -83,6 +83,7 @@ impl Book {
                 "--dialect" => options.dialect = Some(one().parse().unwrap()),
                 "--weights" => options.weights = Some(one()),
                 "--prefix" => options.prefix = Some(one()),
+                "--orientation" => options.orientation = Some(one().parse().unwrap()),
                 "--labels" => options.labels = Some(self.path(&one())),
                 "--task" if one() == "features" => options.task = Some(Task::Features),
                 "--task" => options.task = Some(Task::Classification),

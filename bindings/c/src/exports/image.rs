@@ -1,6 +1,6 @@
 //! Images: from files and decoded pictures to the pixels that a model takes.
 
-use swinq::{Model, RgbImage, decode_image};
+use swinq::{Model, RgbImage, decode_oriented};
 
 use super::swinq_model;
 use crate::handles;
@@ -9,7 +9,7 @@ use crate::status::{Failure, Status, guard};
 
 /// Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes an image of the height, the width
 /// and the channels that `swinq_model_get_info` states to `pixels`, whose size is `capacity`. Models take one or three
-/// channels. The bytes equal Pillow's.
+/// channels; three have the order of the model. The bytes equal Pillow's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_preprocess(
     model: *const swinq_model,
@@ -31,8 +31,8 @@ pub unsafe extern "C" fn swinq_preprocess(
     })
 }
 
-/// Decodes the image file in the `length` bytes at `file` (JPEG, PNG, WebP, BMP, TIFF, PNM), and brings it to the model's
-/// input as `swinq_preprocess` does.
+/// Decodes the image file in the `length` bytes at `file` (JPEG, PNG, WebP, BMP, TIFF, PNM), turns it by the model's rule for
+/// EXIF, and brings it to the model's input as `swinq_preprocess` does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_decode(
     model: *const swinq_model,
@@ -45,7 +45,8 @@ pub unsafe extern "C" fn swinq_decode(
         let model = handles::model(model.addr())?;
         // SAFETY: the caller of this function states that its pointers are valid.
         let file = unsafe { memory::slice(file, length, "file")? };
-        let image = decode_image(file).map_err(|error| Failure::new(Status::Data, error.to_string()))?;
+        let image = decode_oriented(file, model.transform().orientation)
+            .map_err(|error| Failure::new(Status::Data, error.to_string()))?;
         // SAFETY: as above.
         unsafe { write_input(&model, &image, pixels, capacity) }
     })

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_void};
 use std::ops::ControlFlow;
+use std::str::FromStr;
 
 use swinq::{CalibrateOptions, Images, Model, OpenOptions, Progress, Split, load_recipe};
 
@@ -21,6 +22,11 @@ pub struct swinq_open_options {
     pub cfg: *const c_char,
     /// File of class names, one per line; NULL for those of the model.
     pub labels: *const c_char,
+    /// Whether images are turned as EXIF in their files states: `exif` or `stored`; NULL for the rule of the library that reads
+    /// such a checkpoint, or of a quantized checkpoint.
+    pub orientation: *const c_char,
+    /// Order of the three channels before the network: `rgb` or `bgr`; NULL for `rgb`, or that of a quantized checkpoint.
+    pub channels: *const c_char,
 }
 
 /// How a model is quantized. Set every field to zero and `size` to `sizeof(swinq_quantize_options)` for the defaults.
@@ -68,7 +74,13 @@ pub struct swinq_model_info {
 // SAFETY: the structures are `repr(C)`, start with their size, and have numbers, pointers and one function.
 unsafe impl Versioned for swinq_open_options {
     fn defaults() -> Self {
-        swinq_open_options { size: size_of::<Self>(), cfg: std::ptr::null(), labels: std::ptr::null() }
+        swinq_open_options {
+            size: size_of::<Self>(),
+            cfg: std::ptr::null(),
+            labels: std::ptr::null(),
+            orientation: std::ptr::null(),
+            channels: std::ptr::null(),
+        }
     }
 }
 
@@ -95,6 +107,11 @@ unsafe impl Versioned for swinq_model_info {
     }
 }
 
+/// The value of an option, if it is given.
+fn parsed<T: FromStr<Err = String>>(text: Option<&str>, name: &'static str) -> Result<Option<T>, Failure> {
+    text.map(str::parse).transpose().map_err(|problem: String| Failure::argument(name, problem))
+}
+
 /// Opens the model at `path` (UTF-8): a quantized or float checkpoint, or a Hugging Face or timm directory. `options`
 /// may be NULL. Writes a handle to `model`, which the caller frees with `swinq_model_free`.
 #[unsafe(no_mangle)]
@@ -110,8 +127,17 @@ pub unsafe extern "C" fn swinq_model_open(
         let cfg = unsafe { memory::optional_text(given.cfg, "cfg")? };
         // SAFETY: as above.
         let labels = unsafe { memory::optional_text(given.labels, "labels")? };
-        let (cfg, labels) = (cfg.map(str::to_owned), labels.map(Into::into));
-        let options = OpenOptions { cfg, labels, ..OpenOptions::default() };
+        // SAFETY: as above.
+        let orientation = unsafe { memory::optional_text(given.orientation, "orientation")? };
+        // SAFETY: as above.
+        let channels = unsafe { memory::optional_text(given.channels, "channels")? };
+        let options = OpenOptions {
+            cfg: cfg.map(str::to_owned),
+            labels: labels.map(Into::into),
+            orientation: parsed(orientation, "orientation")?,
+            channel_order: parsed(channels, "channels")?,
+            ..OpenOptions::default()
+        };
         let opened = Model::open_with(path, &options)?;
         // SAFETY: as above.
         unsafe { hand_out(Object::Model(opened), model, "model") }

@@ -34,12 +34,24 @@ def is_encoded(value: Any) -> bool:
     return isinstance(value, bytes | bytearray | memoryview)
 
 
-def picture(image: Any) -> _native.Picture:
-    """An image of Pillow or an array as width, height and ``uint8 [height, width, 3]``; the bytes of a file as they are."""
+def turned(image: Any) -> Any:
+    """An image of Pillow, turned as its EXIF states. Pillow raises errors of many kinds for damaged
+    EXIF, which turns nothing."""
+    try:
+        from PIL import ImageOps
+
+        return ImageOps.exif_transpose(image)
+    except Exception:
+        return image
+
+
+def picture(image: Any, turns: bool) -> _native.Picture:
+    """An image of Pillow or an array as width, height and ``uint8 [height, width, 3]``; the bytes of a file as they are. ``turns``
+    says whether images of Pillow are turned as EXIF states."""
     if is_encoded(image):
         return image if isinstance(image, bytes | bytearray) else image.tobytes()
     if is_pil(image):
-        image = image.convert("RGB")
+        image = (turned(image) if turns else image).convert("RGB")
         return (*image.size, image.tobytes())
     if not is_array(image):
         raise ArgumentError(f"images: {type(image).__name__} is neither a path, the bytes of a file, a PIL image nor an array")
@@ -128,7 +140,7 @@ class _Collection:
         elif is_array(pixels) and pixels.ndim == 3 and to_numpy(pixels).dtype.kind == "f":
             self.add_batch(pixels[None])
         elif is_array(pixels) or is_pil(pixels) or is_encoded(pixels):
-            self.collector.add_image(picture(pixels))
+            self.collector.add_image(picture(pixels, self.collector.turns))
             self.images += 1
         else:
             what = type(pixels).__name__

@@ -250,7 +250,8 @@ class Engine:
         elif any(is_path(image) for image in images):
             raise ArgumentError("images: paths and images in memory are mixed; give one kind")
         else:
-            found = native.classify([picture(image) for image in images], top_k)
+            turns = self._model.preprocessing.get("orientation") == "exif"
+            found = native.classify([picture(image, turns) for image in images], top_k)
         return [[Class(*each) for each in classes] for classes in found]
 
     @property
@@ -444,7 +445,8 @@ class Model:
         """The preprocessing of images: ``family`` (``ms``, ``timm``, ``torchvision`` or ``hf``, whose manner it is), ``size``
         (side of the input, or ``[height, width]``), ``resize`` (``direct``, or ``{"shorter_side": n}`` before a center crop),
         ``filter`` (``bicubic`` or ``bilinear``), ``mean`` and ``std`` of the channels, and ``size_divisor`` where a processor rounds
-        the sides of resized images up to its multiples."""
+        the sides of resized images up to its multiples. ``orientation`` is ``exif`` where images are turned as their files state,
+        ``channel_order`` is ``bgr`` where that is the order of the channels; otherwise these keys are absent."""
         return dict(self._transform)
 
     @property
@@ -500,9 +502,10 @@ def _check_results(model: Any, preprocessing: Any, reading: _modules.Reading, na
     torch, module = sys.modules.get("torch"), None if isinstance(model, Mapping) else _modules.unwrapped(model)
     if torch is None or not isinstance(module, torch.nn.Module):
         return
-    cfg, opts, dialect, weights, prefix, family, labels, task, outputs = reading
+    cfg, opts, dialect, weights, prefix, family, labels, task, outputs, *_ = reading
     if outputs is not None or (opts and cfg is None):
-        own: _modules.Reading = (cfg, [] if cfg is None else opts, dialect, weights, prefix, family, labels, task, None)
+        opts = [] if cfg is None else opts
+        own: _modules.Reading = (cfg, opts, dialect, weights, prefix, family, labels, task, None, None, None)
         native = _modules.load(model, preprocessing, own)
     from ._torch_results import check_module
 
@@ -521,6 +524,8 @@ def open(
     labels: PathLike | None = None,
     task: str | None = None,
     outputs: Iterable[str] | None = None,
+    orientation: str | None = None,
+    channels: str | None = None,
 ) -> Model:
     """Opens a model.
 
@@ -553,6 +558,11 @@ def open(
             says. A live module is what it is.
         outputs: outputs of a backbone, such as ``["stage2", "stage3"]``; default: those that the model names, else those for
             which it has norms, else all.
+        orientation: ``exif`` turns images as EXIF in their files states, ``stored`` leaves them; default: the rule of the library
+            that reads such a checkpoint, or of a quantized checkpoint.
+        channels: order of the three channels before the network, ``rgb`` or ``bgr``, also that of mean and deviation; default:
+            ``rgb``, or that of a quantized checkpoint. Files and pictures are RGB and are put into this order; arrays that are
+            prepared already have it.
 
     Raises:
         NotFoundError, ModelError, ArgumentError: with the messages of the program.
@@ -564,7 +574,7 @@ def open(
     family = preprocessing if isinstance(preprocessing, str) else None
     names = None if labels is None else os.fspath(labels)
     stages = None if outputs is None else [_stage(name) for name in _names(outputs)]
-    reading = (cfg, overrides, dialect, weights, prefix, family, names, task, stages)
+    reading = (cfg, overrides, dialect, weights, prefix, family, names, task, stages, orientation, channels)
     if is_path(model):
         if preprocessing is not None and family is None:
             raise ArgumentError("preprocessing: of a file it is the name of a family: ms, timm, torchvision, hf")

@@ -28,8 +28,8 @@ from ._errors import ArgumentError, ModelError, PreprocessingError
 from ._layers import check_code, check_compiled, check_hooks, check_layers, check_not_replaced, classes_of
 from ._preprocessing import transform_of
 
-#: ``cfg``, ``opts``, ``dialect``, ``weights``, ``prefix``, the family of the preprocessing, ``labels``, ``task`` and ``outputs``
-#: of ``open``. Outputs are numbers of stages, from 0.
+#: ``cfg``, ``opts``, ``dialect``, ``weights``, ``prefix``, the family of the preprocessing, ``labels``, ``task``, ``outputs``,
+#: ``orientation`` and ``channels`` of ``open``. Outputs are numbers of stages, from 0.
 Reading = tuple[
     str | None,
     list[tuple[str, str]],
@@ -40,6 +40,8 @@ Reading = tuple[
     str | None,
     str | None,
     list[int] | None,
+    str | None,
+    str | None,
 ]
 Tensor = tuple[str, str, list[int], np.ndarray]
 #: Reads the description of a module; the other argument is the preprocessing that the caller gives.
@@ -49,7 +51,7 @@ Reader = Callable[[Any, Any], Description]
 def load(model: Any, preprocessing: Any, reading: Reading, values: Mapping[str, Any] | None = None) -> _native.Model:
     """The model with the parameters and the description of a module or a state dictionary; ``values`` stands for the state dictionary
     of a module."""
-    cfg, opts, dialect, weights, prefix, family, labels, task, outputs = reading
+    cfg, opts, dialect, weights, prefix, family, labels, task, outputs, orientation, channels = reading
     if weights is not None:
         raise ArgumentError("weights: chooses among the dictionaries of a file; pass the dictionary itself")
     if isinstance(model, Mapping):
@@ -76,7 +78,7 @@ def load(model: Any, preprocessing: Any, reading: Reading, values: Mapping[str, 
             described.preprocessor,
             transform,
             described.windows,
-            (cfg, opts, dialect, None, prefix, family, labels, task, outputs),
+            (cfg, opts, dialect, None, prefix, family, labels, task, outputs, orientation, channels),
         )
     except ModelError as error:
         if isinstance(model, Mapping):

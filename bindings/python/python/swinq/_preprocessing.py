@@ -28,7 +28,7 @@ def of_mapping(preprocessing: Mapping[str, Any]) -> dict[str, Any]:
     found = {"family": "ms", **preprocessing}
     keys = ("family", "size", "resize", "filter", "mean", "std")
     missing = [key for key in keys if key not in found]
-    unknown = [key for key in found if key not in (*keys, "size_divisor")]
+    unknown = [key for key in found if key not in (*keys, "size_divisor", "orientation", "channel_order")]
     if missing or unknown:
         wrong = f"lacks {', '.join(missing)}" if missing else f"has the unknown key {unknown[0]}"
         raise ArgumentError(f"preprocessing: the mapping {wrong}; its keys are those of Model.preprocessing")

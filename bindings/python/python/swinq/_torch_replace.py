@@ -173,7 +173,7 @@ def _read(module: Any, preprocessing: Any, state: Mapping[str, Any] | None) -> M
     """The model of a module. Remarks on what its state dictionary has beside it are of no interest, because its outputs are
     checked."""
     family = preprocessing if isinstance(preprocessing, str) else None
-    reading: Reading = (None, [], None, None, None, family, None, None, None)
+    reading: Reading = (None, [], None, None, None, family, None, None, None, None, None)
     return Model(load(module, preprocessing, reading, state))
 
 

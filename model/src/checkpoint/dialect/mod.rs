@@ -12,8 +12,9 @@ mod torchvision;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::arch::{SwinVersion, WindowPolicy};
+use crate::arch::{SwinVersion, Task, WindowPolicy};
 use crate::error::ModelError;
+use crate::pixels::Orientation;
 pub(super) use naming::{FoundNetwork, Naming, Target, networks, placed};
 use table::Table;
 pub use table::Values;
@@ -69,6 +70,17 @@ impl Dialect {
     /// The rule of the dialect's original code for windows of classifiers.
     pub fn window_policy(self, version: SwinVersion) -> WindowPolicy {
         self.table().window_policies[(version == SwinVersion::V2) as usize]
+    }
+
+    /// The rule of the library that reads images for networks of `task` with these names. Backbones in Microsoft's names are
+    /// those of mmdetection, mmsegmentation and detectron2.
+    pub fn orientation(self, task: Task) -> Orientation {
+        match (self, task) {
+            (Dialect::HuggingFace | Dialect::OpenMmLab, _)
+            | (Dialect::Microsoft | Dialect::FasterTransformer, Task::Features) => Orientation::Exif,
+            (Dialect::Microsoft | Dialect::FasterTransformer, Task::Classification)
+            | (Dialect::Timm | Dialect::OldTimm | Dialect::TorchVision, _) => Orientation::Stored,
+        }
     }
 
     /// Added to the logits of masked tokens by the dialect's original code.

@@ -18,9 +18,9 @@ use std::path::{Path, PathBuf};
 
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
-    Dialect, Filter, Kind, LoadOptions, LoadedConfig, ModelError, QuantizedModel, Resize, Rule, Site, Size,
-    StateDict, WindowPolicy, all_sites, ft_key, import_ft_amax, is_quantized_file, load_config, load_float,
-    load_float_with_remarks, random_model,
+    Dialect, Filter, Kind, LoadOptions, LoadedConfig, ModelError, Orientation, QuantizedModel, Resize, Rule,
+    Site, Size, StateDict, Transform, WindowPolicy, all_sites, ft_key, import_ft_amax, is_quantized_file,
+    load_config, load_float, load_float_with_remarks, random_model,
 };
 
 const YAML: &str = "DATA: {IMG_SIZE: 24}\nMODEL:\n  NUM_CLASSES: 5\n  SWIN: {EMBED_DIM: 6, DEPTHS: [1, 2], NUM_HEADS: \
@@ -132,7 +132,10 @@ fn directories_describe_themselves() {
     assert_eq!((hf.transform.resize, hf.transform.filter), (Resize::Direct, Filter::Bilinear));
     let cfg = options_with(&[("TEST.CROP", "False")]);
     let model = load_float(&fixture("hf"), &cfg).unwrap();
-    assert_eq!(model.transform, cfg.cfg.unwrap().transform);
+    // The names are those of transformers, which turns images as EXIF states.
+    let orientation = Orientation::Exif;
+    assert_eq!(model.transform, Transform { orientation, ..cfg.cfg.unwrap().transform });
+    assert_eq!([hf.transform.orientation, timm.transform.orientation], [orientation, Orientation::Stored]);
     assert_eq!(model.labels.unwrap().len(), 5);
 }
 

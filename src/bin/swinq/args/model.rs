@@ -23,6 +23,10 @@ pub struct PredictArgs {
     /// Classes to list for each image.
     #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     pub topk: usize,
+    /// List all classes with at least this score, 0 to 1, in the place of --topk; for multi-label classifiers, whose classes have a
+    /// sigmoid each.
+    #[arg(long, value_name = "P", value_parser = share, conflicts_with = "topk")]
+    pub threshold: Option<f64>,
     /// Print JSON.
     #[arg(long)]
     pub json: bool,
@@ -34,6 +38,12 @@ pub struct PredictArgs {
     /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
     #[arg(long, value_name = "N|=N", default_value = "0")]
     pub threads: Threads,
+}
+
+/// A number from 0 to 1.
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| "must be a number from 0 to 1".to_owned())
 }
 
 /// Arguments of `features`.

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use swinq::int8_runtime::cuda::{Autotune, Gemm};
 use swinq::model::{Ptq, StageOutput};
-use swinq::{Dialect, Images, Padding, Recipe, Split, Task};
+use swinq::{ChannelOrder, Dialect, Images, Orientation, Padding, Recipe, Split, Task};
 use swinq_ladder::parse::{at_least_one, threads};
 
 use super::Usage;
@@ -50,6 +50,14 @@ pub struct FloatArgs {
     /// Preprocessing (default: from the configuration or directory).
     #[arg(long, value_enum, help_heading = "Model options")]
     pub transform: Option<Family>,
+    /// Whether images are turned as EXIF in their files states (default: as the library that reads such a checkpoint does, or as a
+    /// quantized checkpoint states).
+    #[arg(long, value_name = "exif|stored", help_heading = "Model options")]
+    pub orientation: Option<Orientation>,
+    /// Order of the three channels before the network, also that of mean and deviation (default: rgb, or as a quantized
+    /// checkpoint states).
+    #[arg(long, value_name = "rgb|bgr", help_heading = "Model options")]
+    pub channels: Option<ChannelOrder>,
     /// Class names, one per line (default: those of the model).
     #[arg(long, value_name = "FILE", help_heading = "Model options")]
     pub labels: Option<PathBuf>,

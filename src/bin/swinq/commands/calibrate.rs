@@ -12,7 +12,7 @@ use swinq::{
 };
 
 use crate::args::{CalibrateArgs, Usage};
-use crate::out::{caution, counted, info, say};
+use crate::out::{caution, counted, info, note, say};
 use crate::paths::{check_checkpoint, check_inputs, check_outputs, check_part};
 use crate::progress::Stages;
 use crate::{float_device, images_arg, interrupt, model_arg, shell, site_table};
@@ -98,6 +98,7 @@ fn one_shard(
     })?;
     stages.finish();
     left_out(&part.skipped);
+    note_turned(&images);
     part.save(&args.output)?;
     info!("wrote {} (shard {shard}, {})", args.output.display(), counted(part.images, "image"));
     Ok(())
@@ -108,6 +109,11 @@ pub fn left_out(skipped: &[String]) {
     for skipped in skipped {
         caution!("left out {skipped}");
     }
+}
+
+/// Names the first of the images that were turned as their files state.
+pub fn note_turned(images: &Images) {
+    images.turned().iter().for_each(|remark| note!("{remark}"));
 }
 
 fn float_model(args: &CalibrateArgs) -> anyhow::Result<Model> {
@@ -159,6 +165,7 @@ fn from_images(model: Model, recipe: Recipe, args: &CalibrateArgs) -> anyhow::Re
     })?;
     stages.finish();
     found(&calibrated);
+    note_turned(&images);
     Ok(calibrated)
 }
 

@@ -6,7 +6,7 @@ use anyhow::bail;
 use swinq::{FeatureOptions, Features, Model};
 
 use crate::args::{FeaturesArgs, FloatArgs, NetworkTask, Usage};
-use crate::out::{caution, counted, info};
+use crate::out::{caution, counted, info, note};
 use crate::paths::check_outputs;
 use crate::progress::Progress;
 use crate::{backend_arg, image_paths, interrupt, model_arg};
@@ -24,7 +24,7 @@ pub fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     let (sizing, padding) = (args.size, args.padding.padding());
     let how = FeatureOptions { sizing, padding, batch_size: args.batch_size, threads: args.threads.most };
     let features = Features::new(&engine, &paths, how)?;
-    let images = features.images();
+    let (images, dataset) = (features.images(), features.dataset().cloned());
     let mut progress = Progress::new("features", images);
     let left_out = features.write(&args.features, &mut |done, _| {
         progress.set(done);
@@ -32,6 +32,7 @@ pub fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     })?;
     let written = images - left_out.len();
     progress.finish(written);
+    dataset.as_ref().and_then(swinq::turned).iter().for_each(|remark| note!("{remark}"));
     left_out.iter().for_each(|left_out| caution!("image {}: {}", left_out.image, left_out.problem));
     if written > 0 {
         info!("wrote {}: the feature maps of {}", args.features.display(), counted(written, "image"));

@@ -134,10 +134,7 @@ fn describe_network(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Res
     if backbone {
         writeln!(out, "  outputs       {}", outputs(config))?;
         write!(out, "  pixels        mean {:?}, std {:?}", transform.mean, transform.std)?;
-        match transform.size_divisor {
-            Some(divisor) => writeln!(out, ", resized sides multiples of {divisor}")?,
-            None => writeln!(out)?,
-        }
+        writeln!(out, "{}", transform.rules())?;
     } else {
         writeln!(out, "  transform     {transform}")?;
         writeln!(out, "  labels        {}", labels(model))?;

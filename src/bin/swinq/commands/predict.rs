@@ -8,10 +8,10 @@ use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde_json::json;
 use swinq::model::Scores;
 use swinq::model::atomic::write_atomic;
-use swinq::{ClassScore, Images, Inferred, Logits, Prediction, ReadOptions, infer_images, top_k};
+use swinq::{ClassScore, Images, Inferred, Logits, Prediction, ReadOptions, SwinConfig, infer_images, top_k};
 
-use crate::args::PredictArgs;
-use crate::out::{caution, say};
+use crate::args::{PredictArgs, Usage};
+use crate::out::{caution, note, say};
 use crate::paths::check_outputs;
 use crate::{backend_arg, image_paths, interrupt, model_arg};
 
@@ -25,6 +25,7 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     check_outputs(&args.logits, inputs.chain(args.float.files()))?;
     let model = model_arg::open_classifier(&args.model, &args.float)?;
     args.float.check_used(!model.describes_itself())?;
+    check_threshold(args, model.config())?;
     image_paths::check_commas(&paths)?;
     let (images, errors) = Images::find(&paths)?;
     let mut failed: Vec<Failed> = errors
@@ -39,12 +40,18 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
         let read = ReadOptions { batch_size: BATCH, threads: args.threads.most, skip_corrupt: images.len() };
         let found = infer_images(&engine, &images, &read, &mut |_, _| interrupt::check())?;
         found.skipped.iter().for_each(|problem| caution!("{problem}"));
+        images.turned().iter().for_each(|remark| note!("{remark}"));
         let logits = &found.scores.logits;
         if let Some(path) = args.logits.as_ref().filter(|_| !logits.values.is_empty()) {
             write_logits(path, logits)?;
         }
         let names = found.scores.ids.iter().map(|&id| images.name_of(id));
-        predictions = names.zip(top_k(&engine, logits, args.topk)?).collect();
+        let classes = if args.threshold.is_some() { logits.classes } else { args.topk };
+        predictions = names.zip(top_k(&engine, logits, classes)?).collect();
+        if let Some(least) = args.threshold {
+            let reaches = |class: &ClassScore| class.score >= least;
+            predictions.iter_mut().for_each(|(_, prediction)| prediction.classes.retain(reaches));
+        }
         failed.extend(left_out(&images, found));
     }
     if args.json {
@@ -57,6 +64,16 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
         1 => bail!("1 input cannot be classified; the warning names it"),
         count => bail!("{count} inputs cannot be classified; the warnings name them"),
     }
+}
+
+/// Refuses a threshold for a model with one class for each image, or without classes.
+fn check_threshold(args: &PredictArgs, config: &SwinConfig) -> Result<(), Usage> {
+    if args.threshold.is_none() || config.scores() == Scores::Sigmoid {
+        return Ok(());
+    }
+    let text = "--threshold is for multi-label classifiers, whose classes have a sigmoid each (problem_type: \
+                multi_label_classification); this model is none: use --topk";
+    Err(Usage(text.to_owned()))
 }
 
 /// An input that cannot be classified.

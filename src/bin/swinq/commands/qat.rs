@@ -117,6 +117,7 @@ fn train(args: &QatArgs, training: &mut Training, trainer: &mut Trainer) -> anyh
     for skipped in training.skipped() {
         caution!("left out {skipped}");
     }
+    training.inputs.train.turned().iter().for_each(|remark| note!("{remark}"));
     let outcome = outcome?;
     if trainer.group().is_first() {
         ended(args, training, trainer, &mut hooks, outcome)?;

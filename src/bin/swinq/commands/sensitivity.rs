@@ -8,7 +8,7 @@ use swinq::eval::results::sensitivity::{
 };
 use swinq::{MeasuredParts, ReadOptions, SensitivityOptions, SensitivityProgress};
 
-use super::calibrate::MOST_CLIPPED;
+use super::calibrate::{MOST_CLIPPED, note_turned};
 use crate::args::SensitivityArgs;
 use crate::out::{counted, info, note, say};
 use crate::paths::{check_inputs, check_outputs};
@@ -62,6 +62,7 @@ pub fn run(args: &SensitivityArgs) -> anyhow::Result<()> {
     let results = swinq::sensitivity(model, &options, &args.parts(), &train, &images, &mut show)
         .map_err(|error| stopped(error, &cache))?;
     steps.finish();
+    [&train, &images].into_iter().for_each(note_turned);
     print(&results, args.top);
     print_command(&results, args);
     write_sensitivity(&args.output, &results)?;

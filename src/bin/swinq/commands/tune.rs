@@ -11,6 +11,7 @@ use swinq::model::SwinConfig;
 use swinq::model::atomic::write_atomic;
 use swinq::{Images, ReadOptions, ReportFiles, TuneOptions};
 
+use super::calibrate::note_turned;
 use super::eval;
 use crate::args::{Cli, Command, TuneArgs, Usage};
 use crate::out::{caution, counted, info, note, say};
@@ -106,6 +107,7 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     let found = swinq::tune(model, &options, &train, &images, &mut |progress| steps.show_tune(progress));
     let tuned = found.map_err(|error| stopped(error, &cache))?;
     steps.finish();
+    [&train, &images].into_iter().for_each(note_turned);
     tuned.model.save(&args.output)?;
     let text = tuned.model.as_quantized().recipe.to_yaml();
     write_atomic(&yaml, |out| out.write_all(text.as_bytes()))?;
