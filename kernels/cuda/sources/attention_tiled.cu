@@ -1,14 +1,13 @@
-// Window attention for windows whose logits do not fit the registers: more than 256 tokens, and those that the kernels for whole
-// windows leave over (`AttentionConfig::whole`). A block processes 64 queries of one window and head.
+// Window attention for windows that the kernels for whole windows leave over (`AttentionConfig::whole`): those of more than 256
+// tokens. A block processes 64 queries of one window and head.
 // It passes over the keys in tiles of 64: once for the maximum logit of each query, and once for the product
 // with the values. For probabilities of kind s8, a pass between them computes the sum of the exponentials.
 // Each pass computes the products q . k again, which is cheaper than storing them.
 //
 // Entry points: `attention_i8_tiled`, `attention_f16_tiled`. Defines: those of `attention.cuh` except
-// KEY_TILES; INTEGER; PROBS_S8 if INTEGER is set. THREADS is 128, BIAS is BIAS_ROWS.
+// KEY_TILES; INTEGER; PROBS_S8 if INTEGER is set. THREADS is 128.
 #define KEY_TILES 8
-#define HELD 8
-#include "attention.cuh"
+#include "attention_tile.cuh"
 
 #if INTEGER
 typedef s8 Element;

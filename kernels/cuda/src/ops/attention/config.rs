@@ -4,7 +4,7 @@ use super::bias::{bias_fragments, bias_rows};
 use crate::ops::DeviceStore;
 use crate::{LaunchConfig, Program};
 
-/// Most tokens of a window whose bias stays in registers.
+/// Most tokens of a window that four warps have at once.
 const SMALL_TOKENS: usize = 64;
 /// Most tokens of a window of which a multiprocessor has two blocks.
 const TWO_BLOCKS: usize = 144;
@@ -57,63 +57,67 @@ pub struct AttentionConfig {
     pub limit: u32,
 }
 
-/// Where a kernel has the bias of its queries. `attention.cuh` has the same numbers.
+/// The kernel for a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BiasPlace {
-    /// In registers: windows of up to [`SMALL_TOKENS`].
-    Registers = 0,
-    /// In shared memory: windows of up to [`WHOLE_TOKENS`].
-    Shared = 1,
-    /// In global memory, read through the caches: the same windows on GPUs with less shared memory.
-    Global = 2,
-    /// In rows in global memory, which the kernel for windows in tiles reads.
-    Rows = 3,
+enum Layout {
+    /// Windows of up to [`SMALL_TOKENS`]: a block of four warps, which keeps the bias in registers.
+    Small,
+    /// Windows of up to [`WHOLE_TOKENS`]: a warp for each 16 queries.
+    Large {
+        /// Number of blocks that share the queries of a window.
+        parts: usize,
+        /// Whether the bias lies in shared memory; if not, it is read through the caches.
+        shared_bias: bool,
+    },
+    /// Other windows, in tiles of [`TILE`] tokens.
+    Tiles,
 }
 
 impl AttentionConfig {
-    /// Where the kernel has the bias, and the number of blocks that share the queries of a window. With hi and lo codes and
-    /// probabilities of kind `s8`, the kernels for whole windows would need more registers than some GPUs have.
-    fn layout(&self) -> (BiasPlace, usize) {
-        use BiasPlace::{Global, Registers, Rows, Shared};
-        let layouts: &[(BiasPlace, usize)] = match self.tokens {
-            _ if self.hi_lo && self.probs_s8 => &[],
-            ..=SMALL_TOKENS => &[(Registers, 1)],
-            ..=TWO_BLOCKS => &[(Shared, 1), (Global, 1)],
+    /// The kernel for the window. With hi and lo codes and probabilities of kind `s8`, the kernels for whole windows would need more
+    /// registers than some GPUs have.
+    fn layout(&self) -> Layout {
+        let large = |parts, shared_bias| Layout::Large { parts, shared_bias };
+        let layouts: &[Layout] = match (self.tokens, self.hi_lo) {
+            (_, true) if self.probs_s8 => &[],
+            (..=SMALL_TOKENS, _) => return Layout::Small,
+            (..=TWO_BLOCKS, _) => &[large(1, true), large(1, false)],
             // The bias of so many operands in shared memory would leave room for one block of half as many warps.
-            ..=WHOLE_TOKENS if self.hi_lo => &[(Global, 2)],
-            ..=WHOLE_TOKENS => &[(Shared, 1), (Shared, 2), (Global, 2)],
+            (..=WHOLE_TOKENS, true) => &[large(2, false)],
+            (..=WHOLE_TOKENS, false) => &[large(1, true), large(2, true), large(2, false)],
             _ => &[],
         };
-        let fits = |&layout: &(BiasPlace, usize)| self.whole_shared(layout) <= self.limit;
-        layouts.iter().copied().find(fits).unwrap_or((Rows, self.tokens.div_ceil(TILE)))
-    }
-
-    fn place(&self) -> BiasPlace {
-        self.layout().0
+        let fits = |&layout: &Layout| self.shared_of(layout) <= self.limit;
+        layouts.iter().copied().find(fits).unwrap_or(Layout::Tiles)
     }
 
     /// Whether a block has all keys of a window at once.
     pub fn whole(&self) -> bool {
-        self.place() != BiasPlace::Rows
+        self.layout() != Layout::Tiles
     }
 
-    /// Number of warps of a block that has all queries of a window, or one part of several. Each has 16 queries.
-    fn warps(&self, parts: usize) -> usize {
-        match self.tokens {
-            ..=SMALL_TOKENS => SMALL_TOKENS / 16,
-            tokens => tokens.div_ceil(16).div_ceil(parts),
+    /// Number of blocks that share the queries of a window.
+    fn parts(&self) -> usize {
+        match self.layout() {
+            Layout::Small => 1,
+            Layout::Large { parts, .. } => parts,
+            Layout::Tiles => self.tokens.div_ceil(TILE),
+        }
+    }
+
+    /// Number of warps of a block of this layout. Each has 16 queries at a time.
+    fn warps(&self, layout: Layout) -> usize {
+        match layout {
+            Layout::Small | Layout::Tiles => TILE / 16,
+            Layout::Large { parts, .. } => self.tokens.div_ceil(16).div_ceil(parts),
         }
     }
 
     fn threads(&self) -> u32 {
-        let warps = match self.layout() {
-            (BiasPlace::Rows, _) => TILE / 16,
-            (_, parts) => self.warps(parts),
-        };
-        32 * warps as u32
+        32 * self.warps(self.layout()) as u32
     }
 
-    /// Tiles of 8 keys of a window in registers; above [`SMALL_TOKENS`] an even number.
+    /// Tiles of 8 keys of a whole window; above [`SMALL_TOKENS`] an even number.
     fn key_tiles(&self) -> usize {
         match self.tokens {
             ..=SMALL_TOKENS => self.tokens.div_ceil(8),
@@ -123,18 +127,13 @@ impl AttentionConfig {
 
     /// Tokens of a window padded to the queries of its blocks, as in the layout of bias and regions.
     pub fn padded(&self) -> usize {
-        self.layout().1 * self.threads() as usize / 2
+        self.parts() * self.threads() as usize / 2
     }
 
     /// Factor that the logits' scale and bias are multiplied by: 1 if `exact`, else log2(e), because the
     /// exponential unit computes powers of two.
     pub fn logit_unit(&self) -> f32 {
         if self.exact { 1.0 } else { std::f32::consts::LOG2_E }
-    }
-
-    /// Whether the bias is f16. In registers it needs no less room that way.
-    fn half_bias(&self) -> bool {
-        !self.exact && matches!(self.place(), BiasPlace::Shared | BiasPlace::Global)
     }
 
     /// The bias `[heads, n, n]` in the layout and the unit of the kernel, as bytes.
@@ -144,28 +143,27 @@ impl AttentionConfig {
     pub fn packed_bias(&self, bias: &[f32]) -> Vec<u8> {
         let (n, heads) = (self.tokens, self.heads);
         assert_eq!(bias.len(), heads * n * n, "attention: bias is not [{heads}, {n}, {n}]");
-        if !self.whole() {
+        if !matches!(self.layout(), Layout::Large { .. }) {
             return bias_rows(bias, n, self.padded(), self.logit_unit());
         }
-        let tiles = (self.padded() / 16, self.key_tiles());
-        if self.half_bias() {
-            return bias_fragments(bias, n, tiles, true);
-        }
-        let scaled: Vec<f32> = bias.iter().map(|bias| bias * self.logit_unit()).collect();
-        bias_fragments(&scaled, n, tiles, false)
+        bias_fragments(bias, n, (self.padded() / 16, self.key_tiles()), !self.exact)
     }
 
     /// The program that stores results as `store`.
     pub fn program(&self, store: DeviceStore) -> Program {
-        let (file, entry) = match (self.elements, self.whole()) {
-            (AttentionElements::Codes, true) => ("attention_i8.cu", "attention_i8"),
-            (AttentionElements::Half, true) => ("attention_f16.cu", "attention_f16"),
-            (AttentionElements::Codes, false) => ("attention_tiled.cu", "attention_i8_tiled"),
-            (AttentionElements::Half, false) => ("attention_tiled.cu", "attention_f16_tiled"),
+        let (i8, f16) = match self.layout() {
+            Layout::Small => (["attention_i8.cu", "attention_i8"], ["attention_f16.cu", "attention_f16"]),
+            Layout::Large { .. } => (
+                ["attention_large_i8.cu", "attention_large_i8"],
+                ["attention_large_f16.cu", "attention_large_f16"],
+            ),
+            Layout::Tiles => {
+                (["attention_tiled.cu", "attention_i8_tiled"], ["attention_tiled.cu", "attention_f16_tiled"])
+            }
         };
+        let [file, entry] = if self.elements == AttentionElements::Codes { i8 } else { f16 };
         let program = Program::new(file, entry)
             .define("THREADS", self.threads().into())
-            .define("BIAS", self.place() as i64)
             .define("STORE", store.define())
             .define("FAKE", store.is_fake().into())
             .define("EXACT", self.exact.into())
@@ -177,25 +175,33 @@ impl AttentionConfig {
             }
             AttentionElements::Half => program,
         };
-        match self.place() {
-            BiasPlace::Rows => self.tiled_program(program),
-            BiasPlace::Registers => {
-                let tiles = self.key_tiles() as i64;
-                let program = program.define("KEY_TILES", tiles).define("HELD", tiles);
-                // Without a number of blocks the compiler spills registers of small windows so that more blocks fit.
-                let tiny = self.elements == AttentionElements::Half && self.tokens <= TINY_TOKENS;
-                if tiny { program.define("MIN_BLOCKS", TINY_BLOCKS) } else { program }
-            }
-            BiasPlace::Shared | BiasPlace::Global => self.large_program(program),
+        match self.layout() {
+            Layout::Small => self.small_program(program),
+            Layout::Large { shared_bias, .. } => self.large_program(program, shared_bias),
+            Layout::Tiles => self.tiled_program(program),
         }
     }
 
-    fn large_program(&self, program: Program) -> Program {
-        // The compiler spills registers so that more blocks fit, unless it is told how many it may use.
-        let warps = (self.large_blocks() as u32 * self.threads() / 32).div_ceil(SCHEDULERS);
+    fn small_program(&self, program: Program) -> Program {
+        let program = program.define("KEY_TILES", self.key_tiles() as i64);
+        // Without a number of blocks the compiler spills registers of small windows so that more blocks fit.
+        let tiny = self.elements == AttentionElements::Half && self.tokens <= TINY_TOKENS;
+        if tiny { program.define("MIN_BLOCKS", TINY_BLOCKS) } else { program }
+    }
+
+    fn large_program(&self, program: Program, shared_bias: bool) -> Program {
+        let (held, blocks) = (self.held(), self.large_blocks() as u32);
+        let program = program.define("KEY_TILES", self.key_tiles() as i64).define("HELD", held as i64);
+        let program =
+            program.define("HALF_BIAS", (!self.exact).into()).define("SHARED_BIAS", shared_bias.into());
+        // The compiler spills registers so that more blocks fit, unless it is told how many it may use; where it needs few, how many
+        // blocks there are.
+        if held == 0 {
+            return program.define("MIN_BLOCKS", blocks.into());
+        }
+        let warps = (blocks * self.threads() / 32).div_ceil(SCHEDULERS);
         let registers = (REGISTERS / 32 / warps / 8 * 8).min(MOST_REGISTERS);
-        let program = program.define("KEY_TILES", self.key_tiles() as i64).define("HELD", self.held() as i64);
-        Program { max_registers: Some(registers), ..program.define("HALF_BIAS", self.half_bias().into()) }
+        Program { max_registers: Some(registers), ..program }
     }
 
     fn tiled_program(&self, program: Program) -> Program {
@@ -209,25 +215,26 @@ impl AttentionConfig {
 
     /// Bytes of shared memory of a block.
     pub fn shared(&self) -> u32 {
-        match self.layout() {
-            (BiasPlace::Rows, _) => self.tiled_shared(),
-            layout => self.whole_shared(layout),
-        }
+        self.shared_of(self.layout())
     }
 
-    /// Bytes of shared memory of a block that has a whole window: the operands of two windows, the transposed INT8 values, and the
+    /// Bytes of shared memory of a block of this layout. Of whole windows: the operands of two, the transposed INT8 values, and the
     /// bias.
-    fn whole_shared(&self, (place, parts): (BiasPlace, usize)) -> u32 {
-        let queries = 16 * self.warps(parts);
-        let keys = if place == BiasPlace::Registers { SMALL_TOKENS } else { 8 * self.key_tiles() };
+    fn shared_of(&self, layout: Layout) -> u32 {
+        let queries = 16 * self.warps(layout);
+        let (keys, shared_bias) = match layout {
+            Layout::Small => (SMALL_TOKENS, false),
+            Layout::Large { shared_bias, .. } => (8 * self.key_tiles(), shared_bias),
+            Layout::Tiles => return self.tiled_shared(),
+        };
         let low = if self.hi_lo { queries + keys } else { 0 };
         let rows = queries + 2 * keys + low;
         let operands = match self.elements {
-            AttentionElements::Codes => 2 * rows * 48 + 32 * (keys.next_multiple_of(32).max(64) + 16),
+            AttentionElements::Codes => 2 * rows * 48 + 32 * (keys.next_multiple_of(32) + 16),
             AttentionElements::Half => 2 * rows * 80,
         };
-        let bytes = if self.exact { 4 } else { 2 };
-        let bias = if place == BiasPlace::Shared { queries * keys * bytes } else { 0 };
+        let each = if self.exact { 4 } else { 2 };
+        let bias = if shared_bias { queries * keys * each } else { 0 };
         (operands + bias) as u32
     }
 
@@ -246,12 +253,12 @@ impl AttentionConfig {
     /// Number of blocks for each multiprocessor, for whole windows: as many as it runs at the same time.
     /// With hi and lo codes twice as many, because blocks of heads with one code end earlier.
     fn blocks(&self) -> usize {
-        let both = if self.hi_lo { 2 } else { 1 };
-        match (self.elements, self.tokens) {
-            (_, 65..) => both * self.large_blocks(),
-            (AttentionElements::Codes, _) if self.hi_lo => both * 4,
-            (AttentionElements::Codes, 57..) => 5,
-            (AttentionElements::Codes, _) if self.head_scales => 5,
+        match (self.elements, self.hi_lo, self.tokens) {
+            (_, true, 65..) => 2 * self.large_blocks(),
+            (_, false, 65..) => self.large_blocks(),
+            (AttentionElements::Codes, true, _) => 2 * 4,
+            (AttentionElements::Codes, false, 57..) => 5,
+            (AttentionElements::Codes, false, _) if self.head_scales => 5,
             _ => 6,
         }
     }
@@ -262,9 +269,9 @@ impl AttentionConfig {
         few && self.tokens <= TWO_BLOCKS
     }
 
-    /// Number of blocks of windows of more than 64 tokens that a multiprocessor runs at the same time.
+    /// Number of blocks of windows of more than 64 tokens for which the compiler leaves registers.
     fn large_blocks(&self) -> usize {
-        let halves = self.layout() == (BiasPlace::Global, 2);
+        let halves = self.layout() == Layout::Large { parts: 2, shared_bias: false };
         if self.light() || halves { 2 } else { 1 }
     }
 
@@ -282,7 +289,7 @@ impl AttentionConfig {
     /// Number of windows that a block processes, and the launch configuration for `total` windows on a device
     /// with `multiprocessors`. A block loads the bias once for all its windows, so there are few blocks.
     pub fn launch(&self, total: usize, multiprocessors: usize) -> (usize, LaunchConfig) {
-        let (_, parts) = self.layout();
+        let parts = self.parts();
         let each = match self.whole() {
             true => (total * self.heads * parts).div_ceil(multiprocessors * self.blocks()),
             false => 1,

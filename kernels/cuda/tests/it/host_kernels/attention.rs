@@ -1,4 +1,4 @@
-//! Window attention: `attention_i8.cu` and `attention_f16.cu`, with the bias in each place, and `attention_tiled.cu`.
+//! Window attention: `attention_i8.cu` and `attention_f16.cu`, `attention_large_i8.cu`, `attention_large_f16.cu` and `attention_tiled.cu`.
 
 use std::f32::consts::LOG2_E;
 
