@@ -103,7 +103,7 @@ pub(super) struct Parts {
 
 impl Bench {
     /// A bench, after it has run the float model on the search images, and measured the launches of the float model,
-    /// of the start recipe's and, within `budget`, of models in which all layers of one type are left in float.
+    /// of the start recipe's and, within `budget`, of models whose layers of one type are all left in float.
     ///
     /// # Errors
     /// The errors of the engine, and an error if the table of latencies cannot be written.

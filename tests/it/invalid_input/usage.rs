@@ -75,8 +75,8 @@ fn messages_name_the_option_and_the_next_step() {
     refused(sample("tune", &["--data-path", "absent", "-o", "t"]), 1, &["--data-path absent"]);
     let shipped = ["`default`", "mode1_kl", "finetune"];
     refused(swinq(["qat", "defalt"]).assert(), 1, &shipped);
-    let disabled = ["--data-path", data, "--disable", "head", "-o", "q"];
-    refused(sample("calibrate", &disabled), 1, &["did you mean `head.**`"]);
+    let disabled = ["--data-path", data, "--disable", "fc2", "-o", "q"];
+    refused(sample("calibrate", &disabled), 1, &["did you mean `**.fc2.**`"]);
     refused(
         sample("calibrate", &["--data-path", data, "--recipe", "absent.yaml", "-o", "q"]),
         1,

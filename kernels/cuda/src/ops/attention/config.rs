@@ -6,7 +6,7 @@ use crate::{LaunchConfig, Program};
 
 /// Most tokens of a window that four warps have at once.
 const SMALL_TOKENS: usize = 64;
-/// Most tokens of a window of which a multiprocessor has two blocks.
+/// Most tokens of a window if a multiprocessor is to have two blocks.
 const TWO_BLOCKS: usize = 144;
 /// Most tokens of a window that a block has at once.
 const WHOLE_TOKENS: usize = 256;
@@ -269,7 +269,7 @@ impl AttentionConfig {
         few && self.tokens <= TWO_BLOCKS
     }
 
-    /// Number of blocks of windows of more than 64 tokens for which the compiler leaves registers.
+    /// Number of blocks of windows of more than 64 tokens that the compiler leaves registers for.
     fn large_blocks(&self) -> usize {
         let halves = self.layout() == Layout::Large { parts: 2, shared_bias: false };
         if self.light() || halves { 2 } else { 1 }
