@@ -12,7 +12,9 @@ use swinq_eval::{
     Profile, Results, SCHEMA, Sensitivity, Stats, read_results, write_results,
 };
 use swinq_model::quantized::{Chosen, FileRecord, Score, TrainingRecord};
-use swinq_model::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, Size, Transform};
+use swinq_model::{
+    Calibrator, ChannelOrder, Granularity, Kind, Orientation, Ptq, Recipe, Rule, Size, Transform,
+};
 
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
@@ -228,7 +230,10 @@ fn results_conform_to_the_published_schema() {
         let model = backbones.models[1].clone();
         (model.outputs, model.worst_images, model.sizes)
     };
-    full.data.as_mut().unwrap().sizing = Some("keep".to_owned());
+    let data = full.data.as_mut().unwrap();
+    data.sizing = Some("keep".to_owned());
+    let transform = data.transform.as_mut().unwrap();
+    (transform.orientation, transform.channel_order) = (Orientation::Exif, ChannelOrder::Bgr);
     let file = |file: &str| FileRecord { file: file.to_owned(), sha256: "ef".repeat(32) };
     let origin = full.models[1].origin.as_mut().unwrap();
     origin.imported_ranges = Some(file("swin_calib.pth"));
