@@ -106,6 +106,22 @@ INLINE void transpose_block(const u8* raw, u8* transposed, u32 block) {
     }
 }
 
+#ifdef PROBS_S8
+// Adds the products of the codes of probabilities with values.
+INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+#if PROBS_S8
+    mma_s8(c, a, b);
+#else
+    mma_u8s8(c, a, b);
+#endif
+}
+#endif
+
+// The first channel of a head of a query in the output.
+INLINE u64 place_of(const Params& p, u32 window, u32 query, u32 head) {
+    return (static_cast<u64>(window) * p.n + query) * p.heads * HEAD_DIM + head * HEAD_DIM;
+}
+
 // Stores eight consecutive channels of a row.
 INLINE void store_channels(const Params& p, u64 at, f32 (&y)[8]) {
 #pragma unroll
@@ -120,5 +136,61 @@ INLINE void store_channels(const Params& p, u64 at, f32 (&y)[8]) {
     store8(static_cast<s8*>(p.out) + at, y);
 #else
     store8(static_cast<u16*>(p.out) + at, y);
+#endif
+}
+
+// Stores row lane / 4 + 8 `half` of integer sums, multiplied by `factor`, as that of query `query`, if there is one: channels
+// 8 (lane % 4) to 8 (lane % 4) + 7.
+INLINE void store_row(const Params& p, const s32 (&sums)[4][4], int half, f32 factor, u32 window, u32 query, u32 head, u32 lane) {
+    if (query >= static_cast<u32>(p.n)) return;
+    f32 y[8];
+#pragma unroll
+    for (int i = 0; i < 8; i++) y[i] = to_f32(sums[i / 2][2 * half + i % 2]) * factor;
+    store_channels(p, place_of(p, window, query, head) + 8 * (lane % 4), y);
+}
+
+// Transposes a 4 x 4 matrix of words that four lanes hold: word j of lane i and word i of lane j are
+// exchanged.
+INLINE void transpose_quad(u32 (&x)[4], u32 lane) {
+#pragma unroll
+    for (u32 step = 1; step < 4; step *= 2) {
+#pragma unroll
+        for (u32 i = 0; i < 4; i++) {
+            if (i & step) continue;
+            bool upper = lane & step;
+            u32 send = upper ? x[i] : x[i + step];
+            u32 got = shuffle_xor(send, step);
+            if (upper) {
+                x[i] = got;
+            } else {
+                x[i + step] = got;
+            }
+        }
+    }
+}
+
+// `store_row` for f32 sums. The four lanes of a row exchange their channels, so that each stores eight that follow each other.
+INLINE void store_exchanged(const Params& p, const f32 (&sums)[4][4], int half, f32 factor, u32 window, u32 query, u32 head,
+                            u32 lane) {
+    u32 out[4];
+#pragma unroll
+    for (int j = 0; j < 4; j++) {
+        f32 y[2] = {sums[j][2 * half] * factor, sums[j][2 * half + 1] * factor};
+#if STORE == STORE_CODES
+        out[j] = pack_s8x4(round_s32(y[0] * p.recip), round_s32(y[1] * p.recip), 0, 0);
+#else
+#if FAKE
+        y[0] = fake(y[0], p.recip, p.scale), y[1] = fake(y[1], p.recip, p.scale);
+#endif
+        out[j] = pack_half2(y[0], y[1]);
+#endif
+    }
+    transpose_quad(out, lane);
+    if (query >= static_cast<u32>(p.n)) return;
+    u64 at = place_of(p, window, query, head) + 8 * (lane % 4);
+#if STORE == STORE_CODES
+    *reinterpret_cast<u32x2*>(static_cast<s8*>(p.out) + at) = u32x2{out[0] | out[1] << 16, out[2] | out[3] << 16};
+#else
+    *reinterpret_cast<u32x4*>(static_cast<u16*>(p.out) + at) = u32x4{out[0], out[1], out[2], out[3]};
 #endif
 }

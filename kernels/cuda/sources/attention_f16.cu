@@ -77,26 +77,6 @@ INLINE f32 probabilities(const Logits& x, int half, Probabilities& words) {
     return div_f32(1.0f, quad_sum(total));
 }
 
-// Transposes a 4 x 4 matrix of words that four lanes hold: word j of lane i and word i of lane j are
-// exchanged.
-INLINE void transpose_quad(u32 (&x)[4], u32 lane) {
-#pragma unroll
-    for (u32 step = 1; step < 4; step *= 2) {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            if (i & step) continue;
-            bool upper = lane & step;
-            u32 send = upper ? x[i] : x[i + step];
-            u32 got = shuffle_xor(send, step);
-            if (upper) {
-                x[i] = got;
-            } else {
-                x[i + step] = got;
-            }
-        }
-    }
-}
-
 // Multiplies the probabilities with the values and stores the result.
 INLINE void weighted_values(const Params& p, const u8* values, const Probabilities& words, const f32 (&factor)[2], u32 window,
                             u32 head, u32 lane, u32 warp) {
@@ -115,28 +95,8 @@ INLINE void weighted_values(const Params& p, const u8* values, const Probabiliti
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
-        u32 out[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            f32 y[2] = {sums[j][2 * half] * factor[half], sums[j][2 * half + 1] * factor[half]};
-#if STORE == STORE_CODES
-            out[j] = pack_s8x4(round_s32(y[0] * p.recip), round_s32(y[1] * p.recip), 0, 0);
-#else
-#if FAKE
-            y[0] = fake(y[0], p.recip, p.scale), y[1] = fake(y[1], p.recip, p.scale);
-#endif
-            out[j] = pack_half2(y[0], y[1]);
-#endif
-        }
-        transpose_quad(out, lane);
         u32 query = 16 * warp + lane / 4 + 8 * half;
-        if (query >= static_cast<u32>(p.n)) continue;
-        u64 at = (static_cast<u64>(window) * p.n + query) * p.heads * HEAD_DIM + head * HEAD_DIM + 8 * (lane % 4);
-#if STORE == STORE_CODES
-        *reinterpret_cast<u32x2*>(static_cast<s8*>(p.out) + at) = u32x2{out[0] | out[1] << 16, out[2] | out[3] << 16};
-#else
-        *reinterpret_cast<u32x4*>(static_cast<u16*>(p.out) + at) = u32x4{out[0], out[1], out[2], out[3]};
-#endif
+        store_exchanged(p, sums, half, factor[half], window, query, head, lane);
     }
 }
 

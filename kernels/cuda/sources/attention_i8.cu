@@ -99,8 +99,6 @@ INLINE void masked_logits(const Params& p, const u8* raw, u32 window, u32 head, 
 
 #if PROBS_S8
 
-INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_s8(c, a, b); }
-
 // Computes the softmax of row lane / 4 + 8 `half` and writes its codes; returns the factor of the product
 // with the values.
 INLINE f32 probabilities(const Params& p, const Logits& x, int half, ProbabilityCodes& words, u32 lane) {
@@ -116,10 +114,7 @@ INLINE f32 probabilities(const Params& p, const Logits& x, int half, Probability
             sums[t % 2][b] = sums[t % 2][b] + e[t][b];
         }
     }
-    f32 low = sums[0][0] + sums[1][0], high = sums[0][1] + sums[1][1];
-    low = low + shuffle_xor(low, 2), high = high + shuffle_xor(high, 2);
-    low = low + shuffle_xor(low, 1), high = high + shuffle_xor(high, 1);
-    f32 inverse = div_f32(1.0f, low + high);
+    f32 inverse = inverse_of(sums);
 #pragma unroll
     for (int pair = 0; pair < 4; pair++) {
         s32 code[4];
@@ -134,8 +129,6 @@ INLINE f32 probabilities(const Params& p, const Logits& x, int half, Probability
 }
 
 #else
-
-INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_u8s8(c, a, b); }
 
 // Writes the codes 255 e^(x - largest) of row lane / 4 + 8 `half`; returns the factor of the product with the
 // values.
@@ -162,12 +155,7 @@ INLINE void weighted_values(const Params& p, const u8* transposed, const Probabi
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         u32 query = 16 * warp + lane / 4 + 8 * half;
-        if (query >= static_cast<u32>(p.n)) continue;
-        f32 y[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) y[i] = to_f32(sums[i / 2][2 * half + i % 2]) * factor[half];
-        u64 row = static_cast<u64>(window) * p.n + query;
-        store_channels(p, row * p.heads * HEAD_DIM + head * HEAD_DIM + 8 * (lane % 4), y);
+        store_row(p, sums, half, factor[half], window, query, head, lane);
     }
 }
 

@@ -11,9 +11,8 @@
 constexpr u32 TOKENS = 8 * KEY_TILES;
 // Number of pairs of tiles of 8 keys, and of products with 32 values that the keys need.
 constexpr int PAIRS = KEY_TILES / 2, STEPS = (PAIRS + 1) / 2;
-// How far the passes over pairs of tiles and over steps are unrolled: whole, if logits stay in registers; else so far that
-// registers suffice.
-constexpr int UNROLL = HELD > 0 ? KEY_TILES : 1, STEP_UNROLL = HELD > 0 ? KEY_TILES : 1;
+// How far the passes over the keys are unrolled: whole, if logits stay in registers; else not, so that registers suffice.
+constexpr int UNROLL = HELD > 0 ? KEY_TILES : 1;
 // Number of queries that a block holds: 16 for each warp.
 constexpr u32 QUERIES = THREADS / WARP * 16;
 // Number of rows of all operands that a block holds at once.

@@ -93,7 +93,7 @@ INLINE void attend(const Queries& q, const Bias& bias, f32 (&sums)[4][4], Row (&
         }
     }
     rows[0].largest = quad_max(rows[0].largest), rows[1].largest = quad_max(rows[1].largest);
-#pragma unroll STEP_UNROLL
+#pragma unroll UNROLL
     for (int pair = 0; pair < PAIRS; pair++) {
         u32 words[4] = {};
 #pragma unroll
@@ -113,53 +113,13 @@ INLINE void attend(const Queries& q, const Bias& bias, f32 (&sums)[4][4], Row (&
     }
 }
 
-// Transposes a 4 x 4 matrix of words that four lanes hold: word j of lane i and word i of lane j are
-// exchanged.
-INLINE void transpose_quad(u32 (&x)[4], u32 lane) {
-#pragma unroll
-    for (u32 step = 1; step < 4; step *= 2) {
-#pragma unroll
-        for (u32 i = 0; i < 4; i++) {
-            if (i & step) continue;
-            bool upper = lane & step;
-            u32 send = upper ? x[i] : x[i + step];
-            u32 got = shuffle_xor(send, step);
-            if (upper) {
-                x[i] = got;
-            } else {
-                x[i + step] = got;
-            }
-        }
-    }
-}
-
 // Stores the rows of a warp, whose queries begin at token `first`.
 INLINE void store(const Params& p, const f32 (&sums)[4][4], const Row (&rows)[2], u32 window, u32 head, u32 first, u32 lane) {
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         f32 factor = div_f32(1.0f, quad_sum(rows[half].total));
-        u32 out[4];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            f32 y[2] = {sums[j][2 * half] * factor, sums[j][2 * half + 1] * factor};
-#if STORE == STORE_CODES
-            out[j] = pack_s8x4(round_s32(y[0] * p.recip), round_s32(y[1] * p.recip), 0, 0);
-#else
-#if FAKE
-            y[0] = fake(y[0], p.recip, p.scale), y[1] = fake(y[1], p.recip, p.scale);
-#endif
-            out[j] = pack_half2(y[0], y[1]);
-#endif
-        }
-        transpose_quad(out, lane);
         u32 query = first + lane / 4 + 8 * half;
-        if (query >= static_cast<u32>(p.n)) continue;
-        u64 at = (static_cast<u64>(window) * p.n + query) * p.heads * HEAD_DIM + head * HEAD_DIM + 8 * (lane % 4);
-#if STORE == STORE_CODES
-        *reinterpret_cast<u32x2*>(static_cast<s8*>(p.out) + at) = u32x2{out[0] | out[1] << 16, out[2] | out[3] << 16};
-#else
-        *reinterpret_cast<u32x4*>(static_cast<u16*>(p.out) + at) = u32x4{out[0], out[1], out[2], out[3]};
-#endif
+        store_exchanged(p, sums, half, factor, window, query, head, lane);
     }
 }
 

@@ -105,8 +105,6 @@ struct Row {
 
 #if PROBS_S8
 
-INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_s8(c, a, b); }
-
 // Replaces the logits of a pair by their exponentials, and adds these to the sums. Those of padding are zero.
 INLINE void add_weights(const Params& p, Row& row, Pair& x, int half, int pair, u32 lane) {
 #pragma unroll
@@ -117,13 +115,6 @@ INLINE void add_weights(const Params& p, Row& row, Pair& x, int half, int pair, 
         x[i / 2][2 * half + b] = e;
         row.sums[i / 2][b] = row.sums[i / 2][b] + e;
     }
-}
-
-INLINE void invert_sum(Row& row) {
-    f32 low = row.sums[0][0] + row.sums[1][0], high = row.sums[0][1] + row.sums[1][1];
-    low = low + shuffle_xor(low, 2), high = high + shuffle_xor(high, 2);
-    low = low + shuffle_xor(low, 1), high = high + shuffle_xor(high, 1);
-    row.inverse = div_f32(1.0f, low + high);
 }
 
 // The codes of a pair, whose exponentials are `x` if it is held, else whose logits.
@@ -142,8 +133,6 @@ INLINE u32 codes_of(const Params& p, Row& row, const Pair& x, int half, int pair
 INLINE f32 factor_of(const Params& p, const Row&) { return p.probs_scale * p.value_scale; }
 
 #else
-
-INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) { mma_u8s8(c, a, b); }
 
 // The codes 255 e^(x - largest) of a pair, which it adds to the total.
 INLINE u32 codes_of(const Params&, Row& row, const Pair& x, int half, int pair) {
@@ -205,9 +194,9 @@ INLINE void attend(const Params& p, const Queries& q, const Bias& bias, const u8
             if (pair < HELD / 2) held[pair < HELD / 2 ? pair : 0][i / 4][i % 4] = x[i / 4][i % 4];
         }
     }
-    invert_sum(rows[0]), invert_sum(rows[1]);
+    rows[0].inverse = inverse_of(rows[0].sums), rows[1].inverse = inverse_of(rows[1].sums);
 #endif
-#pragma unroll STEP_UNROLL
+#pragma unroll UNROLL
     for (int step = 0; step < STEPS; step++) {
         u32 words[4] = {};
 #pragma unroll
@@ -242,12 +231,7 @@ INLINE void store(const Params& p, const s32 (&sums)[4][4], const Row (&rows)[2]
     for (int half = 0; half < 2; half++) {
         f32 factor = factor_of(p, rows[half]);
         u32 query = first + lane / 4 + 8 * half;
-        if (query >= static_cast<u32>(p.n)) continue;
-        f32 y[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) y[i] = to_f32(sums[i / 2][2 * half + i % 2]) * factor;
-        u64 row = static_cast<u64>(window) * p.n + query;
-        store_channels(p, row * p.heads * HEAD_DIM + head * HEAD_DIM + 8 * (lane % 4), y);
+        store_row(p, sums, half, factor, window, query, head, lane);
     }
 }
 

@@ -181,13 +181,6 @@ INLINE void sum_weights(const Params& p, const f32 (&x)[8][4], RowState& row, in
         }
     }
 }
-
-INLINE void invert_sum(RowState& row) {
-    f32 low = row.sums[0][0] + row.sums[1][0], high = row.sums[0][1] + row.sums[1][1];
-    low = low + shuffle_xor(low, 2), high = high + shuffle_xor(high, 2);
-    low = low + shuffle_xor(low, 1), high = high + shuffle_xor(high, 1);
-    row.inverse = div_f32(1.0f, low + high);
-}
 #endif
 
 INLINE void add_values(Sums& sums, const Probabilities& words, const u8* transposed, u32 lane) {
@@ -198,11 +191,7 @@ INLINE void add_values(Sums& sums, const Probabilities& words, const u8* transpo
 #pragma unroll
         for (int step = 0; step < 2; step++) {
             const u32 b[2] = {v[2 * step], v[2 * step + 1]};
-#if PROBS_S8
-            mma_s8(sums[j], words[step], b);
-#else
-            mma_u8s8(sums[j], words[step], b);
-#endif
+            multiply_values(sums[j], words[step], b);
         }
     }
 }
@@ -213,15 +202,6 @@ INLINE f32 factor_of(const Params& p, const RowState& row) {
 #else
     return div_f32(p.value_scale, to_f32(static_cast<s32>(quad_sum(row.total))));
 #endif
-}
-
-// Stores channels 8 (lane % 4) to 8 (lane % 4) + 7 of a row.
-INLINE void store_row(const Params& p, const Sums& sums, int half, f32 factor, u64 at, bool real, u32 lane) {
-    if (!real) return;
-    f32 y[8];
-#pragma unroll
-    for (int i = 0; i < 8; i++) y[i] = to_f32(sums[i / 2][2 * half + i % 2]) * factor;
-    store_channels(p, at + 8 * (lane % 4), y);
 }
 
 #else
@@ -257,12 +237,12 @@ INLINE void add_values(Sums& sums, const Probabilities& words, const u8* values,
 INLINE f32 factor_of(const Params&, const RowState& row) { return div_f32(1.0f, quad_sum(row.total)); }
 
 // Stores channels 8 j + 2 (lane % 4) and 8 j + 2 (lane % 4) + 1 of a row, for each n-tile j.
-INLINE void store_row(const Params& p, const Sums& sums, int half, f32 factor, u64 at, bool real, u32 lane) {
-    if (!real) return;
+INLINE void store_row(const Params& p, const Sums& sums, int half, f32 factor, u32 window, u32 query, u32 head, u32 lane) {
+    if (query >= static_cast<u32>(p.n)) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         f32 y[2] = {sums[j][2 * half] * factor, sums[j][2 * half + 1] * factor};
-        u64 to = at + 8 * j + 2 * (lane % 4);
+        u64 to = place_of(p, window, query, head) + 8 * j + 2 * (lane % 4);
 #if STORE == STORE_CODES
         u32 codes = pack_s8x4(round_s32(y[0] * p.recip), round_s32(y[1] * p.recip), 0, 0);
         *reinterpret_cast<u16*>(static_cast<s8*>(p.out) + to) = static_cast<u16>(codes);
@@ -331,8 +311,7 @@ KERNEL(attention_f16_tiled)(const Params p) {
         sum_weights(p, x, state[0], 0, tile * TOKENS, lane);
         sum_weights(p, x, state[1], 1, tile * TOKENS, lane);
     }
-    invert_sum(state[0]);
-    invert_sum(state[1]);
+    state[0].inverse = inverse_of(state[0].sums), state[1].inverse = inverse_of(state[1].sums);
 #endif
     Sums sums = {};
     for (u32 tile = 0; tile < tiles; tile++) {
@@ -350,7 +329,6 @@ KERNEL(attention_f16_tiled)(const Params p) {
     for (int half = 0; half < 2; half++) {
         u32 query = first_query + 16 * warp + lane / 4 + 8 * half;
         f32 factor = factor_of(p, state[half]);
-        u64 row = static_cast<u64>(window) * p.n + query;
-        store_row(p, sums, half, factor, row * p.heads * HEAD_DIM + head * HEAD_DIM, query < static_cast<u32>(p.n), lane);
+        store_row(p, sums, half, factor, window, query, head, lane);
     }
 }

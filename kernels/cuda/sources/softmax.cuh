@@ -43,6 +43,14 @@ INLINE f32 quad_sum(f32 x) {
     return x + shuffle_xor(x, 2);
 }
 
+// The reciprocal of the sum of a row whose four lanes have partial sums by the key index mod 16, in the order of the reference.
+INLINE f32 inverse_of(const f32 (&sums)[2][2]) {
+    f32 low = sums[0][0] + sums[1][0], high = sums[0][1] + sums[1][1];
+    low = low + shuffle_xor(low, 2), high = high + shuffle_xor(high, 2);
+    low = low + shuffle_xor(low, 1), high = high + shuffle_xor(high, 1);
+    return div_f32(1.0f, low + high);
+}
+
 // The largest logit of row lane / 4 + 8 `half`.
 INLINE f32 row_max(const Logits& x, int half) {
     f32 largest = x[0][2 * half];
