@@ -19,7 +19,7 @@ pub struct Interval {
 }
 
 /// 97.5 % quantile of the standard normal distribution.
-const Z: f64 = 1.959963984540054;
+pub(crate) const Z: f64 = 1.959963984540054;
 
 /// The 2 x 2 table of a paired comparison: numbers of images by which of the two models are right.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

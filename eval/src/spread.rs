@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::collected::same_length;
 use crate::error::EvalError;
+use crate::interval::Z;
 
 /// The signal and the noise of each image at each output that counts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -97,12 +98,11 @@ fn spread(influences: &[f64]) -> Option<f64> {
 
 /// The quantile 0.975 of Student's distribution with `degrees` degrees of freedom, by its expansion (Abramowitz and Stegun, 26.7.5).
 fn student(degrees: f64) -> f64 {
-    let z = 1.959_964_f64;
     let terms = [
-        z,
-        (z.powi(3) + z) / 4.0,
-        (5.0 * z.powi(5) + 16.0 * z.powi(3) + 3.0 * z) / 96.0,
-        (3.0 * z.powi(7) + 19.0 * z.powi(5) + 17.0 * z.powi(3) - 15.0 * z) / 384.0,
+        Z,
+        (Z.powi(3) + Z) / 4.0,
+        (5.0 * Z.powi(5) + 16.0 * Z.powi(3) + 3.0 * Z) / 96.0,
+        (3.0 * Z.powi(7) + 19.0 * Z.powi(5) + 17.0 * Z.powi(3) - 15.0 * Z) / 384.0,
     ];
     terms.iter().rev().fold(0.0, |sum, term| sum / degrees + term)
 }
