@@ -162,7 +162,7 @@ class Prepared(unittest.TestCase):
             x = torch.from_numpy(normalised(pixels.permute(0, 2, 3, 1).numpy(), quantized))
             swin = swinq.torch.prepare(module, [x]).model
             swin = PreparedSwin(
-                swin.original, Template(quantized), swin._names, swin._stored, swin._outputs, {}, (True, True), 0.0, False
+                swin.original, Template(quantized), swin._names, swin._stored, swin._outputs, {}, "all", 0.0, False
             )
         torch.nn.functional.cross_entropy(swin.train()(x), torch.arange(3)).backward()
         of_swin = swin.parameters_of_swin()
