@@ -7,7 +7,8 @@ use swinq_model::site::{BlockId, Branch, Linear};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Segment {
     /// Patch embedding, with its norm and position embedding: normalised images `[n, channels, height, width]`, or their
-    /// patches `[n * tokens, channels * patch^2]`, to tokens `[n * tokens, c]`.
+    /// patches `[n * tokens, channels * patch^2]`, to tokens `[n * tokens, c]`. A network of tokens has none of that: its patches
+    /// are the tokens.
     Embed,
     /// One of a block's two branches, and its addition to the residual stream `[n * tokens, c]`.
     Branch(BlockId, Branch),
@@ -38,14 +39,20 @@ impl Segment {
 
     /// The index of the output of a backbone that the result of the segment is, before its norm. A stage has one at most.
     pub fn output(self, config: &SwinConfig) -> Option<usize> {
-        let Segment::Branch(BlockId { stage, block }, Branch::Mlp) = self else { return None };
-        let last = block + 1 == config.depths[stage];
+        let (stage, blocks) = match self {
+            Segment::Branch(BlockId { stage, block }, Branch::Mlp) => (stage, block + 1),
+            // Merging behind the blocks of a network of tokens.
+            Segment::Merge(stage) => (stage + 1, 0),
+            _ => return None,
+        };
+        let last = blocks == config.depths[stage];
         config.outputs.iter().position(|output| last && output.stage == stage)
     }
 
-    /// The linear layers of the segment, in forward order.
-    pub fn linears(self) -> Vec<Linear> {
+    /// The linear layers of the segment of `config`, in forward order.
+    pub fn linears(self, config: &SwinConfig) -> Vec<Linear> {
         match self {
+            Segment::Embed if config.takes_tokens() => Vec::new(),
             Segment::Embed => vec![Linear::PatchEmbed],
             Segment::Branch(block, Branch::Attn) => vec![Linear::Qkv(block), Linear::Proj(block)],
             Segment::Branch(block, Branch::Mlp) => vec![Linear::Fc1(block), Linear::Fc2(block)],
@@ -66,7 +73,8 @@ mod tests {
         let classifier = SwinConfig::default();
         let backbone = classifier.clone().into_backbone(vec![StageOutput::of_stage(3, true)]);
         for config in [classifier, backbone] {
-            let linears: Vec<Linear> = Segment::all(&config).into_iter().flat_map(Segment::linears).collect();
+            let segments = Segment::all(&config).into_iter();
+            let linears: Vec<Linear> = segments.flat_map(|segment| segment.linears(&config)).collect();
             assert_eq!(linears, all_linears(&config));
         }
     }

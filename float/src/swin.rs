@@ -13,7 +13,7 @@ use crate::ops::{Compute, Norm, Ops};
 use crate::segment::Segment;
 use crate::weights::{LinearWeights, Source, StageWeights};
 use swinq_model::ModelError;
-use swinq_model::arch::{Size, SwinConfig};
+use swinq_model::arch::{Input, Size, SwinConfig};
 use swinq_model::batch::{Batch, Transform};
 use swinq_model::params::check_parameters;
 use swinq_model::site::{BlockId, Branch, Linear, Site};
@@ -27,7 +27,8 @@ pub struct Swin {
     config: SwinConfig,
     device: Device,
     ops: Ops,
-    patch_embed: LinearWeights,
+    /// `None` in a network of tokens.
+    patch_embed: Option<LinearWeights>,
     patch_norm: Option<Norm>,
     /// `[1, tokens, embed_dim]`.
     position: Option<Tensor>,
@@ -82,7 +83,10 @@ impl Swin {
     ) -> Result<Swin, FloatError> {
         let source = Source { config, tensors, fixed, ops: ops.clone(), device: device.clone() };
         Ok(Swin {
-            patch_embed: source.linear(Linear::PatchEmbed)?,
+            patch_embed: match config.input {
+                Input::Images => Some(source.linear(Linear::PatchEmbed)?),
+                Input::Tokens => None,
+            },
             patch_norm: config.patch_norm.then(|| source.norm("patch_embed.norm")).transpose()?,
             position: config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?,
             maps: Arc::new(Maps::new(config, config.image_size, device)?),
@@ -278,9 +282,13 @@ impl Swin {
 
     /// Patch embedding: images `[n, channels, height, width]`, or their patches, to tokens `[n * tokens, embed_dim]`.
     fn embed(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
+        let patches = |images: Tensor| match images.dims() {
+            [_, _] => Ok(images),
+            _ => self.patches(&images),
+        };
+        let Some(patch_embed) = &self.patch_embed else { return patches(images.clone()) };
         let images = sites.activation(Site::Input(Linear::PatchEmbed), images.clone())?;
-        let patches = if images.dims().len() == 2 { images } else { self.patches(&images)? };
-        let x = sites.linear(&self.patch_embed, &patches)?;
+        let x = sites.linear(patch_embed, &patches(images)?)?;
         let x = match &self.patch_norm {
             Some(norm) => self.ops.norm(&x, norm)?,
             None => x,
@@ -333,7 +341,7 @@ impl Swin {
     fn linear_mut(&mut self, linear: Linear) -> &mut LinearWeights {
         let stages = &mut self.stages;
         match linear {
-            Linear::PatchEmbed => &mut self.patch_embed,
+            Linear::PatchEmbed => self.patch_embed.as_mut().expect("a network of images has a patch embedding"),
             Linear::Qkv(id) => &mut stages[id.stage].blocks[id.block].qkv,
             Linear::Proj(id) => &mut stages[id.stage].blocks[id.block].proj,
             Linear::Fc1(id) => &mut stages[id.stage].blocks[id.block].fc1,

@@ -21,7 +21,7 @@ pub(crate) use check::MAX_WINDOW;
 pub use grid::Grid;
 pub use rules::{GridRule, Lengths, Limit, Shifted, Side, SizeRules};
 pub use stage::Stage;
-pub use task::{Problem, Scores, StageOutput, Task};
+pub use task::{Input, Problem, Scores, StageOutput, Task};
 pub use window::WindowPolicy;
 
 /// Version of the Swin Transformer.
@@ -94,6 +94,9 @@ pub struct SwinConfig {
     /// Version of the network. Files name it only where it is not V1.
     #[serde(default, skip_serializing_if = "SwinVersion::is_v1")]
     pub version: SwinVersion,
+    /// The input of the network. Files state it only where it is not images.
+    #[serde(default, skip_serializing_if = "Input::is_images")]
+    pub input: Input,
     /// Image size for which the network was built, in pixels. Files have a number if it is square, else `[height, width]`.
     #[serde(with = "size")]
     pub image_size: Size,
@@ -328,6 +331,7 @@ impl Default for SwinConfig {
         SwinConfig {
             name: "swin_tiny_patch4_window7_224".to_owned(),
             version: SwinVersion::V1,
+            input: Input::Images,
             image_size: Size::square(224),
             in_chans: RGB,
             patch_size: 4,

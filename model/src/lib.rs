@@ -27,7 +27,7 @@ pub mod yaml;
 pub use swinq_numerics::{Int8, Size};
 
 pub use arch::{
-    Grid, GridRule, Lengths, Limit, Problem, Scores, Shifted, Side, SizeRules, Stage, StageOutput,
+    Grid, GridRule, Input, Lengths, Limit, Problem, Scores, Shifted, Side, SizeRules, Stage, StageOutput,
     SwinConfig, SwinVersion, Task, WindowPolicy,
 };
 pub use batch::{

@@ -19,8 +19,10 @@ const MAX_BLOCKS: usize = 4096;
 pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
     let mut list = List(Vec::new());
     let (embed, patch) = (config.embed_dim, config.patch_size);
-    list.add(Linear::PatchEmbed.weight_name(), &[embed, config.in_chans, patch, patch]);
-    list.add(Linear::PatchEmbed.bias_name(), &[embed]);
+    if !config.takes_tokens() {
+        list.add(Linear::PatchEmbed.weight_name(), &[embed, config.in_chans, patch, patch]);
+        list.add(Linear::PatchEmbed.bias_name(), &[embed]);
+    }
     if config.patch_norm {
         list.norm("patch_embed.norm", embed);
     }

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::arch::{SwinConfig, SwinVersion};
+use crate::arch::{Input, SwinConfig, SwinVersion};
 
 /// A transformer block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -212,7 +212,10 @@ fn parse_parts(parts: &[&str]) -> Option<Site> {
 
 /// Every linear layer of `config`, in forward order.
 pub fn all_linears(config: &SwinConfig) -> Vec<Linear> {
-    let mut linears = vec![Linear::PatchEmbed];
+    let mut linears = match config.input {
+        Input::Images => vec![Linear::PatchEmbed],
+        Input::Tokens => Vec::new(),
+    };
     for (stage, &depth) in config.depths.iter().enumerate() {
         for block in 0..depth {
             let id = BlockId { stage, block };

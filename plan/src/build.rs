@@ -5,7 +5,7 @@ use std::sync::Arc;
 use swinq_model::quantized::Param;
 use swinq_model::recipe::Kind;
 use swinq_model::{
-    AttentionParameters, BlockId, Branch, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage,
+    AttentionParameters, BlockId, Branch, Input, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage,
     StageOutput, position,
 };
 use swinq_numerics::{AttentionQuant, Probs, Quantizer};
@@ -52,7 +52,10 @@ struct Builder<'m> {
 impl<'m> Builder<'m> {
     fn network(&mut self) -> Result<(), ModelError> {
         let image = self.tensor(Rows::Pixels, self.model.config.in_chans, Element::Pixel);
-        let mut residual = self.patch_embed(image)?;
+        let mut residual = match self.model.config.input {
+            Input::Images => self.patch_embed(image)?,
+            Input::Tokens => self.patches("tokens", Store::F32, image),
+        };
         for stage in self.model.config.stages() {
             let shared = Shared::new(stage);
             let stage = &shared.stage;
@@ -71,14 +74,20 @@ impl<'m> Builder<'m> {
         if self.model.config.is_backbone() { Ok(()) } else { self.head(residual) }
     }
 
-    fn patch_embed(&mut self, image: TensorId) -> Result<TensorId, ModelError> {
+    /// The patches of `image`, a row for each token of the first stage.
+    fn patches(&mut self, name: &str, store: Store, image: TensorId) -> TensorId {
         let config = &self.model.config;
-        let k = config.in_chans * config.patch_size.pow(2);
+        let columns = config.in_chans * config.patch_size.pow(2);
         let lookup = self.model.transform.lookup();
         let edge = config.window_policy.image_edge();
         let op = Op::Patches(Patches { patch: config.patch_size, lookup, edge });
+        self.stored(name, op, store, image, (Rows::Tokens(0), columns), 0)
+    }
+
+    fn patch_embed(&mut self, image: TensorId) -> Result<TensorId, ModelError> {
+        let config = &self.model.config;
         let store = self.input_store(Layer::PatchEmbed)?;
-        let patches = self.stored("patch_embed.patches", op, store, image, (Rows::Tokens(0), k), 0);
+        let patches = self.patches("patch_embed.patches", store, image);
         let residual = self.linear(Layer::PatchEmbed, patches, Store::F32, Order::Tokens(0))?;
         if config.patch_norm {
             let name = "patch_embed.norm";

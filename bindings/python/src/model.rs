@@ -103,8 +103,11 @@ fn parsed<T: FromStr<Err = String>>(
 }
 
 /// The rules for windows that the code of a live module may have, by names.
-const WINDOWS: [(&str, WindowPolicy); 2] =
-    [("hf", WindowPolicy::HuggingFace), ("mmpretrain", WindowPolicy::Mmpretrain)];
+const WINDOWS: [(&str, WindowPolicy); 3] = [
+    ("hf", WindowPolicy::HuggingFace),
+    ("mmpretrain", WindowPolicy::Mmpretrain),
+    ("restoration", WindowPolicy::Restoration),
+];
 
 /// The tasks as which a network is read, by names.
 const TASKS: [(&str, Task); 2] = [("classification", Task::Classification), ("features", Task::Features)];

@@ -63,8 +63,12 @@ impl fmt::Display for Meaning {
 /// Refuses an architecture that the kernels do not support, before anything is asked of a GPU.
 ///
 /// # Errors
-/// [`CudaError::Unsupported`] for heads of another width than the kernels'.
+/// [`CudaError::Unsupported`] for heads of another width than the kernels', and for a network of tokens.
 pub fn check_architecture(config: &SwinConfig) -> Result<(), CudaError> {
+    if config.takes_tokens() {
+        let problem = "a network of tokens: the CUDA engine begins with a patch embedding; the CPU backend runs stacks of blocks";
+        return Err(CudaError::Unsupported(problem.to_owned()));
+    }
     match config.stages().iter().map(Stage::head_dim).find(|&width| width != HEAD_DIM) {
         None => Ok(()),
         Some(width) => Err(CudaError::Unsupported(format!(

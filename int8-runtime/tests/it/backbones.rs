@@ -56,7 +56,7 @@ fn torchvision() -> SwinConfig {
     config.into_backbone(vec![StageOutput::of_stage(0, false), StageOutput::of_stage(1, false)])
 }
 
-fn quantized(float: &FloatModel, recipe: &str) -> QuantizedModel {
+pub fn quantized(float: &FloatModel, recipe: &str) -> QuantizedModel {
     if recipe == "float" {
         return QuantizedModel::from_float(float.clone()).unwrap();
     }

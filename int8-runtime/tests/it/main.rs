@@ -6,4 +6,5 @@ mod common;
 mod engine;
 mod float_images;
 mod odd_shapes;
+mod stacks;
 mod variants;

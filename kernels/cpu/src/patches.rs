@@ -9,9 +9,6 @@ use swinq_numerics::{ImageEdge, ImageLayout, Images, Pixels, Quantizer, RowStore
 use crate::pool::{Parts, Pool};
 use crate::rows::{RowOut, units_per_task};
 
-/// The most channels of an image.
-const MAX_CHANNELS: usize = 16;
-
 /// Converts images to rows `[images * grid height * grid width, channels * patch * patch]`, where the grid of patches is that of
 /// [`ImageEdge::grid`]. Columns are in (channel, y, x) order, as in a convolution's
 /// weight. A table per channel maps each 8-bit pixel to its normalised value, converted for the store; values that are
@@ -50,14 +47,11 @@ impl Patches {
     /// The op for patches of `patch` by `patch` pixels, at the right and at the bottom by `edge`; `lookup[channel][byte]` is the normalised value of a pixel.
     ///
     /// # Panics
-    /// If `patch` is 0, if there are no channels or more than 16, or if a patch would be larger than a slice can be.
+    /// If `patch` is 0, if there are no channels, or if a patch would be larger than a slice can be.
     pub fn new(patch: usize, edge: ImageEdge, lookup: &[[f32; 256]], store: RowStore) -> Patches {
         let channels = lookup.len();
         assert!(patch > 0, "Patches: patches of 0 pixels");
-        assert!(
-            (1..=MAX_CHANNELS).contains(&channels),
-            "Patches: {channels} channels are not 1 to {MAX_CHANNELS}"
-        );
+        assert!(channels > 0, "Patches: images without channels");
         elements("Patches", "patch", &[patch, patch, channels]);
         let tables = match store {
             RowStore::F32 => Tables::F32(lookup.into()),
@@ -249,6 +243,7 @@ impl Cut {
             (4, 3, ImageLayout::ChannelsFirst) => {
                 self.whole((4, 3, ImageLayout::ChannelsFirst), top, pixels, read, whole)
             }
+            (1, _, ImageLayout::ChannelsLast) => self.pixels(top, pixels, read, whole),
             form => self.whole(form, top, pixels, read, whole),
         }
         for (x, out) in (inside..).zip(parts.chunks_exact_mut(stride)) {
@@ -281,6 +276,17 @@ impl Cut {
     ) {
         for (x, out) in out.chunks_exact_mut(self.stride).enumerate() {
             self.part(form, (top, x * form.0), Size::square(form.0), pixels, read, out);
+        }
+    }
+
+    /// Writes the patches of a line, which are its pixels, channel by channel as they lie.
+    fn pixels<V: Copy, R: Read<V>>(&self, line: usize, pixels: &[V], read: &R, out: &mut [R::To]) {
+        let values = self.image.width * self.channels;
+        let pixels = pixels[line * values..][..values].chunks_exact(self.channels);
+        for (out, pixel) in out.chunks_exact_mut(self.stride).zip(pixels) {
+            for (channel, (out, value)) in out.iter_mut().zip(pixel).enumerate() {
+                *out = read.of_channel(channel)(*value);
+            }
         }
     }
 

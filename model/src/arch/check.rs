@@ -7,6 +7,7 @@ use crate::error::ModelError;
 
 // The largest sizes accepted, so that a hostile file cannot ask for absurd memory.
 const MAX_IMAGE: usize = 4096;
+/// Of an image; tokens have those of the first stage.
 const MAX_CHANNELS: usize = 16;
 const MAX_PATCH: usize = 64;
 const MAX_DIM: usize = 16384;
@@ -24,6 +25,7 @@ impl SwinConfig {
     /// [`ModelError::Config`] naming the field, its value and what is allowed.
     pub fn validate(&self) -> Result<(), ModelError> {
         self.check_sizes()?;
+        self.check_input()?;
         self.check_numbers()?;
         self.check_stages()?;
         self.check_outputs()?;
@@ -33,7 +35,8 @@ impl SwinConfig {
 
     fn check_sizes(&self) -> Result<(), ModelError> {
         bound_both("DATA.IMG_SIZE", self.image_size, MAX_IMAGE)?;
-        bound(&self.key("IN_CHANS"), self.in_chans, MAX_CHANNELS)?;
+        let most = if self.takes_tokens() { MAX_DIM } else { MAX_CHANNELS };
+        bound(&self.key("IN_CHANS"), self.in_chans, most)?;
         bound(&self.key("PATCH_SIZE"), self.patch_size, MAX_PATCH)?;
         if !self.is_backbone() {
             bound("MODEL.NUM_CLASSES", self.num_classes, MAX_CLASSES)?;
@@ -49,6 +52,29 @@ impl SwinConfig {
             let text =
                 format!("{} is not square, but the rule for its windows takes square ones", self.window_size);
             return Err(ModelError::config(self.key("WINDOW_SIZE"), text));
+        }
+        Ok(())
+    }
+
+    /// Checks that a network of tokens has nothing before its first stage and behind its last one.
+    fn check_input(&self) -> Result<(), ModelError> {
+        if !self.takes_tokens() {
+            return Ok(());
+        }
+        let wrong = |key: &str, problem: String| Err(ModelError::config(self.key(key), problem));
+        if self.in_chans != self.embed_dim {
+            return wrong("IN_CHANS", format!("{}, but its tokens have {} channels", self.in_chans, self.embed_dim));
+        }
+        if self.patch_size != 1 {
+            return wrong("PATCH_SIZE", format!("{}, but the patch of a token is 1", self.patch_size));
+        }
+        let parts = [("PATCH_NORM", self.patch_norm), ("APE", self.ape)];
+        if let Some((key, _)) = parts.into_iter().find(|(_, is_there)| *is_there) {
+            return wrong(key, "True, but a network of tokens has no patch embedding".to_owned());
+        }
+        if !self.is_backbone() || self.outputs.iter().any(|output| output.norm) {
+            let problem = "a network of tokens has no classifier, and no norm behind its blocks";
+            return Err(ModelError::config("outputs", problem));
         }
         Ok(())
     }
@@ -73,7 +99,9 @@ impl SwinConfig {
 
     fn check_stages(&self) -> Result<(), ModelError> {
         for (stage, (&depth, &heads)) in self.depths.iter().zip(&self.num_heads).enumerate() {
-            bound(&self.key(&format!("DEPTHS[{stage}]")), depth, MAX_DEPTH)?;
+            if !self.is_merging_alone(stage) {
+                bound(&self.key(&format!("DEPTHS[{stage}]")), depth, MAX_DEPTH)?;
+            }
             let (dim, name) = (self.embed_dim << stage, StageOutput::usual_name(stage));
             bound(&format!("channels of {name}"), dim, MAX_DIM)?;
             bound(&self.key(&format!("NUM_HEADS[{stage}]")), heads, dim)?;
@@ -84,6 +112,18 @@ impl SwinConfig {
             bound(&format!("MLP width of {name}"), self.hidden(dim), 4 * MAX_DIM)?;
         }
         Ok(())
+    }
+
+    /// Whether stage `stage` of a network of tokens has no blocks: merging lies before its first blocks or behind its last ones.
+    fn is_merging_alone(&self, stage: usize) -> bool {
+        let last = self.depths.len() - 1;
+        let with_blocks = |others: &[usize]| others.iter().all(|&depth| depth > 0) && !others.is_empty();
+        let others = match stage {
+            0 => &self.depths[1..],
+            stage if stage == last => &self.depths[..last],
+            _ => &[],
+        };
+        self.takes_tokens() && self.depths[stage] == 0 && with_blocks(others)
     }
 
     /// Checks the fields of which only one version knows the meaning: factors of `QK^T` and windows of positions.
@@ -209,6 +249,9 @@ impl SwinConfig {
     }
 
     fn check_grid(&self, stage: &Stage, grid: &Grid) -> Result<(), ModelError> {
+        if stage.depth == 0 {
+            return Ok(());
+        }
         let name = StageOutput::usual_name(stage.index);
         let smaller = grid.size.height < stage.window.height || grid.size.width < stage.window.width;
         let other = grid.window != stage.window;
@@ -227,17 +270,20 @@ impl SwinConfig {
             );
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }
-        if self.window_policy != WindowPolicy::Microsoft {
-            return Ok(());
-        }
-        if grid.is_padded() {
+        if grid.is_padded() && self.window_policy.refuses_padding() {
+            let also = match self.window_policy {
+                WindowPolicy::Microsoft => "Microsoft's code refuses it too; timm, Hugging Face and torchvision pad",
+                _ => "the network's own code refuses it too; the network pads its images before",
+            };
             let text = format!(
-                "window {} does not divide the {} tokens of {name} (Microsoft's code refuses it too; timm, Hugging \
-                 Face and torchvision pad)",
+                "window {} does not divide the {} tokens of {name} ({also})",
                 grid.window.short(),
                 grid.size
             );
             return Err(ModelError::config(self.key("WINDOW_SIZE"), text));
+        }
+        if self.window_policy != WindowPolicy::Microsoft {
+            return Ok(());
         }
         if stage.merge && grid.merged().map(|side| 2 * side) != grid.size {
             let text = format!("{name} ends with {} tokens; patch merging needs an even side", grid.size);

@@ -302,6 +302,9 @@ impl WindowPolicy {
             }
             WindowPolicy::Mmpretrain => (longer, at_least.to_vec()),
             WindowPolicy::Pad => (Shifted::AxesLongerThan(own_window), Vec::new()),
+            WindowPolicy::Restoration => {
+                (Shifted::All, both(|side| Lengths::MultiplesOf(side.of(own_window))).to_vec())
+            }
             WindowPolicy::TimmAnySize | WindowPolicy::HuggingFaceV2 | WindowPolicy::Detection => {
                 (Shifted::All, Vec::new())
             }

@@ -18,6 +18,25 @@ pub enum Task {
     Features,
 }
 
+/// The input of a network. The names are those in files.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Input {
+    /// Images, which a patch embedding turns into tokens.
+    #[default]
+    Images,
+    /// The tokens themselves: a grid of them is an image of patches of one pixel, with a channel for each of the first stage. The
+    /// network is a stack of blocks of a larger model, and it is a backbone whose outputs have no norm. A stage before its first
+    /// blocks, or behind its last ones, has none: the merging of patches before or behind the stack.
+    Tokens,
+}
+
+impl Input {
+    pub(super) fn is_images(&self) -> bool {
+        *self == Input::Images
+    }
+}
+
 impl Task {
     pub(super) fn is_classification(&self) -> bool {
         *self == Task::Classification
@@ -122,6 +141,11 @@ impl SwinConfig {
     /// Whether the network is a backbone, which computes feature maps.
     pub fn is_backbone(&self) -> bool {
         self.task == Task::Features
+    }
+
+    /// Whether the network is a stack of blocks, which takes tokens.
+    pub fn takes_tokens(&self) -> bool {
+        self.input == Input::Tokens
     }
 
     /// The output of stage `stage`, if the network is a backbone that has one.

@@ -43,6 +43,10 @@ pub enum WindowPolicy {
     /// The rule of detectors: of Microsoft's detection repository, mmdetection, detectron2, Hugging Face's backbones, and
     /// mmpretrain with `pad_small_map`. The window keeps its size, odd blocks are always shifted, and every grid is padded.
     Detection,
+    /// The rule of the networks of SwinIR and of Swin2SR in the code of its authors, whose image sizes are in tokens. The shorter
+    /// side of the configuration's image size decides, as under Microsoft's rule, for every image. Every grid must be a multiple
+    /// of the window.
+    Restoration,
 }
 
 /// The decision of a policy for the grid of one stage.
@@ -71,7 +75,10 @@ impl WindowPolicy {
             width: unless(grid.width <= window.width, shift.width),
         };
         match self {
-            WindowPolicy::Microsoft | WindowPolicy::HuggingFace | WindowPolicy::ShrinkAndPad => {
+            WindowPolicy::Microsoft
+            | WindowPolicy::HuggingFace
+            | WindowPolicy::ShrinkAndPad
+            | WindowPolicy::Restoration => {
                 by_side(grid.height.min(grid.width))
             }
             WindowPolicy::HuggingFaceV2 => by_side(grid.height),
@@ -102,7 +109,7 @@ impl WindowPolicy {
 
     /// Whether the configuration's image size decides window and shift, whatever the image.
     fn is_as_built(self) -> bool {
-        matches!(self, WindowPolicy::TimmAnySize | WindowPolicy::HuggingFaceV2)
+        matches!(self, WindowPolicy::TimmAnySize | WindowPolicy::HuggingFaceV2 | WindowPolicy::Restoration)
     }
 
     /// Whether window and shift are found for grids that are rounded down from stage to stage.
@@ -113,6 +120,11 @@ impl WindowPolicy {
     /// Whether a grid is shifted before it is padded.
     pub(super) fn shifts_first(self) -> bool {
         matches!(self, WindowPolicy::Timm | WindowPolicy::TimmAnySize)
+    }
+
+    /// Whether a grid that is no multiple of the window is refused.
+    pub(super) fn refuses_padding(self) -> bool {
+        matches!(self, WindowPolicy::Microsoft | WindowPolicy::Restoration)
     }
 
     /// Whether the library takes images whose sides are no multiples of the patch.

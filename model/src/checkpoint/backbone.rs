@@ -42,6 +42,7 @@ pub(super) fn of(
         return Err(ModelError::config("outputs", "none; name at least one stage"));
     };
     let outputs = stages.iter().map(|&stage| StageOutput::of_stage(stage, norms.contains(&stage)));
+    let is_whole = stages_of_file >= described || config.takes_tokens();
     let config = config.into_backbone(outputs.collect());
     let behind = |name: &str| {
         let stage = |stage: usize| name.starts_with(&format!("layers.{stage}."));
@@ -49,7 +50,7 @@ pub(super) fn of(
     };
     let unused = |name: &str| output_norm(name).is_some_and(|stage| stage < all && !stages.contains(&stage));
     let mut remarks = Vec::new();
-    if stages_of_file < described {
+    if !is_whole {
         remarks.push(format!("the file has {stages_of_file} of the {described} stages of the architecture"));
     }
     let mut leave_out = |is: &dyn Fn(&str) -> bool, what: &str| {

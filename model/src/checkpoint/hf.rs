@@ -7,7 +7,7 @@ use swinq_numerics::Size;
 use super::dialect::Dialect;
 use super::json::Json;
 use super::{Description, Labels, processor};
-use crate::arch::{Problem, StageOutput, SwinConfig, SwinVersion, Task};
+use crate::arch::{Input, Problem, StageOutput, SwinConfig, SwinVersion, Task};
 use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
@@ -169,6 +169,7 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
     let stem =
         folder.file_name().map_or_else(|| "swin".to_owned(), |name| name.to_string_lossy().into_owned());
     Ok(SwinConfig {
+        input: Input::Images,
         name: json.text("_name_or_path")?.filter(|name| !name.is_empty()).unwrap_or(stem),
         image_size: json.size("image_size")?.unwrap_or(default.image_size),
         in_chans: json.side("num_channels")?.unwrap_or(default.in_chans),

@@ -354,7 +354,9 @@ fn apply_dialect(
     config.mask = dialect.mask(config.version);
     check_sizes(&config)?;
     config.validate()?;
-    if config.qk_scale.is_some() && config.window_policy != WindowPolicy::Microsoft {
+    if config.qk_scale.is_some()
+        && !matches!(config.window_policy, WindowPolicy::Microsoft | WindowPolicy::Restoration)
+    {
         let problem = format!("models in {dialect} naming have no such setting; remove it");
         return Err(ModelError::config("MODEL.SWIN.QK_SCALE", problem));
     }

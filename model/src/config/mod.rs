@@ -10,7 +10,7 @@ use std::path::Path;
 
 use swinq_numerics::Size;
 
-use crate::arch::{StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
+use crate::arch::{Input, StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::{Filter, Resize, Transform};
 use crate::error::ModelError;
 use crate::params::parameters;
@@ -142,7 +142,9 @@ fn stages(config: &SwinConfig, settings: &Settings) -> Result<Option<Vec<usize>>
     let names = field(settings, key, "a list of names such as [stage1]", None, |value| {
         if value.is_none() { Some(None) } else { value.as_texts().map(Some) }
     })?;
-    let Some(names) = names else { return Ok(None) };
+    let Some(names) = names else {
+        return Ok(config.takes_tokens().then(|| config.outputs.iter().map(|output| output.stage).collect()));
+    };
     let stage = |name: &String| {
         StageOutput::stage_of(name).filter(|&stage| stage < config.depths.len()).ok_or_else(|| {
             let last = config.depths.len();
@@ -239,6 +241,7 @@ fn stated(config: &SwinConfig, transform: &Transform) -> Vec<(String, String)> {
         ("TEST.CROP".to_owned(), crop.to_owned()),
         // A backbone has none, but every setting states at least one.
         ("MODEL.NUM_CLASSES".to_owned(), config.num_classes.max(1).to_string()),
+        (key("INPUT"), if config.takes_tokens() { "tokens" } else { "images" }.to_owned()),
         (key("PATCH_SIZE"), config.patch_size.to_string()),
         (key("EMBED_DIM"), config.embed_dim.to_string()),
         (key("DEPTHS"), format!("{:?}", config.depths)),
@@ -293,6 +296,7 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
     let config = SwinConfig {
         name,
         version,
+        input: input(settings, key("INPUT"))?,
         image_size: extent("DATA.IMG_SIZE", default.image_size)?,
         in_chans: size(key("IN_CHANS"), default.in_chans)?,
         patch_size: size(key("PATCH_SIZE"), default.patch_size)?,
@@ -314,8 +318,19 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
         mask: default.mask,
         pretrained_window_sizes: without_zeros(pretrained),
     };
+    let last = StageOutput::of_stage(config.depths.len().saturating_sub(1), false);
+    let config = if config.takes_tokens() { config.into_backbone(vec![last]) } else { config };
     check_sizes(&config)?;
     Ok(config)
+}
+
+/// The input of the network.
+fn input(settings: &Settings, key: &'static str) -> Result<Input, ModelError> {
+    field(settings, key, "images or tokens", Input::Images, |value| match value.as_text()? {
+        "images" => Some(Input::Images),
+        "tokens" => Some(Input::Tokens),
+        _ => None,
+    })
 }
 
 /// Checks everything except the windows, whose rule depends on the checkpoint's dialect.

@@ -3,7 +3,8 @@
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::{ChannelCodes, FloatModel};
 use swinq_model::{
-    Batch, BatchSource, BoxError, Size, SwinConfig, SwinVersion, Transform, WindowPolicy, random_model,
+    Batch, BatchSource, BoxError, Input, Size, StageOutput, SwinConfig, SwinVersion, Transform, WindowPolicy,
+    random_model,
 };
 
 use crate::XorShift;
@@ -82,6 +83,54 @@ pub fn gray_rectangle() -> SwinConfig {
         window_policy: WindowPolicy::Pad,
         ..shifted()
     }
+}
+
+/// A stack of three blocks of 20 channels, whose heads are 10 wide, with SwinIR's windows: it takes grids of tokens.
+pub fn stack() -> SwinConfig {
+    SwinConfig {
+        name: "stack".to_owned(),
+        input: Input::Tokens,
+        image_size: Size::new(8, 12),
+        in_chans: 20,
+        patch_size: 1,
+        embed_dim: 20,
+        depths: vec![3],
+        num_heads: vec![2],
+        mlp_ratio: 2.0,
+        patch_norm: false,
+        window_policy: WindowPolicy::Restoration,
+        ..shifted()
+    }
+    .into_backbone(vec![StageOutput::of_stage(0, false)])
+}
+
+/// [`stack`] as a Swin V2 of transformers, with a merging of patches behind its blocks and both outputs, on a grid that is padded.
+pub fn second_stack() -> SwinConfig {
+    let outputs = [0, 1].map(|stage| StageOutput::of_stage(stage, false));
+    SwinConfig {
+        name: "stack of the second version".to_owned(),
+        version: SwinVersion::V2,
+        image_size: Size::new(7, 10),
+        depths: vec![2, 0],
+        num_heads: vec![2, 4],
+        window_policy: WindowPolicy::HuggingFaceV2,
+        mask: -200.0,
+        ..stack()
+    }
+    .into_backbone(outputs.into())
+}
+
+/// [`stack`] with timm's windows and a merging of patches before its blocks.
+pub fn stack_behind_merging() -> SwinConfig {
+    SwinConfig {
+        name: "stack behind merging".to_owned(),
+        image_size: Size::new(13, 18),
+        depths: vec![0, 2],
+        num_heads: vec![2, 5],
+        window_policy: WindowPolicy::Timm,
+        ..stack()
+    }
+    .into_backbone(vec![StageOutput::of_stage(1, false)])
 }
 
 /// [`shifted`] as a Swin V2.

@@ -1,0 +1,101 @@
+"""Live modules that are stacks of Swin blocks in other networks: they take tokens and the grid of these.
+
+Those of transformers are known by their classes, all others by their structure: SwinIR, and Swin2SR in the code of its authors.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from ._description import Description, has_bias, in_microsoft_keys, side, version_of
+from ._errors import ArgumentError
+
+Reader = Callable[[Any, Any], Description]
+
+
+def reader_of(module: Any) -> Reader | None:
+    """What reads a stack; ``None`` for any other module."""
+    if any((each.__module__, each.__name__) == CLAP_STAGE for each in type(module).__mro__):
+        return clap
+    blocks = getattr(module, "blocks", None)
+    is_list = blocks is not None and hasattr(blocks, "named_children") and len(blocks) > 0
+    if is_list and _parameters(module) == ["x", "x_size"] and all(_is_block(block) for block in blocks):
+        return restoration
+    return None
+
+
+def grid_parameter(module: Any) -> str | None:
+    """The name of the parameter of a stack's ``forward`` that takes the rows and columns of the grid of its tokens; ``None`` for any
+    other module."""
+    return None if reader_of(module) is None else _parameters(module)[1]
+
+
+def _parameters(module: Any) -> list[str]:
+    return list(inspect.signature(type(module).forward).parameters)[1:]
+
+
+def _is_block(block: Any) -> bool:
+    """Whether a module has the parts of a Swin block by Microsoft's names, and those of no other."""
+    attention = getattr(block, "attn", None)
+    if not hasattr(attention, "qkv") or not any(hasattr(attention, part) for part in ("relative_position_bias_table", "logit_scale")):
+        return False
+    with_parameters = {name for name, part in block.named_children() if any(True for _ in part.parameters())}
+    return with_parameters == {"norm1", "attn", "norm2", "mlp"}
+
+
+def restoration(module: Any, _: Any) -> Description:
+    """The blocks of a group of SwinIR or Swin2SR, which fixed their windows and their shift when they were built."""
+    if getattr(module, "downsample", None) is not None:
+        raise ArgumentError("model: `downsample` of a stack of blocks is a merging of patches, which these networks have not")
+    version, blocks = version_of(module), list(module.blocks)
+    first = blocks[0]
+    channels, hidden = first.mlp.fc1.in_features, first.mlp.fc1.out_features
+    values = {"WINDOW_SIZE": side(first.window_size), "QKV_BIAS": has_bias(first.attn)}
+    if version == 2:
+        values["PRETRAINED_WINDOW_SIZES"] = [side(first.attn.pretrained_window_size)]
+    elif first.attn.scale != (channels // first.num_heads) ** -0.5:
+        values["QK_SCALE"] = first.attn.scale
+    described = _described(module, version, first.input_resolution, (channels, hidden), [first.num_heads], [len(blocks)], values)
+    described.windows, described.dialect, described.renamed = "restoration", "microsoft", {"": "layers.0."}
+    return described
+
+
+def clap(module: Any, _: Any) -> Description:
+    """A stage of the audio encoder of CLAP, with the merging of patches behind its blocks, and the tokens before it."""
+    first = module.blocks[0]
+    heads, hidden = first.attention.self.num_attention_heads, first.intermediate.dense.out_features
+    values = {"WINDOW_SIZE": side(first.attention.self.window_size), "QKV_BIAS": has_bias(first.attention.self.query)}
+    depths, merges = [len(module.blocks)], module.downsample is not None
+    described = _described(
+        module, 1, first.input_resolution, (module.dim, hidden), [heads, 2 * heads][: 1 + merges], (depths + [0])[: 1 + merges], values
+    )
+    described.windows, described.dialect, described.renamed = "hf", "hf", {"": "encoder.layers.0."}
+    return described
+
+
+def _described(
+    module: Any, version: int, grid: Any, widths: tuple[int, int], heads: list[int], depths: list[int], values: dict[str, Any]
+) -> Description:
+    """The description of a stack for a grid of tokens, with ``widths`` channels of them and in the MLP; all its stages are outputs."""
+    channels, hidden = widths
+    values |= {
+        "INPUT": "tokens",
+        "IN_CHANS": channels,
+        "PATCH_SIZE": 1,
+        "PATCH_NORM": False,
+        "EMBED_DIM": channels,
+        "DEPTHS": depths,
+        "NUM_HEADS": heads,
+        "MLP_RATIO": hidden / channels,
+    }
+    kind = type(module)
+    name = f"{kind.__module__.partition('.')[0]} {kind.__name__}"
+    described = in_microsoft_keys(name, version, list(grid), 1, values, None)
+    described.task, described.outputs = "features", list(range(len(depths)))
+    return described
+
+
+#: The class of CLAP's stages: the Python module that defines it, and its name.
+CLAP_STAGE = ("transformers.models.clap.modeling_clap", "ClapAudioStage")
