@@ -28,14 +28,16 @@ except ImportError as error:
 import torch
 
 from . import torch as _torch
-from ._description import forget_method
-from ._errors import ArgumentError, Error, ModelError
-from ._layers import uncompiled
-from ._progress import Progress
-from ._torch_module import InPlace, Replacement, SwinModule, file_of, in_place, opened, unguard
-from ._torch_report import Report
-from ._torch_save import hash_of_parameters
-from ._torch_structure import arguments_of, described, described_arguments, structure_of
+from ._common.errors import ArgumentError, Error, ModelError
+from ._common.progress import Progress
+from ._readers.description import forget_method
+from ._readers.layers import uncompiled
+from ._replacing.in_place import InPlace, in_place, unguard
+from ._replacing.module import SwinModule, file_of, opened
+from ._replacing.replacement import Replacement
+from ._replacing.report import Report
+from ._saving.save import hash_of_parameters
+from ._saving.structure import arguments_of, described, described_arguments, structure_of
 
 __all__ = ["SwinqConfig", "SwinqQuantizer", "attach"]
 
