@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use swinq_cuda::{Device, KeepContext};
 use swinq_model::{Batch, BoxError, Classifier, Logits, QuantizedModel, Size, SwinConfig, Transform};
-use swinq_numerics::{Images, Pixels};
+use swinq_numerics::Images;
 use swinq_plan::{Outline, Output, OutputKind};
 
 pub use self::device::{DeviceImages, DeviceOutput};
@@ -268,9 +268,6 @@ impl Engine {
     ) -> Result<(), RuntimeError> {
         self.check_images(each)?;
         let size = images.size;
-        if self.config().takes_tokens() && matches!(images.pixels, Pixels::U8(_)) {
-            return Err(RuntimeError::PixelsForTokens);
-        }
         let count = self.count(images.pixels.len(), size)?;
         let mut memory = self.memory_of(outputs, size, count)?;
         if count == 0 {

@@ -110,9 +110,6 @@ pub enum RuntimeError {
         /// The value.
         value: f32,
     },
-    /// Bytes for a network of tokens.
-    #[error("the network takes tokens, which are floats, not pixels of 8 bits")]
-    PixelsForTokens,
     /// An image that needs more memory than allowed.
     #[error(
         "an image of {size} pixels needs {needed} bytes of buffers, and {allowed} are allowed; use smaller images, or allow \

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::arch::SwinConfig;
 use crate::error::ModelError;
 use crate::pattern::{SitePattern, nearest_patterns, nearest_sites};
-use crate::site::{Site, all_sites};
+use crate::site::{Linear, Site, all_sites};
 use crate::yaml;
 
 mod name;
@@ -332,7 +332,8 @@ impl Recipe {
     /// The effective setting of every site of `config`, in forward order.
     ///
     /// # Errors
-    /// [`ModelError::Recipe`] for a rule that matches no site, naming the nearest sites; for activations of less than 8 bits,
+    /// [`ModelError::Recipe`] for a rule that matches no site, naming the nearest sites, unless a stack of blocks lacks the layer
+    /// that it names; for activations of less than 8 bits,
     /// `u8` outside `probs`, a fixed range of a weight, and `ptq` of an activation.
     pub fn resolve(&self, config: &SwinConfig) -> Result<Vec<(Site, SiteSpec)>, ModelError> {
         let sites = all_sites(config);
@@ -346,6 +347,10 @@ impl Recipe {
             for (site, spec) in table.iter_mut().filter(|(site, _)| matcher.matches(&site.to_string())) {
                 matched += 1;
                 rule.apply(*site, spec).map_err(|problem| fail(format!("{site}: {problem}")))?;
+            }
+            let is_of_whole = |site: &Site| matcher.matches(&site.to_string());
+            if matched == 0 && config.takes_tokens() && beside_blocks().iter().any(is_of_whole) {
+                continue;
             }
             if matched == 0 {
                 let below = format!("{}.**", rule.pattern);
@@ -435,6 +440,12 @@ impl Rule {
         spec.amax = self.amax.or(spec.amax);
         Ok(())
     }
+}
+
+/// The sites of the layers that a network of images may have beside its blocks, and a stack of blocks may lack.
+fn beside_blocks() -> Vec<Site> {
+    let layers = [Linear::PatchEmbed, Linear::Reduction(0), Linear::Head];
+    layers.into_iter().flat_map(|layer| [Site::Input(layer), Site::Weight(layer), Site::Output(layer)]).collect()
 }
 
 #[cfg(test)]

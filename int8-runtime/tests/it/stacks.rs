@@ -124,12 +124,10 @@ fn a_stack_has_the_sites_of_its_blocks_and_merging_alone() {
 fn a_stack_takes_tokens_of_its_width_and_sizes_only() {
     let model = quantized(&random(stack(), 3), "default");
     let engine = engine(&model, Cpu::available()[0], 1);
-    let mut values = vec![0.0; 8 * 12 * 20];
-    let mut run = |images: Images<'_>| {
+    let run = |images: Images<'_>| {
+        let mut values = vec![0.0; images.size.area() * 20];
         engine.run(images, &mut [OutputMut::new("stage1", &mut values[..])]).unwrap_err().to_string()
     };
-    let error = run(Images::new(Size::new(8, 12), &vec![0_u8; 8 * 12 * 20][..]));
-    assert!(error.contains("takes tokens"), "{error}");
     let error = run(Images::new(Size::new(8, 12), &vec![0.0_f32; 8 * 12 * 3][..]));
     assert!(error.contains("8 x 12 x 20"), "{error}");
     // SwinIR's blocks fail for such grids, too; the network pads its images before.

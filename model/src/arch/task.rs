@@ -27,7 +27,8 @@ pub enum Input {
     Images,
     /// The tokens themselves: a grid of them is an image of patches of one pixel, with a channel for each of the first stage. The
     /// network is a stack of blocks of a larger model, and it is a backbone whose outputs have no norm. A stage before its first
-    /// blocks, or behind its last ones, has none: the merging of patches before or behind the stack.
+    /// blocks, or behind its last ones, has none: the merging of patches before or behind the stack. Bytes stand for tokens as for
+    /// pixels: the transform of the model gives their values.
     Tokens,
 }
 

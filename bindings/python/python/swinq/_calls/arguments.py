@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from .._common.errors import ArgumentError
+from .._readers.stacks import grid_parameter
 from .outputs import is_nested
 
 
@@ -25,10 +26,13 @@ class CallParameters:
     #: The name of ``*args``, and whether there are ``**kwargs``.
     more: str | None
     any_keyword: bool
+    #: Of a stack of blocks, the parameter that takes the rows and columns of the grid of its tokens.
+    grid: str | None
 
     @classmethod
-    def of(cls, signature: inspect.Signature) -> CallParameters:
-        """Those of a signature."""
+    def of(cls, module: Any) -> CallParameters:
+        """Those of a module."""
+        signature = inspect.signature(module.forward)
         kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
         by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -38,6 +42,7 @@ class CallParameters:
             frozenset(name for name, kind in kinds.items() if kind not in unnamed),
             more,
             inspect.Parameter.VAR_KEYWORD in kinds.values(),
+            grid_parameter(module),
         )
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -64,6 +69,24 @@ class CallParameters:
         if first not in arguments:
             raise TypeError(f"forward misses its argument `{first}`")
         return arguments.pop(first), arguments
+
+    def images(self, given: Any, arguments: dict[str, Any]) -> Any:
+        """The images in the input of a call, ``[n, channels, height, width]``. Tokens ``[n, rows * columns, channels]`` are such images
+        in another order, in the same memory; their grid leaves the other arguments.
+
+        Raises:
+            ArgumentError: for tokens that are not those of the grid.
+            TypeError: for a missing grid.
+        """
+        if self.grid is None:
+            return images_in(given)
+        if self.grid not in arguments:
+            raise TypeError(f"forward misses its argument `{self.grid}`")
+        rows, columns = arguments.pop(self.grid)
+        if not isinstance(given, torch.Tensor) or given.ndim != 3 or given.shape[1] != rows * columns:
+            kind = f"{list(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
+            raise ArgumentError(f"tokens: {kind} for a grid of {rows}x{columns}; give [n, {rows * columns}, channels]")
+        return given.transpose(1, 2).unflatten(2, (rows, columns))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ import torch
 from .. import _native
 from .._common.errors import ArgumentError, Error
 from .._engine.model import Model
-from .outputs import LAYOUTS, Structure, Tensor, tensors
+from .._readers.layers import uncompiled
+from .arguments import CallParameters
+from .outputs import LAYOUTS, Sides, Structure, Tensor, leaves, tensors
 from .record import Record, record_calls
 
 #: Layouts of a map; logits have their own only.
@@ -27,6 +29,8 @@ def matched(structure: Any, outputs: Mapping[str, Any], limit: float, path: str 
     """
     if isinstance(structure, Tensor):
         return _nearest(structure.value, outputs, limit, path)
+    if isinstance(structure, Sides):
+        return _grids(structure.values, outputs, path)
     if not isinstance(structure, Structure):
         return structure
     parts = {key: matched(part, outputs, limit, f"{path}.{key}") for key, part in structure.parts.items()}
@@ -54,6 +58,17 @@ def _nearest(value: Any, outputs: Mapping[str, Any], limit: float, path: str) ->
             f"{limit:.0e}; its code is not that of a Swin that swinq knows{otherwise}"
         )
     return Tensor(output=name, layout=layout)
+
+
+def _grids(sides: tuple[int, ...], outputs: Mapping[str, Any], path: str) -> Sides:
+    """The outputs whose grids have these sides."""
+    sizes = {name: tuple(output.shape[2:]) for name, output in outputs.items() if output.ndim == 4}
+    grids = [sides[at : at + 2] for at in range(0, len(sides), 2)]
+    names = [next((name for name, size in sizes.items() if size == grid), None) for grid in grids]
+    found = tuple(name for name in names if name is not None)
+    if len(found) < len(names):
+        raise ArgumentError(f"its {path}, {sides}, are not the rows and columns of its outputs ({sizes})")
+    return Sides(outputs=found)
 
 
 def relative_error(found: Any, expected: Any) -> float:
@@ -113,10 +128,14 @@ def check_type(record: Record) -> None:
 
 def _check_alike(structure: Any, expected: Any, found: dict[str, Any], limit: float) -> None:
     """Refuses outputs ``expected`` of a module that are not ``found``, those of the engine, in ``structure``."""
-    leaves, others = tensors(structure), tensors(expected)
-    if [place for place, _ in leaves] != [place for place, _ in others]:
+    known, others = leaves(structure), leaves(expected)
+    if [(place, type(leaf)) for place, leaf in known] != [(place, type(leaf)) for place, leaf in others]:
         raise ArgumentError("its outputs have another structure than on the first image")
-    for (place, leaf), (_, tensor) in zip(leaves, others, strict=True):
+    for (place, leaf), (_, tensor) in zip(known, others, strict=True):
+        if isinstance(leaf, Sides) or isinstance(tensor, Sides):
+            if leaf.of(found, 2) != tensor.values:
+                raise ArgumentError(f"its {place} is {tensor.values}, where the engine gives {leaf.of(found, 2)}")
+            continue
         value, wanted = LAYOUTS[leaf.layout](found[leaf.output]), tensor.value
         if value.shape != wanted.shape:
             raise ArgumentError(f"its {place} is {list(wanted.shape)}, where the engine gives {list(value.shape)}")
@@ -197,17 +216,25 @@ def _noise(module: Any, model: Model) -> Any:
     return image.to(parameter.device, parameter.dtype)
 
 
+def _arguments(module: Any, image: Any) -> list[tuple[Any, ...]]:
+    """The arguments of calls with an image that a module may take."""
+    size = tuple(image.shape[2:])
+    if CallParameters.of(uncompiled(module)).grid is not None:
+        return [(image.flatten(2).transpose(1, 2), size)]
+    mask = torch.zeros(1, *size, dtype=torch.bool, device=image.device)
+    return [(image,), (Masked(image, mask),)]
+
+
 #: What code that was made for other calls raises.
 FAILURES = (AttributeError, AssertionError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 
 
 def _recorded(module: Any, image: Any) -> Record:
-    """What a module gives for an image, alone or with a mask."""
-    mask = torch.zeros(1, *image.shape[2:], dtype=torch.bool, device=image.device)
+    """What a module gives for an image, alone or with a mask; a stack of blocks for the tokens of it."""
     failures = []
-    for given in (image, Masked(image, mask)):
+    for args in _arguments(module, image):
         try:
-            return record_calls(module, [given], [module], 1)[module]
+            return record_calls(module, lambda model, args=args: model(*args), [module], 1)[module]
         except FAILURES as error:
             failures.append(error)
     size, kind = "x".join(map(str, image.shape[2:])), type(failures[0]).__name__

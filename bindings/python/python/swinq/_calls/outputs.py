@@ -60,6 +60,18 @@ class Absent:
 
 
 @dataclass(frozen=True)
+class Sides:
+    """The rows and columns of the grids of outputs, one after another; before :func:`matched`, the numbers for the first image."""
+
+    values: tuple[int, ...] = ()
+    outputs: tuple[str, ...] = ()
+
+    def of(self, outputs: Mapping[str, Any], first: int) -> tuple[int, ...]:
+        """The numbers for ``outputs`` of the engine, whose rows are their axis ``first``."""
+        return tuple(int(side) for name in self.outputs for side in outputs[name].shape[first : first + 2])
+
+
+@dataclass(frozen=True)
 class Structure:
     """A container of tensors: its class, and its parts by key."""
 
@@ -93,6 +105,8 @@ def recorded(value: Any, path: str = "output") -> Any:
             for key, part in value.items()
         }
         return Structure(type(value), parts)
+    if isinstance(value, tuple) and value and all(type(side) is int for side in value):
+        return Sides(value)
     if isinstance(value, tuple | list):
         parts = {index: recorded(part, f"{path}[{index}]") for index, part in enumerate(value)}
         return Structure(type(value), parts)
@@ -104,14 +118,19 @@ def is_nested(value: Any) -> bool:
     return hasattr(value, "tensors") and hasattr(value, "mask") and hasattr(value, "decompose")
 
 
-def tensors(structure: Any, path: str = "output") -> list[tuple[str, Tensor]]:
+def tensors(structure: Any) -> list[tuple[str, Tensor]]:
     """The tensors of a structure, with their places."""
-    if isinstance(structure, Tensor):
+    return [(path, leaf) for path, leaf in leaves(structure) if isinstance(leaf, Tensor)]
+
+
+def leaves(structure: Any, path: str = "output") -> list[tuple[str, Tensor | Sides]]:
+    """The tensors and the sizes of grids in a structure, with their places."""
+    if isinstance(structure, Tensor | Sides):
         return [(path, structure)]
     if not isinstance(structure, Structure):
         return []
     named = [(f".{key}" if isinstance(key, str) else f"[{key}]", part) for key, part in structure.parts.items()]
-    return [found for name, part in named for found in tensors(part, path + name)]
+    return [found for name, part in named for found in leaves(part, path + name)]
 
 
 def made(
@@ -122,6 +141,8 @@ def made(
     if isinstance(structure, Tensor):
         value = layouts[structure.layout](outputs[structure.output])
         return value if value.dtype == dtype else value.to(dtype)
+    if isinstance(structure, Sides):
+        return structure.of(outputs, 1 if layouts is CHANNELS_LAST else 2)
     if not isinstance(structure, Structure):
         return structure
     parts = {key: made(part, outputs, dtype, source, layouts) for key, part in structure.parts.items()}

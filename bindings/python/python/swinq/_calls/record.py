@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ import torch
 
 from .._common.errors import ArgumentError
 from .._readers.layers import uncompiled
-from .arguments import CallParameters, images_in
+from .arguments import CallParameters
 from .outputs import recorded
 from .timing import FirstCall
 
@@ -57,8 +56,9 @@ class Record:
 
     def add(self, module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], output: Any) -> None:
         """Records a call."""
-        given, arguments = CallParameters.of(inspect.signature(uncompiled(module).forward)).bound(args, kwargs)
-        images = images_in(given)
+        parameters = CallParameters.of(uncompiled(module))
+        given, arguments = parameters.bound(args, kwargs)
+        images = parameters.images(given, arguments)
         if not isinstance(images, torch.Tensor) or images.ndim != 4 or not images.is_floating_point():
             raise ArgumentError(f"its input, a {type(given).__name__}, is no floating-point tensor [n, channels, height, width]")
         if self.calls == 0:

@@ -31,6 +31,8 @@ class Description:
     outputs: list[int] | None = None
     #: The rule for windows of the module's code, where it is not that of the library that reads such names as a backbone.
     windows: str | None = None
+    #: The dialect of the names in the state dictionary, where they do not tell it: those of a stack of blocks.
+    dialect: str | None = None
     #: New beginnings of names in the state dictionary, by old ones.
     renamed: dict[str, str] = field(default_factory=dict)
 

@@ -58,6 +58,7 @@ def load(model: Any, preprocessing: Any, reading: Reading, values: Mapping[str, 
         if described.task is None and outputs is not None:
             raise ArgumentError(f"outputs: the module {type(module).__name__} is {_what(described)}")
         task, outputs = described.task, described.outputs if outputs is None else outputs
+        dialect = dialect or described.dialect
     if cfg is None:
         cfg, opts = described.cfg, [(key, str(value)) for key, value in described.opts.items()] + opts
     transform = None if described.transform is None else json.dumps(described.transform)

@@ -10,6 +10,7 @@ from .backbones import by_structure
 from .classifiers import microsoft, timm, torchvision, transformers
 from .description import Description, Reader
 from .layers import check_code, check_compiled, check_not_replaced
+from .stacks import reader_of as stack_reader
 
 
 def reader_of(module: Any) -> Reader | None:
@@ -21,7 +22,7 @@ def reader_of(module: Any) -> Reader | None:
     patches = getattr(module, "patch_embed", None)
     if hasattr(module, "layers") and hasattr(module, "head") and hasattr(patches, "patches_resolution"):
         return microsoft
-    return by_structure(module)
+    return by_structure(module) or stack_reader(module)
 
 
 def describe(module: Any, preprocessing: Any) -> Description:

@@ -82,7 +82,7 @@ class SwinModule(Replacement):
         self._out_layout = "NHWC" if all(leaf.layout in CHANNELS_LAST for leaf in leaves) else "NCHW"
         self._engines: dict[tuple[str, int], Engine] = {}
         signature = inspect.signature(uncompiled(original).forward)
-        self._parameters_of_forward = CallParameters.of(signature)
+        self._parameters_of_forward = CallParameters.of(uncompiled(original))
         self.training = original.training
         self._number = registered(self)
         self.forward = with_signature(self._run, signature, self._compiled)
@@ -107,13 +107,15 @@ class SwinModule(Replacement):
         return engine
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        if len(args) == 1 and not kwargs and not self._arguments:
+        parameters = self._parameters_of_forward
+        if len(args) == 1 and not kwargs and not self._arguments and parameters.grid is None:
             # Most calls are of this kind, and to bind their arguments would cost half of their time.
             given = args[0]
+            images = images_in(given)
         else:
-            given, arguments = self._parameters_of_forward.bound(args, kwargs)
+            given, arguments = parameters.bound(args, kwargs)
+            images = parameters.images(given, arguments)
             check_arguments(arguments, self._arguments)
-        images = images_in(given)
         self.check_images(images)
         return self._made(self.computed(images), images.dtype, given)
 
@@ -122,8 +124,8 @@ class SwinModule(Replacement):
         if is_exported():
             raise EngineError(NO_GRAPH)
         given, arguments = self._parameters_of_forward.bound(args, kwargs)
+        images = self._parameters_of_forward.images(given, arguments)
         check_arguments(arguments, self._arguments)
-        images = images_in(given)
         found = dict(zip(self._names, run_in_graph(images, self._number), strict=True))
         return self._made(found, images.dtype, given)
 
@@ -139,9 +141,12 @@ class SwinModule(Replacement):
         return made(self._outputs, found, dtype, given, LAYOUTS if self._out_layout == "NCHW" else CHANNELS_LAST)
 
     def computed(self, images: Any) -> dict[str, Any]:
-        """The outputs of the engine by name, as it writes them."""
+        """The outputs of the engine by name, as it writes them. Images are read in the order in which they lie in memory."""
+        layout, read = "NCHW", images
+        if not images.is_contiguous() and (last := images.permute(0, 2, 3, 1)).is_contiguous():
+            layout, read = "NHWC", last
         return self.engine_for(images.device).run(
-            images, self._names, layout="NCHW", out_layout=self._out_layout, dtype=self._type_of(images)
+            read, self._names, layout=layout, out_layout=self._out_layout, dtype=self._type_of(images)
         )
 
     def computed_shapes(self, images: Any) -> list[tuple[list[int], Any]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 
 from .._calls.arguments import CallParameters
-from .._calls.outputs import tensors
+from .._calls.outputs import Sides, leaves, tensors
 from .._common.errors import ArgumentError, Error, ModelError
 from .._engine.model import Model
 from .._readers.layers import library_of, uncompiled
@@ -183,11 +182,13 @@ def _blank(module: Any) -> dict[str, Any]:
 def _check_calls(outputs: Any, arguments: Mapping[str, Any], model: Model, module: Any) -> None:
     """Refuses outputs that the engine does not have, and arguments that the module does not take."""
     known = [output["name"] for output in model.config.get("outputs", [])] or ["logits"]
-    leaves = [leaf for _, leaf in tensors(outputs)]
-    wrong = [leaf for leaf in leaves if leaf.output not in known or (leaf.output == "logits") != (leaf.layout == "logits")]
-    if wrong or not leaves:
+    given = [leaf for _, leaf in tensors(outputs)]
+    wrong: list[Any] = [leaf for leaf in given if leaf.output not in known or (leaf.output == "logits") != (leaf.layout == "logits")]
+    maps = {leaf.output for leaf in given} - {"logits"}
+    wrong += [leaf for _, leaf in leaves(outputs) if isinstance(leaf, Sides) and not maps.issuperset(leaf.outputs)]
+    if wrong or not given:
         raise ModelError(f"the engine does not give the outputs that the folder names: {wrong or 'none'}; save the model again")
-    parameters = CallParameters.of(inspect.signature(module.forward))
+    parameters = CallParameters.of(module)
     for name in arguments:
         if name not in parameters.named and name != f"*{parameters.more}" and not parameters.any_keyword:
             raise ModelError(f"the model calls it with `{name}`, which its forward does not take; build the model with the code that saved it")

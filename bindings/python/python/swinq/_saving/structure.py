@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._calls.arguments import OfClass
-from .._calls.outputs import LAYOUTS, Absent, Structure, Tensor
+from .._calls.outputs import LAYOUTS, Absent, Sides, Structure, Tensor
 from .._common.errors import ArgumentError
 
 #: Containers that have their own names; others have the name of their module, too.
@@ -31,6 +31,8 @@ def described(structure: Any) -> Any:
         return {"output": structure.output, "layout": structure.layout}
     if isinstance(structure, Absent):
         return {"absent": structure.place}
+    if isinstance(structure, Sides):
+        return {"sides": list(structure.outputs)}
     kind = structure.kind
     if not _is_of_outputs(kind):
         raise ArgumentError(f"a {kind.__name__}, which a Swin of this model gives, is no class of outputs that can be saved")
@@ -50,6 +52,9 @@ def structure_of(description: Any) -> Any:
         return Tensor(output=fields["output"], layout=fields["layout"])
     if set(fields) == {"absent"} and isinstance(fields["absent"], str):
         return Absent(fields["absent"])
+    sides = fields.get("sides")
+    if set(fields) == {"sides"} and isinstance(sides, list) and all(isinstance(name, str) for name in sides):
+        return Sides(outputs=tuple(sides))
     if set(fields) == {"kind", "parts"} and isinstance(fields["parts"], list):
         kind = class_named(fields["kind"])
         if not _is_of_outputs(kind):

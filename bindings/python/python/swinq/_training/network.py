@@ -160,6 +160,8 @@ class Forward:
         return found
 
     def _embed(self, images: Any, pixels: tuple[int, int], size: tuple[int, int]) -> Any:
+        if self.network.config.get("input") == "tokens":
+            return images.permute(0, 2, 3, 1).flatten(1, 2)
         patch = self.network.config["patch_size"]
         down, right = (side * patch - given for side, given in zip(size, pixels, strict=True))
         if down or right:

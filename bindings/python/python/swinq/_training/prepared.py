@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _native
-from .._calls.arguments import CallParameters, check_arguments, images_in
+from .._calls.arguments import CallParameters, check_arguments
 from .._calls.exporting import exporting
 from .._calls.outputs import CHANNELS_LAST, made, tensors
 from .._common.errors import ArgumentError
@@ -103,7 +103,7 @@ class PreparedSwin(Replacement):
 
     def _set_up(self) -> None:
         signature = inspect.signature(uncompiled(self.original).forward)
-        self._parameters_of_forward = CallParameters.of(signature)
+        self._parameters_of_forward = CallParameters.of(uncompiled(self.original))
         config = self._template.model._config
         self._network = Network(self._template.model._native, config)
         self._of_swin = Parameters(self, self._names, self._stored, self._network.is_v2)
@@ -157,8 +157,8 @@ class PreparedSwin(Replacement):
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         given, arguments = self._parameters_of_forward.bound(args, kwargs)
+        images = self._parameters_of_forward.images(given, arguments)
         check_arguments(arguments, self._arguments)
-        images = images_in(given)
         if not isinstance(images, torch.Tensor) or not images.is_floating_point() or images.ndim != 4:
             raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
         if exporting():

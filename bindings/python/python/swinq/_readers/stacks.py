@@ -6,13 +6,10 @@ Those of transformers are known by their classes, all others by their structure:
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
-from ._description import Description, has_bias, in_microsoft_keys, side, version_of
-from ._errors import ArgumentError
-
-Reader = Callable[[Any, Any], Description]
+from .._common.errors import ArgumentError
+from .description import Description, Reader, has_bias, in_microsoft_keys, side, version_of
 
 
 def reader_of(module: Any) -> Reader | None:
@@ -66,7 +63,7 @@ def clap(module: Any, _: Any) -> Description:
     """A stage of the audio encoder of CLAP, with the merging of patches behind its blocks, and the tokens before it."""
     first = module.blocks[0]
     heads, hidden = first.attention.self.num_attention_heads, first.intermediate.dense.out_features
-    values = {"WINDOW_SIZE": side(first.attention.self.window_size), "QKV_BIAS": has_bias(first.attention.self.query)}
+    values = {"WINDOW_SIZE": side(first.attention.self.window_size), "QKV_BIAS": first.attention.self.query.bias is not None}
     depths, merges = [len(module.blocks)], module.downsample is not None
     described = _described(
         module, 1, first.input_resolution, (module.dim, hidden), [heads, 2 * heads][: 1 + merges], (depths + [0])[: 1 + merges], values
