@@ -1,10 +1,12 @@
-"""The engine of docs/inference.md in numpy: logits of a quantized checkpoint, bit for bit those of the CPU engine.
+"""The engine of docs/inference.md in numpy: outputs of a quantized checkpoint, bit for bit those of the CPU engine.
 
-    python engine.py model.safetensors pixels.safetensors logits.safetensors
+    python engine.py model.safetensors pixels.safetensors outputs.safetensors
 
 `pixels` holds the tensor `pixels`, u8 [images, height, width, channels] after resize and crop; three channels are RGB. If it also
 holds `orientations`, u8 [images], the images are turned as these values of the tag Orientation say, where the checkpoint states that.
-`logits` receives the tensor `logits`, f32 [images, classes]. Section numbers refer to docs/inference.md.
+For a stack of blocks it holds `tokens`, f32 [images, height, width, channels]. `outputs` receives the tensor `logits`, f32
+[images, classes], or the maps of a backbone by their names, f32 [images, height, width, channels]. Section numbers refer to
+docs/inference.md.
 """
 
 import json
@@ -284,6 +286,8 @@ class Engine:
         elif policy == "mmpretrain":
             window = np.minimum(size, own.min())
             covered = grid.min() <= window
+        elif policy == "restoration":
+            window, covered = np.minimum(size, own.min()), own.min() <= size
         else:
             side = (image[0] // patch) >> index if policy == "hugging_face_v2" else grid.min()
             window, covered = np.minimum(size, side), side <= size
@@ -341,6 +345,8 @@ class Engine:
     # 7. Patch embedding, merging, head
 
     def embed(self, pixels):
+        if self.config.get("input") == "tokens":
+            return pixels
         transform, patch = self.document["transform"], self.config["patch_size"]
         mean, std = np.array(transform["mean"], f32), np.array(transform["std"], f32)
         x = (pixels.astype(f32) / f32(255) - mean) / std
@@ -367,15 +373,19 @@ class Engine:
             total = total + x[:, token]
         return self.linear("head", total / f32(x.shape[1]))
 
-    def logits(self, pixels):
-        residual = self.embed(pixels)
+    def outputs(self, pixels):
+        residual, found = self.embed(pixels), {}
+        named = {output["stage"]: output for output in self.config.get("outputs", [])}
         for stage, (depth, heads) in enumerate(zip(self.config["depths"], self.config["num_heads"])):
             geometry = self.geometry(stage, np.array(residual.shape[1:3]))
             for block in range(depth):
                 residual = self.block(f"layers.{stage}.blocks.{block}", residual, heads, geometry, block % 2 == 1)
+            if stage in named:
+                output = named[stage]
+                found[output["name"]] = self.norm(f"norm{stage}", residual) if output["norm"] else residual
             if stage + 1 < len(self.config["depths"]):
                 residual = self.merge(f"layers.{stage}.downsample", residual)
-        return self.head(residual)
+        return found or {"logits": self.head(residual)}
 
 
 # 8. From an image to pixels
@@ -420,8 +430,11 @@ def reverse(x, window, size):
 
 
 if __name__ == "__main__":
-    model, pixels, logits = sys.argv[1:]
+    model, pixels, outputs = sys.argv[1:]
     engine, images = Engine(model), load_file(pixels)
-    orientations = images.get("orientations", np.ones(len(images["pixels"]), np.uint8))
-    images = prepared(engine.document["transform"], images["pixels"], orientations)
-    save_file({"logits": engine.logits(images)}, logits)
+    if "tokens" in images:
+        images = images["tokens"]
+    else:
+        orientations = images.get("orientations", np.ones(len(images["pixels"]), np.uint8))
+        images = prepared(engine.document["transform"], images["pixels"], orientations)
+    save_file({name: np.ascontiguousarray(values) for name, values in engine.outputs(images).items()}, outputs)

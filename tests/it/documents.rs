@@ -14,10 +14,11 @@ use candle_core::Device;
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use swinq_calib::{CalibrateOptions, calibrate};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine, ImageLayout, Images, OutputMut};
 use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, Size, SwinConfig, WindowPolicy};
 use swinq_numerics::Gelu;
 use swinq_testing::XorShift;
-use swinq_testing::model::{random, small};
+use swinq_testing::model::{NoiseImages, random, small, stack, stack_behind_merging};
 
 /// Images per comparison.
 const IMAGES: usize = 3;
@@ -103,9 +104,14 @@ impl BatchSource for Noise {
 
 /// The bits of the tensor `logits` of a file.
 fn logits(path: &Path) -> Vec<u32> {
+    tensor(path, "logits")
+}
+
+/// The bits of a tensor of a file.
+fn tensor(path: &Path, name: &str) -> Vec<u32> {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let (values, _) = file.tensor("logits").unwrap().data().as_chunks::<4>();
+    let (values, _) = file.tensor(name).unwrap().data().as_chunks::<4>();
     values.iter().map(|&bytes| u32::from_le_bytes(bytes)).collect()
 }
 
@@ -131,6 +137,42 @@ fn compare(python: &Path, folder: &Path, model: &Path, noise: Noise, what: &str)
     let (own, numpy) = (logits(&own), logits(&numpy));
     assert!(own.iter().any(|bits| *bits != own[0]), "{what}: constant logits");
     assert_eq!(own, numpy, "{what}");
+}
+
+/// Asserts that the numpy engine and the engine give the same bits for every output of the stack `config`, on a grid of `size`.
+fn compare_stack(python: &Path, config: SwinConfig, size: Size) {
+    let folder = tempfile::tempdir().unwrap();
+    let [model, input, found] = ["model", "input", "found"].map(|n| folder.path().join(format!("{n}.safetensors")));
+    let mut tokens = NoiseImages::of(&config, 2);
+    let (float, recipe) = (random(config, 11), Recipe::shipped("default").unwrap());
+    let options = CalibrateOptions { imported: None, progress: &mut |_| ControlFlow::Continue(()), device: &Device::Cpu };
+    let quantized = calibrate(&float, &recipe, &mut tokens, options).unwrap();
+    quantized.model.save(&model).unwrap();
+    let channels = float.config.in_chans;
+    let bytes = XorShift::new(7).bytes(2 * size.area() * channels);
+    let tokens: Vec<f32> = bytes.iter().map(|&byte| f32::from(byte) / 64.0 - 2.0).collect();
+    let data: Vec<u8> = tokens.iter().flat_map(|value| value.to_le_bytes()).collect();
+    let view = TensorView::new(Dtype::F32, vec![2, size.height, size.width, channels], &data).unwrap();
+    std::fs::write(&input, safetensors::serialize([("tokens", view)], None).unwrap()).unwrap();
+    let script = root().join("docs/examples/engine.py");
+    succeeded(on_one_thread(python).arg(script).args([&model, &input, &found]).output().unwrap());
+    let engine = Engine::load(&model, Backend::Cpu(CpuOptions::detect().unwrap())).unwrap();
+    for output in engine.outputs() {
+        let mut own = vec![0.0_f32; 2 * engine.output_shape(output, size).values()];
+        let images = Images { layout: ImageLayout::ChannelsLast, ..Images::new(size, &tokens[..]) };
+        engine.run(images, &mut [OutputMut::new(&output.name, &mut own[..])]).unwrap();
+        let own: Vec<u32> = own.iter().map(|value| value.to_bits()).collect();
+        assert!(own.iter().any(|bits| *bits != own[0]));
+        assert_eq!(own, tensor(&found, &output.name), "{}, {}", float.config.name, output.name);
+    }
+}
+
+#[test]
+fn the_numpy_engine_gives_the_outputs_of_stacks() {
+    let Some(python) = python("the_numpy_engine_gives_the_outputs_of_stacks") else { return };
+    compare_stack(&python, stack(), Size::new(8, 12));
+    compare_stack(&python, stack(), Size::new(4, 16));
+    compare_stack(&python, stack_behind_merging(), Size::new(13, 18));
 }
 
 /// A recipe with 4-bit weights and the sites of residual additions on.

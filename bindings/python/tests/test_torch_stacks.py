@@ -112,7 +112,7 @@ class Stacks(Case):
             self.assertLess(error(found, expected), 2e-2)
 
     def test_a_stack_trains_and_converts(self):
-        for name in ("SwinIR", "Swin2SR", "CLAP"):
+        for name in ("SwinIR", "Swin2SR", "Swin2SR of transformers", "CLAP"):
             with self.subTest(name):
                 build, calls, count = STACKS[name]
                 model = build()
@@ -133,7 +133,7 @@ class Stacks(Case):
                 optimizer.zero_grad()
 
     def test_a_saved_program_gives_equal_bits(self):
-        for name in ("SwinIR", "CLAP"):
+        for name in ("SwinIR", "Swin2SR of transformers", "CLAP"):
             with self.subTest(name), tempfile.TemporaryDirectory() as folder:
                 build, calls, _ = STACKS[name]
                 model = build()

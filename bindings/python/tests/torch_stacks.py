@@ -21,6 +21,12 @@ def swin2sr(**options):
     return redraw(Swin2SR(**arguments).eval())
 
 
+def swin2sr_of_transformers(**options):
+    """Swin2SR of transformers, whose stages call their layers one after another."""
+    arguments = {"image_size": 16, "embed_dim": 24, "depths": [2, 1], "num_heads": [2, 2], "window_size": 4, "upsampler": "pixelshuffledirect"}
+    return redraw(transformers.Swin2SRForImageSuperResolution(transformers.Swin2SRConfig(**arguments, **options)).eval())
+
+
 def clap(**options):
     """The audio encoder of CLAP: stages with merging behind their blocks, whose heads are 24 wide."""
     arguments = {"depths": [2, 1, 2], "num_attention_heads": [2, 4, 8], "patch_embeds_hidden_size": 48, "hidden_size": 192}
@@ -48,5 +54,6 @@ STACKS = {
     "SwinIR without a bias of queries": (lambda: swinir(qkv_bias=False), of_images((16, 20)), 3),
     "SwinIR with a scale": (lambda: swinir(qk_scale=0.2), of_images((16, 20)), 3),
     "Swin2SR": (swin2sr, of_images((16, 16), (9, 30)), 2),
+    "Swin2SR of transformers": (swin2sr_of_transformers, of_images((16, 16), (12, 32)), 2),
     "CLAP": (clap, of_sounds(), 3),
 }

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .._common.errors import ArgumentError
-from .._readers.stacks import grid_parameter
+from .._readers.stacks import called, grid_parameter
 from .outputs import is_nested
 
 
@@ -32,7 +32,7 @@ class CallParameters:
     @classmethod
     def of(cls, module: Any) -> CallParameters:
         """Those of a module."""
-        signature = inspect.signature(module.forward)
+        signature = inspect.signature(called(module).forward)
         kinds = {name: parameter.kind for name, parameter in signature.parameters.items()}
         by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)

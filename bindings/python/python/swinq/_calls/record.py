@@ -15,7 +15,7 @@ from .._common.errors import ArgumentError
 from .._readers.layers import uncompiled
 from .arguments import CallParameters
 from .outputs import recorded
-from .timing import FirstCall
+from .timing import FirstCall, watched
 
 #: The most that an output of a float Swin may differ from that of swinq's float engine, relative to its norm, by the least precise
 #: type in which it may compute. For f32 that is the difference of GELU by tanh.
@@ -105,7 +105,7 @@ def record_calls(
                 record.problem = str(error)
 
     shifts = {module: shifts_of(module) for module in records}
-    handles = [module.register_forward_hook(hook, with_kwargs=True) for module in records]
+    handles = [handle for module in records for handle in watched(module, hook)]
     handles += [] if first is None else first.hooks(model, records)
     try:
         # Compiled code that ran before does not call hooks.

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map
 
+from .._readers.stacks import called, is_list
+
 #: The most calls that are timed, and the seconds after which no further one begins.
 CALLS, SECONDS = 3, 1.0
 
@@ -67,6 +69,22 @@ def _copied(values: Any) -> Any:
     return tree_map(lambda value: value.detach().clone() if isinstance(value, torch.Tensor) else value, values)
 
 
+def watched(module: Any, hook: Callable[..., Any]) -> list[Any]:
+    """Handles of hooks that call ``hook(module, args, kwargs, output)`` behind each call of a module. That of a list of layers begins
+    with the first and ends with the last."""
+    if not is_list(module):
+        return [module.register_forward_hook(hook, with_kwargs=True)]
+    begun: list[Any] = []
+
+    def begin(_: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        begun[:] = [args, kwargs]
+
+    def end(_: Any, __: Any, ___: Any, output: Any) -> None:
+        hook(module, *begun, output)
+
+    return [module[0].register_forward_pre_hook(begin, with_kwargs=True), module[-1].register_forward_hook(end, with_kwargs=True)]
+
+
 @contextmanager
 def _seconds_of(modules: Iterable[Any], clock: Clock) -> Iterator[list[float]]:
     """The seconds of each call of ``modules``, which grow while the context is open."""
@@ -74,8 +92,8 @@ def _seconds_of(modules: Iterable[Any], clock: Clock) -> Iterator[list[float]]:
     seconds: list[float] = []
     handles = []
     for module in modules:
-        handles.append(module.register_forward_pre_hook(lambda *_: starts.append(clock())))
-        handles.append(module.register_forward_hook(lambda *_: seconds.append(clock() - starts.pop())))
+        handles.append(called(module).register_forward_pre_hook(lambda *_: starts.append(clock())))
+        handles += watched(module, lambda *_: seconds.append(clock() - starts.pop()))
     try:
         yield seconds
     finally:
@@ -126,9 +144,9 @@ class FirstCall:
 
     def hooks(self, model: Any, swins: Iterable[Any]) -> list[Any]:
         """Handles of the hooks that find it."""
-        watched = [swin.register_forward_pre_hook(self._reach) for swin in swins]
+        reached = [called(swin).register_forward_pre_hook(self._reach) for swin in swins]
         begin = model.register_forward_pre_hook(self._begin, with_kwargs=True, prepend=True)
-        return [*watched, begin, model.register_forward_hook(self._end)]
+        return [*reached, begin, model.register_forward_hook(self._end)]
 
     def _begin(self, _: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self.call is None:

@@ -42,7 +42,7 @@ Reader = Callable[[Any, Any], Description]
 
 
 def in_microsoft_keys(
-    name: str, version: int, size: int, classes: int, values: dict[str, Any], transform: dict[str, Any] | None
+    name: str, version: int, size: int | list[int], classes: int, values: dict[str, Any], transform: dict[str, Any] | None
 ) -> Description:
     """A description in the keys of Microsoft's configurations."""
     cfg, section = BASES[version]

@@ -1,6 +1,7 @@
 """Live modules that are stacks of Swin blocks in other networks: they take tokens and the grid of these.
 
 Those of transformers are known by their classes, all others by their structure: SwinIR, and Swin2SR in the code of its authors.
+Swin2SR of transformers has no module for a stack alone: there it is the list of its layers, which are called one after another.
 """
 
 from __future__ import annotations
@@ -14,13 +15,30 @@ from .description import Description, Reader, has_bias, in_microsoft_keys, side,
 
 def reader_of(module: Any) -> Reader | None:
     """What reads a stack; ``None`` for any other module."""
-    if any((each.__module__, each.__name__) == CLAP_STAGE for each in type(module).__mro__):
+    if _is_a(module, CLAP_STAGE):
         return clap
-    blocks = getattr(module, "blocks", None)
-    is_list = blocks is not None and hasattr(blocks, "named_children") and len(blocks) > 0
-    if is_list and _parameters(module) == ["x", "x_size"] and all(_is_block(block) for block in blocks):
+    if is_list(module):
+        return swin2sr
+    blocks: Any = getattr(module, "blocks", None)
+    has_blocks = blocks is not None and hasattr(blocks, "named_children") and len(blocks) > 0
+    if has_blocks and _parameters(module) == ["x", "x_size"] and all(_is_block(block) for block in blocks):
         return restoration
     return None
+
+
+def is_list(module: Any) -> bool:
+    """Whether a stack is a list of layers, which a program calls itself."""
+    return type(module).__name__ == "ModuleList" and len(module) > 0 and all(_is_a(layer, SWIN2SR_LAYER) for layer in module)
+
+
+def called(module: Any) -> Any:
+    """The module whose ``forward`` has the signature of a call: the first layer of a list."""
+    return module[0] if is_list(module) else module
+
+
+def _is_a(module: Any, name: tuple[str, str]) -> bool:
+    """Whether a module is of the class of a Python module and a name, or of one that derives from it."""
+    return any((each.__module__, each.__name__) == name for each in type(module).__mro__)
 
 
 def grid_parameter(module: Any) -> str | None:
@@ -30,7 +48,7 @@ def grid_parameter(module: Any) -> str | None:
 
 
 def _parameters(module: Any) -> list[str]:
-    return list(inspect.signature(type(module).forward).parameters)[1:]
+    return list(inspect.signature(type(called(module)).forward).parameters)[1:]
 
 
 def _is_block(block: Any) -> bool:
@@ -49,7 +67,7 @@ def restoration(module: Any, _: Any) -> Description:
     version, blocks = version_of(module), list(module.blocks)
     first = blocks[0]
     channels, hidden = first.mlp.fc1.in_features, first.mlp.fc1.out_features
-    values = {"WINDOW_SIZE": side(first.window_size), "QKV_BIAS": has_bias(first.attn)}
+    values: dict[str, Any] = {"WINDOW_SIZE": side(first.window_size), "QKV_BIAS": has_bias(first.attn)}
     if version == 2:
         values["PRETRAINED_WINDOW_SIZES"] = [side(first.attn.pretrained_window_size)]
     elif first.attn.scale != (channels // first.num_heads) ** -0.5:
@@ -72,6 +90,21 @@ def clap(module: Any, _: Any) -> Description:
     return described
 
 
+def swin2sr(module: Any, _: Any) -> Description:
+    """The layers of a stage of Swin2SR."""
+    first = module[0]
+    attention = first.attention.self
+    values = {
+        "WINDOW_SIZE": side(first.window_size),
+        "QKV_BIAS": attention.query.bias is not None,
+        "PRETRAINED_WINDOW_SIZES": [side(attention.pretrained_window_size)],
+    }
+    widths = first.intermediate.dense.in_features, first.intermediate.dense.out_features
+    described = _described(module, 2, first.input_resolution, widths, [attention.num_attention_heads], [len(module)], values)
+    described.dialect, described.renamed = "hf", {"": "encoder.layers.0.blocks."}
+    return described
+
+
 def _described(
     module: Any, version: int, grid: Any, widths: tuple[int, int], heads: list[int], depths: list[int], values: dict[str, Any]
 ) -> Description:
@@ -87,12 +120,13 @@ def _described(
         "NUM_HEADS": heads,
         "MLP_RATIO": hidden / channels,
     }
-    kind = type(module)
+    kind = type(called(module))
     name = f"{kind.__module__.partition('.')[0]} {kind.__name__}"
     described = in_microsoft_keys(name, version, list(grid), 1, values, None)
     described.task, described.outputs = "features", list(range(len(depths)))
     return described
 
 
-#: The class of CLAP's stages: the Python module that defines it, and its name.
+#: The classes of CLAP's stages and of Swin2SR's layers: the Python module that defines each, and its name.
 CLAP_STAGE = ("transformers.models.clap.modeling_clap", "ClapAudioStage")
+SWIN2SR_LAYER = ("transformers.models.swin2sr.modeling_swin2sr", "Swin2SRLayer")

@@ -19,6 +19,7 @@ from .._engine.engine import Engine
 from .._engine.model import Model
 from .._functions.open import open
 from .._readers.layers import uncompiled
+from .._readers.stacks import called
 from .compiled import registered, run_in_graph
 from .replacement import ON_THE_ENGINE, Replacement, Unsaved, check_type_is_kept, with_signature
 
@@ -81,7 +82,7 @@ class SwinModule(Replacement):
         #: Maps are computed with the channels last if no output has them first.
         self._out_layout = "NHWC" if all(leaf.layout in CHANNELS_LAST for leaf in leaves) else "NCHW"
         self._engines: dict[tuple[str, int], Engine] = {}
-        signature = inspect.signature(uncompiled(original).forward)
+        signature = inspect.signature(called(uncompiled(original)).forward)
         self._parameters_of_forward = CallParameters.of(uncompiled(original))
         self.training = original.training
         self._number = registered(self)

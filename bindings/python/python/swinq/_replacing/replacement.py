@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from .._calls.arguments import CallParameters
 from .._common.errors import ArgumentError
+from .._readers.stacks import is_list
 
 
 class Replacement(torch.nn.Module):
@@ -28,6 +29,12 @@ class Replacement(torch.nn.Module):
     def forward_with_filtered_kwargs(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the module with those arguments that it knows, as backbones of transformers have it."""
         return self(*args, **{name: value for name, value in kwargs.items() if name in self._parameters_of_forward.named})
+
+    def __iter__(self) -> Iterator[Replacement]:
+        """In the place of a list of layers, which a program calls one after another, this is the only one."""
+        if not is_list(self.original):
+            raise TypeError(f"'{type(self).__name__}' object is not iterable")
+        return iter([self])
 
     def __getattr__(self, name: str) -> Any:
         try:

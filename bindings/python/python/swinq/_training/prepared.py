@@ -17,6 +17,7 @@ from .._common.errors import ArgumentError
 from .._engine.model import Model
 from .._readers.layers import uncompiled
 from .._readers.recognition import describe
+from .._readers.stacks import called
 from .._replacing.module import SwinModule, file_of, opened
 from .._replacing.original import stand_in
 from .._replacing.replacement import Replacement, with_signature
@@ -102,7 +103,7 @@ class PreparedSwin(Replacement):
         self._set_up()
 
     def _set_up(self) -> None:
-        signature = inspect.signature(uncompiled(self.original).forward)
+        signature = inspect.signature(called(uncompiled(self.original)).forward)
         self._parameters_of_forward = CallParameters.of(uncompiled(self.original))
         config = self._template.model._config
         self._network = Network(self._template.model._native, config)
