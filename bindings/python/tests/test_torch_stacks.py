@@ -3,21 +3,35 @@
 The tests need torch, spandrel and transformers. Without them they are skipped, unless ``REQUIRE_IMPL`` names ``torch``.
 """
 
+import contextlib
+import importlib
+import io
+import re
+import sys
 import tempfile
 import unittest
 import warnings
 from pathlib import Path
+from unittest import mock
 
 from needed import need
 
-need("spandrel", "timm", "torch", "torchvision", "transformers", name="torch")
+need("PIL", "spandrel", "timm", "torch", "torchvision", "transformers", name="torch")
 
+import numpy as np
+import tokenizers
 import torch
+import transformers
+from PIL import Image
+from spandrel.architectures.HAT import HAT
+from support import ROOT
+from torch_models import redraw
 from torch_stacks import STACKS, swin2sr, swinir
 from torch_support import INT8, SAME, Case, error, leaves
 
 import swinq.torch
 from swinq import ArgumentError
+from swinq._calls import record
 
 
 def every_call(calls):
@@ -173,6 +187,44 @@ class Stacks(Case):
         self.assertRegex(left(doubled), "is not what swinq computes of its parameters")
         self.assertRegex(left(doubled, swin2sr()), "is not what swinq computes of its parameters")
 
+    def test_a_network_with_other_blocks_is_refused_by_their_part(self):
+        hat = HAT(upscale=2, img_size=8, window_size=4, embed_dim=12, depths=[1], num_heads=[2], upsampler="pixelshuffle").eval()
+        calls = [((torch.rand(1, 3, 8, 8),), {})]
+        with self.assertRaisesRegex(ArgumentError, "`layers.0.residual_group.blocks.0.conv_block` is no part of a block of a Swin"):
+            swinq.torch.quantize(hat, every_call(calls), ptq="basic")
+
+    def test_the_tokens_that_are_kept_have_a_limit(self):
+        group = torch.nn.ModuleDict({"group": swinir().layers[0].residual_group})
+        each = 4 * 20 * 16 * 16
+        calls = [torch.randn(3, 256, 20, generator=torch.Generator().manual_seed(index)) for index in range(4)]
+        seen = []
+
+        def calibrate(model):
+            for tokens in calls:
+                seen.append(model["group"](tokens, (16, 16)))
+            model["group"](calls[0][:, :64], (8, 8))
+
+        with mock.patch.object(record, "MOST_BYTES", 4 * each):
+            report = swinq.torch.quantize(group, calibrate, ptq="basic", share=False)
+        # Four of the first size, and the first of another.
+        self.assertEqual((report.replaced[0].images, len(seen)), (5, 4))
+
+    def test_stacks_are_searched_and_measured(self):
+        model, calls = swinir(depths=[1, 1], num_heads=[2, 2]), STACKS["SwinIR"][1][:1]
+        (expected,) = outputs(model, calls)
+
+        def evaluate(model):
+            (found,) = outputs(model, calls)
+            return -error(found, expected)
+
+        where = {"module": "layers.1.residual_group", "progress": False, "ptq": "basic"}
+        table = swinq.torch.sensitivity(model, every_call(calls), evaluate, only="**.mlp.*", **where)
+        self.assertEqual(sorted(part.name for part in table.parts), [f"layers.0.blocks.0.mlp.{layer}" for layer in ("fc1", "fc2")])
+        self.assertTrue(all(part.value < 0 for part in table.parts))
+        tuning = swinq.torch.tune(model, every_call(calls), evaluate, max_drop=1.0, budget=0.1, **where)
+        self.assertIsInstance(model.layers[1].residual_group, swinq.torch.SwinModule)
+        self.assertLess(tuning.best.value, 0)
+
     def test_a_stack_of_its_own_opens(self):
         group = swinir().layers[1].residual_group
         model = swinq.open(group)
@@ -182,6 +234,52 @@ class Stacks(Case):
             expected = group(tokens, (8, 12))
         found = model.engine().run(tokens.reshape(1, 8, 12, 20).numpy(), layout="NHWC", out_layout="NHWC")["stage1"]
         self.assertLess(error(torch.from_numpy(found).reshape(1, 96, 20), expected), SAME)
+
+
+class Examples(Case):
+    """docs/examples/upscale.py and clap_sounds.py on small models."""
+
+    def run_example(self, name, *arguments):
+        sys.path.insert(0, str(ROOT / "docs/examples"))
+        try:
+            module = importlib.import_module(name)
+        finally:
+            sys.path.pop(0)
+        printed = io.StringIO()
+        with mock.patch.object(sys, "argv", [f"{name}.py", *map(str, arguments)]), contextlib.redirect_stdout(printed):
+            module.main()
+        return printed.getvalue()
+
+    def test_a_photograph_is_enlarged_in_tiles(self):
+        with tempfile.TemporaryDirectory() as folder:
+            folder = Path(folder)
+            torch.save(swinir().state_dict(), folder / "model.pth")
+            (folder / "images").mkdir()
+            random = np.random.default_rng(0)
+            for name, size in {"images/a.png": (24, 16), "images/b.png": (16, 16), "photograph.png": (40, 28)}.items():
+                Image.fromarray(random.integers(0, 256, (*size[::-1], 3), dtype=np.uint8)).save(folder / name)
+            paths = [folder / name for name in ("model.pth", "images", "photograph.png", "enlarged.png")]
+            printed = self.run_example("upscale", *paths, "--tile", 16, "--overlap", 4)
+            with Image.open(folder / "enlarged.png") as image:
+                self.assertEqual(image.size, (80, 56))
+            self.assertRegex(printed, r"residual_group: BasicLayer")
+            self.assertGreater(float(re.search(r"([\d.]+) dB between both", printed)[1]), 20)
+
+    def test_sounds_are_ranked_before_and_after(self):
+        with tempfile.TemporaryDirectory() as folder:
+            texts = tokenizers.ByteLevelBPETokenizer()
+            texts.train_from_iterator(["a high beep and a low hum"], vocab_size=270, special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+            texts.save_model(folder)
+            tokenizer = transformers.RobertaTokenizerFast(f"{folder}/vocab.json", f"{folder}/merges.txt")
+            text = {"vocab_size": len(tokenizer), "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+            audio = {"depths": [1, 1, 2, 1], "num_attention_heads": [2, 4, 8, 16], "patch_embeds_hidden_size": 32, "hidden_size": 256}
+            config = transformers.ClapConfig(text_config=text, audio_config=audio, projection_dim=16)
+            redraw(transformers.ClapModel(config)).save_pretrained(folder)
+            transformers.ClapProcessor(transformers.ClapFeatureExtractor(truncation="rand_trunc"), tokenizer).save_pretrained(folder)
+            printed = self.run_example("clap_sounds", folder)
+            cosines = [float(found) for found in re.findall(r"cosine ([\d.]+)", printed)]
+            self.assertEqual(len(cosines), 5)
+            self.assertGreater(min(cosines), 0.99)
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def quantize(
         recipe: as for :func:`swinq.quantize`. ``None`` quantizes nothing: the engine runs the Swins in float, for comparisons.
         backend: ``cpu``, ``cuda``, or ``auto`` for that of the device of the images at each call.
         samples: the most images on which a Swin is calibrated, the first that it is called with. They are kept in host memory,
-            ``float32``, of any sizes.
+            ``float32``, of any sizes. Of a stack of blocks, 256 MiB of tokens are kept at most, beside the first grid of each size.
         ptq: as for :func:`swinq.quantize`.
         batch_size: images per batch of the float forward.
         progress: as for :func:`swinq.quantize`.

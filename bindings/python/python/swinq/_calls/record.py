@@ -22,6 +22,10 @@ from .timing import FirstCall, watched
 TOLERANCES = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
+#: The most bytes of tokens that are kept of a stack of blocks, beside the first image of each size: programs have many stacks, and
+#: their tokens are larger than images.
+MOST_BYTES = 2**28
+
 #: What a module of PyTorch takes no images from.
 NO_IMAGES = (str, bytes, os.PathLike, np.ndarray)
 #: What an iterable for the calibration gives.
@@ -37,9 +41,13 @@ class Record:
 
     #: The most images that are kept.
     samples: int
-    #: Batches of images in host memory, ``float32 [n, channels, height, width]``, and how many images they are.
+    #: Batches of images in host memory, ``float32 [n, channels, height, width]``, and how many images and bytes they are.
     batches: list[Any] = field(default_factory=list)
     images: int = 0
+    bytes: int = 0
+    #: The most bytes, and whether there is no room for another image.
+    room: float = float("inf")
+    is_full: bool = False
     #: For each size of images, the batch that begins with the first of them, and the structure of the outputs for that image.
     sizes: dict[tuple[int, int], tuple[int, Any]] = field(default_factory=dict)
     #: Of the first call: the other arguments, the device and the type of the images, and the most that its outputs may differ from
@@ -62,15 +70,22 @@ class Record:
         if not isinstance(images, torch.Tensor) or images.ndim != 4 or not images.is_floating_point():
             raise ArgumentError(f"its input, a {type(given).__name__}, is no floating-point tensor [n, channels, height, width]")
         if self.calls == 0:
+            self.room = float("inf") if parameters.grid is None else MOST_BYTES
             self.arguments, self.device, self.dtype = arguments, images.device, images.dtype
             self.tolerance = max(TOLERANCES.get(kind, 0.0) for kind in _kinds(module, images))
         self.calls += 1
-        taken = images[: self.samples - self.images]
+        size, each = (int(images.shape[2]), int(images.shape[3])), 4 * images[:1].numel()
+        most = self.samples - self.images
+        if most > 0 and self.bytes + each * min(most, len(images)) > self.room:
+            most = max(int((self.room - self.bytes) // each), int(size not in self.sizes))
+        taken = images[: max(most, 0)]
         if len(taken):
-            if (size := (int(images.shape[2]), int(images.shape[3]))) not in self.sizes:
+            if size not in self.sizes:
                 self.sizes[size] = len(self.batches), recorded(output)
             self.batches.append(taken.detach().to("cpu", torch.float32, copy=True).contiguous())
             self.images += len(taken)
+            self.bytes += each * len(taken)
+        self.is_full = self.images >= self.samples or self.bytes + each > self.room
 
     @property
     def outputs(self) -> Any:
@@ -110,7 +125,7 @@ def record_calls(
     try:
         # Compiled code that ran before does not call hooks.
         with torch.no_grad(), evaluating(model), torch.compiler.set_stance("force_eager"):
-            _call(model, calibrate, lambda: all(record.images >= samples for record in records.values()))
+            _call(model, calibrate, lambda: all(record.is_full for record in records.values()))
     finally:
         for handle in handles:
             handle.remove()

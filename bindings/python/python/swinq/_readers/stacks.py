@@ -56,8 +56,13 @@ def _is_block(block: Any) -> bool:
     attention = getattr(block, "attn", None)
     if not hasattr(attention, "qkv") or not any(hasattr(attention, part) for part in ("relative_position_bias_table", "logit_scale")):
         return False
-    with_parameters = {name for name, part in block.named_children() if any(True for _ in part.parameters())}
-    return with_parameters == {"norm1", "attn", "norm2", "mlp"}
+    return all(hasattr(block, part) for part in PARTS) and foreign_part(block) is None
+
+
+def foreign_part(block: Any) -> str | None:
+    """The name of a part that a block of another network has, and a Swin's has not; ``None`` if there is none."""
+    with_parameters = (name for name, part in block.named_children() if any(True for _ in part.parameters()))
+    return next((name for name in with_parameters if name not in PARTS), None)
 
 
 def restoration(module: Any, _: Any) -> Description:
@@ -127,6 +132,8 @@ def _described(
     return described
 
 
+#: The parts of a block with parameters, by Microsoft's names.
+PARTS = ("norm1", "attn", "norm2", "mlp")
 #: The classes of CLAP's stages and of Swin2SR's layers: the Python module that defines each, and its name.
 CLAP_STAGE = ("transformers.models.clap.modeling_clap", "ClapAudioStage")
 SWIN2SR_LAYER = ("transformers.models.swin2sr.modeling_swin2sr", "Swin2SRLayer")

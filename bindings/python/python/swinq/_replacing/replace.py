@@ -21,6 +21,7 @@ from .._common.progress import Progress, close, observer
 from .._engine.model import Model
 from .._functions.quantize import recipe_text
 from .._readers.layers import library_of, uncompiled
+from .._readers.stacks import foreign_part
 from .module import SwinModule
 from .original import opened_float
 from .report import Left, Replaced, Report
@@ -169,5 +170,9 @@ def _others(report: Report) -> list[Left]:
     if not found:
         return []
     kind = type(report.model.get_submodule(found[0])).__name__
-    reason = f"its module has not the structure of a Swin that swinq knows ({len(found)} modules with windowed attention)"
-    return [Left(found[0], kind, reason)]
+    counted = f"({len(found)} modules with windowed attention)"
+    block = found[0].rpartition(".")[0]
+    part = foreign_part(report.model.get_submodule(block)) if block else None
+    if part is not None and hasattr(report.model.get_submodule(block), "norm1"):
+        return [Left(found[0], kind, f"`{block}.{part}` is no part of a block of a Swin {counted}")]
+    return [Left(found[0], kind, f"its module has not the structure of a Swin that swinq knows {counted}")]
