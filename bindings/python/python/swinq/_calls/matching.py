@@ -1,4 +1,8 @@
-"""The results of live modules, against those of swinq's float engine."""
+"""The outputs of live modules, matched with those of swinq's float engine.
+
+The outputs of a module are recorded once. Each of their tensors is then found among the outputs of the float engine for the same image,
+by shape and by value, so that a module whose code computes something else is not replaced.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from .layers import check_code, check_compiled, check_not_replaced
 
 
 def reader_of(module: Any) -> Reader | None:
-    """What reads a module's description; ``None`` for a module that is no Swin."""
+    """The reader of a module; ``None`` for a module that is no Swin."""
     for each in type(module).__mro__:
         reader = READERS.get((each.__module__, each.__name__))
         if reader is not None:
