@@ -26,36 +26,49 @@ const INPUTS: [(&str, InputType); 4] = [
 const OUTPUTS: [(&str, OutputType); 3] =
     [("float32", OutputType::F32), ("float16", OutputType::F16), ("bfloat16", OutputType::Bf16)];
 
-/// An output on the GPU: its name, its address, and the name of its element type.
-type Target = (String, u64, String);
+/// Images on the GPU: their address, the names of their element type and layout, their number, and their height and width.
+#[derive(FromPyObject)]
+pub struct GpuImages {
+    address: u64,
+    dtype: String,
+    layout: String,
+    number: usize,
+    height: usize,
+    width: usize,
+}
 
-/// Puts the computation of `outputs` on `stream`, a `cudaStream_t`. `images` are at an address of the engine's GPU, and have an
-/// element type; `shape` is their number, height and width; `layouts` are theirs and that of feature maps, `NHWC` or `NCHW`. Each output
-/// is dense. The work begins after what is on the streams `after`.
+/// An output on the GPU: its address, and the name of its element type.
+#[derive(FromPyObject)]
+pub struct GpuOutput {
+    name: String,
+    address: u64,
+    dtype: String,
+}
+
+/// Puts the computation of `outputs` on `stream`, a `cudaStream_t`. `images` and `outputs` are in the memory of the engine's GPU, and
+/// dense; `out_layout` is that of feature maps, `NHWC` or `NCHW`. The work begins after what is on the streams `after`.
 ///
 /// The memory is that of the caller, who states that it has these elements, and that it lives until the work is done.
-#[expect(clippy::too_many_arguments, reason = "they are what a call of a kernel needs")]
 #[pyfunction]
 pub fn run_on(
     py: Python<'_>,
     engine: &Engine,
-    images: (u64, String),
-    shape: (usize, usize, usize),
-    layouts: (String, String),
-    outputs: Vec<Target>,
+    images: GpuImages,
+    outputs: Vec<GpuOutput>,
+    out_layout: &str,
     stream: u64,
     after: Vec<u64>,
 ) -> PyResult<()> {
-    let layout = choice(py, "layout", &layouts.0, &LAYOUTS)?;
-    let out_layout = choice(py, "out_layout", &layouts.1, &OUT_LAYOUTS)?;
-    let ((address, element), (count, height, width)) = (images, shape);
-    let element = choice(py, "images", &element, &INPUTS)?;
+    let GpuImages { address, dtype, layout, number: count, height, width } = images;
+    let layout = choice(py, "layout", &layout, &LAYOUTS)?;
+    let out_layout = choice(py, "out_layout", out_layout, &OUT_LAYOUTS)?;
+    let element = choice(py, "images", &dtype, &INPUTS)?;
     let (engine, size) = (engine.engine(), Size::new(height, width));
     engine.check_size(size).map_err(|error| raise_run(py, error))?;
-    let typed = outputs.iter().map(|(name, address, element)| {
+    let typed = outputs.iter().map(|GpuOutput { name, address, dtype }| {
         let shape = engine.output(name).map_err(|error| raise_run(py, error))?;
         let values = count * engine.output_shape(shape, size).values();
-        Ok((name, *address, values, choice(py, "dtype", element, &OUTPUTS)?))
+        Ok((name, *address, values, choice(py, "dtype", dtype, &OUTPUTS)?))
     });
     let typed = typed.collect::<PyResult<Vec<_>>>()?;
     let run = || {

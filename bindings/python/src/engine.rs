@@ -49,8 +49,13 @@ pub const OUT_LAYOUTS: [(&str, OutputLayout); 2] =
 /// An output: its name, and the array to write.
 type NamedArray<'py> = (String, Bound<'py, PyAny>);
 
-/// One class of a prediction: index, name, probability.
-type Class = (usize, Option<String>, f64);
+/// One class of a prediction.
+#[pyclass(frozen, get_all, module = "swinq._native")]
+pub struct ClassRow {
+    index: usize,
+    label: Option<String>,
+    probability: f64,
+}
 
 /// The numbers among the options of an engine, by the names of the keyword arguments in Python.
 #[derive(Default, FromPyObject)]
@@ -152,7 +157,7 @@ impl Engine {
     }
 
     /// The best `k` classes of each image file.
-    fn predict(&self, py: Python<'_>, paths: Vec<PathBuf>, k: usize) -> PyResult<Vec<Vec<Class>>> {
+    fn predict(&self, py: Python<'_>, paths: Vec<PathBuf>, k: usize) -> PyResult<Vec<Vec<ClassRow>>> {
         let engine = Arc::clone(&self.engine);
         let found = work::run(py, None, move |reporter| {
             let images = Images::from_files(&paths)?;
@@ -164,7 +169,7 @@ impl Engine {
     }
 
     /// The best `k` classes of images in memory.
-    fn classify(&self, py: Python<'_>, images: Vec<Picture<'_>>, k: usize) -> PyResult<Vec<Vec<Class>>> {
+    fn classify(&self, py: Python<'_>, images: Vec<Picture<'_>>, k: usize) -> PyResult<Vec<Vec<ClassRow>>> {
         let mut decoded = Vec::new();
         for (index, image) in images.into_iter().enumerate() {
             decoded.push(image.decode(py, &format!("image {index}"), self.engine.transform().orientation)?);
@@ -396,7 +401,10 @@ impl Picture<'_> {
     }
 }
 
-fn classes(predictions: Vec<Prediction>) -> Vec<Vec<Class>> {
-    let class = |class: swinq::ClassScore| (class.index, class.label, class.score);
+fn classes(predictions: Vec<Prediction>) -> Vec<Vec<ClassRow>> {
+    let class = |class: swinq::ClassScore| {
+        let swinq::ClassScore { index, label, score } = class;
+        ClassRow { index, label, probability: score }
+    };
     predictions.into_iter().map(|found| found.classes.into_iter().map(class).collect()).collect()
 }

@@ -11,33 +11,33 @@ use crate::error::{choice, raise, raise_as};
 use crate::model::Model;
 use crate::work;
 
-/// Writes `model` to the ONNX file `path`. The options are those of the command `swinq export`; `batch` is a number or
-/// `free`. Returns the remarks that the command prints.
-#[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
-pub fn export(
-    py: Python<'_>,
-    model: &Model,
-    path: PathBuf,
+/// The options of the command `swinq export`; `batch` is a number or `free`.
+#[derive(FromPyObject)]
+pub struct GraphOptions {
     opset: i64,
-    target: &str,
+    target: String,
     fp16: bool,
-    batch: &str,
-    probs: Option<&str>,
-    input: &str,
+    batch: String,
+    probs: Option<String>,
+    input: String,
     size: Option<GivenSize>,
-) -> PyResult<Vec<String>> {
+}
+
+/// Writes `model` to the ONNX file `path`. Returns the remarks that the command prints.
+#[pyfunction]
+pub fn export(py: Python<'_>, model: &Model, path: PathBuf, options: GraphOptions) -> PyResult<Vec<String>> {
+    let GraphOptions { opset, target, fp16, batch, probs, input, size } = options;
     let targets = [Target::Ort, Target::OpenVino, Target::TensorRt].map(|target| (target.name(), target));
     let forms = [ProbsForm::Exact, ProbsForm::Softmax].map(|form| (form.name(), form));
     let inputs = [InputForm::Normalized, InputForm::Pixels].map(|form| (form.name(), form));
     let batch = batch.parse::<BatchSize>();
     let options = ExportOptions {
         opset,
-        target: choice(py, "target", target, &targets)?,
+        target: choice(py, "target", &target, &targets)?,
         fp16,
         batch: batch.map_err(|problem| raise_as(py, "ArgumentError", format!("batch: {problem}")))?,
-        probs: probs.map(|form| choice(py, "probs", form, &forms)).transpose()?,
-        input: choice(py, "input", input, &inputs)?,
+        probs: probs.map(|form| choice(py, "probs", &form, &forms)).transpose()?,
+        input: choice(py, "input", &input, &inputs)?,
         size: image_size(py, size)?,
         checkpoint_hash: None,
     };

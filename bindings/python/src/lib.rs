@@ -30,7 +30,7 @@ mod native {
     #[pymodule_export]
     use super::device::{DeviceArray, check, prepare, prepare_on, run_on};
     #[pymodule_export]
-    use super::engine::Engine;
+    use super::engine::{ClassRow, Engine};
     #[pymodule_export]
     use super::evaluate::evaluate;
     #[pymodule_export]
@@ -38,14 +38,15 @@ mod native {
     #[pymodule_export]
     use super::images::{Collector, Images};
     #[pymodule_export]
-    use super::model::Model;
+    use super::model::{Model, SiteRow};
     #[pymodule_export]
     use super::quantize::quantize;
     #[pymodule_export]
     use super::search::{sensitivity, tune};
     #[pymodule_export]
     use super::training::{
-        fingerprint, gelu_table, grids, parameters, quantized_sites, stages, stored_parameters, trained,
+        FloatTensor, Grid, QuantizedSite, Stage, StoredParameter, fingerprint, gelu_table, grids, parameters,
+        quantized_sites, stages, stored_parameters, trained,
     };
     #[pymodule_export]
     use super::{family_transform, run_command, shipped_configs};

@@ -30,49 +30,75 @@ impl From<swinq::Model> for Model {
     }
 }
 
-/// How a model is read: `(cfg, opts, dialect, weights, prefix, transform, labels, task, outputs, orientation, channels)`, as the fields
-/// of [`OpenOptions`]. Outputs are numbers of stages, from 0.
+/// How a model is read, as the fields of [`OpenOptions`]; `family` is that of the preprocessing. Outputs are numbers of stages, from 0.
 #[derive(FromPyObject)]
-struct Reading(
-    Option<String>,
-    Vec<(String, String)>,
-    Option<String>,
-    Option<String>,
-    Option<String>,
-    Option<String>,
-    Option<PathBuf>,
-    Option<String>,
-    Option<Vec<usize>>,
-    Option<String>,
-    Option<String>,
-);
+struct Reading {
+    cfg: Option<String>,
+    opts: Vec<(String, String)>,
+    dialect: Option<String>,
+    weights: Option<String>,
+    prefix: Option<String>,
+    family: Option<String>,
+    labels: Option<PathBuf>,
+    task: Option<String>,
+    outputs: Option<Vec<usize>>,
+    orientation: Option<String>,
+    channels: Option<String>,
+}
 
-/// A tensor of a state dictionary: name, element type, sizes, bytes.
-type Tensor<'py> = (String, String, Vec<usize>, Bound<'py, PyAny>);
+/// A tensor of a state dictionary.
+#[derive(FromPyObject)]
+struct StoredTensor<'py> {
+    name: String,
+    element: String,
+    shape: Vec<usize>,
+    bytes: Bound<'py, PyAny>,
+}
 
-/// A row of the table of sites: name, whether it is quantized, bits, kind, granularity, amax, scale.
-type SiteRow = (String, bool, u8, String, String, Option<f32>, Option<f32>);
+/// A model in memory: its tensors, and what is known of it. `config` and `preprocessor` are the JSON documents of its library,
+/// `transform` is a preprocessing in JSON, `windows` the name of the rule for windows.
+#[derive(FromPyObject)]
+struct Source<'py> {
+    name: String,
+    tensors: Vec<StoredTensor<'py>>,
+    config: Option<String>,
+    preprocessor: Option<String>,
+    transform: Option<String>,
+    windows: Option<String>,
+}
+
+/// A row of the table of sites.
+#[pyclass(frozen, get_all, module = "swinq._native")]
+pub struct SiteRow {
+    name: String,
+    quantized: bool,
+    bits: u8,
+    kind: String,
+    granularity: String,
+    amax: Option<f32>,
+    scale: Option<f32>,
+}
 
 impl Reading {
     fn options(self, py: Python<'_>) -> PyResult<OpenOptions> {
-        let Reading(
+        let Reading {
             cfg,
             opts,
             dialect,
             weights,
             prefix,
-            transform,
+            family,
             labels,
             task,
             outputs,
             orientation,
             channels,
-        ) = self;
+        } = self;
         let orientation = parsed::<Orientation>(py, "orientation", orientation)?;
         let channel_order = parsed::<ChannelOrder>(py, "channels", channels)?;
         let dialect = dialect.map(|name| name.parse::<Dialect>()).transpose();
         let dialect = dialect.map_err(|error| raise(py, &error.into()))?;
-        let transform = transform.map(|name| choice(py, "preprocessing", &name, &FAMILIES)).transpose()?;
+        let transform = family.map(|name| choice(py, "preprocessing", &name, &FAMILIES)).transpose()?;
         let task = task.map(|name| choice(py, "task", &name, &TASKS)).transpose()?;
         let described_by = Vec::new();
         Ok(OpenOptions {
@@ -140,27 +166,17 @@ impl Model {
         Ok(model.map_err(|error| raise(py, &error))?.into())
     }
 
-    /// A float model of the tensors of another library. `config` and `preprocessor` are its JSON documents,
-    /// `transform` is a preprocessing in JSON, `windows` the name of the rule for windows.
+    /// A float model of the tensors of another library.
     #[staticmethod]
-    #[expect(clippy::too_many_arguments, reason = "they are the arguments of a private Python function")]
-    fn from_memory(
-        py: Python<'_>,
-        name: String,
-        tensors: Vec<Tensor<'_>>,
-        config: Option<String>,
-        preprocessor: Option<String>,
-        transform: Option<String>,
-        windows: Option<String>,
-        reading: Reading,
-    ) -> PyResult<Model> {
+    fn from_memory(py: Python<'_>, source: Source<'_>, reading: Reading) -> PyResult<Model> {
+        let Source { name, tensors, config, preprocessor, transform, windows } = source;
         let options = reading.options(py)?;
         let window_policy = windows.map(|name| choice(py, "windows", &name, &WINDOWS)).transpose()?;
         let transform = transform.map(|text| serde_json::from_str::<Transform>(&text)).transpose();
         let transform =
             transform.map_err(|error| raise_as(py, "ArgumentError", format!("preprocessing: {error}")))?;
         let mut held: Vec<(String, ElementType, Vec<usize>, Array<u8>)> = Vec::new();
-        for (name, dtype, shape, bytes) in tensors {
+        for StoredTensor { name, element: dtype, shape, bytes } in tensors {
             let array = Array::of(&bytes, &name)?;
             held.push((name, element(&dtype), shape, array));
         }
@@ -244,8 +260,15 @@ fn row(site: Site, state: &SiteState) -> SiteRow {
         Some(_) => Granularity::Channel,
         None => Granularity::Tensor,
     };
-    let (kind, granularity) = (text(&spec.kind), text(&granularity));
-    (site.to_string(), spec.enabled, spec.bits, kind, granularity, state.amax, state.scale())
+    SiteRow {
+        name: site.to_string(),
+        quantized: spec.enabled,
+        bits: spec.bits,
+        kind: text(&spec.kind),
+        granularity: text(&granularity),
+        amax: state.amax,
+        scale: state.scale(),
+    }
 }
 
 /// The name of a value as recipes write it.

@@ -42,7 +42,7 @@ class Pickles(Case):
         program = small()
         report = swinq.torch.prepare(program, [X], learned="all")
         scales = {"Codes", "Scale", "Scales", "WeightScale"}
-        self.assertEqual(self.own_names(program), {"PreparedSwin", "template", "Structure", "Tensor"} | scales)
+        self.assertEqual(self.own_names(program), {"PreparedSwin", "ParameterPart", "template", "Structure", "Tensor"} | scales)
         self.assert_equal(values(pickle.loads(pickle.dumps(program)).eval(), X), values(program.eval(), X))
         report.model = None
         self.assertEqual(self.own_names(report), {"Report", "Replaced"})

@@ -15,12 +15,32 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from torch_models import of_timm, randomise
-from torch_saved import MADE, OPTIONS, Case, X, images_for, made, quantized, small, values
+from torch_saved import (
+    MADE,
+    OPTIMIZERS,
+    OPTIONS,
+    STEPS,
+    STOP,
+    Case,
+    X,
+    images_for,
+    made,
+    quantized,
+    small,
+    train,
+    values,
+)
 
 import swinq.torch
 from swinq.transformers import SwinqConfig, attach
 
 HERE = Path(__file__).resolve().parent
+
+
+def in_a_fresh_process(work, folder, names):
+    """Runs ``torch_saved.py``."""
+    done = subprocess.run([sys.executable, "torch_saved.py", work, str(folder), *names], cwd=HERE, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 class Programs(Case):
@@ -34,8 +54,7 @@ class Programs(Case):
             self.assertFalse(all(torch.equal(one, other) for one, other in zip(exact, expected[name], strict=True)), name)
             swinq.torch.save(model, self.folder / name)
             torch.save(x, self.folder / f"{name}.pt")
-        done = subprocess.run([sys.executable, "torch_saved.py", str(self.folder), *MADE], cwd=HERE, capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
+        in_a_fresh_process("outputs", self.folder, MADE)
         for name, tensors in expected.items():
             with self.subTest(name):
                 self.assert_equal(torch.load(self.folder / f"{name}.out"), tensors)
@@ -172,28 +191,40 @@ class Modules(Case):
 
 
 class Training(Case):
-    def steps(self, program, optimizer, count):
-        generator = torch.Generator().manual_seed(0)
-        for _ in range(count):
-            program.train()
-            loss = sum(value.square().mean() for value in program(torch.randn(2, 3, 64, 64, generator=generator)))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+    def test_a_training_that_is_stopped_ends_in_a_fresh_process_with_the_same_bits(self):
+        expected = {}
+        for name, optimizer_of in OPTIMIZERS.items():
+            for stop in (STOP, STEPS):
+                program = swinq.torch.prepare(small(), [X], learned="all", drop_path=0.2).model
+                optimizer = optimizer_of(program.parameters())
+                begin = {key: value.clone() for key, value in program.state_dict().items()}
+                train(program, optimizer, range(stop))
+                if stop == STOP:
+                    swinq.torch.save(program, self.folder / name)
+                    torch.save(optimizer.state_dict(), self.folder / f"{name}.pt")
+            expected[name] = program.state_dict()
+            changed = [key for key, value in expected[name].items() if not torch.equal(value, begin[key])]
+            self.assertEqual(set(changed), {key for key, value in program.named_parameters() if value.grad is not None})
+        in_a_fresh_process("training", self.folder, OPTIMIZERS)
+        for name, state in expected.items():
+            found = torch.load(self.folder / f"{name}.out")
+            self.assertEqual(found.keys(), state.keys())
+            for key, value in state.items():
+                self.assertTrue(torch.equal(found[key], value), f"{name}: {key}")
 
     def test_a_training_resumes_with_the_same_bits(self):
         for learned in ("none", "all"):
             with self.subTest(learned):
                 first = swinq.torch.prepare(small(), [X], learned=learned, drop_path=0.0).model
                 optimizer = torch.optim.AdamW(first.parameters(), lr=1e-3)
-                self.steps(first, optimizer, 3)
+                train(first, optimizer, range(3))
                 swinq.torch.save(first, self.folder / learned)
                 resumed = swinq.torch.load(small(1), self.folder / learned)
                 other = torch.optim.AdamW(resumed.parameters(), lr=1e-3)
                 other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
                 self.assert_equal(values(resumed.eval(), X), values(first.eval(), X))
                 for program, steps in ((first, optimizer), (resumed, other)):
-                    self.steps(program, steps, 3)
+                    train(program, steps, range(3, 6))
                 self.assertEqual(first.state_dict().keys(), resumed.state_dict().keys())
                 for name, tensor in first.state_dict().items():
                     self.assertTrue(torch.equal(resumed.state_dict()[name], tensor), name)

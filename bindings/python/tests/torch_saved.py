@@ -1,8 +1,10 @@
 """Programs that are saved, and a process that loads them:
 
-    python torch_saved.py FOLDER NAME...
+    python torch_saved.py outputs FOLDER NAME...
+    python torch_saved.py training FOLDER NAME...
 
-For each name it builds the program with other weights, loads FOLDER/NAME, and writes what it gives for FOLDER/NAME.pt to FOLDER/NAME.out.
+For each name it builds the program with other weights and loads FOLDER/NAME. ``outputs`` writes what it gives for FOLDER/NAME.pt to
+FOLDER/NAME.out; ``training`` ends the training with the optimizer NAME, whose state is FOLDER/NAME.pt, and writes the parameters there.
 """
 
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch_detector
+import torch_mmdet
 import transformers
 from torch_models import FOUR, PROGRAMS, SWINS, images, of_timm, of_torchvision, randomise
 from torch_support import Inside, leaves
@@ -31,6 +34,7 @@ MADE = {
     "Mask2Former": (lambda: PROGRAMS["Mask2Former"]()[0], 128),
     "DPT": (lambda: PROGRAMS["DPT with Swin V2"]()[0], 128),
     "detector": (lambda: Inside(torch_detector.Swin()), 64),
+    "OpenMMLab's detector": (torch_mmdet.Detector, 64),
 }
 
 
@@ -65,6 +69,26 @@ def values(model, x):
         return [value for _, value in leaves(model(x))]
 
 
+#: Steps of a training, and the one before which it is stopped.
+STEPS, STOP = 20, 10
+#: What makes each optimizer.
+OPTIMIZERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+}
+
+
+def train(program, optimizer, steps):
+    """Steps of a training by their numbers, each with images and stochastic depth of its own."""
+    program.train()
+    for step in steps:
+        torch.manual_seed(step)
+        loss = sum(value.square().mean() for value in program(torch.randn(2, 3, 64, 64)))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
 class Case(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -83,12 +107,20 @@ class Case(unittest.TestCase):
             self.assertTrue(torch.equal(one, other))
 
 
-def main(folder, *names):
-    warnings.simplefilter("ignore")
-    for name in names:
-        model = swinq.torch.load(made(name, seed=1), folder / name).eval()
-        torch.save(values(model, torch.load(folder / f"{name}.pt")), folder / f"{name}.out")
+def outputs(folder, name):
+    model = swinq.torch.load(made(name, seed=1), folder / name).eval()
+    torch.save(values(model, torch.load(folder / f"{name}.pt")), folder / f"{name}.out")
+
+
+def training(folder, name):
+    program = swinq.torch.load(small(1), folder / name)
+    optimizer = OPTIMIZERS[name](program.parameters())
+    optimizer.load_state_dict(torch.load(folder / f"{name}.pt"))
+    train(program, optimizer, range(STOP, STEPS))
+    torch.save(program.state_dict(), folder / f"{name}.out")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *sys.argv[2:])
+    warnings.simplefilter("ignore")
+    for each in sys.argv[3:]:
+        {"outputs": outputs, "training": training}[sys.argv[1]](Path(sys.argv[2]), each)

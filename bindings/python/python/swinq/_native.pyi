@@ -4,12 +4,10 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ._readers.reading import Reading as _Reading
+from ._common import border as _border
 
 __version__: str
 
-_Tensor = tuple[str, str, Sequence[int], Any]
-_Class = tuple[int, str | None, float]
 _Progress = Callable[[str, int, int], object]
 
 #: An image in memory: width, height and ``uint8 [height, width, 3]``, or the bytes of a file.
@@ -64,28 +62,23 @@ def evaluate(
 def export(
     model: Model,
     path: str | os.PathLike[str],
-    opset: int,
-    target: str,
-    fp16: bool,
-    batch: str,
-    probs: str | None,
-    input: str,
-    size: tuple[int, int] | str | None,
+    options: _border.GraphOptions,
 ) -> list[str]: ...
+
+class SiteRow:
+    name: str
+    quantized: bool
+    bits: int
+    kind: str
+    granularity: str
+    amax: float | None
+    scale: float | None
 
 class Model:
     @staticmethod
-    def open(path: str | os.PathLike[str], reading: _Reading) -> Model: ...
+    def open(path: str | os.PathLike[str], reading: _border.Reading) -> Model: ...
     @staticmethod
-    def from_memory(
-        name: str,
-        tensors: Sequence[_Tensor],
-        config: str | None,
-        preprocessor: str | None,
-        transform: str | None,
-        windows: str | None,
-        reading: _Reading,
-    ) -> Model: ...
+    def from_memory(source: _border.Source, reading: _border.Reading) -> Model: ...
     def save(self, path: str | os.PathLike[str]) -> None: ...
     def check_cuda(self) -> None: ...
     @property
@@ -102,7 +95,12 @@ class Model:
     def warnings(self) -> list[str]: ...
     @property
     def size_bytes(self) -> int: ...
-    def sites(self) -> list[tuple[str, bool, int, str, str, float | None, float | None]]: ...
+    def sites(self) -> list[SiteRow]: ...
+
+class ClassRow:
+    index: int
+    label: str | None
+    probability: float
 
 class Engine:
     def __new__(cls, model: Model, backend: str, numbers: dict[str, int], residual: str) -> Engine: ...
@@ -110,8 +108,8 @@ class Engine:
     @property
     def outputs(self) -> list[str]: ...
     def output_shape(self, name: str, height: int, width: int) -> list[int]: ...
-    def predict(self, paths: Sequence[str], k: int) -> list[list[_Class]]: ...
-    def classify(self, images: Sequence[Picture], k: int) -> list[list[_Class]]: ...
+    def predict(self, paths: Sequence[str], k: int) -> list[list[ClassRow]]: ...
+    def classify(self, images: Sequence[Picture], k: int) -> list[list[ClassRow]]: ...
     @property
     def channels(self) -> int: ...
     @property
@@ -123,10 +121,9 @@ class Engine:
 
 def run_on(
     engine: Engine,
-    images: tuple[int, str],
-    shape: tuple[int, int, int],
-    layouts: tuple[str, str],
-    outputs: Sequence[tuple[str, int, str]],
+    images: _border.GpuImages,
+    outputs: Sequence[_border.GpuOutput],
+    out_layout: str,
     stream: int,
     after: Sequence[int],
 ) -> None: ...
@@ -191,17 +188,50 @@ class Contract:
 def contract() -> Contract: ...
 def gelu_table() -> bytes: ...
 def fingerprint(arrays: Sequence[Any]) -> int: ...
-def stored_parameters(model: Model) -> list[tuple[str, str, str]]: ...
-def parameters(model: Model) -> list[tuple[str, list[int], bytes]]: ...
-def quantized_sites(
-    model: Model,
-) -> list[tuple[str, str, int, bool, float | None, bytes | None, bytes | None, bytes | None]]: ...
-def stages(model: Model) -> list[tuple[int, int, int, int, list[int], bytes, bytes]]: ...
-def grids(model: Model, height: int, width: int) -> list[tuple[list[int], bytes, bytes, bytes, bytes]]: ...
+
+class StoredParameter:
+    name: str
+    parameter: str
+    values: str
+
+class FloatTensor:
+    name: str
+    shape: list[int]
+    values: bytes
+
+class QuantizedSite:
+    name: str
+    bits: int
+    of_largest: bool
+    amax: float | None
+    factors: bytes | None
+    zero_points: bytes | None
+    scales: bytes | None
+
+class Stage:
+    depth: int
+    channels: int
+    heads: int
+    window: list[int]
+    bias_rows: bytes
+    regions: bytes
+
+class Grid:
+    size: list[int]
+    plain: bytes
+    shifted: bytes
+    masks: bytes
+    merge: bytes
+
+def stored_parameters(model: Model) -> list[StoredParameter]: ...
+def parameters(model: Model) -> list[FloatTensor]: ...
+def quantized_sites(model: Model) -> list[QuantizedSite]: ...
+def stages(model: Model) -> list[Stage]: ...
+def grids(model: Model, height: int, width: int) -> list[Grid]: ...
 def trained(
     model: Model,
-    tensors: Sequence[tuple[str, Sequence[int], Any]],
+    tensors: Sequence[_border.TrainedTensor],
     ranges: dict[str, float],
-    channels: dict[str, tuple[Sequence[float], Sequence[int]]],
+    channels: dict[str, _border.ChannelScales],
     weight_scales: dict[str, Sequence[float]],
 ) -> Model: ...

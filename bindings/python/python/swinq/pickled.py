@@ -10,6 +10,7 @@ from ._common.public import name_by
 from ._replacing.in_place import Applied, InPlace
 from ._replacing.module import swin_module
 from ._replacing.replacement import Unsaved
+from ._training.parameters import ParameterPart
 from ._training.prepared import Template, template
 from ._training.scales import Codes, Scale, Scales, WeightScale
 
@@ -20,6 +21,7 @@ __all__ = [
     "InPlace",
     "Masked",
     "OfClass",
+    "ParameterPart",
     "Scale",
     "Scales",
     "Structure",

@@ -37,7 +37,7 @@ from ._replacing.module import SwinModule, file_of, opened
 from ._replacing.replacement import Replacement
 from ._replacing.report import Report
 from ._saving.save import hash_of_parameters
-from ._saving.structure import arguments_of, described, described_arguments, structure_of
+from ._saving.structure import arguments_as_json, arguments_from_json, structure_as_json, structure_from_json
 
 __all__ = ["SwinqConfig", "SwinqQuantizer", "attach"]
 
@@ -183,7 +183,8 @@ class SwinqQuantizer(HfQuantizer):
                 f"be opened ({error}); save the quantized model again. A folder that a process without swinq.transformers saved holds a float "
                 "model: remove `quantization_config` from its config.json"
             ) from error
-        module = SwinModule(original, quantized, structure_of(swin["outputs"]), arguments_of(swin["arguments"]), config.backend, config.options)
+        outputs, arguments = structure_from_json(swin["outputs"]), arguments_from_json(swin["arguments"])
+        module = SwinModule(original, quantized, outputs, arguments, config.backend, config.options)
         module._missing_float = swin.get("original", "")
         module.eval()
         if name:
@@ -210,8 +211,8 @@ class SwinqQuantizer(HfQuantizer):
                     "name": name,
                     "kind": type(original).__name__,
                     "bytes": file.numel(),
-                    "outputs": described(swin._outputs),
-                    "arguments": described_arguments(swin._arguments),
+                    "outputs": structure_as_json(swin._outputs),
+                    "arguments": arguments_as_json(swin._arguments),
                     **({"original": missing} if missing else {}),
                 }
             )

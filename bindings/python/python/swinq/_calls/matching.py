@@ -1,4 +1,8 @@
-"""The results of live modules, against those of swinq's float engine."""
+"""The outputs of live modules, matched with those of swinq's float engine.
+
+The outputs of a module are recorded once. Each of their tensors is then found among the outputs of the float engine for the same image,
+by shape and by value, so that a module whose code computes something else is not replaced.
+"""
 
 from __future__ import annotations
 
@@ -168,11 +172,11 @@ def _check_shifts(model: Model, record: Record) -> None:
     Raises:
         ArgumentError: with the block.
     """
-    windows = [row[4] for row in _native.stages(model._native)]
+    windows = [stage.window for stage in _native.stages(model._native)]
     shifted = set()
     for height, width in record.sizes:
         grids = _native.grids(model._native, height, width)
-        shifted |= {stage for stage, (row, window) in enumerate(zip(grids, windows, strict=True)) if min(row[0]) > min(window)}
+        shifted |= {stage for stage, (grid, window) in enumerate(zip(grids, windows, strict=True)) if min(grid.size) > min(window)}
     lost = [name for name in record.lost_shifts if (found := STAGE.search(name)) and int(found[1]) in shifted]
     if lost:
         raise ArgumentError(f"its outputs are no longer those of its first images{_shifts(lost)}")

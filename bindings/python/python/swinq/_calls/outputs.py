@@ -1,8 +1,4 @@
-"""The outputs of a module, as the outputs of an engine in the same types and the same structure.
-
-What a module gives is recorded once. Each of its tensors is then found among the outputs of the float engine for the same image, by
-shape and by value, so that a module whose code computes something else is not replaced.
-"""
+"""The outputs of a module: their structure, and the outputs of an engine in the same structure and types."""
 
 from __future__ import annotations
 
@@ -136,8 +132,8 @@ def leaves(structure: Any, path: str = "output") -> list[tuple[str, Tensor | Sid
 def made(
     structure: Any, outputs: Mapping[str, Any], dtype: Any, source: Any, layouts: Mapping[str, Callable[[Any], Any]] = LAYOUTS
 ) -> Any:
-    """What the module would give: ``outputs`` of the engine in its structure, as tensors of ``dtype``. ``source`` is the input of
-    the module; ``layouts`` are ``CHANNELS_LAST`` if the engine wrote maps so."""
+    """The outputs of the engine as the module gives its own: in its structure, as tensors of ``dtype``. ``source`` is the input of the
+    module; ``layouts`` are ``CHANNELS_LAST`` if the engine wrote maps so."""
     if isinstance(structure, Tensor):
         value = layouts[structure.layout](outputs[structure.output])
         return value if value.dtype == dtype else value.to(dtype)

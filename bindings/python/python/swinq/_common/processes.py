@@ -1,4 +1,4 @@
-"""What of a process does not survive ``fork``: threads.
+"""Threads, which a forked process loses.
 
 A forked process has only the thread that forked. Engines wait for their threads forever there, so they are made again at
 their next call. Calibration and evaluation use threads that cannot be made again, so they are refused instead.

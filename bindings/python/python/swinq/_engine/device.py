@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import _native
 from .._common.arrays import check_shape, extents, is_tensor
+from .._common.border import GpuImages, GpuOutput
 from .._common.errors import ArgumentError
 
 #: The layout that images of a type have unless the caller states another.
@@ -160,7 +161,7 @@ def run_on_gpu(
         value = None if out is None else out.get(name)
         if value is None:
             outputs[name] = value = made(shape, name)
-            targets.append((name, value.data_ptr(), dtype))
+            targets.append(GpuOutput(name, value.data_ptr(), dtype))
             continue
         array = array_of(value, f"out[{name!r}]", on, written=True)
         check_shape(name, array.shape, shape)
@@ -169,11 +170,12 @@ def run_on_gpu(
         if array.after not in (None, on):
             after.append(array.after)
         outputs[name] = value
-        targets.append((name, array.address, array.dtype))
+        targets.append(GpuOutput(name, array.address, array.dtype))
     if stream is not None:
         record(on, [images, *outputs.values()])
     if number > 0:
-        _native.run_on(native, (given.address, given.dtype), (number, height, width), (layout, layouts[1]), targets, on, after)
+        batch = GpuImages(given.address, given.dtype, layout, number, height, width)
+        _native.run_on(native, batch, targets, layouts[1], on, after)
     return outputs
 
 

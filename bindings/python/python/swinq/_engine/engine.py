@@ -229,7 +229,7 @@ class Engine:
         else:
             turns = self._model.preprocessing.get("orientation") == "exif"
             found = native.classify([picture(image, turns) for image in images], top_k)
-        return [[Class(*each) for each in classes] for classes in found]
+        return [[Class(each.index, each.label, each.probability) for each in classes] for classes in found]
 
     @property
     def model(self) -> Model:

@@ -8,6 +8,7 @@ import threading
 from typing import Any, NamedTuple
 
 from .. import _native
+from .._common.border import GraphOptions
 from .._common.errors import count
 from .engine import Class, Engine
 from .images import PathLike
@@ -153,7 +154,8 @@ class Model:
             ModelError: for a site that the target has no faithful form of.
             NotFoundError, FileError: if the file cannot be written.
         """
-        return _native.export(self._native, os.fspath(path), opset, target, fp16, str(batch), probs, input, size)
+        options = GraphOptions(opset, target, fp16, str(batch), probs, input, size)
+        return _native.export(self._native, os.fspath(path), options)
 
     @property
     def name(self) -> str:
@@ -209,7 +211,8 @@ class Model:
         magnitude that has a code) and ``scale`` (``amax / 127``, the step between codes). A weight has a scale for each
         output channel, which the checkpoint holds beside its codes, and no ``amax`` here.
         """
-        return [Site(*row) for row in self._native.sites()]
+        rows = self._native.sites()
+        return [Site(row.name, row.quantized, row.bits, row.kind, row.granularity, row.amax, row.scale) for row in rows]
 
     def __reduce__(self) -> Any:
         raise TypeError("a Model cannot be copied or pickled; save it, and open the file in the other process")

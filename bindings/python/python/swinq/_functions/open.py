@@ -9,11 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .. import _native
+from .._common.border import Reading
 from .._common.errors import ArgumentError
 from .._engine.engine import output_names
 from .._engine.images import PathLike, is_path
 from .._engine.model import Model
-from .._readers.reading import Reading, load, unwrapped
+from .._readers.reading import load, unwrapped
 
 
 def _stage(output: str) -> int:
@@ -29,11 +30,9 @@ def _check_results(model: Any, preprocessing: Any, reading: Reading, native: _na
     torch, module = sys.modules.get("torch"), None if isinstance(model, Mapping) else unwrapped(model)
     if torch is None or not isinstance(module, torch.nn.Module):
         return
-    cfg, opts, dialect, weights, prefix, family, labels, task, outputs, *_ = reading
-    if outputs is not None or (opts and cfg is None):
-        opts = [] if cfg is None else opts
-        own: Reading = (cfg, opts, dialect, weights, prefix, family, labels, task, None, None, None)
-        native = load(model, preprocessing, own)
+    if reading.outputs is not None or (reading.opts and reading.cfg is None):
+        opts = () if reading.cfg is None else reading.opts
+        native = load(model, preprocessing, reading._replace(opts=opts, outputs=None, orientation=None, channels=None))
     from .._calls.matching import check_module
 
     check_module(module, Model(native))
@@ -101,7 +100,7 @@ def open(
     family = preprocessing if isinstance(preprocessing, str) else None
     names = None if labels is None else os.fspath(labels)
     stages = None if outputs is None else [_stage(name) for name in output_names(outputs)]
-    reading = (cfg, overrides, dialect, weights, prefix, family, names, task, stages, orientation, channels)
+    reading = Reading(cfg, overrides, dialect, weights, prefix, family, names, task, stages, orientation, channels)
     if is_path(model):
         if preprocessing is not None and family is None:
             raise ArgumentError("preprocessing: of a file it is the name of a family: ms, timm, torchvision, hf")

@@ -1,4 +1,4 @@
-"""What the kernels of training have in common."""
+"""Constants and functions that the kernels share."""
 
 # Triton compiles the source of its kernels: annotations must not be strings, and kernels have no docstrings.
 import triton

@@ -16,7 +16,7 @@ from .preprocessing import transform_of
 
 
 def by_structure(module: Any) -> Reader | None:
-    """What reads a backbone that is known by its structure; ``None`` for any other module."""
+    """The reader of a backbone that is known by its structure; ``None`` for any other module."""
     if _is_a(module, "timm.models._features", "FeatureDictNet"):
         return timm_list if "layers_0" in module and _is_timm(module["layers_0"]) else None
     if _is_a(module, "timm.models._features", "FeatureGetterNet"):

@@ -1,4 +1,4 @@
-"""What is known of a live module beside its parameters."""
+"""The description of a live module: its architecture and preprocessing, without its parameters."""
 
 from __future__ import annotations
 

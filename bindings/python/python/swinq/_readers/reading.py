@@ -15,35 +15,18 @@ import numpy as np
 
 from .. import _native
 from .._common.arrays import is_array, is_tensor, to_numpy
+from .._common.border import Reading, Source, StoredTensor
 from .._common.errors import ArgumentError, ModelError
 from .description import Description
 from .layers import check_hooks, check_layers
 from .preprocessing import transform_of
 from .recognition import describe
 
-#: ``cfg``, ``opts``, ``dialect``, ``weights``, ``prefix``, the family of the preprocessing, ``labels``, ``task``, ``outputs``,
-#: ``orientation`` and ``channels`` of ``open``. Outputs are numbers of stages, from 0.
-Reading = tuple[
-    str | None,
-    list[tuple[str, str]],
-    str | None,
-    str | None,
-    str | None,
-    str | None,
-    str | None,
-    str | None,
-    list[int] | None,
-    str | None,
-    str | None,
-]
-Tensor = tuple[str, str, list[int], np.ndarray]
-
 
 def load(model: Any, preprocessing: Any, reading: Reading, values: Mapping[str, Any] | None = None) -> _native.Model:
     """The model with the parameters and the description of a module or a state dictionary; ``values`` stands for the state dictionary
     of a module."""
-    cfg, opts, dialect, weights, prefix, family, labels, task, outputs, orientation, channels = reading
-    if weights is not None:
+    if reading.weights is not None:
         raise ArgumentError("weights: chooses among the dictionaries of a file; pass the dictionary itself")
     if isinstance(model, Mapping):
         state, described = model, Description("state dictionary", transform=transform_of(preprocessing))
@@ -53,25 +36,19 @@ def load(model: Any, preprocessing: Any, reading: Reading, values: Mapping[str, 
         check_layers(module)
         check_hooks(module)
         state = renamed(module.state_dict() if values is None else values, described.renamed)
-        if task not in (None, described.task or "classification"):
+        if reading.task not in (None, described.task or "classification"):
             raise ArgumentError(f"task: the module {type(module).__name__} is {_what(described)}; leave task out")
-        if described.task is None and outputs is not None:
+        if described.task is None and reading.outputs is not None:
             raise ArgumentError(f"outputs: the module {type(module).__name__} is {_what(described)}")
-        task, outputs = described.task, described.outputs if outputs is None else outputs
-        dialect = dialect or described.dialect
-    if cfg is None:
-        cfg, opts = described.cfg, [(key, str(value)) for key, value in described.opts.items()] + opts
+        outputs = described.outputs if reading.outputs is None else reading.outputs
+        reading = reading._replace(task=described.task, outputs=outputs, dialect=reading.dialect or described.dialect)
+    if reading.cfg is None:
+        opts = [(key, str(value)) for key, value in described.opts.items()]
+        reading = reading._replace(cfg=described.cfg, opts=[*opts, *reading.opts])
     transform = None if described.transform is None else json.dumps(described.transform)
+    source = Source(described.name, tensors_of(state), described.config, described.preprocessor, transform, described.windows)
     try:
-        return _native.Model.from_memory(
-            described.name,
-            tensors_of(state),
-            described.config,
-            described.preprocessor,
-            transform,
-            described.windows,
-            (cfg, opts, dialect, None, prefix, family, labels, task, outputs, orientation, channels),
-        )
+        return _native.Model.from_memory(source, reading)
     except ModelError as error:
         if isinstance(model, Mapping):
             raise
@@ -109,7 +86,7 @@ def renamed(state: Mapping[str, Any], names: Mapping[str, str]) -> Mapping[str, 
     return found
 
 
-def tensors_of(state: Mapping[str, Any]) -> list[Tensor]:
+def tensors_of(state: Mapping[str, Any]) -> list[StoredTensor]:
     """Name, element type, sizes and bytes of each tensor: the memory of the tensor itself, if it is contiguous."""
     tensors = []
     for name, tensor in state.items():
@@ -127,7 +104,7 @@ def tensors_of(state: Mapping[str, Any]) -> list[Tensor]:
         array = np.ascontiguousarray(to_numpy(tensor))
         if array.dtype.byteorder == ">":
             array = array.astype(array.dtype.newbyteorder("<"))
-        tensors.append((str(name), dtype, shape, array.reshape(-1).view(np.uint8)))
+        tensors.append(StoredTensor(str(name), dtype, shape, array.reshape(-1).view(np.uint8)))
     return tensors
 
 

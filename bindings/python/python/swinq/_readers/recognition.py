@@ -14,7 +14,7 @@ from .stacks import reader_of as stack_reader
 
 
 def reader_of(module: Any) -> Reader | None:
-    """What reads a module's description; ``None`` for a module that is no Swin."""
+    """The reader of a module; ``None`` for a module that is no Swin."""
     for each in type(module).__mro__:
         reader = READERS.get((each.__module__, each.__name__))
         if reader is not None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .._common.border import Reading
 from .._common.errors import ModelError, PreprocessingError
 from .._engine.model import Model
 from .._readers.layers import library_of, uncompiled
-from .._readers.reading import Reading, load
+from .._readers.reading import load
 
 #: A preprocessing for classifiers of torchvision whose own is not known.
 NORMALISED = {"family": "torchvision", "size": 224, "resize": "direct", "filter": "bilinear", "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -33,8 +34,7 @@ def _read(module: Any, preprocessing: Any, state: Mapping[str, Any] | None) -> M
     """The model of a module. Remarks on what its state dictionary has beside it are of no interest, because its outputs are
     checked."""
     family = preprocessing if isinstance(preprocessing, str) else None
-    reading: Reading = (None, [], None, None, None, family, None, None, None, None, None)
-    return Model(load(module, preprocessing, reading, state))
+    return Model(load(module, preprocessing, Reading(family=family), state))
 
 
 def check_architecture(float_model: Model, model: Model) -> None:

@@ -56,7 +56,7 @@ def replaced(
     samples, batch_size = counts
     count("batch_size", batch_size, 1)
     first = FirstCall() if share else None
-    swins, left = found(model, calibrate, samples, swins_of(model), backend, first)
+    swins, left = find_swins(model, calibrate, samples, swins_of(model), backend, first)
     report, made = Report(model, left=left), []
     share_of = ShareOf(first, model, {swin.module: swin.record.device for swin in swins}) if first and swins else None
     for swin in swins:
@@ -80,7 +80,7 @@ def replaced(
     return report
 
 
-def found(
+def find_swins(
     model: Any, calibrate: Any, samples: int, places: Mapping[Any, list[str]], backend: str, first: FirstCall | None = None
 ) -> tuple[list[FoundSwin], list[Left]]:
     """The Swins among ``places`` that can be replaced, with what ``calibrate`` called them with, and the others. ``backend`` must run

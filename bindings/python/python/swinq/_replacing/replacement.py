@@ -74,8 +74,8 @@ Call = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 
 
 def with_signature(run: Call, signature: inspect.Signature, compiled: Call | None = None) -> Any:
-    """A function with a signature, of whose arguments ``run`` gets a tuple and a dictionary; in graphs of ``torch.compile``
-    ``compiled`` gets them. Without ``compiled`` it stays outside of graphs."""
+    """A function with the signature ``signature``. It passes its positional and its keyword arguments to ``run``, and in graphs of
+    ``torch.compile`` to ``compiled``; without ``compiled`` it stays outside of graphs."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         if compiled is not None and torch.compiler.is_compiling():

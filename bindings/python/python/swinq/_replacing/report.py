@@ -1,4 +1,4 @@
-"""What was done to a model."""
+"""The report of a replacement: the Swins that were replaced, and the modules that were left."""
 
 from __future__ import annotations
 

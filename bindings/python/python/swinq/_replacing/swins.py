@@ -53,7 +53,7 @@ def none_in(model: Any) -> str:
 
 
 def kind_of(module: Any) -> str:
-    """The name of the class of a module, or of that which ``torch.compile`` wrapped."""
+    """The name of the class of a module; ``torch.compile``'s wrapper has that of the module inside."""
     return type(uncompiled(module)).__name__
 
 

@@ -24,7 +24,7 @@ from .._training.prepared import LEARNED, prepared_of
 from . import safetensors
 from .index import IN_PLACE, PREPARED, REST, Index, SavedSwin, read_file, read_index
 from .save import PARALLEL, hash_of_parameters, is_in, plain, swins_in
-from .structure import arguments_of, structure_of
+from .structure import arguments_from_json, structure_from_json
 
 
 def load(model: Any, folder: str | os.PathLike[str], backend: str | None = None, **options: Any) -> Any:
@@ -148,7 +148,7 @@ def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, op
     try:
         float_model, model = opened_float(place, _blank(uncompiled(place))), opened(file)
         check_architecture(float_model, model)
-        outputs, arguments = structure_of(saved.outputs), arguments_of(saved.arguments)
+        outputs, arguments = structure_from_json(saved.outputs), arguments_from_json(saved.arguments)
         _check_calls(outputs, arguments, model, uncompiled(place))
         if saved.state == PREPARED:
             if saved.learned not in LEARNED or not 0.0 <= saved.drop_path < 1.0:

@@ -17,7 +17,7 @@ from .._replacing.swins import is_replaced, kind_of
 from .._training.prepared import PreparedSwin
 from . import folders, safetensors
 from .index import INDEX, INT8, IN_PLACE, PREPARED, REST, Index, SavedSwin, file_name, hashed, listed, write_index
-from .structure import described, described_arguments
+from .structure import arguments_as_json, structure_as_json
 
 #: Wrappers of a whole model, which the names in a folder do not show.
 PARALLEL = (torch.nn.parallel.DistributedDataParallel, torch.nn.DataParallel)
@@ -133,8 +133,8 @@ def _described(module: Any, names: list[str], file: str) -> SavedSwin:
         library=library_of(original) or "",
         state=PREPARED,
         file=file,
-        outputs=described(swin._outputs),
-        arguments=described_arguments(swin._arguments),
+        outputs=structure_as_json(swin._outputs),
+        arguments=arguments_as_json(swin._arguments),
     )
     if isinstance(swin, SwinModule):
         entry.state = INT8 if swin is module else IN_PLACE

@@ -19,7 +19,7 @@ from .._common.errors import ArgumentError
 PLAIN = {"tuple": tuple, "list": list, "dict": dict, "OrderedDict": OrderedDict}
 
 
-def described(structure: Any) -> Any:
+def structure_as_json(structure: Any) -> Any:
     """A structure as JSON.
 
     Raises:
@@ -36,11 +36,11 @@ def described(structure: Any) -> Any:
     kind = structure.kind
     if not _is_of_outputs(kind):
         raise ArgumentError(f"a {kind.__name__}, which a Swin of this model gives, is no class of outputs that can be saved")
-    return {"kind": class_name(kind), "parts": [[key, described(part)] for key, part in structure.parts.items()]}
+    return {"kind": class_name(kind), "parts": [[key, structure_as_json(part)] for key, part in structure.parts.items()]}
 
 
-def structure_of(description: Any) -> Any:
-    """The structure that :func:`described` gave.
+def structure_from_json(description: Any) -> Any:
+    """The structure that :func:`structure_as_json` gave.
 
     Raises:
         ArgumentError: for a description that it does not give, and for a class that the program does not know.
@@ -59,11 +59,11 @@ def structure_of(description: Any) -> Any:
         kind = class_named(fields["kind"])
         if not _is_of_outputs(kind):
             raise ArgumentError(f"`{fields['kind']}` is no class of outputs")
-        return Structure(kind, {_key(part): structure_of(part[1]) for part in fields["parts"]})
+        return Structure(kind, {_key(part): structure_from_json(part[1]) for part in fields["parts"]})
     raise ArgumentError(f"`{description}` describes no output of a Swin")
 
 
-def described_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_as_json(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the calls of a Swin as JSON. Of an object the class alone is kept, which is all that calls are compared by."""
     return {name: _argument(value) for name, value in arguments.items()}
 
@@ -74,8 +74,8 @@ def _argument(value: Any) -> Any:
     return {"class": class_name(value.kind if isinstance(value, OfClass) else type(value))}
 
 
-def arguments_of(description: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments that :func:`described_arguments` gave."""
+def arguments_from_json(description: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that :func:`arguments_as_json` gave."""
     found = {}
     for name, value in description.items():
         if isinstance(value, Mapping) and set(value) == {"class"}:

@@ -21,7 +21,7 @@ from .._engine.model import Model
 from .._functions.quantize import recipe_text
 from .._replacing.module import backend_for, check_backend
 from .._replacing.options import ENGINE_NUMBERS, check_options
-from .._replacing.replace import FoundSwin, collected_images, described, found, in_place_of
+from .._replacing.replace import FoundSwin, collected_images, described, find_swins, in_place_of
 from .._replacing.swins import exchanged, none_in, swins_of
 from .results import Sensitivity, Tuning, sensitivity_of, tuning_of
 
@@ -210,7 +210,7 @@ class Program:
 
     def record(self, calibrate: Calibrate, module: str | None, samples: int) -> FoundSwin:
         """Finds the Swin, and runs the calibration."""
-        swins, left = found(self.model, calibrate, samples, one(self.model, module), self.backend)
+        swins, left = find_swins(self.model, calibrate, samples, one(self.model, module), self.backend)
         if left:
             raise ArgumentError(f"model: {left[0]}")
         self.swin = swins[0]

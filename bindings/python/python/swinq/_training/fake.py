@@ -4,8 +4,8 @@ The forward pass is that of the engine (docs/inference.md, "Sites"): ``code * sc
 backward pass rounding passes gradients through and clipping stops them; a learned scale has LSQ's gradient (Esser et al., "Learned
 Step Size Quantization", ICLR 2020). Unlike the engine a NaN stays a NaN, so that a scaler of gradients sees it.
 
-On a GPU the passes are Triton's kernels (``_kernels``); elsewhere they are operations of PyTorch. In a graph that PyTorch records
-they are those of ``graph``.
+On a GPU the passes are Triton's kernels (``_kernels``), elsewhere operations of PyTorch, and those of ``graph.py`` in a graph that
+PyTorch records.
 """
 
 from __future__ import annotations

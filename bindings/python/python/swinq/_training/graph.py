@@ -16,7 +16,7 @@ import torch
 
 from .._common.contract import CONTRACT
 
-#: The step of unsigned codes of exponentials, and the value that a signed code of theirs has less.
+#: The scale of the unsigned codes of exponentials, and the offset that shifts them to signed codes.
 STEP = 1.0 / (CONTRACT.code_max - CONTRACT.code_min)
 MIDDLE = -CONTRACT.code_min / (CONTRACT.code_max - CONTRACT.code_min)
 #: The codes and their type, as operations have them.

@@ -74,14 +74,16 @@ class Network:
             self._stages[device] = [self._stage(row, device) for row in _native.stages(self.model)]
         return self._stages[device]
 
-    def _stage(self, row: Any, device: Any) -> Stage:
-        depth, channels, heads, _, window, relative, regions = row
-        n = window[0] * window[1]
-        region = torch.frombuffer(bytearray(regions), dtype=torch.uint8).reshape(-1, n)
+    def _stage(self, row: _native.Stage, device: Any) -> Stage:
+        height, width = row.window
+        n = height * width
+        region = torch.frombuffer(bytearray(row.regions), dtype=torch.uint8).reshape(-1, n)
         masks = (region[:, :, None] != region[:, None, :]).float() * self.config.get("mask", CONTRACT.mask)
         factor = self.config.get("qk_scale")
-        factor = torch.full((heads,), (channels // heads) ** -0.5 if factor is None else factor, device=device)
-        return Stage(depth, channels, heads, tuple(window), _integers(relative, device), masks.to(device), factor)
+        factor = (row.channels // row.heads) ** -0.5 if factor is None else factor
+        factors = torch.full((row.heads,), factor, device=device)
+        relative = _integers(row.bias_rows, device)
+        return Stage(row.depth, row.channels, row.heads, (height, width), relative, masks.to(device), factors)
 
     def gelu(self, device: Any) -> Any:
         """The table of the engine's GELU, ``float32 [3, 32]``: the coefficients of each power."""
@@ -97,14 +99,14 @@ class Network:
             if len(self._grids) >= KEPT_SIZES:
                 self._grids.pop(next(iter(self._grids)))
             rows = _native.grids(self.model, height, width)
-            self._grids[key] = [self._grid(*row, device) for row in rows]
+            self._grids[key] = [self._grid(row, device) for row in rows]
         return self._grids[key]
 
-    def _grid(self, size: Any, plain: bytes, shifted: bytes, masks: bytes, merge: bytes, device: Any) -> Grid:
-        tokens = size[0] * size[1]
-        mask = torch.frombuffer(bytearray(masks), dtype=torch.uint8).long().to(device)
-        maps = [_with_inverse(_integers(rows, device), tokens) for rows in (plain, shifted, merge)]
-        return Grid(tuple(size), maps[0], maps[1], mask if bool(mask.any()) else None, maps[2])
+    def _grid(self, row: _native.Grid, device: Any) -> Grid:
+        height, width = row.size
+        mask = torch.frombuffer(bytearray(row.masks), dtype=torch.uint8).long().to(device)
+        maps = [_with_inverse(_integers(rows, device), height * width) for rows in (row.plain, row.shifted, row.merge)]
+        return Grid((height, width), maps[0], maps[1], mask if bool(mask.any()) else None, maps[2])
 
 
 def _integers(values: bytes, device: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -15,23 +15,37 @@ from .._readers.reading import renamed
 UNFOLDED = (0, 2, 1, 3)
 
 
+class ParameterPart(NamedTuple):
+    """A tensor of a state dictionary that is a parameter in swinq's names, or a part of one."""
+
+    name: str
+    parameter: str
+    #: How its values become those of the parameter: ``whole``, ``third 0`` to ``third 2``, ``unfolded`` or ``map``.
+    values: str
+
+
+def parts_of(model: _native.Model) -> list[ParameterPart]:
+    """The tensors of the state dictionary of which a model was made that are parameters."""
+    return [ParameterPart(row.name, row.parameter, row.values) for row in _native.stored_parameters(model)]
+
+
 class Parameters:
     """The parameters of ``module`` in swinq's names."""
 
-    def __init__(self, module: Any, names: Mapping[str, str], stored: list[tuple[str, str, str]], keys_without_bias: bool) -> None:
+    def __init__(self, module: Any, names: Mapping[str, str], stored: list[ParameterPart], keys_without_bias: bool) -> None:
         """
         Args:
             module: the module.
             names: new beginnings of the names of its state dictionary, as the model was read.
-            stored: see ``_native.stored_parameters``.
+            stored: see :func:`parts_of`.
             keys_without_bias: whether the third of each bias that belongs to keys is 0, as in Swin V2.
         """
         back = renamed({name: name for name in module.state_dict()}, names)
         self._keys_without_bias = keys_without_bias
         #: Of each parameter, the names of its parts in the module and what they are.
         self._parts: dict[str, list[tuple[str, str]]] = {}
-        for name, parameter, values in stored:
-            self._parts.setdefault(parameter, []).append((back[name], values))
+        for part in stored:
+            self._parts.setdefault(part.parameter, []).append((back[part.name], part.values))
         self._module = module
 
     def names(self) -> list[str]:
@@ -87,6 +101,6 @@ def _tensor(module: Any, name: str) -> Any:
 def read(model: _native.Model) -> dict[str, Any]:
     """The float values of the parameters of a model."""
     return {
-        name: torch.frombuffer(bytearray(values), dtype=torch.float32).reshape(shape)
-        for name, shape, values in _native.parameters(model)
+        tensor.name: torch.frombuffer(bytearray(tensor.values), dtype=torch.float32).reshape(tensor.shape)
+        for tensor in _native.parameters(model)
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from .. import _native
 from .._calls.arguments import CallParameters, check_arguments
 from .._calls.exporting import exporting
 from .._calls.outputs import CHANNELS_LAST, made, tensors
+from .._common.border import ChannelScales, TrainedTensor
 from .._common.errors import ArgumentError
 from .._engine.model import Model
 from .._readers.layers import uncompiled
@@ -24,7 +25,7 @@ from .._replacing.replacement import Replacement, with_signature
 from .export import Values, exported
 from .graph import operations
 from .network import Forward, Network
-from .parameters import Parameters, read
+from .parameters import ParameterPart, Parameters, parts_of, read
 from .scales import Scale, Scales, WeightScale
 
 #: The values of ``learned`` of :func:`swinq.torch.prepare`: whether the scales of activations and of weights are learned.
@@ -69,7 +70,7 @@ class PreparedSwin(Replacement):
         original: Any,
         template: Template,
         names: Mapping[str, str],
-        stored: list[tuple[str, str, str]],
+        stored: list[ParameterPart],
         outputs: Any,
         arguments: Mapping[str, Any],
         learned: str,
@@ -81,7 +82,7 @@ class PreparedSwin(Replacement):
             original: the module that it replaces. Both have the same parameters.
             template: the calibrated model.
             names: new beginnings of names of the state dictionary of the original.
-            stored: which of its tensors are parameters (``_native.stored_parameters``).
+            stored: which of its tensors are parameters.
             outputs: the structure of the outputs (``_calls/outputs.py``).
             arguments: the arguments of every call beside the images.
             learned: the scales that are learned, a name of ``LEARNED``.
@@ -131,14 +132,14 @@ class PreparedSwin(Replacement):
         held = []
         for name in parameters.names():
             tensor = parameters[name].detach().float().cpu().contiguous()
-            held.append((name, list(tensor.shape), tensor.numpy()))
+            held.append(TrainedTensor(name, list(tensor.shape), tensor.numpy()))
         ranges, weights = {}, {}
-        channels: dict[str, tuple[Sequence[float], Sequence[int]]] = {}
+        channels: dict[str, ChannelScales] = {}
         for name, site in self.swinq.sites():
             if isinstance(site, Scale):
                 ranges[name] = float(site.amax().detach())
                 if site.factors is not None:
-                    channels[name] = (site.factors[0].tolist(), [int(z) for z in site.zero_points.tolist()])
+                    channels[name] = ChannelScales(site.factors[0].tolist(), [int(z) for z in site.zero_points.tolist()])
             elif isinstance(site, WeightScale) and not site.recomputed:
                 weights[name] = site.scales().detach().float().tolist()
         return Model(_native.trained(self._template.model._native, held, ranges, channels, weights))
@@ -249,5 +250,5 @@ def prepared_of(
 ) -> PreparedSwin:
     """The module that trains for ``calibrated`` in the place of the Swin ``module``, whose model is ``float_model``."""
     swin = uncompiled(module)
-    names, stored = describe(swin, stand_in(swin)).renamed, _native.stored_parameters(float_model._native)
+    names, stored = describe(swin, stand_in(swin)).renamed, parts_of(float_model._native)
     return PreparedSwin(module, Template(calibrated), names, stored, outputs, arguments, learned, drop_path, checkpointing)

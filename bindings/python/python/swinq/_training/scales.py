@@ -89,15 +89,15 @@ class Scales(torch.nn.Module):
         super().__init__()
         #: The sites by their names; the modules of the tree.
         self.__dict__["_sites"] = {}
-        for name, _, bits, of_largest, amax, factors, zero_points, scales in _native.quantized_sites(model):
-            if scales is not None:
-                recomputed = of_largest and not weights
-                site: Any = WeightScale(_floats(scales), bits, recomputed, weights)
-            elif amax is None:
+        for row in _native.quantized_sites(model):
+            if row.scales is not None:
+                recomputed = row.of_largest and not weights
+                site: Any = WeightScale(_floats(row.scales), row.bits, recomputed, weights)
+            elif row.amax is None:
                 site = Codes()
             else:
-                site = Scale(amax, _floats(factors), _floats(zero_points), activations)
-            self._add(name, site)
+                site = Scale(row.amax, _floats(row.factors), _floats(row.zero_points), activations)
+            self._add(row.name, site)
         self._register_load_state_dict_pre_hook(self._say_what_is_missing)
 
     def _add(self, name: str, site: Any) -> None:
