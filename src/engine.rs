@@ -24,6 +24,17 @@ impl Model {
         Ok(Engine::from_packed(&packed, backend)?)
     }
 
+    /// As [`Model::engine`], for another part of the program in which `other` runs: on a CPU with as many threads, both share their
+    /// threads and their memory for tensors ([`Engine::beside`]).
+    ///
+    /// # Errors
+    /// Those of [`Model::engine`].
+    pub fn engine_beside(&self, options: &EngineOptions, other: &Engine) -> Result<Engine, Error> {
+        let backend = options.backend()?;
+        let packed = self.packed().get(self.as_quantized(), backend)?;
+        Ok(other.beside(&packed, backend)?)
+    }
+
     /// Refuses an architecture that no GPU runs. It needs no GPU, and does not find out whether there is one.
     ///
     /// # Errors

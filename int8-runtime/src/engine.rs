@@ -72,11 +72,31 @@ impl Engine {
     /// The options of `backend` are out of bounds, `packed` was made for another backend, the system refuses
     /// memory or threads, or the GPU fails.
     pub fn from_packed(packed: &Arc<PackedModel>, backend: Backend) -> Result<Engine, RuntimeError> {
+        Engine::with_threads_of(None, packed, backend)
+    }
+
+    /// An engine on other weights, for another part of the same program. On a CPU it shares threads and memory for tensors with this
+    /// one if both have as many threads: their calls take turns as calls of one engine do, and both together need no more memory
+    /// than the larger one.
+    ///
+    /// # Errors
+    /// Those of [`Engine::from_packed`].
+    pub fn beside(&self, packed: &Arc<PackedModel>, backend: Backend) -> Result<Engine, RuntimeError> {
+        Engine::with_threads_of(Some(self), packed, backend)
+    }
+
+    /// An engine with the threads of `other`, if they are those of `backend`.
+    fn with_threads_of(
+        other: Option<&Engine>,
+        packed: &Arc<PackedModel>,
+        backend: Backend,
+    ) -> Result<Engine, RuntimeError> {
         backend.check()?;
         packed.check_suits(&backend)?;
         let (runner, threads) = match (&packed.lowered, &backend) {
             (Lowered::Cpu(lowered), Backend::Cpu(options)) => {
-                let runner = cpu::CpuRunner::new(lowered, packed.config(), options)?;
+                let shared = other.and_then(|other| other.lanes_of(options.threads));
+                let runner = cpu::CpuRunner::new(lowered, packed.config(), options, shared)?;
                 let threads = runner.threads();
                 (BackendRunner::Cpu(Box::new(runner)), threads)
             }
@@ -94,6 +114,16 @@ impl Engine {
     /// The system refuses memory or threads, or the GPU fails.
     pub fn another(&self) -> Result<Engine, RuntimeError> {
         Engine::from_packed(&self.packed, self.backend)
+    }
+
+    /// The groups of threads of an engine on a CPU with so many threads.
+    fn lanes_of(&self, threads: usize) -> Option<Arc<cpu::Lanes>> {
+        match (&self.runner, &self.backend) {
+            (BackendRunner::Cpu(runner), Backend::Cpu(options)) if options.threads == threads => {
+                Some(runner.shared_lanes())
+            }
+            _ => None,
+        }
     }
 
     /// The packed weights, from which more engines can be made.

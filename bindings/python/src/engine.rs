@@ -95,18 +95,24 @@ pub fn options(py: Python<'_>, backend: &str, numbers: &Numbers, residual: &str)
 
 #[pymethods]
 impl Engine {
-    /// Prepares `model`. The arguments are those of [`options`].
+    /// Prepares `model`. The arguments are those of [`options`]. `other` is the engine of another part of the same program, with which
+    /// it shares threads and memory on a CPU.
     #[new]
+    #[pyo3(signature = (model, backend, numbers, residual, other=None))]
     fn new(
         py: Python<'_>,
         model: &Model,
         backend: &str,
         numbers: Numbers,
         residual: &str,
+        other: Option<PyRef<'_, Engine>>,
     ) -> PyResult<Engine> {
         let options = options(py, backend, &numbers, residual)?;
-        let model = model.model.clone();
-        let engine = work::run(py, None, move |_| model.engine(&options))?;
+        let (model, other) = (model.model.clone(), other.map(|other| Arc::clone(&other.engine)));
+        let engine = work::run(py, None, move |_| match other {
+            Some(other) => model.engine_beside(&options, &other),
+            None => model.engine(&options),
+        })?;
         Ok(Engine { engine: Arc::new(engine.map_err(|error| raise(py, &error))?) })
     }
 

@@ -47,7 +47,7 @@ pub(super) type Task<'a, T, const N: usize> =
     dyn Fn(&mut Pool, &mut Arena<'_>, Range<usize>, &mut [Option<&mut [T]>; N]) + Sync + 'a;
 
 /// Threads, and memory for as many groups of them as there can be.
-pub(super) struct Lanes {
+pub(crate) struct Lanes {
     crew: Arc<Crew>,
     /// As many as threads. Those that are in use are locked.
     lanes: Box<[Mutex<Lane>]>,

@@ -30,6 +30,7 @@ use launch::Launch;
 use lower::lower;
 pub use options::CpuOptions;
 use place::{Arena, Images, Place, tensor_bytes};
+pub(crate) use lanes::Lanes;
 pub(crate) use runner::CpuRunner;
 pub use variants::{Position, Start, Variant, VariantRunner};
 

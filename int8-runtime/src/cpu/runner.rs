@@ -43,7 +43,7 @@ const ROUNDS: usize = 4;
 pub(crate) struct CpuRunner {
     packed: Arc<Packed>,
     config: SwinConfig,
-    lanes: Lanes,
+    lanes: Arc<Lanes>,
     /// See [`CpuOptions::image_threads`].
     image_threads: usize,
     max_batch: usize,
@@ -54,16 +54,19 @@ pub(crate) struct CpuRunner {
 }
 
 impl CpuRunner {
-    /// A runner of `packed`, a network of the architecture `config`, with `options`.
+    /// A runner of `packed`, a network of the architecture `config`, with `options`; on the threads and in the memory `shared`, if
+    /// another runner has them.
     pub(crate) fn new(
         packed: &Arc<Packed>,
         config: &SwinConfig,
         options: &CpuOptions,
+        shared: Option<Arc<Lanes>>,
     ) -> Result<CpuRunner, RuntimeError> {
+        let lanes = shared.map_or_else(|| Lanes::new(options.threads).map(Arc::new), Ok)?;
         let runner = CpuRunner {
             packed: Arc::clone(packed),
             config: config.clone(),
-            lanes: Lanes::new(options.threads)?,
+            lanes,
             image_threads: options.image_threads,
             max_batch: options.max_batch,
             max_memory: options.most_memory(),
@@ -73,6 +76,11 @@ impl CpuRunner {
         runner.lanes.reserve(0, CpuRunner::room(&own))?;
         lock(&runner.prepared).push(own);
         Ok(runner)
+    }
+
+    /// Its groups of threads, for another runner.
+    pub(crate) fn shared_lanes(&self) -> Arc<Lanes> {
+        Arc::clone(&self.lanes)
     }
 
     pub(crate) fn threads(&self) -> usize {

@@ -115,7 +115,7 @@ fn the_residual_is_quantized_in_window_order_and_a_norm_adds_to_it() {
                 max_pixels: 0,
                 cpu,
             };
-            let runner = CpuRunner::new(&packed, &config(), &options).unwrap();
+            let runner = CpuRunner::new(&packed, &config(), &options, None).unwrap();
             let input = Images::new(Size::square(SIDE), &pixels[..]);
             let traced = runner.trace(images, input).unwrap();
 
@@ -151,4 +151,18 @@ fn the_residual_is_quantized_in_window_order_and_a_norm_adds_to_it() {
             assert!(plain.iter().any(|v| *v != plain[0]), "the norm is constant");
         }
     }
+}
+
+#[test]
+fn a_runner_beside_another_has_its_threads_and_no_memory_of_its_own() {
+    let params = Params { gamma: values(C, 0.1), beta: values(C, 0.05), weight: values(C * C, 0.03) };
+    let plan = plan(&params, Quantizer::new(0.02).unwrap(), Store::Residual { branch: None, shortcut: None });
+    let outline: Arc<Outline> = Arc::new(plan.outline());
+    let options = CpuOptions { threads: 2, ..CpuOptions::detect().unwrap() };
+    let packed = Arc::new(Packed::new(&plan, &outline, options.cpu));
+    let first = CpuRunner::new(&packed, &config(), &options, None).unwrap();
+    let held = first.held_bytes();
+    let second = CpuRunner::new(&packed, &config(), &options, Some(first.shared_lanes())).unwrap();
+    assert!(Arc::ptr_eq(&first.shared_lanes(), &second.shared_lanes()));
+    assert_eq!((held > 0, second.held_bytes()), (true, held));
 }

@@ -1,8 +1,8 @@
 //! Images side by side: how a batch is divided among threads, and who calls at the same time, does not change the logits.
 
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 
-use swinq_int8_runtime::{Backend, CpuOptions, Engine};
+use swinq_int8_runtime::{Backend, CpuOptions, Engine, PackedModel};
 
 use crate::common::{CLASSES, model, pixels};
 
@@ -74,4 +74,35 @@ fn a_stated_number_of_threads_works_on_one_image() {
     let with = |image_threads| engine(CpuOptions { threads: 3, image_threads, ..default() }).image_threads();
     assert_eq!((with(1), with(2), with(9)), (1, 2, 3));
     assert!((1..=3).contains(&with(0)));
+}
+
+#[test]
+fn engines_beside_each_other_share_threads_and_give_their_own_bits() {
+    let pixels = pixels(6);
+    let options = CpuOptions { threads: 3, max_batch: 2, ..default() };
+    let models = ["default", "mode1", "mode2"].map(model);
+    let packed = models.each_ref().map(|model| Arc::new(PackedModel::new(model, Backend::Cpu(options)).unwrap()));
+    let alone = packed.each_ref().map(|packed| Engine::from_packed(packed, Backend::Cpu(options)).unwrap());
+    let expected = alone.each_ref().map(|engine| logits(engine, &pixels, 6));
+    let first = Engine::from_packed(&packed[0], Backend::Cpu(options)).unwrap();
+    let others = [1, 2].map(|index| first.beside(&packed[index], Backend::Cpu(options)).unwrap());
+    // Another number of threads is an engine of its own.
+    let own = first.beside(&packed[1], Backend::Cpu(CpuOptions { threads: 2, ..options })).unwrap();
+    assert_eq!(own.threads(), 2);
+    let engines = [&first, &others[0], &others[1]];
+    let start = Barrier::new(engines.len());
+    std::thread::scope(|scope| {
+        for (engine, expected) in engines.iter().zip(&expected) {
+            let (start, pixels) = (&start, &pixels);
+            scope.spawn(move || {
+                start.wait();
+                for _ in 0..20 {
+                    assert_eq!(&logits(engine, pixels, 6), expected);
+                }
+            });
+        }
+    });
+    // The others go on when the first has ended.
+    drop(first);
+    assert_eq!(logits(&others[0], &pixels, 6), expected[1]);
 }

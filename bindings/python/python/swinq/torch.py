@@ -53,7 +53,7 @@ from ._common.public import name_by
 from ._readers.description import forget_method
 from ._replacing.checkpoints import replace
 from ._replacing.in_place import InPlace, check_float_is_there, unguard
-from ._replacing.module import SwinModule, check_backend
+from ._replacing.module import Engines, SwinModule, check_backend
 from ._replacing.options import check_options
 from ._replacing.replace import FoundSwin, in_place_of, quantized, replaced
 from ._replacing.report import Left, Replaced, Report
@@ -137,8 +137,10 @@ def quantize(
     check_backend(backend)
     check_options(quantize, options)
 
+    engines = Engines()
+
     def engine(found: FoundSwin) -> Any:
-        swin = in_place_of(found, quantized(found, recipe, ptq, batch_size, progress), backend, options)
+        swin = in_place_of(found, quantized(found, recipe, ptq, batch_size, progress), backend, options, engines)
         swin.engine_for(found.record.device)
         return swin, swin
 
@@ -219,8 +221,9 @@ def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
     if not swins:
         raise ArgumentError("model: has no prepared Swin; call swinq.torch.prepare first")
     check_backend(backend)
-    converted = [(swin, swin.converted(backend, options)) for swin in swins]
+    converted, engines = [(swin, swin.converted(backend, options)) for swin in swins], Engines()
     for swin, engine in converted:
+        engine.engines = engines
         engine.train(swin.training)
         model = exchanged(model, swin, engine)
     return model

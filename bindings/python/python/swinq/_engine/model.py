@@ -61,6 +61,7 @@ class Model:
         max_streams: int = 4,
         device: int = 0,
         residual: str = "f16",
+        beside: Engine | None = None,
     ) -> Engine:
         """A new engine of this model.
 
@@ -77,6 +78,8 @@ class Model:
                 recorded graph counts as one as long as it lives.
             device: ordinal of the GPU.
             residual: type of the residual stream on a GPU, ``f16`` or ``f32`` (the CPU's bits).
+            beside: an engine of another model of the same program. On a CPU, engines with as many ``threads`` share these and the memory
+                for tensors: their calls take turns as those of one engine do.
 
         Raises:
             ArgumentError: for a negative number, and for a ``max_batch`` of 0.
@@ -94,7 +97,7 @@ class Model:
         for name, value in numbers.items():
             count(name, value, 1 if name == "max_batch" else 0)
         native = self._native
-        return Engine(self, lambda: _native.Engine(native, backend, numbers, residual))
+        return Engine(self, lambda: _native.Engine(native, backend, numbers, residual, None if beside is None else beside._ready()))
 
     def _default(self) -> Engine:
         if self._engine is None:

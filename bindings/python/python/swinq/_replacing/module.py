@@ -44,6 +44,23 @@ def backend_for(backend: str, device: Any) -> str:
     return backend if backend != "auto" else "cuda" if device.type == "cuda" else "cpu"
 
 
+class Engines:
+    """The engines of the Swins of one program. Those of one backend with the same options share threads and memory."""
+
+    def __init__(self) -> None:
+        self._first: dict[Any, Engine] = {}
+
+    def make(self, model: Model, options: Mapping[str, Any]) -> Engine:
+        """An engine of a model with the options of :meth:`Model.engine`."""
+        key = tuple(sorted(options.items()))
+        engine = model.engine(**options, beside=self._first.get(key))
+        self._first.setdefault(key, engine)
+        return engine
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Engines:
+        return Engines()
+
+
 class SwinModule(Replacement):
     """A Swin that swinq's engine runs, in the place of the module ``original``, which it keeps but does not register.
 
@@ -82,6 +99,8 @@ class SwinModule(Replacement):
         #: Maps are computed with the channels last if no output has them first.
         self._out_layout = "NHWC" if all(leaf.layout in CHANNELS_LAST for leaf in leaves) else "NCHW"
         self._engines: dict[tuple[str, int], Engine] = {}
+        #: Makes the engines; the Swins of a program have one.
+        self.engines = Engines()
         signature = inspect.signature(called(uncompiled(original)).forward)
         self._parameters_of_forward = CallParameters.of(uncompiled(original))
         self.training = original.training
@@ -104,7 +123,7 @@ class SwinModule(Replacement):
         engine = self._engines.get(key)
         if engine is None:
             options = {"device": index, **self._options} if backend == "cuda" else self._options
-            engine = self._engines[key] = self._model.engine(backend=backend, **options)
+            engine = self._engines[key] = self.engines.make(self._model, {"backend": backend, **options})
         return engine
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -202,6 +221,7 @@ class SwinModule(Replacement):
         original, arguments, options = parts
         module = type(self)(original, self._model, self._outputs, arguments, self._backend, options)
         module.training, module._missing_float = self.training, self._missing_float
+        module.engines = copy.deepcopy(self.engines, memo)
         memo[id(self)] = module
         return module
 

@@ -22,7 +22,7 @@ from .._engine.model import Model
 from .._functions.quantize import recipe_text
 from .._readers.layers import library_of, uncompiled
 from .._readers.stacks import foreign_part
-from .module import SwinModule
+from .module import Engines, SwinModule
 from .original import opened_float
 from .report import Left, Replaced, Report
 from .swins import exchanged, is_replaced, kind_of, none_in, swins_of
@@ -153,9 +153,11 @@ def described(engine: SwinModule, swin: FoundSwin) -> Replaced:
     )
 
 
-def in_place_of(swin: FoundSwin, model: Model, backend: str, options: Mapping[str, Any]) -> SwinModule:
-    """The module that runs ``model`` in the place of a Swin."""
-    return SwinModule(swin.module, model, swin.outputs, swin.record.arguments, backend, options)
+def in_place_of(swin: FoundSwin, model: Model, backend: str, options: Mapping[str, Any], engines: Engines | None = None) -> SwinModule:
+    """The module that runs ``model`` in the place of a Swin. ``engines`` are those of the program."""
+    module = SwinModule(swin.module, model, swin.outputs, swin.record.arguments, backend, options)
+    module.engines = engines or module.engines
+    return module
 
 
 def _others(report: Report) -> list[Left]:

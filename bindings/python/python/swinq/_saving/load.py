@@ -15,7 +15,7 @@ from .._common.errors import ArgumentError, Error, ModelError
 from .._engine.model import Model
 from .._readers.layers import library_of, uncompiled
 from .._replacing.in_place import in_place
-from .._replacing.module import SwinModule, check_backend, opened
+from .._replacing.module import Engines, SwinModule, check_backend, opened
 from .._replacing.options import ENGINE_NUMBERS, check_options
 from .._replacing.original import check_architecture, opened_float
 from .._replacing.replacement import Unsaved
@@ -55,9 +55,9 @@ def load(model: Any, folder: str | os.PathLike[str], backend: str | None = None,
     index = read_index(path)
     places = _places(model, index, path)
     rest = _rest(path, index)
-    made = []
+    made, engines = [], Engines()
     for saved, place in zip(index.swins, places, strict=True):
-        made.append((saved, place, _made(saved, place, read_file(path, index, saved.file), backend, options)))
+        made.append((saved, place, _made(saved, place, read_file(path, index, saved.file), backend, options, engines)))
     return _put(model, made, rest)
 
 
@@ -143,7 +143,7 @@ def _wrapped(prefix: str, folder: Path) -> str:
     return f"swinq.torch.load({wrapped}, {str(folder)!r})" + "".join(f"[{part!r}]" for part in parts)
 
 
-def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, options: Mapping[str, Any]) -> Any:
+def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, options: Mapping[str, Any], engines: Engines) -> Any:
     """The module that stands in the place of a float Swin."""
     try:
         float_model, model = opened_float(place, _blank(uncompiled(place))), opened(file)
@@ -161,6 +161,7 @@ def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, op
         raise ModelError(f"{saved.file}, for {saved.place}: {error}") from error
     if hash_of_parameters(uncompiled(place)) != saved.original:
         swin._missing_float = saved.original
+    swin.engines = engines
     swin.engine_for(next(place.parameters()).device)
     return swin
 
