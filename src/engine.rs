@@ -24,8 +24,8 @@ impl Model {
         Ok(Engine::from_packed(&packed, backend)?)
     }
 
-    /// As [`Model::engine`], for another part of the program in which `other` runs: on a CPU with as many threads, both share their
-    /// threads and their memory for tensors ([`Engine::beside`]).
+    /// As [`Model::engine`], for another part of the program of `other`: on a CPU with as many threads, both share their threads and
+    /// their memory for tensors ([`Engine::beside`]).
     ///
     /// # Errors
     /// Those of [`Model::engine`].

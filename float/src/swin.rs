@@ -341,7 +341,9 @@ impl Swin {
     fn linear_mut(&mut self, linear: Linear) -> &mut LinearWeights {
         let stages = &mut self.stages;
         match linear {
-            Linear::PatchEmbed => self.patch_embed.as_mut().expect("a network of images has a patch embedding"),
+            Linear::PatchEmbed => {
+                self.patch_embed.as_mut().expect("a network of images has a patch embedding")
+            }
             Linear::Qkv(id) => &mut stages[id.stage].blocks[id.block].qkv,
             Linear::Proj(id) => &mut stages[id.stage].blocks[id.block].proj,
             Linear::Fc1(id) => &mut stages[id.stage].blocks[id.block].fc1,

@@ -445,7 +445,10 @@ impl Rule {
 /// The sites of the layers that a network of images may have beside its blocks, and a stack of blocks may lack.
 fn beside_blocks() -> Vec<Site> {
     let layers = [Linear::PatchEmbed, Linear::Reduction(0), Linear::Head];
-    layers.into_iter().flat_map(|layer| [Site::Input(layer), Site::Weight(layer), Site::Output(layer)]).collect()
+    layers
+        .into_iter()
+        .flat_map(|layer| [Site::Input(layer), Site::Weight(layer), Site::Output(layer)])
+        .collect()
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use swinq_model::quantized::Param;
 use swinq_model::recipe::Kind;
 use swinq_model::{
-    AttentionParameters, BlockId, Branch, Input, Linear as Layer, ModelError, Operand, QuantizedModel, Site, Stage,
-    StageOutput, position,
+    AttentionParameters, BlockId, Branch, Input, Linear as Layer, ModelError, Operand, QuantizedModel, Site,
+    Stage, StageOutput, position,
 };
 use swinq_numerics::{AttentionQuant, Probs, Quantizer};
 

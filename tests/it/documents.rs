@@ -142,10 +142,15 @@ fn compare(python: &Path, folder: &Path, model: &Path, noise: Noise, what: &str)
 /// Asserts that the numpy engine and the engine give the same bits for every output of the stack `config`, on a grid of `size`.
 fn compare_stack(python: &Path, config: SwinConfig, size: Size) {
     let folder = tempfile::tempdir().unwrap();
-    let [model, input, found] = ["model", "input", "found"].map(|n| folder.path().join(format!("{n}.safetensors")));
+    let [model, input, found] =
+        ["model", "input", "found"].map(|n| folder.path().join(format!("{n}.safetensors")));
     let mut tokens = NoiseImages::of(&config, 2);
     let (float, recipe) = (random(config, 11), Recipe::shipped("default").unwrap());
-    let options = CalibrateOptions { imported: None, progress: &mut |_| ControlFlow::Continue(()), device: &Device::Cpu };
+    let options = CalibrateOptions {
+        imported: None,
+        progress: &mut |_| ControlFlow::Continue(()),
+        device: &Device::Cpu,
+    };
     let quantized = calibrate(&float, &recipe, &mut tokens, options).unwrap();
     quantized.model.save(&model).unwrap();
     let channels = float.config.in_chans;

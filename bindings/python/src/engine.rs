@@ -95,8 +95,8 @@ pub fn options(py: Python<'_>, backend: &str, numbers: &Numbers, residual: &str)
 
 #[pymethods]
 impl Engine {
-    /// Prepares `model`. The arguments are those of [`options`]. `other` is the engine of another part of the same program, with which
-    /// it shares threads and memory on a CPU.
+    /// Prepares `model`. The arguments are those of [`options`]. `other` is the engine of another part of the same program: on a CPU
+    /// both share threads and memory.
     #[new]
     #[pyo3(signature = (model, backend, numbers, residual, other=None))]
     fn new(

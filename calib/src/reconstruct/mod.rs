@@ -73,7 +73,9 @@ impl Reconstruction<'_> {
         let mut networks = Networks::new(self.float, self.model, self.images, self.device)?;
         let (mut trials, mut finished) = (Vec::new(), 0);
         for segment in Segment::all(&self.float.config) {
-            for layer in segment.linears(&self.float.config).into_iter().filter(|layer| self.layers.contains(layer)) {
+            for layer in
+                segment.linears(&self.float.config).into_iter().filter(|layer| self.layers.contains(layer))
+            {
                 trials.extend(self.layer(&mut networks, segment, layer)?);
                 finished += 1;
                 done(finished)?;

@@ -26,11 +26,11 @@ use swinq_plan::{Geometry, Grids, Outline, Plan};
 use crate::arena::Layout;
 use crate::profile::LaunchProfile;
 use fused::{LaunchGroup, groups, most_images, parts};
+pub(crate) use lanes::Lanes;
 use launch::Launch;
 use lower::lower;
 pub use options::CpuOptions;
 use place::{Arena, Images, Place, tensor_bytes};
-pub(crate) use lanes::Lanes;
 pub(crate) use runner::CpuRunner;
 pub use variants::{Position, Start, Variant, VariantRunner};
 

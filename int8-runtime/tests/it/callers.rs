@@ -81,7 +81,8 @@ fn engines_beside_each_other_share_threads_and_give_their_own_bits() {
     let pixels = pixels(6);
     let options = CpuOptions { threads: 3, max_batch: 2, ..default() };
     let models = ["default", "mode1", "mode2"].map(model);
-    let packed = models.each_ref().map(|model| Arc::new(PackedModel::new(model, Backend::Cpu(options)).unwrap()));
+    let packed =
+        models.each_ref().map(|model| Arc::new(PackedModel::new(model, Backend::Cpu(options)).unwrap()));
     let alone = packed.each_ref().map(|packed| Engine::from_packed(packed, Backend::Cpu(options)).unwrap());
     let expected = alone.each_ref().map(|engine| logits(engine, &pixels, 6));
     let first = Engine::from_packed(&packed[0], Backend::Cpu(options)).unwrap();

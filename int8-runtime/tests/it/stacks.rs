@@ -4,8 +4,8 @@ use candle_core::{Device, Tensor};
 use half::f16;
 use swinq_float::{FakeQuant, Float, Sites, Swin};
 use swinq_int8_runtime::{
-    Backend, CpuOptions, CudaOptions, Engine, ImageLayout, Images, OutputLayout, OutputMut, PackedModel, Pixels,
-    RuntimeError, Start, VariantRunner,
+    Backend, CpuOptions, CudaOptions, Engine, ImageLayout, Images, OutputLayout, OutputMut, PackedModel,
+    Pixels, RuntimeError, Start, VariantRunner,
 };
 use swinq_kernels::Cpu;
 use swinq_model::site::all_sites;
@@ -112,7 +112,9 @@ fn tokens_in_half_precision_are_read_exactly() {
 
 #[test]
 fn a_stack_has_the_sites_of_its_blocks_and_merging_alone() {
-    for (config, first) in stacks().into_iter().zip(["layers.0.blocks.0", "layers.0.blocks.0", "layers.0.downsample"]) {
+    for (config, first) in
+        stacks().into_iter().zip(["layers.0.blocks.0", "layers.0.blocks.0", "layers.0.downsample"])
+    {
         let sites = all_sites(&config);
         assert!(sites.iter().all(|site| site.to_string().starts_with("layers.")), "{}", config.name);
         assert!(!sites.contains(&Site::Input(Linear::PatchEmbed)));

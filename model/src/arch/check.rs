@@ -63,7 +63,10 @@ impl SwinConfig {
         }
         let wrong = |key: &str, problem: String| Err(ModelError::config(self.key(key), problem));
         if self.in_chans != self.embed_dim {
-            return wrong("IN_CHANS", format!("{}, but its tokens have {} channels", self.in_chans, self.embed_dim));
+            return wrong(
+                "IN_CHANS",
+                format!("{}, but its tokens have {} channels", self.in_chans, self.embed_dim),
+            );
         }
         if self.patch_size != 1 {
             return wrong("PATCH_SIZE", format!("{}, but the patch of a token is 1", self.patch_size));
@@ -272,7 +275,9 @@ impl SwinConfig {
         }
         if grid.is_padded() && self.window_policy.refuses_padding() {
             let also = match self.window_policy {
-                WindowPolicy::Microsoft => "Microsoft's code refuses it too; timm, Hugging Face and torchvision pad",
+                WindowPolicy::Microsoft => {
+                    "Microsoft's code refuses it too; timm, Hugging Face and torchvision pad"
+                }
                 _ => "the network's own code refuses it too; the network pads its images before",
             };
             let text = format!(

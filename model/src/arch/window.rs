@@ -78,9 +78,7 @@ impl WindowPolicy {
             WindowPolicy::Microsoft
             | WindowPolicy::HuggingFace
             | WindowPolicy::ShrinkAndPad
-            | WindowPolicy::Restoration => {
-                by_side(grid.height.min(grid.width))
-            }
+            | WindowPolicy::Restoration => by_side(grid.height.min(grid.width)),
             WindowPolicy::HuggingFaceV2 => by_side(grid.height),
             WindowPolicy::Timm | WindowPolicy::TimmAnySize => {
                 WindowRule { window: window.zip(grid, usize::min), shift: by_axis }

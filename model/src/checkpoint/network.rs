@@ -91,7 +91,7 @@ impl<'a> Network<'a> {
         }
         let naming = match found.as_slice() {
             [only] => stated(path, only, Task::Features, dialect, &keys)?,
-            // A stack of blocks has no projection of patches, by which a network is found.
+            // Networks are found by their projection of patches, and a stack of blocks has none.
             [] if dialect.is_some_and(|dialect| Naming::of(dialect, &keys).has_blocks(&keys)) => {
                 let dialect = dialect.expect("it has blocks");
                 placed(dialect, Task::Features, prefix.unwrap_or_default(), &keys)
