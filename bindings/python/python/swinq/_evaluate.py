@@ -11,8 +11,8 @@ from typing import Any
 from . import _native, _process
 from ._errors import ArgumentError, count
 from ._images import PathLike, collect, is_path
-from ._model import Model, open
-from ._progress import Progress, close, observer
+from ._model import Model, check_engine, open
+from ._progress import Progress, observed
 
 
 class Evaluation:
@@ -65,7 +65,7 @@ def evaluate(
         threads: threads of the engines and of decoding; 0 is one per core.
         batch_size: images per batch.
         latency: batch sizes whose latency is measured after the accuracy.
-        progress: ``True`` for a bar of tqdm, or a function ``(phase, done, total)``.
+        progress: as for :func:`quantize`.
 
     Raises:
         NotFoundError: for a path at which nothing exists.
@@ -81,19 +81,17 @@ def evaluate(
         *(("latency", size, 1) for size in sizes),
     ):
         count(name, value, least)
-    named = _named(models)
-    if not named:
-        raise ArgumentError("models: there is no model to evaluate")
-    first = named[0][1]
-    chosen = collect(first._native, images, split=split, limit=limit, seed=seed)
-    function = observer(progress)
-    candidates = [(name, model._native) for name, model in named]
-    try:
+    check_engine(backend, {"threads": threads})
+    with observed(progress) as function:
+        named = _named(models)
+        if not named:
+            raise ArgumentError("models: there is no model to evaluate")
+        first = named[0][1]
+        chosen = collect(first._native, images, split=split, limit=limit, seed=seed)
+        candidates = [(name, model._native) for name, model in named]
         text, table, skipped = _native.evaluate(
             candidates, chosen, backend, threads, batch_size, sizes, skip_corrupt, function
         )
-    finally:
-        close(function)
     for message in skipped:
         warnings.warn(f"left out: {message}", stacklevel=2)
     return Evaluation(text, table)

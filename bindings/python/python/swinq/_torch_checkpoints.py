@@ -11,7 +11,7 @@ from ._errors import ArgumentError, Error, ModelError
 from ._layers import uncompiled
 from ._model import Model, open
 from ._torch_load import check_architecture
-from ._torch_module import SwinModule, check_backend
+from ._torch_module import SwinModule
 from ._torch_options import check_options
 from ._torch_record import Record, run
 from ._torch_replace import FoundSwin, described, exchanged, in_place_of, kind_of, none_in, opened_float, swins_of
@@ -49,8 +49,7 @@ def replace(
         NotFoundError: for a file that does not exist.
         ModelError: for a file that is no checkpoint, or one of another architecture. The model is then as before.
     """
-    check_backend(backend)
-    check_options(replace, options)
+    check_options(replace, backend, options)
     places = _places(model, checkpoints)
     swins = [_found(place, names, path, checkpoints[path]) for path, (place, names) in places.items()]
     if calls is not None:

@@ -13,11 +13,11 @@ import torch
 from . import _torch_tensors
 from ._errors import ArgumentError, Error, ModelError
 from ._layers import library_of, uncompiled
-from ._model import Model
+from ._model import ENGINE_NUMBERS, Model
 from ._torch_calls import CallParameters
 from ._torch_folder import IN_PLACE, PREPARED, REST, Index, SavedSwin, read_file, read_index
-from ._torch_module import SwinModule, Unsaved, check_backend, in_place, opened
-from ._torch_options import ENGINE_NUMBERS, check_options
+from ._torch_module import SwinModule, Unsaved, in_place, opened
+from ._torch_options import check_options
 from ._torch_outputs import tensors
 from ._torch_prepared import LEARNED
 from ._torch_replace import exchanged, kind_of, none_in, opened_float, prepared_of, swins_of
@@ -45,9 +45,7 @@ def load(model: Any, folder: str | os.PathLike[str], backend: str | None = None,
             or of a newer version, and for links in it. The model is then as before.
         EngineError: if an engine cannot be made.
     """
-    check_options(load, options)
-    if backend is not None:
-        check_backend(backend)
+    check_options(load, backend or "auto", options)
     _check_float(model)
     path = Path(folder)
     index = read_index(path)
@@ -152,8 +150,7 @@ def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, op
             if saved.learned not in LEARNED or not 0.0 <= saved.drop_path < 1.0:
                 raise ModelError(f"learned `{saved.learned}` and drop_path {saved.drop_path} are not allowed")
             return prepared_of(place, float_model, model, outputs, arguments, saved.learned, saved.drop_path, saved.checkpointing)
-        check_backend(saved.backend)
-        _check_options(saved.options)
+        _check_options(saved.backend, saved.options)
         swin = SwinModule(place, model, outputs, arguments, backend or saved.backend, {**saved.options, **options})
     except (Error, RecursionError) as error:
         raise ModelError(f"{saved.file}, for {saved.place}: {error}") from error
@@ -163,12 +160,12 @@ def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, op
     return swin
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _check_options(backend: str, options: Mapping[str, Any]) -> None:
     """Refuses options of an engine that no call has."""
-    check_options(load, options)
     for name, value in options.items():
         if not isinstance(value, int if name in ENGINE_NUMBERS else str):
             raise ModelError(f"the option {name} is {value!r}; save the model again")
+    check_options(load, backend, options)
 
 
 def _blank(module: Any) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from . import _torch_compile
 from ._errors import ArgumentError, EngineError
 from ._layers import uncompiled
 from ._model import Engine, Model, open
-from ._torch_calls import CallParameters, check_arguments, images_of
+from ._torch_calls import CallParameters, check_arguments, images_of, not_images
 from ._torch_graph import exporting, is_exported
 from ._torch_outputs import CHANNELS_LAST, LAYOUTS, made, tensors
 
@@ -30,12 +30,6 @@ NO_GRAPH = (
     "a quantized Swin runs on swinq's engine, which a graph of PyTorch cannot hold; export a model of swinq.torch.prepare, whose graph "
     "has its codes, or the float model (swinq.torch.restore)"
 )
-
-
-def check_backend(backend: str) -> None:
-    """Refuses a name that is no backend."""
-    if backend not in ("auto", "cpu", "cuda"):
-        raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
 
 
 def backend_for(backend: str, device: Any) -> str:
@@ -206,7 +200,7 @@ class SwinModule(Replacement):
                 "a quantized Swin cannot be trained; call eval() on the model, or swinq.torch.restore(model) to train it"
             )
         if not isinstance(images, torch.Tensor) or not images.is_floating_point():
-            raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
+            raise ArgumentError(f"images: {not_images(images)}")
         if exporting():
             raise EngineError(NO_GRAPH)
         if images.requires_grad and torch.is_grad_enabled():

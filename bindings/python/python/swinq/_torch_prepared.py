@@ -13,7 +13,7 @@ from . import _native
 from ._errors import ArgumentError
 from ._layers import uncompiled
 from ._model import Model
-from ._torch_calls import CallParameters, check_arguments, images_of
+from ._torch_calls import CallParameters, check_arguments, images_of, not_images
 from ._torch_export import Values, exported
 from ._torch_graph import exporting, operations
 from ._torch_module import Replacement, SwinModule, file_of, opened, with_signature
@@ -155,7 +155,7 @@ class PreparedSwin(Replacement):
         check_arguments(arguments, self._arguments)
         images = images_of(given)
         if not isinstance(images, torch.Tensor) or not images.is_floating_point() or images.ndim != 4:
-            raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
+            raise ArgumentError(f"images: {not_images(images)}")
         if exporting():
             return made(self._outputs, self._exported(images), images.dtype, given)
         exact = None

@@ -46,15 +46,15 @@ except ImportError as error:
 
 from ._errors import ArgumentError
 from ._description import forget_method
-from ._progress import Progress
+from ._progress import Progress, observed
 from ._torch_checkpoints import replace
 from ._torch_gain import measure_gain
 from ._torch_gained import Gain
 from ._torch_load import load
-from ._torch_module import InPlace, SwinModule, check_backend, check_float_is_there, unguard
+from ._torch_module import InPlace, SwinModule, check_float_is_there, unguard
 from ._torch_options import check_options
 from ._torch_prepared import LEARNED, PreparedSwin, start_from
-from ._torch_replace import FoundSwin, exchanged, in_place_of, prepared_of, quantized, replaced
+from ._torch_replace import Calibration, FoundSwin, exchanged, in_place_of, prepared_of, quantized, replaced
 from ._torch_report import Left, Replaced, Report
 from ._torch_save import save
 from ._torch_search import Candidate, Part, Sensitivity, Tuning
@@ -114,7 +114,7 @@ def quantize(
             ``float32``, of any sizes.
         ptq: as for :func:`swinq.quantize`.
         batch_size: images per batch of the float forward.
-        progress: as for :func:`swinq.quantize`.
+        progress: as for :func:`swinq.quantize`. The phase ``record`` has the numbers of images that are recorded and of ``samples``.
         share: whether the Swin's part of the time of a call of ``model`` is measured before and after (``report.share``). It runs the
             first call of the calibration again, two to four times with the float Swins and with those in INT8: one that is not timed,
             one that is, and two more that begin within a second only.
@@ -127,17 +127,19 @@ def quantize(
         ArgumentError: if nothing was replaced, with the reasons; for images that are not finite; for an unknown option.
         NotFoundError, ModelError: for the file, or the name, of a recipe that does not exist, and for one that does not fit.
         CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before. Heads that are not 32 wide,
-            which no GPU runs, are refused before the calibration.
+            which no GPU runs, are refused before the calibration. A recipe, and all other arguments, are refused before it, too.
     """
-    check_backend(backend)
-    check_options(quantize, options)
+    check_options(quantize, backend, options)
 
-    def engine(found: FoundSwin) -> Any:
-        swin = in_place_of(found, quantized(found, recipe, ptq, batch_size, progress), backend, options)
-        swin.engine_for(found.record.device)
-        return swin, swin
+    with observed(progress) as function:
+        calibration = Calibration.for_recipe(calibrate, (samples, batch_size), recipe, ptq, function)
 
-    return replaced(model, calibrate, (samples, batch_size), engine, backend, share)
+        def engine(found: FoundSwin) -> Any:
+            swin = in_place_of(found, quantized(found, recipe, ptq, batch_size, function), backend, options)
+            swin.engine_for(found.record.device)
+            return swin, swin
+
+        return replaced(model, calibration, engine, backend, share)
 
 
 def prepare(
@@ -180,17 +182,20 @@ def prepare(
     """
     if learned not in LEARNED:
         raise ArgumentError(f"learned: `{learned}` is none of {', '.join(LEARNED)}")
-    if not 0.0 <= drop_path < 1.0:
-        raise ArgumentError(f"drop_path: {drop_path} is not in [0, 1)")
+    if not (isinstance(drop_path, int | float) and 0.0 <= drop_path < 1.0):
+        raise ArgumentError(f"drop_path: {drop_path!r} is not in [0, 1)")
+    with observed(progress) as function:
+        calibration = Calibration.for_recipe(calibrate, (samples, batch_size), recipe, ptq, function)
 
-    def training(found: FoundSwin) -> Any:
-        int8 = quantized(found, recipe, ptq, batch_size, progress)
-        prepared = prepared_of(found.module, found.model, int8, found.outputs, found.record.arguments, learned, drop_path, checkpointing)
-        if ptq != "basic":
-            start_from(prepared, int8)
-        return prepared, prepared.converted("cpu")
+        def training(found: FoundSwin) -> Any:
+            int8 = quantized(found, recipe, ptq, batch_size, function)
+            arguments = found.record.arguments
+            prepared = prepared_of(found.module, found.model, int8, found.outputs, arguments, learned, drop_path, checkpointing)
+            if ptq != "basic":
+                start_from(prepared, int8)
+            return prepared, prepared.converted("cpu")
 
-    return replaced(model, calibrate, (samples, batch_size), training)
+        return replaced(model, calibration, training)
 
 
 def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
@@ -209,11 +214,10 @@ def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
         ArgumentError: for a model without prepared modules.
         ModelError: for parameters that are not finite. The model is then as before.
     """
-    check_options(convert, options)
+    check_options(convert, backend, options)
     swins = [module for module in model.modules() if isinstance(module, PreparedSwin)]
     if not swins:
         raise ArgumentError("model: has no prepared Swin; call swinq.torch.prepare first")
-    check_backend(backend)
     converted = [(swin, swin.converted(backend, options)) for swin in swins]
     for swin, engine in converted:
         engine.train(swin.training)
