@@ -9,7 +9,7 @@
 //! lists them for one image size.
 //!
 //! Only three places describe the computations of a Swin: the float forward (`swinq-float`), the plan, and the forward of
-//! training in PyTorch (`_torch_network.py`).
+//! training in PyTorch (`_training/network.py`).
 
 mod build;
 mod geometry;

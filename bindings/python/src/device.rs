@@ -60,7 +60,7 @@ pub fn run_on(
     let typed = typed.collect::<PyResult<Vec<_>>>()?;
     let run = || {
         let device = engine.device().ok_or_else(no_gpu)?;
-        // SAFETY: the caller of this private method, `swinq._device`, passes the addresses and shapes of arrays that it holds,
+        // SAFETY: the caller of this private method, `swinq._engine.device`, passes the addresses and shapes of arrays that it holds,
         // and a stream of their library; the documentation of the public functions says how long they must live.
         let slice = |address, bytes| unsafe { DeviceSlice::of_caller(device, address, bytes) };
         // SAFETY: as above; the engine keeps alive what else it puts on the stream.

@@ -1,4 +1,4 @@
-//! Errors of the library as exceptions of `swinq._errors`, with the messages that the program prints, in Python's words.
+//! Errors of the library as exceptions of `swinq._common.errors`, with the messages that the program prints, in Python's words.
 
 use std::io::ErrorKind;
 
@@ -59,9 +59,9 @@ pub fn choice<T: Copy>(py: Python<'_>, argument: &str, given: &str, all: &[(&str
     Err(raise_as(py, "ArgumentError", problem))
 }
 
-/// The exception `class` of `swinq._errors` with this message.
+/// The exception `class` of `swinq._common.errors` with this message.
 pub fn raise_as(py: Python<'_>, class: &str, message: String) -> PyErr {
-    let made = py.import("swinq._errors").and_then(|errors| errors.getattr(class)?.call1((message,)));
+    let made = py.import("swinq._common.errors").and_then(|errors| errors.getattr(class)?.call1((message,)));
     made.map_or_else(|error| error, PyErr::from_value)
 }
 

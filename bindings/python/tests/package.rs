@@ -57,16 +57,24 @@ fn as_they_lie(python: &Path) -> ExitStatus {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = tempfile::tempdir().unwrap();
     let package = folder.path().join("swinq");
-    std::fs::create_dir(&package).unwrap();
-    for entry in here.join("python/swinq").read_dir().unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_file() {
-            std::fs::copy(&path, package.join(path.file_name().unwrap())).unwrap();
-        }
-    }
+    copy_folder(&here.join("python/swinq"), &package);
     std::fs::copy(module(), package.join("_native.abi3.so")).unwrap();
     let mut command = Command::new(python);
     command.args(["-m", "unittest", "discover", "--start-directory"]).arg(here.join("tests"));
     command.args(["--pattern", "test_numpy_*.py"]).env("PYTHONPATH", folder.path());
     command.env("PYTHONDONTWRITEBYTECODE", "1").status().unwrap()
+}
+
+/// Copies a folder with the folders in it.
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir(to).unwrap();
+    for entry in from.read_dir().unwrap() {
+        let path = entry.unwrap().path();
+        let copied = to.join(path.file_name().unwrap());
+        if path.is_dir() {
+            copy_folder(&path, &copied);
+        } else {
+            std::fs::copy(&path, copied).unwrap();
+        }
+    }
 }

@@ -75,7 +75,7 @@ class Contract(unittest.TestCase):
         for path in sources:
             for number in ast.walk(ast.parse(path.read_text())):
                 if isinstance(number, ast.Constant) and type(number.value) is float:
-                    self.assertNotIn(number.value, values, f"{path.name}:{number.lineno}: take it from _contract")
+                    self.assertNotIn(number.value, values, f"{path.name}:{number.lineno}: take it from _common/contract.py")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from torch_support import Inside, error
 
 import swinq
 import swinq.torch
-from swinq._torch_gained import Noise
+from swinq._search.gain import Noise
 
 
 class Segmenter(Inside):

@@ -16,7 +16,8 @@ from torch_models import images, randomise
 from torch_support import error
 
 import swinq.torch
-from swinq import _native, _torch_attention, _torch_fake, _torch_kernels
+from swinq import _kernels, _native
+from swinq._training import attention, fake
 
 
 def table() -> torch.Tensor:
@@ -31,12 +32,12 @@ class Kernels(unittest.TestCase):
                     x, quantizer = quantizer_case(kind)
                     of_gelu = table() if gelu else None
                     grad, recip = torch.randn(x.shape, generator=torch.Generator().manual_seed(2)), quantizer.recip()
-                    found = _torch_kernels.fake_quantize(x, quantizer.scale, recip, quantizer, torch.float32, of_gelu)
-                    dx, dscale = _torch_kernels.fake_quantize_gradient(x, quantizer.scale, recip, quantizer, grad, gelu, True)
+                    found = _kernels.fake_quantize(x, quantizer.scale, recip, quantizer, torch.float32, of_gelu)
+                    dx, dscale = _kernels.fake_quantize_gradient(x, quantizer.scale, recip, quantizer, grad, gelu, True)
                     x.requires_grad_()
                     scale = quantizer.scale.clone().requires_grad_()
-                    learned = _torch_fake.Quantizer(scale, quantizer.zero_points, quantizer.low, quantizer.high)
-                    expected = _torch_fake.fake_quantize(x, learned, torch.float32, of_gelu)
+                    learned = fake.Quantizer(scale, quantizer.zero_points, quantizer.low, quantizer.high)
+                    expected = fake.fake_quantize(x, learned, torch.float32, of_gelu)
                     expected.backward(grad)
                     self.assertEqual(int((found != expected).sum()), 0)
                     self.assertLess(error(dx, x.grad), 1e-5)
@@ -44,7 +45,7 @@ class Kernels(unittest.TestCase):
 
     def test_rows(self):
         x, rows = torch.randn(2, 10, 24), torch.tensor([3, -1, 0, 9, 5, -1, 1, 2, 4, 6, 7, 8])
-        self.assertTrue(torch.equal(_torch_kernels.gather(x, rows), _torch_fake._rows(x, rows)))
+        self.assertTrue(torch.equal(_kernels.gather(x, rows), fake._rows(x, rows)))
 
     def test_weights(self):
         for dtype in (torch.float32, torch.float16):
@@ -52,8 +53,8 @@ class Kernels(unittest.TestCase):
             weight[3] = 0
             factors = torch.rand(40, generator=torch.Generator().manual_seed(1)) + 0.5
             for of_columns in (None, torch.stack([factors, factors.reciprocal()])):
-                expected = _torch_fake.fake_weight(weight, 7, 7.0, of_columns, torch.float32)
-                found = _torch_kernels.fake_weight(weight, 7.0, of_columns, torch.float32)
+                expected = fake.fake_weight(weight, 7, 7.0, of_columns, torch.float32)
+                found = _kernels.fake_weight(weight, 7.0, of_columns, torch.float32)
                 self.assertTrue(torch.equal(found, expected))
 
     def test_layer_norm(self):
@@ -69,13 +70,13 @@ class Kernels(unittest.TestCase):
                         x = torch.randn(2, 10, width, generator=generator).requires_grad_()
                         weight, bias = (torch.randn(width, generator=generator).requires_grad_() for _ in range(2))
                         scale = None if site is None else site.clone().requires_grad_()
-                        quantizer = None if site is None else _torch_fake.Quantizer(scale)
-                        _torch_fake.interpreted = kernels
+                        quantizer = None if site is None else fake.Quantizer(scale)
+                        fake.interpreted = kernels
                         try:
-                            found = _torch_fake.norm(x, weight, bias, 1e-5, quantizer, torch.float32, maps)
+                            found = fake.norm(x, weight, bias, 1e-5, quantizer, torch.float32, maps)
                             found.backward(torch.randn(found.shape, generator=generator))
                         finally:
-                            _torch_fake.interpreted = False
+                            fake.interpreted = False
                         leaves = [value for value in (x, weight, bias, scale) if value is not None]
                         results.append([found.detach(), *(value.grad for value in leaves)])
                     for one, other in zip(*results, strict=True):
@@ -89,11 +90,11 @@ class Kernels(unittest.TestCase):
         with torch.no_grad():
             engine = swin.eval()(x).feature_maps
             composed = swin.train()(x).feature_maps
-            _torch_fake.interpreted = True
+            fake.interpreted = True
             try:
                 kernels = swin(x).feature_maps
             finally:
-                _torch_fake.interpreted = False
+                fake.interpreted = False
         for one, two, three in zip(engine, composed, kernels, strict=True):
             self.assertTrue(torch.equal(one, three))
             self.assertLess(error(two, one), 1e-5)
@@ -101,8 +102,8 @@ class Kernels(unittest.TestCase):
     def test_attention(self):
         for case in CASES:
             with self.subTest(case):
-                expected = attention_case(case, _torch_attention.composed, "cpu", torch.float32)
-                found = attention_case(case, _torch_kernels.attention, "cpu", torch.float32)
+                expected = attention_case(case, attention.composed, "cpu", torch.float32)
+                found = attention_case(case, _kernels.attention, "cpu", torch.float32)
                 self.assertEqual(list(found), list(expected))
                 for name, value in expected.items():
                     self.assertLess(error(found[name], value), 1e-4, name)

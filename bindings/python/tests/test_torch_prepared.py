@@ -26,8 +26,8 @@ from torch_support import Inside as Program
 from torch_support import error, leaves
 
 import swinq.torch
-from swinq._torch_prepared import PreparedSwin, Template
-from swinq._torch_fake import EDGE, Quantizer, fake_quantize
+from swinq._training.fake import EDGE, Quantizer, fake_quantize
+from swinq._training.prepared import PreparedSwin, Template
 
 #: By how many dB the pass that trains is at least nearer to the engine than the engine is to float, and the most that it may be
 #: farther from float. Sums in another order flip codes.

@@ -15,7 +15,7 @@ from torch_models import SWINS, images
 from torch_support import Inside, error, leaves
 
 import swinq.torch
-from swinq import _torch_attention, _torch_fake
+from swinq._training import attention, fake
 
 #: By how many dB the pass is at least nearer to the engine than the engine is to float, and the most that it may be farther from
 #: float.
@@ -36,25 +36,25 @@ class Gpu(unittest.TestCase):
         for kind in ("tensor", "rows", "columns"):
             for dtype in (torch.float32, torch.bfloat16, torch.float16):
                 x, quantizer = quantizer_case(kind, dtype)
-                on_gpu = _torch_fake.Quantizer(
+                on_gpu = fake.Quantizer(
                     quantizer.scale.cuda(),
                     None if quantizer.zero_points is None else quantizer.zero_points.cuda(),
                     quantizer.low,
                     quantizer.high,
                 )
-                expected = _torch_fake.fake_quantize(x, quantizer, torch.float32)
-                found = _torch_fake.fake_quantize(x.cuda(), on_gpu, torch.float32)
+                expected = fake.fake_quantize(x, quantizer, torch.float32)
+                found = fake.fake_quantize(x.cuda(), on_gpu, torch.float32)
                 self.assertTrue(torch.equal(found.cpu(), expected), (kind, dtype))
 
     def test_attention_is_that_of_operations(self):
         for case in CASES:
             with self.subTest(case):
                 results = []
-                for kind, device in ((_torch_attention.composed, "cpu"), (_torch_attention.attention, "cuda")):
+                for kind, device in ((attention.composed, "cpu"), (attention.attention, "cuda")):
                     results.append(attention_case(case, kind, device, torch.float32))
                 for name in results[0]:
                     self.assertLess(error(results[1][name].cpu(), results[0][name]), 5e-3, name)
-                half = attention_case(case, _torch_attention.attention, "cuda", torch.bfloat16)
+                half = attention_case(case, attention.attention, "cuda", torch.bfloat16)
                 for name in results[0]:
                     self.assertLess(error(half[name].float().cpu(), results[0][name]), 5e-2, name)
 
@@ -121,7 +121,7 @@ class Gpu(unittest.TestCase):
 
     def test_heads_of_other_sizes_take_operations(self):
         q = torch.randn(3, 4, 600, 8, device="cuda")
-        self.assertFalse(_torch_fake.kernels().takes_attention((q[0],), _torch_attention.Windows(600, 1, None, None), _torch_attention.Sites()))
+        self.assertFalse(fake.kernels().takes_attention((q[0],), attention.Windows(600, 1, None, None), attention.Sites()))
 
 
 if __name__ == "__main__":

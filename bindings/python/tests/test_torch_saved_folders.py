@@ -20,7 +20,7 @@ from torch_saved import Case, X, quantized, small, values
 from torch_support import Inside
 
 import swinq.torch
-from swinq import _folder, _torch_folder
+from swinq._saving import folders, index
 
 
 class OtherModels(Case):
@@ -132,15 +132,14 @@ class Kills(Case):
         self.assertEqual(self.check(), 1)
 
     def test_each_step_may_fail(self):
-        for step in ("_torch_tensors.write", "write_index", "_folder._synchronize", "_folder._put"):
-            place = "_torch_save" if step == "write_index" else step.rpartition(".")[0]
-            with self.subTest(step), mock.patch(f"swinq.{place}.{step.rpartition('.')[2]}", side_effect=OSError("no space")):
+        for step in ("safetensors.write", "save.write_index", "folders._synchronize", "folders._put"):
+            with self.subTest(step), mock.patch(f"swinq._saving.{step}", side_effect=OSError("no space")):
                 with self.assertRaisesRegex(swinq.FileError, "saved: cannot be written: no space"):
                     swinq.torch.save(self.second, self.saved)
                 self.assertEqual((self.check(), [path.name for path in self.folder.iterdir()]), (0, ["saved"]))
 
     def test_a_system_that_cannot_exchange_folders(self):
-        with mock.patch.object(_folder, "_exchange", return_value=False):
+        with mock.patch.object(folders, "_exchange", return_value=False):
             swinq.torch.save(self.second, self.saved)
         self.assertEqual((self.check(), [path.name for path in self.folder.iterdir()]), (1, ["saved"]))
         self.saved.rename(self.folder / ".saved.old")
@@ -186,7 +185,7 @@ class Hostile(Case):
     def write(self, **changes):
         """The index with changes, and the hash of it."""
         content = {name: value for name, value in {**self.index, **changes}.items() if name != "hash"}
-        content["hash"] = _torch_folder._hash_of_index(content)
+        content["hash"] = index._hash_of_index(content)
         (self.saved / "swinq.json").write_text(json.dumps(content))
 
     def swin(self, **changes):
@@ -195,7 +194,7 @@ class Hostile(Case):
     def renew(self, name, data):
         """A file with other bytes, whose hash the index has."""
         (self.saved / name).write_bytes(data)
-        entry = dataclasses.asdict(_torch_folder.SavedFile(len(data), _torch_folder.hash_of(data)))
+        entry = dataclasses.asdict(index.SavedFile(len(data), index.hash_of(data)))
         self.write(files={**self.index["files"], name: entry})
 
     def test_damaged_files_have_their_names(self):

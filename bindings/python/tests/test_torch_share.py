@@ -15,8 +15,8 @@ from torch_support import Inside
 
 import swinq
 import swinq.torch
-from swinq import _torch_timing
-from swinq._torch_share import REST, SWIN
+from swinq._calls import timing
+from swinq._calls.share import REST, SWIN
 
 
 class Clock:
@@ -44,8 +44,8 @@ class Part(torch.nn.Module):
 
 class Medians(unittest.TestCase):
     def timed(self, swin, rest, clock):
-        call = _torch_timing.Call((torch.zeros(1),), {})
-        return _torch_timing.medians(call, torch.nn.Sequential(swin, rest, swin), [swin], clock)
+        call = timing.Call((torch.zeros(1),), {})
+        return timing.medians(call, torch.nn.Sequential(swin, rest, swin), [swin], clock)
 
     def test_all_calls_of_a_swin_count_and_the_first_call_of_the_program_does_not(self):
         clock = Clock()
@@ -58,7 +58,7 @@ class Medians(unittest.TestCase):
         self.assertAlmostEqual(times.rest_ms, 60.0)
 
     def test_no_call_but_the_first_begins_after_the_seconds(self):
-        for seconds, calls in ((0.1, 1 + _torch_timing.CALLS), (0.4, 1 + 2), (30.0, 1 + 1)):
+        for seconds, calls in ((0.1, 1 + timing.CALLS), (0.4, 1 + 2), (30.0, 1 + 1)):
             clock = Clock()
             swin, rest = Part(clock, seconds / 2), Part(clock, seconds / 2)
             times = self.timed(swin, rest, clock)
@@ -110,7 +110,7 @@ class Reported(unittest.TestCase):
         self.assertTrue(program.training)
         self.assertTrue(torch.equal(batch, 2 * kept), "the calibration alone has written them")
         self.assertEqual(len(set(program.seen)), 1, "every call gets the images of the first one, without gradients")
-        self.assertLessEqual(len(program.seen), 1 + 2 * (1 + _torch_timing.CALLS))
+        self.assertLessEqual(len(program.seen), 1 + 2 * (1 + timing.CALLS))
 
     def test_a_model_that_is_a_swin_is_all_of_it(self):
         report = self.quantized(of_timm(), [images(1)])
@@ -167,7 +167,7 @@ class Reported(unittest.TestCase):
     def test_a_gpu_is_waited_for(self):
         waited = []
         with mock.patch.object(torch.cuda, "synchronize", waited.append):
-            clock = _torch_timing.clock_of({torch.device("cpu"), torch.device("cuda", 1)})
+            clock = timing.clock_of({torch.device("cpu"), torch.device("cuda", 1)})
             clock()
         self.assertEqual(waited, [torch.device("cuda", 1)])
 

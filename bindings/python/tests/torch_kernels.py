@@ -2,9 +2,9 @@
 
 import torch
 
-from swinq._torch_attention import Sites, Windows
-from swinq._torch_fake import Quantizer
-from swinq._torch_network import _unit
+from swinq._training.attention import Sites, Windows
+from swinq._training.fake import Quantizer
+from swinq._training.network import _unit
 
 #: Attention: tokens, heads, channels of a head, whether there are masks, whether it is that of a Swin V2, the sites that are on.
 CASES = [

@@ -46,7 +46,7 @@ An error of a model, a file, images or a value is a :class:`Error`, and its mess
 next step. An argument of another type than the documented one may raise a ``TypeError``.
 """
 
-from ._errors import (
+from ._common.errors import (
     ArgumentError,
     CalibrationError,
     DataError,
@@ -56,11 +56,15 @@ from ._errors import (
     FileError,
     ModelError,
     NotFoundError,
+    PreprocessingError,
 )
-from ._evaluate import Evaluation, evaluate
-from ._model import Class, Engine, Model, Site, open
+from ._common.public import name_by
+from ._engine.engine import Class, Engine
+from ._engine.model import Model, Site
+from ._functions.evaluate import Evaluation, evaluate
+from ._functions.open import open
+from ._functions.quantize import quantize
 from ._native import __version__, shipped_configs
-from ._quantize import quantize
 
 __all__ = [
     "ArgumentError",
@@ -83,3 +87,6 @@ __all__ = [
     "shipped_configs",
     "__version__",
 ]
+
+name_by(__name__, [globals()[name] for name in __all__ if name != "__version__"])
+name_by(__name__, [PreprocessingError])

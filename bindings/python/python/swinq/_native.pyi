@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ._modules import Reading as _Reading
+from ._readers.reading import Reading as _Reading
 
 __version__: str
 

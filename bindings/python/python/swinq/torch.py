@@ -44,23 +44,27 @@ try:
 except ImportError as error:
     raise ImportError("swinq.torch needs PyTorch: pip install torch") from error
 
-from ._errors import ArgumentError
-from ._description import forget_method
-from ._progress import Progress, observed
-from ._torch_checkpoints import replace
-from ._torch_gain import measure_gain
-from ._torch_gained import Gain
-from ._torch_load import load
-from ._torch_module import InPlace, SwinModule, check_float_is_there, unguard
-from ._torch_options import check_options
-from ._torch_prepared import LEARNED, PreparedSwin, start_from
-from ._torch_replace import Calibration, FoundSwin, exchanged, in_place_of, prepared_of, quantized, replaced
-from ._torch_report import Left, Replaced, Report
-from ._torch_save import save
-from ._torch_search import Candidate, Part, Sensitivity, Tuning
-from ._torch_share import Share
-from ._torch_timing import Times
-from ._torch_tune import sensitivity, tune
+from . import pickled  # noqa: F401 (names its classes)
+from ._calls.share import Share
+from ._calls.timing import Times
+from ._common.errors import ArgumentError
+from ._common.progress import Progress, observed
+from ._common.public import name_by
+from ._readers.description import forget_method
+from ._replacing.checkpoints import replace
+from ._replacing.in_place import InPlace, check_float_is_there, unguard
+from ._replacing.module import SwinModule
+from ._replacing.options import check_options
+from ._replacing.replace import Calibration, FoundSwin, in_place_of, quantized, replaced
+from ._replacing.report import Left, Replaced, Report
+from ._replacing.swins import exchanged
+from ._saving.load import load
+from ._saving.save import save
+from ._search.gain import Gain
+from ._search.measure_gain import measure_gain
+from ._search.results import Candidate, Part, Sensitivity, Tuning
+from ._search.tune import sensitivity, tune
+from ._training.prepared import LEARNED, PreparedSwin, prepared_of, start_from
 
 __all__ = [
     "Candidate",
@@ -87,6 +91,7 @@ __all__ = [
     "sensitivity",
     "tune",
 ]
+
 
 def quantize(
     model: Any,
@@ -250,3 +255,6 @@ def restore(model: Any) -> Any:
             unguard(module)
         forget_method(module)
     return model
+
+
+name_by(__name__, [globals()[name] for name in __all__])

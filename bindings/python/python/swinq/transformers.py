@@ -29,16 +29,18 @@ except ImportError as error:
 import torch
 
 from . import torch as _torch
-from ._description import forget_method
-from ._errors import ArgumentError, Error, ModelError, count
-from ._layers import uncompiled
-from ._progress import Progress, check_progress
-from ._torch_module import InPlace, Replacement, SwinModule, file_of, in_place, opened, unguard
-from ._torch_options import ENGINE_OPTIONS, check_options, nearest
-from ._torch_replace import Calibration
-from ._torch_report import Report
-from ._torch_save import hash_of_parameters
-from ._torch_structure import arguments_of, described, described_arguments, structure_of
+from ._common.errors import ArgumentError, Error, ModelError, count
+from ._common.progress import Progress, check_progress
+from ._readers.description import forget_method
+from ._readers.layers import uncompiled
+from ._replacing.in_place import InPlace, in_place, unguard
+from ._replacing.module import SwinModule, file_of, opened
+from ._replacing.options import ENGINE_OPTIONS, check_options, nearest
+from ._replacing.replace import Calibration
+from ._replacing.replacement import Replacement
+from ._replacing.report import Report
+from ._saving.save import hash_of_parameters
+from ._saving.structure import arguments_of, described, described_arguments, structure_of
 
 __all__ = ["SwinqConfig", "SwinqQuantizer", "attach"]
 

@@ -1,0 +1,1 @@
+"""Calls of a live Swin: arguments, outputs, records of the calibration, the match with the float engine, times."""

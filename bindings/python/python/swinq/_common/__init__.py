@@ -1,0 +1,1 @@
+"""Needed in all rooms: errors, arrays of the caller, progress, threads after a fork, constants of the number contract."""

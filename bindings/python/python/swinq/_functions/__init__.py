@@ -1,0 +1,1 @@
+"""The functions of the package that need no PyTorch: open, quantize, evaluate."""

@@ -1,0 +1,127 @@
+"""What is known of a live module beside its parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .._common.errors import ArgumentError
+
+#: The shipped configuration whose keys a module's attributes replace, and the section of these keys, by version.
+BASES = {
+    1: ("swin_tiny_patch4_window7_224", "MODEL.SWIN"),
+    2: ("swinv2_tiny_patch4_window8_256", "MODEL.SWINV2"),
+}
+
+
+@dataclass
+class Description:
+    """A model's description: JSON documents of its library, or a configuration in Microsoft's keys."""
+
+    name: str
+    config: str | None = None
+    preprocessor: str | None = None
+    transform: dict[str, Any] | None = None
+    cfg: str | None = None
+    opts: dict[str, Any] = field(default_factory=dict)
+    #: ``features`` for a backbone, else ``None``; and the stages whose outputs it has, from 0.
+    task: str | None = None
+    outputs: list[int] | None = None
+    #: The rule for windows of the module's code, where it is not that of the library that reads such names as a backbone.
+    windows: str | None = None
+    #: New beginnings of names in the state dictionary, by old ones.
+    renamed: dict[str, str] = field(default_factory=dict)
+
+
+#: Reads the description of a module; the other argument is the preprocessing that the caller gives.
+Reader = Callable[[Any, Any], Description]
+
+
+def in_microsoft_keys(
+    name: str, version: int, size: int, classes: int, values: dict[str, Any], transform: dict[str, Any] | None
+) -> Description:
+    """A description in the keys of Microsoft's configurations."""
+    cfg, section = BASES[version]
+    opts = {"DATA.IMG_SIZE": size, "MODEL.NUM_CLASSES": classes, "MODEL.NAME": name}
+    opts |= {f"{section}.{key}": value for key, value in values.items()}
+    return Description(name, transform=transform, cfg=cfg, opts=opts)
+
+
+def transformers_config(config: Any) -> str:
+    """The configuration of a live module of transformers. Its activations are known from the module itself, and are GELU
+    (``check_layers``), exact or by tanh. A module that is read runs its float weights, whatever its configuration says of swinq: while
+    a model is opened, the field is what its Swins shall become; later, what the saved folder held."""
+    fields = json.loads(config.to_json_string(use_diff=False)) | {"hidden_act": "gelu"}
+    if is_swinq(fields.get("quantization_config")):
+        del fields["quantization_config"]
+    return json.dumps(fields)
+
+
+def is_swinq(config: Any) -> bool:
+    """Whether the ``quantization_config`` of a model of transformers is swinq's: an object, or the dictionary of a process that does
+    not know the method."""
+    method = config.get("quant_method") if isinstance(config, Mapping) else getattr(config, "quant_method", None)
+    return method == "swinq"
+
+
+def forget_method(module: Any) -> None:
+    """Takes swinq out of what a model of transformers knows of its quantization, as its ``dequantize`` does."""
+    if is_swinq(getattr(module.__dict__.get("hf_quantizer"), "quantization_config", None)):
+        module.hf_quantizer.remove_quantization_config(module)
+    config = module.__dict__.get("config")
+    if is_swinq(getattr(config, "quantization_config", None)):
+        del config.quantization_config
+
+
+def version_of(module: Any) -> int:
+    """1 or 2: the version of Swin, which cosine attention marks."""
+    return 2 if any(key.endswith("logit_scale") for key in module.state_dict()) else 1
+
+
+def has_bias(attention: Any) -> bool:
+    """Whether queries and values have a bias."""
+    return attention.qkv.bias is not None or getattr(attention, "q_bias", None) is not None
+
+
+def side(size: Any) -> int:
+    """The side of a square, from a number or a pair."""
+    if isinstance(size, int):
+        return size
+    first, *others = size
+    if any(other != first for other in others):
+        raise ArgumentError(f"model: {tuple(size)} is not square; only square images, patches and windows are supported")
+    return int(first)
+
+
+def in_timm_keys(module: Any, stages: list[Any], more: dict[str, Any]) -> Description:
+    """A Swin of timm with the layers ``stages``: the attributes of the module, the preprocessing of its ``pretrained_cfg``, and the
+    arguments ``more``."""
+    version, block, patches = version_of(module), stages[0].blocks[0], module.patch_embed
+    if getattr(patches, "dynamic_img_pad", False):
+        raise ArgumentError("model: dynamic_img_pad is not supported; pad the images to whole patches")
+    pretrained = dict(getattr(module, "pretrained_cfg", None) or {})
+    architecture = pretrained.get("architecture") or BASES[version][0].replace("v2_tiny_patch4", "v2_tiny")
+    height, width = patches.img_size
+    arguments = {
+        "img_size": height if height == width else [height, width],
+        "patch_size": side(patches.patch_size),
+        "embed_dim": patches.proj.out_channels,
+        "depths": [len(layer.blocks) for layer in stages],
+        "num_heads": [layer.blocks[0].attn.num_heads for layer in stages],
+        "window_size": side(block.window_size),
+        "mlp_ratio": block.mlp.fc1.out_features / block.mlp.fc1.in_features,
+        "qkv_bias": has_bias(block.attn),
+        "always_partition": bool(getattr(block, "always_partition", False)),
+        "strict_img_size": bool(getattr(patches, "strict_img_size", True)),
+        "in_chans": patches.proj.in_channels,
+        **more,
+    }
+    if version == 2:
+        arguments["pretrained_window_sizes"] = [side(layer.blocks[0].attn.pretrained_window_size) for layer in stages]
+    keys = ["crop_pct", "crop_mode", "interpolation", "label_names"] + ["mean", "std"] * (arguments["in_chans"] == 3)
+    data = {key: pretrained[key] for key in keys if pretrained.get(key) is not None}
+    data["input_size"] = [arguments["in_chans"], height, width]
+    config = {"architecture": architecture, "model_args": arguments, "pretrained_cfg": data}
+    return Description(f"timm {architecture}", json.dumps(config))

@@ -1,0 +1,75 @@
+"""The Swins in a model of PyTorch: where they are, and other modules in their places."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._common.errors import ArgumentError
+from .._readers.layers import uncompiled
+from .._readers.recognition import reader_of
+from .in_place import InPlace, guard
+from .replacement import Replacement
+
+
+def swins_of(model: Any) -> dict[Any, list[str]]:
+    """The outermost Swins of a model, with the names of the places of each. A Swin that ``torch.compile`` wrapped is the wrapper,
+    whose compiled code stays bound to what it wraps."""
+    if not isinstance(model, torch.nn.Module):
+        raise ArgumentError(f"model: a {type(model).__name__} is no torch.nn.Module")
+    found: dict[Any, list[str]] = {}
+
+    def visit(module: Any, name: str) -> None:
+        if is_replaced(module):
+            return
+        inner = uncompiled(module)
+        if reader_of(inner) is not None:
+            found.setdefault(module, []).append(name)
+            return
+        for part, child in inner._modules.items():
+            if child is not None:
+                visit(child, f"{name}.{part}" if name else part)
+
+    visit(model, "")
+    return found
+
+
+def is_replaced(module: Any) -> bool:
+    """Whether a module stands in the place of a Swin, or is one whose ``forward`` is the engine's."""
+    return isinstance(module, Replacement) or isinstance(module.__dict__.get("forward"), InPlace)
+
+
+def none_in(model: Any) -> str:
+    """Why a model has no Swin in float."""
+    found = {name or "the model itself": module for name, module in model.named_modules() if is_replaced(module)}
+    if any(isinstance(module, Replacement) and module.IS_TRAINED for module in found.values()):
+        state = "are prepared for training already; swinq.torch.convert(model) runs them in INT8, swinq.torch.restore(model) undoes it"
+    else:
+        state = "run on the engine already; swinq.torch.restore(model) first"
+    if found:
+        return f"Its Swins ({', '.join(found)}) {state}"
+    return "It contains no Swin of timm, torchvision, transformers, Microsoft, OpenMMLab or detectron2"
+
+
+def kind_of(module: Any) -> str:
+    """The name of the class of a module, or of that which ``torch.compile`` wrapped."""
+    return type(uncompiled(module)).__name__
+
+
+def exchanged(model: Any, old: Any, new: Any) -> Any:
+    """The model with ``new`` at every place of ``old``. What ``torch.compile`` made of a module in the place of a Swin goes with it."""
+
+    def is_place(module: Any) -> bool:
+        return module is old or (isinstance(old, Replacement) and uncompiled(module) is old)
+
+    if is_place(model):
+        return new
+    for parent in list(model.modules()):
+        if uncompiled(parent) is old:
+            continue
+        for name, child in parent._modules.items():
+            if is_place(child):
+                parent._modules[name] = new
+    guard(model)
+    return model

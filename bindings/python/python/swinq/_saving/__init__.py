@@ -1,0 +1,1 @@
+"""Models with quantized or prepared Swins as folders."""
