@@ -1,4 +1,7 @@
-"""Arguments and batches that long calls refuse: before the work, and with the batch at fault."""
+"""Arguments and batches that long calls refuse: before the work, and with the batch at fault.
+
+The tests need torch, timm, tqdm and transformers. Without them they are skipped, unless ``REQUIRE_IMPL`` names ``torch``.
+"""
 
 import contextlib
 import io
@@ -7,6 +10,10 @@ import tempfile
 import unittest
 from pathlib import Path
 from unittest import mock
+
+from needed import need
+
+need("timm", "torch", "tqdm", "transformers")
 
 import numpy as np
 import torch

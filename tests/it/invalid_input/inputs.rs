@@ -78,6 +78,8 @@ fn corrupt_images_and_the_option_that_leaves_them_out() {
     refused(float("calibrate", &[]), 1, &["a.jpg", option]);
     refused(float("sensitivity", &["--calibration-images", "1"]), 1, &[".jpg", option]);
     refused(float("tune", &["--calibration-images", "1"]), 1, &[".jpg", option]);
+    // A pattern without a part is refused before an image is read.
+    refused(float("sensitivity", &["--only", "layers.7.**"]), 1, &["layers.7", "one of them is"]);
     let eval = |skip: &str| {
         let mut command = swinq(["eval", "--no-latency", "--skip-corrupt", skip]);
         command.arg(&good).arg("--data-path").arg(&list).assert()
