@@ -82,7 +82,9 @@ def checkpoints():
     arrays["head.weight"] = arrays["head.weight"].T.copy().T
     for protocol in (2, 5):
         write("torch", f"arrays{protocol}", pickle.dumps({"model": arrays}, protocol))
+    write("torch", "tensors4", pickle.dumps({"model": tensors}, 4))
     write("pickle", "history", pickle.dumps({"model": arrays, "message_hub": history()}, 2))
+    write("pickle", "methods", pickle.dumps({"act": torch.relu, "shape": types.SimpleNamespace(f=argparse.Namespace(a=1)._get_kwargs)}, 2))
 
 
 def history():

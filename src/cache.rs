@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -50,7 +50,7 @@ impl Cache {
     pub(crate) fn open(path: &Path, key: &str) -> Result<Cache, Error> {
         let (entries, found) = match std::fs::read(path) {
             Ok(bytes) => read(&bytes, key),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Default::default(),
+            Err(error) if error.kind() == ErrorKind::NotFound => Default::default(),
             Err(error) => return Err(Error::io(path)(error)),
         };
         write_atomic(path, |out| {
@@ -84,6 +84,20 @@ impl Cache {
         }
         self.entries.insert(name.to_owned(), value);
         Ok(())
+    }
+}
+
+/// Refuses a file of measurements whose folder does not exist, or that is a folder.
+///
+/// # Errors
+/// [`Error::NotFound`] for the folder, [`Error::Io`] for a file that is one.
+pub(crate) fn check_kept(path: Option<&Path>) -> Result<(), Error> {
+    let Some(path) = path else { return Ok(()) };
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    match folder.filter(|folder| !folder.is_dir()) {
+        Some(folder) => Err(Error::NotFound { path: folder.to_owned() }),
+        None if path.is_dir() => Err(Error::io(path)(ErrorKind::IsADirectory.into())),
+        None => Ok(()),
     }
 }
 

@@ -296,7 +296,10 @@ pub fn change_recipe(recipe: Recipe, rules: Vec<Rule>, config: &SwinConfig) -> R
 }
 
 /// Refuses a recipe that does not fit the model or leaves all of it in float, before any image is read.
-pub(crate) fn check_recipe(model: &Model, recipe: &Recipe) -> Result<(), Error> {
+///
+/// # Errors
+/// [`Error::Model`] for a rule that matches no site or that its sites do not accept; [`Error::NothingQuantized`].
+pub fn check_recipe(model: &Model, recipe: &Recipe) -> Result<(), Error> {
     if recipe.resolve(model.config())?.iter().any(|(_, spec)| spec.enabled) {
         return Ok(());
     }

@@ -368,16 +368,15 @@ impl Files {
     fn find(paths: &[impl AsRef<Path>]) -> (Files, usize, Vec<LeftOut>) {
         let (mut files, mut left_out, mut count) = (Files::default(), Vec::new(), 0);
         for path in paths {
-            match image_files(path.as_ref()) {
-                Ok(found) => {
-                    files.numbers.extend(count..count + found.len());
-                    count += found.len();
-                    files.paths.extend(found);
+            for found in image_files(path.as_ref()) {
+                match found {
+                    Ok(file) => {
+                        files.numbers.push(count);
+                        files.paths.push(file);
+                    }
+                    Err(error) => left_out.push(LeftOut { image: count, problem: error.to_string() }),
                 }
-                Err(error) => {
-                    left_out.push(LeftOut { image: count, problem: error.to_string() });
-                    count += 1;
-                }
+                count += 1;
             }
         }
         (files, count, left_out)

@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 use swinq_data::{
-    Dataset, Ids, Loader, LoaderOptions, OfOneSize, Padding, RgbImage, SizedLoader, Sizing, Split, preprocess,
+    DataError, Dataset, Ids, Loader, LoaderOptions, OfOneSize, Padding, RgbImage, SizedLoader, Sizing, Split,
+    preprocess,
 };
 use swinq_eval::DataInfo;
 use swinq_model::part::Shard;
@@ -108,16 +109,24 @@ impl Images {
     }
 
     /// The image files that `paths` name: files, and folders for the images directly in them, in sorted order. Returns the
-    /// images, or `None` if there is none, and each path that is neither with the reason.
+    /// images, or `None` if there is none, and each path that is neither, or that has a link to nothing, with the reason.
     ///
     /// # Errors
     /// Those of [`Images::from_files`].
     pub fn find(paths: &[impl AsRef<Path>]) -> Result<(Option<Images>, Unreadable), Error> {
         let (mut files, mut errors) = (Vec::new(), Vec::new());
         for path in paths.iter().map(AsRef::as_ref) {
-            match swinq_data::image_files(path) {
-                Ok(found) => files.extend(found),
-                Err(error) => errors.push((path.to_owned(), Error::Data(error))),
+            for found in swinq_data::image_files(path) {
+                match found {
+                    Ok(file) => files.push(file),
+                    Err(error) => {
+                        let named = match &error {
+                            DataError::DanglingLink { path, .. } => path,
+                            _ => path,
+                        };
+                        errors.push((named.to_owned(), Error::Data(error)));
+                    }
+                }
             }
         }
         let images = if files.is_empty() { None } else { Some(Images::from_files(&files)?) };

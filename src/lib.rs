@@ -162,7 +162,7 @@ pub use sample::SAMPLE;
 pub use cache::CacheContents;
 #[cfg(feature = "float")]
 pub use calibration::{
-    CalibrateOptions, Calibrated, calibrate, change_recipe, load_ft_ranges, load_recipe,
+    CalibrateOptions, Calibrated, calibrate, change_recipe, check_recipe, load_ft_ranges, load_recipe,
     quantize_with_ft_ranges, quantize_with_ranges,
 };
 #[cfg(feature = "float")]

@@ -7,7 +7,9 @@ use swinq_calib::{Histogram, LayerForm, Progress, RefinedParameters};
 use swinq_data::{Padding, Sizing};
 use swinq_model::quantized::{CalibrationRecord, FloatModel};
 use swinq_model::site::all_linears;
-use swinq_model::{Calibrator, Linear, ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec};
+use swinq_model::{
+    Calibrator, Linear, ModelError, Ptq, QuantizedModel, Recipe, Rule, Site, SiteSpec, SwinConfig,
+};
 
 use crate::cache::RunKey;
 use crate::calibration::{ClassNames, batches_for, record};
@@ -50,7 +52,7 @@ impl ModelQuantizer {
         how: (&ReadOptions, Sizing),
         progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,
     ) -> Result<ModelQuantizer, Error> {
-        check_ptq(&float, recipe)?;
+        check_ptq(&float.config, recipe)?;
         let operands = Rule { pattern: OPERANDS.to_owned(), enable: Some(true), ..Rule::default() };
         let all = recipe.clone().with_rule(operands);
         let found = run(&float, &all, images, how, progress)?;
@@ -104,7 +106,7 @@ impl ModelQuantizer {
     /// [`Error::Model`] for a recipe that does not fit the model, or for a site that has to be quantized and was
     /// not observed; [`Error::Calib`] for an unusable range; [`Error::Argument`] as in [`ModelQuantizer::calibrate`].
     pub(crate) fn apply(&mut self, recipe: &Recipe) -> Result<&QuantizedModel, Error> {
-        check_ptq(&self.float, recipe)?;
+        check_ptq(&self.float.config, recipe)?;
         let specs: BTreeMap<Site, SiteSpec> = recipe.resolve(&self.float.config)?.into_iter().collect();
         let ModelQuantizer { float, histograms, refined, ranges, forms, current, .. } = self;
         let states = refined.site_states(&specs, |site, spec| match site.known_range(&float.config) {
@@ -182,8 +184,8 @@ fn run(
 
 /// Refuses a recipe with reconstructed layers: the codes of each depend on all layers before it, so that every
 /// candidate would need its own reconstruction.
-fn check_ptq(float: &FloatModel, recipe: &Recipe) -> Result<(), Error> {
-    let table = recipe.resolve(&float.config)?;
+pub(crate) fn check_ptq(config: &SwinConfig, recipe: &Recipe) -> Result<(), Error> {
+    let table = recipe.resolve(config)?;
     match table.iter().find(|(_, spec)| spec.enabled && spec.ptq == Ptq::Reconstruct) {
         None => Ok(()),
         Some((site, _)) => Err(Error::argument(

@@ -1,6 +1,7 @@
 //! Errors of data sets and of the images in them.
 
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 use crate::dataset::Split;
 
@@ -129,6 +130,18 @@ pub enum DataError {
         /// The decoder's error.
         source: DecodeError,
     },
+    /// The file of an image is a symbolic link to nothing.
+    #[error(
+        "{}: a symbolic link to {}, which does not exist; remove the link, or restore the file",
+        path.display(),
+        target.display()
+    )]
+    DanglingLink {
+        /// The link.
+        path: PathBuf,
+        /// The path in it.
+        target: PathBuf,
+    },
     /// More images are corrupt than [`LoaderOptions::skip_corrupt`](crate::LoaderOptions) allows.
     #[error(
         "{source}; the limit of corrupt images to leave out ({skipped}) was reached before it: remove or repair the image, or \
@@ -166,13 +179,25 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Whether the error concerns the content of a single image, so that a loader can leave that image out.
+    /// Whether the error concerns a single image, its content or a link to nothing in its place, so that a loader can leave that image out.
     pub fn is_corrupt_image(&self) -> bool {
-        matches!(self, DataError::Image { .. } | DataError::Member { .. })
+        matches!(self, DataError::Image { .. } | DataError::Member { .. } | DataError::DanglingLink { .. })
     }
 
     pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> DataError {
         DataError::Io { path: path.into(), source }
+    }
+
+    /// The error of an image file that could not be read.
+    pub(crate) fn image_file(path: &Path, source: std::io::Error) -> DataError {
+        let dangling = if source.kind() == ErrorKind::NotFound { DataError::dangling(path) } else { None };
+        dangling.unwrap_or_else(|| DataError::io(path, source))
+    }
+
+    /// The error of an image file that is a symbolic link to nothing; `None` for any other.
+    pub(crate) fn dangling(path: &Path) -> Option<DataError> {
+        let target = path.read_link().ok().filter(|_| !path.exists())?;
+        Some(DataError::DanglingLink { path: path.to_owned(), target })
     }
 
     pub(crate) fn layout(path: impl Into<PathBuf>, problem: impl Into<String>) -> DataError {

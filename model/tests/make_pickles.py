@@ -4,6 +4,7 @@ Needs torch and numpy 2. Run from this folder, after make_checkpoints.py: python
 Every file that swinq accepts is loaded here, too, and has the parameters in expected.safetensors or expected_views.safetensors.
 """
 
+import argparse
 import collections
 import contextlib
 import functools
@@ -13,6 +14,7 @@ import pathlib
 import pickle
 import struct
 import sys
+import tempfile
 import types
 import warnings
 
@@ -127,15 +129,37 @@ def accepted():
     training = {"meta": {"seed": 1, "epoch": 12}, "message_hub": message_hub(), "optimizer": optimizer.state_dict(), "state_dict": tensors}
     torch.save(training, OUT / "mmengine.pth")
     torch.save({"model": {k: v if k.startswith("layers.0") else v.numpy() for k, v in tensors.items()}}, OUT / "mixed.pth")
+    for protocol in (3, 4):
+        # As Mask2Former's tools/convert-pretrained-swin-model-to-d2.py.
+        check(pickle.loads(write(f"torch{protocol}.pkl", zoo(tensors), protocol))["model"], wanted)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, abs)
+    arguments = argparse.Namespace(act=torch.relu, after=torch.Tensor.tanh, schedule=schedule.get_last_lr)
+    torch.save({"model": tensors, "args": arguments}, OUT / "methods.pth")
+    path = (OUT / "module_legacy.pth").absolute()
+    with net() as module:
+        torch.save({"model": tensors, "net": module}, path, _use_new_zipfile_serialization=False)
+
+
+@contextlib.contextmanager
+def net():
+    """A module with its source, which torch.save writes in the older format."""
+    source, module = "import torch\n\n\nclass Net(torch.nn.Module):\n    pass\n", types.ModuleType("net")
+    module.__file__ = "net.py"
+    exec(source, module.__dict__)
+    sys.modules["net"] = module
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        pathlib.Path("net.py").write_text(source)
+        yield module.Net()
 
 
 def refused():
     names = {
         "objects": np.array([None, 1.0]), "structures": np.zeros(2, [("a", "<f4")]), "big_endian": np.zeros(2, ">f4"), "strings": np.array(["a"]),
-        "dates": np.zeros(2, "M8[s]"), "scalar": np.float32(1), "torch": torch.zeros(2),
+        "dates": np.zeros(2, "M8[s]"), "scalar": np.float32(1),
     }
     for name, value in names.items():
         write(f"{name}.pkl", {"model": {"norm.bias": value}}, 4)
+    write("torch2.pkl", {"model": {"norm.bias": torch.zeros(2)}}, 2)
     write("list.pkl", [1, 2], 2)
     write("blobs.pkl", {"blobs": {"conv1_w": np.zeros(2, "<f4")}, "cfg": "x"}, 2)
 

@@ -4,9 +4,8 @@ use std::ops::ControlFlow;
 
 use serde::Serialize;
 use swinq_eval::results::sensitivity::{Effect, Element};
-use swinq_model::{QuantizedModel, Recipe};
+use swinq_model::Recipe;
 
-use super::metric::Metric;
 use super::{PartsOf, Run, SensitivityOptions, SensitivityProgress, load};
 use crate::evaluation::Evaluation;
 use crate::quantizer::ModelQuantizer;
@@ -58,16 +57,14 @@ pub fn sensitivity_by_metric(
     mut evaluation: Evaluation<'_>,
     progress: &mut dyn FnMut(SensitivityProgress<'_>) -> ControlFlow<()>,
 ) -> Result<MetricSensitivity, Error> {
-    crate::calibration::check_recipe(&model, &options.recipe)?;
-    let metric = Metric::new(model.config(), &options.sqnr_of)?;
+    let (metric, parts) = options.check(&model, parts)?;
     let float = model.into_float()?;
     let batches = load(images, &float, &options.read, options.sizing)?;
     let how = (&options.read, options.sizing);
     let quantizer = ModelQuantizer::calibrate(float, &options.recipe, images, how, &mut |step| {
         progress(SensitivityProgress::Calibrate(step))
     })?;
-    let find = |model: &QuantizedModel| parts.find(model);
-    let mut run = Run::new(quantizer, options, metric, &batches, (&evaluation.command(), find), progress)?;
+    let mut run = Run::new(quantizer, options, metric, &batches, (&evaluation.command(), parts), progress)?;
     let measured = run.measure(&batches, progress)?;
     let values = run.evaluate(&mut evaluation, progress)?;
     let recipe = run.recipe.clone();

@@ -1,9 +1,11 @@
 //! The sites, layers and attention products of a model whose quantization has an effect of its own.
 
+use std::collections::BTreeSet;
+
 use swinq_eval::results::sensitivity::ElementKind;
 use swinq_int8_runtime::Outline;
 use swinq_model::site::{BlockId, Branch, Operand, all_linears, all_sites};
-use swinq_model::{Linear, QuantizedModel, Rule, Site, SwinConfig};
+use swinq_model::{Linear, ModelError, QuantizedModel, Recipe, Rule, Site, SwinConfig};
 
 use crate::quantizer::switch;
 
@@ -104,11 +106,34 @@ impl std::fmt::Display for ElementId {
     }
 }
 
+/// A network, and which of its sites are quantized.
+pub(crate) struct QuantizedSites<'a> {
+    config: &'a SwinConfig,
+    on: BTreeSet<Site>,
+}
+
+impl<'a> QuantizedSites<'a> {
+    /// Those of `model`.
+    pub(crate) fn of(model: &'a QuantizedModel) -> QuantizedSites<'a> {
+        let on = model.sites.iter().filter(|(_, state)| state.spec.enabled).map(|(site, _)| *site);
+        QuantizedSites { config: &model.config, on: on.collect() }
+    }
+
+    /// Those that `recipe` quantizes.
+    ///
+    /// # Errors
+    /// For a recipe that does not fit the network.
+    pub(crate) fn under(recipe: &Recipe, config: &'a SwinConfig) -> Result<QuantizedSites<'a>, ModelError> {
+        let on = recipe.resolve(config)?.into_iter().filter(|(_, spec)| spec.enabled).map(|(site, _)| site);
+        Ok(QuantizedSites { config, on: on.collect() })
+    }
+}
+
 impl ModelElement {
-    /// The element `kind` of `model`, with the sites that are on.
-    pub(crate) fn of(model: &QuantizedModel, kind: ElementId) -> ModelElement {
+    /// The element `kind` with the sites that are on.
+    pub(crate) fn of(model: &QuantizedSites<'_>, kind: ElementId) -> ModelElement {
         let mut sites = kind.possible_sites();
-        sites.retain(|site| model.sites.get(site).is_some_and(|state| state.spec.enabled));
+        sites.retain(|site| model.on.contains(site));
         ModelElement { kind, sites }
     }
 
@@ -119,8 +144,8 @@ impl ModelElement {
 }
 
 /// Every quantized site of `model`, in forward order.
-pub(crate) fn sites(model: &QuantizedModel) -> Vec<ModelElement> {
-    let all = all_sites(&model.config).into_iter().map(|site| ModelElement::of(model, ElementId::Site(site)));
+pub(crate) fn sites(model: &QuantizedSites<'_>) -> Vec<ModelElement> {
+    let all = all_sites(model.config).into_iter().map(|site| ModelElement::of(model, ElementId::Site(site)));
     all.filter(|part| !part.sites.is_empty()).collect()
 }
 
@@ -137,8 +162,8 @@ pub(crate) fn layer_kinds(config: &SwinConfig) -> Vec<ElementId> {
 }
 
 /// Every linear layer and attention product of `model` that runs in INT8, in forward order.
-pub(crate) fn layers(model: &QuantizedModel) -> Vec<ModelElement> {
-    let parts = layer_kinds(&model.config).into_iter().map(|kind| ModelElement::of(model, kind));
+pub(crate) fn layers(model: &QuantizedSites<'_>) -> Vec<ModelElement> {
+    let parts = layer_kinds(model.config).into_iter().map(|kind| ModelElement::of(model, kind));
     parts.filter(is_int8).collect()
 }
 
@@ -153,8 +178,8 @@ pub(crate) fn block_kinds(config: &SwinConfig) -> Vec<ElementId> {
 }
 
 /// Every block of `model`, and every layer outside of blocks, that has quantized sites, in forward order.
-pub(crate) fn blocks(model: &QuantizedModel) -> Vec<ModelElement> {
-    let all = block_kinds(&model.config).into_iter().map(|kind| ModelElement::of(model, kind));
+pub(crate) fn blocks(model: &QuantizedSites<'_>) -> Vec<ModelElement> {
+    let all = block_kinds(model.config).into_iter().map(|kind| ModelElement::of(model, kind));
     all.filter(|part| !part.sites.is_empty()).collect()
 }
 

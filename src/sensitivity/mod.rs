@@ -23,12 +23,13 @@ use swinq_eval::{DataInfo, EvalError};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, QuantizedModel, Recipe};
 
-use crate::cache::{CacheContents, RunKey};
-use crate::calibration::batches_for;
-use crate::quantizer::ModelQuantizer;
+use crate::cache::{CacheContents, RunKey, check_kept};
+use crate::calibration::{batches_for, check_recipe};
+use crate::quantizer::{ModelQuantizer, check_ptq};
 use crate::{Error, Images, Model, ReadOptions};
 pub use by_metric::{MetricSensitivity, PartSensitivity, sensitivity_by_metric};
 pub use cost::Cost;
+use elements::ModelElement;
 use metric::Metric;
 pub use parts::{PartKinds, PartsOf, sites_of_part};
 use run::Run;
@@ -48,6 +49,25 @@ pub struct SensitivityOptions {
     pub threads: usize,
     /// The file that keeps finished measurements, so that an interrupted run continues; `None` keeps none.
     pub cache: Option<PathBuf>,
+}
+
+impl SensitivityOptions {
+    /// Refuses options that do not fit `model`, or that no run can have, before any image is read.
+    ///
+    /// # Errors
+    /// The errors of [`sensitivity`] that do not depend on images.
+    pub fn check_for(&self, model: &Model, parts: &PartsOf) -> Result<(), Error> {
+        self.check(model, parts).map(|_| ())
+    }
+
+    /// The same; returns the outputs that count, and the parts.
+    fn check(&self, model: &Model, parts: &PartsOf) -> Result<(Metric, Vec<ModelElement>), Error> {
+        check_recipe(model, &self.recipe)?;
+        check_ptq(model.config(), &self.recipe)?;
+        check_kept(self.cache.as_deref())?;
+        let metric = Metric::new(model.config(), &self.sqnr_of)?;
+        Ok((metric, parts.find(&self.recipe, model.config())?))
+    }
 }
 
 /// The parts that were measured when a run was stopped.
@@ -98,8 +118,7 @@ pub fn sensitivity(
     images: &Images,
     progress: &mut dyn FnMut(SensitivityProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Sensitivity, Error> {
-    crate::calibration::check_recipe(&model, &options.recipe)?;
-    let metric = Metric::new(model.config(), &options.sqnr_of)?;
+    let (metric, parts) = options.check(&model, parts)?;
     let labelled = !model.config().is_backbone() && images.dataset().is_some_and(Dataset::has_labels);
     let images = &if labelled {
         images.numbered_for(model.config(), model.labels(), model.dialect())?.0
@@ -112,8 +131,7 @@ pub fn sensitivity(
     let quantizer = ModelQuantizer::calibrate(float, &options.recipe, calibration, how, &mut |step| {
         progress(SensitivityProgress::Calibrate(step))
     })?;
-    let find = |model: &QuantizedModel| parts.find(model);
-    let mut run = Run::new(quantizer, options, metric, &batches, ("sensitivity", find), progress)?;
+    let mut run = Run::new(quantizer, options, metric, &batches, ("sensitivity", parts), progress)?;
     let measured = run.measure(&batches, progress)?;
     run.results(options, images, &batches, &measured)
 }

@@ -1,8 +1,10 @@
 //! The parts of a model by their kind and name.
 
-use swinq_model::{QuantizedModel, SitePattern, SwinConfig};
+use swinq_model::{Recipe, SitePattern, SwinConfig};
 
-use super::elements::{ElementId, ModelElement, block_kinds, blocks, layer_kinds, layers, sites};
+use super::elements::{
+    ElementId, ModelElement, QuantizedSites, block_kinds, blocks, layer_kinds, layers, sites,
+};
 use crate::Error;
 
 /// Kinds of parts.
@@ -34,8 +36,9 @@ impl PartsOf {
         PartsOf { kinds, pattern: "**".to_owned() }
     }
 
-    /// Those of `model`: layers or blocks in forward order, then sites in forward order.
-    pub(super) fn find(&self, model: &QuantizedModel) -> Result<Vec<ModelElement>, Error> {
+    /// Those of a network whose sites `recipe` quantizes: layers or blocks in forward order, then sites in forward order.
+    pub(super) fn find(&self, recipe: &Recipe, config: &SwinConfig) -> Result<Vec<ModelElement>, Error> {
+        let model = &QuantizedSites::under(recipe, config)?;
         let refuse = |problem: String| Error::argument("only", format!("`{}`: {problem}", self.pattern));
         let pattern = SitePattern::new(&self.pattern).map_err(refuse)?;
         let all = match self.kinds {

@@ -92,19 +92,18 @@ pub(super) struct Run {
 }
 
 impl Run {
-    /// A run whose cache's key begins with `command`. `parts` gives the parts of a model, sites behind the others.
+    /// A run whose cache's key begins with `command`. In `parts` sites are behind the others.
     pub(super) fn new(
         mut quantizer: ModelQuantizer,
         options: &SensitivityOptions,
         metric: Metric,
         batches: &[Batch],
-        (command, parts): (&str, impl FnOnce(&QuantizedModel) -> Result<Vec<ModelElement>, Error>),
+        (command, parts): (&str, Vec<ModelElement>),
         progress: &mut Report<'_>,
     ) -> Result<Run, Error> {
         let recipe = options.recipe.clone();
         let model = quantizer.apply(&recipe)?;
         let runner = VariantRunner::new(model, EngineOptions::cpu(options.threads).cpu_options()?)?;
-        let parts = parts(model)?;
         let sets = sets(model, &parts);
         let cache = match &options.cache {
             Some(path) => Cache::open(path, &run_key(command, &mut quantizer, (&recipe, &metric), batches)?)?,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use swinq_model::site::all_linears;
 use swinq_model::{Calibrator, Granularity, Linear, Ptq, QuantizedModel, Recipe, Rule, Site};
 
-use crate::sensitivity::elements::{ElementId, ModelElement, is_int8, layer_kinds};
+use crate::sensitivity::elements::{ElementId, ModelElement, QuantizedSites, is_int8, layer_kinds};
 
 /// The target of a change. A part has at most one change of each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -79,7 +79,8 @@ impl Space {
         let mut kinds = layer_kinds(&model.config);
         let outputs =
             all_linears(&model.config).into_iter().map(|linear| ElementId::Site(Site::Output(linear)));
-        let is_on = |kind: &ElementId| !ModelElement::of(model, *kind).sites.is_empty();
+        let quantized = QuantizedSites::of(model);
+        let is_on = |kind: &ElementId| !ModelElement::of(&quantized, *kind).sites.is_empty();
         kinds.extend(outputs.filter(is_on));
         let mut space = Space {
             start: start.clone(),
@@ -92,7 +93,7 @@ impl Space {
             if matches!(kind, ElementId::Linear(l) if model.site(Site::Input(l)).channels.is_some()) {
                 space.per_input_channel.push(index);
             }
-            let part = ModelElement::of(model, kind);
+            let part = ModelElement::of(&quantized, kind);
             let on = is_int8(&part);
             space.options.push(if on { repairs(model, &part) } else { Vec::new() });
             space.parts.push(if on { part } else { ModelElement { kind, sites: kind.operands() } });

@@ -25,9 +25,11 @@ use swinq_eval::Interval;
 use swinq_eval::results::tune::{Goal, MetricGoal, TuneImages, Tuning};
 use swinq_model::{Batch, Recipe, SwinConfig};
 
-use crate::cache::{Cache, CacheContents};
+use crate::cache::{Cache, CacheContents, check_kept};
+use crate::calibration::check_recipe;
 use crate::evaluation::Evaluation;
 use crate::limits::check_batch_size;
+use crate::quantizer::check_ptq;
 use crate::sensitivity::load;
 use crate::sensitivity::metric::Metric;
 use crate::{EngineOptions, Error, Images, Model, ReadOptions};
@@ -66,6 +68,21 @@ pub struct TuneOptions {
     /// needs, the result does not depend on the machine. A table that was written while other processes disturbed the times is
     /// measured again. `None` keeps no table.
     pub latencies: Option<PathBuf>,
+}
+
+impl TuneOptions {
+    /// Refuses options that do not fit `model`, or that no search can have, before any image is read.
+    ///
+    /// # Errors
+    /// The errors of [`tune_by_metric`] that do not depend on images.
+    pub fn check_for(&self, model: &Model) -> Result<(), Error> {
+        check(self)?;
+        check_recipe(model, &self.recipe)?;
+        check_ptq(model.config(), &self.recipe)?;
+        check_kept(self.cache.as_deref())?;
+        check_kept(self.latencies.as_deref())?;
+        Metric::new(model.config(), &self.sqnr_of).map(|_| ())
+    }
 }
 
 /// The result of a search.
@@ -130,13 +147,12 @@ pub fn tune(
     images: &Images,
     progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Tuned, Error> {
-    check(options)?;
+    options.check_for(&model)?;
     check_min_sqnr(options.min_sqnr, model.config())?;
     if images.len() < 2 {
         let problem = "a search needs at least two images: one half is searched on, the other verifies";
         return Err(Error::argument("images", problem));
     }
-    crate::calibration::check_recipe(&model, &options.recipe)?;
     let metric = Metric::new(model.config(), &options.sqnr_of)?;
     let images = &match metric {
         Metric::Logits(_) => images.numbered_for(model.config(), model.labels(), model.dialect())?.0,
@@ -187,8 +203,7 @@ pub fn tune_by_metric(
     evaluation: Evaluation<'_>,
     progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Tuned, Error> {
-    check(options)?;
-    crate::calibration::check_recipe(&model, &options.recipe)?;
+    options.check_for(&model)?;
     let metric = Metric::new(model.config(), &options.sqnr_of)?;
     let float = model.into_float()?;
     let search = load(images, &float, &options.read, options.sizing)?;

@@ -70,6 +70,12 @@ pub struct Numbers {
     pub device: usize,
 }
 
+/// Refuses options of an engine that none can have.
+#[pyfunction]
+pub fn check_engine(py: Python<'_>, backend: &str, numbers: Numbers, residual: &str) -> PyResult<()> {
+    options(py, backend, &numbers, residual).map(|_| ())
+}
+
 /// The options of an engine.
 pub fn options(py: Python<'_>, backend: &str, numbers: &Numbers, residual: &str) -> PyResult<EngineOptions> {
     let backends =

@@ -83,7 +83,7 @@ fn message(error: &Error) -> String {
 
 /// A message of the program with its options in Python's words.
 pub fn in_python(message: &str) -> String {
-    const WORDS: [(&str, &str); 27] = [
+    const WORDS: [(&str, &str); 28] = [
         ("pass --cfg NAME or --cfg FILE.yaml", "pass cfg=, a name of swinq.shipped_configs() or a YAML file"),
         (
             "State --transform timm or --transform ms to decide",
@@ -96,6 +96,7 @@ pub fn in_python(message: &str) -> String {
         ("--size", "size"),
         ("--probs", "probs"),
         ("--ptq basic", "ptq=\"basic\""),
+        ("--ptq reconstruct", "ptq=\"reconstruct\""),
         ("--cfg", "cfg="),
         ("pass --opts", "pass opts="),
         ("cfg=: --opts", "cfg= and opts="),

@@ -30,7 +30,7 @@ mod native {
     #[pymodule_export]
     use super::device::{DeviceArray, check, prepare, prepare_on, run_on};
     #[pymodule_export]
-    use super::engine::{ClassRow, Engine};
+    use super::engine::{ClassRow, Engine, check_engine};
     #[pymodule_export]
     use super::evaluate::evaluate;
     #[pymodule_export]
@@ -40,9 +40,9 @@ mod native {
     #[pymodule_export]
     use super::model::{Model, SiteRow};
     #[pymodule_export]
-    use super::quantize::quantize;
+    use super::quantize::{check_recipe, quantize};
     #[pymodule_export]
-    use super::search::{sensitivity, tune};
+    use super::search::{check_sensitivity, check_tune, sensitivity, tune};
     #[pymodule_export]
     use super::training::{
         FloatTensor, Grid, QuantizedSite, Stage, StoredParameter, fingerprint, gelu_table, grids, parameters,

@@ -41,6 +41,20 @@ pub fn quantize(
     Ok((model.into(), skipped))
 }
 
+/// Refuses a `recipe` or `ptq`, as [`quantize`] has them, that cannot be read, or that does not fit `model`, if there is one.
+#[pyfunction]
+pub fn check_recipe(
+    py: Python<'_>,
+    model: Option<&Model>,
+    recipe: &str,
+    is_text: bool,
+    ptq: Option<&str>,
+) -> PyResult<()> {
+    let Some(model) = model else { return read(py, (recipe, is_text), ptq).map(|_| ()) };
+    let recipe = recipe_of(py, model, (recipe, is_text), ptq)?;
+    swinq::check_recipe(&model.model, &recipe).map_err(|error| raise(py, &error))
+}
+
 /// The recipe for `model` that the arguments of [`quantize`] name.
 pub fn recipe_of(
     py: Python<'_>,
@@ -48,15 +62,24 @@ pub fn recipe_of(
     (recipe, is_text): (&str, bool),
     ptq: Option<&str>,
 ) -> PyResult<Recipe> {
+    let (recipe, ptq) = read(py, (recipe, is_text), ptq)?;
+    let rules = ptq.map(Rule::with_ptq).into_iter().collect();
+    change_recipe(recipe, rules, model.model.config()).map_err(|error| raise(py, &error))
+}
+
+/// The recipe and the `ptq` that these arguments name.
+fn read(
+    py: Python<'_>,
+    (recipe, is_text): (&str, bool),
+    ptq: Option<&str>,
+) -> PyResult<(Recipe, Option<Ptq>)> {
     let ptq = ptq.map(str::parse::<Ptq>).transpose();
     let ptq = ptq.map_err(|problem| raise_as(py, "ArgumentError", format!("ptq: {problem}")))?;
     let found = match is_text {
         true => Recipe::from_yaml("recipe", recipe).map_err(Error::from),
         false => load_recipe(recipe),
     };
-    let rules = ptq.map(Rule::with_ptq).into_iter().collect();
-    let changed = found.and_then(|recipe| change_recipe(recipe, rules, model.model.config()));
-    changed.map_err(|error| raise(py, &error))
+    Ok((found.map_err(|error| raise(py, &error))?, ptq))
 }
 
 /// A step of a calibration, for Python.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use pyo3::prelude::*;
 use swinq::eval::results::sensitivity::few_images;
 use swinq::{
-    CacheContents, Evaluation, PartKinds, PartsOf, ReadOptions, SensitivityOptions, SensitivityProgress,
-    Sizing, TuneOptions, TuneProgress, sensitivity_by_metric, tune_by_metric,
+    CacheContents, EngineOptions, Evaluation, PartKinds, PartsOf, ReadOptions, Recipe, SensitivityOptions,
+    SensitivityProgress, Sizing, TuneOptions, TuneProgress, sensitivity_by_metric, tune_by_metric,
 };
 
 use crate::engine::{Numbers, options};
@@ -107,6 +107,84 @@ impl Shared<'_> {
     }
 }
 
+/// `max_drop`, `min_speedup` and the minutes of a search.
+type TuneGoal = (f64, Option<f64>, Option<f64>);
+
+/// The options of [`tune`]; `kept` are the cache and the table of latencies.
+fn tune_options(
+    (recipe, engine): (Recipe, EngineOptions),
+    batch_size: usize,
+    (max_drop, min_speedup, budget): TuneGoal,
+    (cache, latencies): (Option<PathBuf>, Option<PathBuf>),
+) -> TuneOptions {
+    TuneOptions {
+        recipe,
+        read: ReadOptions::default(),
+        sizing: Sizing::Keep,
+        sqnr_of: Vec::new(),
+        engine,
+        batch_size,
+        max_drop,
+        min_sqnr: None,
+        min_speedup,
+        budget: budget.map(|minutes| Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX)),
+        cache,
+        latencies,
+    }
+}
+
+/// Refuses arguments of [`tune`] that it would refuse for any images. `kept` are the cache and the table of latencies.
+#[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
+pub fn check_tune(
+    py: Python<'_>,
+    model: &Model,
+    recipe: (String, bool),
+    ptq: Option<&str>,
+    engine: (String, Numbers, String),
+    batch_size: usize,
+    goal: TuneGoal,
+    kept: (Option<PathBuf>, Option<PathBuf>),
+) -> PyResult<()> {
+    let recipe = recipe_of(py, model, (&recipe.0, recipe.1), ptq)?;
+    let engine = options(py, &engine.0, &engine.1, &engine.2)?;
+    let options = tune_options((recipe, engine), batch_size, goal, kept);
+    options.check_for(&model.model).map_err(|error| raise(py, &error))
+}
+
+/// Refuses arguments of [`sensitivity`] that it would refuse for any images.
+#[pyfunction]
+pub fn check_sensitivity(
+    py: Python<'_>,
+    model: &Model,
+    recipe: (String, bool),
+    ptq: Option<&str>,
+    parts: (String, String),
+    cache: Option<PathBuf>,
+) -> PyResult<()> {
+    let recipe = recipe_of(py, model, (&recipe.0, recipe.1), ptq)?;
+    let options = sensitivity_options(recipe, 0, cache);
+    let parts = parts_of(py, parts)?;
+    options.check_for(&model.model, &parts).map_err(|error| raise(py, &error))
+}
+
+/// The options of [`sensitivity`].
+fn sensitivity_options(recipe: Recipe, threads: usize, cache: Option<PathBuf>) -> SensitivityOptions {
+    SensitivityOptions {
+        recipe,
+        read: ReadOptions::default(),
+        sizing: Sizing::Keep,
+        sqnr_of: Vec::new(),
+        threads,
+        cache,
+    }
+}
+
+/// The parts of this kind and with a name that a pattern matches.
+fn parts_of(py: Python<'_>, (kind, pattern): (String, String)) -> PyResult<PartsOf> {
+    Ok(PartsOf { kinds: choice(py, "parts", &kind, &KINDS)?, pattern })
+}
+
 /// Searches the fastest recipe for `model`, whose images are `images`. `recipe` and `ptq` are those of `quantize`; the engine has the
 /// arguments of `Engine`. Returns the results in JSON, the model, the warnings about the results and the reason of the search's end.
 #[pyfunction]
@@ -119,25 +197,13 @@ pub fn tune(
     ptq: Option<&str>,
     engine: (String, Numbers, String),
     batch_size: usize,
-    goal: (f64, Option<f64>, Option<f64>),
+    goal: TuneGoal,
     latencies: Option<PathBuf>,
     caller: Caller<'_>,
 ) -> PyResult<(String, Model, (Vec<String>, String))> {
-    let (max_drop, min_speedup, budget) = goal;
-    let options = TuneOptions {
-        recipe: recipe_of(py, model, (&recipe.0, recipe.1), ptq)?,
-        read: ReadOptions::default(),
-        sizing: Sizing::Keep,
-        sqnr_of: Vec::new(),
-        engine: options(py, &engine.0, &engine.1, &engine.2)?,
-        batch_size,
-        max_drop,
-        min_sqnr: None,
-        min_speedup,
-        budget: budget.map(|minutes| Duration::try_from_secs_f64(60.0 * minutes).unwrap_or(Duration::MAX)),
-        cache: caller.cache.clone(),
-        latencies,
-    };
+    let recipe = recipe_of(py, model, (&recipe.0, recipe.1), ptq)?;
+    let engine = options(py, &engine.0, &engine.1, &engine.2)?;
+    let options = tune_options((recipe, engine), batch_size, goal, (caller.cache.clone(), latencies));
     let (model, images) = (model.model.clone(), images.images.clone());
     let tuned = caller.run(py, move |evaluation, shared| {
         let mut progress = |progress: TuneProgress<'_>| match progress {
@@ -171,15 +237,9 @@ pub fn sensitivity(
     parts: (String, String),
     caller: Caller<'_>,
 ) -> PyResult<(String, Option<String>)> {
-    let options = SensitivityOptions {
-        recipe: recipe_of(py, model, (&recipe.0, recipe.1), ptq)?,
-        read: ReadOptions::default(),
-        sizing: Sizing::Keep,
-        sqnr_of: Vec::new(),
-        threads,
-        cache: caller.cache.clone(),
-    };
-    let parts = PartsOf { kinds: choice(py, "parts", &parts.0, &KINDS)?, pattern: parts.1 };
+    let recipe = recipe_of(py, model, (&recipe.0, recipe.1), ptq)?;
+    let options = sensitivity_options(recipe, threads, caller.cache.clone());
+    let parts = parts_of(py, parts)?;
     let (model, images) = (model.model.clone(), images.images.clone());
     let found = caller.run(py, move |evaluation, shared| {
         let mut progress = |progress: SensitivityProgress<'_>| match progress {

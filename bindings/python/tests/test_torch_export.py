@@ -6,6 +6,7 @@ The tests need torch, timm, torchvision, transformers, onnx, onnxruntime and onn
 
 import collections
 import importlib.util
+import io
 import os
 import tempfile
 import unittest
@@ -231,6 +232,11 @@ class Export(unittest.TestCase):
             export(x, dynamic_shapes=free)
         with self.assertRaisesRegex(Exception, "export the model in float32"):
             export(x.half())
+        older = {"dynamo": False, "input_names": ["images"], "output_names": ["map"]}
+        for axes in ({"images": {0: "batch", 2: "height"}}, {"images": [0, 3]}):
+            with self.assertRaisesRegex(swinq.ArgumentError, "dynamic_axes: frees the axis [23] of `images`.*leave them out of dynamic_axes"):
+                torch.onnx.export(program, (x,), io.BytesIO(), dynamic_axes=axes, **older)
+        torch.onnx.export(program, (x,), io.BytesIO(), dynamic_axes={"images": {0: "batch"}, "map": {0: "batch", 1: "height"}}, **older)
         program.backbone._values._held = {}
         program.backbone._values.hold = lambda module: None
         with self.assertRaisesRegex(Exception, r"hides the values of the parameters of FeatureListNet.*dynamo=False"):

@@ -153,7 +153,7 @@ class Gains(unittest.TestCase):
         for loader, options, problem in [
             (batch, {}, "loader: a Tensor is no iterable of batches"),
             (lambda model: None, {}, "loader: a function is no iterable"),
-            ([], {}, "loader: gives no batch"),
+            ([], {}, "loader: gave no batch"),
             (["photo.jpg"], {}, "loader: gives a str"),
             ([batch], {"batches": 0}, "batches: is 0"),
             ([batch], {"evaluate": 3}, "evaluate: a int is no function"),

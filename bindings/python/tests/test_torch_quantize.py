@@ -3,6 +3,7 @@
 The tests need torch, timm, torchvision and transformers. Without them they are skipped, unless ``REQUIRE_IMPL`` names ``torch``.
 """
 
+import functools
 import tempfile
 import unittest
 import warnings
@@ -10,8 +11,9 @@ from pathlib import Path
 
 from needed import need
 
-need("timm", "torch", "torchvision", "transformers")
+need("accelerate", "timm", "torch", "torchvision", "transformers")
 
+import accelerate
 import timm
 import torch
 import torchvision
@@ -74,11 +76,27 @@ class Refused(Case):
         self.refused(module, "Own, whose forward is not that of timm")
         module = SWINS["transformers backbone"]()
         layer = module.swin.encoder.layers[0]
-        layer.forward = layer.forward
-        self.refused(module, "`swin.encoder.layers.0` has a forward of its own")
+        layer.forward = functools.partial(layer.forward)
+        self.refused(module, "`swin.encoder.layers.0` has a forward of its own.*`del module.swin.encoder.layers.0.forward` brings")
         module = of_timm()
         module.layers[0].register_forward_hook(lambda *_: None)
         self.refused(module, r"`layers\.0` has hooks")
+
+    def test_wrapped_forwards_and_the_ways_back(self):
+        """The remedies of the messages work: the code of torch.compile and hooks of accelerate, on the Swin and on its parts."""
+        x, module = images(1), SWINS["transformers backbone"]()
+        module.forward = torch.compile(module.forward, backend="eager")
+        self.refused(module, "code of torch.compile. `del module.forward` brings the original back; compile after swinq.torch.quantize")
+        del module.forward
+        program = Inside(module)
+        swinq.torch.quantize(program, [x], share=False)
+        swinq.torch.restore(program)
+        for part in (module, module.swin.encoder):
+            accelerate.hooks.add_hook_to_module(part, accelerate.hooks.ModelHook())
+            self.refused(module, "a hook of accelerate. Call accelerate.hooks.remove_hook_from_module")
+            accelerate.hooks.remove_hook_from_module(program, recurse=True)
+            swinq.torch.quantize(program, [x], share=False)
+            swinq.torch.restore(program)
 
     def test_open_refuses_what_it_would_not_compute(self):
         """Without a run, which would show it: hooks, methods and modules without parameters that a Swin does not have."""
@@ -91,8 +109,8 @@ class Refused(Case):
         changes = [
             (v1, "`norm` has hooks", lambda m: m.norm.register_forward_hook(lambda *_: None)),
             (v1, "SwinTransformer has hooks", lambda m: m.register_forward_pre_hook(lambda *_: None)),
-            (v1, "has a forward_head of its own", lambda m: setattr(m, "forward_head", m.forward_head)),
-            (v1, "has a _attn of its own", lambda m: setattr(block(m), "_attn", block(m)._attn)),
+            (v1, "has a forward_head of its own", lambda m: setattr(m, "forward_head", functools.partial(m.forward_head))),
+            (v1, "has a _attn of its own", lambda m: setattr(block(m), "_attn", functools.partial(block(m)._attn))),
             (v1, r"mlp\.drop2` is a Tanh", lambda m: setattr(block(m).mlp, "drop2", torch.nn.Tanh())),
             (v1, "drop_path1` is a Hardtanh", lambda m: setattr(block(m), "drop_path1", torch.nn.Hardtanh())),
             (v1, "softmax` is a Sigmoid", lambda m: setattr(block(m).attn, "softmax", torch.nn.Sigmoid())),

@@ -284,7 +284,7 @@ impl Dataset {
     /// # Errors
     /// If the file or archive member cannot be read. The error names it and, in an archive, its offset.
     pub fn read(&self, i: usize) -> Result<Vec<u8>, DataError> {
-        let read = |path: PathBuf| std::fs::read(&path).map_err(|error| DataError::io(path, error));
+        let read = |path: PathBuf| std::fs::read(&path).map_err(|error| DataError::image_file(&path, error));
         match &self.inner.source {
             Source::Folder(root) => read(root.join(self.inner.names.get(i))),
             Source::Paths(paths) => read(paths[i].clone()),
@@ -322,7 +322,7 @@ impl Dataset {
         };
         let mut start = Vec::new();
         let read = std::fs::File::open(&path).and_then(|file| file.take(START).read_to_end(&mut start));
-        read.map_err(|error| DataError::io(path, error))?;
+        read.map_err(|error| DataError::image_file(&path, error))?;
         Ok(Some(start))
     }
 

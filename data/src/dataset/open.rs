@@ -380,11 +380,18 @@ pub(super) fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
     }))
 }
 
-/// The image files that `path` names: itself, or the images directly in a folder, in sorted order.
-///
-/// # Errors
-/// [`DataError`] for a path that cannot be read, a file that is no image, and a folder without images.
-pub fn image_files(path: &Path) -> Result<Vec<PathBuf>, DataError> {
+/// The image files that `path` names: itself, or the images directly in a folder, in sorted order. In their places stand errors:
+/// one for a path that cannot be read, a file that is no image, and a folder without images, and one for each link in a folder
+/// whose target does not exist.
+pub fn image_files(path: &Path) -> Vec<Result<PathBuf, DataError>> {
+    match image_paths(path) {
+        Ok(paths) => paths.into_iter().map(|path| DataError::dangling(&path).map_or(Ok(path), Err)).collect(),
+        Err(error) => vec![Err(error)],
+    }
+}
+
+/// The same, with links whose targets do not exist.
+fn image_paths(path: &Path) -> Result<Vec<PathBuf>, DataError> {
     let kind = std::fs::metadata(path).map_err(|error| DataError::io(path, error))?;
     if !kind.is_dir() {
         let (_, is_image) = head(path)?;

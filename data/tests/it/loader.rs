@@ -149,6 +149,28 @@ fn a_file_that_vanishes_is_not_a_corrupt_image() {
     assert!(loader.batch(0, 5).unwrap_err().to_string().contains("22.png"));
 }
 
+/// A folder of links to files elsewhere.
+#[cfg(unix)]
+#[test]
+fn a_link_to_nothing_is_left_out_like_a_corrupt_image() {
+    let root = tempfile::tempdir().unwrap();
+    for name in ["a.png", "c.png"] {
+        common::put(root.path(), name, &common::fixture("rgb.png"));
+    }
+    std::os::unix::fs::symlink("/no/such/image.png", root.path().join("b.png")).unwrap();
+    let problem = loader(&root, options(0)).batch(0, 0).unwrap_err().to_string();
+    assert!(
+        problem.contains("b.png: a symbolic link to /no/such/image.png, which does not exist"),
+        "{problem}"
+    );
+    let mut skipping = loader(&root, options(1));
+    assert_eq!(skipping.batch(0, 0).unwrap().ids, [0, 2]);
+    assert_eq!(skipping.skipped().len(), 1);
+    let found = swinq_data::image_files(root.path());
+    assert_eq!(found.iter().filter(|file| file.is_ok()).count(), 2);
+    assert!(found[1].as_ref().unwrap_err().to_string().contains("b.png"));
+}
+
 #[test]
 fn dropping_a_loader_that_prefetches_returns() {
     let root = damaged_folder();

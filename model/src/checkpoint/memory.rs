@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::file::sha256;
 use super::json::Json;
@@ -121,10 +121,12 @@ pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Re
     let any_transform = options.any_transform || model.transform.is_some();
     let options = &LoadOptions { any_transform, window_policy: model.window_policy, ..options.clone() };
     let described = model.documents.as_ref().map(|documents| {
-        let config = Json::parse(&name.join("config.json"), documents.config.as_bytes())?;
+        // There is no file, so errors name the model.
+        let config = Json::parse(name, documents.config.as_bytes())?;
+        let of_processor = PathBuf::from(format!("{}, image processor", model.name));
         let processor = |file: &str| {
             let text = documents.preprocessor.as_ref().filter(|_| file == hf::PREPROCESSOR);
-            text.map(|text| Json::parse(&name.join(file), text.as_bytes())).transpose()
+            text.map(|text| Json::parse(&of_processor, text.as_bytes())).transpose()
         };
         directory::read(name, &config, processor, options)
     });

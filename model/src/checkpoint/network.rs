@@ -89,6 +89,8 @@ impl<'a> Network<'a> {
                 false => found.naming.prefix().starts_with(prefix),
             });
         }
+        let all = found.clone();
+        of_dialect(&mut found, dialect);
         let naming = match found.as_slice() {
             [only] => stated(path, only, Task::Features, dialect, &keys)?,
             // Networks are found by their projection of patches, and a stack of blocks has none.
@@ -105,9 +107,17 @@ impl<'a> Network<'a> {
         let own = naming.prefix();
         let nested: Vec<&String> =
             prefixes.iter().filter(|prefix| **prefix != own && prefix.starts_with(&own)).collect();
+        // Another network of the same prefix has names of another dialect.
+        let twins: Vec<&Naming> =
+            all.iter().map(|found| &found.naming).filter(|n| n.prefix() == own).collect();
+        let of_twin = |name: &str| {
+            let knows =
+                |twin: &Naming| name.strip_prefix(&twin.root).is_some_and(|name| twin.known(name).is_some());
+            !knows(&naming) && twins.iter().any(|twin| twin.dialect != naming.dialect && knows(twin))
+        };
         let inside = |name: &str| {
             let own = name.strip_prefix(&naming.root).is_some_and(|name| naming.is_inside(name));
-            own && !nested.iter().any(|prefix| name.starts_with(prefix.as_str()))
+            own && !nested.iter().any(|prefix| name.starts_with(prefix.as_str())) && !of_twin(name)
         };
         let others =
             tensors.extract_if(.., |name, _| !inside(name)).map(|(name, _)| name).collect::<Vec<_>>();
@@ -197,6 +207,14 @@ fn without<'a>(prefix: &str, tensors: RawDict<'a>) -> RawDict<'a> {
     }
 }
 
+/// Leaves those of `found` that are of `dialect`, if there are any.
+fn of_dialect(found: &mut Vec<FoundNetwork>, dialect: Option<Dialect>) {
+    let is = |found: &FoundNetwork| Some(found.naming.dialect) == dialect;
+    if found.iter().any(is) {
+        found.retain(is);
+    }
+}
+
 /// The names of the classifier that all `keys` belong to.
 fn naming(path: &Path, keys: &[&str], dialect: Option<Dialect>) -> Result<Naming, ModelError> {
     let task = Task::Classification;
@@ -241,8 +259,18 @@ fn stated(
 
 /// The problem of several backbones in a file.
 fn several_backbones(found: &[FoundNetwork]) -> String {
-    let prefixes: Vec<String> = found.iter().map(|found| found.naming.prefix()).collect();
+    let mut prefixes: Vec<String> = found.iter().map(|found| found.naming.prefix()).collect();
+    prefixes.dedup();
     let quoted: Vec<String> = prefixes.iter().map(|prefix| format!("`{prefix}`")).collect();
+    if let [prefix] = quoted.as_slice() {
+        let dialects: Vec<String> = found.iter().map(|found| found.naming.dialect.to_string()).collect();
+        return format!(
+            "has {} backbones under {prefix}, in the names of {}; pass --dialect {}",
+            found.len(),
+            dialects.join(" and "),
+            dialects.join(" or --dialect ")
+        );
+    }
     let named = prefixes.iter().find(|prefix| !prefix.is_empty());
     let unnamed = if prefixes.iter().any(String::is_empty) {
         " (--prefix '' for the one without a prefix)"

@@ -1,6 +1,8 @@
 //! Reading pickles: files of `torch.save`, in the zip format (PyTorch 1.6 and later) and the older format, and those of
-//! Python's `pickle` alone, whose tensors are arrays of numpy (detectron2's `.pkl`).
+//! Python's `pickle` alone, whose tensors are arrays of numpy (detectron2's `.pkl`) or tensors of torch, each with a file of
+//! `torch.save` for its storage (the `.pkl` of Mask2Former's converter).
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::io::Cursor;
 use std::ops::Range;
@@ -45,9 +47,10 @@ pub(super) fn read<'a>(
     let (pickle, storages) = if is_zip(bytes) { read_zip(bytes)? } else { read_pickles(bytes)? };
     let (dict, remark) = state_dict(&pickle, weights)?;
     let mut tensors = RawDict::new();
-    let mut elements = 0usize;
+    let (mut elements, mut saved) = (0usize, SavedStorages::new());
     for (name, id) in dict {
-        let tensor = tensor(&pickle, id, &storages).map_err(|problem| format!("`{name}`: {problem}"))?;
+        let tensor =
+            tensor(&pickle, id, &storages, &mut saved).map_err(|problem| format!("`{name}`: {problem}"))?;
         elements = elements.saturating_add(tensor.elements());
         if elements > bytes.len() {
             return Err("its tensors together have more values than the file has bytes".to_owned());
@@ -60,20 +63,50 @@ pub(super) fn read<'a>(
 /// Bytes of each storage, by its name in the pickle.
 type Storages<'a> = HashMap<String, &'a [u8]>;
 
-fn tensor<'a>(pickle: &Pickle<'a>, id: Id, storages: &Storages<'a>) -> Result<RawTensor<'a>, String> {
+/// The storages in files within a pickle, by the place of each file, so that one which many tensors have is read once.
+type SavedStorages<'a> = HashMap<*const u8, (StorageRef, &'a [u8])>;
+
+fn tensor<'a>(
+    pickle: &Pickle<'a>,
+    id: Id,
+    storages: &Storages<'a>,
+    saved: &mut SavedStorages<'a>,
+) -> Result<RawTensor<'a>, String> {
     let tensor = match pickle.get(id) {
         Object::Tensor(tensor) => tensor,
         Object::Array(array) => return pickle.array(array),
         _ => return Err(format!("is {}, not a tensor", pickle.kind(id))),
     };
-    let Object::Storage(storage) = pickle.get(tensor.storage) else {
-        return Err("has no storage".to_owned());
+    let (storage, bytes) = match pickle.get(tensor.storage) {
+        Object::Storage(storage) => {
+            (storage, *storages.get(&storage.key).ok_or_else(|| missing_storage(storage))?)
+        }
+        Object::Saved(file) => {
+            let known = match saved.entry(file.as_ptr()) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => new.insert(saved_storage(file)?),
+            };
+            (&known.0, known.1)
+        }
+        _ => return Err("has no storage".to_owned()),
     };
-    let bytes = *storages.get(&storage.key).ok_or_else(|| missing_storage(storage))?;
     let wanted =
         storage.elements.checked_mul(storage.dtype.size()).ok_or_else(|| missing_storage(storage))?;
     let bytes = bytes.get(..wanted).ok_or_else(|| missing_storage(storage))?;
     RawTensor::new(storage.dtype, tensor.shape.clone(), tensor.strides.clone(), tensor.offset, bytes)
+}
+
+/// The storage in a file of `torch.save` in the older format that holds nothing else, as Python's pickle has it for a tensor.
+fn saved_storage(file: &[u8]) -> Result<(StorageRef, &[u8]), String> {
+    let other = || "its storage is no file of torch.save that holds a storage alone".to_owned();
+    let magic = pickle::read(file)?;
+    if !is_magic(&magic) {
+        return Err(other());
+    }
+    let (object, storages) = read_legacy(&file[magic.consumed..])?;
+    let Object::Storage(storage) = object.get(object.root) else { return Err(other()) };
+    let bytes = *storages.get(&storage.key).ok_or_else(|| missing_storage(storage))?;
+    Ok((storage.clone(), bytes))
 }
 
 fn missing_storage(storage: &StorageRef) -> String {
@@ -255,13 +288,18 @@ fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
 fn read_pickles(bytes: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
     let first = pickle::read(bytes)?;
     let rest = &bytes[first.consumed..];
-    if *first.get(first.root) == Object::Long(&LEGACY_MAGIC) {
+    if is_magic(&first) {
         return read_legacy(rest);
     }
     if !rest.is_empty() {
         return Err(format!("has {} bytes after its pickle; copy or download it again", rest.len()));
     }
     Ok((first, Storages::new()))
+}
+
+/// Whether a pickle is the magic number with which a file of the older format begins.
+fn is_magic(first: &Pickle<'_>) -> bool {
+    *first.get(first.root) == Object::Long(&LEGACY_MAGIC)
 }
 
 /// Reads the older format after its magic number. Four pickles follow: protocol, system description, object, storage

@@ -78,6 +78,8 @@ fn corrupt_images_and_the_option_that_leaves_them_out() {
     refused(float("calibrate", &[]), 1, &["a.jpg", option]);
     refused(float("sensitivity", &["--calibration-images", "1"]), 1, &[".jpg", option]);
     refused(float("tune", &["--calibration-images", "1"]), 1, &[".jpg", option]);
+    // A pattern without a part is refused before an image is read.
+    refused(float("sensitivity", &["--only", "layers.7.**"]), 1, &["layers.7", "one of them is"]);
     let eval = |skip: &str| {
         let mut command = swinq(["eval", "--no-latency", "--skip-corrupt", skip]);
         command.arg(&good).arg("--data-path").arg(&list).assert()
@@ -85,6 +87,22 @@ fn corrupt_images_and_the_option_that_leaves_them_out() {
     refused(eval("0"), 1, &["a.jpg", option]);
     refused(eval("1"), 1, &["b.jpg", "the limit of corrupt images to leave out (1) was reached", option]);
     eval("2").success();
+    #[cfg(unix)]
+    {
+        folder.write("links/c.jpg", &image);
+        std::os::unix::fs::symlink("nothing.jpg", folder.path("links/b.jpg")).unwrap();
+        let out = folder.path("link.safetensors");
+        let calibrate = |skip: &str| {
+            let mut command = swinq(["calibrate", "--ptq", "basic", "--skip-corrupt", skip]);
+            command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("-o").arg(&out);
+            command.arg("--data-path").arg(folder.path("links")).assert()
+        };
+        refused(calibrate("0"), 1, &["b.jpg: a symbolic link to nothing.jpg", "remove the link", option]);
+        calibrate("1").success();
+        let found = swinq(["predict"]).arg(&good).arg(folder.path("links")).assert().code(1);
+        assert!(common::stdout(&found).contains("c.jpg"));
+        assert!(common::stderr(&found).contains("b.jpg: a symbolic link to nothing.jpg"));
+    }
     let predict = swinq(["predict"]).arg(&good).arg(folder.path("data/a.jpg")).assert();
     assert!(!common::stderr(&predict.code(1)).contains("--skip-corrupt"));
 }

@@ -55,6 +55,8 @@ fn absurd_numbers_are_refused_before_any_work() {
     refused(swinq(["bench", "softmax", "--threads", "20000"]).assert(), 2, &message);
     let huge = ["--data-path", data, "--latency", "1000000000"];
     refused(sample("eval", &huge).assert(), 2, &["--latency", "65536"]);
+    let no = ["--data-path", data, "--latency", "no"];
+    refused(sample("eval", &no).assert(), 2, &["--latency", "--no-latency measures none"]);
     refused(sample("bench", &["--batch-size", "70000"]).assert(), 2, &["--batch-size", "65536"]);
     refused(sample("bench", &["--seconds", "1e9"]).assert(), 2, &["--seconds", "3600"]);
     refused(sample("bench", &["--decode-memory", "0"]).assert(), 2, &["--decode-memory", "500M"]);

@@ -29,6 +29,20 @@ def quantize(
     skip_corrupt: int,
     progress: _Progress | None,
 ) -> tuple[Model, list[str]]: ...
+def check_recipe(model: Model | None, recipe: str, is_text: bool, ptq: str | None) -> None: ...
+def check_engine(backend: str, numbers: dict[str, int], residual: str) -> None: ...
+def check_tune(
+    model: Model,
+    recipe: tuple[str, bool],
+    ptq: str | None,
+    engine: tuple[str, dict[str, int], str],
+    batch_size: int,
+    goal: tuple[float, float | None, float | None],
+    kept: tuple[str | None, str | None],
+) -> None: ...
+def check_sensitivity(
+    model: Model, recipe: tuple[str, bool], ptq: str | None, parts: tuple[str, str], cache: str | None
+) -> None: ...
 def tune(
     model: Model,
     images: Images,

@@ -48,14 +48,14 @@ from . import pickled  # noqa: F401 (names its classes)
 from ._calls.share import Share
 from ._calls.timing import Times
 from ._common.errors import ArgumentError
-from ._common.progress import Progress
+from ._common.progress import Progress, observed
 from ._common.public import name_by
 from ._readers.description import forget_method
 from ._replacing.checkpoints import replace
 from ._replacing.in_place import InPlace, check_float_is_there, unguard
-from ._replacing.module import Engines, SwinModule, check_backend
+from ._replacing.module import Engines, SwinModule
 from ._replacing.options import check_options
-from ._replacing.replace import FoundSwin, in_place_of, quantized, replaced
+from ._replacing.replace import Calibration, FoundSwin, in_place_of, quantized, replaced
 from ._replacing.report import Left, Replaced, Report
 from ._replacing.swins import exchanged
 from ._saving.load import load
@@ -119,7 +119,7 @@ def quantize(
             ``float32``, of any sizes. Of a stack of blocks, 256 MiB of tokens are kept at most, beside the first grid of each size.
         ptq: as for :func:`swinq.quantize`.
         batch_size: images per batch of the float forward.
-        progress: as for :func:`swinq.quantize`.
+        progress: as for :func:`swinq.quantize`. The phase ``record`` has the numbers of images that are recorded and of ``samples``.
         share: whether the Swin's part of the time of a call of ``model`` is measured before and after (``report.share``). It runs the
             first call of the calibration again, two to four times with the float Swins and with those in INT8: one that is not timed,
             one that is, and two more that begin within a second only.
@@ -132,19 +132,20 @@ def quantize(
         ArgumentError: if nothing was replaced, with the reasons; for images that are not finite; for an unknown option.
         NotFoundError, ModelError: for the file, or the name, of a recipe that does not exist, and for one that does not fit.
         CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before. Heads that are not 32 wide,
-            which no GPU runs, are refused before the calibration.
+            which no GPU runs, are refused before the calibration. A recipe, and all other arguments, are refused before it, too.
     """
-    check_backend(backend)
-    check_options(quantize, options)
+    check_options(quantize, backend, options)
 
     engines = Engines()
+    with observed(progress) as function:
+        calibration = Calibration.for_recipe(calibrate, (samples, batch_size), recipe, ptq, function)
 
-    def engine(found: FoundSwin) -> Any:
-        swin = in_place_of(found, quantized(found, recipe, ptq, batch_size, progress), backend, options, engines)
-        swin.engine_for(found.record.device)
-        return swin, swin
+        def engine(found: FoundSwin) -> Any:
+            swin = in_place_of(found, quantized(found, recipe, ptq, batch_size, function), backend, options, engines)
+            swin.engine_for(found.record.device)
+            return swin, swin
 
-    return replaced(model, calibrate, (samples, batch_size), engine, backend, share)
+        return replaced(model, calibration, engine, backend, share)
 
 
 def prepare(
@@ -187,17 +188,20 @@ def prepare(
     """
     if learned not in LEARNED:
         raise ArgumentError(f"learned: `{learned}` is none of {', '.join(LEARNED)}")
-    if not 0.0 <= drop_path < 1.0:
-        raise ArgumentError(f"drop_path: {drop_path} is not in [0, 1)")
+    if not (isinstance(drop_path, int | float) and 0.0 <= drop_path < 1.0):
+        raise ArgumentError(f"drop_path: {drop_path!r} is not in [0, 1)")
+    with observed(progress) as function:
+        calibration = Calibration.for_recipe(calibrate, (samples, batch_size), recipe, ptq, function)
 
-    def training(found: FoundSwin) -> Any:
-        int8 = quantized(found, recipe, ptq, batch_size, progress)
-        prepared = prepared_of(found.module, found.model, int8, found.outputs, found.record.arguments, learned, drop_path, checkpointing)
-        if ptq != "basic":
-            start_from(prepared, int8)
-        return prepared, prepared.converted("cpu")
+        def training(found: FoundSwin) -> Any:
+            int8 = quantized(found, recipe, ptq, batch_size, function)
+            arguments = found.record.arguments
+            prepared = prepared_of(found.module, found.model, int8, found.outputs, arguments, learned, drop_path, checkpointing)
+            if ptq != "basic":
+                start_from(prepared, int8)
+            return prepared, prepared.converted("cpu")
 
-    return replaced(model, calibrate, (samples, batch_size), training)
+        return replaced(model, calibration, training)
 
 
 def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
@@ -216,11 +220,10 @@ def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
         ArgumentError: for a model without prepared modules.
         ModelError: for parameters that are not finite. The model is then as before.
     """
-    check_options(convert, options)
+    check_options(convert, backend, options)
     swins = [module for module in model.modules() if isinstance(module, PreparedSwin)]
     if not swins:
         raise ArgumentError("model: has no prepared Swin; call swinq.torch.prepare first")
-    check_backend(backend)
     converted, engines = [(swin, swin.converted(backend, options)) for swin in swins], Engines()
     for swin, engine in converted:
         engine.engines = engines

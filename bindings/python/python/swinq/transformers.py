@@ -13,6 +13,7 @@ PyTorch (``pip install 'transformers>=5' torch``), which the rest of the package
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -28,12 +29,14 @@ except ImportError as error:
 import torch
 
 from . import torch as _torch
-from ._common.errors import ArgumentError, Error, ModelError
-from ._common.progress import Progress
+from ._common.errors import ArgumentError, Error, ModelError, count
+from ._common.progress import Progress, check_progress
 from ._readers.description import forget_method
 from ._readers.layers import uncompiled
 from ._replacing.in_place import InPlace, in_place, unguard
 from ._replacing.module import SwinModule, file_of, opened
+from ._replacing.options import ENGINE_OPTIONS, check_options, nearest
+from ._replacing.replace import Calibration
 from ._replacing.replacement import Replacement
 from ._replacing.report import Report
 from ._saving.save import hash_of_parameters
@@ -72,6 +75,7 @@ class SwinqConfig(QuantizationConfigMixin):
         options: Mapping[str, Any] | None = None,
         keep_float: bool = True,
         swins: Iterable[Mapping[str, Any]] = (),
+        **unknown: Any,
     ) -> None:
         """
         Args:
@@ -82,13 +86,27 @@ class SwinqConfig(QuantizationConfigMixin):
                 model's; ``dequantize`` and :func:`swinq.torch.restore` of the model that it opens raise, and a program that does not
                 import this module has no weights for the Swins.
             swins: what a saved model states of its quantized Swins; ``save_pretrained`` writes it.
+
+        Raises:
+            ArgumentError, NotFoundError, ModelError: for an unknown argument, and, with ``calibrate``, for one that no model can have.
         """
+        for name in unknown:
+            raise ArgumentError(f"{name}: is no argument of SwinqConfig{_hint(name)}")
         self.quant_method = "swinq"
         self.calibrate: Any = calibrate
         self.progress, self.share = progress, share
         self.recipe = os.fspath(recipe) if isinstance(recipe, os.PathLike) else recipe
         self.backend, self.samples, self.ptq, self.batch_size = backend, samples, ptq, batch_size
         self.options, self.keep_float, self.swins = dict(options or {}), keep_float, [dict(swin) for swin in swins]
+        if calibrate is not None:
+            self._check()
+
+    def _check(self) -> None:
+        """Refuses a calibration before the model is opened."""
+        check_options(_torch.quantize, self.backend, self.options)
+        check_progress(self.progress)
+        count("samples", self.samples, 1)
+        Calibration.for_recipe(self.calibrate, (self.samples, self.batch_size), self.recipe, self.ptq, None)
 
     @classmethod
     def from_dict(cls, config_dict: Mapping[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
@@ -107,6 +125,13 @@ class SwinqConfig(QuantizationConfigMixin):
         found = copy.copy(self)
         found.options, found.swins = copy.deepcopy((self.options, self.swins), memo)
         return found
+
+
+def _hint(name: str) -> str:
+    """The way to an argument that :class:`SwinqConfig` does not have."""
+    if name in ENGINE_OPTIONS:
+        return f"; it is an option of an engine: options={{{name!r}: ...}}"
+    return nearest(name, (known for known in inspect.signature(SwinqConfig).parameters if known != "unknown"))
 
 
 @register_quantizer("swinq")

@@ -133,12 +133,16 @@ impl Naming {
 
     /// Our name of the tensor `name`, a parameter or a buffer, and what its values are.
     pub(crate) fn renamed(&self, name: &str) -> (String, Values) {
-        let found = self.rows().find_map(|(group, row)| {
+        self.known(name).unwrap_or_else(|| (name.to_owned(), Values::Whole))
+    }
+
+    /// The same; `None` for a name that the dialect does not have.
+    pub(crate) fn known(&self, name: &str) -> Option<(String, Values)> {
+        self.rows().find_map(|(group, row)| {
             let stored = if group.place == Place::Trunk { name.strip_prefix(self.trunk)? } else { name };
             let captures = pattern::matches(&join(group.theirs, row.theirs), stored, self.last)?;
             Some((pattern::fill(&join(group.ours, row.ours), captures, self.last)?, row.values))
-        });
-        found.unwrap_or_else(|| (name.to_owned(), Values::Whole))
+        })
     }
 
     /// The name of the parameter `ours` in the file, root included; `{query,key,value}` if it has several. `None` if it is

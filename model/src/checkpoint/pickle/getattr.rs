@@ -1,12 +1,17 @@
-//! The one call of Python's `getattr` that checkpoints contain.
+//! The calls of Python's `getattr` that checkpoints contain.
 //!
-//! The training checkpoints of mmengine keep the history of each logged value in a `HistoryBuffer`, with a dictionary of
-//! its statistics, which are methods of that class. Before protocol 4 Python's pickle module writes a method as a call:
-//! `getattr(HistoryBuffer, 'min')`. Such a call becomes an opaque object, with the name of the class. Every other use of
-//! `getattr` is refused, because attacks reach any function through it.
+//! Python's pickle module writes a method as such a call, one of a class before protocol 4 only:
+//!
+//! - The training checkpoints of mmengine keep the history of each logged value in a `HistoryBuffer`, with a dictionary of its
+//!   statistics, which are methods of that class: `getattr(HistoryBuffer, 'min')`.
+//! - Functions of torch such as `torch.relu`, among the arguments of a training, are methods of a class of torch's.
+//! - A method of an object, such as a schedule's, is bound to it.
+//!
+//! The result is a method, which can be kept and neither called nor asked for an attribute. Every other use of `getattr` is
+//! refused, because attacks reach any function through it.
 
 use super::danger::refusal;
-use super::machine::CONSTANTS;
+use super::machine::{CONSTANTS, MAX_NAME};
 use super::object::{Id, Object};
 
 /// The function by its names in Python 3 and 2: objects that exist from the start of every pickle. The stack gives them to
@@ -19,6 +24,9 @@ const FIRST: Id = CONSTANTS as Id;
 const CLASS: &str = "mmengine.logging.history_buffer.HistoryBuffer";
 /// The statistics that mmengine registers.
 const METHODS: [&str; 4] = ["min", "max", "current", "mean"];
+/// The classes of torch whose methods its functions are.
+const OF_TORCH: [&str; 3] =
+    ["torch._C._VariableFunctionsClass", "torch._C._VariableFunctions", "torch._C.TensorBase"];
 
 /// The objects of [`NAMES`], in order.
 pub(super) fn objects<'a>() -> impl Iterator<Item = Object<'a>> {
@@ -44,7 +52,7 @@ pub(super) fn refuse(id: Id) -> Result<Id, String> {
 /// The result of the call `callee(*arguments)` if `callee` is `getattr`, else `None`.
 ///
 /// # Errors
-/// The call is of `getattr`, but asks for something else than a statistic of mmengine.
+/// The call is of `getattr`, but asks for something else than a method that checkpoints have.
 pub(super) fn call<'a>(
     objects: &[Object<'a>],
     callee: Id,
@@ -52,11 +60,19 @@ pub(super) fn call<'a>(
 ) -> Result<Option<Object<'a>>, String> {
     let Err(refused) = refuse(callee) else { return Ok(None) };
     let Object::Tuple(items) = &objects[arguments as usize] else { return Err(refused) };
-    let &[class, method] = items.as_slice() else { return Err(refused) };
-    match (&objects[class as usize], objects[method as usize].text()) {
-        (Object::Global(class), Some(method)) if &**class == CLASS && METHODS.contains(&method) => {
-            Ok(Some(Object::Opaque(class.clone())))
-        }
-        _ => Err(refused),
-    }
+    let &[owner, method] = items.as_slice() else { return Err(refused) };
+    let Some(method) = objects[method as usize].text() else { return Err(refused) };
+    let owner = match &objects[owner as usize] {
+        Object::Global(class) if &**class == CLASS && METHODS.contains(&method) => class,
+        Object::Global(class) if OF_TORCH.contains(&&**class) && is_plain(method) => class,
+        Object::Opaque(class) if is_plain(method) => class,
+        _ => return Err(refused),
+    };
+    Ok(Some(Object::Method(format!("{owner}.{method}").into())))
+}
+
+/// Whether a name is that of a method, and of no attribute by which Python reaches everything else.
+fn is_plain(name: &str) -> bool {
+    let letters = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    !name.is_empty() && name.len() <= MAX_NAME && name.bytes().all(letters) && !name.starts_with("__")
 }

@@ -13,7 +13,7 @@ use super::stack::{MAX_ITEMS, Stack, too_large};
 use super::{getattr, rebuild};
 
 /// Longest name of a module, class or function accepted, in bytes.
-const MAX_NAME: usize = 256;
+pub(super) const MAX_NAME: usize = 256;
 
 // Objects that exist from the start, so that opcodes of one byte allocate nothing. Those of `getattr` follow.
 const NONE: Id = 0;
@@ -141,6 +141,7 @@ impl<'a> Machine<'a> {
         if opcode == b'o' {
             let items = self.stack.pop_mark()?;
             let class = *items.first().ok_or("a call without a class")?;
+            self.refuse_method(class)?;
             return self.make(Object::Opaque(rebuild::name_of(&self.objects, class)));
         }
         if opcode == 0x92 {
@@ -148,6 +149,7 @@ impl<'a> Machine<'a> {
         }
         let arguments = self.stack.pop()?;
         let callee = if opcode == b'R' { self.stack.callee()? } else { self.stack.pop()? };
+        self.refuse_method(callee)?;
         if let Some(object) = getattr::call(&self.objects, callee, arguments)? {
             return self.make(object);
         }
@@ -165,6 +167,14 @@ impl<'a> Machine<'a> {
         }
     }
 
+    /// Refuses a method in the place of the callee: no checkpoint calls one.
+    fn refuse_method(&self, callee: Id) -> Result<(), String> {
+        match &self.objects[callee as usize] {
+            Object::Method(name) => Err(refusal(name)),
+            _ => Ok(()),
+        }
+    }
+
     /// BUILD sets the state of an object. Those of arrays and of their types are kept, no other is needed.
     fn build(&mut self) -> Result<(), String> {
         let set = self.stack.pop()?;
@@ -179,8 +189,10 @@ impl<'a> Machine<'a> {
 
     fn persistent(&mut self) -> Result<(), String> {
         let id = self.stack.pop()?;
-        let storage = rebuild::storage(&self.objects, id)?;
-        self.make(Object::Storage(storage))
+        match rebuild::persistent(&self.objects, id)? {
+            rebuild::Called::Existing(id) => self.stack.push(id),
+            rebuild::Called::New(object) => self.make(object),
+        }
     }
 
     /// APPEND, APPENDS, SETITEM, SETITEMS and ADDITEMS add items to an object. Items of an opaque object are dropped.

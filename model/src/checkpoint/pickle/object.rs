@@ -74,6 +74,10 @@ pub(crate) enum Object<'a> {
         state: Option<Id>,
     },
     Array(ArrayRef),
+    /// A method of a class or an object, by its dotted name.
+    Method(Arc<str>),
+    /// A storage that Python's pickle wrote: the bytes of a file of `torch.save` that holds nothing else.
+    Saved(&'a [u8]),
     /// Anything else, with a description: floats, and instances of classes that this reader does not know.
     Opaque(Arc<str>),
 }
@@ -129,6 +133,8 @@ impl<'a> Pickle<'a> {
             Object::Tensor(_) => "a tensor".to_owned(),
             Object::Dtype { .. } => "a type of numpy".to_owned(),
             Object::Array(_) => "an array".to_owned(),
+            Object::Method(name) => format!("the method {name}"),
+            Object::Saved(_) => "a storage".to_owned(),
             Object::Opaque(name) => format!("an object of {name}"),
         }
     }

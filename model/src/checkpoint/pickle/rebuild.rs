@@ -36,6 +36,10 @@ pub(super) fn call<'a>(objects: &[Object<'a>], callee: Id, arguments: Id) -> Res
         }
         ("collections.defaultdict", _) => Called::New(Object::Dict(Vec::new())),
         ("torch.Size", [sizes]) => Called::Existing(*sizes),
+        ("torch.storage._load_from_bytes", &[file]) => match objects[file as usize] {
+            Object::Bytes { bytes, .. } => Called::New(Object::Saved(bytes)),
+            _ => Called::New(Object::Opaque(name)),
+        },
         _ => Called::New(bytes_or_array(objects, &name, arguments).unwrap_or(Object::Opaque(name))),
     };
     Ok(known)
@@ -79,10 +83,10 @@ fn tensor(
     [offset, shape, strides]: [Id; 3],
 ) -> Result<TensorRef, String> {
     match &objects[storage as usize] {
-        Object::Storage(_) => {}
+        Object::Storage(_) | Object::Saved(_) => {}
         Object::Opaque(name) if &**name == "torch.storage._load_from_bytes" => {
             return Err(
-                "holds tensors of torch that Python's pickle wrote; save them with torch.save instead"
+                "holds tensors of torch that Python's pickle wrote by a protocol before 3; save them with torch.save instead"
                     .to_owned(),
             );
         }
@@ -129,8 +133,21 @@ fn dictionary(objects: &[Object<'_>], pairs: Option<Id>) -> Result<Vec<(Id, Id)>
     }
 }
 
+/// The object that a persistent id describes: a storage, or in the older format a class with its source,
+/// `('module', class, file, source)`, of which the name is kept.
+pub(super) fn persistent<'a>(objects: &[Object<'a>], id: Id) -> Result<Called<'a>, String> {
+    if let Object::Tuple(items) = &objects[id as usize]
+        && let &[tag, class, _file, _source] = items.as_slice()
+        && objects[tag as usize].text() == Some("module")
+        && matches!(objects[class as usize], Object::Global(_))
+    {
+        return Ok(Called::Existing(class));
+    }
+    storage(objects, id).map(|storage| Called::New(Object::Storage(storage)))
+}
+
 /// The storage that a persistent id describes: `('storage', type, key, device, elements[, view])`.
-pub(super) fn storage(objects: &[Object<'_>], id: Id) -> Result<StorageRef, String> {
+fn storage(objects: &[Object<'_>], id: Id) -> Result<StorageRef, String> {
     let bad = || "a persistent id that is not a storage of torch.save".to_owned();
     let Object::Tuple(items) = &objects[id as usize] else { return Err(bad()) };
     let (&[tag, kind, key, _device, elements], view) = items.split_first_chunk::<5>().ok_or_else(bad)?;

@@ -111,8 +111,56 @@ fn text(value: &str) -> Vec<u8> {
 
 const HISTORY: &[u8] = b"cmmengine.logging.history_buffer\nHistoryBuffer\n";
 
+/// What Python writes for `torch.relu` and for a method of an object.
 #[test]
-fn statistics_of_mmengine_are_the_only_use_of_getattr() {
+fn methods_are_kept_and_never_called() {
+    let getattr = b"c__builtin__\ngetattr\n";
+    let owners: [&[u8]; 3] = [
+        b"ctorch._C\n_VariableFunctionsClass\n",
+        b"ctorch._C\nTensorBase\n",
+        b"ctorch.optim.lr_scheduler\nLambdaLR\n)\x81",
+    ];
+    for owner in owners {
+        let method = |name: &str| [&getattr[..], owner, &text(name), b"\x86R"].concat();
+        let bytes = pickle(&method("relu"));
+        let read = read(&bytes).unwrap();
+        assert!(matches!(read.get(read.root), Object::Method(name) if name.ends_with(".relu")));
+        let relu = method("relu");
+        let refused: [Vec<u8>; 7] = [
+            [&relu[..], b")R"].concat(),
+            [&relu[..], b")\x81"].concat(),
+            [&relu[..], b")}\x92"].concat(),
+            [b"(", &relu[..], b"o"].concat(),
+            [&getattr[..], &relu, &text("system"), b"\x86R"].concat(),
+            method("__globals__"),
+            method("relu.__self__"),
+        ];
+        for body in refused {
+            let message = read_pickle(&body).unwrap_err();
+            assert!(message.starts_with("tries to execute"), "{message}: {}", String::from_utf8_lossy(&body));
+        }
+    }
+    let class = [&getattr[..], b"ctorch.nn.modules.linear\nLinear\n", &text("forward"), b"\x86R"].concat();
+    assert!(read_pickle(&class).unwrap_err().starts_with("tries to execute"));
+}
+
+/// Modules in the older format of torch.save are named by a persistent id with their source.
+#[test]
+fn classes_with_their_source_are_names() {
+    let id = [b"(", &text("module")[..], b"cnet\nNet\n", &text("net.py"), &text("class Net: pass"), b"tQ"]
+        .concat();
+    let bytes = pickle(&id);
+    let found = read(&bytes).unwrap();
+    assert_eq!(found.kind(found.root), "the class or function net.Net");
+    let bytes = pickle(&[&id[..], b")\x81}b"].concat());
+    let found = read(&bytes).unwrap();
+    assert_eq!(found.kind(found.root), "an object of net.Net");
+    let no_class = [b"(", &text("module")[..], &text("Net"), b"NNtQ"].concat();
+    assert!(read_pickle(&no_class).unwrap_err().contains("persistent id"));
+}
+
+#[test]
+fn statistics_of_mmengine_are_kept_and_other_uses_of_getattr_refused() {
     for module in ["builtins", "__builtin__"] {
         let getattr = format!("c{module}\ngetattr\n").into_bytes();
         let stack_global = [text(module), text("getattr"), vec![0x93]].concat();
@@ -123,8 +171,7 @@ fn statistics_of_mmengine_are_the_only_use_of_getattr() {
             let read = read(&bytes).unwrap();
             assert_eq!(
                 read.kind(read.root),
-                "an object of mmengine.logging.history_buffer.HistoryBuffer",
-                "{method}"
+                format!("the method mmengine.logging.history_buffer.HistoryBuffer.{method}")
             );
         }
         // Python remembers the function and calls it again; Python 2 has strings of bytes.
@@ -313,11 +360,14 @@ fn values_may_be_large_and_nothing_else() {
 }
 
 #[test]
-fn tensors_of_torch_without_torch_save_have_their_own_message() {
-    let storage = b"ctorch.storage\n_load_from_bytes\nC\x01x\x85R";
-    let body =
-        [b"ctorch._utils\n_rebuild_tensor_v2\n(", &storage[..], b"K\x00K\x01\x85K\x01\x85\x89NtR"].concat();
-    assert!(read_pickle(&body).unwrap_err().contains("save them with torch.save instead"));
+fn storages_that_pickle_wrote_are_files_of_torch_save() {
+    let tensor = |file: &[u8]| {
+        let storage = [b"ctorch.storage\n_load_from_bytes\n", file, b"\x85R"].concat();
+        [b"ctorch._utils\n_rebuild_tensor_v2\n(", &storage[..], b"K\x00K\x01\x85K\x01\x85\x89NtR"].concat()
+    };
+    read_pickle(&tensor(b"C\x01x")).unwrap();
+    // Before protocol 3 Python writes bytes as a call.
+    assert!(read_pickle(&tensor(&latin1(b"xyz"))).unwrap_err().contains("save them with torch.save instead"));
 }
 
 /// Parts of pickles that random bytes would not make.

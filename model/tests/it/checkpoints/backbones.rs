@@ -385,6 +385,24 @@ fn one_of_nested_backbones_is_chosen_by_its_prefix() {
     }
 }
 
+/// Two libraries' names of one backbone in a file have the same prefix, which therefore chooses none.
+#[test]
+fn one_of_two_namings_under_one_prefix_is_chosen_by_its_dialect() {
+    let mut both = openmmlab(unfolded);
+    assert!(both.keys().any(|name| name.starts_with("backbone.patch_embed.")));
+    both.extend(prefixed("backbone.", ours()));
+    let text = refusal(&both, &options());
+    let advice = "has 2 backbones under `backbone.`, in the names of microsoft and openmmlab; pass --dialect microsoft or \
+                  --dialect openmmlab";
+    assert!(text.contains(advice), "{text}");
+    let alone = load(&openmmlab(unfolded), &options()).unwrap().model;
+    for (dialect, wanted) in [(Dialect::Microsoft, ours()), (Dialect::OpenMmLab, alone.tensors)] {
+        let found = load(&both, &LoadOptions { dialect: Some(dialect), ..options() }).unwrap();
+        assert_eq!((&found.model.tensors, found.model.source.dialect), (&wanted, dialect.to_string()));
+        assert!(found.remarks.iter().any(|remark| remark.contains("left out")), "{:?}", found.remarks);
+    }
+}
+
 /// A detector may have a module with the name of a classifier's head.
 #[test]
 fn another_head_leaves_the_norm_of_the_last_stage() {

@@ -1,4 +1,4 @@
-//! State dictionaries whose tensors are arrays of numpy, and training checkpoints of mmengine. The files come from
+//! Pickles without torch.save, of arrays of numpy and of tensors; training checkpoints with methods and modules. The files come from
 //! `make_pickles.py`.
 
 use super::*;
@@ -15,6 +15,10 @@ fn arrays_in_a_pickle_are_the_parameters() {
         ("views5.pkl", &rounded),
         ("mmengine.pth", &exact),
         ("mixed.pth", &exact),
+        ("torch3.pkl", &exact),
+        ("torch4.pkl", &exact),
+        ("methods.pth", &exact),
+        ("module_legacy.pth", &exact),
     ];
     for (name, wanted) in files {
         let model = load(&format!("pickles/{name}")).unwrap_or_else(|e| panic!("{name}: {e}"));
@@ -32,7 +36,10 @@ fn what_is_no_array_of_numbers_is_refused_by_name() {
         ("dates.pkl", "`norm.bias`: is an array of numpy's type M8, not of numbers"),
         ("big_endian.pkl", "`norm.bias`: is big-endian; save array.astype('<f4') instead"),
         ("scalar.pkl", "`norm.bias`: is an object of numpy._core.multiarray.scalar, not a tensor"),
-        ("torch.pkl", "holds tensors of torch that Python's pickle wrote; save them with torch.save instead"),
+        (
+            "torch2.pkl",
+            "holds tensors of torch that Python's pickle wrote by a protocol before 3; save them with torch.save instead",
+        ),
         ("list.pkl", "holds a list, not a state dictionary; save one with torch.save"),
         ("blobs.pkl", "model_state_dict or at its top level, which holds: blobs, cfg"),
     ];
@@ -40,6 +47,28 @@ fn what_is_no_array_of_numbers_is_refused_by_name() {
         let message = refusal(&format!("pickles/{name}"), &options_with(&[]));
         assert!(message.contains(name) && message.contains(part), "{name}: {message}");
     }
+}
+
+/// A storage within a pickle is a file of its own, whose faults are found.
+#[test]
+fn damage_to_a_storage_within_a_pickle_is_found() {
+    let whole = fs::read(fixture("pickles/torch4.pkl")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("x.pkl");
+    let message = |from: &[u8], to: &[u8]| {
+        let at = whole.windows(from.len()).position(|window| window == from).unwrap();
+        let mut bytes = whole.clone();
+        bytes[at..at + to.len()].copy_from_slice(to);
+        fs::write(&path, bytes).unwrap();
+        load_float(&path, &options_with(&[])).unwrap_err().to_string()
+    };
+    // The magic number, the type and the place of the storage.
+    let magic = message(&[0x6c, 0xfc, 0x9c, 0x46], &[0]);
+    assert!(magic.contains("its storage is no file of torch.save that holds a storage alone"), "{magic}");
+    let kind = message(b"FloatStorage", b"Fleat");
+    assert!(kind.contains("a storage of the unknown type torch.FleatStorage"), "{kind}");
+    let attack = message(b"ctorch\nFloatStorage", b"cposix\nsystem ");
+    assert!(attack.contains("tries to execute") || attack.contains("damaged"), "{attack}");
 }
 
 #[test]

@@ -52,7 +52,7 @@ pub struct EvalArgs {
     pub threads: Threads,
     /// Batch sizes whose latency is measured after the accuracy (default: 1,8; for backbones 1). Backbones are timed at up to
     /// four sizes of the images.
-    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = batch)]
+    #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = timed_batch)]
     pub latency: Option<Vec<usize>>,
     /// Seconds of latency measurement for each model and batch size, at most 3600.
     #[arg(long, default_value_t = 2.0, value_parser = seconds)]
@@ -200,4 +200,12 @@ pub struct CompareArgs {
     /// Fail with exit code 4 if the median latency of a model at a batch size rises by more than this.
     #[arg(long, value_name = "PERCENT", value_parser = points, allow_negative_numbers = true)]
     pub max_slowdown: Option<f64>,
+}
+
+/// A batch size of `eval --latency`.
+fn timed_batch(text: &str) -> Result<usize, String> {
+    batch(text).map_err(|problem| match text {
+        "no" | "none" | "off" | "false" | "0" => format!("{problem}; --no-latency measures none"),
+        _ => problem,
+    })
 }

@@ -101,6 +101,23 @@ def images_in(value: Any) -> Any:
     return value if isinstance(value, torch.Tensor) or not is_nested(value) else value.tensors
 
 
+def not_images(value: Any) -> str:
+    """The reason why a value is no batch of images of a model."""
+    wanted = "is no floating-point tensor [n, channels, height, width]"
+    if not isinstance(value, torch.Tensor):
+        return f"a {type(value).__name__} {wanted}"
+    return f"{named_tensor(value)} {wanted}{OF_PIXELS if value.dtype == torch.uint8 else ''}"
+
+
+#: What follows on a tensor of uint8.
+OF_PIXELS = "; the model wants normalised floats, and pixels of uint8 are for swinq.open and swinq.quantize, which normalise them"
+
+
+def named_tensor(value: Any) -> str:
+    """The type and the shape of a tensor."""
+    return f"a {str(value.dtype).removeprefix('torch.')} tensor {list(value.shape)}"
+
+
 def check_arguments(given: Mapping[str, Any], known: Mapping[str, Any]) -> None:
     """Refuses arguments that ask for something else than the call on which the outputs were recorded."""
     for name in given.keys() | known.keys():

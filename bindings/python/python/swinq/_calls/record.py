@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .._common.errors import ArgumentError
+from .._common.errors import ArgumentError, Error
+from .._common.progress import Progress
 from .._readers.layers import uncompiled
-from .arguments import CallParameters
+from .arguments import OF_PIXELS, CallParameters, images_in, named_tensor, not_images
 from .outputs import recorded
 from .timing import FirstCall, watched
 
@@ -68,7 +69,7 @@ class Record:
         given, arguments = parameters.bound(args, kwargs)
         images = parameters.images(given, arguments)
         if not isinstance(images, torch.Tensor) or images.ndim != 4 or not images.is_floating_point():
-            raise ArgumentError(f"its input, a {type(given).__name__}, is no floating-point tensor [n, channels, height, width]")
+            raise ArgumentError(f"its input: {not_images(images)}")
         if self.calls == 0:
             self.room = float("inf") if parameters.grid is None else MOST_BYTES
             self.arguments, self.device, self.dtype = arguments, images.device, images.dtype
@@ -105,10 +106,15 @@ def _kinds(module: Any, images: Any) -> set[Any]:
 
 
 def record_calls(
-    model: Any, calibrate: Any, modules: Iterable[Any], samples: int, first: FirstCall | None = None
+    model: Any,
+    calibrate: Any,
+    modules: Iterable[Any],
+    samples: int,
+    first: FirstCall | None = None,
+    progress: Progress | None = None,
 ) -> dict[Any, Record]:
     """Runs the calibration in evaluation mode, without gradients and without ``torch.compile``, and records the calls of
-    ``modules``, and in ``first`` the first call of the model with one of them."""
+    ``modules``, and in ``first`` the first call of the model with one of them. ``progress`` gets the images that all of them have."""
     records = {module: Record(samples) for module in modules}
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -118,6 +124,8 @@ def record_calls(
                 record.add(module, args, kwargs, output)
             except (ArgumentError, TypeError) as error:
                 record.problem = str(error)
+        if progress is not None:
+            progress("record", min(record.images for record in records.values()), samples)
 
     shifts = {module: shifts_of(module) for module in records}
     handles = [handle for module in records for handle in watched(module, hook)]
@@ -152,11 +160,69 @@ def _call(model: Any, calibrate: Any, enough: Callable[[], bool]) -> None:
             f"calibrate: a {type(calibrate).__name__} is neither a function that is called with the model nor an iterable of {BATCHES}"
         )
     device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    for batch in calibrate:
+    index = -1
+    for index, batch in enumerate(calibrate):
         args, kwargs = arguments_of(batch, device, "calibrate")
-        model(*args, **kwargs)
+        with running("calibrate", index, args or kwargs, model):
+            model(*args, **kwargs)
         if enough():
             break
+    if index < 0:
+        raise ArgumentError(f"calibrate: {NO_BATCH}")
+
+
+#: What is wrong of an iterable that gives nothing.
+NO_BATCH = "gave no batch; a generator that was read before is exhausted, so give a list or a DataLoader, or make it anew"
+
+
+@contextmanager
+def running(name: str, index: int, arguments: Any, model: Any) -> Iterator[None]:
+    """Calls a model with a batch of the argument ``name``. An error of the call says which batch it was, and what the model wants.
+
+    Raises:
+        ArgumentError: for the errors that calls with wrong arguments end with. All others pass, with the batch as a note.
+    """
+    try:
+        yield
+    except Exception as error:
+        batch = f"batch {index}, {_what(arguments)}"
+        is_of_arguments = isinstance(error, OF_ARGUMENTS) and not isinstance(error, Error | torch.cuda.OutOfMemoryError)
+        if not is_of_arguments:
+            error.add_note(f"{name}: {batch}")
+            raise
+        raise ArgumentError(
+            f"{name}: {batch}: the model raised {type(error).__name__}: {error}. It wants {BATCHES}{_wish(arguments, model)}"
+        ) from error
+
+
+#: The errors that calls with wrong arguments end with.
+OF_ARGUMENTS = (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+
+def _what(value: Any) -> str:
+    """The type of a batch, and its shape."""
+    if isinstance(value, torch.Tensor):
+        return named_tensor(value)
+    if isinstance(value, tuple) and len(value) == 1:
+        return _what(value[0])
+    if isinstance(value, Mapping):
+        return f"a {type(value).__name__} of {', '.join(f'{key}, {_what(part)}' for key, part in value.items())}"
+    return f"a {type(value).__name__}"
+
+
+def _wish(arguments: Any, model: Any) -> str:
+    """What the images among the arguments of a call are and the model does not want, and the way out."""
+    parts = arguments.values() if isinstance(arguments, Mapping) else arguments
+    images = next((images_in(part) for part in parts if isinstance(images_in(part), torch.Tensor)), None)
+    wanted = next((tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()), None)
+    if images is None:
+        return ""
+    if images.dtype == torch.uint8:
+        return OF_PIXELS
+    if images.is_floating_point() and wanted not in (None, images.dtype):
+        name = str(wanted).removeprefix("torch.")
+        return f"; its parameters are {name}: give images.to(torch.{name})"
+    return "; a single image is images[None]" if images.ndim == 3 else ""
 
 
 def is_iterable(batches: Any) -> bool:
@@ -173,9 +239,21 @@ def arguments_of(batch: Any, device: Any, name: str) -> tuple[tuple[Any, ...], d
     if isinstance(batch, Mapping):
         return (), {key: _on(value, device) for key, value in batch.items()}
     first = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    if isinstance(first, NO_IMAGES):
-        raise ArgumentError(f"{name}: gives a {type(first).__name__}; it must be an iterable of {BATCHES}")
+    wrong = _no_images(first)
+    if wrong is not None:
+        raise ArgumentError(f"{name}: gives {wrong}; it must be an iterable of {BATCHES}")
     return (_on(first, device),), {}
+
+
+def _no_images(value: Any) -> str | None:
+    """What the input of a model is, if no module takes images from it; a list may hold tensors."""
+    kind = f"a {type(value).__name__}"
+    if value is None or isinstance(value, (*NO_IMAGES, bool, int, float, complex)):
+        return kind
+    if not isinstance(value, tuple | list):
+        return None
+    inner = _no_images(value[0]) if value else "nothing"
+    return inner and f"{kind} of {inner}"
 
 
 def _on(value: Any, device: Any) -> Any:

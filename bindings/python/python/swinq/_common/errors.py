@@ -1,5 +1,7 @@
 """Exceptions of swinq. Each message is the one that the program ``swinq`` prints."""
 
+import math
+
 __all__ = [
     "Error",
     "NotFoundError",
@@ -54,6 +56,14 @@ class EvaluationError(Error, RuntimeError):
 
 
 def count(name: str, value: int, least: int) -> None:
-    """Refuses a number below ``least``."""
+    """Refuses what is no whole number, and a number below ``least``."""
+    if not hasattr(type(value), "__index__"):
+        raise ArgumentError(f"{name}: is {value!r}; it must be a whole number of at least {least}")
     if value < least:
         raise ArgumentError(f"{name}: is {value}; it must be at least {least}")
+
+
+def amount(name: str, value: float | None) -> None:
+    """Refuses what is neither ``None`` nor a finite number from 0 on."""
+    if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+        raise ArgumentError(f"{name}: {value!r} is not a number from 0 on")

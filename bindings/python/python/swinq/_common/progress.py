@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 from .errors import ArgumentError
@@ -38,16 +41,31 @@ class Bar:
             self.bar = None
 
 
-def observer(progress: bool | Progress | None) -> Any:
-    """The function to call with the progress; ``None`` for none."""
-    if progress is True:
+@contextmanager
+def observed(progress: bool | Progress | None) -> Iterator[Any]:
+    """The function to call with the progress, whose bar ends with the context; ``None`` for none."""
+    function = _observer(progress)
+    try:
+        yield function
+    finally:
+        if isinstance(function, Bar):
+            function.close()
+
+
+def check_progress(progress: bool | Progress | None) -> None:
+    """Refuses what no call can take."""
+    with observed(progress):
+        pass
+
+
+def _observer(progress: bool | Progress | None) -> Any:
+    if progress is True or progress is None and _is_shown():
         return Bar()
     if progress and not callable(progress):
-        raise ArgumentError("progress: give True, or a function (phase, done, total)")
+        raise ArgumentError("progress: give True, False, or a function (phase, done, total)")
     return progress or None
 
 
-def close(function: Any) -> None:
-    """Ends the bar, if ``function`` is one."""
-    if isinstance(function, Bar):
-        function.close()
+def _is_shown() -> bool:
+    """Whether a bar is shown that nobody asked for: on a terminal, if tqdm is there."""
+    return sys.stderr is not None and sys.stderr.isatty() and find_spec("tqdm") is not None

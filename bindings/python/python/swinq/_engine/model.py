@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import _native
@@ -94,8 +96,7 @@ class Model:
             "max_streams": max_streams,
             "device": device,
         }
-        for name, value in numbers.items():
-            count(name, value, 1 if name == "max_batch" else 0)
+        check_engine(backend, {**numbers, "residual": residual})
         native = self._native
         return Engine(self, lambda: _native.Engine(native, backend, numbers, residual, None if beside is None else beside._ready()))
 
@@ -225,3 +226,21 @@ class Model:
         outputs = [output["name"] for output in self._config.get("outputs", [])]
         what = f"backbone with {', '.join(outputs)}" if outputs else f"{self._config['num_classes']} classes"
         return f"<swinq.Model {self.name}, {what}, {kind}>"
+
+
+#: The options of an engine that are numbers, with their values where none are given.
+ENGINE_NUMBERS: dict[str, int] = {
+    name: option.default for name, option in inspect.signature(Model.engine).parameters.items() if isinstance(option.default, int)
+}
+
+
+def check_engine(backend: str, options: Mapping[str, Any]) -> None:
+    """Refuses a backend, and values of options of :meth:`Model.engine`, that no engine can have.
+
+    Raises:
+        ArgumentError: with the name of the option.
+    """
+    numbers = {name: options.get(name, value) for name, value in ENGINE_NUMBERS.items()}
+    for name, value in numbers.items():
+        count(name, value, 1 if name == "max_batch" else 0)
+    _native.check_engine(backend, numbers, options.get("residual", "f16"))

@@ -11,9 +11,9 @@ from typing import Any
 from .. import _native
 from .._common import processes
 from .._common.errors import ArgumentError, count
-from .._common.progress import Progress, close, observer
+from .._common.progress import Progress, observed
 from .._engine.images import PathLike, collect, is_path
-from .._engine.model import Model
+from .._engine.model import Model, check_engine
 from .open import open
 
 
@@ -67,7 +67,7 @@ def evaluate(
         threads: threads of the engines and of decoding; 0 is one per core.
         batch_size: images per batch.
         latency: batch sizes whose latency is measured after the accuracy.
-        progress: ``True`` for a bar of tqdm, or a function ``(phase, done, total)``.
+        progress: as for :func:`quantize`.
 
     Raises:
         NotFoundError: for a path at which nothing exists.
@@ -83,19 +83,17 @@ def evaluate(
         *(("latency", size, 1) for size in sizes),
     ):
         count(name, value, least)
-    named = _named(models)
-    if not named:
-        raise ArgumentError("models: there is no model to evaluate")
-    first = named[0][1]
-    chosen = collect(first._native, images, split=split, limit=limit, seed=seed)
-    function = observer(progress)
-    candidates = [(name, model._native) for name, model in named]
-    try:
+    check_engine(backend, {"threads": threads})
+    with observed(progress) as function:
+        named = _named(models)
+        if not named:
+            raise ArgumentError("models: there is no model to evaluate")
+        first = named[0][1]
+        chosen = collect(first._native, images, split=split, limit=limit, seed=seed)
+        candidates = [(name, model._native) for name, model in named]
         text, table, skipped = _native.evaluate(
             candidates, chosen, backend, threads, batch_size, sizes, skip_corrupt, function
         )
-    finally:
-        close(function)
     for message in skipped:
         warnings.warn(f"left out: {message}", stacklevel=2)
     return Evaluation(text, table)

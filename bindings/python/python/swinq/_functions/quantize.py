@@ -11,7 +11,7 @@ from typing import Any
 from .. import _native
 from .._common import processes
 from .._common.errors import ArgumentError, count
-from .._common.progress import Progress, close, observer
+from .._common.progress import Progress, observed
 from .._engine.images import PathLike, collect
 from .._engine.model import Model
 from .open import open
@@ -60,8 +60,8 @@ def quantize(
         batch_size: images per batch of the float forward.
         threads: decoding threads; 0 is one per core.
         skip_corrupt: number of corrupt files that are left out, with a warning; one more is an error.
-        progress: ``True`` for a bar of tqdm, or a function ``(phase, done, total)``. An exception that it raises stops
-            the calibration.
+        progress: ``True`` for a bar of tqdm, ``False`` for none, or a function ``(phase, done, total)``; ``None`` shows the bar if
+            stderr is a terminal and tqdm is installed. An exception that it raises stops the calibration.
 
     A model without class names takes those of a data set with as many classes, with a warning.
 
@@ -71,22 +71,20 @@ def quantize(
         NotFoundError: for a path at which nothing exists.
         ArgumentError, ModelError, DataError, CalibrationError: with the messages of the program.
     """
-    if not isinstance(model, Model):
-        model = open(model, **reading)
-    elif reading:
-        raise ArgumentError(f"{next(iter(reading))}: is no argument for a model that is open already")
-    processes.start_threads("quantize")
+    check_recipe(None, recipe, ptq)
     for name, value, least in (("threads", threads, 0), ("batch_size", batch_size, 1), ("skip_corrupt", skip_corrupt, 0)):
         count(name, value, least)
-    chosen = collect(model._native, images, split=split, limit=limit, seed=seed)
-    function = observer(progress)
-    text, mapping = recipe_text(recipe)
-    try:
+    with observed(progress) as function:
+        if not isinstance(model, Model):
+            model = open(model, **reading)
+        elif reading:
+            raise ArgumentError(f"{next(iter(reading))}: is no argument for a model that is open already")
+        check_recipe(model, recipe, ptq)
+        processes.start_threads("quantize")
+        chosen = collect(model._native, images, split=split, limit=limit, seed=seed)
         found, skipped = _native.quantize(
-            model._native, chosen, text, mapping, ptq, batch_size, threads, skip_corrupt, function
+            model._native, chosen, *recipe_text(recipe), ptq, batch_size, threads, skip_corrupt, function
         )
-    finally:
-        close(function)
     for message in skipped:
         warnings.warn(f"left out: {message}", stacklevel=2)
     quantized = Model(found)
@@ -106,3 +104,12 @@ def recipe_text(recipe: Any) -> tuple[str, bool]:
         raise ArgumentError("recipe: is None; give a name, a file or a mapping, such as 'default'")
     mapping = isinstance(recipe, Mapping)
     return json.dumps(recipe) if mapping else os.fspath(recipe), mapping
+
+
+def check_recipe(model: Model | None, recipe: Any, ptq: str | None) -> None:
+    """Refuses a recipe or ``ptq`` that cannot be read, or that does not fit ``model``, if there is one.
+
+    Raises:
+        ArgumentError, NotFoundError, ModelError, CalibrationError: as :func:`quantize`.
+    """
+    _native.check_recipe(None if model is None else model._native, *recipe_text(recipe), ptq)

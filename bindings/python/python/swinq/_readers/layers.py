@@ -72,9 +72,9 @@ def check_code(module: Any) -> None:
     activated = [part for _, part in activations(module)]
     for name, part in module.named_modules():
         place = f"`{name}`" if name else type(module).__name__
-        own = [key for key in vars(part) if inspect.isfunction(getattr(type(part), key, None))]
+        own = [key for key in vars(part) if _is_replaced(part, key)]
         if own:
-            raise ArgumentError(f"model: {place} has a {own[0]} of its own, which replaces that of {type(part).__name__}")
+            raise ArgumentError(f"model: {place} has a {own[0]} of its own, which replaces that of {type(part).__name__}{_remedy(name, part, own[0])}")
         if any(each.__name__ == "ScriptModule" for each in type(part).__mro__):
             raise ArgumentError(f"model: {place} is traced or scripted by torch.jit, so that its code is not known to be that of {library}")
         source = type(part).forward.__module__
@@ -84,6 +84,27 @@ def check_code(module: Any) -> None:
         plain = not any(True for _ in part.children()) and not any(True for _ in part.parameters())
         if plain and all(part is not each for each in activated) and not type(part).__name__.endswith(parts_at(name)):
             raise ArgumentError(f"model: {place} is a {type(part).__name__}, which swinq does not compute there")
+
+
+def _is_replaced(part: Any, name: str) -> bool:
+    """Whether an attribute of a module is another function than the method of its class with that name, which accelerate leaves there
+    when it removes a hook."""
+    method, attribute = getattr(type(part), name, None), vars(part)[name]
+    is_method = getattr(attribute, "__self__", None) is part and getattr(attribute, "__func__", None) is method
+    return inspect.isfunction(method) and not is_method
+
+
+def _remedy(name: str, part: Any, attribute: str) -> str:
+    """The way back to the code of a part of a module, which has an attribute in its place."""
+    if hasattr(part, "_hf_hook"):
+        return (
+            ": a hook of accelerate. Call accelerate.hooks.remove_hook_from_module(module, recurse=True), or quantize before accelerate "
+            "dispatches the model"
+        )
+    path = f"module.{name}" if name else "module"
+    if hasattr(getattr(part, attribute), "_torchdynamo_orig_callable"):
+        return f": code of torch.compile. `del {path}.{attribute}` brings the original back; compile after swinq.torch.quantize"
+    return f"; `del {path}.{attribute}` brings the original back"
 
 
 def uncompiled(module: Any) -> Any:

@@ -13,7 +13,7 @@ from .._common.errors import ArgumentError, Error, ModelError
 from .._engine.model import Model
 from .._functions.open import open
 from .._readers.layers import uncompiled
-from .module import SwinModule, check_backend
+from .module import SwinModule
 from .options import check_options
 from .original import check_architecture, opened_float
 from .replace import FoundSwin, described, in_place_of
@@ -51,8 +51,7 @@ def replace(
         NotFoundError: for a file that does not exist.
         ModelError: for a file that is no checkpoint, or one of another architecture. The model is then as before.
     """
-    check_backend(backend)
-    check_options(replace, options)
+    check_options(replace, backend, options)
     places = _places(model, checkpoints)
     swins = [_found(place, names, path, checkpoints[path]) for path, (place, names) in places.items()]
     if calls is not None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._calls.arguments import CallParameters, check_arguments, images_in
+from .._calls.arguments import CallParameters, check_arguments, images_in, not_images
 from .._calls.exporting import exporting, is_exported
 from .._calls.outputs import CHANNELS_LAST, LAYOUTS, made, tensors
 from .._common.errors import ArgumentError, EngineError
@@ -31,12 +31,6 @@ NO_GRAPH = (
     "a quantized Swin runs on swinq's engine, which a graph of PyTorch cannot hold; export a model of swinq.torch.prepare, whose graph "
     "has its codes, or the float model (swinq.torch.restore)"
 )
-
-
-def check_backend(backend: str) -> None:
-    """Refuses a name that is no backend."""
-    if backend not in ("auto", "cpu", "cuda"):
-        raise ArgumentError(f"backend: `{backend}` is none of auto, cpu, cuda")
 
 
 def backend_for(backend: str, device: Any) -> str:
@@ -202,7 +196,7 @@ class SwinModule(Replacement):
                 "a quantized Swin cannot be trained; call eval() on the model, or swinq.torch.restore(model) to train it"
             )
         if not isinstance(images, torch.Tensor) or not images.is_floating_point():
-            raise ArgumentError(f"images: a {type(images).__name__} is no floating-point tensor [n, channels, height, width]")
+            raise ArgumentError(f"images: {not_images(images)}")
         if exporting():
             raise EngineError(NO_GRAPH)
         if images.requires_grad and torch.is_grad_enabled():

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from .._common.errors import ArgumentError
-from .._engine.model import Model
+from .._engine.model import ENGINE_NUMBERS, check_engine
 
-#: The options of an engine that are numbers, with their values where none are given.
-ENGINE_NUMBERS: dict[str, int] = {
-    name: option.default for name, option in inspect.signature(Model.engine).parameters.items() if isinstance(option.default, int)
-}
 #: All options of an engine, but for its backend.
 ENGINE_OPTIONS = (*ENGINE_NUMBERS, "residual")
 
 
-def check_options(function: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Refuses ``options`` that an engine does not have, with the nearest name among these and the arguments of ``function``."""
+def check_options(function: Callable[..., Any], backend: str, options: Mapping[str, Any]) -> None:
+    """Refuses ``options`` that an engine does not have, with the nearest name among these and the arguments of ``function``, and a
+    backend and values that no engine can have."""
     known = [name for name in inspect.signature(function).parameters if name != "options"] + list(ENGINE_OPTIONS)
     for name in options:
         if name not in ENGINE_OPTIONS:
-            nearest = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
             raise ArgumentError(
                 f"{name}: is no argument of swinq.torch.{function.__name__}, and no option of an engine; those are "
-                f"{', '.join(ENGINE_OPTIONS)}{hint}"
+                f"{', '.join(ENGINE_OPTIONS)}{nearest(name, known)}"
             )
+    check_engine(backend, options)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The hint at the nearest of the known names, as the end of a message."""
+    found = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {found[0]}?" if found else ""

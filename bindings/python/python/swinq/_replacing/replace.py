@@ -17,9 +17,9 @@ from .._calls.record import Record, record_calls
 from .._calls.share import ShareOf
 from .._calls.timing import FirstCall
 from .._common.errors import ArgumentError, Error, count
-from .._common.progress import Progress, close, observer
+from .._common.progress import Progress
 from .._engine.model import Model
-from .._functions.quantize import recipe_text
+from .._functions.quantize import check_recipe, recipe_text
 from .._readers.layers import library_of, uncompiled
 from .._readers.stacks import foreign_part
 from .module import Engines, SwinModule
@@ -43,20 +43,42 @@ class FoundSwin:
     outputs: Any
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """The calibration of the user's."""
+
+    #: The function or the iterable.
+    calibrate: Any
+    #: The most images that are recorded.
+    samples: int
+    #: Refuses what is asked for a float model, before the calibration runs.
+    check: Callable[[Model], object]
+    #: Is called with the progress, if it is there.
+    progress: Progress | None
+
+    @classmethod
+    def for_recipe(
+        cls, calibrate: Any, counts: tuple[int, int], recipe: Any, ptq: str | None, progress: Progress | None
+    ) -> Calibration:
+        """That for a recipe, which is refused if it cannot be read. ``counts`` are those of images and of images in a batch."""
+        samples, batch_size = counts
+        count("batch_size", batch_size, 1)
+
+        def check(model: Model | None) -> None:
+            if recipe is not None:
+                check_recipe(model, recipe, ptq)
+
+        check(None)
+        return cls(calibrate, samples, check, progress)
+
+
 def replaced(
-    model: Any,
-    calibrate: Any,
-    counts: tuple[int, int],
-    make: Callable[[FoundSwin], Any],
-    backend: str = "cpu",
-    share: bool = False,
+    model: Any, calibration: Calibration, make: Callable[[FoundSwin], Any], backend: str = "cpu", share: bool = False
 ) -> Report:
-    """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each. ``counts`` are those of
-    images and of images in a batch; ``backend`` must run the Swins; with ``share`` their part of the program's time is measured."""
-    samples, batch_size = counts
-    count("batch_size", batch_size, 1)
+    """Replaces the Swins of a model by what ``make`` gives, with the engine's module that describes each. ``backend`` must run the
+    Swins; with ``share`` their part of the program's time is measured."""
     first = FirstCall() if share else None
-    swins, left = find_swins(model, calibrate, samples, swins_of(model), backend, first)
+    swins, left = find_swins(model, calibration, swins_of(model), backend, first)
     report, made = Report(model, left=left), []
     share_of = ShareOf(first, model, {swin.module: swin.record.device for swin in swins}) if first and swins else None
     for swin in swins:
@@ -81,11 +103,11 @@ def replaced(
 
 
 def find_swins(
-    model: Any, calibrate: Any, samples: int, places: Mapping[Any, list[str]], backend: str, first: FirstCall | None = None
+    model: Any, calibration: Calibration, places: Mapping[Any, list[str]], backend: str, first: FirstCall | None = None
 ) -> tuple[list[FoundSwin], list[Left]]:
-    """The Swins among ``places`` that can be replaced, with what ``calibrate`` called them with, and the others. ``backend`` must run
+    """The Swins among ``places`` that can be replaced, with what the calibration called them with, and the others. ``backend`` must run
     the former. ``first`` gets the first call of the model with a Swin."""
-    count("samples", samples, 1)
+    count("samples", calibration.samples, 1)
     opened, left, swins = {}, [], []
     for module, names in places.items():
         try:
@@ -95,8 +117,9 @@ def find_swins(
     for module, float_model in opened.items():
         if backend == "cuda" or backend == "auto" and any(parameter.is_cuda for parameter in module.parameters()):
             float_model._native.check_cuda()
+        calibration.check(float_model)
     if opened:
-        records = record_calls(model, calibrate, opened, samples, first)
+        records = record_calls(model, calibration.calibrate, opened, calibration.samples, first, calibration.progress)
         processes.start_threads("quantize")
     for module, float_model in opened.items():
         try:
@@ -109,19 +132,12 @@ def find_swins(
     return swins, left
 
 
-def quantized(
-    swin: FoundSwin, recipe: Any, ptq: str | None, batch_size: int, progress: bool | Progress | None
-) -> Model:
+def quantized(swin: FoundSwin, recipe: Any, ptq: str | None, batch_size: int, progress: Progress | None) -> Model:
     """The model of a Swin, calibrated on the recorded images."""
     if recipe is None:
         return swin.model
-    function = observer(progress)
-    try:
-        found, _ = _native.quantize(
-            swin.model._native, collected_images(swin), *recipe_text(recipe), ptq, batch_size, 0, 0, function
-        )
-    finally:
-        close(function)
+    images, text = collected_images(swin), recipe_text(recipe)
+    found, _ = _native.quantize(swin.model._native, images, *text, ptq, batch_size, 0, 0, progress)
     return Model(found)
 
 

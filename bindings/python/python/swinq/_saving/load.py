@@ -12,11 +12,11 @@ import torch
 from .._calls.arguments import CallParameters
 from .._calls.outputs import Sides, leaves, tensors
 from .._common.errors import ArgumentError, Error, ModelError
-from .._engine.model import Model
+from .._engine.model import ENGINE_NUMBERS, Model
 from .._readers.layers import library_of, uncompiled
 from .._replacing.in_place import in_place
-from .._replacing.module import Engines, SwinModule, check_backend, opened
-from .._replacing.options import ENGINE_NUMBERS, check_options
+from .._replacing.module import Engines, SwinModule, opened
+from .._replacing.options import check_options
 from .._replacing.original import check_architecture, opened_float
 from .._replacing.replacement import Unsaved
 from .._replacing.swins import exchanged, kind_of, none_in, swins_of
@@ -47,9 +47,7 @@ def load(model: Any, folder: str | os.PathLike[str], backend: str | None = None,
             or of a newer version, and for links in it. The model is then as before.
         EngineError: if an engine cannot be made.
     """
-    check_options(load, options)
-    if backend is not None:
-        check_backend(backend)
+    check_options(load, backend or "auto", options)
     _check_float(model)
     path = Path(folder)
     index = read_index(path)
@@ -154,8 +152,7 @@ def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, op
             if saved.learned not in LEARNED or not 0.0 <= saved.drop_path < 1.0:
                 raise ModelError(f"learned `{saved.learned}` and drop_path {saved.drop_path} are not allowed")
             return prepared_of(place, float_model, model, outputs, arguments, saved.learned, saved.drop_path, saved.checkpointing)
-        check_backend(saved.backend)
-        _check_options(saved.options)
+        _check_options(saved.backend, saved.options)
         swin = SwinModule(place, model, outputs, arguments, backend or saved.backend, {**saved.options, **options})
     except (Error, RecursionError) as error:
         raise ModelError(f"{saved.file}, for {saved.place}: {error}") from error
@@ -166,12 +163,12 @@ def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, op
     return swin
 
 
-def _check_options(options: Mapping[str, Any]) -> None:
+def _check_options(backend: str, options: Mapping[str, Any]) -> None:
     """Refuses options of an engine that no call has."""
-    check_options(load, options)
     for name, value in options.items():
         if not isinstance(value, int if name in ENGINE_NUMBERS else str):
             raise ModelError(f"the option {name} is {value!r}; save the model again")
+    check_options(load, backend, options)
 
 
 def _blank(module: Any) -> dict[str, Any]:

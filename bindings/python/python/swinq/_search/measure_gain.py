@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._calls.record import BATCHES, arguments_of, evaluating, is_iterable
+from .._calls.record import BATCHES, NO_BATCH, arguments_of, evaluating, is_iterable, running
 from .._calls.timing import Call, clock_of, devices_of, times_of
 from .._common.errors import ArgumentError, count
 from .._readers.layers import uncompiled
@@ -56,9 +56,9 @@ def measure_gain(
     if not is_iterable(loader):
         raise ArgumentError(f"loader: a {type(loader).__name__} is no iterable of {BATCHES}")
     pair, noise = Pair(model), Noise()
-    calls = [_compared(pair, batch, noise) for batch in islice(loader, batches)]
+    calls = [_compared(pair, index, batch, noise) for index, batch in enumerate(islice(loader, batches))]
     if not calls:
-        raise ArgumentError("loader: gives no batch")
+        raise ArgumentError(f"loader: {NO_BATCH}")
     found = [None, None] if evaluate is None else [_evaluated(pair, quantized, evaluate) for quantized in (False, True)]
     name = "metric" if evaluate is None else metric or name_of(evaluate) or "metric"
     return Gain(
@@ -133,16 +133,18 @@ def _state_of(model: Any) -> str:
     return f"Its Swins ({', '.join(names)}) are in float; call swinq.torch.quantize first" if names else none_in(model)
 
 
-def _compared(pair: Pair, batch: Any, noise: Noise) -> tuple[tuple[float, float], tuple[float, float]]:
-    """The seconds of a call with a batch, and of its Swins, in float and in INT8. ``noise`` gets the outputs of calls before."""
-    call = Call(*arguments_of(batch, pair.device, "loader"))
+def _compared(pair: Pair, index: int, batch: Any, noise: Noise) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The seconds of a call with the batch ``index``, and of its Swins, in float and in INT8. ``noise`` gets the outputs of calls before."""
+    args, kwargs = arguments_of(batch, pair.device, "loader")
+    call = Call(args, kwargs)
 
     def run(quantized: bool) -> tuple[Any, float, float]:
         with pair.state(quantized) as model:
             return call.timed(model, pair.swins[quantized], pair.clock)
 
-    noise.add(run(False)[0], run(True)[0])
-    return run(False)[1:], run(True)[1:]
+    with running("loader", index, args or kwargs, pair.model):
+        noise.add(run(False)[0], run(True)[0])
+        return run(False)[1:], run(True)[1:]
 
 
 def _evaluated(pair: Pair, quantized: bool, evaluate: Evaluate) -> float:

@@ -14,14 +14,14 @@ import torch
 
 from .. import _native
 from .._calls.record import evaluating
-from .._common.errors import ArgumentError
-from .._common.progress import Progress, close, observer
+from .._common.errors import ArgumentError, amount, count
+from .._common.progress import Progress, observed
 from .._engine.images import PathLike
-from .._engine.model import Model
+from .._engine.model import ENGINE_NUMBERS, Model
 from .._functions.quantize import recipe_text
-from .._replacing.module import backend_for, check_backend
-from .._replacing.options import ENGINE_NUMBERS, check_options
-from .._replacing.replace import FoundSwin, collected_images, described, find_swins, in_place_of
+from .._replacing.module import backend_for
+from .._replacing.options import check_options
+from .._replacing.replace import Calibration, FoundSwin, collected_images, described, find_swins, in_place_of
 from .._replacing.swins import exchanged, none_in, swins_of
 from .results import Sensitivity, Tuning, sensitivity_of, tuning_of
 
@@ -84,8 +84,7 @@ def tune(
         samples: as for :func:`swinq.torch.quantize`.
         backend: the engine that runs the candidates, and whose latency counts: ``cpu``, ``cuda``, or ``auto`` for that of the device
             of the images.
-        progress: ``True`` for a bar of tqdm, or a function ``(phase, done, total)``. How many candidates will be tried is not known:
-            a ``trial`` has its number twice.
+        progress: as for :func:`swinq.torch.quantize`. How many candidates will be tried is not known: a ``trial`` has its number twice.
         options: options of :meth:`swinq.Model.engine`.
 
     Returns:
@@ -98,31 +97,30 @@ def tune(
         The errors of :func:`swinq.torch.quantize`, and whatever ``evaluate`` raises. The model is then as before, and everything that
         was measured is in the cache.
     """
+    if max_drop is None:
+        raise ArgumentError("max_drop: is None; give the most that the metric may drop, in its unit")
     for name, value in (("max_drop", max_drop), ("min_speedup", min_speedup), ("budget", budget)):
-        if value is not None and not (math.isfinite(value) and value >= 0):
-            raise ArgumentError(f"{name}: {value} is not a number from 0 on")
-    check_options(tune, options)
+        amount(name, value)
+    count("batch_size", batch_size, 1)
+    check_options(tune, backend, options)
     program = Program(model, evaluate, (metric, cache), backend, options)
-    swin, function = program.record(calibrate, module, samples), observer(progress)
+    goal, text = (max_drop, min_speedup, budget), recipe_text(recipe)
     if latencies is None and cache is not None:
         latencies = f"{os.fspath(cache)}.latencies.json"
-    try:
-        text, native, words = _native.tune(
-            swin.model._native,
-            collected_images(swin),
-            recipe_text(recipe),
-            ptq,
-            program.engine(),
-            batch_size,
-            (max_drop, min_speedup, budget),
-            None if latencies is None else os.fspath(latencies),
-            program.caller(function),
+    table = None if latencies is None else os.fspath(latencies)
+
+    def check(float_model: Model) -> None:
+        engine = backend, ENGINE_NUMBERS | program.numbers, program.residual
+        _native.check_tune(float_model._native, text, ptq, engine, batch_size, goal, (program.kept, table))
+
+    with observed(progress) as function:
+        swin = program.record(Calibration(calibrate, samples, check, function), module)
+        found, native, words = _native.tune(
+            swin.model._native, collected_images(swin), text, ptq, program.engine(), batch_size, goal, table, program.caller(function)
         )
-    finally:
-        close(function)
     engine = in_place_of(swin, Model(native), backend, options)
     engine.engine_for(swin.record.device)
-    tuned = tuning_of(json.loads(text), words, exchanged(model, swin.module, engine), described(engine, swin))
+    tuned = tuning_of(json.loads(found), words, exchanged(model, swin.module, engine), described(engine, swin))
     if not tuned.kept:
         warnings.warn(f"no recipe that was tried keeps the limit; the closest is in the model: {tuned.best}", stacklevel=2)
     return tuned
@@ -165,22 +163,18 @@ def sensitivity(
     Raises:
         The errors of :func:`tune`; ArgumentError for parts that there are not.
     """
-    check_options(sensitivity, options)
-    program = Program(model, evaluate, (metric, cache), backend, options)
-    swin, function = program.record(calibrate, module, samples), observer(progress)
-    try:
-        text, warning = _native.sensitivity(
-            swin.model._native,
-            collected_images(swin),
-            recipe_text(recipe),
-            ptq,
-            options.get("threads", 0),
-            (parts, only),
-            program.caller(function),
+    check_options(sensitivity, backend, options)
+    program, text = Program(model, evaluate, (metric, cache), backend, options), recipe_text(recipe)
+
+    def check(float_model: Model) -> None:
+        _native.check_sensitivity(float_model._native, text, ptq, (parts, only), program.kept)
+
+    with observed(progress) as function:
+        swin = program.record(Calibration(calibrate, samples, check, function), module)
+        found, warning = _native.sensitivity(
+            swin.model._native, collected_images(swin), text, ptq, options.get("threads", 0), (parts, only), program.caller(function)
         )
-    finally:
-        close(function)
-    return sensitivity_of(json.loads(text), warning)
+    return sensitivity_of(json.loads(found), warning)
 
 
 class Program:
@@ -201,16 +195,23 @@ class Program:
         metric, cache = kept
         if not callable(evaluate):
             raise ArgumentError(f"evaluate: a {type(evaluate).__name__} is no function of the model")
-        check_backend(backend)
         name_of_metric = metric or name_of(evaluate)
         if cache is not None and name_of_metric is None:
             raise ArgumentError(f"metric: is missing; {evaluate!r} has no name by which the cache could know its values again")
         self.model, self.evaluate, self.options, self.backend = model, evaluate, options, backend
         self.metric, self.cache = name_of_metric or "metric", cache
+        #: The options of engines that are numbers, and the other one.
+        self.numbers = {name: value for name, value in options.items() if name != "residual"}
+        self.residual: str = options.get("residual", "f16")
 
-    def record(self, calibrate: Calibrate, module: str | None, samples: int) -> FoundSwin:
+    @property
+    def kept(self) -> str | None:
+        """The path of the cache."""
+        return None if self.cache is None else os.fspath(self.cache)
+
+    def record(self, calibration: Calibration, module: str | None) -> FoundSwin:
         """Finds the Swin, and runs the calibration."""
-        swins, left = find_swins(self.model, calibrate, samples, one(self.model, module), self.backend)
+        swins, left = find_swins(self.model, calibration, one(self.model, module), self.backend)
         if left:
             raise ArgumentError(f"model: {left[0]}")
         self.swin = swins[0]
@@ -221,8 +222,7 @@ class Program:
         device = self.swin.record.device
         backend = backend_for(self.backend, device)
         numbers = {"device": device.index or 0} if backend == "cuda" else {}
-        chosen = {name: value for name, value in self.options.items() if name != "residual"}
-        return backend, ENGINE_NUMBERS | numbers | chosen, self.options.get("residual", "f16")
+        return backend, ENGINE_NUMBERS | numbers | self.numbers, self.residual
 
     def caller(self, progress: Any) -> dict[str, Any]:
         """What the extension module calls, and what the values depend on."""
@@ -234,7 +234,7 @@ class Program:
             "context": context,
             "on_cache": lambda *what: found_in(self.cache, *what),
             "progress": progress,
-            "cache": None if self.cache is None else os.fspath(self.cache),
+            "cache": self.kept,
         }
 
     def value(self, native: _native.Model | None) -> float:

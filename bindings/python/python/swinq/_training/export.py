@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ REMEDY = "export with torch.onnx.export(..., dynamo=False)"
 
 #: Why a height or width is not free, and how a graph for any size is made.
 FREE_SIDES = (
-    "images: this graph has one height and width; leave them out of dynamic_shapes, which may free the batch. For images of any size write "
+    "images: this graph has one height and width; leave them out of {argument}, which may free the batch. For images of any size write "
     "the Swin by itself, module.to_model().export(path, size='any') (swinq export --size any), the rest of the program with "
     "torch.onnx.export, and join the two with onnx.compose.merge_models (docs/pytorch.md, Export)"
 )
@@ -147,6 +149,20 @@ class ExportForward(Forward):
         return dequantized(codes, scales), sums
 
 
+def _free_axes() -> list[tuple[str, int]]:
+    """The axes of inputs that PyTorch's older exporter is to leave free, with the names of the inputs. It tells them to no module, and
+    the graph that it makes has free axes on which nothing depends."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").startswith("torch.onnx.") and frame.f_locals.get("dynamic_axes"):
+            break
+        frame = frame.f_back
+    if frame is None:
+        return []
+    inputs = frame.f_locals.get("input_names") or []
+    return [(name, int(axis)) for name, axes in frame.f_locals["dynamic_axes"].items() if name in inputs for axis in axes]
+
+
 def exported(module: Any, values: Values, network: Network, parameters: Parameters, scales: Scales, images: Any) -> dict[str, Any]:
     """The outputs of a prepared module by name, as :class:`Forward` gives them, for a graph that is recorded.
 
@@ -159,7 +175,10 @@ def exported(module: Any, values: Values, network: Network, parameters: Paramete
     if images.dtype != torch.float32 or torch.is_autocast_enabled(images.device.type):
         raise ArgumentError(f"images: a graph has codes of float32, not of {images.dtype} or autocast; export the model in float32")
     if not torch.jit.is_tracing() and not all(isinstance(side, int) for side in images.shape[1:]):
-        raise ArgumentError(FREE_SIDES)
+        raise ArgumentError(FREE_SIDES.format(argument="dynamic_shapes"))
+    for name, axis in _free_axes():
+        if axis > 1:
+            raise ArgumentError(f"dynamic_axes: frees the axis {axis} of `{name}`. {FREE_SIDES.format(argument='dynamic_axes')}")
 
     def run() -> dict[str, Any]:
         with warnings.catch_warnings():
