@@ -239,6 +239,9 @@ impl SwinConfig {
             if self.window_policy == WindowPolicy::Microsoft && stage.merge {
                 rule.limits.extend(both(|_| Lengths::MultiplesOf(2)));
             }
+            if stage.depth == 0 {
+                rule.limits.clear();
+            }
             rule
         });
         let edge = self.window_policy.image_edge();

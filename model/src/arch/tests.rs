@@ -284,3 +284,68 @@ fn the_limits_are_stated_in_pixels() {
         assert!(message.contains("images of 224x224 only"), "{message}");
     }
 }
+
+/// A stack of blocks with a merging behind them.
+fn stack() -> SwinConfig {
+    SwinConfig {
+        input: Input::Tokens,
+        image_size: Size::new(16, 24),
+        in_chans: 12,
+        patch_size: 1,
+        embed_dim: 12,
+        depths: vec![2, 0],
+        num_heads: vec![2, 4],
+        window_size: Size::square(8),
+        patch_norm: false,
+        window_policy: WindowPolicy::HuggingFace,
+        ..SwinConfig::default()
+    }
+    .into_backbone([0, 1].map(|stage| StageOutput::of_stage(stage, false)).into())
+}
+
+#[test]
+fn a_stack_has_nothing_before_and_behind_its_blocks() {
+    stack().validate().unwrap();
+    let refused = |change: &dyn Fn(&mut SwinConfig)| {
+        let mut config = stack();
+        change(&mut config);
+        config.validate().unwrap_err().to_string()
+    };
+    let cases: [(&dyn Fn(&mut SwinConfig), &str); 8] = [
+        (&|c| c.in_chans = 3, "IN_CHANS"),
+        (&|c| c.patch_size = 2, "PATCH_SIZE"),
+        (&|c| c.patch_norm = true, "PATCH_NORM"),
+        (&|c| c.ape = true, "APE"),
+        (&|c| c.outputs[1].norm = true, "no norm behind its blocks"),
+        (&|c| (c.task, c.outputs, c.num_classes) = (Task::Classification, Vec::new(), 3), "no classifier"),
+        (&|c| c.depths = vec![0, 0], "DEPTHS[0]"),
+        (&|c| c.input = Input::Images, "DEPTHS[1]"),
+    ];
+    for (change, named) in cases {
+        let error = refused(change);
+        assert!(error.contains(named), "{named}: {error}");
+    }
+    // Blocks between two mergings are no stack, and a stage without blocks lies at an end.
+    let middle = |config: &mut SwinConfig| {
+        (config.depths, config.num_heads) = (vec![2, 0, 2], vec![2, 4, 8]);
+        config.outputs[1].stage = 2;
+    };
+    assert!(refused(&middle).contains("DEPTHS[1]"));
+}
+
+#[test]
+fn a_stage_without_blocks_takes_any_grid() {
+    // The merged grid has 4x5 tokens, fewer than a window.
+    assert_eq!(stack().grids(Size::new(8, 9)).unwrap()[1].size, Size::new(4, 5));
+    assert!(stack().grids(Size::new(7, 9)).is_err());
+    let rules = stack().size_rules().unwrap();
+    assert!(rules.stages[1].limits.is_empty() && !rules.stages[0].limits.is_empty());
+}
+
+#[test]
+fn files_state_tokens_and_no_images() {
+    let json = serde_json::to_value(stack()).unwrap();
+    assert_eq!(json["input"], "tokens");
+    assert_eq!(serde_json::from_value::<SwinConfig>(json).unwrap(), stack());
+    assert!(serde_json::to_value(SwinConfig::default()).unwrap().get("input").is_none());
+}

@@ -1,6 +1,6 @@
 //! Every key of `config.py` in Microsoft's Swin Transformer repository, as a dotted path, and two that Microsoft's
-//! file does not have: `OUT_FEATURES` of detectron2's configurations, the stages of a backbone that are outputs, and `INPUT`, which is
-//! `tokens` for a stack of blocks.
+//! file does not have: `OUT_FEATURES` of detectron2's configurations, the stages of a backbone that are outputs, and `TAKES_TOKENS`,
+//! true for a stack of blocks.
 //!
 //! `super` reads the keys that decide the architecture or the evaluation transform. The other keys are listed so that
 //! files written for Microsoft's code are accepted unchanged; they have no effect.
@@ -41,7 +41,7 @@ pub(super) const KEYS: &[&str] = &[
     "MODEL.SWIN.APE",
     "MODEL.SWIN.PATCH_NORM",
     "MODEL.SWIN.OUT_FEATURES",
-    "MODEL.SWIN.INPUT",
+    "MODEL.SWIN.TAKES_TOKENS",
     "MODEL.SWINV2.PATCH_SIZE",
     "MODEL.SWINV2.IN_CHANS",
     "MODEL.SWINV2.EMBED_DIM",
@@ -54,7 +54,7 @@ pub(super) const KEYS: &[&str] = &[
     "MODEL.SWINV2.PATCH_NORM",
     "MODEL.SWINV2.PRETRAINED_WINDOW_SIZES",
     "MODEL.SWINV2.OUT_FEATURES",
-    "MODEL.SWINV2.INPUT",
+    "MODEL.SWINV2.TAKES_TOKENS",
     "MODEL.SWIN_MOE.PATCH_SIZE",
     "MODEL.SWIN_MOE.IN_CHANS",
     "MODEL.SWIN_MOE.EMBED_DIM",

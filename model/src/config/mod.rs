@@ -241,7 +241,7 @@ fn stated(config: &SwinConfig, transform: &Transform) -> Vec<(String, String)> {
         ("TEST.CROP".to_owned(), crop.to_owned()),
         // A backbone has none, but every setting states at least one.
         ("MODEL.NUM_CLASSES".to_owned(), config.num_classes.max(1).to_string()),
-        (key("INPUT"), if config.takes_tokens() { "tokens" } else { "images" }.to_owned()),
+        (key("TAKES_TOKENS"), flag(config.takes_tokens())),
         (key("PATCH_SIZE"), config.patch_size.to_string()),
         (key("EMBED_DIM"), config.embed_dim.to_string()),
         (key("DEPTHS"), format!("{:?}", config.depths)),
@@ -296,7 +296,7 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
     let config = SwinConfig {
         name,
         version,
-        input: input(settings, key("INPUT"))?,
+        input: if flag(key("TAKES_TOKENS"), false)? { Input::Tokens } else { Input::Images },
         image_size: extent("DATA.IMG_SIZE", default.image_size)?,
         in_chans: size(key("IN_CHANS"), default.in_chans)?,
         patch_size: size(key("PATCH_SIZE"), default.patch_size)?,
@@ -322,15 +322,6 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
     let config = if config.takes_tokens() { config.into_backbone(vec![last]) } else { config };
     check_sizes(&config)?;
     Ok(config)
-}
-
-/// The input of the network.
-fn input(settings: &Settings, key: &'static str) -> Result<Input, ModelError> {
-    field(settings, key, "images or tokens", Input::Images, |value| match value.as_text()? {
-        "images" => Some(Input::Images),
-        "tokens" => Some(Input::Tokens),
-        _ => None,
-    })
 }
 
 /// Checks everything except the windows, whose rule depends on the checkpoint's dialect.

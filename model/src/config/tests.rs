@@ -413,3 +413,28 @@ proptest::proptest! {
         let _ = load_text(&String::from_utf8_lossy(&bytes));
     }
 }
+
+#[test]
+fn a_stack_of_blocks_states_its_input() {
+    let set = |pairs: &[(&str, &str)]| {
+        let pairs: Vec<(String, String)> =
+            pairs.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+        load_config("swin_tiny_patch4_window7_224", &pairs)
+    };
+    let stack = [
+        ("MODEL.SWIN.TAKES_TOKENS", "True"),
+        ("MODEL.SWIN.IN_CHANS", "180"),
+        ("MODEL.SWIN.EMBED_DIM", "180"),
+        ("MODEL.SWIN.PATCH_SIZE", "1"),
+        ("MODEL.SWIN.PATCH_NORM", "False"),
+        ("MODEL.SWIN.DEPTHS", "[6]"),
+        ("MODEL.SWIN.NUM_HEADS", "[6]"),
+        ("MODEL.SWIN.WINDOW_SIZE", "8"),
+        ("DATA.IMG_SIZE", "64"),
+    ];
+    let loaded = set(&stack).unwrap();
+    assert!(loaded.config.takes_tokens() && loaded.config.is_backbone());
+    assert_eq!((loaded.stages, loaded.transform.channels()), (Some(vec![0]), 180));
+    let error = set(&[("MODEL.SWIN.TAKES_TOKENS", "words")]).unwrap_err().to_string();
+    assert!(error.contains("is not True or False"), "{error}");
+}

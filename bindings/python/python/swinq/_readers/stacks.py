@@ -116,7 +116,7 @@ def _described(
     """The description of a stack for a grid of tokens, with ``widths`` channels of them and in the MLP; all its stages are outputs."""
     channels, hidden = widths
     values |= {
-        "INPUT": "tokens",
+        "TAKES_TOKENS": True,
         "IN_CHANS": channels,
         "PATCH_SIZE": 1,
         "PATCH_NORM": False,
