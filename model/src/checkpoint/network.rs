@@ -110,10 +110,12 @@ impl<'a> Network<'a> {
         // Another network of the same prefix has names of another dialect.
         let twins: Vec<&Naming> =
             all.iter().map(|found| &found.naming).filter(|n| n.prefix() == own).collect();
+        let has = |its: &Naming, name: &str| {
+            name.strip_prefix(&its.root).is_some_and(|name| its.has_own_name(name))
+        };
         let of_twin = |name: &str| {
-            let knows =
-                |twin: &Naming| name.strip_prefix(&twin.root).is_some_and(|name| twin.known(name).is_some());
-            !knows(&naming) && twins.iter().any(|twin| twin.dialect != naming.dialect && knows(twin))
+            let others = twins.iter().filter(|twin| twin.dialect != naming.dialect);
+            !has(&naming, name) && others.into_iter().any(|twin| has(twin, name))
         };
         let inside = |name: &str| {
             let own = name.strip_prefix(&naming.root).is_some_and(|name| naming.is_inside(name));

@@ -10,6 +10,9 @@ use crate::params::{MAX_STAGES, name_list};
 /// The most networks that are looked at; a file has one, or a few copies of it.
 const MOST_NETWORKS: usize = 16;
 
+/// Our names of tensors that dialects with another projection of patches do not have.
+const OURS_ALONE: [&str; 2] = ["layers.{*}", "patch_embed.proj.{*}"];
+
 /// How the tensors of a network are named: `{root}{trunk}LAYER`, and `{root}HEAD` for the classifier's head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Naming {
@@ -131,13 +134,26 @@ impl Naming {
         Target::Parameter(ours, values)
     }
 
+    /// Whether the tensor `name`, which lacks the root, has a name of the network's dialect that dialects with other names for the
+    /// projection of patches do not have.
+    pub(crate) fn has_own_name(&self, name: &str) -> bool {
+        match self.known(name) {
+            Some((ours, _)) => ours != name,
+            // Tables of dialects with our names have no rows for them.
+            None => {
+                self.table().anchor == "patch_embed.proj"
+                    && OURS_ALONE.iter().any(|ours| pattern::matches(ours, name, self.last).is_some())
+            }
+        }
+    }
+
     /// Our name of the tensor `name`, a parameter or a buffer, and what its values are.
     pub(crate) fn renamed(&self, name: &str) -> (String, Values) {
         self.known(name).unwrap_or_else(|| (name.to_owned(), Values::Whole))
     }
 
     /// The same; `None` for a name that the dialect does not have.
-    pub(crate) fn known(&self, name: &str) -> Option<(String, Values)> {
+    fn known(&self, name: &str) -> Option<(String, Values)> {
         self.rows().find_map(|(group, row)| {
             let stored = if group.place == Place::Trunk { name.strip_prefix(self.trunk)? } else { name };
             let captures = pattern::matches(&join(group.theirs, row.theirs), stored, self.last)?;
