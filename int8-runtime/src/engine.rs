@@ -73,6 +73,7 @@ impl Engine {
     /// memory or threads, or the GPU fails.
     pub fn from_packed(packed: &Arc<PackedModel>, backend: Backend) -> Result<Engine, RuntimeError> {
         backend.check()?;
+        let backend = packed.resolved(backend)?;
         packed.check_suits(&backend)?;
         let (runner, threads) = match (&packed.lowered, &backend) {
             (Lowered::Cpu(lowered), Backend::Cpu(options)) => {

@@ -327,7 +327,7 @@ class Model:
         max_pixels: int = 0,
         max_streams: int = 4,
         device: int = 0,
-        residual: str = "f16",
+        residual: str = "auto",
     ) -> Engine:
         """A new engine of this model.
 
@@ -343,7 +343,8 @@ class Model:
             max_streams: the most streams of a GPU on which the engine runs at the same time, each with memory of its own; a
                 recorded graph counts as one as long as it lives.
             device: ordinal of the GPU.
-            residual: type of the residual stream on a GPU, ``f16`` or ``f32`` (the CPU's bits).
+            residual: type of the residual stream on a GPU: ``f16``, ``f32`` (the CPU's bits), or ``auto``, which is f16 unless the
+                calibration's images show that f16 does not hold the stream.
 
         Raises:
             ArgumentError: for a negative number, and for a ``max_batch`` of 0.

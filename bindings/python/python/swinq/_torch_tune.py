@@ -221,7 +221,7 @@ class Program:
         backend = backend_for(self.backend, device)
         numbers = {"device": device.index or 0} if backend == "cuda" else {}
         chosen = {name: value for name, value in self.options.items() if name != "residual"}
-        return backend, ENGINE_NUMBERS | numbers | chosen, self.options.get("residual", "f16")
+        return backend, ENGINE_NUMBERS | numbers | chosen, self.options.get("residual", "auto")
 
     def caller(self, progress: Any) -> dict[str, Any]:
         """What the extension module calls, and what the values depend on."""
