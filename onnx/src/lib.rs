@@ -20,9 +20,9 @@ pub mod proto;
 use std::path::Path;
 
 use prost::Message;
-use swinq_model::QuantizedModel;
 use swinq_model::atomic::write_atomic;
 use swinq_model::quantized::F16Residual;
+use swinq_model::{QuantizedModel, SwinConfig, SwinVersion};
 use swinq_numerics::Probs;
 use swinq_plan::{Geometry, Op, Plan};
 
@@ -66,7 +66,7 @@ pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFil
     };
     let normalisation = (&model.transform.mean[..], &model.transform.std[..]);
     let residual = options.fp16.then(|| model.f16_residual());
-    let f32_residual = matches!(residual, Some(F16Residual::TooLarge { .. }));
+    let f32_residual = is_f32(residual, &model.config)?;
     let graph = lower::lower((&plan, sizing), &model.config.name, normalisation, (options, f32_residual))?;
     let mut remarks = remarks(&plan, options);
     remarks.extend(residual.map(|residual| types(residual, model.is_quantized())));
@@ -158,6 +158,20 @@ fn remarks(plan: &Plan<'_>, options: &ExportOptions) -> Vec<String> {
         );
     }
     remarks
+}
+
+/// Whether the residual stream of an f16 graph is f32 because f16 does not hold it.
+fn is_f32(residual: Option<F16Residual>, config: &SwinConfig) -> Result<bool, OnnxError> {
+    match residual {
+        Some(residual @ F16Residual::TooLarge { .. }) if config.version == SwinVersion::V2 => {
+            let problem = format!(
+                "{residual}; the branches of a Swin V2 read the stream without a norm, so that they leave f16 with it; export \
+                 without --fp16"
+            );
+            Err(OnnxError::Option { option: "--fp16", problem })
+        }
+        residual => Ok(matches!(residual, Some(F16Residual::TooLarge { .. }))),
+    }
 }
 
 /// The types of float tensors in an f16 graph.

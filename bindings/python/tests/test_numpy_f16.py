@@ -65,11 +65,11 @@ def magnitudes(quantized):
     return json.loads(header["__metadata__"]["swinq"])["provenance"]["calibration"]["residual"]
 
 
-def run(quantized, images, **options):
-    """Outputs of an f16 graph, its metadata, and the remarks of the export."""
+def run(quantized, images, fp16=True, **options):
+    """Outputs of a graph, its metadata, and the remarks of the export."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.onnx"
-        remarks = quantized.export(path, fp16=True, **options)
+        remarks = quantized.export(path, fp16=fp16, **options)
         session = onnxruntime.SessionOptions()
         session.add_session_config_entry("session.x64quantprecision", "1")
         session = onnxruntime.InferenceSession(path, session, providers=["CPUExecutionProvider"])
@@ -86,27 +86,32 @@ def sqnr(found, expected):
 
 class F16(unittest.TestCase):
     def test_a_residual_beyond_f16_is_f32_in_the_graph(self):
-        for folder in ENDS:
-            small = model(folder, 1.0)
-            largest = max(map(max, magnitudes(small)))
-            large = model(folder, 75_000 / largest)
-            reached = max(map(max, magnitudes(large)))
-            self.assertAlmostEqual(reached / 75_000, 1, delta=0.01)
-            images = normalised(noise(large, 4, seed=9), large)
-            expected = large.engine(backend="cpu", threads=1).run(images)
-            for options in [{}, {"target": "tensorrt"}, {"size": "any"}]:
-                with self.subTest(folder.name, **options):
-                    found, metadata, remarks = run(large, images, **options)
-                    self.assertTrue(all(np.isfinite(x).all() for x in found.values()))
-                    least = LEAST - 10 if "target" in options else LEAST
-                    self.assertGreater(sqnr(found, expected), least)
-                    self.assertEqual((metadata["swinq.float"], metadata["swinq.residual"]), ("float16", "float32"))
-                    self.assertRegex(remarks[-1], rf"residual stream reaches {int(reached)}\S* in layers\.\d\.blocks\.\d")
-                    self.assertEqual(json.loads(metadata["swinq.remarks"]), remarks)
-            # The network is that of the small residual, whose graph is f16.
-            found, metadata, _ = run(small, images)
-            self.assertNotIn("swinq.residual", metadata)
-            self.assertGreater(sqnr(found, expected), LEAST)
+        small = model(MICRO, 1.0)
+        large = model(MICRO, 75_000 / max(map(max, magnitudes(small))))
+        reached = max(map(max, magnitudes(large)))
+        self.assertAlmostEqual(reached / 75_000, 1, delta=0.01)
+        images = normalised(noise(large, 4, seed=9), large)
+        expected = large.engine(backend="cpu", threads=1).run(images)
+        for options in [{}, {"target": "tensorrt"}, {"size": "any"}]:
+            with self.subTest(**options):
+                found, metadata, remarks = run(large, images, **options)
+                self.assertTrue(all(np.isfinite(x).all() for x in found.values()))
+                self.assertGreater(sqnr(found, expected), LEAST)
+                self.assertEqual((metadata["swinq.float"], metadata["swinq.residual"]), ("float16", "float32"))
+                self.assertRegex(remarks[-1], rf"residual stream reaches {int(reached)}\S* in layers\.\d\.blocks\.\d")
+                self.assertEqual(json.loads(metadata["swinq.remarks"]), remarks)
+        # The network is that of the small residual, whose graph is f16.
+        found, metadata, _ = run(small, images)
+        self.assertNotIn("swinq.residual", metadata)
+        self.assertGreater(sqnr(found, expected), LEAST)
+
+    def test_a_swin_v2_is_refused_by_a_remedy_that_works(self):
+        large = model(V2, 75_000 / max(map(max, magnitudes(model(V2, 1.0)))))
+        images = normalised(noise(large, 2, seed=9), large)
+        with self.assertRaisesRegex(swinq.ArgumentError, r"fp16: the residual stream reaches .* export without fp16=True"):
+            run(large, images)
+        found, _, _ = run(large, images, fp16=False)
+        self.assertGreater(sqnr(found, large.engine(backend="cpu", threads=1).run(images)), LEAST)
 
     def test_maps_of_a_backbone_may_be_larger_than_f16(self):
         largest = max(map(max, magnitudes(model(MICRO, 1.0, task="features"))))

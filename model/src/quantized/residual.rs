@@ -13,9 +13,8 @@ use crate::site::BlockId;
 /// The largest finite f16.
 pub const F16_MAX: f32 = 65504.0;
 
-/// How many times the magnitude of a calibration has to fit f16. A calibration sees tens or hundreds of images, and other images have
-/// larger values: the largest of many images is seldom twice that of a few, and images of another kind (noise, flat colours, text)
-/// reach about twice as much again.
+/// How many times the magnitude of a calibration has to fit f16, because other images have larger values. Of trained Swins, 50 to 250
+/// images reach up to 1.7 times as much as 8 of them, and images of noise, of flat colours and of stripes no more than photographs.
 pub const F16_MARGIN: f32 = 4.0;
 
 /// The largest magnitude of the residual stream in each block, one list for each stage: of the stream that the block reads, of the

@@ -56,14 +56,10 @@ pub(crate) fn lower(
     lowering.graph.finish()
 }
 
-/// The tensors of the residual stream, and of the results of linear layers that a norm adds to it (Swin V2).
+/// The tensors of the residual stream.
 fn residual_tensors(plan: &Plan<'_>) -> HashSet<usize> {
     let adding = plan.steps.iter().filter(|step| matches!(step.store, Store::Residual { .. }));
-    let tensors = |step: &Step<'_>| match step.op {
-        Op::Norm(..) => [Some(step.output.0), Some(step.input.0)],
-        _ => [Some(step.output.0), None],
-    };
-    adding.flat_map(tensors).flatten().collect()
+    adding.map(|step| step.output.0).collect()
 }
 
 /// The state of a lowering.
