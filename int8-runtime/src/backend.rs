@@ -51,7 +51,7 @@ impl Backend {
         }
     }
 
-    /// The backend with the type of the residual stream that it has for a model, of which `fit` says whether f16 holds it.
+    /// The backend with the type of the residual stream that it has for a model; `fit` says whether f16 holds the model's stream.
     ///
     /// # Errors
     /// Those of [`residual_type`].

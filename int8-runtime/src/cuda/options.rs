@@ -89,8 +89,7 @@ impl CudaOptions {
     }
 }
 
-/// The element type of the residual stream of a model, of which `fit` says whether f16 holds it, for `asked`
-/// ([`CudaOptions::residual`]).
+/// The element type of a model's residual stream if `asked` is asked for ([`CudaOptions::residual`]); `fit` says whether f16 holds it.
 ///
 /// # Errors
 /// [`RuntimeError::F16Residual`] if f16 is asked for and does not hold it.
