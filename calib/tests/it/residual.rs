@@ -8,7 +8,7 @@ use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_float::{FloatError, Segment, Sites, Swin};
 use swinq_model::quantized::{FloatModel, ResidualRange};
 use swinq_model::site::{BlockId, Operand};
-use swinq_model::{Batch, BatchSource, Branch, Recipe, Site, SwinConfig};
+use swinq_model::{Batch, BatchSource, Recipe, Site, SwinConfig};
 use swinq_testing::model::{NoiseImages, random, second, shifted, small};
 
 /// Batches of a calibration.
