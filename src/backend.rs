@@ -1,8 +1,11 @@
 //! The choice of the hardware that runs a model, and the options of an engine.
 
 use swinq_cuda::Device;
+use swinq_int8_runtime::cuda::residual_type;
 use swinq_int8_runtime::{Backend, CpuOptions, CudaOptions, RuntimeError, usable_gpu};
 use swinq_kernels::Cpu;
+use swinq_model::QuantizedModel;
+use swinq_model::quantized::F16Residual;
 
 use crate::Error;
 
@@ -87,6 +90,27 @@ impl EngineOptions {
             }
         };
         Ok(EngineOptions { backend, ..self })
+    }
+
+    /// The same options with the type of the residual stream that an engine of `model` has on a GPU. The options must be
+    /// [resolved](EngineOptions::resolved).
+    ///
+    /// # Errors
+    /// [`Error::Runtime`] if an f16 residual is asked for and does not hold the model's.
+    pub fn for_model(mut self, model: &QuantizedModel) -> Result<EngineOptions, Error> {
+        if self.backend == BackendChoice::Cuda {
+            self.cuda.residual = Some(residual_type(self.cuda.residual, model.f16_residual())?);
+        }
+        Ok(self)
+    }
+
+    /// A remark if an engine of `model` has an f32 residual stream on a GPU because f16 does not hold it. The options must be
+    /// [resolved](EngineOptions::resolved).
+    pub fn residual_remark(&self, model: &QuantizedModel) -> Option<String> {
+        let fit = model.f16_residual();
+        let chosen = self.backend == BackendChoice::Cuda && self.cuda.residual.is_none();
+        let large = chosen && matches!(fit, F16Residual::TooLarge { .. });
+        large.then(|| format!("the GPU keeps the residual stream in f32: {fit}"))
     }
 
     /// Number of threads of the CPU engine. If the option is 0, it is the number of cores.

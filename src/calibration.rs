@@ -120,7 +120,7 @@ pub fn calibrate(
     let mut batches = batches_for(&model, images, how)?;
     let settings = swinq_calib::CalibrateOptions { imported: None, device: &device, progress };
     let found = swinq_calib::calibrate(&model, &options.recipe, &mut batches, settings)?;
-    let record = record(&model, images, how, (&found.ids, found.pixels_sha256.clone()));
+    let record = record(&model, images, how, &found);
     finished(&model, found, record, ClassNames::by(images, &model.source.dialect), batches.skipped().to_vec())
 }
 
@@ -204,22 +204,23 @@ pub(crate) fn batches_for(
     }
 }
 
-/// The record of a calibration of `model` that read the images `ids`, whose pixels have this hash.
+/// The record of the calibration of `model` that found `found`.
 pub(crate) fn record(
     model: &FloatModel,
     images: &Images,
     (read, sizing, padding): (&ReadOptions, Sizing, Padding),
-    (ids, pixels_sha256): (&[usize], String),
+    found: &swinq_calib::Calibrated,
 ) -> CalibrationRecord {
     let is_backbone = model.config.is_backbone();
     CalibrationRecord {
-        images: ids.iter().map(|&id| images.name_of(id)).collect(),
-        sha256: pixels_sha256,
+        images: found.ids.iter().map(|&id| images.name_of(id)).collect(),
+        sha256: found.pixels_sha256.clone(),
         seed: images.seed(),
         // The batches of a backbone are an implementation's choice, on which no byte of the result depends, unless its images
         // are padded to the largest of a batch.
         batch_size: if is_backbone && !padding.to_common { 1 } else { read.batch_size },
         sizing: is_backbone.then(|| format!("{sizing}{padding}")),
+        residual: found.residual.clone(),
     }
 }
 

@@ -59,12 +59,7 @@ impl ModelQuantizer {
         let mut current = QuantizedModel::from_float(float.clone())?;
         ClassNames::by(images, &float.source.dialect).give(&mut current);
         Ok(ModelQuantizer {
-            record: record(
-                &float,
-                images,
-                (how.0, how.1, Padding::default()),
-                (&found.ids, found.pixels_sha256),
-            ),
+            record: record(&float, images, (how.0, how.1, Padding::default()), &found),
             current,
             float,
             histograms: found.histograms,

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 
 use candle_core::Device;
 use rayon::prelude::*;
-use swinq_model::quantized::{FloatModel, check_range};
+use swinq_model::quantized::{FloatModel, ResidualRange, check_range};
 use swinq_model::{BatchSource, Calibrator, QuantizedModel, Recipe, Site};
 
 use crate::calibrator::amax;
@@ -58,6 +58,8 @@ pub struct Calibrated {
     pub model: QuantizedModel,
     /// The histograms of the observed sites: the enabled `s8` activations without an imported or fixed range.
     pub histograms: BTreeMap<Site, Histogram>,
+    /// The magnitude of the residual stream; `None` if no image was read.
+    pub residual: Option<ResidualRange>,
     /// SHA-256 of the pixel bytes ([`Batch::pixels`](swinq_model::Batch::pixels)) of all batches in the order of reading,
     /// hexadecimal. It is the hash of no bytes if no image was read.
     pub pixels_sha256: String,

@@ -1,26 +1,30 @@
-//! Counting of activations during the float forward.
+//! Counting of activations, and the magnitude of the residual stream, during the float forward.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::ops::Range;
 
 use candle_core::{Device, Storage, Tensor};
 use rayon::prelude::*;
-use swinq_float::{Attention, FloatError, Sites, attention_in_parts};
-use swinq_model::{ModelError, Site};
+use swinq_float::{Attention, FloatError, LinearWeights, Sites, attention_in_parts, linear_in_float};
+use swinq_model::site::BlockId;
+use swinq_model::{Linear, ModelError, Site};
 
-use crate::error::CalibError;
 use crate::histogram::Histogram;
 
-/// Counts the magnitudes at chosen sites during a forward without changing the values. At a `probs` site it
-/// counts the softmax's results.
+/// Counts the magnitudes at chosen sites during a forward, and finds the largest of the residual stream, without changing the
+/// values. At a `probs` site it counts the softmax's results.
 pub struct Observe {
     histograms: BTreeMap<Site, Histogram>,
+    /// The largest magnitude of the residual stream in each block that was run.
+    residual: BTreeMap<BlockId, f32>,
 }
 
 impl Observe {
     /// Observes the activation sites `sites`.
     pub fn new(sites: impl IntoIterator<Item = Site>) -> Observe {
-        Observe { histograms: sites.into_iter().map(|site| (site, Histogram::new())).collect() }
+        let histograms = sites.into_iter().map(|site| (site, Histogram::new())).collect();
+        Observe { histograms, residual: BTreeMap::new() }
     }
 
     /// Observes the same sites, and has seen nothing.
@@ -31,6 +35,31 @@ impl Observe {
     /// Adds the counts of `other`, of the same sites.
     pub(crate) fn merge(&mut self, other: &Observe) {
         self.histograms.par_iter_mut().for_each(|(site, histogram)| histogram.merge(&other.histograms[site]));
+        other.residual.iter().for_each(|(block, largest)| self.raise(*block, *largest));
+    }
+
+    /// The largest magnitude of the residual stream in each block that was run ([`ResidualRange`]).
+    ///
+    /// [`ResidualRange`]: swinq_model::quantized::ResidualRange
+    pub fn largest_in_blocks(&self) -> &BTreeMap<BlockId, f32> {
+        &self.residual
+    }
+
+    /// Takes note of a magnitude of the residual stream in `block`.
+    pub(crate) fn raise(&mut self, block: BlockId, magnitude: f32) {
+        let largest = self.residual.entry(block).or_default();
+        *largest = largest.max(magnitude);
+    }
+
+    /// Takes note of the values `x` of the residual stream at `layer`.
+    fn see(&mut self, layer: Linear, x: &Tensor) -> Result<(), FloatError> {
+        let Some(block) = layer.residual_block() else { return Ok(()) };
+        let magnitude = largest_magnitude(x)?;
+        if !magnitude.is_finite() {
+            return Err(refused(layer, "the residual stream has a value that is not finite"));
+        }
+        self.raise(block, magnitude);
+        Ok(())
     }
 
     /// The histograms, by site.
@@ -51,7 +80,7 @@ impl Observe {
     /// Counts `x` if `site` is observed.
     fn record(&mut self, site: Site, x: &Tensor) -> Result<(), FloatError> {
         let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
-        with_host_values(x, |x| histogram.add(x))?.map_err(|error| refused(site, &error))
+        with_host_values(x, |x| histogram.add(x))?.map_err(|error| refused(site, error))
     }
 
     /// Counts the columns `columns` of `rows` `[rows, width]`, if `site` is observed.
@@ -59,7 +88,7 @@ impl Observe {
         let Some(histogram) = self.histograms.get_mut(&site) else { return Ok(()) };
         let width = rows.dim(1)?;
         with_host_values(rows, |rows| histogram.add_columns(rows, width, columns))?
-            .map_err(|error| refused(site, &error))
+            .map_err(|error| refused(site, error))
     }
 }
 
@@ -73,13 +102,25 @@ pub(crate) fn with_host_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Re
     Ok(f(&storage.as_slice::<f32>()?[start..end]))
 }
 
+/// The largest magnitude of the values of `x`; NaN or infinite if one of them is.
+fn largest_magnitude(x: &Tensor) -> Result<f32, FloatError> {
+    /// Values of one task.
+    const PIECE: usize = 1 << 16;
+    if !x.device().is_cpu() {
+        return Ok(x.abs()?.flatten_all()?.max(0)?.to_scalar()?);
+    }
+    // The bits of magnitudes are in the order of the magnitudes, NaN behind infinity.
+    let bits = |x: &[f32]| x.iter().fold(0, |most: u32, x| most.max(x.abs().to_bits()));
+    with_host_values(x, |x| f32::from_bits(x.par_chunks(PIECE).map(bits).max().unwrap_or(0)))
+}
+
 /// The error for a value that is not finite, with the next step.
-fn refused(site: Site, error: &CalibError) -> FloatError {
+fn refused(place: impl Display, error: impl Display) -> FloatError {
     let problem = format!(
         "{error}; the float model overflows, or its checkpoint or preprocessing is wrong; check its accuracy with \
          `swinq eval` before you calibrate"
     );
-    ModelError::site(site, problem).into()
+    ModelError::site(place, problem).into()
 }
 
 impl Sites for Observe {
@@ -98,6 +139,16 @@ impl Sites for Observe {
             self.record(site, &attention.softmax(&logits)?)?;
         }
         attention.attend(&logits, &v)
+    }
+
+    fn residual(&mut self, after: Linear, x: &Tensor) -> Result<(), FloatError> {
+        self.see(after, x)
+    }
+
+    fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
+        let y = linear_in_float(self, layer, x)?;
+        self.see(layer.linear, &y)?;
+        Ok(y)
     }
 
     /// Attention as a whole, unless a site between its parts is observed.

@@ -11,6 +11,7 @@ use candle_core::Device;
 use sha2::Digest;
 use swinq_model::part::{PartTensor, PartTensors, StoredTensors};
 use swinq_model::quantized::FloatModel;
+use swinq_model::site::BlockId;
 use swinq_model::{BatchSource, ModelError, Ptq, Recipe, Site};
 
 use crate::calibrate::{CalibrateOptions, Calibrated, Progress};
@@ -18,6 +19,9 @@ use crate::error::CalibError;
 use crate::histogram::Histogram;
 use crate::run::Run;
 use crate::task::Task;
+
+/// The tensor of the largest magnitudes of the residual stream, one for each block.
+const RESIDUAL: &str = "residual";
 
 /// The observations on some of the images of a calibration.
 #[derive(Debug)]
@@ -56,6 +60,8 @@ pub fn observe(
         let [zeros, max] = [histogram.zeros(), u64::from(histogram.max().to_bits())];
         tensors.insert(summary, PartTensor::u64([2], [zeros, max]));
     }
+    let residual: Vec<f32> = run.sampler.observe.largest_in_blocks().values().copied().collect();
+    tensors.insert(RESIDUAL.to_owned(), PartTensor::f32([residual.len()], &residual));
     let [height, width, channels] = image_shape(model);
     let pixels: Vec<u8> = run.kept.unwrap_or_default().into_iter().flat_map(|batch| batch.pixels).collect();
     tensors.insert("pixels".to_owned(), PartTensor::u8([run.ids.len(), height, width, channels], pixels));
@@ -114,10 +120,25 @@ impl<'a> Merge<'a> {
             }
             histogram.merge(&found);
         }
+        self.add_residual(tensors)?;
         self.run.hash.update(pixels);
         self.run.ids.extend(&ids);
         self.seen.extend(own);
         Ok(ids.len())
+    }
+
+    /// Adds the magnitudes of the residual stream: of each block, or of none if the part has no image.
+    fn add_residual(&mut self, tensors: &StoredTensors<'_>) -> Result<(), CalibError> {
+        let (_, largest) = tensors.f32(RESIDUAL, 1)?;
+        let depths = self.model.config.depths.iter().enumerate();
+        let blocks: Vec<BlockId> = depths
+            .flat_map(|(stage, &depth)| (0..depth).map(move |block| BlockId { stage, block }))
+            .collect();
+        if !(largest.is_empty() || largest.len() == blocks.len()) || largest.iter().any(|x| !x.is_finite()) {
+            return Err(tensors.problem(RESIDUAL, "has no usable number for each block").into());
+        }
+        blocks.into_iter().zip(largest).for_each(|(block, x)| self.run.sampler.observe.raise(block, x));
+        Ok(())
     }
 
     /// The result, after all parts were added. `progress` is called after each refined layer.

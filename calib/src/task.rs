@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 
 use candle_core::Device;
 use sha2::Digest;
-use swinq_model::quantized::FloatModel;
+use swinq_model::quantized::{FloatModel, ResidualRange};
 use swinq_model::{Calibrator, Linear, Recipe, Site, SiteSpec};
 
 use crate::calibrate::{Calibrated, Phase, Progress, choose_ranges};
@@ -84,6 +84,7 @@ impl<'a> Task<'a> {
     ) -> Result<Calibrated, CalibError> {
         let Task { model, recipe, specs, mut ranges, fixed, observed, refined: layers, reconstructed } = self;
         let (samples, observe) = run.sampler.into_samples();
+        let residual = ResidualRange::of(observe.largest_in_blocks());
         let histograms = observe.into_histograms();
         ranges.extend(choose_ranges(&observed, &histograms)?);
         let refined = RefinedParameters::new(ranges);
@@ -110,6 +111,7 @@ impl<'a> Task<'a> {
             model: quantized,
             trials,
             histograms,
+            residual,
             pixels_sha256: run.hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect(),
             ids: run.ids,
         })

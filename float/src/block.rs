@@ -9,7 +9,7 @@ use crate::maps::Windows;
 use crate::ops::Ops;
 use crate::weights::{BlockWeights, LinearWeights};
 use swinq_model::arch::Stage;
-use swinq_model::site::{BlockId, Branch, Operand, Site};
+use swinq_model::site::{Linear, Operand, Site};
 
 /// A linear layer on `x` `[rows, in]`, through its sites.
 pub(super) fn linear(x: Tensor, layer: &LinearWeights, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
@@ -44,7 +44,7 @@ pub(super) fn attention_branch(
     } else {
         attention(ops.norm_then_gather(&x, &weights.norm1, partition)?, weights, context, sites)?
     };
-    residual(x, branch, weights.id, Branch::Attn, ops, sites)
+    residual(x, branch, Linear::Proj(weights.id), ops, sites)
 }
 
 /// The MLP of a block, added to the residual stream `[images * tokens, c]`.
@@ -59,21 +59,21 @@ pub(super) fn mlp_branch(
     let hidden = linear(input, &weights.fc1, sites)?;
     let branch = linear(hidden, &weights.fc2, sites)?;
     let branch = if context.post_norm { ops.norm(&branch, &weights.norm2)? } else { branch };
-    let x = residual(x, branch, weights.id, Branch::Mlp, ops, sites)?;
-    sites.block_output(weights.id, &x)?;
-    Ok(x)
+    residual(x, branch, Linear::Fc2(weights.id), ops, sites)
 }
 
-/// Adds `branch` to `shortcut`. The site of the branch is visited also where nothing is quantized: training drops branches there.
+/// Adds `branch`, which the layer `end` ends, to `shortcut`. The site of the branch is visited also where nothing is quantized: training drops branches there.
 fn residual(
     shortcut: Tensor,
     branch: Tensor,
-    id: BlockId,
-    of: Branch,
+    end: Linear,
     ops: &Ops,
     sites: &mut dyn Sites,
 ) -> Result<Tensor, FloatError> {
+    let (id, of) = end.block().zip(end.branch()).expect("the layer ends a branch of a block");
     let branch = sites.activation(Site::Add(id, of, Operand::Branch), branch)?;
     let shortcut = sites.activation(Site::Add(id, of, Operand::Shortcut), shortcut)?;
-    Ok(ops.add(&shortcut, &branch)?)
+    let sum = ops.add(&shortcut, &branch)?;
+    sites.residual(end, &sum)?;
+    Ok(sum)
 }

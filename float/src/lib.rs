@@ -30,7 +30,7 @@ pub use swin::Swin;
 pub use threads::{default_threads, map_each, on_every_core, threads, use_threads};
 pub use weights::LinearWeights;
 
-use swinq_model::site::{BlockId, Site};
+use swinq_model::site::{Linear, Site};
 
 /// The hooks of a forward pass at the tensors that may be quantized. A forward pass visits every watched site
 /// once, in the order of [`all_sites`](swinq_model::site::all_sites), except the sites inside
@@ -39,7 +39,7 @@ use swinq_model::site::{BlockId, Site};
 ///
 /// By default every tensor stays unchanged, so an implementation that looks at some tensors has the functions of these
 /// alone. A forward pass calls [`Sites::activation`], [`Sites::linear`], [`Sites::attention`] and
-/// [`Sites::block_output`]; the defaults of these call the others.
+/// [`Sites::residual`]; the defaults of these call the others.
 pub trait Sites {
     /// Called with an activation in the forward pass's layout. Every value belongs to the site; none is
     /// padding. Returns the tensor to continue with, of the same shape.
@@ -74,12 +74,12 @@ pub trait Sites {
         true
     }
 
-    /// Called with the residual stream after a block, `[images * tokens, c]`, for comparisons with another
-    /// network.
+    /// Called with the residual stream, `[images * tokens, c]`, after a layer has made it or has been added to it: the patch
+    /// embedding, `attn.proj`, `mlp.fc2` and a reduction, each with the norm behind it.
     ///
     /// # Errors
     /// The errors of [`Sites::activation`].
-    fn block_output(&mut self, _block: BlockId, _x: &Tensor) -> Result<(), FloatError> {
+    fn residual(&mut self, _after: Linear, _x: &Tensor) -> Result<(), FloatError> {
         Ok(())
     }
 
@@ -90,17 +90,7 @@ pub trait Sites {
     /// # Errors
     /// The errors of [`Sites::activation`].
     fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
-        let weight = self.weight(Site::Weight(layer.linear), &layer.weight)?;
-        let output = Site::Output(layer.linear);
-        let unchanged = weight.id() == layer.weight.id();
-        if let Some(packed) = layer.packed().filter(|_| unchanged && !self.watches(output)) {
-            return Ok(packed.run(x)?);
-        }
-        if !self.watches(output) {
-            return Ok(layer.apply(x, &weight)?);
-        }
-        let y = self.activation(output, layer.before_bias(x, &weight)?)?;
-        Ok(layer.finish(y)?)
+        linear_in_float(self, layer, x)
     }
 
     /// Computes attention inside every window of a block, through its sites:
@@ -119,6 +109,28 @@ pub trait Sites {
         }
         attention_in_parts(self, attention)
     }
+}
+
+/// A linear layer in float, through the sites of its weight and output: `[rows, in]` to `[rows, out]`.
+///
+/// # Errors
+/// An error of `sites`, and candle's errors.
+pub fn linear_in_float<S: Sites + ?Sized>(
+    sites: &mut S,
+    layer: &LinearWeights,
+    x: &Tensor,
+) -> Result<Tensor, FloatError> {
+    let weight = sites.weight(Site::Weight(layer.linear), &layer.weight)?;
+    let output = Site::Output(layer.linear);
+    let unchanged = weight.id() == layer.weight.id();
+    if let Some(packed) = layer.packed().filter(|_| unchanged && !sites.watches(output)) {
+        return Ok(packed.run(x)?);
+    }
+    if !sites.watches(output) {
+        return Ok(layer.apply(x, &weight)?);
+    }
+    let y = sites.activation(output, layer.before_bias(x, &weight)?)?;
+    Ok(layer.finish(y)?)
 }
 
 /// Float attention inside every window of a block, part by part through its sites, ending with [`Sites::attend`]:

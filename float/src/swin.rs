@@ -254,10 +254,12 @@ impl Swin {
                 let (norm, reduction) =
                     self.stages[stage].merge.as_ref().expect("the stage ends with merging");
                 let x = self.ops.gather(&x, &maps.stages[stage].merge)?;
-                if self.config.post_norm() {
-                    return Ok(self.ops.norm(&linear(x, reduction, sites)?, norm)?);
-                }
-                linear(self.ops.norm(&x, norm)?, reduction, sites)
+                let x = match self.config.post_norm() {
+                    true => self.ops.norm(&linear(x, reduction, sites)?, norm)?,
+                    false => linear(self.ops.norm(&x, norm)?, reduction, sites)?,
+                };
+                sites.residual(Linear::Reduction(stage), &x)?;
+                Ok(x)
             }
             Segment::Head => {
                 let tokens = maps.stages.last().expect("there is a stage").grid.tokens();
@@ -293,10 +295,12 @@ impl Swin {
             Some(norm) => self.ops.norm(&x, norm)?,
             None => x,
         };
-        match &self.position {
-            Some(position) => Ok(self.ops.add_rows(&x, position)?),
-            None => Ok(x),
-        }
+        let x = match &self.position {
+            Some(position) => self.ops.add_rows(&x, position)?,
+            None => x,
+        };
+        sites.residual(Linear::PatchEmbed, &x)?;
+        Ok(x)
     }
 
     /// Gathers the values of each patch into a row: `[n, channels, height, width]` to `[n * tokens, channels * patch^2]`. Images

@@ -1,9 +1,10 @@
 //! The backends that run a model.
 
 use swinq_cuda::{CudaError, Device, Library, library};
+use swinq_model::quantized::F16Residual;
 
 use crate::cpu::CpuOptions;
-use crate::cuda::{CudaOptions, Gemm, ResidualType};
+use crate::cuda::{CudaOptions, Gemm, ResidualType, residual_type};
 use crate::error::RuntimeError;
 
 /// The most threads that an engine may have.
@@ -26,11 +27,11 @@ impl Backend {
     pub fn name(&self) -> String {
         match self {
             Backend::Cpu(_) => "cpu".to_owned(),
-            Backend::Cuda(CudaOptions { gemm: Gemm::Auto, residual: ResidualType::F16, .. }) => {
-                "cuda".to_owned()
-            }
-            Backend::Cuda(CudaOptions { gemm, residual: ResidualType::F16, .. }) => format!("cuda {gemm}"),
-            Backend::Cuda(CudaOptions { gemm, .. }) => format!("cuda {gemm}, f32 residual"),
+            Backend::Cuda(options) => match (options.gemm, options.residual()) {
+                (Gemm::Auto, ResidualType::F16) => "cuda".to_owned(),
+                (gemm, ResidualType::F16) => format!("cuda {gemm}"),
+                (gemm, ResidualType::F32) => format!("cuda {gemm}, f32 residual"),
+            },
         }
     }
 
@@ -48,6 +49,20 @@ impl Backend {
             Backend::Cpu(options) => options.max_pixels,
             Backend::Cuda(options) => options.max_pixels,
         }
+    }
+
+    /// The backend with the type of the residual stream that it has for a model; `fit` says whether f16 holds the model's stream.
+    ///
+    /// # Errors
+    /// Those of [`residual_type`].
+    pub(crate) fn resolved(self, fit: F16Residual) -> Result<Backend, RuntimeError> {
+        Ok(match self {
+            Backend::Cpu(_) => self,
+            Backend::Cuda(options) => {
+                let residual = Some(residual_type(options.residual, fit)?);
+                Backend::Cuda(CudaOptions { residual, ..options })
+            }
+        })
     }
 
     /// Checks that the options are within their bounds.
@@ -72,7 +87,7 @@ impl Backend {
     pub(crate) fn packs_like(&self, other: &Backend) -> bool {
         match (self, other) {
             (Backend::Cpu(a), Backend::Cpu(b)) => a.cpu.name() == b.cpu.name(),
-            (Backend::Cuda(a), Backend::Cuda(b)) => a.device == b.device && a.residual == b.residual,
+            (Backend::Cuda(a), Backend::Cuda(b)) => a.device == b.device && a.residual() == b.residual(),
             _ => false,
         }
     }
@@ -82,7 +97,7 @@ impl Backend {
         match self {
             Backend::Cpu(options) => format!("the CPU kernels {}", options.cpu),
             Backend::Cuda(options) => {
-                format!("GPU {} with an {:?} residual", options.device, options.residual)
+                format!("GPU {} with an {:?} residual", options.device, options.residual())
             }
         }
     }

@@ -92,6 +92,7 @@ impl Engine {
         backend: Backend,
     ) -> Result<Engine, RuntimeError> {
         backend.check()?;
+        let backend = packed.resolved(backend)?;
         packed.check_suits(&backend)?;
         let (runner, threads) = match (&packed.lowered, &backend) {
             (Lowered::Cpu(lowered), Backend::Cpu(options)) => {

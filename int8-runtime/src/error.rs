@@ -2,6 +2,7 @@
 
 use swinq_cuda::CudaError;
 use swinq_kernels::CpuError;
+use swinq_model::quantized::F16Residual;
 use swinq_model::{ModelError, Size};
 
 /// An error of the engine.
@@ -186,6 +187,12 @@ pub enum RuntimeError {
         image: usize,
         /// The value.
         value: f32,
+    },
+    /// An f16 residual stream is asked for, and the model's does not fit.
+    #[error("--residual f16: {fit}; use --residual f32")]
+    F16Residual {
+        /// The magnitude of the residual stream.
+        fit: F16Residual,
     },
     /// The f16 residual stream holds a value that is not finite.
     #[error(

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use swinq_model::quantized::F16Residual;
 use swinq_model::{QuantizedModel, SwinConfig, Transform};
 use swinq_plan::{Outline, Plan};
 
@@ -22,6 +23,7 @@ pub struct PackedModel {
     config: SwinConfig,
     transform: Transform,
     labels: Option<Vec<String>>,
+    f16_residual: F16Residual,
     backend: Backend,
 }
 
@@ -36,9 +38,11 @@ impl PackedModel {
     /// its GPU and the type of its residual stream.
     ///
     /// # Errors
-    /// The model does not pass [`QuantizedModel::validate`], the backend cannot run a part of the model,
-    /// there is no GPU, or the GPU has too little memory.
+    /// The model does not pass [`QuantizedModel::validate`], the backend cannot run a part of the model, an f16 residual is asked
+    /// for that does not fit, there is no GPU, or the GPU has too little memory.
     pub fn new(model: &QuantizedModel, backend: Backend) -> Result<PackedModel, RuntimeError> {
+        let f16_residual = model.f16_residual();
+        let backend = backend.resolved(f16_residual)?;
         let plan = Plan::new(model)?;
         let outline = Arc::new(plan.outline());
         let lowered = match &backend {
@@ -54,13 +58,22 @@ impl PackedModel {
             config: model.config.clone(),
             transform: model.transform.clone(),
             labels: model.labels.clone(),
+            f16_residual,
             backend,
         })
     }
 
     /// Whether an engine of `backend` can run on these weights.
     pub fn suits(&self, backend: &Backend) -> bool {
-        self.backend.packs_like(backend)
+        self.resolved(*backend).is_ok_and(|backend| self.backend.packs_like(&backend))
+    }
+
+    /// `backend` with the type of the residual stream that it has for this model.
+    ///
+    /// # Errors
+    /// [`RuntimeError::F16Residual`].
+    pub(crate) fn resolved(&self, backend: Backend) -> Result<Backend, RuntimeError> {
+        backend.resolved(self.f16_residual)
     }
 
     /// The network as a list of ops.

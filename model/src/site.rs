@@ -69,6 +69,16 @@ impl Linear {
             _ => None,
         }
     }
+
+    /// The block whose residual stream the layer writes to, or makes; `None` for layers inside a branch and for the head.
+    pub fn residual_block(self) -> Option<BlockId> {
+        match self {
+            Linear::PatchEmbed => Some(BlockId { stage: 0, block: 0 }),
+            Linear::Reduction(stage) => Some(BlockId { stage: stage + 1, block: 0 }),
+            Linear::Proj(block) | Linear::Fc2(block) => Some(block),
+            Linear::Qkv(_) | Linear::Fc1(_) | Linear::Head => None,
+        }
+    }
 }
 
 impl fmt::Display for Linear {

@@ -26,15 +26,26 @@ pub(crate) struct Graph {
     constants: HashSet<String>,
     /// The nodes of [`Graph::shared`].
     shared: HashSet<String>,
-    fp16: bool,
+    /// Whether float constants are f16.
+    half: bool,
     problem: Option<OnnxError>,
 }
 
 impl Graph {
-    /// An empty graph named `name`, whose float values are f16 if `fp16`.
-    pub fn new(name: &str, fp16: bool) -> Graph {
+    /// An empty graph named `name`, whose float constants are f32.
+    pub fn new(name: &str) -> Graph {
         let proto = GraphProto { name: Some(name.to_owned()), ..GraphProto::default() };
-        Graph { proto, fp16, ..Graph::default() }
+        Graph { proto, ..Graph::default() }
+    }
+
+    /// Whether the float constants that are made now are f16.
+    pub fn is_half(&self) -> bool {
+        self.half
+    }
+
+    /// Makes float constants f16 from here on, or f32.
+    pub fn set_half(&mut self, half: bool) {
+        self.half = half;
     }
 
     /// The message.
@@ -106,9 +117,9 @@ impl Graph {
         });
     }
 
-    /// A float constant of f32, or of f16 in an f16 graph. A constant that exists is shared.
+    /// A float constant of f32, or of f16 ([`Graph::set_half`]). A constant that exists is shared.
     pub fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) -> String {
-        if !self.fp16 {
+        if !self.half {
             return self.floats32(name, shape, values);
         }
         self.refuse(name, values, |half| half.is_finite());
@@ -118,7 +129,7 @@ impl Graph {
 
     /// The scales of codes: [`Graph::floats`] that stay positive in f16.
     pub fn scales(&mut self, name: &str, shape: &[usize], values: &[f32]) -> String {
-        if self.fp16 {
+        if self.half {
             self.refuse(name, values, |half| half > f16::ZERO);
         }
         self.floats(name, shape, values)

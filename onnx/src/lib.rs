@@ -20,8 +20,9 @@ pub mod proto;
 use std::path::Path;
 
 use prost::Message;
-use swinq_model::QuantizedModel;
 use swinq_model::atomic::write_atomic;
+use swinq_model::quantized::F16Residual;
+use swinq_model::{QuantizedModel, SwinConfig, SwinVersion};
 use swinq_numerics::Probs;
 use swinq_plan::{Geometry, Op, Plan};
 
@@ -64,8 +65,11 @@ pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFil
         (_, geometry) => Sizing::Fixed(geometry.as_ref().expect("images of one size have a geometry")),
     };
     let normalisation = (&model.transform.mean[..], &model.transform.std[..]);
-    let graph = lower::lower((&plan, sizing), &model.config.name, normalisation, options)?;
-    let remarks = remarks(&plan, options);
+    let residual = options.fp16.then(|| model.f16_residual());
+    let f32_residual = is_f32(residual, &model.config)?;
+    let graph = lower::lower((&plan, sizing), &model.config.name, normalisation, (options, f32_residual))?;
+    let mut remarks = remarks(&plan, options);
+    remarks.extend(residual.map(|residual| types(residual, model.is_quantized())));
     let message = ModelProto {
         ir_version: Some(ir_version(options.opset)),
         producer_name: Some("swinq".to_owned()),
@@ -76,7 +80,7 @@ pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFil
             domain: Some(String::new()),
             version: Some(options.opset),
         }],
-        metadata_props: metadata::properties(model, &images, options, &remarks),
+        metadata_props: metadata::properties(model, &images, (options, f32_residual), &remarks),
     };
     let bytes = message.encoded_len();
     if bytes > LARGEST {
@@ -153,8 +157,36 @@ fn remarks(plan: &Plan<'_>, options: &ExportOptions) -> Vec<String> {
                 .to_owned(),
         );
     }
-    if options.fp16 {
-        remarks.push("float tensors are f16 inside the graph".to_owned());
-    }
     remarks
+}
+
+/// Whether the residual stream of an f16 graph is f32 because f16 does not hold it.
+fn is_f32(residual: Option<F16Residual>, config: &SwinConfig) -> Result<bool, OnnxError> {
+    match residual {
+        Some(residual @ F16Residual::TooLarge { .. }) if config.version == SwinVersion::V2 => {
+            let problem = format!(
+                "{residual}; the branches of a Swin V2 read the stream without a norm, so that they leave f16 with it; export \
+                 without --fp16"
+            );
+            Err(OnnxError::Option { option: "--fp16", problem })
+        }
+        residual => Ok(matches!(residual, Some(F16Residual::TooLarge { .. }))),
+    }
+}
+
+/// The types of float tensors in an f16 graph.
+fn types(residual: F16Residual, quantized: bool) -> String {
+    let f16 = "float tensors are f16 inside the graph";
+    match residual {
+        F16Residual::Fits => f16.to_owned(),
+        F16Residual::TooLarge { .. } => {
+            format!("{f16}, except the residual stream, which is f32: {residual}")
+        }
+        F16Residual::Unknown => {
+            let remedy = if quantized { "calibrate again" } else { "calibrate it and export the result" };
+            format!(
+                "{f16}, and nobody knows whether they fit, because {residual}; {remedy} to have it decided"
+            )
+        }
+    }
 }

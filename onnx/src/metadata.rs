@@ -6,12 +6,13 @@ use swinq_numerics::ImageEdge;
 use crate::options::{ExportOptions, Images, InputForm, Target};
 use crate::proto::StringStringEntryProto;
 
-/// The metadata of `model`, exported with `options` for `images`. Values are texts, or JSON where they have
+/// The metadata of `model`, exported with `options` for `images`; `f32_residual` is whether an f16 graph has an f32
+/// residual. Values are texts, or JSON where they have
 /// structure.
 pub(crate) fn properties(
     model: &QuantizedModel,
     images: &Images,
-    options: &ExportOptions,
+    (options, f32_residual): (&ExportOptions, bool),
     remarks: &[String],
 ) -> Vec<StringStringEntryProto> {
     let source = &model.provenance.source;
@@ -51,6 +52,9 @@ pub(crate) fn properties(
         ("swinq.quantized", model.is_quantized().to_string()),
         ("swinq.source", json(serde_json::to_string(source))),
     ];
+    if f32_residual {
+        properties.push(("swinq.residual", "float32".to_owned()));
+    }
     if model.config.is_backbone() {
         let map = |output: &StageOutput| {
             let channels = model.config.embed_dim << output.stage;

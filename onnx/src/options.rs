@@ -78,7 +78,8 @@ pub struct ExportOptions {
     pub opset: i64,
     /// The runtime.
     pub target: Target,
-    /// Whether float tensors are f16 inside the graph. Inputs and outputs stay f32.
+    /// Whether float tensors are f16 inside the graph. Inputs and outputs stay f32, and so does the residual stream if f16 does not
+    /// hold it ([`QuantizedModel::f16_residual`](swinq_model::QuantizedModel::f16_residual)).
     pub fp16: bool,
     /// Images of one inference.
     pub batch: BatchSize,

@@ -5,6 +5,8 @@
 
 #[path = "export/free.rs"]
 mod free;
+#[path = "export/residual.rs"]
+mod residual;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;

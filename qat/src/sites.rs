@@ -174,8 +174,8 @@ impl Sites for TrainSites {
         Ok(mixed)
     }
 
-    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), FloatError> {
-        if let Some(features) = &mut self.features {
+    fn residual(&mut self, after: Linear, x: &Tensor) -> Result<(), FloatError> {
+        if let (Linear::Fc2(block), Some(features)) = (after, &mut self.features) {
             features.insert(block, x.clone());
         }
         Ok(())

@@ -168,6 +168,7 @@ pub fn merge_calibration(
         sha256: found.pixels_sha256.clone(),
         seed: run.images.seed,
         batch_size: run.images.batch_size,
+        residual: found.residual.clone(),
     };
     let images = record.images.len();
     let calibrated = finished(&float, found, record, first_own.named, skipped)?;

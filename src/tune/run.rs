@@ -53,6 +53,7 @@ impl<'a> Run<'a> {
         let how = (&options.read, options.sizing);
         let start = options.recipe.clone();
         let mut quantizer = ModelQuantizer::calibrate(float, &start, calibration, how, &mut on_step)?;
+        let engine = engine.for_model(quantizer.apply(&start)?)?;
         let mut cache = match &options.cache {
             Some(path) => Cache::open(path, &run_key(command, &mut quantizer, (&start, &metric), &search)?)?,
             None => Cache::in_memory(),

@@ -122,7 +122,13 @@ pub fn cpu(model: &QuantizedModel) -> Engine {
 }
 
 pub fn options(residual: ResidualType, gemm: Gemm) -> CudaOptions {
-    CudaOptions { max_batch: 4, residual, gemm, autotune: Autotune::Off, ..CudaOptions::default() }
+    CudaOptions {
+        max_batch: 4,
+        residual: Some(residual),
+        gemm,
+        autotune: Autotune::Off,
+        ..CudaOptions::default()
+    }
 }
 
 fn images(model: &QuantizedModel, count: usize) -> Vec<u8> {

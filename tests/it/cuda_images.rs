@@ -64,7 +64,13 @@ fn check(float: &FloatModel, least_half_db: f64) {
     {
         for gemm in [Gemm::Own, Gemm::CublasLt, Gemm::Auto] {
             let autotune = if gemm == Gemm::Auto { Autotune::Quick } else { Autotune::Off };
-            let options = CudaOptions { max_batch: 64, residual, gemm, autotune, ..CudaOptions::default() };
+            let options = CudaOptions {
+                max_batch: 64,
+                residual: Some(residual),
+                gemm,
+                autotune,
+                ..CudaOptions::default()
+            };
             let got = run(&Engine::new(&model, Backend::Cuda(options)).unwrap(), &model);
             let found = fidelity(&expected, &got).unwrap();
             eprintln!(

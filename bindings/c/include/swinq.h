@@ -158,7 +158,7 @@ typedef struct swinq_engine_options {
   size_t threads;
   // Images that run at a time, on a CPU at most 2 on each thread; larger batches are split. 0 is 8.
   size_t max_batch;
-  // 1 for an f32 residual stream on a GPU, which gives the CPU's bits; 0 for f16.
+  // 1 for an f32 residual stream on a GPU, which gives the CPU's bits; 0 for f16, or f32 if f16 does not hold the stream.
   uint32_t residual_f32;
   // Must be 0.
   uint32_t reserved;

@@ -94,7 +94,7 @@ pub fn options(py: Python<'_>, backend: &str, numbers: &Numbers, residual: &str)
     if max_streams > 0 {
         options.cuda.max_streams = max_streams;
     }
-    let residuals = [("f16", ResidualType::F16), ("f32", ResidualType::F32)];
+    let residuals = [("auto", None), ("f16", Some(ResidualType::F16)), ("f32", Some(ResidualType::F32))];
     options.cuda.residual = choice(py, "residual", residual, &residuals)?;
     Ok(options)
 }

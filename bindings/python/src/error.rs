@@ -83,13 +83,15 @@ fn message(error: &Error) -> String {
 
 /// A message of the program with its options in Python's words.
 pub fn in_python(message: &str) -> String {
-    const WORDS: [(&str, &str); 28] = [
+    const WORDS: [(&str, &str); 30] = [
         ("pass --cfg NAME or --cfg FILE.yaml", "pass cfg=, a name of swinq.shipped_configs() or a YAML file"),
         (
             "State --transform timm or --transform ms to decide",
             "State preprocessing=\"timm\" or \"ms\" to decide",
         ),
         ("export without --fp16", "export without fp16=True"),
+        ("--residual f16:", "residual=\"f16\":"),
+        ("--residual f32", "residual=\"f32\""),
         ("--opset", "opset"),
         ("--fp16", "fp16"),
         ("--batch", "batch"),

@@ -2,7 +2,7 @@
 
 use candle_core::{Device, Tensor};
 use swinq_float::{Attention, FloatError, LinearWeights, Sites};
-use swinq_model::site::{BlockId, Operand};
+use swinq_model::site::Operand;
 use swinq_model::{Linear, Site};
 
 /// The function that chooses the tensor to keep from a linear layer and its input.
@@ -44,8 +44,8 @@ impl Sites for LayerRecorder<'_> {
         Ok(x)
     }
 
-    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), FloatError> {
-        self.inner.block_output(block, x)
+    fn residual(&mut self, after: Linear, x: &Tensor) -> Result<(), FloatError> {
+        self.inner.residual(after, x)
     }
 
     fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {

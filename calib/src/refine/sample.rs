@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
-use swinq_float::{Attention, FloatError, Sites};
+use swinq_float::{Attention, FloatError, LinearWeights, Sites};
 use swinq_model::site::BlockId;
 use swinq_model::{Draws, Linear, Site};
 
@@ -380,6 +380,14 @@ impl Sites for Sampler {
 
     fn watches(&self, site: Site) -> bool {
         self.observe.watches(site)
+    }
+
+    fn residual(&mut self, after: Linear, x: &Tensor) -> Result<(), FloatError> {
+        self.observe.residual(after, x)
+    }
+
+    fn linear(&mut self, layer: &LinearWeights, x: &Tensor) -> Result<Tensor, FloatError> {
+        self.observe.linear(layer, x)
     }
 
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {

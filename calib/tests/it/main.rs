@@ -9,5 +9,6 @@ mod common;
 mod merging;
 mod parts;
 mod reconstruction;
+mod residual;
 mod rounding;
 mod weights;

@@ -191,7 +191,7 @@ impl CudaRunner {
                 // A value of a feature map that is not finite in f32 was not finite in the residual.
                 let in_f32 =
                     asked.iter().any(|asked| asked.index == output && asked.form.element == OutputType::F32);
-                let f16_residual = self.options.residual == ResidualType::F16 && in_f32;
+                let f16_residual = self.options.residual() == ResidualType::F16 && in_f32;
                 let source = self.packed.outputs[output].source;
                 match self.packed.writer(source, self.packed.steps.len()).filter(|_| f16_residual) {
                     Some(writer) => Err(RuntimeError::ResidualOverflow { launch: writer.name.clone() }),

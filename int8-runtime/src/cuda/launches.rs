@@ -21,7 +21,7 @@ impl DeviceLaunches {
     }
 
     pub(crate) fn of(&self, plan: &Plan<'_>, images: usize) -> Result<Vec<LaunchSteps>, RuntimeError> {
-        let (residual, fuse) = (self.options.residual, fuses(&self.options));
+        let (residual, fuse) = (self.options.residual(), fuses(&self.options));
         let mut all = launches(&self.device, plan, residual, fuse, images)?;
         // A launch of its own writes each map.
         let maps = plan.outputs.iter().filter(|output| matches!(output.kind, OutputKind::Stage(_)));

@@ -24,7 +24,7 @@ mod window_block;
 pub(crate) use engine::CudaRunner;
 pub use launches::DeviceLaunches;
 pub(crate) use on_stream::{Given, Targets};
-pub use options::{Autotune, CudaOptions, Gemm, ResidualType};
+pub use options::{Autotune, CudaOptions, Gemm, ResidualType, residual_type};
 pub(crate) use packed::Packed;
 pub use packed::check_architecture;
 pub(crate) use pool::{Pool, Shared};

@@ -4,6 +4,9 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use swinq_cuda::ops::ResidualType;
+use swinq_model::quantized::F16Residual;
+
+use crate::error::RuntimeError;
 
 /// The library that computes the matrix products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,8 +54,8 @@ pub struct CudaOptions {
     /// The most streams of the caller that run at the same time, each with memory of its own; further streams wait for one another.
     /// A graph that the caller records counts as one as long as it lives, and so does inference from host memory.
     pub max_streams: usize,
-    /// Element type of the residual stream.
-    pub residual: ResidualType,
+    /// Element type of the residual stream; `None` is f16, or f32 for a model whose residual does not fit f16 ([`residual_type`]).
+    pub residual: Option<ResidualType>,
     /// The library that computes the matrix products.
     pub gemm: Gemm,
     /// How kernels are chosen.
@@ -64,18 +67,37 @@ pub struct CudaOptions {
 }
 
 impl Default for CudaOptions {
-    /// The first GPU, 32 images at a time, f16 residual stream, kernels from the tables, no profiler ranges.
+    /// The first GPU, 32 images at a time, f16 residual stream where it fits, kernels from the tables, no profiler ranges.
     fn default() -> CudaOptions {
         CudaOptions {
             device: 0,
             max_batch: 32,
             max_pixels: 0,
             max_streams: 4,
-            residual: ResidualType::F16,
+            residual: None,
             gemm: Gemm::Auto,
             autotune: Autotune::Table,
             nvtx: false,
         }
+    }
+}
+
+impl CudaOptions {
+    /// The type of the residual stream that is asked for, f16 if none is. Engines and packed models have options that state it.
+    pub(crate) fn residual(&self) -> ResidualType {
+        self.residual.unwrap_or(ResidualType::F16)
+    }
+}
+
+/// The element type of a model's residual stream if `asked` is asked for ([`CudaOptions::residual`]); `fit` says whether f16 holds it.
+///
+/// # Errors
+/// [`RuntimeError::F16Residual`] if f16 is asked for and does not hold it.
+pub fn residual_type(asked: Option<ResidualType>, fit: F16Residual) -> Result<ResidualType, RuntimeError> {
+    match (asked, fit) {
+        (Some(ResidualType::F16), F16Residual::TooLarge { .. }) => Err(RuntimeError::F16Residual { fit }),
+        (None, F16Residual::TooLarge { .. }) => Ok(ResidualType::F32),
+        _ => Ok(asked.unwrap_or(ResidualType::F16)),
     }
 }
 
@@ -124,8 +146,26 @@ mod tests {
     }
 
     #[test]
+    fn an_f16_residual_that_does_not_fit_is_refused_and_is_f32_by_default() {
+        let block = swinq_model::BlockId { stage: 1, block: 3 };
+        let large = F16Residual::TooLarge { block, largest: 20_000.0 };
+        let error = residual_type(Some(ResidualType::F16), large).unwrap_err().to_string();
+        for part in ["layers.1.blocks.3", "20000", "--residual f32"] {
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(residual_type(Some(ResidualType::F32), large).unwrap(), ResidualType::F32);
+        assert_eq!(residual_type(None, large).unwrap(), ResidualType::F32);
+        for fit in [F16Residual::Fits, F16Residual::Unknown] {
+            assert_eq!(residual_type(None, fit).unwrap(), ResidualType::F16);
+            for asked in [ResidualType::F16, ResidualType::F32] {
+                assert_eq!(residual_type(Some(asked), fit).unwrap(), asked);
+            }
+        }
+    }
+
+    #[test]
     fn nothing_is_marked_unless_asked_for() {
         let options = CudaOptions::default();
-        assert!(!options.nvtx && options.residual == ResidualType::F16 && options.gemm == Gemm::Auto);
+        assert!(!options.nvtx && options.residual.is_none() && options.gemm == Gemm::Auto);
     }
 }

@@ -87,7 +87,7 @@ impl Packed {
     pub(crate) fn new(plan: &Plan<'_>, options: &CudaOptions) -> Result<Packed, RuntimeError> {
         let device = Device::open(options.device)?;
         let _context = KeepContext::new(&device)?;
-        let lowered = lower(&device, plan, options.residual, fuses(options))?;
+        let lowered = lower(&device, plan, options.residual(), fuses(options))?;
         let (own, Lowered { steps, tensors, outputs }) = (Arc::clone(&plan.own), lowered);
         Ok(Packed { device, steps, tensors, outputs, scores: scores_of(plan), own })
     }

@@ -10,6 +10,7 @@ pub mod file;
 pub(crate) mod hash;
 mod param;
 mod provenance;
+mod residual;
 mod task;
 
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ pub use channels::{ChannelCodes, allowed_at as channel_codes_allowed_at};
 pub use file::FileInfo;
 pub use param::{Int8Weight, Param};
 pub use provenance::{CalibrationRecord, Chosen, FileRecord, Provenance, Score, Source, TrainingRecord};
+pub use residual::{F16_MARGIN, F16_MAX, F16Residual, ResidualRange};
 
 use swinq_numerics::{ColumnQuantizers, Gelu, Int8};
 
@@ -299,7 +301,10 @@ impl QuantizedModel {
             }
             self.column_quantizers(site)?;
         }
-        Ok(())
+        match self.provenance.calibration.as_ref().and_then(|record| record.residual.as_ref()) {
+            Some(range) => range.check(&self.config),
+            None => Ok(()),
+        }
     }
 
     fn validate_weight(&self, linear: Linear) -> Result<(), ModelError> {

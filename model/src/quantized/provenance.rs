@@ -5,6 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::ResidualRange;
+
 /// The origin of a float checkpoint.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -33,6 +35,9 @@ pub struct CalibrationRecord {
     /// they were: `keep, padded to multiples of 32`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sizing: Option<String>,
+    /// The magnitude of the residual stream in float; absent if no image was read, and in older files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub residual: Option<ResidualRange>,
 }
 
 /// A file by its name and content.

@@ -4,3 +4,4 @@ mod atomic;
 mod checkpoints;
 mod parts;
 mod quantized_file;
+mod residual;

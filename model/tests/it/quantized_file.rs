@@ -35,7 +35,7 @@ fn config() -> SwinConfig {
 }
 
 /// A model under a shipped recipe; all its ranges differ.
-fn model(recipe: &str) -> QuantizedModel {
+pub(crate) fn model(recipe: &str) -> QuantizedModel {
     model_of(config(), recipe)
 }
 

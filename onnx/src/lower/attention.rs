@@ -123,7 +123,7 @@ impl Lowering<'_> {
                 let x = self.transpose(&heads, &x, order);
                 let unsigned = self.options.target == Target::Ort && *order == HEADS_FIRST;
                 let zero = if unsigned { self.graph.middle_u8() } else { self.graph.zero_s8() };
-                let high = self.quantize_to(site, &x, q.scale(), q.scale(), &zero);
+                let high = self.quantize_to(site, &x, q.scale(), (q.scale(), self.graph.is_half()), &zero);
                 let low = self.lo_codes(site, op, [&x, &high], q.scale());
                 Operand { high, low: Some(low) }
             }
@@ -217,7 +217,7 @@ impl Lowering<'_> {
 
     fn quantize_u8(&mut self, site: &str, x: &str) -> String {
         let zero = self.graph.zero_u8();
-        self.quantize_to(site, x, 1.0 / 255.0, 1.0 / 255.0, &zero)
+        self.quantize_to(site, x, 1.0 / 255.0, (1.0 / 255.0, self.graph.is_half()), &zero)
     }
 }
 

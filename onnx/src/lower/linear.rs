@@ -87,12 +87,13 @@ impl Lowering<'_> {
     /// ```text
     /// code = round(x / (s f) + z) = round((x / f + z s) / s)
     /// ```
-    /// The linear layer subtracts the zero points' part of the sums ([`zero_point_sums`]).
+    /// The linear layer subtracts the zero points' part of the sums ([`zero_point_sums`]). The values of the codes are f16 if `half`.
     pub(super) fn channel_codes(
         &mut self,
         site: &str,
         x: &str,
         columns: &ColumnQuantizers,
+        half: bool,
     ) -> Result<String, OnnxError> {
         self.refuse_channels(site)?;
         let scale = self.common_scale(site);
@@ -102,7 +103,7 @@ impl Lowering<'_> {
         let x = self.graph.node("Mul", &format!("{site}.divided"), &[x, &factors], &[]);
         let zeros = self.graph.floats(&format!("{site}.zero_points"), &[zeros.len()], &zeros);
         let x = self.graph.node("Add", &format!("{site}.shifted"), &[&x, &zeros], &[]);
-        Ok(self.quantize(site, &x, scale, scale))
+        Ok(self.quantize_for(site, &x, scale, half))
     }
 
     /// The scale of the INT8 product whose input is `site`.
@@ -116,12 +117,13 @@ impl Lowering<'_> {
         scale.expect("codes with scales of channels are the input of an INT8 product")
     }
 
-    /// The values of codes with a scale and a zero point for each channel, for a product that runs in float.
+    /// The values of codes with a scale and a zero point for each channel, for a product that runs in float, in f16 if `half`.
     pub(super) fn channel_fake(
         &mut self,
         site: &str,
         x: &str,
         columns: &ColumnQuantizers,
+        half: bool,
     ) -> Result<String, OnnxError> {
         self.refuse_channels(site)?;
         let count = columns.len();
@@ -130,7 +132,8 @@ impl Lowering<'_> {
         let scale = self.graph.scales(&format!("{site}.scale"), &[count], columns.scales());
         let axis = [Attribute::Int("axis", 2)];
         let codes = self.graph.node("QuantizeLinear", &format!("{site}.codes"), &[x, &scale, &zeros], &axis);
-        Ok(self.graph.node("DequantizeLinear", site, &[&codes, &scale, &zeros], &axis))
+        let values = self.graph.node("DequantizeLinear", site, &[&codes, &scale, &zeros], &axis);
+        Ok(self.cast(values, half))
     }
 
     fn refuse_channels(&self, site: &str) -> Result<(), OnnxError> {

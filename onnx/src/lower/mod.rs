@@ -31,19 +31,21 @@ pub(crate) enum Sizing<'a> {
     Free(&'a SizeRules),
 }
 
-/// The graph of `plan`, named `name`, for images of the sizes `sizing`. `mean` and `std` normalise the pixels.
+/// The graph of `plan`, named `name`, for images of the sizes `sizing`. `mean` and `std` normalise the pixels. In an f16 graph the
+/// residual stream is f32 if `f32_residual`.
 pub(crate) fn lower(
     (plan, sizing): (&Plan<'_>, Sizing<'_>),
     name: &str,
     (mean, std): (&[f32], &[f32]),
-    options: &ExportOptions,
+    (options, f32_residual): (&ExportOptions, bool),
 ) -> Result<GraphProto, OnnxError> {
     let mut lowering = Lowering {
         plan,
         sizing,
         grids: Vec::new(),
         options,
-        graph: Graph::new(name, options.fp16),
+        graph: Graph::new(name),
+        residual: f32_residual.then(|| residual_tensors(plan)).unwrap_or_default(),
         values: HashMap::new(),
         normalised: HashSet::new(),
     };
@@ -54,6 +56,12 @@ pub(crate) fn lower(
     lowering.graph.finish()
 }
 
+/// The tensors of the residual stream.
+fn residual_tensors(plan: &Plan<'_>) -> HashSet<usize> {
+    let adding = plan.steps.iter().filter(|step| matches!(step.store, Store::Residual { .. }));
+    adding.map(|step| step.output.0).collect()
+}
+
 /// The state of a lowering.
 struct Lowering<'a> {
     plan: &'a Plan<'a>,
@@ -62,6 +70,8 @@ struct Lowering<'a> {
     grids: Vec<FreeGrid>,
     options: &'a ExportOptions,
     graph: Graph,
+    /// The tensors of the residual stream if it is f32 in an f16 graph.
+    residual: HashSet<usize>,
     /// The current value of each tensor of the plan.
     values: HashMap<usize, String>,
     /// The tensors of queries, keys and values that are to be normalised (Swin V2).
@@ -76,6 +86,8 @@ impl Lowering<'_> {
         normalisation: (&[f32], &[f32]),
     ) -> Result<(), OnnxError> {
         let name = &step.name[..];
+        // The steps around an f32 residual compute in f32.
+        self.graph.set_half(self.is_half(step.input) && self.is_half(step.output));
         let value = match &step.op {
             Op::Patches(op) => {
                 let x = self.patches(op, normalisation);
@@ -143,6 +155,29 @@ impl Lowering<'_> {
         Ok(())
     }
 
+    /// Whether the values of a tensor are f16, unless they are the operand of a product in f32.
+    fn is_half(&self, tensor: TensorId) -> bool {
+        self.options.fp16 && !self.residual.contains(&tensor.0)
+    }
+
+    /// Whether the values are f16 behind the site at which `step` stores its result: those of the residual, and operands of products
+    /// that are added to it, are not, and neither are maps, which are f32 outputs.
+    fn stores_half(&self, index: usize, step: &Step<'_>) -> bool {
+        let is_map = |output: &Output| output.tensor == step.output && output.kind != OutputKind::Logits;
+        let product = self.reader(index, step).map_or(step.output, |reader| reader.output);
+        let precise = !self.residual.is_empty() && self.plan.outputs.iter().any(is_map);
+        self.is_half(step.output) && self.is_half(product) && !precise
+    }
+
+    /// `x`, which is f16 if the constants are, in f16 if `half`, else in f32.
+    fn cast(&mut self, x: String, half: bool) -> String {
+        if half == self.graph.is_half() {
+            return x;
+        }
+        let (suffix, to) = if half { ("f16", data_type::FLOAT16) } else { ("f32", data_type::FLOAT) };
+        self.graph.node("Cast", &format!("{x}.{suffix}"), &[&x], &[Attribute::Int("to", i64::from(to))])
+    }
+
     /// The current value of a tensor.
     fn value(&self, tensor: TensorId) -> String {
         self.values[&tensor.0].clone()
@@ -150,29 +185,30 @@ impl Lowering<'_> {
 
     /// Passes `x` through the site at which `step` stores it.
     fn store(&mut self, index: usize, step: &Step<'_>, x: String) -> Result<String, OnnxError> {
+        let half = self.stores_half(index, step);
         match &step.store {
-            Store::F32 | Store::Residual { .. } => Ok(x),
-            Store::Fake(q) => Ok(self.quantize(&self.reader(index, step), &x, q.scale(), q.scale())),
             // The parts are the sites of queries, keys and values, which attention passes its operands through.
             Store::Codes(parts) if parts.len() > 1 => Ok(x),
-            Store::Codes(parts) => {
-                let scale = parts[0].scale();
-                Ok(self.quantize(&self.reader(index, step), &x, scale, scale))
-            }
-            Store::ChannelFake(columns) => self.channel_fake(&self.reader(index, step), &x, columns),
-            Store::ChannelCodes(columns) => self.channel_codes(&self.reader(index, step), &x, columns),
+            Store::F32 | Store::Residual { .. } => Ok(self.cast(x, half)),
+            Store::Fake(q) => Ok(self.quantize_for(&self.site(index, step), &x, q.scale(), half)),
+            Store::Codes(parts) => Ok(self.quantize_for(&self.site(index, step), &x, parts[0].scale(), half)),
+            Store::ChannelFake(columns) => self.channel_fake(&self.site(index, step), &x, columns, half),
+            Store::ChannelCodes(columns) => self.channel_codes(&self.site(index, step), &x, columns, half),
         }
     }
 
+    /// The linear layer that reads the result of `step`, if one does.
+    fn reader(&self, index: usize, step: &Step<'_>) -> Option<&Step<'_>> {
+        let mut later = self.plan.steps[index + 1..].iter();
+        later.find(|later| later.input == step.output && matches!(later.op, Op::Linear(_)))
+    }
+
     /// The site at which the result of `step` is quantized: the input of the linear layer that reads it.
-    fn reader(&self, index: usize, step: &Step<'_>) -> String {
-        let readers = self.plan.steps[index + 1..].iter().filter(|later| later.input == step.output);
-        let layer = readers.filter_map(|later| match &later.op {
-            Op::Linear(linear) => Some(format!("{}.input", linear.layer)),
-            _ => None,
-        });
-        let mut layer = layer;
-        layer.next().expect("only inputs of linear layers are stored through a site")
+    fn site(&self, index: usize, step: &Step<'_>) -> String {
+        match self.reader(index, step).map(|reader| &reader.op) {
+            Some(Op::Linear(linear)) => format!("{}.input", linear.layer),
+            _ => unreachable!("only inputs of linear layers are stored through a site"),
+        }
     }
 
     /// The rows of a branch's end: back in the order of the tokens, and added to the residual, if the step adds to it.
@@ -198,17 +234,37 @@ impl Lowering<'_> {
 
     /// QuantizeLinear and DequantizeLinear at `site`: codes in steps of `scale`, which stand for multiples of `meaning`.
     fn quantize(&mut self, site: &str, x: &str, scale: f32, meaning: f32) -> String {
-        let zero = self.graph.zero_s8();
-        self.quantize_to(site, x, scale, meaning, &zero)
+        let (zero, half) = (self.graph.zero_s8(), self.graph.is_half());
+        self.quantize_to(site, x, scale, (meaning, half), &zero)
     }
 
-    /// As [`Lowering::quantize`], with codes of the type of the zero point `zero`.
-    fn quantize_to(&mut self, site: &str, x: &str, scale: f32, meaning: f32, zero: &str) -> String {
+    /// QuantizeLinear and DequantizeLinear at `site`, whose values are f16 if `half`.
+    fn quantize_for(&mut self, site: &str, x: &str, scale: f32, half: bool) -> String {
+        let zero = self.graph.zero_s8();
+        self.quantize_to(site, x, scale, (scale, half), &zero)
+    }
+
+    /// Codes of `x` in steps of `scale` and of the type of the zero point `zero`, and their values, multiples of `meaning`, which are
+    /// f16 if `half`.
+    fn quantize_to(
+        &mut self,
+        site: &str,
+        x: &str,
+        scale: f32,
+        (meaning, half): (f32, bool),
+        zero: &str,
+    ) -> String {
+        let own = self.graph.is_half();
         let step = self.graph.scales(&format!("{site}.scale"), &[], &[scale]);
         let codes = self.graph.node("QuantizeLinear", &format!("{site}.codes"), &[x, &step, zero], &[]);
-        let step = match meaning == scale {
+        let step = match (meaning, half) == (scale, own) {
             true => step,
-            false => self.graph.scales(&format!("{site}.factor"), &[], &[meaning]),
+            false => {
+                self.graph.set_half(half);
+                let factor = self.graph.scales(&format!("{site}.factor"), &[], &[meaning]);
+                self.graph.set_half(own);
+                factor
+            }
         };
         self.graph.node("DequantizeLinear", site, &[&codes, &step, zero], &[])
     }
@@ -231,7 +287,7 @@ impl Lowering<'_> {
                 }
             };
             let shape = self.sizes(&format!("{name}.shape"), &shape);
-            if self.options.fp16 {
+            if self.options.fp16 && (self.residual.is_empty() || *kind == OutputKind::Logits) {
                 let half = self.graph.node("Reshape", &format!("{name}.f16"), &[&x, &shape], &[]);
                 let to = Attribute::Int("to", i64::from(data_type::FLOAT));
                 self.graph.node("Cast", name, &[&half], &[to]);

@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use swinq_float::ops::Ops;
 use swinq_float::{Float, FloatError, Maps, Sites, Swin};
 use swinq_model::quantized::FloatModel;
-use swinq_model::{Batch, BlockId, Site, Size, Transform};
+use swinq_model::{Batch, BlockId, Linear, Site, Size, Transform};
 
 use super::on_device;
 use crate::error::QatError;
@@ -37,8 +37,10 @@ impl Sites for BlockOutputs {
         false
     }
 
-    fn block_output(&mut self, block: BlockId, x: &Tensor) -> Result<(), FloatError> {
-        self.0.insert(block, x.clone());
+    fn residual(&mut self, after: Linear, x: &Tensor) -> Result<(), FloatError> {
+        if let Linear::Fc2(block) = after {
+            self.0.insert(block, x.clone());
+        }
         Ok(())
     }
 }

@@ -4,10 +4,10 @@ use std::time::Instant;
 
 use anyhow::Context;
 use swinq::int8_runtime::cuda::ResidualType;
-use swinq::{BackendChoice, Candidate, CudaOptions, EngineOptions, Model, usable_gpu};
+use swinq::{BackendChoice, Candidate, CudaOptions, Engine, EngineOptions, Model, usable_gpu};
 
 use crate::args::{Backend, BackendArgs, Residual, Threads, Usage};
-use crate::out::detail;
+use crate::out::{detail, note};
 
 /// The options of the engines that `args` request: one engine, or on a GPU one engine for each value of
 /// `--gemm`. Batches have up to `max_batch` images.
@@ -22,8 +22,9 @@ pub fn engines(args: &BackendArgs, threads: Threads, max_batch: usize) -> anyhow
         Backend::Cuda => usable_gpu(device).context("--backend cuda").map(|_| BackendChoice::Cuda)?,
     };
     let residual = match args.residual {
-        Residual::F16 => ResidualType::F16,
-        Residual::F32 => ResidualType::F32,
+        Residual::Auto => None,
+        Residual::F16 => Some(ResidualType::F16),
+        Residual::F32 => Some(ResidualType::F32),
     };
     let (autotune, nvtx) = (args.autotune, args.nvtx);
     let options = |&gemm| {
@@ -51,8 +52,21 @@ pub fn engine(args: &BackendArgs, threads: Threads, max_batch: usize) -> anyhow:
     Ok(engines(args, threads, max_batch)?.swap_remove(0))
 }
 
+/// An engine of `model`.
+pub fn engine_of(model: &Model, options: &EngineOptions) -> anyhow::Result<Engine> {
+    say_residual(model, options);
+    with_remedy(model.engine(options), options)
+}
+
+/// Says that the residual stream is f32 on the GPU, if f16 does not hold it.
+fn say_residual(model: &Model, options: &EngineOptions) {
+    if let Some(remark) = options.residual_remark(model.as_quantized()) {
+        note!("{remark}");
+    }
+}
+
 /// Adds to an error of a GPU engine that `--backend cpu` runs every model.
-pub fn with_remedy<T>(result: Result<T, swinq::Error>, options: &EngineOptions) -> anyhow::Result<T> {
+fn with_remedy<T>(result: Result<T, swinq::Error>, options: &EngineOptions) -> anyhow::Result<T> {
     match options.backend {
         BackendChoice::Cuda => result.context("on the GPU (`--backend cpu` runs every model)"),
         _ => Ok(result?),
@@ -76,6 +90,7 @@ pub fn candidate(
     options: &EngineOptions,
     devices: &[usize],
 ) -> anyhow::Result<Candidate> {
+    say_residual(model, options);
     let start = Instant::now();
     let candidate = match devices {
         [] | [_] => Candidate::engine(name, model, options),

@@ -33,7 +33,7 @@ pub struct swinq_engine_options {
     pub threads: usize,
     /// Images that run at a time, on a CPU at most 2 on each thread; larger batches are split. 0 is 8.
     pub max_batch: usize,
-    /// 1 for an f32 residual stream on a GPU, which gives the CPU's bits; 0 for f16.
+    /// 1 for an f32 residual stream on a GPU, which gives the CPU's bits; 0 for f16, or f32 if f16 does not hold the stream.
     pub residual_f32: u32,
     /// Must be 0.
     pub reserved: u32,
@@ -162,7 +162,7 @@ fn engine_options(given: &swinq_engine_options) -> Result<EngineOptions, Failure
         options.cuda.max_streams = max_streams;
     }
     if given.residual_f32 != 0 {
-        options.cuda.residual = ResidualType::F32;
+        options.cuda.residual = Some(ResidualType::F32);
     }
     Ok(options)
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use swinq_float::ops::Compute;
 use swinq_float::{Attention, FloatError, Sites, Swin};
-use swinq_model::{BlockId, Kind, Site};
+use swinq_model::{BlockId, Kind, Linear, Site};
 use swinq_qat::job::{LossKeys, Scales};
 use swinq_qat::student::TeacherOutput;
 
@@ -171,8 +171,10 @@ impl Sites for ReferenceSites<'_> {
         Ok(probs.contiguous()?.matmul(&v.contiguous()?)?)
     }
 
-    fn block_output(&mut self, block: BlockId, x: &Tensor) -> std::result::Result<(), FloatError> {
-        self.features.insert(block, x.clone());
+    fn residual(&mut self, after: Linear, x: &Tensor) -> std::result::Result<(), FloatError> {
+        if let Linear::Fc2(block) = after {
+            self.features.insert(block, x.clone());
+        }
         Ok(())
     }
 }

@@ -222,8 +222,9 @@ pub struct BackendArgs {
         help_heading = "CUDA options"
     )]
     pub devices: Vec<usize>,
-    /// Type of the residual stream; with f32, INT8 layers give the same bits as on the CPU.
-    #[arg(long, value_enum, default_value_t = Residual::F16, help_heading = "CUDA options")]
+    /// Type of the residual stream: auto is f16, or f32 where f16 does not hold it; with f32, INT8 layers give the same bits as on
+    /// the CPU.
+    #[arg(long, value_enum, default_value_t = Residual::Auto, help_heading = "CUDA options")]
     pub residual: Residual,
     /// Implementation of the GEMMs (own, cublaslt, or the faster of the two); several values give one row each.
     #[arg(
@@ -257,6 +258,8 @@ pub enum Backend {
 /// Elements of the residual stream on a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Residual {
+    /// Half precision, or single where half does not hold the values.
+    Auto,
     /// Half precision.
     F16,
     /// Single precision.

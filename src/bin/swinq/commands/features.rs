@@ -20,7 +20,7 @@ pub fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     image_paths::check_commas(&paths)?;
     let mut options = backend_arg::engine(&args.backend, args.threads, args.batch_size)?;
     options.max_pixels = args.max_pixels;
-    let engine = backend_arg::with_remedy(model.engine(&options), &options)?;
+    let engine = backend_arg::engine_of(&model, &options)?;
     let (sizing, padding) = (args.size, args.padding.padding());
     let how = FeatureOptions { sizing, padding, batch_size: args.batch_size, threads: args.threads.most };
     let features = Features::new(&engine, &paths, how)?;

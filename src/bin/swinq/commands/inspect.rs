@@ -4,6 +4,7 @@ use std::io::Write;
 
 use swinq::eval::Inspection;
 use swinq::int8_runtime::Plan;
+use swinq::model::quantized::{F16Residual, ResidualRange};
 use swinq::model::{QuantizedModel, StageOutput, SwinConfig, params};
 use swinq::{BackendChoice, EngineOptions, Model};
 
@@ -62,7 +63,7 @@ fn json(args: &InspectArgs, model: &Model) -> anyhow::Result<()> {
                 Plan::new(model.as_quantized())?.to_string().lines().map(str::to_owned).collect()
             }
             _ => {
-                let engine = backend_arg::with_remedy(model.engine(&options), &options)?;
+                let engine = backend_arg::engine_of(model, &options)?;
                 engine.launches(options.max_batch)?
             }
         });
@@ -73,7 +74,7 @@ fn json(args: &InspectArgs, model: &Model) -> anyhow::Result<()> {
 
 /// Prints the launches of the CUDA engine, with the kernel chosen for each product.
 fn write_launches(model: &Model, options: &EngineOptions, out: &mut impl Write) -> anyhow::Result<()> {
-    let engine = backend_arg::with_remedy(model.engine(options), options)?;
+    let engine = backend_arg::engine_of(model, options)?;
     let Some(device) = engine.device() else { return Ok(()) };
     let (name, images) = (device.name(), options.max_batch);
     let of_images = counted(images, "image");
@@ -160,6 +161,11 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
         )?;
         let first = record.images.iter().take(2).cloned().collect::<Vec<_>>().join(", ");
         writeln!(out, "                {first}, ...")?;
+        if let Some((block, largest)) = record.residual.as_ref().map(ResidualRange::largest) {
+            let f16 =
+                if model.f16_residual() == F16Residual::Fits { "fits f16" } else { "too large for f16" };
+            writeln!(out, "  residual      up to {largest} in {block}, {f16}")?;
+        }
     }
     if let Some(ranges) = &model.provenance.imported_ranges {
         writeln!(out, "  ranges from   {ranges}")?;

@@ -36,7 +36,7 @@ pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     let mut predictions = Vec::new();
     if let Some(images) = images {
         let options = backend_arg::engine(&args.backend, args.threads, BATCH.min(images.len()))?;
-        let engine = backend_arg::with_remedy(model.engine(&options), &options)?;
+        let engine = backend_arg::engine_of(&model, &options)?;
         let read = ReadOptions { batch_size: BATCH, threads: args.threads.most, skip_corrupt: images.len() };
         let found = infer_images(&engine, &images, &read, &mut |_, _| interrupt::check())?;
         found.skipped.iter().for_each(|problem| caution!("{problem}"));

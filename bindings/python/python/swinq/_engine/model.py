@@ -62,7 +62,7 @@ class Model:
         max_pixels: int = 0,
         max_streams: int = 4,
         device: int = 0,
-        residual: str = "f16",
+        residual: str = "auto",
         beside: Engine | None = None,
     ) -> Engine:
         """A new engine of this model.
@@ -79,7 +79,8 @@ class Model:
             max_streams: the most streams of a GPU on which the engine runs at the same time, each with memory of its own; a
                 recorded graph counts as one as long as it lives.
             device: ordinal of the GPU.
-            residual: type of the residual stream on a GPU, ``f16`` or ``f32`` (the CPU's bits).
+            residual: type of the residual stream on a GPU: ``f16``, ``f32`` (the CPU's bits), or ``auto``, which is f16 unless the
+                calibration's images show that f16 does not hold the stream.
             beside: an engine of another model of the same program. On a CPU, engines with as many ``threads`` share these and the memory
                 for tensors: their calls take turns as those of one engine do.
 
@@ -243,4 +244,4 @@ def check_engine(backend: str, options: Mapping[str, Any]) -> None:
     numbers = {name: options.get(name, value) for name, value in ENGINE_NUMBERS.items()}
     for name, value in numbers.items():
         count(name, value, 1 if name == "max_batch" else 0)
-    _native.check_engine(backend, numbers, options.get("residual", "f16"))
+    _native.check_engine(backend, numbers, options.get("residual", "auto"))

@@ -202,7 +202,7 @@ class Program:
         self.metric, self.cache = name_of_metric or "metric", cache
         #: The options of engines that are numbers, and the other one.
         self.numbers = {name: value for name, value in options.items() if name != "residual"}
-        self.residual: str = options.get("residual", "f16")
+        self.residual: str = options.get("residual", "auto")
 
     @property
     def kept(self) -> str | None:
