@@ -108,8 +108,9 @@ pub(crate) fn check_transform(transform: &Transform) -> Result<(), DataError> {
     match transform.channels() {
         1 | 3 => Ok(()),
         channels => {
-            let problem =
-                format!("the model takes {channels}, and image files give 1 or 3; pass arrays instead");
+            let problem = format!(
+                "the model takes {channels}, and image files give 1 or 3; pass arrays (a stack of blocks takes tokens)"
+            );
             Err(DataError::setting("channels", problem))
         }
     }

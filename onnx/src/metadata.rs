@@ -32,6 +32,9 @@ pub(crate) fn properties(
         _ => "",
     };
     let input = match options.input {
+        _ if model.config.takes_tokens() => {
+            format!("images: float32 [batch, {channels}, {sides}], the tokens of a stack of blocks")
+        }
         InputForm::Normalized => format!(
             "images: float32 [batch, {channels}, {sides}]{colour}, (pixel / 255 - mean) / std with the values of \
              swinq.preprocessing"

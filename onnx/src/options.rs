@@ -124,11 +124,15 @@ impl ExportOptions {
     /// The images of the network `config`.
     ///
     /// # Errors
-    /// [`OnnxError::Option`] for a backbone without a size, for a size that the network cannot process, and for
-    /// any size of a network that takes one.
+    /// [`OnnxError::Option`] for a backbone without a size, for a size that the network cannot process, for
+    /// any size of a network that takes one, and for pixels of a stack of blocks.
     pub(crate) fn images(&self, config: &SwinConfig) -> Result<Images, OnnxError> {
         let refuse = |problem: String| Err(OnnxError::Option { option: "--size", problem });
         let name = &config.name;
+        if config.takes_tokens() && self.input == InputForm::Pixels {
+            let problem = format!("{name} is a stack of blocks, which takes tokens; use normalized");
+            return Err(OnnxError::Option { option: "--input", problem });
+        }
         match (config.is_backbone(), self.size) {
             (_, ImageSize::Any) => match config.size_rules() {
                 Ok(rules) => Ok(Images::OfAnySize(rules)),

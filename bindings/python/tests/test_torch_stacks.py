@@ -16,9 +16,10 @@ from unittest import mock
 
 from needed import need
 
-need("PIL", "spandrel", "timm", "torch", "torchvision", "transformers", name="torch")
+need("PIL", "onnxruntime", "spandrel", "timm", "torch", "torchvision", "transformers", name="torch")
 
 import numpy as np
+import onnxruntime
 import tokenizers
 import torch
 import transformers
@@ -26,7 +27,7 @@ from PIL import Image
 from spandrel.architectures.HAT import HAT
 from support import ROOT
 from torch_models import redraw
-from torch_stacks import STACKS, swin2sr, swinir
+from torch_stacks import STACKS, clap, swin2sr, swinir
 from torch_support import INT8, SAME, Case, error, leaves
 
 import swinq.torch
@@ -234,6 +235,31 @@ class Stacks(Case):
             expected = group(tokens, (8, 12))
         found = model.engine().run(tokens.reshape(1, 8, 12, 20).numpy(), layout="NHWC", out_layout="NHWC")["stage1"]
         self.assertLess(error(torch.from_numpy(found).reshape(1, 96, 20), expected), SAME)
+
+    def test_graphs_of_stacks_equal_the_engine(self):
+        for name, group in {
+            "SwinIR": lambda: swinir().layers[1].residual_group,
+            "Swin2SR of transformers": lambda: STACKS["Swin2SR of transformers"][0]().swin2sr.encoder.stages[0].layers,
+            "CLAP": lambda: clap().audio_encoder.layers[0],
+        }.items():
+            with self.subTest(name), tempfile.TemporaryDirectory() as folder:
+                model = swinq.open(group())
+                channels, sizes = model.config["in_chans"], [(16, 16), (8, 28)]
+                random = np.random.default_rng(0)
+                tokens = [random.standard_normal((2, channels, *size), dtype=np.float32) for size in sizes]
+                quantized = swinq.quantize(model, tokens[:1], ptq="basic")
+                for each, least in ((model, 100), (quantized, 30)):
+                    each.export(f"{folder}/stack.onnx", size="any")
+                    session = onnxruntime.InferenceSession(f"{folder}/stack.onnx", providers=["CPUExecutionProvider"])
+                    outputs = [output["name"] for output in each.config["outputs"]]
+                    for images in tokens:
+                        found = session.run(outputs, {"images": images})
+                        expected = each.engine(backend="cpu").run(images)
+                        for output, values in zip(outputs, found, strict=True):
+                            noise = error(torch.from_numpy(values), torch.from_numpy(expected[output]))
+                            self.assertGreater(-20 * np.log10(noise), least, output)
+                with self.assertRaisesRegex(swinq.ArgumentError, "is a stack of blocks, which takes tokens"):
+                    model.export(f"{folder}/stack.onnx", size="any", input="pixels")
 
 
 class Examples(Case):

@@ -259,7 +259,7 @@ impl Stored<'_> {
             },
         };
         let Description { config, mut transform, labels, stages, remark, orientation_stated } = description;
-        if !orientation_stated {
+        if !orientation_stated && !config.takes_tokens() {
             transform.orientation = naming.dialect.orientation(task);
         }
         check_version(&config, naming.version)?;

@@ -50,7 +50,9 @@ impl ResidualRange {
     pub fn check(&self, config: &SwinConfig) -> Result<(), ModelError> {
         let refuse = |problem: String| Err(ModelError::config("provenance.calibration.residual", problem));
         let depths: Vec<usize> = self.0.iter().map(Vec::len).collect();
-        if depths != config.depths {
+        // A stack of blocks may end with a stage that has none.
+        let blocks = config.depths.iter().rposition(|&depth| depth > 0).map_or(0, |last| last + 1);
+        if depths != config.depths[..blocks] {
             return refuse(format!(
                 "has numbers of {depths:?} blocks, but the model has {:?}; calibrate again",
                 config.depths

@@ -160,7 +160,7 @@ impl Lowering<'_> {
         self.options.fp16 && !self.residual.contains(&tensor.0)
     }
 
-    /// Whether the values are f16 behind the site at which `step` stores its result: those of the residual, and operands of products
+    /// Whether the values are f16 behind the site of the result of `step`: those of the residual, and operands of products
     /// that are added to it, are not, and neither are maps, which are f32 outputs.
     fn stores_half(&self, index: usize, step: &Step<'_>) -> bool {
         let is_map = |output: &Output| output.tensor == step.output && output.kind != OutputKind::Logits;

@@ -111,7 +111,7 @@ fn text(value: &str) -> Vec<u8> {
 
 const HISTORY: &[u8] = b"cmmengine.logging.history_buffer\nHistoryBuffer\n";
 
-/// What Python writes for `torch.relu` and for a method of an object.
+/// Python's form of `torch.relu` and of a method of an object.
 #[test]
 fn methods_are_kept_and_never_called() {
     let getattr = b"c__builtin__\ngetattr\n";

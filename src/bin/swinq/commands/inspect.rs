@@ -123,6 +123,7 @@ fn describe_network(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Res
         config.embed_dim,
         config.window_size.short(),
         match backbone {
+            true if config.takes_tokens() => "a stack of blocks, which takes tokens".to_owned(),
             true => "a backbone".to_owned(),
             false => format!("{input} input, {} classes", config.num_classes),
         }
@@ -134,9 +135,12 @@ fn describe_network(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Res
     writeln!(out, "  size          {parameters:.2} M parameters, {macs:.3} GMAC{at}")?;
     if backbone {
         writeln!(out, "  outputs       {}", outputs(config))?;
+    }
+    if backbone && !config.takes_tokens() {
         write!(out, "  pixels        mean {:?}, std {:?}", transform.mean, transform.std)?;
         writeln!(out, "{}", transform.rules())?;
-    } else {
+    }
+    if !backbone {
         writeln!(out, "  transform     {transform}")?;
         writeln!(out, "  labels        {}", labels(model))?;
     }
