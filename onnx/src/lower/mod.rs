@@ -45,7 +45,7 @@ pub(crate) fn lower(
         grids: Vec::new(),
         options,
         graph: Graph::new(name),
-        residual: f32_residual.then(|| residual_tensors(plan)).unwrap_or_default(),
+        residual: if f32_residual { residual_tensors(plan) } else { HashSet::new() },
         values: HashMap::new(),
         normalised: HashSet::new(),
     };

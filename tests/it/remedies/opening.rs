@@ -74,9 +74,27 @@ fn variants(book: &Book, tensors: &Tensors) {
     );
     write(&book.path("two.safetensors"), &backbone("a.").into_iter().chain(backbone("b.")).collect());
     write(&book.path("root.safetensors"), &backbone("").into_iter().chain(backbone("b.")).collect());
+    write(
+        &book.path("namings.safetensors"),
+        &backbone("backbone.").into_iter().chain(as_openmmlab(&backbone("backbone."))).collect(),
+    );
     write(&book.path("headless.safetensors"), &headless);
     write(&book.path("detector.safetensors"), &detector.collect());
     write(&book.path("simmim.safetensors"), &headless.into_iter().chain([stray("mask_token")]).collect());
+}
+
+/// A backbone's `tensors` in OpenMMLab's names.
+fn as_openmmlab(tensors: &Tensors) -> Tensors {
+    const PARTS: [(&str, &str); 5] = [
+        ("patch_embed.proj.", "patch_embed.projection."),
+        ("layers.", "stages."),
+        ("attn.", "attn.w_msa."),
+        ("mlp.fc1.", "ffn.layers.0.0."),
+        ("mlp.fc2.", "ffn.layers.1."),
+    ];
+    let renamed =
+        |name: &String| PARTS.iter().fold(name.clone(), |name, (ours, theirs)| name.replace(ours, theirs));
+    tensors.iter().map(|(name, tensor)| (renamed(name), tensor.clone())).collect()
 }
 
 /// Folders of transformers and timm with other descriptions.
@@ -248,6 +266,11 @@ fn networks(book: &Book) {
         "features two.safetensors",
         "has 2 backbones, under `a.` and `b.`; pass --prefix a.",
         &["features two.safetensors --prefix a.", "features two.safetensors --prefix b."],
+    );
+    book.opening(
+        "features namings.safetensors",
+        "under `backbone.`, in the names of microsoft and openmmlab; pass --dialect microsoft or --dialect openmmlab",
+        &["features namings.safetensors --dialect microsoft", "features namings.safetensors --dialect openmmlab"],
     );
     book.opening(
         "features root.safetensors",

@@ -138,7 +138,7 @@ impl Naming {
     /// projection of patches do not have.
     pub(crate) fn has_own_name(&self, name: &str) -> bool {
         match self.known(name) {
-            Some((ours, _)) => ours != name,
+            Some((ours, _)) => ours != name.strip_prefix(self.trunk).unwrap_or(name),
             // Tables of dialects with our names have no rows for them.
             None => {
                 self.table().anchor == "patch_embed.proj"
