@@ -107,7 +107,10 @@ fn largest_magnitude(x: &Tensor) -> Result<f32, FloatError> {
     /// Values of one task.
     const PIECE: usize = 1 << 16;
     if !x.device().is_cpu() {
-        return Ok(x.abs()?.flatten_all()?.max(0)?.to_scalar()?);
+        // Maxima on a GPU drop NaN, and sums keep it.
+        let magnitudes = x.abs()?.flatten_all()?;
+        let (largest, sum): (f32, f32) = (magnitudes.max(0)?.to_scalar()?, magnitudes.sum(0)?.to_scalar()?);
+        return Ok(if sum.is_nan() { sum } else { largest });
     }
     // The bits of magnitudes are in the order of the magnitudes, NaN behind infinity.
     let bits = |x: &[f32]| x.iter().fold(0, |most: u32, x| most.max(x.abs().to_bits()));

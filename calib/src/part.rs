@@ -10,7 +10,7 @@ use std::ops::ControlFlow;
 use candle_core::Device;
 use sha2::Digest;
 use swinq_model::part::{PartTensor, PartTensors, StoredTensors};
-use swinq_model::quantized::FloatModel;
+use swinq_model::quantized::{FloatModel, ResidualRange};
 use swinq_model::site::BlockId;
 use swinq_model::{BatchSource, ModelError, Ptq, Recipe, Site};
 
@@ -60,7 +60,8 @@ pub fn observe(
         let [zeros, max] = [histogram.zeros(), u64::from(histogram.max().to_bits())];
         tensors.insert(summary, PartTensor::u64([2], [zeros, max]));
     }
-    let residual: Vec<f32> = run.sampler.observe.largest_in_blocks().values().copied().collect();
+    let residual = ResidualRange::by_block(&model.config, run.sampler.observe.largest_in_blocks());
+    let residual: Vec<f32> = residual.into_values().collect();
     tensors.insert(RESIDUAL.to_owned(), PartTensor::f32([residual.len()], &residual));
     let [height, width, channels] = image_shape(model);
     let pixels: Vec<u8> = run.kept.unwrap_or_default().into_iter().flat_map(|batch| batch.pixels).collect();
@@ -134,7 +135,8 @@ impl<'a> Merge<'a> {
         let blocks: Vec<BlockId> = depths
             .flat_map(|(stage, &depth)| (0..depth).map(move |block| BlockId { stage, block }))
             .collect();
-        if !(largest.is_empty() || largest.len() == blocks.len()) || largest.iter().any(|x| !x.is_finite()) {
+        let usable = |x: &f32| x.is_finite() && *x >= 0.0;
+        if !(largest.is_empty() || largest.len() == blocks.len()) || !largest.iter().all(usable) {
             return Err(tensors.problem(RESIDUAL, "has no usable number for each block").into());
         }
         blocks.into_iter().zip(largest).for_each(|(block, x)| self.run.sampler.observe.raise(block, x));

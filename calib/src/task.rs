@@ -84,7 +84,8 @@ impl<'a> Task<'a> {
     ) -> Result<Calibrated, CalibError> {
         let Task { model, recipe, specs, mut ranges, fixed, observed, refined: layers, reconstructed } = self;
         let (samples, observe) = run.sampler.into_samples();
-        let residual = ResidualRange::of(observe.largest_in_blocks());
+        let residual =
+            ResidualRange::of(&ResidualRange::by_block(&model.config, observe.largest_in_blocks()));
         let histograms = observe.into_histograms();
         ranges.extend(choose_ranges(&observed, &histograms)?);
         let refined = RefinedParameters::new(ranges);

@@ -196,7 +196,7 @@ impl DataError {
 
     /// The error of an image file that is a symbolic link to nothing; `None` for any other.
     pub(crate) fn dangling(path: &Path) -> Option<DataError> {
-        let target = path.read_link().ok().filter(|_| !path.exists())?;
+        let target = path.read_link().ok().filter(|_| matches!(path.try_exists(), Ok(false)))?;
         Some(DataError::DanglingLink { path: path.to_owned(), target })
     }
 

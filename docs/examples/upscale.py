@@ -65,6 +65,8 @@ def main():
     parser.add_argument("--overlap", type=int, default=16, help="pixels that neighbouring tiles share")
     parser.add_argument("--samples", type=int, default=32, help="pieces on which the model is calibrated")
     given = parser.parse_args()
+    if not 0 <= given.overlap < given.tile:
+        parser.error(f"--overlap {given.overlap} must be less than --tile {given.tile}")
     descriptor = ModelLoader().load_from_file(given.model)
     # The descriptor is no module of PyTorch: its model is quantized.
     model, scale, channels = descriptor.model.eval().float(), descriptor.scale, descriptor.input_channels

@@ -288,7 +288,11 @@ impl Swin {
             [_, _] => Ok(images),
             _ => self.patches(&images),
         };
-        let Some(patch_embed) = &self.patch_embed else { return patches(images.clone()) };
+        let Some(patch_embed) = &self.patch_embed else {
+            let tokens = patches(images.clone())?;
+            sites.residual(Linear::PatchEmbed, &tokens)?;
+            return Ok(tokens);
+        };
         let images = sites.activation(Site::Input(Linear::PatchEmbed), images.clone())?;
         let x = sites.linear(patch_embed, &patches(images)?)?;
         let x = match &self.patch_norm {

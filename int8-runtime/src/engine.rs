@@ -76,8 +76,8 @@ impl Engine {
     }
 
     /// An engine on other weights, for another part of the same program. On a CPU it shares threads and memory for tensors with this
-    /// one if both have as many threads: their calls take turns as calls of one engine do, and both together need no more memory
-    /// than the larger one.
+    /// one if both have as many threads: their calls take turns as calls of one engine do, and each buffer is as large as the
+    /// larger of both needs it.
     ///
     /// # Errors
     /// Those of [`Engine::from_packed`].

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::arch::SwinConfig;
 use crate::error::ModelError;
+use crate::params::MAX_STAGES;
 use crate::pattern::{SitePattern, nearest_patterns, nearest_sites};
 use crate::site::{Linear, Site, all_sites};
 use crate::yaml;
@@ -444,11 +445,9 @@ impl Rule {
 
 /// The sites of the layers that a network of images may have beside its blocks, and a stack of blocks may lack.
 fn beside_blocks() -> Vec<Site> {
-    let layers = [Linear::PatchEmbed, Linear::Reduction(0), Linear::Head];
-    layers
-        .into_iter()
-        .flat_map(|layer| [Site::Input(layer), Site::Weight(layer), Site::Output(layer)])
-        .collect()
+    let merging = (0..MAX_STAGES).map(Linear::Reduction);
+    let layers = [Linear::PatchEmbed, Linear::Head].into_iter().chain(merging);
+    layers.flat_map(|layer| [Site::Input(layer), Site::Weight(layer), Site::Output(layer)]).collect()
 }
 
 #[cfg(test)]

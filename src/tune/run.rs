@@ -63,10 +63,16 @@ impl<'a> Run<'a> {
         first(&mut cache)?;
         let size = timed_size(quantizer.float(), &search, &engine);
         let config = &quantizer.float().config;
-        let machine = match config.is_backbone() || size != config.image_size {
-            false => engine.describe()?,
-            true => format!("{}, images of {size}", engine.describe()?),
-        };
+        let mut machine = engine.describe()?;
+        if config.is_backbone() || size != config.image_size {
+            machine += &format!(", images of {size}");
+        }
+        // The default depends on the model.
+        if engine.backend == BackendChoice::Cuda
+            && engine.cuda.residual == Some(swinq_int8_runtime::cuda::ResidualType::F32)
+        {
+            machine += ", f32 residual";
+        }
         let table = table(options, machine, progress)?;
         let space = Space::new(&start, quantizer.apply(&start)?);
         let parts = Parts {

@@ -51,7 +51,7 @@ OF_ENGINES = [
     ({"backend": "gpu"}, "backend: `gpu` is none of auto, cpu, cuda"),
     ({"threads": -1}, "threads: is -1"),
     ({"max_batch": "many"}, "max_batch: is 'many'; it must be a whole number"),
-    ({"residual": "f8"}, "residual: `f8` is none of f16, f32"),
+    ({"residual": "f8"}, "residual: `f8` is none of auto, f16, f32"),
     ({"thread": 2}, "thread: .*did you mean threads"),
 ]
 

@@ -9,7 +9,9 @@ use swinq_float::{FloatError, Segment, Sites, Swin};
 use swinq_model::quantized::{FloatModel, ResidualRange};
 use swinq_model::site::{BlockId, Operand};
 use swinq_model::{Batch, BatchSource, Recipe, Site, SwinConfig};
-use swinq_testing::model::{NoiseImages, random, second, shifted, small};
+use swinq_testing::model::{
+    NoiseImages, random, second, second_stack, shifted, small, stack, stack_behind_merging,
+};
 
 /// Batches of a calibration.
 const BATCHES: usize = 3;
@@ -108,4 +110,14 @@ fn no_image_gives_no_magnitude() {
                 - {match: '**.{input,output,q,k,v,scores,probs,shortcut,branch}', enable: false}\n";
     let recipe = Recipe::from_yaml("fixed", yaml).unwrap();
     assert_eq!(recorded(&random(small(), 5), &recipe), None);
+}
+
+#[test]
+fn a_stack_that_begins_or_ends_with_merging_has_a_number_for_each_block() {
+    for config in [second_stack(), stack_behind_merging(), stack()] {
+        let float = random(config.clone(), 3);
+        let residual = recorded(&float, &Recipe::shipped("default").unwrap()).unwrap();
+        residual.check(&config).unwrap();
+        assert!(residual.largest().1 > 0.5, "{}", config.name);
+    }
 }

@@ -34,6 +34,23 @@ impl ResidualRange {
         (!stages.is_empty()).then_some(ResidualRange(stages))
     }
 
+    /// The magnitudes `found` at the layers of `config`, by its blocks. A stack of blocks has stages that merge only: a magnitude there
+    /// counts for the nearest block before it, or else behind it.
+    pub fn by_block(config: &SwinConfig, found: &BTreeMap<BlockId, f32>) -> BTreeMap<BlockId, f32> {
+        let depths = &config.depths;
+        let last = |stage: usize| Some(BlockId { stage, block: depths[stage].checked_sub(1)? });
+        let mut blocks: BTreeMap<BlockId, f32> = BTreeMap::new();
+        for (&id, &largest) in found {
+            let here = (id.block < depths[id.stage]).then_some(id);
+            let before = || (0..=id.stage).rev().find_map(last);
+            let behind = || (id.stage..depths.len()).find(|&stage| depths[stage] > 0);
+            let id = here.or_else(before).or_else(|| behind().map(|stage| BlockId { stage, block: 0 }));
+            let most = blocks.entry(id.expect("a network has a block")).or_default();
+            *most = most.max(largest);
+        }
+        blocks
+    }
+
     /// The largest magnitude, and the first block that has it.
     pub fn largest(&self) -> (BlockId, f32) {
         let blocks = self.0.iter().enumerate().flat_map(|(stage, blocks)| {

@@ -59,7 +59,19 @@ pub(crate) fn lower(
 /// The tensors of the residual stream.
 fn residual_tensors(plan: &Plan<'_>) -> HashSet<usize> {
     let adding = plan.steps.iter().filter(|step| matches!(step.store, Store::Residual { .. }));
-    adding.map(|step| step.output.0).collect()
+    let merged = plan.steps.iter().filter(|step| matches!(step.op, Op::Merge(_)));
+    // A stack of blocks may end with the result of merging.
+    let linear = |tensor: &TensorId| {
+        plan.steps.iter().any(|step| step.output == *tensor && matches!(step.op, Op::Linear(_)))
+    };
+    let maps =
+        plan.outputs.iter().filter(|output| output.kind != OutputKind::Logits).map(|output| output.tensor);
+    adding
+        .map(|step| step.output)
+        .chain(merged.map(|step| step.input))
+        .chain(maps.filter(linear))
+        .map(|tensor| tensor.0)
+        .collect()
 }
 
 /// The state of a lowering.

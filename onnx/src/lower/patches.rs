@@ -67,7 +67,7 @@ impl Lowering<'_> {
         let [height, width] = self.image_dims();
         let shape = [self.batch(), Dim::Fixed(channels), height, width];
         let x = self.graph.input("images", data_type::FLOAT, &shape);
-        if !self.options.fp16 {
+        if !self.graph.is_half() {
             return x;
         }
         let to = Attribute::Int("to", i64::from(data_type::FLOAT16));
@@ -86,7 +86,7 @@ impl Lowering<'_> {
             let constant = self.graph.floats32(&format!("transform.{what}"), &[values.len()], values);
             x = self.graph.node(op, &format!("pixels.{what}"), &[&x, &constant], &[]);
         }
-        if self.options.fp16 {
+        if self.graph.is_half() {
             let to = Attribute::Int("to", i64::from(data_type::FLOAT16));
             x = self.graph.node("Cast", "pixels.f16", &[&x], &[to]);
         }

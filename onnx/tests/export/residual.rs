@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 
 use swinq_model::quantized::{CalibrationRecord, ResidualRange};
 use swinq_model::site::all_sites;
+use swinq_model::{SwinVersion, WindowPolicy};
+use swinq_testing::model::{second_stack, stack, stack_behind_merging};
 
 use super::*;
 
@@ -33,7 +35,10 @@ fn every_recipe_of_every_architecture_has_an_f32_residual() {
     let backbone =
         shifted().into_backbone(vec![StageOutput::of_stage(0, true), StageOutput::of_stage(1, false)]);
     let (size, mut of_any_size) = (Size::square(32), 0);
-    for config in [shifted(), padded(), odd(), backbone] {
+    let ends_with_merging =
+        SwinConfig { version: SwinVersion::V1, mask: -100.0, window_policy: WindowPolicy::HuggingFace, ..second_stack() };
+    let stacks = [stack(), stack_behind_merging(), ends_with_merging];
+    for config in [shifted(), padded(), odd(), backbone].into_iter().chain(stacks) {
         for recipe in RECIPES {
             let model = with_residual(model(config.clone(), recipe), 75_000.0);
             let own = if config.is_backbone() { ImageSize::Fixed(size) } else { ImageSize::Own };

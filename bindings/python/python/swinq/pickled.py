@@ -5,10 +5,10 @@ A pickle names this module, so that its names stay. Programs have no other use f
 
 from ._calls.arguments import OfClass
 from ._calls.matching import Masked
-from ._calls.outputs import Absent, Structure, Tensor
+from ._calls.outputs import Absent, Sides, Structure, Tensor
 from ._common.public import name_by
 from ._replacing.in_place import Applied, InPlace
-from ._replacing.module import swin_module
+from ._replacing.module import Engines, swin_module
 from ._replacing.replacement import Unsaved
 from ._training.parameters import ParameterPart
 from ._training.prepared import Template, template
@@ -18,12 +18,14 @@ __all__ = [
     "Absent",
     "Applied",
     "Codes",
+    "Engines",
     "InPlace",
     "Masked",
     "OfClass",
     "ParameterPart",
     "Scale",
     "Scales",
+    "Sides",
     "Structure",
     "Template",
     "Tensor",

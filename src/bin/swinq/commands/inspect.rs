@@ -166,8 +166,11 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
         let first = record.images.iter().take(2).cloned().collect::<Vec<_>>().join(", ");
         writeln!(out, "                {first}, ...")?;
         if let Some((block, largest)) = record.residual.as_ref().map(ResidualRange::largest) {
-            let f16 =
-                if model.f16_residual() == F16Residual::Fits { "fits f16" } else { "too large for f16" };
+            let f16 = if model.f16_residual() == F16Residual::Fits {
+                "fits f16"
+            } else {
+                "f32 on a GPU and in --fp16"
+            };
             writeln!(out, "  residual      up to {largest} in {block}, {f16}")?;
         }
     }

@@ -17,6 +17,7 @@ from .. import _native
 from .._common.errors import ArgumentError, Error
 from .._engine.model import Model
 from .._readers.layers import uncompiled
+from .._readers.stacks import run
 from .arguments import CallParameters
 from .outputs import LAYOUTS, Sides, Structure, Tensor, leaves, tensors
 from .record import Record, record_calls
@@ -25,7 +26,29 @@ from .record import Record, record_calls
 OF_MAPS = ("NCHW", "NHWC", "tokens", "mean")
 
 
-def matched(structure: Any, outputs: Mapping[str, Any], limit: float, path: str = "output") -> Any:
+@dataclass(frozen=True)
+class Limit:
+    """The most that an output may differ from that of the engine, relative to its norm."""
+
+    #: One of ``TOLERANCES``.
+    tolerance: float
+    #: The input of a stack of blocks, ``[1, rows * columns, channels]``. Its outputs are the input and what the branches add, which may be
+    #: far less.
+    tokens: Any = None
+
+    def of(self, value: Any) -> float:
+        """The limit for an output."""
+        if self.tokens is None or value.shape != self.tokens.shape:
+            return self.tolerance
+        of_branches, of_stream = OF_STACKS[self.tolerance]
+        return of_branches * relative_error(self.tokens, value) + of_stream
+
+
+#: Of stacks of blocks, the most that the part of the branches may differ, and the rounding of the whole, by the tolerance.
+OF_STACKS = {2e-3: (2e-4, 1e-6), 1e-2: (1e-2, 1e-3), 5e-2: (5e-2, 8e-3)}
+
+
+def matched(structure: Any, outputs: Mapping[str, Any], limit: Limit, path: str = "output") -> Any:
     """The structure with each tensor as that of ``outputs`` which equals it.
 
     Raises:
@@ -41,7 +64,7 @@ def matched(structure: Any, outputs: Mapping[str, Any], limit: float, path: str 
     return Structure(structure.kind, parts)
 
 
-def _nearest(value: Any, outputs: Mapping[str, Any], limit: float, path: str) -> Tensor:
+def _nearest(value: Any, outputs: Mapping[str, Any], limit: Limit, path: str) -> Tensor:
     """The output and the layout that equal ``value`` best."""
     if not torch.isfinite(value).all():
         raise ArgumentError(f"its {path} holds values that are not finite")
@@ -55,11 +78,12 @@ def _nearest(value: Any, outputs: Mapping[str, Any], limit: float, path: str) ->
         shapes = ", ".join(f"{name} {list(output.shape)}" for name, output in outputs.items())
         raise ArgumentError(f"its {path}, {list(value.shape)}, has the shape of no output of the engine ({shapes})")
     (name, layout), error = min(errors.items(), key=lambda item: item[1])
-    if not error <= limit:
-        otherwise = ", or half precision costs it as much" if limit > 2e-3 else ""
+    most = limit.of(value)
+    if not error <= most:
+        otherwise = ", or half precision costs it as much" if limit.tolerance > 2e-3 else ""
         raise ArgumentError(
             f"its {path} is not what swinq computes of its parameters: {name} differs by {error:.1e} of its norm, more than "
-            f"{limit:.0e}; its code is not that of a Swin that swinq knows{otherwise}"
+            f"{most:.0e}; its code is not that of a Swin that swinq knows{otherwise}"
         )
     return Tensor(output=name, layout=layout)
 
@@ -106,16 +130,19 @@ def checked(model: Model, record: Record) -> Any:
             "the calibration did not call it; see that it has images; if the model calls another method of it, such as "
             "forward_features, it cannot be replaced"
         )
-    structure, engine = None, model.engine(backend="cpu")
+    structure, engine, takes_tokens = None, model.engine(backend="cpu"), model.config.get("input") == "tokens"
     for (height, width), (batch, expected) in record.sizes.items():
-        found = engine.run(record.batches[batch][:1], layout="NCHW")
+        image = record.batches[batch][:1]
+        found = engine.run(image, layout="NCHW")
+        limit = Limit(record.tolerance, LAYOUTS["tokens"](image) if takes_tokens else None)
         try:
             if structure is None:
-                structure = matched(expected, found, record.tolerance)
+                structure = matched(expected, found, limit)
             else:
-                _check_alike(structure, expected, found, record.tolerance)
+                _check_alike(structure, expected, found, limit)
         except ArgumentError as error:
-            place = f"on images of {height}x{width} pixels {error}" if len(record.sizes) > 1 else str(error)
+            kind = "grids of {}x{} tokens" if takes_tokens else "images of {}x{} pixels"
+            place = f"on {kind.format(height, width)} {error}" if len(record.sizes) > 1 else str(error)
             raise ArgumentError(f"{place}{_shifts(record.lost_shifts)}") from error
     _check_shifts(model, record)
     return structure
@@ -130,7 +157,7 @@ def check_type(record: Record) -> None:
         )
 
 
-def _check_alike(structure: Any, expected: Any, found: dict[str, Any], limit: float) -> None:
+def _check_alike(structure: Any, expected: Any, found: dict[str, Any], limit: Limit) -> None:
     """Refuses outputs ``expected`` of a module that are not ``found``, those of the engine, in ``structure``."""
     known, others = leaves(structure), leaves(expected)
     other_structure = ArgumentError("its outputs have another structure than on the first image")
@@ -146,10 +173,10 @@ def _check_alike(structure: Any, expected: Any, found: dict[str, Any], limit: fl
         value, wanted = LAYOUTS[leaf.layout](found[leaf.output]), tensor.value
         if value.shape != wanted.shape:
             raise ArgumentError(f"its {place} is {list(wanted.shape)}, where the engine gives {list(value.shape)}")
-        error = relative_error(value, wanted)
-        if not error <= limit:
+        error, most = relative_error(value, wanted), limit.of(wanted)
+        if not error <= most:
             raise ArgumentError(
-                f"its {place} differs by {error:.1e} of its norm from what swinq computes of its parameters, more than {limit:.0e}, "
+                f"its {place} differs by {error:.1e} of its norm from what swinq computes of its parameters, more than {most:.0e}, "
                 "although it agrees on the first image"
             )
 
@@ -241,7 +268,7 @@ def _recorded(module: Any, image: Any) -> Record:
     failures = []
     for args in _arguments(module, image):
         try:
-            return record_calls(module, lambda model, args=args: model(*args), [module], 1)[module]
+            return record_calls(module, lambda model, args=args: run(model, *args), [module], 1)[module]
         except FAILURES as error:
             failures.append(error)
     size, kind = "x".join(map(str, image.shape[2:])), type(failures[0]).__name__

@@ -23,8 +23,8 @@ from .timing import FirstCall, watched
 TOLERANCES = {torch.float64: 2e-3, torch.float32: 2e-3, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
-#: The most bytes of tokens that are kept of a stack of blocks, beside the first image of each size: programs have many stacks, and
-#: their tokens are larger than images.
+#: The most bytes of tokens that are kept of a stack of blocks; as many again for the first grids of further sizes. Programs have many
+#: stacks, and their tokens are larger than images.
 MOST_BYTES = 2**28
 
 #: What a module of PyTorch takes no images from.
@@ -78,7 +78,9 @@ class Record:
         size, each = (int(images.shape[2]), int(images.shape[3])), 4 * images[:1].numel()
         most = self.samples - self.images
         if most > 0 and self.bytes + each * min(most, len(images)) > self.room:
-            most = max(int((self.room - self.bytes) // each), int(size not in self.sizes))
+            # The first of a size is checked, too, as long as there is room for as much again.
+            is_checked = size not in self.sizes and (not self.sizes or self.bytes + each <= 2 * self.room)
+            most = max(int((self.room - self.bytes) // each), int(is_checked))
         taken = images[: max(most, 0)]
         if len(taken):
             if size not in self.sizes:
@@ -116,6 +118,7 @@ def record_calls(
     """Runs the calibration in evaluation mode, without gradients and without ``torch.compile``, and records the calls of
     ``modules``, and in ``first`` the first call of the model with one of them. ``progress`` gets the images that all of them have."""
     records = {module: Record(samples) for module in modules}
+    stopped: list[BaseException] = []
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         record = records[module]
@@ -125,7 +128,11 @@ def record_calls(
             except (ArgumentError, TypeError) as error:
                 record.problem = str(error)
         if progress is not None:
-            progress("record", min(record.images for record in records.values()), samples)
+            try:
+                progress("record", min(record.images for record in records.values()), samples)
+            except BaseException as error:
+                stopped.append(error)
+                raise
 
     shifts = {module: shifts_of(module) for module in records}
     handles = [handle for module in records for handle in watched(module, hook)]
@@ -134,6 +141,11 @@ def record_calls(
         # Compiled code that ran before does not call hooks.
         with torch.no_grad(), evaluating(model), torch.compiler.set_stance("force_eager"):
             _call(model, calibrate, lambda: all(record.is_full for record in records.values()))
+    except Exception:
+        if stopped:
+            # The caller stops the calibration by it, and it is no error of the model.
+            raise stopped[0] from None
+        raise
     finally:
         for handle in handles:
             handle.remove()

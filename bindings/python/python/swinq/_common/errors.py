@@ -65,5 +65,8 @@ def count(name: str, value: int, least: int) -> None:
 
 def amount(name: str, value: float | None) -> None:
     """Refuses what is neither ``None`` nor a finite number from 0 on."""
-    if value is not None and not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
+    if value is None:
+        return
+    is_number = not isinstance(value, bool | str) and hasattr(value, "__float__")
+    if not (is_number and math.isfinite(float(value)) and float(value) >= 0):
         raise ArgumentError(f"{name}: {value!r} is not a number from 0 on")

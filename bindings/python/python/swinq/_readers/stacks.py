@@ -20,8 +20,10 @@ def reader_of(module: Any) -> Reader | None:
     if is_list(module):
         return swin2sr
     blocks: Any = getattr(module, "blocks", None)
-    has_blocks = blocks is not None and hasattr(blocks, "named_children") and len(blocks) > 0
-    if has_blocks and _parameters(module) == ["x", "x_size"] and all(_is_block(block) for block in blocks):
+    # Other networks have other modules by this name, some of which have no length.
+    if type(blocks).__name__ not in ("ModuleList", "Sequential") or not inspect.isfunction(type(module).forward):
+        return None
+    if len(blocks) > 0 and all(_is_block(block) for block in blocks) and _parameters(module) == ["x", "x_size"]:
         return restoration
     return None
 
@@ -34,6 +36,16 @@ def is_list(module: Any) -> bool:
 def called(module: Any) -> Any:
     """The module whose ``forward`` has the signature of a call: the first layer of a list."""
     return module[0] if is_list(module) else module
+
+
+def run(module: Any, *args: Any) -> Any:
+    """Calls a module; a list of layers as programs do, one after another."""
+    if not is_list(module):
+        return module(*args)
+    tokens, *others = args
+    for layer in module:
+        tokens = layer(tokens, *others)[0]
+    return tokens
 
 
 def _is_a(module: Any, name: tuple[str, str]) -> bool:
@@ -77,7 +89,9 @@ def restoration(module: Any, _: Any) -> Description:
         values["PRETRAINED_WINDOW_SIZES"] = [side(first.attn.pretrained_window_size)]
     elif first.attn.scale != (channels // first.num_heads) ** -0.5:
         values["QK_SCALE"] = first.attn.scale
-    described = _described(module, version, first.input_resolution, (channels, hidden), [first.num_heads], [len(blocks)], values)
+    # A network without shifted blocks may be built for images that it pads.
+    grid = [-(-length // side(first.window_size)) * side(first.window_size) for length in first.input_resolution]
+    described = _described(module, version, grid, (channels, hidden), [first.num_heads], [len(blocks)], values)
     described.windows, described.dialect, described.renamed = "restoration", "microsoft", {"": "layers.0."}
     return described
 

@@ -16,6 +16,7 @@ from .._readers.layers import uncompiled
 from .module import SwinModule
 from .options import check_options
 from .original import check_architecture, opened_float
+from .module import Engines
 from .replace import FoundSwin, described, in_place_of
 from .report import Report
 from .swins import exchanged, kind_of, none_in, swins_of
@@ -56,7 +57,7 @@ def replace(
     swins = [_found(place, names, path, checkpoints[path]) for path, (place, names) in places.items()]
     if calls is not None:
         records = record_calls(model, calls, [swin.module for swin, _ in swins], 1)
-    report, made = Report(model), []
+    report, made, engines = Report(model), [], Engines()
     for (swin, quantized), path in zip(swins, places, strict=True):
         try:
             swin.record = recorded_on_noise(uncompiled(swin.module), swin.model) if calls is None else records[swin.module]
@@ -64,7 +65,7 @@ def replace(
             swin.outputs = checked(swin.model, swin.record)
         except Error as error:
             raise ArgumentError(f"model: {_named(path)}, a {kind_of(swin.module)}, cannot be replaced: {error}") from error
-        module = in_place_of(swin, quantized, backend, options)
+        module = in_place_of(swin, quantized, backend, options, engines)
         module.engine_for(swin.record.device)
         made.append(module)
         report.replaced.append(described(module, swin))

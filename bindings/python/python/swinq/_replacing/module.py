@@ -54,6 +54,9 @@ class Engines:
     def __deepcopy__(self, memo: dict[int, Any]) -> Engines:
         return Engines()
 
+    def __reduce__(self) -> Any:
+        return Engines, ()
+
 
 class SwinModule(Replacement):
     """A Swin that swinq's engine runs, in the place of the module ``original``, which it keeps but does not register.
@@ -222,7 +225,7 @@ class SwinModule(Replacement):
     def __reduce__(self) -> Any:
         file = file_of(self._model)
         parts = (self.original, file, self._outputs, self._arguments, self._backend, self._options, self.training, self._missing_float)
-        return swin_module, parts
+        return swin_module, (*parts, self.engines)
 
     def extra_repr(self) -> str:
         sites = self._model.sites
@@ -231,11 +234,11 @@ class SwinModule(Replacement):
 
 
 def swin_module(
-    original: Any, file: bytes, outputs: Any, arguments: Any, backend: str, options: Any, training: bool, missing_float: str
+    original: Any, file: bytes, outputs: Any, arguments: Any, backend: str, options: Any, training: bool, missing_float: str, engines: Engines
 ) -> SwinModule:
     """The module whose parts were pickled; ``file`` is its checkpoint."""
     module = SwinModule(original, opened(file), outputs, arguments, backend, options)
-    module.training, module._missing_float = training, missing_float
+    module.training, module._missing_float, module.engines = training, missing_float, engines
     return module
 
 

@@ -114,9 +114,16 @@ def find_swins(
             opened[module] = opened_float(module)
         except Error as error:
             left.append(Left(names[0], kind_of(module), str(error)))
-    for module, float_model in opened.items():
+    for module, float_model in list(opened.items()):
         if backend == "cuda" or backend == "auto" and any(parameter.is_cuda for parameter in module.parameters()):
-            float_model._native.check_cuda()
+            try:
+                float_model._native.check_cuda()
+            except Error as error:
+                # Stacks of blocks run on a CPU, and a program may have a Swin beside them.
+                if float_model.config.get("input") != "tokens":
+                    raise
+                left.append(Left(places[module][0], kind_of(module), str(error)))
+                del opened[module]
         calibration.check(float_model)
     if opened:
         records = record_calls(model, calibration.calibrate, opened, calibration.samples, first, calibration.progress)

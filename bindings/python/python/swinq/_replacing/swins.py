@@ -17,7 +17,9 @@ def swins_of(model: Any) -> dict[Any, list[str]]:
     """The outermost Swins of a model, with the names of the places of each. A Swin that ``torch.compile`` wrapped is the wrapper,
     whose compiled code stays bound to what it wraps."""
     if not isinstance(model, torch.nn.Module):
-        raise ArgumentError(f"model: a {type(model).__name__} is no torch.nn.Module")
+        inner = getattr(model, "model", None)
+        hint = "; pass its `model`" if isinstance(inner, torch.nn.Module) else ""
+        raise ArgumentError(f"model: {type(model).__name__} is no torch.nn.Module{hint}")
     found: dict[Any, list[str]] = {}
 
     def visit(module: Any, name: str) -> None:
@@ -49,7 +51,10 @@ def none_in(model: Any) -> str:
         state = "run on the engine already; swinq.torch.restore(model) first"
     if found:
         return f"Its Swins ({', '.join(found)}) {state}"
-    return "It contains no Swin of timm, torchvision, transformers, Microsoft, OpenMMLab or detectron2"
+    return (
+        "It contains no Swin of timm, torchvision, transformers, Microsoft, OpenMMLab or detectron2, and no stack of blocks of SwinIR, Swin2SR "
+        "or CLAP"
+    )
 
 
 def kind_of(module: Any) -> str:
