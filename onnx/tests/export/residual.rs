@@ -35,8 +35,12 @@ fn every_recipe_of_every_architecture_has_an_f32_residual() {
     let backbone =
         shifted().into_backbone(vec![StageOutput::of_stage(0, true), StageOutput::of_stage(1, false)]);
     let (size, mut of_any_size) = (Size::square(32), 0);
-    let ends_with_merging =
-        SwinConfig { version: SwinVersion::V1, mask: -100.0, window_policy: WindowPolicy::HuggingFace, ..second_stack() };
+    let ends_with_merging = SwinConfig {
+        version: SwinVersion::V1,
+        mask: -100.0,
+        window_policy: WindowPolicy::HuggingFace,
+        ..second_stack()
+    };
     let stacks = [stack(), stack_behind_merging(), ends_with_merging];
     for config in [shifted(), padded(), odd(), backbone].into_iter().chain(stacks) {
         for recipe in RECIPES {

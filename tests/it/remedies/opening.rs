@@ -74,9 +74,11 @@ fn variants(book: &Book, tensors: &Tensors) {
     );
     write(&book.path("two.safetensors"), &backbone("a.").into_iter().chain(backbone("b.")).collect());
     write(&book.path("root.safetensors"), &backbone("").into_iter().chain(backbone("b.")).collect());
+    let layers: Tensors =
+        backbone("backbone.").into_iter().filter(|(name, _)| !name.contains("head.")).collect();
     write(
         &book.path("namings.safetensors"),
-        &backbone("backbone.").into_iter().chain(as_openmmlab(&backbone("backbone."))).collect(),
+        &layers.clone().into_iter().chain(as_openmmlab(&layers)).collect(),
     );
     write(&book.path("headless.safetensors"), &headless);
     write(&book.path("detector.safetensors"), &detector.collect());
