@@ -74,6 +74,16 @@ fn variants(book: &Book, tensors: &Tensors) {
     );
     write(&book.path("two.safetensors"), &backbone("a.").into_iter().chain(backbone("b.")).collect());
     write(&book.path("root.safetensors"), &backbone("").into_iter().chain(backbone("b.")).collect());
+    let renamed = |name: &str| {
+        let name =
+            name.replace("patch_embed.proj.", "patch_embed.projection.").replace(".attn.", ".attn.w_msa.");
+        let name = name.replace(".mlp.fc1.", ".ffn.layers.0.0.").replace(".mlp.fc2.", ".ffn.layers.1.");
+        name.replace("backbone.layers.", "backbone.stages.")
+    };
+    let microsoft = backbone("backbone.");
+    let openmmlab = microsoft.clone().into_iter().filter(|(name, _)| !name.contains(".head."));
+    let openmmlab = openmmlab.map(|(name, tensor)| (renamed(&name), tensor)).collect::<Tensors>();
+    write(&book.path("namings.safetensors"), &microsoft.into_iter().chain(openmmlab).collect());
     write(&book.path("headless.safetensors"), &headless);
     write(&book.path("detector.safetensors"), &detector.collect());
     write(&book.path("simmim.safetensors"), &headless.into_iter().chain([stray("mask_token")]).collect());
@@ -248,6 +258,11 @@ fn networks(book: &Book) {
         "features two.safetensors",
         "has 2 backbones, under `a.` and `b.`; pass --prefix a.",
         &["features two.safetensors --prefix a.", "features two.safetensors --prefix b."],
+    );
+    book.opening(
+        "features namings.safetensors",
+        "under `backbone.`, in the names of microsoft and openmmlab; pass --dialect microsoft or another of them",
+        &["features namings.safetensors --dialect microsoft", "features namings.safetensors --dialect openmmlab"],
     );
     book.opening(
         "features root.safetensors",
