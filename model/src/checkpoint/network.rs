@@ -267,10 +267,10 @@ fn several_backbones(found: &[FoundNetwork]) -> String {
     if let [prefix] = quoted.as_slice() {
         let dialects: Vec<String> = found.iter().map(|found| found.naming.dialect.to_string()).collect();
         return format!(
-            "has {} backbones under {prefix}, in the names of {}; pass --dialect {}",
+            "has {} backbones under {prefix}, in the names of {}; pass --dialect {} or another of them",
             found.len(),
             dialects.join(" and "),
-            dialects.join(" or --dialect ")
+            dialects[0]
         );
     }
     let named = prefixes.iter().find(|prefix| !prefix.is_empty());

@@ -297,7 +297,7 @@ fn read_pickles(bytes: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
     Ok((first, Storages::new()))
 }
 
-/// Whether a pickle is the magic number of files of the older format.
+/// Whether a pickle is the magic number at the beginning of files of the older format.
 fn is_magic(first: &Pickle<'_>) -> bool {
     *first.get(first.root) == Object::Long(&LEGACY_MAGIC)
 }

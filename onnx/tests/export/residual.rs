@@ -44,6 +44,10 @@ fn every_recipe_of_every_architecture_has_an_f32_residual() {
     let stacks = [stack(), stack_behind_merging(), ends_with_merging];
     for config in [shifted(), padded(), odd(), backbone].into_iter().chain(stacks) {
         for recipe in RECIPES {
+            // These name blocks of the second stage, or a layer that a stack lacks.
+            if matches!(recipe, "all" | "mixed") && config.takes_tokens() {
+                continue;
+            }
             let model = with_residual(model(config.clone(), recipe), 75_000.0);
             let own = if config.is_backbone() { ImageSize::Fixed(size) } else { ImageSize::Own };
             for (size, target) in

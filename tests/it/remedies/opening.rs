@@ -74,29 +74,19 @@ fn variants(book: &Book, tensors: &Tensors) {
     );
     write(&book.path("two.safetensors"), &backbone("a.").into_iter().chain(backbone("b.")).collect());
     write(&book.path("root.safetensors"), &backbone("").into_iter().chain(backbone("b.")).collect());
-    let layers: Tensors =
-        backbone("backbone.").into_iter().filter(|(name, _)| !name.contains("head.")).collect();
-    write(
-        &book.path("namings.safetensors"),
-        &layers.clone().into_iter().chain(as_openmmlab(&layers)).collect(),
-    );
+    let renamed = |name: &str| {
+        let name =
+            name.replace("patch_embed.proj.", "patch_embed.projection.").replace(".attn.", ".attn.w_msa.");
+        let name = name.replace(".mlp.fc1.", ".ffn.layers.0.0.").replace(".mlp.fc2.", ".ffn.layers.1.");
+        name.replace("backbone.layers.", "backbone.stages.")
+    };
+    let microsoft = backbone("backbone.");
+    let openmmlab = microsoft.clone().into_iter().filter(|(name, _)| !name.contains(".head."));
+    let openmmlab = openmmlab.map(|(name, tensor)| (renamed(&name), tensor)).collect::<Tensors>();
+    write(&book.path("namings.safetensors"), &microsoft.into_iter().chain(openmmlab).collect());
     write(&book.path("headless.safetensors"), &headless);
     write(&book.path("detector.safetensors"), &detector.collect());
     write(&book.path("simmim.safetensors"), &headless.into_iter().chain([stray("mask_token")]).collect());
-}
-
-/// A backbone's `tensors` in OpenMMLab's names.
-fn as_openmmlab(tensors: &Tensors) -> Tensors {
-    const PARTS: [(&str, &str); 5] = [
-        ("patch_embed.proj.", "patch_embed.projection."),
-        ("layers.", "stages."),
-        ("attn.", "attn.w_msa."),
-        ("mlp.fc1.", "ffn.layers.0.0."),
-        ("mlp.fc2.", "ffn.layers.1."),
-    ];
-    let renamed =
-        |name: &String| PARTS.iter().fold(name.clone(), |name, (ours, theirs)| name.replace(ours, theirs));
-    tensors.iter().map(|(name, tensor)| (renamed(name), tensor.clone())).collect()
 }
 
 /// Folders of transformers and timm with other descriptions.
@@ -271,7 +261,7 @@ fn networks(book: &Book) {
     );
     book.opening(
         "features namings.safetensors",
-        "under `backbone.`, in the names of microsoft and openmmlab; pass --dialect microsoft or --dialect openmmlab",
+        "under `backbone.`, in the names of microsoft and openmmlab; pass --dialect microsoft or another of them",
         &["features namings.safetensors --dialect microsoft", "features namings.safetensors --dialect openmmlab"],
     );
     book.opening(

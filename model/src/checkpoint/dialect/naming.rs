@@ -137,12 +137,13 @@ impl Naming {
     /// Whether the tensor `name`, which lacks the root, has a name of the network's dialect that dialects with other names for the
     /// projection of patches do not have.
     pub(crate) fn has_own_name(&self, name: &str) -> bool {
+        let inner = name.strip_prefix(self.trunk).unwrap_or(name);
         match self.known(name) {
-            Some((ours, _)) => ours != name.strip_prefix(self.trunk).unwrap_or(name),
+            Some((ours, _)) => ours != inner,
             // Tables of dialects with our names have no rows for them.
             None => {
                 self.table().anchor == "patch_embed.proj"
-                    && OURS_ALONE.iter().any(|ours| pattern::matches(ours, name, self.last).is_some())
+                    && OURS_ALONE.iter().any(|ours| pattern::matches(ours, inner, self.last).is_some())
             }
         }
     }

@@ -71,7 +71,7 @@ pub(super) fn call<'a>(
     Ok(Some(Object::Method(format!("{owner}.{method}").into())))
 }
 
-/// Whether a name is that of a method, and not of an attribute that leads to everything else in Python.
+/// Whether a name is that of a method. Attributes with two underscores lead to everything else in Python.
 fn is_plain(name: &str) -> bool {
     let letters = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     !name.is_empty() && name.len() <= MAX_NAME && name.bytes().all(letters) && !name.starts_with("__")

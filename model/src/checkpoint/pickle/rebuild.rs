@@ -134,7 +134,7 @@ fn dictionary(objects: &[Object<'_>], pairs: Option<Id>) -> Result<Vec<(Id, Id)>
 }
 
 /// The object that a persistent id describes: a storage, or in the older format a class with its source,
-/// `('module', class, file, source)`; the name is kept.
+/// `('module', class, file, source)`. The name of the class is kept.
 pub(super) fn persistent<'a>(objects: &[Object<'a>], id: Id) -> Result<Called<'a>, String> {
     if let Object::Tuple(items) = &objects[id as usize]
         && let &[tag, class, _file, _source] = items.as_slice()

@@ -393,7 +393,7 @@ fn one_of_two_namings_under_one_prefix_is_chosen_by_its_dialect() {
     both.extend(prefixed("backbone.", ours()));
     let text = refusal(&both, &options());
     let advice = "has 2 backbones under `backbone.`, in the names of microsoft and openmmlab; pass --dialect microsoft or \
-                  --dialect openmmlab";
+                  another of them";
     assert!(text.contains(advice), "{text}");
     let alone = load(&openmmlab(unfolded), &options()).unwrap().model;
     for (dialect, wanted) in [(Dialect::Microsoft, ours()), (Dialect::OpenMmLab, alone.tensors)] {
