@@ -80,9 +80,10 @@ fn variants(book: &Book, tensors: &Tensors) {
         let name = name.replace(".mlp.fc1.", ".ffn.layers.0.0.").replace(".mlp.fc2.", ".ffn.layers.1.");
         name.replace("backbone.layers.", "backbone.stages.")
     };
-    let microsoft = backbone("backbone.");
-    let openmmlab = microsoft.clone().into_iter().filter(|(name, _)| !name.contains(".head."));
-    let openmmlab = openmmlab.map(|(name, tensor)| (renamed(&name), tensor)).collect::<Tensors>();
+    let microsoft = backbone("backbone.").into_iter().filter(|(name, _)| !name.contains(".head."));
+    let microsoft = microsoft.collect::<Tensors>();
+    let openmmlab =
+        microsoft.iter().map(|(name, tensor)| (renamed(name), tensor.clone())).collect::<Tensors>();
     write(&book.path("namings.safetensors"), &microsoft.into_iter().chain(openmmlab).collect());
     write(&book.path("headless.safetensors"), &headless);
     write(&book.path("detector.safetensors"), &detector.collect());
