@@ -175,8 +175,8 @@ fn variants_compute_the_engines_outputs_from_every_position() {
             let tokens = tokens(&model.config, size, 3);
             let expected = run(&engine(&model, options.cpu, 2), size, &tokens[..], ImageLayout::ChannelsLast);
             let positions: Vec<usize> = runner.positions().iter().map(|position| position.values).collect();
-            for at in 1..positions.len() - 1 {
-                let mut residual = vec![0.0; 3 * positions[at]];
+            for (at, values) in positions.iter().enumerate().take(positions.len() - 1).skip(1) {
+                let mut residual = vec![0.0; 3 * values];
                 runner.run(&variant, 3, Start::Images(Images::new(size, &tokens[..])), at, &mut residual);
                 let computed = runner.outputs_from(at);
                 let mut found: Vec<Vec<f32>> =
