@@ -303,15 +303,18 @@ fn stack() -> SwinConfig {
     .into_backbone([0, 1].map(|stage| StageOutput::of_stage(stage, false)).into())
 }
 
+/// Changes a configuration.
+type Change = dyn Fn(&mut SwinConfig);
+
 #[test]
 fn a_stack_has_nothing_before_and_behind_its_blocks() {
     stack().validate().unwrap();
-    let refused = |change: &dyn Fn(&mut SwinConfig)| {
+    let refused = |change: &Change| {
         let mut config = stack();
         change(&mut config);
         config.validate().unwrap_err().to_string()
     };
-    let cases: [(&dyn Fn(&mut SwinConfig), &str); 8] = [
+    let cases: [(&Change, &str); 8] = [
         (&|c| c.in_chans = 3, "IN_CHANS"),
         (&|c| c.patch_size = 2, "PATCH_SIZE"),
         (&|c| c.patch_norm = true, "PATCH_NORM"),
