@@ -89,7 +89,7 @@ impl CudaOptions {
     }
 }
 
-/// The element type of a model's residual stream if `asked` is asked for ([`CudaOptions::residual`]); `fit` says whether f16 holds it.
+/// The element type of a model's residual stream if `asked` is asked for (option `residual`); `fit` says whether f16 holds it.
 ///
 /// # Errors
 /// [`RuntimeError::F16Residual`] if f16 is asked for and does not hold it.
