@@ -35,7 +35,7 @@ class Pickles(Case):
 
     def test_a_quantized_program(self):
         program = quantized()
-        self.assertEqual(self.own_names(program), {"swin_module", "Structure", "Tensor"})
+        self.assertEqual(self.own_names(program), {"Engines", "swin_module", "Structure", "Tensor"})
         self.assert_equal(values(pickle.loads(pickle.dumps(program)), X), values(program, X))
 
     def test_a_prepared_program(self):
