@@ -256,6 +256,23 @@ class Stacks(Case):
             self.assertEqual(len(engines), 1)
             self.assertTrue(torch.equal(outputs(program, calls)[0], expected))
 
+    def test_the_stacks_of_a_model_that_transformers_opens_share_their_threads(self):
+        from swinq.transformers import SwinqConfig
+
+        build, calls, count = STACKS["Swin2SR of transformers"]
+        kind = transformers.Swin2SRForImageSuperResolution
+        with tempfile.TemporaryDirectory() as folder:
+            build().save_pretrained(f"{folder}/float")
+            config = SwinqConfig([calls[0][0][0]], ptq="basic", share=False)
+            model = kind.from_pretrained(f"{folder}/float", quantization_config=config)
+            model.save_pretrained(f"{folder}/int8")
+            again = kind.from_pretrained(f"{folder}/int8")
+        for program in (model, again):
+            swins = [part for part in program.modules() if isinstance(part, swinq.torch.SwinModule)]
+            self.assertEqual((len(swins), len({id(swin.engines) for swin in swins})), (count, 1))
+        for found, expected in zip(outputs(again, calls), outputs(model, calls), strict=True):
+            self.assertTrue(torch.equal(found.reconstruction, expected.reconstruction))
+
     def test_stacks_are_searched_and_measured(self):
         model, calls = swinir(depths=[1, 1], num_heads=[2, 2]), STACKS["SwinIR"][1][:1]
         (expected,) = outputs(model, calls)

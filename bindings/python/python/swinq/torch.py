@@ -199,7 +199,7 @@ def prepare(
             prepared = prepared_of(found.module, found.model, int8, found.outputs, arguments, learned, drop_path, checkpointing)
             if ptq != "basic":
                 start_from(prepared, int8)
-            return prepared, prepared.converted("cpu")
+            return prepared, prepared.converted("cpu", {}, Engines())
 
         return replaced(model, calibration, training)
 
@@ -224,9 +224,9 @@ def convert(model: Any, backend: str = "auto", **options: Any) -> Any:
     swins = [module for module in model.modules() if isinstance(module, PreparedSwin)]
     if not swins:
         raise ArgumentError("model: has no prepared Swin; call swinq.torch.prepare first")
-    converted, engines = [(swin, swin.converted(backend, options)) for swin in swins], Engines()
+    engines = Engines()
+    converted = [(swin, swin.converted(backend, options, engines)) for swin in swins]
     for swin, engine in converted:
-        engine.engines = engines
         engine.train(swin.training)
         model = exchanged(model, swin, engine)
     return model

@@ -34,7 +34,7 @@ from ._common.progress import Progress, check_progress
 from ._readers.description import forget_method
 from ._readers.layers import uncompiled
 from ._replacing.in_place import InPlace, in_place, unguard
-from ._replacing.module import SwinModule, file_of, opened
+from ._replacing.module import Engines, SwinModule, file_of, opened
 from ._replacing.options import ENGINE_OPTIONS, check_options, nearest
 from ._replacing.replace import Calibration
 from ._replacing.replacement import Replacement
@@ -168,8 +168,9 @@ class SwinqQuantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> None:
         if self.pre_quantized:
             model.__dict__.pop("_keys_to_ignore_on_load_missing", None)
+            engines = Engines()
             for swin in self.quantization_config.swins:
-                self._open(model, swin)
+                self._open(model, swin, engines)
         else:
             self._quantize(model)
         # Nothing reads the images after the calibration.
@@ -195,7 +196,7 @@ class SwinqQuantizer(HfQuantizer):
             self.report.model = in_place(self.report.model)
         unguard(model)
 
-    def _open(self, model: Any, swin: Mapping[str, Any]) -> None:
+    def _open(self, model: Any, swin: Mapping[str, Any], engines: Engines) -> None:
         """Puts the module of a saved Swin in its place."""
         config, name = self.quantization_config, swin["name"]
         original = _swin_of(model, swin)
@@ -209,7 +210,7 @@ class SwinqQuantizer(HfQuantizer):
                 "model: remove `quantization_config` from its config.json"
             ) from error
         outputs, arguments = structure_from_json(swin["outputs"]), arguments_from_json(swin["arguments"])
-        module = SwinModule(original, quantized, outputs, arguments, config.backend, config.options)
+        module = SwinModule(original, quantized, outputs, arguments, config.backend, config.options, engines)
         module._missing_float = swin.get("original", "")
         module.eval()
         if name:

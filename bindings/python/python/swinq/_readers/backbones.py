@@ -11,15 +11,15 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._common.errors import ArgumentError
-from .description import Description, Reader, has_bias, in_microsoft_keys, in_timm_keys, side, transformers_config, version_of
+from .description import Description, Reader, has_bias, in_microsoft_keys, in_timm_keys, is_a, side, transformers_config, version_of
 from .preprocessing import transform_of
 
 
 def by_structure(module: Any) -> Reader | None:
     """The reader of a backbone that is known by its structure; ``None`` for any other module."""
-    if _is_a(module, "timm.models._features", "FeatureDictNet"):
+    if is_a(module, ("timm.models._features", "FeatureDictNet")):
         return timm_list if "layers_0" in module and _is_timm(module["layers_0"]) else None
-    if _is_a(module, "timm.models._features", "FeatureGetterNet"):
+    if is_a(module, ("timm.models._features", "FeatureGetterNet")):
         return timm_getter if _is_timm(module.model) else None
     if hasattr(module, "stages") and hasattr(getattr(module, "patch_embed", None), "projection") and _first_msa(module) is not None:
         return openmmlab
@@ -27,7 +27,7 @@ def by_structure(module: Any) -> Reader | None:
         return detectron2
     if _is_torchvision_block(module, "1", "0") and hasattr(module, "0"):
         return torchvision
-    if _is_a(module, "torch.fx.graph_module", "GraphModule") and _is_traced(getattr(module, "features", None)):
+    if is_a(module, ("torch.fx.graph_module", "GraphModule")) and _is_traced(getattr(module, "features", None)):
         return torchvision_graph
     return None
 
@@ -36,11 +36,6 @@ def norms_of(module: Any) -> list[int]:
     """The stages whose outputs have a norm of their own, ``norm0``, ``norm1``, ..."""
     numbers = (name.removeprefix("norm") for name, _ in module.named_children() if name.startswith("norm"))
     return sorted(int(number) for number in numbers if number.isdecimal())
-
-
-def _is_a(module: Any, package: str, name: str) -> bool:
-    """Whether a module is of the class ``name`` of ``package``, or of one that derives from it."""
-    return any((each.__module__, each.__name__) == (package, name) for each in type(module).__mro__)
 
 
 def _is_timm(part: Any) -> bool:

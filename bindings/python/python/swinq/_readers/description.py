@@ -77,6 +77,11 @@ def forget_method(module: Any) -> None:
         del config.quantization_config
 
 
+def is_a(module: Any, name: tuple[str, str]) -> bool:
+    """Whether a module is of a class, by the Python module that defines it and its name, or of one that derives from it."""
+    return any((each.__module__, each.__name__) == name for each in type(module).__mro__)
+
+
 def version_of(module: Any) -> int:
     """1 or 2: the version of Swin, which cosine attention marks."""
     return 2 if any(key.endswith("logit_scale") for key in module.state_dict()) else 1

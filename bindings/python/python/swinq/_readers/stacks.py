@@ -10,12 +10,12 @@ import inspect
 from typing import Any
 
 from .._common.errors import ArgumentError
-from .description import Description, Reader, has_bias, in_microsoft_keys, side, version_of
+from .description import Description, Reader, has_bias, in_microsoft_keys, is_a, side, version_of
 
 
 def reader_of(module: Any) -> Reader | None:
     """What reads a stack; ``None`` for any other module."""
-    if _is_a(module, CLAP_STAGE):
+    if is_a(module, CLAP_STAGE):
         return clap
     if is_list(module):
         return swin2sr
@@ -30,7 +30,7 @@ def reader_of(module: Any) -> Reader | None:
 
 def is_list(module: Any) -> bool:
     """Whether a stack is a list of layers, which a program calls itself."""
-    return type(module).__name__ == "ModuleList" and len(module) > 0 and all(_is_a(layer, SWIN2SR_LAYER) for layer in module)
+    return type(module).__name__ == "ModuleList" and len(module) > 0 and all(is_a(layer, SWIN2SR_LAYER) for layer in module)
 
 
 def called(module: Any) -> Any:
@@ -46,11 +46,6 @@ def run(module: Any, *args: Any) -> Any:
     for layer in module:
         tokens = layer(tokens, *others)[0]
     return tokens
-
-
-def _is_a(module: Any, name: tuple[str, str]) -> bool:
-    """Whether a module is of the class of a Python module and a name, or of one that derives from it."""
-    return any((each.__module__, each.__name__) == name for each in type(module).__mro__)
 
 
 def grid_parameter(module: Any) -> str | None:

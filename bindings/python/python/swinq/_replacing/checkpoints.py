@@ -13,10 +13,9 @@ from .._common.errors import ArgumentError, Error, ModelError
 from .._engine.model import Model
 from .._functions.open import open
 from .._readers.layers import uncompiled
-from .module import SwinModule
+from .module import Engines, SwinModule
 from .options import check_options
 from .original import check_architecture, opened_float
-from .module import Engines
 from .replace import FoundSwin, described, in_place_of
 from .report import Report
 from .swins import exchanged, kind_of, none_in, swins_of

@@ -75,6 +75,7 @@ class SwinModule(Replacement):
         arguments: Mapping[str, Any],
         backend: str,
         options: Mapping[str, Any],
+        engines: Engines,
     ) -> None:
         """
         Args:
@@ -84,6 +85,7 @@ class SwinModule(Replacement):
             arguments: the arguments of every call beside the images.
             backend: ``cpu``, ``cuda``, or ``auto`` for that of the device of the images.
             options: the other options of :meth:`Model.engine`.
+            engines: makes the engines; the Swins of a program have one.
         """
         super().__init__()
         self.__dict__["_original"] = original
@@ -96,8 +98,7 @@ class SwinModule(Replacement):
         #: Maps are computed with the channels last if no output has them first.
         self._out_layout = "NHWC" if all(leaf.layout in CHANNELS_LAST for leaf in leaves) else "NCHW"
         self._engines: dict[tuple[str, int], Engine] = {}
-        #: Makes the engines; the Swins of a program have one.
-        self.engines = Engines()
+        self.engines = engines
         signature = inspect.signature(called(uncompiled(original)).forward)
         self._parameters_of_forward = CallParameters.of(uncompiled(original))
         self.training = original.training
@@ -216,9 +217,9 @@ class SwinModule(Replacement):
     def __deepcopy__(self, memo: dict[int, Any]) -> SwinModule:
         parts = (copy.deepcopy(part, memo) for part in (self.original, self._arguments, self._options))
         original, arguments, options = parts
-        module = type(self)(original, self._model, self._outputs, arguments, self._backend, options)
+        engines = copy.deepcopy(self.engines, memo)
+        module = type(self)(original, self._model, self._outputs, arguments, self._backend, options, engines)
         module.training, module._missing_float = self.training, self._missing_float
-        module.engines = copy.deepcopy(self.engines, memo)
         memo[id(self)] = module
         return module
 
@@ -237,8 +238,8 @@ def swin_module(
     original: Any, file: bytes, outputs: Any, arguments: Any, backend: str, options: Any, training: bool, missing_float: str, engines: Engines
 ) -> SwinModule:
     """The module whose parts were pickled; ``file`` is its checkpoint."""
-    module = SwinModule(original, opened(file), outputs, arguments, backend, options)
-    module.training, module._missing_float, module.engines = training, missing_float, engines
+    module = SwinModule(original, opened(file), outputs, arguments, backend, options, engines)
+    module.training, module._missing_float = training, missing_float
     return module
 
 

@@ -176,11 +176,9 @@ def described(engine: SwinModule, swin: FoundSwin) -> Replaced:
     )
 
 
-def in_place_of(swin: FoundSwin, model: Model, backend: str, options: Mapping[str, Any], engines: Engines | None = None) -> SwinModule:
+def in_place_of(swin: FoundSwin, model: Model, backend: str, options: Mapping[str, Any], engines: Engines) -> SwinModule:
     """The module that runs ``model`` in the place of a Swin. ``engines`` are those of the program."""
-    module = SwinModule(swin.module, model, swin.outputs, swin.record.arguments, backend, options)
-    module.engines = engines or module.engines
-    return module
+    return SwinModule(swin.module, model, swin.outputs, swin.record.arguments, backend, options, engines)
 
 
 def _others(report: Report) -> list[Left]:

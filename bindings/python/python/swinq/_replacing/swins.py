@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -21,20 +22,21 @@ def swins_of(model: Any) -> dict[Any, list[str]]:
         hint = "; pass its `model`" if isinstance(inner, torch.nn.Module) else ""
         raise ArgumentError(f"model: {type(model).__name__} is no torch.nn.Module{hint}")
     found: dict[Any, list[str]] = {}
-
-    def visit(module: Any, name: str) -> None:
-        if is_replaced(module):
-            return
-        inner = uncompiled(module)
-        if reader_of(inner) is not None:
+    for module, name in outermost(model, lambda module: is_replaced(module) or reader_of(uncompiled(module)) is not None):
+        if not is_replaced(module):
             found.setdefault(module, []).append(name)
-            return
-        for part, child in inner._modules.items():
-            if child is not None:
-                visit(child, f"{name}.{part}" if name else part)
-
-    visit(model, "")
     return found
+
+
+def outermost(model: Any, is_wanted: Callable[[Any], bool], name: str = "") -> Iterator[tuple[Any, str]]:
+    """The outermost modules of a model that are wanted, in every place, with the names of the places. A wrapper of ``torch.compile``
+    stands for what it wraps, and does not show in names."""
+    if is_wanted(model):
+        yield model, name
+        return
+    for part, child in uncompiled(model)._modules.items():
+        if child is not None:
+            yield from outermost(child, is_wanted, f"{name}.{part}" if name else part)
 
 
 def is_replaced(module: Any) -> bool:

@@ -153,12 +153,11 @@ def _made(saved: SavedSwin, place: Any, file: bytearray, backend: str | None, op
                 raise ModelError(f"learned `{saved.learned}` and drop_path {saved.drop_path} are not allowed")
             return prepared_of(place, float_model, model, outputs, arguments, saved.learned, saved.drop_path, saved.checkpointing)
         _check_options(saved.backend, saved.options)
-        swin = SwinModule(place, model, outputs, arguments, backend or saved.backend, {**saved.options, **options})
+        swin = SwinModule(place, model, outputs, arguments, backend or saved.backend, {**saved.options, **options}, engines)
     except (Error, RecursionError) as error:
         raise ModelError(f"{saved.file}, for {saved.place}: {error}") from error
     if hash_of_parameters(uncompiled(place)) != saved.original:
         swin._missing_float = saved.original
-    swin.engines = engines
     swin.engine_for(next(place.parameters()).device)
     return swin
 

@@ -13,7 +13,7 @@ from .._common.errors import ArgumentError
 from .._readers.layers import library_of, uncompiled
 from .._replacing.in_place import InPlace
 from .._replacing.module import SwinModule
-from .._replacing.swins import is_replaced, kind_of
+from .._replacing.swins import is_replaced, kind_of, outermost
 from .._training.prepared import PreparedSwin
 from . import folders, safetensors
 from .index import INDEX, INT8, IN_PLACE, PREPARED, REST, Index, SavedSwin, file_name, hashed, listed, write_index
@@ -77,17 +77,8 @@ def swins_in(model: Any) -> dict[Any, list[str]]:
     """The modules of a model that stand in the place of a Swin or run as one, with all their module paths, in which wrappers of
     ``torch.compile`` do not show."""
     found: dict[Any, list[str]] = {}
-
-    def visit(place: Any, name: str) -> None:
-        module = uncompiled(place)
-        if is_replaced(module):
-            found.setdefault(module, []).append(name)
-            return
-        for part, child in module._modules.items():
-            if child is not None:
-                visit(child, f"{name}.{part}" if name else part)
-
-    visit(model, "")
+    for place, name in outermost(model, lambda place: is_replaced(uncompiled(place))):
+        found.setdefault(uncompiled(place), []).append(name)
     return found
 
 

@@ -19,7 +19,7 @@ from .._common.progress import Progress, observed
 from .._engine.images import PathLike
 from .._engine.model import ENGINE_NUMBERS, Model
 from .._functions.quantize import recipe_text
-from .._replacing.module import backend_for
+from .._replacing.module import Engines, backend_for
 from .._replacing.options import check_options
 from .._replacing.replace import Calibration, FoundSwin, collected_images, described, find_swins, in_place_of
 from .._replacing.swins import exchanged, none_in, swins_of
@@ -118,7 +118,7 @@ def tune(
         found, native, words = _native.tune(
             swin.model._native, collected_images(swin), text, ptq, program.engine(), batch_size, goal, table, program.caller(function)
         )
-    engine = in_place_of(swin, Model(native), backend, options)
+    engine = in_place_of(swin, Model(native), backend, options, Engines())
     engine.engine_for(swin.record.device)
     tuned = tuning_of(json.loads(found), words, exchanged(model, swin.module, engine), described(engine, swin))
     if not tuned.kept:
@@ -241,7 +241,7 @@ class Program:
         """The metric of the program with a candidate in the place of its Swin, or as it is."""
         model, swin = self.model, None
         if native is not None:
-            swin = in_place_of(self.swin, Model(native), self.backend, self.options)
+            swin = in_place_of(self.swin, Model(native), self.backend, self.options, Engines())
             model = exchanged(model, self.swin.module, swin)
         try:
             with torch.no_grad(), evaluating(model):

@@ -19,7 +19,7 @@ from .._engine.model import Model
 from .._readers.layers import uncompiled
 from .._readers.recognition import describe
 from .._readers.stacks import called
-from .._replacing.module import SwinModule, file_of, opened
+from .._replacing.module import Engines, SwinModule, file_of, opened
 from .._replacing.original import stand_in
 from .._replacing.replacement import Replacement, with_signature
 from .export import Values, exported
@@ -144,16 +144,16 @@ class PreparedSwin(Replacement):
                 weights[name] = site.scales().detach().float().tolist()
         return Model(_native.trained(self._template.model._native, held, ranges, channels, weights))
 
-    def converted(self, backend: str = "auto", options: Mapping[str, Any] | None = None) -> SwinModule:
-        """The engine's module with the current parameters and scales."""
-        return SwinModule(self.original, self.to_model(), self._outputs, self._arguments, backend, dict(options or {}))
+    def converted(self, backend: str, options: Mapping[str, Any], engines: Engines) -> SwinModule:
+        """The engine's module with the current parameters and scales. ``engines`` are those of the program."""
+        return SwinModule(self.original, self.to_model(), self._outputs, self._arguments, backend, options, engines)
 
     def _engine(self) -> SwinModule:
         """The engine's module for the current parameters on a CPU."""
         values = fingerprint([*self.parameters(), *self.buffers()])
         known, module = self._converted
         if module is None or known != values:
-            module = self.converted("cpu").eval()
+            module = self.converted("cpu", {}, Engines()).eval()
             self._converted = (values, module)
         return module
 
