@@ -11,8 +11,7 @@ use candle_core::Device;
 use sha2::Digest;
 use swinq_model::part::{PartTensor, PartTensors, StoredTensors};
 use swinq_model::quantized::{FloatModel, ResidualRange};
-use swinq_model::site::BlockId;
-use swinq_model::{BatchSource, ModelError, Ptq, Recipe, Site};
+use swinq_model::{BatchSource, ModelError, Ptq, Recipe, Site, all_blocks};
 
 use crate::calibrate::{CalibrateOptions, Calibrated, Progress};
 use crate::error::CalibError;
@@ -131,10 +130,7 @@ impl<'a> Merge<'a> {
     /// Adds the magnitudes of the residual stream: of each block, or of none if the part has no image.
     fn add_residual(&mut self, tensors: &StoredTensors<'_>) -> Result<(), CalibError> {
         let (_, largest) = tensors.f32(RESIDUAL, 1)?;
-        let depths = self.model.config.depths.iter().enumerate();
-        let blocks: Vec<BlockId> = depths
-            .flat_map(|(stage, &depth)| (0..depth).map(move |block| BlockId { stage, block }))
-            .collect();
+        let blocks = all_blocks(&self.model.config);
         let usable = |x: &f32| x.is_finite() && *x >= 0.0;
         if !(largest.is_empty() || largest.len() == blocks.len()) || !largest.iter().all(usable) {
             return Err(tensors.problem(RESIDUAL, "has no usable number for each block").into());

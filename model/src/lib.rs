@@ -48,5 +48,5 @@ pub use position::AttentionParameters;
 pub use printable::{printable, printable_name};
 pub use quantized::QuantizedModel;
 pub use recipe::{Calibrator, Granularity, Kind, Ptq, Recipe, Rule, SiteSpec};
-pub use site::{BlockId, Branch, Linear, Operand, Site, all_linears, all_sites};
+pub use site::{BlockId, Branch, Linear, Operand, Site, all_blocks, all_linears, all_sites};
 pub use tensor::{HostTensor, StateDict};

@@ -220,6 +220,12 @@ fn parse_parts(parts: &[&str]) -> Option<Site> {
     }
 }
 
+/// Every block of `config`, in forward order.
+pub fn all_blocks(config: &SwinConfig) -> Vec<BlockId> {
+    let depths = config.depths.iter().enumerate();
+    depths.flat_map(|(stage, &depth)| (0..depth).map(move |block| BlockId { stage, block })).collect()
+}
+
 /// Every linear layer of `config`, in forward order.
 pub fn all_linears(config: &SwinConfig) -> Vec<Linear> {
     let mut linears = match config.input {

@@ -4,7 +4,7 @@
 //! the first block to its highest value at the last.
 
 use candle_core::{Device, Result, Tensor};
-use swinq_model::{BlockId, Branch, Draws, SwinConfig};
+use swinq_model::{BlockId, Branch, Draws, SwinConfig, all_blocks};
 
 /// The branches to drop for each image of a batch. They depend on the seed and the batch's number in the run
 /// alone, so a checkpoint stores no state for them.
@@ -20,9 +20,7 @@ pub struct DropPath {
 impl DropPath {
     /// Rates up to `highest` for the blocks of `config`; `None` if nothing is ever dropped.
     pub fn new(config: &SwinConfig, highest: f64, seed: u64) -> Option<DropPath> {
-        let blocks = (0..config.depths.len())
-            .flat_map(|stage| (0..config.depths[stage]).map(move |block| BlockId { stage, block }));
-        let blocks: Vec<BlockId> = blocks.collect();
+        let blocks = all_blocks(config);
         let increment = highest / (blocks.len().max(2) - 1) as f64;
         let rates = blocks.into_iter().enumerate().map(|(i, block)| (block, increment * i as f64)).collect();
         (highest > 0.0).then_some(DropPath { seed, batch: 0, rates, resident: None })

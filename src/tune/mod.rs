@@ -76,12 +76,17 @@ impl TuneOptions {
     /// # Errors
     /// The errors of [`tune_by_metric`] that do not depend on images.
     pub fn check_for(&self, model: &Model) -> Result<(), Error> {
-        check(self)?;
+        self.check(model).map(|_| ())
+    }
+
+    /// The same; returns the outputs that count.
+    fn check(&self, model: &Model) -> Result<Metric, Error> {
+        check_numbers(self)?;
         check_recipe(model, &self.recipe)?;
         check_ptq(model.config(), &self.recipe)?;
         check_kept(self.cache.as_deref())?;
         check_kept(self.latencies.as_deref())?;
-        Metric::new(model.config(), &self.sqnr_of).map(|_| ())
+        Metric::new(model.config(), &self.sqnr_of)
     }
 }
 
@@ -147,13 +152,12 @@ pub fn tune(
     images: &Images,
     progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Tuned, Error> {
-    options.check_for(&model)?;
+    let metric = options.check(&model)?;
     check_min_sqnr(options.min_sqnr, model.config())?;
     if images.len() < 2 {
         let problem = "a search needs at least two images: one half is searched on, the other verifies";
         return Err(Error::argument("images", problem));
     }
-    let metric = Metric::new(model.config(), &options.sqnr_of)?;
     let images = &match metric {
         Metric::Logits(_) => images.numbered_for(model.config(), model.labels(), model.dialect())?.0,
         Metric::Maps(_) => images.clone(),
@@ -203,8 +207,7 @@ pub fn tune_by_metric(
     evaluation: Evaluation<'_>,
     progress: &mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Tuned, Error> {
-    options.check_for(&model)?;
-    let metric = Metric::new(model.config(), &options.sqnr_of)?;
+    let metric = options.check(&model)?;
     let float = model.into_float()?;
     let search = load(images, &float, &options.read, options.sizing)?;
     let counts = TuneImages { calibration: images.len(), search: count(&search), verification: 0 };
@@ -239,7 +242,7 @@ fn count(batches: &[Batch]) -> usize {
     batches.iter().map(Batch::len).sum()
 }
 
-fn check(options: &TuneOptions) -> Result<(), Error> {
+fn check_numbers(options: &TuneOptions) -> Result<(), Error> {
     if !(options.max_drop.is_finite() && options.max_drop >= 0.0) {
         return Err(Error::argument("max_drop", format!("{} is not a number from 0 on", options.max_drop)));
     }

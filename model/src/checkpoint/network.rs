@@ -108,15 +108,12 @@ impl<'a> Network<'a> {
         let nested: Vec<&String> =
             prefixes.iter().filter(|prefix| **prefix != own && prefix.starts_with(&own)).collect();
         // Another network of the same prefix has names of another dialect.
-        let twins: Vec<&Naming> =
-            all.iter().map(|found| &found.naming).filter(|n| n.prefix() == own).collect();
+        let is_twin = |other: &&Naming| other.prefix() == own && other.dialect != naming.dialect;
+        let twins: Vec<&Naming> = all.iter().map(|found| &found.naming).filter(is_twin).collect();
         let has = |its: &Naming, name: &str| {
             name.strip_prefix(&its.root).is_some_and(|name| its.has_own_name(name))
         };
-        let of_twin = |name: &str| {
-            let others = twins.iter().filter(|twin| twin.dialect != naming.dialect);
-            !has(&naming, name) && others.into_iter().any(|twin| has(twin, name))
-        };
+        let of_twin = |name: &str| twins.iter().any(|twin| has(twin, name)) && !has(&naming, name);
         let inside = |name: &str| {
             let own = name.strip_prefix(&naming.root).is_some_and(|name| naming.is_inside(name));
             own && !nested.iter().any(|prefix| name.starts_with(prefix.as_str())) && !of_twin(name)

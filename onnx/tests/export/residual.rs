@@ -4,16 +4,15 @@ use std::collections::BTreeSet;
 
 use swinq_model::quantized::{CalibrationRecord, ResidualRange};
 use swinq_model::site::all_sites;
-use swinq_model::{SwinVersion, WindowPolicy};
+use swinq_model::{SwinVersion, WindowPolicy, all_blocks};
 use swinq_testing::model::{second_stack, stack, stack_behind_merging};
 
 use super::*;
 
 /// `model` with a calibration that saw this magnitude in its first block, and 1 in the others.
 fn with_residual(mut model: QuantizedModel, largest: f32) -> QuantizedModel {
-    let depths = model.config.depths.iter().enumerate();
-    let ids = depths.flat_map(|(stage, &depth)| (0..depth).map(move |block| BlockId { stage, block }));
-    let mut blocks: BTreeMap<BlockId, f32> = ids.map(|id| (id, 1.0)).collect();
+    let mut blocks: BTreeMap<BlockId, f32> =
+        all_blocks(&model.config).into_iter().map(|id| (id, 1.0)).collect();
     *blocks.first_entry().unwrap().get_mut() = largest;
     model.provenance.calibration = Some(CalibrationRecord {
         images: Vec::new(),
