@@ -13,7 +13,7 @@
 #define TYPE_BF16 2
 
 struct Params {
-    // The residual, `[images * tokens, columns]`; for `values` f32 `[total]`.
+    // The residual, `[images * tokens, columns]`; for `values` f32 `[tokens]`.
     const void* input;
     // Null without a norm.
     const f32* gamma;
@@ -25,10 +25,11 @@ struct Params {
     // Set to 1 if a value of the output is not finite.
     u32* raised;
     s32 flag_count;
-    // Tokens of an image and of all images; for `values`, `total` is the number of values.
-    s32 tokens, total;
-    // Columns of a row, and those that a block writes: a multiple of 32, unless it writes all.
-    s32 columns, columns_each;
+    // Tokens of an image, and those that a block holds: a power of two from 2 to THREADS / 4. For `values`, `tokens` is the number of
+    // values.
+    s32 tokens, tokens_each;
+    // Columns of a row, a multiple of 8.
+    s32 columns;
     f32 epsilon;
 };
 
@@ -64,83 +65,153 @@ INLINE bool any_flag(const Params& p, u32* word) {
 
 #if defined(MAP)
 
-// Four lanes share a token.
-constexpr s32 TOKENS = THREADS / 4;
-// Columns of a tile in shared memory, `[TILE][TOKENS + 1]`.
-constexpr s32 TILE = 32;
-constexpr s32 TILE_ROW = TOKENS + 1;
-
 #if defined(EXACT)
 typedef f32 Value;
 #else
 typedef u16 Value;
 #endif
 
-// Writes the columns `chunk..` of the tile to the block's tokens, which begin at `first`: neighbouring threads write
-// neighbouring tokens of a column.
-INLINE void store_tile(const Params& p, const f32* tile, s32 first, s32 chunk, s32 end, bool& all_finite) {
-    for (s32 i = thread_index(); i < TILE * TOKENS; i += THREADS) {
-        s32 column = chunk + i / TOKENS, local = i % TOKENS, token = first + local;
-        if (column >= end || token >= p.total) continue;
-        s32 image = token / p.tokens;
-        Out y = convert(tile[i / TOKENS * TILE_ROW + local]);
-        all_finite = all_finite && finite_out(y);
-        u64 row = static_cast<u64>(image) * p.columns + column;
-        static_cast<Out*>(p.out)[row * p.tokens + (token - image * p.tokens)] = y;
-    }
+// Values that one store writes: of two tokens, and of eight columns.
+struct alignas(2 * sizeof(Out)) Pair {
+    Out values[2];
+};
+struct alignas(16) Eight {
+    Out values[8];
+};
+
+// The tokens of a block, which belong to one image, and their place in shared memory.
+struct Tokens {
+    u32 image, first, count;
+    const u8* rows;
+    // Bytes of a token: an odd number of 16-byte chunks, so that lanes that read the same columns of successive tokens use
+    // different banks.
+    u32 row;
+    const RowNorm* norms;
+};
+
+INLINE Tokens tokens_of(const Params& p, u8* rows, RowNorm* norms) {
+    u32 blocks = (p.tokens + p.tokens_each - 1) / p.tokens_each, image = block_x() / blocks;
+    u32 first = (block_x() - image * blocks) * p.tokens_each, left = p.tokens - first, each = p.tokens_each;
+    return Tokens{image, first, left < each ? left : each, rows, static_cast<u32>(p.columns * sizeof(Value)) | 16, norms};
 }
 
-// Writes four columns of a token.
-INLINE void store_row(const Params& p, s32 token, s32 column, const f32 (&y)[4], bool& all_finite) {
-    Out* to = static_cast<Out*>(p.out) + static_cast<u64>(token) * p.columns + column;
-#pragma unroll
-    for (int i = 0; i < 4; i++) {
-        to[i] = convert(y[i]);
-        all_finite = all_finite && finite_out(to[i]);
+// Starts copying the rows of the tokens to shared memory.
+INLINE void copy_rows(const Params& p, const Tokens& tokens, u8* rows) {
+    u64 first = static_cast<u64>(tokens.image) * p.tokens + tokens.first;
+    const u8* from = static_cast<const u8*>(p.input) + first * p.columns * sizeof(Value);
+    u32 chunks = p.columns * sizeof(Value) / 16;
+    for (u32 i = thread_index(); i < tokens.count * chunks; i += THREADS) {
+        u32 token = i / chunks, chunk = i - token * chunks;
+        copy_async_16(rows + token * tokens.row + 16 * chunk, from + static_cast<u64>(16) * i, 16);
     }
+    copy_commit();
 }
 
-KERNEL(feature_map)(const Params p) {
-    f32* tile = reinterpret_cast<f32*>(shared_memory());
-    wait_for_previous();
-    launch_dependents();
-    bool invalid = any_flag(p, reinterpret_cast<u32*>(tile + TILE * TILE_ROW));
-    s32 lane = thread_index() % 4, local = thread_index() / 4, first = static_cast<s32>(block_x()) * TOKENS;
-    bool real = first + local < p.total, all_finite = true;
-    const Value* row = static_cast<const Value*>(p.input) + static_cast<u64>(real ? first + local : 0) * p.columns;
-#if NORM
+// Computes the norms of the tokens. Four lanes share one.
+INLINE void compute_norms(const Params& p, const Tokens& tokens, RowNorm* norms) {
+    u32 token = thread_index() / 4, last = tokens.count - 1;
+    // Whole warps leave.
+    if (token / (WARP / 4) * (WARP / 4) > last) return;
+    s32 lane = thread_index() % 4;
+    const Value* row = reinterpret_cast<const Value*>(tokens.rows + (token < last ? token : last) * tokens.row);
     RowNorm norm = row_norm(p.columns, pieces_of(p.columns, lane), p.epsilon,
                             [&](s32 i) { return values4(row + 16 * i + 4 * lane); });
-#endif
-    s32 begin = static_cast<s32>(block_y()) * p.columns_each;
-    s32 end = begin + p.columns_each < p.columns ? begin + p.columns_each : p.columns;
-    for (s32 chunk = begin; chunk < end; chunk += TILE) {
-#pragma unroll
-        for (s32 at = 4 * lane; at < TILE; at += 16) {
-            if (chunk + at >= end) continue;
-            f32x4 x = values4(row + chunk + at);
-            f32 y[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
+    if (lane == 0 && token <= last) norms[token] = norm;
+}
+
+// Computes columns `at..at + 8` of a token.
+INLINE void values_of(const Params& p, const Tokens& tokens, u32 token, s32 at, bool invalid, Eight& to) {
+    f32 x[8];
+    load8(x, reinterpret_cast<const Value*>(tokens.rows + token * tokens.row) + at);
 #if NORM
-                y[i] = apply(norm, y[i], p.gamma[chunk + at + i], p.beta[chunk + at + i]);
+    f32 gamma[8], beta[8];
+    RowNorm norm = tokens.norms[token];
+    load8(gamma, p.gamma + at), load8(beta, p.beta + at);
+#pragma unroll
+    for (int i = 0; i < 8; i++) x[i] = apply(norm, x[i], gamma[i], beta[i]);
 #endif
-                if (invalid) y[i] = from_bits(0x7fc00000);
+#pragma unroll
+    for (int i = 0; i < 8; i++) to.values[i] = convert(invalid ? from_bits(0x7fc00000) : x[i]);
+}
+
+INLINE bool all_finite(const Eight& x) {
+    bool all = true;
+#pragma unroll
+    for (int i = 0; i < 8; i++) all = all && finite_out(x.values[i]);
+    return all;
+}
+
 #if CHANNELS_FIRST
-                tile[(at + i) * TILE_ROW + local] = y[i];
-#endif
+
+// Writes the columns of the tokens: a thread has two tokens, and neighbouring threads write neighbouring tokens of a column.
+// Returns whether all values are finite.
+INLINE bool store(const Params& p, const Tokens& tokens, bool invalid) {
+    u32 pairs = p.tokens_each / 2, token = 2 * (thread_index() % pairs);
+    if (token >= tokens.count) return true;
+    bool both = token + 1 < tokens.count, all = true;
+    // A pair of an image with an odd number of tokens is not aligned in every column.
+    bool together = both && p.tokens % 2 == 0 && reinterpret_cast<u64>(p.out) % sizeof(Pair) == 0;
+    for (s32 at = 8 * (thread_index() / pairs); at < p.columns; at += 8 * (THREADS / pairs)) {
+        Eight x, y;
+        values_of(p, tokens, token, at, invalid, x);
+        values_of(p, tokens, both ? token + 1 : token, at, invalid, y);
+        all = all && all_finite(x) && all_finite(y);
+        u64 column = static_cast<u64>(tokens.image) * p.columns + at;
+        Out* to = static_cast<Out*>(p.out) + column * p.tokens + tokens.first + token;
+#pragma unroll
+        for (int i = 0; i < 8; i++, to += p.tokens) {
+            if (together) {
+                *reinterpret_cast<Pair*>(to) = Pair{{x.values[i], y.values[i]}};
+            } else {
+                to[0] = x.values[i];
+                if (both) to[1] = y.values[i];
             }
-#if !CHANNELS_FIRST
-            if (real) store_row(p, first + local, chunk + at, y, all_finite);
-#endif
         }
-#if CHANNELS_FIRST
-        block_sync();
-        store_tile(p, tile, first, chunk, end, all_finite);
-        block_sync();
-#endif
     }
-    if (!all_finite) raise_flag(p.raised);
+    return all;
+}
+
+#else
+
+// Writes the rows of the tokens. Returns whether all values are finite.
+INLINE bool store(const Params& p, const Tokens& tokens, bool invalid) {
+    u32 groups = p.columns / 8;
+    u64 first = static_cast<u64>(tokens.image) * p.tokens + tokens.first;
+    bool aligned = reinterpret_cast<u64>(p.out) % alignof(Eight) == 0, all = true;
+    for (u32 i = thread_index(); i < tokens.count * groups; i += THREADS) {
+        u32 token = i / groups;
+        Eight x;
+        values_of(p, tokens, token, 8 * (i - token * groups), invalid, x);
+        all = all && all_finite(x);
+        Out* to = static_cast<Out*>(p.out) + first * p.columns + static_cast<u64>(8) * i;
+        if (aligned) {
+            *reinterpret_cast<Eight*>(to) = x;
+        } else {
+#pragma unroll
+            for (int k = 0; k < 8; k++) to[k] = x.values[k];
+        }
+    }
+    return all;
+}
+
+#endif
+
+KERNEL(feature_map)(const Params p) {
+    RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
+    u32* word = reinterpret_cast<u32*>(norms + p.tokens_each);
+    u8* rows = reinterpret_cast<u8*>(word + 4);
+    Tokens tokens = tokens_of(p, rows, norms);
+    wait_for_previous();
+    launch_dependents();
+    copy_rows(p, tokens, rows);
+    bool invalid = any_flag(p, word);
+    copy_wait<0>();
+    block_sync();
+#if NORM
+    compute_norms(p, tokens, norms);
+    block_sync();
+#endif
+    if (!store(p, tokens, invalid)) raise_flag(p.raised);
 }
 
 #else
@@ -150,7 +221,7 @@ KERNEL(values)(const Params p) {
     launch_dependents();
     bool invalid = any_flag(p, reinterpret_cast<u32*>(shared_memory()));
     s32 at = static_cast<s32>(block_x()) * THREADS + static_cast<s32>(thread_index());
-    if (at >= p.total) return;
+    if (at >= p.tokens) return;
     f32 x = static_cast<const f32*>(p.input)[at];
     Out y = convert(invalid ? from_bits(0x7fc00000) : x);
     static_cast<Out*>(p.out)[at] = y;

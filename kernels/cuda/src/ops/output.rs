@@ -7,13 +7,11 @@ use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Pro
 
 /// Threads of a block.
 const THREADS: u32 = 256;
-/// Tokens of a block: four lanes share one.
-const TOKENS: usize = THREADS as usize / 4;
-/// Columns of a tile in shared memory.
-const TILE: usize = 32;
-/// The most columns that a block writes. Each block computes the norms of its tokens, so that small maps of many columns keep
-/// the GPU busy.
-const COLUMNS: usize = 192;
+/// The most tokens of a block: four lanes compute the norm of one.
+const MOST_TOKENS: usize = THREADS as usize / 4;
+/// The most bytes of a block's tokens in shared memory, unless two tokens have more: several blocks fit a multiprocessor, and
+/// small maps of many columns keep the GPU busy.
+const MOST_BYTES: usize = 32 << 10;
 
 /// Element type of an output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -72,17 +70,24 @@ impl MapConfig {
         if self.residual == ResidualType::F32 { program.define("EXACT", 1) } else { program }
     }
 
-    /// Launch configuration for `tokens` tokens of `columns` columns.
-    pub fn launch(tokens: usize, columns: usize) -> LaunchConfig {
-        let grid = [tokens.div_ceil(TOKENS) as u32, columns.div_ceil(COLUMNS) as u32, 1];
-        // The tile, and a word for the flags.
-        let shared = 4 * (TILE * (TOKENS + 1) + 1) as u32;
-        LaunchConfig { grid, threads: THREADS, shared, pdl: true }
+    /// Launch configuration for `images` images of `tokens` tokens with `columns` columns.
+    pub fn launch(&self, (images, tokens): (usize, usize), columns: usize) -> LaunchConfig {
+        let each = self.tokens_each(columns);
+        let blocks = images * tokens.div_ceil(each);
+        // The norms, a word for the flags, and the tokens.
+        let shared = 16 * each + 16 + each * self.token_bytes(columns);
+        LaunchConfig { shared: shared as u32, pdl: true, ..LaunchConfig::linear(blocks as u32, THREADS) }
     }
 
-    /// The columns that a block writes.
-    pub fn columns_each() -> usize {
-        COLUMNS
+    /// The tokens that a block holds, a power of two.
+    pub fn tokens_each(&self, columns: usize) -> usize {
+        let fit = MOST_BYTES / self.token_bytes(columns);
+        (1 << fit.max(2).ilog2()).min(MOST_TOKENS)
+    }
+
+    /// Bytes of a token in shared memory: an odd number of 16-byte chunks.
+    fn token_bytes(&self, columns: usize) -> usize {
+        self.residual.bytes() * columns | 16
     }
 }
 
@@ -135,14 +140,14 @@ impl DeviceOutput {
     /// The device has too little memory.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 4, or is not that of the norm.
+    /// If the number of columns is not a multiple of 8, or is not that of the norm.
     pub fn map(
         device: &Device,
         columns: usize,
         norm: Option<NormParameters<'_>>,
         residual: ResidualType,
     ) -> Result<DeviceOutput, CudaError> {
-        assert!(columns.is_multiple_of(4), "output: {columns} columns");
+        assert!(columns.is_multiple_of(8), "output: {columns} columns");
         let copy = |(gamma, beta, epsilon): NormParameters<'_>| {
             assert!(gamma.len() == columns && beta.len() == columns, "output: a norm of {columns} columns");
             let [gamma, beta] = [gamma, beta].map(|values| DeviceBuf::from_slice(device, values));
@@ -190,10 +195,12 @@ impl DeviceOutput {
             Source::Map { norm: Some((gamma, beta, epsilon)), .. } => (Some(gamma), Some(beta), *epsilon),
             _ => (None, None, 0.0),
         };
-        let total = images * tokens;
-        let (total, config) = match self.source {
-            Source::Map { .. } => (total, MapConfig::launch(total, columns)),
-            Source::Values { .. } => (total * columns, values_launch(total * columns)),
+        let values = images * tokens * columns;
+        let (count, tokens_each, config) = match self.source {
+            Source::Map { config, .. } => {
+                (tokens, config.tokens_each(columns), config.launch((images, tokens), columns))
+            }
+            Source::Values { .. } => (values, 0, values_launch(values)),
         };
         let (call, shape) = (Call(stream), [images, tokens, columns]);
         let params = Params {
@@ -204,10 +211,9 @@ impl DeviceOutput {
             flags: call.word("output: the flags", flags.steps),
             raised: call.word("output: the output's flag", flags.raised),
             flag_count: int(flags.steps.bytes() / 4),
-            tokens: int(tokens),
-            total: int(total),
+            tokens: int(count),
+            tokens_each: int(tokens_each),
             columns: int(columns),
-            columns_each: int(COLUMNS),
             epsilon,
         };
         // SAFETY: `Params` is the kernel's parameter. Input and output have the lengths checked above, gamma and beta

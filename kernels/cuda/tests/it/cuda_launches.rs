@@ -269,13 +269,17 @@ fn heads() {
 
 #[test]
 fn outputs() {
-    for columns in COLUMNS {
+    for (residual, columns) in
+        [ResidualType::F16, ResidualType::F32].map(|of| COLUMNS.map(|c| (of, c))).concat()
+    {
+        let config = MapConfig { residual, norm: true };
+        let each = config.tokens_each(columns);
+        assert!(each.is_power_of_two() && (2..=64).contains(&each), "{columns} columns");
         for tokens in [1, 49, 64, 65, 3136, 800 * 1344 / 16] {
-            let launch = MapConfig::launch(tokens, columns);
-            let what = format!("{tokens} tokens of {columns} columns");
+            let launch = config.launch((2, tokens), columns);
+            let what = format!("{tokens} tokens of {columns} columns, {residual:?}");
             check(launch, SHARED[0].1, &what);
-            covers(launch.grid[0], 64, tokens, &what);
-            covers(launch.grid[1], MapConfig::columns_each(), columns, &what);
+            covers(launch.grid[0] / 2, each, tokens, &what);
         }
     }
     for values in [1, 255, 256, 257, 128_000] {

@@ -34,7 +34,8 @@ impl Case {
     fn launch(&self, residual: ResidualType, form: OutputForm, flags: &[u32]) -> Launch {
         let config = MapConfig { residual, norm: self.norm.is_some() };
         let total = self.images * self.tokens;
-        let launch = Launch::new(&config.program(form), MapConfig::launch(total, self.columns));
+        let shape = config.launch((self.images, self.tokens), self.columns);
+        let launch = Launch::new(&config.program(form), shape);
         let launch = match residual {
             ResidualType::F32 => launch.activation(&self.residual),
             ResidualType::F16 => launch.activation(&to_halves(&self.residual)),
@@ -43,8 +44,8 @@ impl Case {
         let launch = launch.optional(gamma).optional(beta);
         let launch = launch.activation(&vec![77_u8; total * self.columns * form.element.bytes()]);
         let launch = launch.activation(flags).activation(&[0_u32]);
-        let launch = launch.int(flags.len()).int(self.tokens).int(total).int(self.columns);
-        launch.int(MapConfig::columns_each()).float(EPSILON)
+        let launch = launch.int(flags.len()).int(self.tokens).int(config.tokens_each(self.columns));
+        launch.int(self.columns).float(EPSILON)
     }
 
     /// The map of the reference, in the order `[images, columns, tokens]` or `[images, tokens, columns]`.
@@ -92,8 +93,9 @@ fn forms() -> impl Iterator<Item = OutputForm> {
 #[test]
 fn maps_are_those_of_the_reference_in_every_type_and_order() {
     let Some(compiler) = Compiler::get() else { return };
-    // Tokens around those of a block and of two images in one block, and columns that a tile or a block does not divide.
-    let sizes = [(1, 1, 96), (2, 49, 40), (3, 65, 96), (1, 130, 200), (2, 7, 384)];
+    // Tokens around those of a block, even and odd numbers of them, and rows of which a block holds few.
+    let sizes =
+        [(1, 1, 96), (2, 49, 40), (3, 66, 96), (1, 130, 200), (2, 7, 384), (2, 12, 1536), (1, 3, 4096)];
     for (images, tokens, columns) in sizes {
         for norm in [false, true] {
             let case = Case::new(images, tokens, columns, norm);
@@ -152,8 +154,8 @@ fn scores_are_copied_in_each_type() {
             let launch = Launch::new(&values_program(element), values_launch(count));
             let launch = launch.activation(&values).null().null();
             let launch = launch.activation(&vec![77_u8; count * element.bytes()]).activation(&CLEAR);
-            let launch = launch.activation(&[0_u32]).int(CLEAR.len()).int(1).int(count).int(count);
-            let (out, flag) = outcome(&launch.int(MapConfig::columns_each()).float(0.0), compiler);
+            let launch = launch.activation(&[0_u32]).int(CLEAR.len()).int(count).int(0).int(count);
+            let (out, flag) = outcome(&launch.float(0.0), compiler);
             assert!(flag == 0 && out == in_type(&values, element), "{count} values, {element:?}");
         }
     }
