@@ -1,7 +1,7 @@
 //! The choice of the hardware that runs a model, and the options of an engine.
 
 use swinq_cuda::Device;
-use swinq_int8_runtime::cuda::residual_type;
+use swinq_int8_runtime::cuda::{ResidualType, residual_type};
 use swinq_int8_runtime::{Backend, CpuOptions, CudaOptions, RuntimeError, usable_gpu};
 use swinq_kernels::Cpu;
 use swinq_model::QuantizedModel;
@@ -99,18 +99,23 @@ impl EngineOptions {
     /// [`Error::Runtime`] if an f16 residual is asked for and does not hold the model's.
     pub fn for_model(mut self, model: &QuantizedModel) -> Result<EngineOptions, Error> {
         if self.backend == BackendChoice::Cuda {
-            self.cuda.residual = Some(residual_type(self.cuda.residual, model.f16_residual())?);
+            self.cuda.residual =
+                Some(residual_type(self.cuda.residual, model.f16_residual(), &model.config)?);
         }
         Ok(self)
     }
 
-    /// A remark if an engine of `model` has an f32 residual stream on a GPU because f16 does not hold it. The options must be
+    /// A remark if an engine of `model` has an f32 residual stream on a GPU though nothing was asked for. The options must be
     /// [resolved](EngineOptions::resolved).
     pub fn residual_remark(&self, model: &QuantizedModel) -> Option<String> {
-        let fit = model.f16_residual();
+        let (fit, config) = (model.f16_residual(), &model.config);
         let chosen = self.backend == BackendChoice::Cuda && self.cuda.residual.is_none();
-        let large = chosen && matches!(fit, F16Residual::TooLarge { .. });
-        large.then(|| format!("the GPU keeps the residual stream in f32: {fit}"))
+        let in_f32 = chosen && matches!(residual_type(None, fit, config), Ok(ResidualType::F32));
+        let reason = match fit {
+            F16Residual::TooLarge { .. } => fit.to_string(),
+            _ => format!("f16 needs a multiple of 8 channels, and the network has {}", config.embed_dim),
+        };
+        in_f32.then(|| format!("the GPU keeps the residual stream in f32: {reason}"))
     }
 
     /// Number of threads of the CPU engine. If the option is 0, it is the number of cores.

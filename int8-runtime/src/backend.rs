@@ -1,6 +1,7 @@
 //! The backends that run a model.
 
 use swinq_cuda::{CudaError, Device, Library, library};
+use swinq_model::SwinConfig;
 use swinq_model::quantized::F16Residual;
 
 use crate::cpu::CpuOptions;
@@ -51,15 +52,16 @@ impl Backend {
         }
     }
 
-    /// The backend with the type of the residual stream that it has for a model; `fit` says whether f16 holds the model's stream.
+    /// The backend with the type of the residual stream that it has for a model of this architecture; `fit` says whether f16 holds
+    /// the model's stream.
     ///
     /// # Errors
     /// Those of [`residual_type`].
-    pub(crate) fn resolved(self, fit: F16Residual) -> Result<Backend, RuntimeError> {
+    pub(crate) fn resolved(self, fit: F16Residual, config: &SwinConfig) -> Result<Backend, RuntimeError> {
         Ok(match self {
             Backend::Cpu(_) => self,
             Backend::Cuda(options) => {
-                let residual = Some(residual_type(options.residual, fit)?);
+                let residual = Some(residual_type(options.residual, fit, config)?);
                 Backend::Cuda(CudaOptions { residual, ..options })
             }
         })

@@ -42,7 +42,7 @@ impl PackedModel {
     /// for that does not fit, there is no GPU, or the GPU has too little memory.
     pub fn new(model: &QuantizedModel, backend: Backend) -> Result<PackedModel, RuntimeError> {
         let f16_residual = model.f16_residual();
-        let backend = backend.resolved(f16_residual)?;
+        let backend = backend.resolved(f16_residual, &model.config)?;
         let plan = Plan::new(model)?;
         let outline = Arc::new(plan.outline());
         let lowered = match &backend {
@@ -73,7 +73,7 @@ impl PackedModel {
     /// # Errors
     /// [`RuntimeError::F16Residual`].
     pub(crate) fn resolved(&self, backend: Backend) -> Result<Backend, RuntimeError> {
-        backend.resolved(self.f16_residual)
+        backend.resolved(self.f16_residual, &self.config)
     }
 
     /// The network as a list of ops.

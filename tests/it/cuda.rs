@@ -67,6 +67,7 @@ fn configs() -> Vec<SwinConfig> {
         depths: vec![2, 1],
         ..small()
     };
+    let heads = |channels: usize| SwinConfig { embed_dim: 4 * channels, num_heads: vec![4, 8], ..small() };
     let second = |name: &str, config: SwinConfig| SwinConfig {
         name: format!("V2, {name}"),
         version: SwinVersion::V2,
@@ -85,6 +86,10 @@ fn configs() -> Vec<SwinConfig> {
         named("APE, no QKV bias, custom scale, no patch norm, windows of 64", bare),
         named("windows of 144 tokens", wide),
         named("windows of 256 tokens", large),
+        named("heads of 10 channels", heads(10)),
+        named("heads of 24 channels", heads(24)),
+        second("heads of 16 channels", heads(16)),
+        second("heads of 30 channels", SwinConfig { mlp_ratio: 2.0, ..heads(30) }),
     ]
 }
 

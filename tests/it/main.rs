@@ -12,6 +12,7 @@ mod cuda;
 mod cuda_backbones;
 mod cuda_cli;
 mod cuda_images;
+mod cuda_stacks;
 mod cuda_streams;
 mod documents;
 mod engine_against_simulation;

@@ -4,6 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 
 pub use swinq_cuda::ops::ResidualType;
+use swinq_model::SwinConfig;
 use swinq_model::quantized::F16Residual;
 
 use crate::error::RuntimeError;
@@ -54,7 +55,7 @@ pub struct CudaOptions {
     /// The most streams of the caller that run at the same time, each with memory of its own; further streams wait for one another.
     /// A graph that the caller records counts as one as long as it lives, and so does inference from host memory.
     pub max_streams: usize,
-    /// Element type of the residual stream; `None` is f16, or f32 for a model whose residual does not fit f16 ([`residual_type`]).
+    /// Element type of the residual stream; `None` is f16, or f32 for a model whose residual is none in f16 ([`residual_type`]).
     pub residual: Option<ResidualType>,
     /// The library that computes the matrix products.
     pub gemm: Gemm,
@@ -89,14 +90,23 @@ impl CudaOptions {
     }
 }
 
-/// The element type of a model's residual stream if `asked` is asked for (option `residual`); `fit` says whether f16 holds it.
+/// The element type of the residual stream of a model of the architecture `config` if `asked` is asked for (option `residual`). `fit`
+/// says whether f16 holds its values. If nothing is asked for, it is f32 where f16 does not hold them, and where the rows of a stage
+/// are no whole groups of the columns that kernels for f16 read at once.
 ///
 /// # Errors
-/// [`RuntimeError::F16Residual`] if f16 is asked for and does not hold it.
-pub fn residual_type(asked: Option<ResidualType>, fit: F16Residual) -> Result<ResidualType, RuntimeError> {
+/// [`RuntimeError::F16Residual`] if f16 is asked for and does not hold the values.
+pub fn residual_type(
+    asked: Option<ResidualType>,
+    fit: F16Residual,
+    config: &SwinConfig,
+) -> Result<ResidualType, RuntimeError> {
+    let group = ResidualType::F16.columns_at_once();
+    let whole = config.stages().iter().all(|stage| stage.dim.is_multiple_of(group));
     match (asked, fit) {
         (Some(ResidualType::F16), F16Residual::TooLarge { .. }) => Err(RuntimeError::F16Residual { fit }),
         (None, F16Residual::TooLarge { .. }) => Ok(ResidualType::F32),
+        (None, _) if !whole => Ok(ResidualType::F32),
         _ => Ok(asked.unwrap_or(ResidualType::F16)),
     }
 }
@@ -149,18 +159,28 @@ mod tests {
     fn an_f16_residual_that_does_not_fit_is_refused_and_is_f32_by_default() {
         let block = swinq_model::BlockId { stage: 1, block: 3 };
         let large = F16Residual::TooLarge { block, largest: 20_000.0 };
-        let error = residual_type(Some(ResidualType::F16), large).unwrap_err().to_string();
+        let config = &SwinConfig::default();
+        let error = residual_type(Some(ResidualType::F16), large, config).unwrap_err().to_string();
         for part in ["layers.1.blocks.3", "20000", "--residual f32"] {
             assert!(error.contains(part), "{error}");
         }
-        assert_eq!(residual_type(Some(ResidualType::F32), large).unwrap(), ResidualType::F32);
-        assert_eq!(residual_type(None, large).unwrap(), ResidualType::F32);
+        assert_eq!(residual_type(Some(ResidualType::F32), large, config).unwrap(), ResidualType::F32);
+        assert_eq!(residual_type(None, large, config).unwrap(), ResidualType::F32);
         for fit in [F16Residual::Fits, F16Residual::Unknown] {
-            assert_eq!(residual_type(None, fit).unwrap(), ResidualType::F16);
+            assert_eq!(residual_type(None, fit, config).unwrap(), ResidualType::F16);
             for asked in [ResidualType::F16, ResidualType::F32] {
-                assert_eq!(residual_type(Some(asked), fit).unwrap(), asked);
+                assert_eq!(residual_type(Some(asked), fit, config).unwrap(), asked);
             }
         }
+    }
+
+    #[test]
+    fn a_residual_of_odd_groups_is_f32_by_default() {
+        let config =
+            SwinConfig { embed_dim: 60, num_heads: vec![6], depths: vec![2], ..SwinConfig::default() };
+        assert_eq!(residual_type(None, F16Residual::Fits, &config).unwrap(), ResidualType::F32);
+        let asked = Some(ResidualType::F16);
+        assert_eq!(residual_type(asked, F16Residual::Fits, &config).unwrap(), ResidualType::F16);
     }
 
     #[test]

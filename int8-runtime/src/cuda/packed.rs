@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use swinq_cuda::ops::attention::HEAD_DIM;
+use swinq_cuda::ops::attention::check_heads;
 use swinq_cuda::ops::output::DeviceOutput;
 use swinq_cuda::{CudaError, Device, KeepContext};
 use swinq_model::{Stage, SwinConfig};
@@ -63,18 +63,9 @@ impl fmt::Display for Meaning {
 /// Refuses an architecture that the kernels do not support, before anything is asked of a GPU.
 ///
 /// # Errors
-/// [`CudaError::Unsupported`] for heads of another width than the kernels', and for a network of tokens.
+/// [`CudaError::Unsupported`] for heads of more channels than the kernels'.
 pub fn check_architecture(config: &SwinConfig) -> Result<(), CudaError> {
-    if config.takes_tokens() {
-        let problem = "a network of tokens: the CUDA engine begins with a patch embedding; the CPU backend runs stacks of blocks";
-        return Err(CudaError::Unsupported(problem.to_owned()));
-    }
-    match config.stages().iter().map(Stage::head_dim).find(|&width| width != HEAD_DIM) {
-        None => Ok(()),
-        Some(width) => Err(CudaError::Unsupported(format!(
-            "heads of {width} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any"
-        ))),
-    }
+    config.stages().iter().map(Stage::head_dim).try_for_each(check_heads)
 }
 
 /// Whether one launch may compute one branch of a block: with cuBLASLt, the library computes the products.

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use swinq_cuda::ops::attention::DeviceAttention;
+use swinq_cuda::ops::attention::{DeviceAttention, HEAD_DIM};
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::linear::{DeviceLinear, LibraryLinear, OwnLinear, Target};
 use swinq_cuda::ops::mlp::DeviceMlp;
@@ -11,6 +11,7 @@ use swinq_cuda::ops::norm::DeviceNorm;
 use swinq_cuda::ops::patch::{DevicePatchEmbed, InputForm};
 use swinq_cuda::ops::qk_norm::DeviceQkNorm;
 use swinq_cuda::ops::rows::DeviceRows;
+use swinq_cuda::ops::tokens::DeviceTokens;
 use swinq_cuda::ops::window_block::DeviceWindowBlock;
 use swinq_cuda::ops::{ResidualCodes, row_stride};
 use swinq_cuda::{CudaError, DeviceSlice, Stream};
@@ -27,6 +28,8 @@ pub(crate) struct DeviceTensor {
     pub(crate) rows: Rows,
     pub(crate) columns: usize,
     pub(crate) element: DeviceElement,
+    /// The channels of a head, if those of the columns of a head are fewer than [`HEAD_DIM`]: the rest are zeros.
+    pub(crate) narrow: Option<usize>,
 }
 
 /// Element type and layout of a tensor on the device.
@@ -73,8 +76,18 @@ impl DeviceTensor {
         }
     }
 
-    /// Reads the values of the tensor from its bytes.
+    /// Reads the values of the tensor from its bytes, without the zeros of narrow heads.
     pub(crate) fn traced(&self, raw: &[u8]) -> TracedValues {
+        let all = self.all_columns(raw);
+        let Some(channels) = self.narrow else { return all };
+        let kept = |at: usize| at % self.columns % HEAD_DIM < channels;
+        match all {
+            TracedValues::Codes(codes) => TracedValues::Codes(kept_of(codes, kept)),
+            TracedValues::Float(values) => TracedValues::Float(kept_of(values, kept)),
+        }
+    }
+
+    fn all_columns(&self, raw: &[u8]) -> TracedValues {
         let half = |b: &[u8]| half::f16::from_le_bytes([b[0], b[1]]).to_f32();
         let columns = self.columns;
         match self.element {
@@ -97,9 +110,14 @@ impl DeviceTensor {
     }
 }
 
+fn kept_of<T>(values: Vec<T>, kept: impl Fn(usize) -> bool) -> Vec<T> {
+    values.into_iter().enumerate().filter(|(at, _)| kept(*at)).map(|(_, value)| value).collect()
+}
+
 /// A prepared op. What depends on the size of the image is found when it runs.
 pub(crate) enum DeviceOp {
     PatchEmbed(DevicePatchEmbed),
+    Tokens(DeviceTokens),
     Norm(DeviceNorm, Gather),
     /// Rows of the residual without a norm.
     Rows(DeviceRows, Gather),
@@ -127,6 +145,7 @@ impl DeviceOp {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             DeviceOp::PatchEmbed(_) => "patch embedding",
+            DeviceOp::Tokens(_) => "tokens",
             DeviceOp::Norm(norm, _) if norm.adds() => "norm + add",
             DeviceOp::Norm(..) => "norm",
             DeviceOp::Rows(..) => "quantize",
@@ -212,6 +231,10 @@ impl DeviceStep {
                 let size = geometry.grids().image();
                 op.run(stream, (images, size), (at.input, at.form), at.output, at.flag)
             }
+            DeviceOp::Tokens(op) => {
+                let size = geometry.grids().image();
+                op.run(stream, (images, size), (at.input, at.form), at.output, at.flag)
+            }
             DeviceOp::Norm(op, gather) if op.adds() => {
                 let (order, codes) = ((images, geometry.tokens(*gather)), self.residual_codes(geometry, at));
                 op.run_residual(stream, order, at.input, at.output, codes, at.flag)
@@ -266,7 +289,7 @@ mod tests {
     use super::*;
 
     fn tensor(columns: usize, element: DeviceElement) -> DeviceTensor {
-        DeviceTensor { rows: Rows::Tokens(0), columns, element }
+        DeviceTensor { rows: Rows::Tokens(0), columns, element, narrow: None }
     }
 
     #[test]
@@ -284,6 +307,13 @@ mod tests {
             );
             assert_eq!(bytes(columns, DeviceElement::Float), 40 * columns, "{columns} floats");
         }
+    }
+
+    #[test]
+    fn a_trace_has_the_channels_of_narrow_heads_alone() {
+        let codes: Vec<u8> = (0..64).map(|at| if at % 32 < 2 { at } else { 0 }).collect();
+        let traced = DeviceTensor { narrow: Some(2), ..tensor(64, DeviceElement::Code) }.traced(&codes);
+        assert!(matches!(traced, TracedValues::Codes(c) if c == [0, 1, 32, 33]));
     }
 
     #[test]

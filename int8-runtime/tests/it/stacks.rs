@@ -4,8 +4,7 @@ use candle_core::{Device, Tensor};
 use half::f16;
 use swinq_float::{FakeQuant, Float, Sites, Swin};
 use swinq_int8_runtime::{
-    Backend, CpuOptions, CudaOptions, Engine, ImageLayout, Images, OutputLayout, OutputMut, PackedModel,
-    Pixels, RuntimeError, Start, VariantRunner,
+    Backend, CpuOptions, Engine, ImageLayout, Images, OutputLayout, OutputMut, Pixels, Start, VariantRunner,
 };
 use swinq_kernels::Cpu;
 use swinq_model::site::all_sites;
@@ -152,14 +151,6 @@ fn the_network_decides_the_shift_of_a_restoration_for_every_size() {
     let small = SwinConfig { image_size: Size::new(3, 12), ..stack() };
     assert_eq!(small.stages()[0].window, Size::square(3));
     assert!(small.grids(Size::new(8, 12)).is_err() && small.grids(Size::new(9, 6)).is_ok());
-}
-
-#[test]
-fn no_gpu_runs_a_stack() {
-    let model = quantized(&random(stack(), 3), "default");
-    let error = PackedModel::new(&model, Backend::Cuda(CudaOptions::default())).err().unwrap();
-    assert!(matches!(error, RuntimeError::Cuda(_)), "{error:?}");
-    assert!(error.to_string().contains("a network of tokens"), "{error}");
 }
 
 #[test]

@@ -28,7 +28,7 @@ struct Params {
     // Tokens of an image, and those that a block holds: a power of two from 2 to THREADS / 4. For `values`, `tokens` is the number of
     // values.
     s32 tokens, tokens_each;
-    // Columns of a row, a multiple of 8.
+    // Columns of a row, a multiple of those that 16 bytes of the residual hold.
     s32 columns;
     f32 epsilon;
 };
@@ -71,12 +71,14 @@ typedef f32 Value;
 typedef u16 Value;
 #endif
 
-// Values that one store writes: of two tokens, and of eight columns.
+// Columns that a thread has at once: those of 16 bytes of the residual.
+constexpr int AT_ONCE = 16 / sizeof(Value);
+// Values that one store writes: of two tokens, and of columns of one.
 struct alignas(2 * sizeof(Out)) Pair {
     Out values[2];
 };
-struct alignas(16) Eight {
-    Out values[8];
+struct alignas(AT_ONCE * sizeof(Out) < 16 ? AT_ONCE * sizeof(Out) : 16) Group {
+    Out values[AT_ONCE];
 };
 
 // The tokens of a block, which belong to one image, and their place in shared memory.
@@ -119,25 +121,28 @@ INLINE void compute_norms(const Params& p, const Tokens& tokens, RowNorm* norms)
     if (lane == 0 && token <= last) norms[token] = norm;
 }
 
-// Computes columns `at..at + 8` of a token.
-INLINE void values_of(const Params& p, const Tokens& tokens, u32 token, s32 at, bool invalid, Eight& to) {
-    f32 x[8];
-    load8(x, reinterpret_cast<const Value*>(tokens.rows + token * tokens.row) + at);
+// Computes columns `at..at + AT_ONCE` of a token.
+INLINE void values_of(const Params& p, const Tokens& tokens, u32 token, s32 at, bool invalid, Group& to) {
+    f32 x[AT_ONCE];
+    load_group(x, reinterpret_cast<const Value*>(tokens.rows + token * tokens.row) + at);
 #if NORM
-    f32 gamma[8], beta[8];
     RowNorm norm = tokens.norms[token];
-    load8(gamma, p.gamma + at), load8(beta, p.beta + at);
 #pragma unroll
-    for (int i = 0; i < 8; i++) x[i] = apply(norm, x[i], gamma[i], beta[i]);
+    for (int i = 0; i < AT_ONCE; i += 4) {
+        f32 gamma[4], beta[4];
+        load4(gamma, p.gamma + at + i), load4(beta, p.beta + at + i);
+#pragma unroll
+        for (int k = 0; k < 4; k++) x[i + k] = apply(norm, x[i + k], gamma[k], beta[k]);
+    }
 #endif
 #pragma unroll
-    for (int i = 0; i < 8; i++) to.values[i] = convert(invalid ? from_bits(0x7fc00000) : x[i]);
+    for (int i = 0; i < AT_ONCE; i++) to.values[i] = convert(invalid ? from_bits(0x7fc00000) : x[i]);
 }
 
-INLINE bool all_finite(const Eight& x) {
+INLINE bool all_finite(const Group& x) {
     bool all = true;
 #pragma unroll
-    for (int i = 0; i < 8; i++) all = all && finite_out(x.values[i]);
+    for (int i = 0; i < AT_ONCE; i++) all = all && finite_out(x.values[i]);
     return all;
 }
 
@@ -151,15 +156,15 @@ INLINE bool store(const Params& p, const Tokens& tokens, bool invalid) {
     bool both = token + 1 < tokens.count, all = true;
     // A pair of an image with an odd number of tokens is not aligned in every column.
     bool together = both && p.tokens % 2 == 0 && reinterpret_cast<u64>(p.out) % sizeof(Pair) == 0;
-    for (s32 at = 8 * (thread_index() / pairs); at < p.columns; at += 8 * (THREADS / pairs)) {
-        Eight x, y;
+    for (s32 at = AT_ONCE * (thread_index() / pairs); at < p.columns; at += AT_ONCE * (THREADS / pairs)) {
+        Group x, y;
         values_of(p, tokens, token, at, invalid, x);
         values_of(p, tokens, both ? token + 1 : token, at, invalid, y);
         all = all && all_finite(x) && all_finite(y);
         u64 column = static_cast<u64>(tokens.image) * p.columns + at;
         Out* to = static_cast<Out*>(p.out) + column * p.tokens + tokens.first + token;
 #pragma unroll
-        for (int i = 0; i < 8; i++, to += p.tokens) {
+        for (int i = 0; i < AT_ONCE; i++, to += p.tokens) {
             if (together) {
                 *reinterpret_cast<Pair*>(to) = Pair{{x.values[i], y.values[i]}};
             } else {
@@ -175,20 +180,20 @@ INLINE bool store(const Params& p, const Tokens& tokens, bool invalid) {
 
 // Writes the rows of the tokens. Returns whether all values are finite.
 INLINE bool store(const Params& p, const Tokens& tokens, bool invalid) {
-    u32 groups = p.columns / 8;
+    u32 groups = p.columns / AT_ONCE;
     u64 first = static_cast<u64>(tokens.image) * p.tokens + tokens.first;
-    bool aligned = reinterpret_cast<u64>(p.out) % alignof(Eight) == 0, all = true;
+    bool aligned = reinterpret_cast<u64>(p.out) % alignof(Group) == 0, all = true;
     for (u32 i = thread_index(); i < tokens.count * groups; i += THREADS) {
         u32 token = i / groups;
-        Eight x;
-        values_of(p, tokens, token, 8 * (i - token * groups), invalid, x);
+        Group x;
+        values_of(p, tokens, token, AT_ONCE * (i - token * groups), invalid, x);
         all = all && all_finite(x);
-        Out* to = static_cast<Out*>(p.out) + first * p.columns + static_cast<u64>(8) * i;
+        Out* to = static_cast<Out*>(p.out) + first * p.columns + static_cast<u64>(AT_ONCE) * i;
         if (aligned) {
-            *reinterpret_cast<Eight*>(to) = x;
+            *reinterpret_cast<Group*>(to) = x;
         } else {
 #pragma unroll
-            for (int k = 0; k < 8; k++) to[k] = x.values[k];
+            for (int k = 0; k < AT_ONCE; k++) to[k] = x.values[k];
         }
     }
     return all;

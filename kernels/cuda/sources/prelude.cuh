@@ -210,6 +210,9 @@ INLINE void load8(f32 (&x)[8], const f32* from) {
     f32x4 a = p[0], b = p[1];
     x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w, x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
 }
+// Loads the consecutive values that 16 bytes hold, as f32.
+INLINE void load_group(f32 (&x)[8], const u16* from) { load8(x, from); }
+INLINE void load_group(f32 (&x)[4], const f32* from) { load4(x, from); }
 INLINE void store8(u16* to, const f32 (&x)[8]) {
     *reinterpret_cast<u32x4*>(to) =
         u32x4{pack_half2(x[0], x[1]), pack_half2(x[2], x[3]), pack_half2(x[4], x[5]), pack_half2(x[6], x[7])};

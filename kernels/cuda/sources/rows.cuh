@@ -89,3 +89,6 @@ typedef f32 Value;
 #else
 typedef u16 Value;
 #endif
+// Columns that are read at once, in 16 bytes.
+constexpr int AT_ONCE = 16 / sizeof(Value);
+

@@ -1,9 +1,10 @@
-//! The patch embedding as one launch.
+//! The launch that reads the images: the patch embedding, or that of tokens.
 
 use std::borrow::Cow;
 
 use swinq_cuda::CudaError;
 use swinq_cuda::ops::patch::{DevicePatchEmbed, InputSite, PatchSpec};
+use swinq_cuda::ops::tokens::DeviceTokens;
 use swinq_plan::{Linear, Norm, Op, Patches, Step, Store, Values, Weight};
 
 use super::Lowering;
@@ -23,12 +24,10 @@ pub(super) struct Embedding<'a> {
 }
 
 impl<'a> Embedding<'a> {
-    /// The patch embedding at the beginning of `steps`, and the number of its steps.
-    pub(super) fn find(steps: &'a [Step<'a>]) -> (Embedding<'a>, usize) {
-        let [first, step, rest @ ..] = steps else { unreachable!("a plan begins with the patch embedding") };
-        let (Op::Patches(patches), Op::Linear(linear)) = (&first.op, &step.op) else {
-            unreachable!("a plan begins with the patch embedding")
-        };
+    /// The patch embedding at the beginning of `steps`, and the number of its steps; `None` for a network of tokens.
+    pub(super) fn find(steps: &'a [Step<'a>]) -> Option<(Embedding<'a>, usize)> {
+        let [first, step, rest @ ..] = steps else { return None };
+        let (Op::Patches(patches), Op::Linear(linear)) = (&first.op, &step.op) else { return None };
         let store = &first.store;
         let mut embedding = Embedding { patches, store, linear, step, norm: None, position: None };
         let mut count = 2;
@@ -40,7 +39,7 @@ impl<'a> Embedding<'a> {
             }
             count += 1;
         }
-        (embedding, count)
+        Some((embedding, count))
     }
 
     /// The site of the input.
@@ -110,14 +109,33 @@ impl Lowering<'_> {
         })
     }
 
-    /// Checks that rows of the residual consist of full groups of eight columns, which kernels read and write
-    /// at once.
+    /// The launch of `step`, which reads the tokens of a network that begins with blocks.
+    pub(super) fn tokens(&self, step: &Step<'_>, name: String, when: When) -> Result<DeviceStep, CudaError> {
+        let Op::Patches(patches) = &step.op else { unreachable!("a plan begins with patches") };
+        self.check_width(patches.lookup.len())?;
+        Ok(DeviceStep {
+            name,
+            when,
+            op: DeviceOp::Tokens(DeviceTokens::new(self.device, &patches.lookup, self.residual)?),
+            input: step.input,
+            output: step.output,
+            codes: None,
+            rows: self.plan.tensor(step.output).rows,
+            macs_per_row: 0,
+            weight_bytes: 0,
+        })
+    }
+
+    /// Checks that rows of the residual consist of full groups of the columns that kernels read and write at once.
     fn check_width(&self, columns: usize) -> Result<(), CudaError> {
-        if columns.is_multiple_of(8) {
+        let group = self.residual.columns_at_once();
+        if columns.is_multiple_of(group) {
             return Ok(());
         }
+        let other = if columns.is_multiple_of(4) { "--residual f32 runs them; " } else { "" };
         Err(CudaError::Unsupported(format!(
-            "{columns} channels: the CUDA kernels need a multiple of 8; the CPU backend runs any"
+            "{columns} channels: the CUDA kernels for this type of the residual need a multiple of {group}; {other}the CPU backend \
+             runs any"
         )))
     }
 }

@@ -2,6 +2,7 @@
 //! op, except that one branch of a block may be one launch: the MLP, and in an f16 residual attention.
 
 mod embedding;
+mod heads;
 mod planned;
 mod sequence;
 
@@ -21,6 +22,7 @@ use swinq_plan::{
 };
 
 use self::embedding::Embedding;
+use self::heads::{Filled, FilledWeight, NarrowHeads};
 use self::planned::{Planned, Span};
 pub(super) use self::sequence::stored_codes;
 use super::geometry::Gather;
@@ -93,6 +95,7 @@ struct Lowering<'a> {
     residuals: Vec<TensorId>,
     /// The results of linear layers that have the type of the residual, though they are not the residual.
     branches: Vec<TensorId>,
+    narrow: NarrowHeads,
 }
 
 impl<'a> Lowering<'a> {
@@ -100,16 +103,15 @@ impl<'a> Lowering<'a> {
         let writes_residual = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
         let residuals = plan.steps.iter().filter(writes_residual).map(|step| step.output).collect();
         let branches = plan.steps.iter().filter(|step| reads_branch(step)).map(|step| step.input).collect();
-        Lowering { device, plan, scores: scores_of(plan), residual, fuse, residuals, branches }
+        let narrow = NarrowHeads::of(plan);
+        Lowering { device, plan, scores: scores_of(plan), residual, fuse, residuals, branches, narrow }
     }
 
     /// All launches, for any batch.
     fn launches(&self) -> Result<Vec<Planned<'_>>, RuntimeError> {
         let all = Span { first: 0, steps: &self.plan.steps };
-        let (embedding, count) = Embedding::find(all.steps);
-        let build = move |name, when| self.patch_embed(&embedding, name, when);
-        let mut launches = vec![Planned::new("patch_embed", &When::ANY, (all, count), build)];
-        let mut rest = all.after(count);
+        let (first, count) = self.first(all);
+        let (mut launches, mut rest) = (vec![first], all.after(count));
         while let [first, ..] = rest.steps {
             let count = match self.is_map(first) {
                 true => Ok(1),
@@ -118,6 +120,16 @@ impl<'a> Lowering<'a> {
             rest = rest.after(count.map_err(|error| RuntimeError::on_device(&first.name, error))?);
         }
         Ok(launches)
+    }
+
+    /// The launch that reads the images, or the tokens of a network that begins with blocks, and the number of its steps.
+    fn first<'b>(&'b self, all: Span<'b>) -> (Planned<'b>, usize) {
+        let Some((embedding, count)) = Embedding::find(all.steps) else {
+            let build = move |name, when| self.tokens(&all.steps[0], name, when);
+            return (Planned::new(&all.steps[0].name, &When::ANY, (all, 1), build), 1);
+        };
+        let build = move |name, when| self.patch_embed(&embedding, name, when);
+        (Planned::new("patch_embed", &When::ANY, (all, count), build), count)
     }
 
     /// The device layout of the plan's tensors.
@@ -142,8 +154,9 @@ impl<'a> Lowering<'a> {
         };
         let tensor = |(index, spec): (usize, &TensorSpec)| DeviceTensor {
             rows: spec.rows,
-            columns: spec.columns,
+            columns: self.narrow.columns(TensorId(index), spec.columns),
             element: element(TensorId(index), spec.element),
+            narrow: self.narrow.channels(TensorId(index)),
         };
         self.plan.tensors.iter().enumerate().map(tensor).collect()
     }
@@ -241,7 +254,7 @@ impl<'a> Lowering<'a> {
                 Ok((self.norm(norm, Order::Tokens(stage), store)?, 0))
             }
             Op::Patches(_) | Op::PositionEmbedding(_) => {
-                unreachable!("{} is part of the patch embedding", step.name)
+                unreachable!("{} is part of the first launch", step.name)
             }
         }
     }
@@ -283,37 +296,33 @@ impl<'a> Lowering<'a> {
     }
 
     fn linear(&self, step: &Step<'_>, linear: &Linear<'_>) -> Result<(DeviceOp, u64), CudaError> {
-        let store = self.linear_store(step, linear.n)?;
+        let store = self.linear_store(step, self.narrow.columns(step.output, linear.n))?;
         // Only a residual addition may write rows in another order than it reads them.
         let order = (store == LinearStore::Residual).then_some(linear.order);
-        self.stored_linear(linear, store, order)
+        self.stored_linear((step, linear), store, order)
     }
 
+    /// The layer `linear` of `step`, which stores its results as `store`.
     fn stored_linear(
         &self,
-        linear: &Linear<'_>,
+        (step, linear): (&Step<'_>, &Linear<'_>),
         store: LinearStore,
         order: Option<Order>,
     ) -> Result<(DeviceOp, u64), CudaError> {
-        let Linear { n, k, output, gelu, .. } = *linear;
-        let bias = linear.bias.map(|bias| bias.read());
-        let float;
-        let weight = match &linear.weight {
-            Weight::Int8 { codes, multiplier, zero_points, .. } => {
-                DeviceWeight::Codes { codes: &codes.codes, multiplier, zero_points }
+        let Filled { n, k, weight, bias } = self.narrow.filled(step, linear);
+        let weight = match &weight {
+            FilledWeight::Codes { codes, multiplier, zero_points } => {
+                DeviceWeight::Codes { codes, multiplier, zero_points }
             }
-            Weight::Float(values) => {
-                float = values.read();
-                DeviceWeight::Half(&float)
-            }
+            FilledWeight::Float(values) => DeviceWeight::Half(values),
         };
         let spec = DeviceLinearSpec {
             n,
             k,
             weight,
             bias: bias.as_deref(),
-            output,
-            gelu,
+            output: linear.output,
+            gelu: linear.gelu,
             store,
             residual: self.residual,
         };

@@ -178,10 +178,7 @@ impl Lowering<'_> {
         let [first, second, ..] = span.steps else { return None };
         let (Op::Linear(linear), Op::QkNorm(heads)) = (&first.op, &second.op) else { return None };
         let (Store::F32, Store::Codes(sites)) = (&first.store, &second.store) else { return None };
-        if !self.fuse
-            || second.input != first.output
-            || heads.head_dim != HEAD_DIM
-            || heads.heads > MOST_HEADS
+        if !self.fuse || second.input != first.output || heads.head_dim > HEAD_DIM || heads.heads > MOST_HEADS
         {
             return None;
         }
@@ -189,7 +186,7 @@ impl Lowering<'_> {
             let mut hi_lo = heads.hi_lo.clone();
             hi_lo.resize(heads.heads, false);
             let store = LinearStore::Heads { sites: [sites[0], sites[1], sites[2]], hi_lo };
-            let (op, weight_bytes) = self.stored_linear(linear, store, None)?;
+            let (op, weight_bytes) = self.stored_linear((first, linear), store, None)?;
             Ok(DeviceStep {
                 name,
                 when,

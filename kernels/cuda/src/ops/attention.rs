@@ -12,8 +12,22 @@ mod config;
 pub use bias::{bias_fragments, bias_rows};
 pub use config::{AttentionConfig, AttentionElements};
 
-/// The head dimension that the kernels support.
+/// The channels of a head in the kernels. Narrower heads are filled up with channels that are zero.
 pub const HEAD_DIM: usize = 32;
+
+/// Checks that the kernels have room for heads of `channels` channels.
+///
+/// # Errors
+/// [`CudaError::Unsupported`] if there are more than [`HEAD_DIM`].
+pub fn check_heads(channels: usize) -> Result<(), CudaError> {
+    if channels <= HEAD_DIM {
+        return Ok(());
+    }
+    Err(CudaError::Unsupported(format!(
+        "heads of {channels} channels: the CUDA kernels are for up to {HEAD_DIM} (every official Swin has {HEAD_DIM}); the CPU backend \
+         runs any"
+    )))
+}
 
 /// Window attention of one transformer block, prepared for a device.
 pub struct DeviceAttention {
@@ -42,11 +56,12 @@ struct Scales {
 }
 
 impl DeviceAttention {
-    /// Prepares attention for `spec` (except its `store`), storing results as `store`. With an f32 residual
-    /// residual, INT8 attention is bit-exact to the reference.
+    /// Prepares attention for `spec` (except its `store`), storing results as `store`. With an f32 residual, INT8 attention is
+    /// bit-exact to the reference. A head has [`HEAD_DIM`] columns in the input and in the output, of which those beyond its own
+    /// are zeros.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`] if a head does not have [`HEAD_DIM`] channels, if only some of the sites of
+    /// [`CudaError::Unsupported`] if a head has more than [`HEAD_DIM`] channels, if only some of the sites of
     /// q, k, v and the probabilities are on, or if a site of the scores is on. Also if the kernel does not
     /// compile, or the device has too little memory.
     ///
@@ -148,12 +163,7 @@ fn config(
     limit: u32,
 ) -> Result<AttentionConfig, CudaError> {
     let quant = &spec.quant;
-    if spec.head_dim != HEAD_DIM {
-        return Err(CudaError::Unsupported(format!(
-            "heads of {} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any",
-            spec.head_dim
-        )));
-    }
+    check_heads(spec.head_dim)?;
     let integer = [quant.q.is_some(), quant.k.is_some(), quant.v.is_some(), quant.probs != Probs::Float];
     if quant.scores.is_some() || integer.iter().any(|&each| each != integer[0]) {
         return Err(CudaError::Unsupported(

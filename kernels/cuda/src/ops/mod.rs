@@ -17,6 +17,7 @@ pub mod patch;
 pub mod qk_norm;
 pub mod report;
 pub mod rows;
+pub mod tokens;
 pub mod window_block;
 
 pub use maps::{DeviceMap, DeviceWindows, ResidualCodes, RowOrder, TokenRows, rows_of_tokens};
@@ -55,6 +56,11 @@ impl ResidualType {
             ResidualType::F16 => 2,
             ResidualType::F32 => 4,
         }
+    }
+
+    /// Columns of the residual that kernels read and write at once, in 16 bytes: its rows are whole groups of so many.
+    pub fn columns_at_once(self) -> usize {
+        16 / self.bytes()
     }
 
     fn define(self) -> i64 {

@@ -105,7 +105,7 @@ impl DeviceNorm {
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 8.
+    /// If the number of columns is not a multiple of [`ResidualType::columns_at_once`].
     pub fn rows(
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
@@ -123,7 +123,7 @@ impl DeviceNorm {
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 32.
+    /// If the number of columns of a token is not a multiple of [`ResidualType::columns_at_once`].
     pub fn merged(
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
@@ -142,7 +142,7 @@ impl DeviceNorm {
     /// The kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 8.
+    /// If the number of columns is not a multiple of [`ResidualType::columns_at_once`].
     pub fn residual(
         device: &Device,
         (gamma, beta): (&[f32], &[f32]),
@@ -162,8 +162,9 @@ impl DeviceNorm {
         epsilon: f32,
         result: NormResult,
     ) -> Result<DeviceNorm, CudaError> {
-        let NormConfig { columns, pieces, .. } = config;
-        assert!(beta.len() == columns && columns.is_multiple_of(8 * pieces), "norm: {columns} columns");
+        let NormConfig { columns, pieces, residual } = config;
+        let whole = columns.is_multiple_of(pieces * residual.columns_at_once());
+        assert!(beta.len() == columns && whole, "norm: {columns} columns");
         Ok(DeviceNorm {
             kernel: device.kernel(&config.program(result))?,
             config,

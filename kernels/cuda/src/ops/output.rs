@@ -140,14 +140,14 @@ impl DeviceOutput {
     /// The device has too little memory.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 8, or is not that of the norm.
+    /// If the number of columns is not a multiple of [`ResidualType::columns_at_once`], or is not that of the norm.
     pub fn map(
         device: &Device,
         columns: usize,
         norm: Option<NormParameters<'_>>,
         residual: ResidualType,
     ) -> Result<DeviceOutput, CudaError> {
-        assert!(columns.is_multiple_of(8), "output: {columns} columns");
+        assert!(columns.is_multiple_of(residual.columns_at_once()), "output: {columns} columns");
         let copy = |(gamma, beta, epsilon): NormParameters<'_>| {
             assert!(gamma.len() == columns && beta.len() == columns, "output: a norm of {columns} columns");
             let [gamma, beta] = [gamma, beta].map(|values| DeviceBuf::from_slice(device, values));

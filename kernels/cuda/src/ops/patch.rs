@@ -43,7 +43,7 @@ impl InputType {
         }
     }
 
-    fn define(self) -> i64 {
+    pub(super) fn define(self) -> i64 {
         match self {
             InputType::U8 => 0,
             InputType::F32 => 1,
@@ -79,7 +79,7 @@ pub enum InputSite {
 }
 
 impl InputSite {
-    fn define(self) -> i64 {
+    pub(super) fn define(self) -> i64 {
         match self {
             InputSite::Float => 0,
             InputSite::Codes(_) => 1,

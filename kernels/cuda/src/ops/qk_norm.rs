@@ -2,7 +2,7 @@
 
 use swinq_numerics::QkNormSpec;
 
-use super::attention::{HEAD_DIM, low_columns};
+use super::attention::{HEAD_DIM, check_heads, low_columns};
 use super::{Call, DeviceStore, ResidualType, int, row_stride};
 use crate::params::qk_norm::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
@@ -52,22 +52,18 @@ pub struct DeviceQkNorm {
 }
 
 impl DeviceQkNorm {
-    /// Prepares the op. Its input has the type of the residual stream.
+    /// Prepares the op. Its input has the type of the residual stream. A head has [`HEAD_DIM`] columns in the input and in the
+    /// output, of which those beyond its own are zeros.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`] if a head does not have [`HEAD_DIM`] channels. Also if the kernel does not compile,
+    /// [`CudaError::Unsupported`] if a head has more than [`HEAD_DIM`] channels. Also if the kernel does not compile,
     /// or the device has too little memory.
     pub fn new(
         device: &Device,
         spec: &QkNormSpec<'_>,
         input: ResidualType,
     ) -> Result<DeviceQkNorm, CudaError> {
-        if spec.head_dim != HEAD_DIM {
-            return Err(CudaError::Unsupported(format!(
-                "heads of {} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any",
-                spec.head_dim
-            )));
-        }
+        check_heads(spec.head_dim)?;
         let config = QkNormConfig { input, codes: spec.codes.is_some() };
         let low = (config.codes && spec.hi_lo.contains(&true)).then(|| low_columns(spec.hi_lo));
         let lo_codes = low.iter().flatten().filter(|&&column| column >= 0).count();

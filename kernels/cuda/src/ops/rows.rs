@@ -103,7 +103,7 @@ impl RowsConfig {
 
     /// Launch configuration for `rows` rows.
     pub fn launch(&self, rows: usize) -> LaunchConfig {
-        let blocks = (rows * self.columns / 8).div_ceil(THREADS as usize);
+        let blocks = (rows * self.columns / self.residual.columns_at_once()).div_ceil(THREADS as usize);
         LaunchConfig { pdl: true, ..LaunchConfig::linear(blocks as u32, THREADS) }
     }
 }
@@ -122,7 +122,7 @@ impl DeviceRows {
     /// The kernel does not compile.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 8.
+    /// If the number of columns is not a multiple of [`ResidualType::columns_at_once`].
     pub fn rows(
         device: &Device,
         columns: usize,
@@ -138,7 +138,7 @@ impl DeviceRows {
     /// The kernel does not compile.
     ///
     /// # Panics
-    /// If the number of columns is not a multiple of 32.
+    /// If the number of columns of a token is not a multiple of [`ResidualType::columns_at_once`].
     pub fn merged(
         device: &Device,
         columns: usize,
@@ -149,8 +149,9 @@ impl DeviceRows {
     }
 
     fn new(device: &Device, config: RowsConfig, store: DeviceStore) -> Result<DeviceRows, CudaError> {
-        let RowsConfig { columns, pieces, .. } = config;
-        assert!(columns.is_multiple_of(8 * pieces), "rows: {columns} columns of {pieces} tokens");
+        let RowsConfig { columns, pieces, residual } = config;
+        let whole = columns.is_multiple_of(pieces * residual.columns_at_once());
+        assert!(whole, "rows: {columns} columns of {pieces} tokens");
         Ok(DeviceRows { kernel: device.kernel(&config.program(store))?, config, store })
     }
 

@@ -8,6 +8,7 @@ use swinq_cuda::ops::norm::NormConfig;
 use swinq_cuda::ops::output::{MapConfig, values_launch};
 use swinq_cuda::ops::patch::{InputForm, InputSite, PatchConfig};
 use swinq_cuda::ops::rows::RowsConfig;
+use swinq_cuda::ops::tokens::TokensConfig;
 use swinq_cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_cuda::{Arch, LaunchConfig};
 use swinq_numerics::{ImageEdge, Size};
@@ -134,7 +135,8 @@ fn norms() {
             for rows in [1, 49, 65, 401_408] {
                 let launch = gather.launch(rows);
                 check(launch, SHARED[0].1, "rows");
-                covers(launch.grid[0], launch.threads as usize, rows * columns / 8, "rows");
+                let groups = rows * columns / residual.columns_at_once();
+                covers(launch.grid[0], launch.threads as usize, groups, "rows");
             }
             let config = NormConfig { columns, pieces: 1, residual };
             let (lanes, chunks) = config.lanes_and_chunks();
@@ -264,6 +266,17 @@ fn heads() {
         check(launch, SHARED[0].1, &what);
         covers(launch.grid[0], 32, n, &what);
         covers(launch.grid[1], 16, m, &what);
+    }
+}
+
+#[test]
+fn tokens_are_covered_by_tiles() {
+    for (tokens, channels) in [(1, 4), (32, 32), (33, 180), (65_536, 1024)] {
+        let launch = TokensConfig { channels, residual: ResidualType::F32 }.launch(tokens);
+        let what = format!("{tokens} tokens of {channels} channels");
+        check(launch, SHARED[0].1, &what);
+        covers(launch.grid[0], 32, tokens, &what);
+        covers(launch.grid[1], 32, channels, &what);
     }
 }
 

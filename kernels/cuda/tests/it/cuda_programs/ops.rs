@@ -10,6 +10,7 @@ use swinq_cuda::ops::patch::{InputForm, InputSite, InputType, PatchConfig};
 use swinq_cuda::ops::qk_norm::QkNormConfig;
 use swinq_cuda::ops::report::DeviceReport;
 use swinq_cuda::ops::rows::RowsConfig;
+use swinq_cuda::ops::tokens::TokensConfig;
 use swinq_cuda::ops::window_block::{WindowBlockConfig, WindowForm};
 use swinq_cuda::ops::{DeviceStore, ResidualType};
 use swinq_cuda::training::{
@@ -118,6 +119,8 @@ fn patches(scope: Scope) -> Vec<Program> {
             [4, 16].into_iter().for_each(|channels| add((channels, 4), 256, [true; 4]));
         }
         programs.extend(float_inputs(residual, scope));
+        let form = InputForm { element: InputType::F32, channels_first: false };
+        programs.push(TokensConfig { channels: 180, residual }.program(form));
     }
     programs
 }

@@ -23,5 +23,6 @@ mod primitives;
 mod qk_norm;
 mod report;
 mod rows;
+mod tokens;
 mod training;
 mod window_block;

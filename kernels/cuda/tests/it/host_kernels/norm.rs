@@ -164,6 +164,11 @@ fn cases() -> [Case; 5] {
     ]
 }
 
+/// Rows of groups of four columns, of which an f32 residual alone has whole ones.
+fn groups_of_four() -> [Case; 2] {
+    [Case::new(2, 33, 180, 1, true), Case::new(1, 5, 240, 4, true)]
+}
+
 #[test]
 fn an_f32_residual_gives_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
@@ -175,7 +180,7 @@ fn an_f32_residual_gives_the_reference() {
         DeviceStore::Float,
         DeviceStore::FakeFloat(quantizer),
     ];
-    for (i, case) in cases().into_iter().chain([delicate()]).enumerate() {
+    for (i, case) in cases().into_iter().chain(groups_of_four()).chain([delicate()]).enumerate() {
         let want = case.exact();
         for store in stores {
             let got = &case.launch(ResidualType::F32, store).run(compiler);
@@ -230,11 +235,11 @@ fn rows_without_a_norm_are_those_of_the_residual() {
         DeviceStore::FakeHalf(quantizer),
         DeviceStore::Float,
     ];
-    for (i, case) in cases().into_iter().enumerate() {
+    for (i, case) in cases().into_iter().chain(groups_of_four()).enumerate() {
         let want: Vec<f32> = (0..case.images * case.rows).flat_map(|row| case.row(row).0).collect();
-        for (residual, store) in
-            [ResidualType::F16, ResidualType::F32].into_iter().flat_map(|s| stores.map(|store| (s, store)))
-        {
+        let whole = |of: &ResidualType| case.columns.is_multiple_of(case.pieces * of.columns_at_once());
+        let residuals = [ResidualType::F16, ResidualType::F32].into_iter().filter(whole);
+        for (residual, store) in residuals.flat_map(|s| stores.map(|store| (s, store))) {
             let got = &case.gather(residual, store).run(compiler);
             let what = format!("case {i}, {residual:?}, {store:?}");
             assert_eq!(words(&got[got.len() - 1]), [0], "{what}: the overflow flag");
@@ -347,7 +352,7 @@ fn norms_are_added_to_an_f32_residual_as_the_reference_does() {
     let q = step(0.25);
     let orders = orders();
     let maps = [None, Some(&orders[0].0), Some(&orders[1].0)];
-    for (columns, map) in [40, 96].into_iter().flat_map(|columns| maps.map(|map| (columns, map))) {
+    for (columns, map) in [40, 60, 96].into_iter().flat_map(|columns| maps.map(|map| (columns, map))) {
         let branch = Branch::new(2, columns, map);
         let want = branch.exact();
         let added = branch.run(compiler, ResidualType::F32, NormResult::Add, None);

@@ -94,8 +94,16 @@ fn forms() -> impl Iterator<Item = OutputForm> {
 fn maps_are_those_of_the_reference_in_every_type_and_order() {
     let Some(compiler) = Compiler::get() else { return };
     // Tokens around those of a block, even and odd numbers of them, and rows of which a block holds few.
-    let sizes =
-        [(1, 1, 96), (2, 49, 40), (3, 66, 96), (1, 130, 200), (2, 7, 384), (2, 12, 1536), (1, 3, 4096)];
+    let sizes = [
+        (1, 1, 96),
+        (2, 49, 40),
+        (3, 66, 96),
+        (1, 130, 200),
+        (2, 7, 384),
+        (2, 12, 1536),
+        (1, 3, 4096),
+        (1, 70, 180),
+    ];
     for (images, tokens, columns) in sizes {
         for norm in [false, true] {
             let case = Case::new(images, tokens, columns, norm);
@@ -104,9 +112,11 @@ fn maps_are_those_of_the_reference_in_every_type_and_order() {
                 let what = format!("{images} x {tokens} x {columns}, norm {norm}, {form:?}");
                 assert_eq!(flag, 0, "{what}");
                 assert!(got == in_type(&case.expected(form.channels_first), form.element), "{what}");
-                // The values of the residual are exact in f16.
-                let half = outcome(&case.launch(ResidualType::F16, form, &CLEAR), compiler);
-                assert!(half == (got, 0), "{what}, f16");
+                if columns % ResidualType::F16.columns_at_once() == 0 {
+                    // The values of the residual are exact in f16.
+                    let half = outcome(&case.launch(ResidualType::F16, form, &CLEAR), compiler);
+                    assert!(half == (got, 0), "{what}, f16");
+                }
             }
         }
     }

@@ -1,0 +1,118 @@
+//! Stacks of blocks on a GPU, against the CPU engine. Without a GPU the tests print that they are skipped, or fail if `REQUIRE_IMPL`
+//! names `cuda`.
+
+use half::f16;
+use swinq_int8_runtime::cuda::{Gemm, ResidualType};
+use swinq_int8_runtime::{Backend, Engine, ImageLayout, Images, OutputLayout, OutputMut, Pixels};
+use swinq_model::{Size, StageOutput, SwinConfig};
+use swinq_testing::XorShift;
+use swinq_testing::model::{second_stack, stack, stack_behind_merging};
+
+use crate::common::gpu;
+use crate::cuda::{cpu, float, options, quantized, sqnr_db};
+
+/// Grids of whole windows, and grids that are padded where the rule of the stack takes them.
+const SIZES: [(usize, usize); 6] = [(8, 12), (4, 20), (16, 4), (13, 18), (9, 7), (64, 120)];
+
+/// Tokens of `images` grids, f32 `[images, height, width, channels]`.
+fn tokens(config: &SwinConfig, size: Size, images: usize) -> Vec<f32> {
+    let mut rng = XorShift::new(size.area() as u64);
+    let value = |_| (rng.next() >> 40) as f32 / (1 << 22) as f32 - 2.0;
+    (0..images * size.area() * config.in_chans).map(value).collect()
+}
+
+/// Every output of `engine`.
+fn run<'a>(engine: &Engine, size: Size, tokens: impl Into<Pixels<'a>>, layout: ImageLayout) -> Vec<Vec<f32>> {
+    let images = Images { layout, ..Images::new(size, tokens) };
+    let count = images.pixels.len() / (size.area() * engine.channels());
+    let lengths = engine.outputs().iter().map(|output| count * engine.output_shape(output, size).values());
+    let mut found: Vec<Vec<f32>> = lengths.map(|length| vec![f32::NAN; length]).collect();
+    let named = engine.outputs().iter().zip(&mut found);
+    let mut outputs: Vec<OutputMut<'_>> = named
+        .map(|(output, values)| OutputMut::new(&output.name, values).in_layout(OutputLayout::Rows))
+        .collect();
+    engine.run(images, &mut outputs).unwrap();
+    found
+}
+
+/// `tokens` as maps `[images, channels, height, width]`.
+fn maps<T: Copy>(tokens: &[T], size: Size, channels: usize) -> Vec<T> {
+    let map = |map: &[T]| {
+        let value = |at: usize| map[at % size.area() * channels + at / size.area()];
+        (0..map.len()).map(value).collect::<Vec<T>>()
+    };
+    tokens.chunks(size.area() * channels).flat_map(map).collect()
+}
+
+#[test]
+fn an_f32_residual_has_the_bits_of_the_cpu_at_every_size() {
+    if !gpu("an_f32_residual_has_the_bits_of_the_cpu_at_every_size") {
+        return;
+    }
+    for config in [stack(), second_stack(), stack_behind_merging()] {
+        let float = float(config);
+        for recipe in ["default", "mode1", "mode2", "channels"] {
+            let model = quantized(&float, recipe);
+            let (cpu, config) = (cpu(&model), &model.config);
+            for gemm in [Gemm::Own, Gemm::CublasLt] {
+                let engine = Engine::new(&model, Backend::Cuda(options(ResidualType::F32, gemm))).unwrap();
+                for size in SIZES.map(|(height, width)| Size::new(height, width)) {
+                    if config.grids(size).is_err() {
+                        continue;
+                    }
+                    let (tokens, place) =
+                        (tokens(config, size, 5), format!("{}, {recipe}, {gemm}, {size}", config.name));
+                    let expected = run(&cpu, size, &tokens[..], ImageLayout::ChannelsLast);
+                    assert!(
+                        run(&engine, size, &tokens[..], ImageLayout::ChannelsLast) == expected,
+                        "{place}"
+                    );
+                    let maps = maps(&tokens, size, config.in_chans);
+                    assert!(
+                        run(&engine, size, &maps[..], ImageLayout::ChannelsFirst) == expected,
+                        "{place}: maps"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A stack of 48 channels, of which an f16 residual has whole groups.
+fn of_whole_groups(config: SwinConfig) -> SwinConfig {
+    let outputs = vec![StageOutput::of_stage(0, false)];
+    let config = SwinConfig { in_chans: 48, embed_dim: 48, depths: vec![2], num_heads: vec![2], ..config };
+    config.into_backbone(outputs)
+}
+
+#[test]
+fn an_f16_residual_is_near_the_cpu() {
+    if !gpu("an_f16_residual_is_near_the_cpu") {
+        return;
+    }
+    for config in [of_whole_groups(stack()), of_whole_groups(second_stack())] {
+        let model = quantized(&float(config), "default");
+        let (cpu, size) = (cpu(&model), Size::new(16, 12));
+        let engine = Engine::new(&model, Backend::Cuda(options(ResidualType::F16, Gemm::Own))).unwrap();
+        let halves: Vec<f16> = tokens(&model.config, size, 3).into_iter().map(f16::from_f32).collect();
+        let expected = run(&cpu, size, &halves[..], ImageLayout::ChannelsLast);
+        let found = run(&engine, size, &halves[..], ImageLayout::ChannelsLast);
+        let near = sqnr_db(&expected[0], &found[0]);
+        assert!(near > 35.0, "{}: {near:.1} dB", model.config.name);
+    }
+}
+
+#[test]
+fn an_f16_residual_of_odd_groups_is_refused_with_the_way() {
+    if !gpu("an_f16_residual_of_odd_groups_is_refused_with_the_way") {
+        return;
+    }
+    let model = quantized(&float(stack()), "default");
+    let error = Engine::new(&model, Backend::Cuda(options(ResidualType::F16, Gemm::Own))).err().unwrap();
+    assert!(
+        error.to_string().contains("20 channels") && error.to_string().contains("--residual f32"),
+        "{error}"
+    );
+    let chosen = swinq_int8_runtime::CudaOptions { residual: None, ..options(ResidualType::F16, Gemm::Own) };
+    assert!(Engine::new(&model, Backend::Cuda(chosen)).is_ok());
+}
