@@ -8,7 +8,7 @@ use swinq_cuda::ops::patch::InputForm;
 use swinq_cuda::{CudaError, DeviceSlice, Event, KeepContext, Nvtx, Pipeline, Stream};
 use swinq_model::{Size, SwinConfig};
 
-use super::host::write;
+use super::host::{profile_of_maps, write};
 use super::memory::{Images, Memory, Places};
 use super::options::CudaOptions;
 use super::packed::Packed;
@@ -125,7 +125,7 @@ impl CudaRunner {
         marks[0].record(stream)?;
         for mark in &marks[1..] {
             embed(&self.packed.steps, &prepared.launches, &self.memory, stream, images)?;
-            prepared.run(&self.packed, &self.memory, stream, images)?;
+            prepared.graph.launch(stream)?;
             write(&self.packed, &self.memory, stream, images, &regions)?;
             mark.record(stream)?;
         }
@@ -165,12 +165,12 @@ impl CudaRunner {
                 bytes: self.memory.moved(step, images),
             });
         }
-        for region in self.maps_in_f16(count, images.of) {
-            let images = Images { count, ..images };
+        let maps = self.maps_in_f16(count, images.of);
+        if !maps.is_empty() {
             let ms = time_together(self.packed.device(), stream, || {
-                write(&self.packed, &self.memory, stream, images, std::slice::from_ref(&region))
+                write(&self.packed, &self.memory, stream, images, &maps)
             })?;
-            profiles.push(region.profile(&self.packed, &self.memory, images, ms));
+            profiles.push(profile_of_maps(&self.packed, &self.memory, images, &maps, ms));
         }
         self.lower_flags()?;
         Ok(profiles)

@@ -37,23 +37,22 @@ pub(super) struct Region {
     written: bool,
 }
 
-impl Region {
-    /// The profile of the launch that writes the output of `images` in `ms` milliseconds.
-    pub(super) fn profile(
-        &self,
-        packed: &Packed,
-        memory: &Memory,
-        images: Images<'_>,
-        ms: f32,
-    ) -> LaunchProfile {
-        let output = &packed.outputs[self.index];
-        LaunchProfile {
-            name: output.name.clone(),
-            detail: "f16, channels first".to_owned(),
-            time: Duration::from_secs_f64(f64::from(ms) / 1e3),
-            macs: 0,
-            bytes: (memory.slice(output.source, images).bytes() + self.bytes) as u64,
-        }
+/// The profile of the launch that writes the maps of `images` to `regions` in `ms` milliseconds.
+pub(super) fn profile_of_maps(
+    packed: &Packed,
+    memory: &Memory,
+    images: Images<'_>,
+    regions: &[Region],
+    ms: f32,
+) -> LaunchProfile {
+    let names: Vec<&str> = regions.iter().map(|region| packed.outputs[region.index].name.as_str()).collect();
+    let read = |region: &Region| memory.slice(packed.outputs[region.index].source, images).bytes();
+    LaunchProfile {
+        name: names.join(", "),
+        detail: "f16, channels first".to_owned(),
+        time: Duration::from_secs_f64(f64::from(ms) / 1e3),
+        macs: 0,
+        bytes: regions.iter().map(|region| (read(region) + region.bytes) as u64).sum(),
     }
 }
 
@@ -99,7 +98,7 @@ impl CudaRunner {
         let results = self.reserve_results(&asked, each.min(images))?;
         self.reserve_pipeline(each.min(images) * image, results)?;
         let (mut parts, mut transfers) = (Vec::new(), Vec::new());
-        let numbers = self.prepare_parts((images, each), &of, false)?;
+        let numbers = self.prepare_parts((images, each), &of)?;
         for ((part, number), input) in numbers.into_iter().enumerate().zip(bytes.chunks(each * image)) {
             let count = each.min(images - part * each);
             let regions = regions(&self.packed, &self.memory, &asked, count);
@@ -125,7 +124,7 @@ impl CudaRunner {
             let prepared = sizes.get((size, *number)).expect("the batch is prepared");
             let images = Images { count: *count, of: &of, input: Some((pixels, form)) };
             embed_in(*number, packed, &prepared.launches, memory, stream, images)?;
-            prepared.run(packed, memory, stream, Images { count: *number, ..images })?;
+            prepared.graph.launch(stream)?;
             write(packed, memory, stream, images, regions)
         };
         let pipeline = self.pipeline.as_mut().expect("it is reserved");
@@ -173,7 +172,7 @@ impl CudaRunner {
         element: OutputType,
     ) -> Result<(), RuntimeError> {
         self.reserve_results(&self.asked_for_all(of, DeviceForm { element, channels_first: false }), images)?;
-        self.prepare_batch(images, of, Effort::Measure, true)
+        self.prepare_batch(images, of, Effort::Measure)
     }
 
     /// Resets all flags, and returns their meaning. `known` is whether all outputs that are asked for have a flag.
@@ -283,9 +282,8 @@ pub(super) fn write(
     images: Images<'_>,
     regions: &[Region],
 ) -> Result<(), CudaError> {
-    regions.iter().filter(|region| region.written).try_for_each(|region| {
-        let &Region { index, form, begin, bytes, .. } = region;
-        let out: DeviceSlice = memory.results().slice(begin, bytes);
-        memory.write_output((index, &packed.outputs[index]), stream, images, (&out, form))
-    })
+    let out = |region: &Region| memory.results().slice(region.begin, region.bytes);
+    let asked = regions.iter().filter(|region| region.written);
+    let written: Vec<_> = asked.map(|region| (region.index, out(region), region.form)).collect();
+    memory.write_outputs(packed, stream, images, &written)
 }

@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use swinq_cuda::ops::output::{OutputFlags, OutputForm};
+use swinq_cuda::ops::output::{OutputForm, WrittenOutput};
 use swinq_cuda::ops::patch::InputForm;
 use swinq_cuda::{CudaError, Device, DeviceBuf, DeviceSlice, Stream};
 use swinq_plan::{Grids, TensorId};
 
 use super::geometry::DeviceGeometry;
-use super::packed::{Packed, PackedOutput};
+use super::packed::Packed;
 use super::step::{Choice, DeviceOp, DeviceStep, DeviceTensor, Operands};
 use super::when::When;
 use crate::arena::Layout;
@@ -173,23 +173,29 @@ impl Memory {
         self.results.slice(self.flag_bytes, images * row)
     }
 
-    /// The flags that output `index` reads, and the one that it raises.
-    fn output_flags(&self, index: usize) -> [DeviceSlice; 2] {
-        [self.results.slice(0, 4 * self.steps), self.results.slice(4 * (self.steps + index), 4)]
-    }
-
-    /// Puts the op of output `index` of `images` on `stream`, which writes to `out` in `form`.
-    pub(crate) fn write_output(
+    /// Puts the launches that write outputs of `images` on `stream`: for each of `written` the index of the output, its memory and its
+    /// form.
+    pub(crate) fn write_outputs(
         &self,
-        (index, output): (usize, &PackedOutput),
+        packed: &Packed,
         stream: &Stream,
         images: Images<'_>,
-        (out, form): (&DeviceSlice, OutputForm),
+        written: &[(usize, DeviceSlice, OutputForm)],
     ) -> Result<(), CudaError> {
-        let rows = images.of.geometry.rows(self.tensors[output.source.0].rows);
-        let (source, [steps, raised]) = (self.slice(output.source, images), self.output_flags(index));
-        let flags = OutputFlags { steps: &steps, raised: &raised };
-        output.op.run(stream, (images.count, rows), &source, (out, form), flags)
+        let of = |index: usize| &packed.outputs[index];
+        let slices: Vec<[DeviceSlice; 2]> = written
+            .iter()
+            .map(|&(index, ..)| {
+                [self.slice(of(index).source, images), self.results.slice(4 * (self.steps + index), 4)]
+            })
+            .collect();
+        let outputs: Vec<WrittenOutput<'_>> = (written.iter().zip(&slices))
+            .map(|((index, out, form), [input, raised])| {
+                let rows = images.of.geometry.rows(self.tensors[of(*index).source.0].rows);
+                WrittenOutput { output: &of(*index).op, rows, input, out, form: *form, raised }
+            })
+            .collect();
+        packed.writer_of_outputs.run(stream, images.count, &outputs, &self.results.slice(0, 4 * self.steps))
     }
 
     /// Returns the index of the first flag that is set, if there is one, and resets all flags: those of the steps come before

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use swinq_cuda::ops::attention::check_heads;
-use swinq_cuda::ops::output::DeviceOutput;
+use swinq_cuda::ops::output::{DeviceOutput, OutputWriter};
 use swinq_cuda::{CudaError, Device, KeepContext};
 use swinq_model::{Stage, SwinConfig};
 use swinq_plan::{Geometry, Grids, Plan, TensorId};
@@ -22,13 +22,14 @@ pub(crate) struct Packed {
     pub(super) tensors: Vec<DeviceTensor>,
     /// The outputs, in the order of the plan.
     pub(super) outputs: Vec<PackedOutput>,
+    pub(super) writer_of_outputs: OutputWriter,
     /// The tensor of the scores of a classifier, which has memory of its own.
     pub(super) scores: Option<TensorId>,
     /// The geometry for the network's own image size.
     pub(super) own: Arc<Geometry>,
 }
 
-/// An output of the network: a tensor that is alive to the end, and the op that writes it to the memory of its reader.
+/// An output of the network: a tensor that is alive to the end, and how it is written to the memory of its reader.
 pub(crate) struct PackedOutput {
     pub(super) name: String,
     pub(super) source: TensorId,
@@ -80,7 +81,8 @@ impl Packed {
         let _context = KeepContext::new(&device)?;
         let lowered = lower(&device, plan, options.residual(), fuses(options))?;
         let (own, Lowered { steps, tensors, outputs }) = (Arc::clone(&plan.own), lowered);
-        Ok(Packed { device, steps, tensors, outputs, scores: scores_of(plan), own })
+        let writer_of_outputs = OutputWriter::new(&device, options.residual());
+        Ok(Packed { device, steps, tensors, outputs, writer_of_outputs, scores: scores_of(plan), own })
     }
 
     pub(crate) fn device(&self) -> &Device {

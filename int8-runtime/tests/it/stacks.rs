@@ -4,7 +4,7 @@ use candle_core::{Device, Tensor};
 use half::f16;
 use swinq_float::{FakeQuant, Float, Sites, Swin};
 use swinq_int8_runtime::{
-    Backend, CpuOptions, Engine, ImageLayout, Images, OutputLayout, OutputMut, Pixels, Start, VariantRunner,
+    CpuOptions, Engine, ImageLayout, Images, OutputLayout, OutputMut, Pixels, Start, VariantRunner,
 };
 use swinq_kernels::Cpu;
 use swinq_model::site::all_sites;

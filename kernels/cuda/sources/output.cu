@@ -1,36 +1,55 @@
-// An output of the network, written to the memory of its reader: rows of a tensor, normalised if the output has a norm, in
-// the order and the type that the reader asks for. The values are NaN if a step has raised its flag. A value that is not
-// finite in the type of the output raises the output's own flag.
+// Outputs of the network, written to the memory of their reader, in the order and the type that the reader asks for. The values are NaN
+// if a step has raised its flag. A value that is not finite in the type of the output raises the output's own flag.
 //
-// Entry points: `feature_map`, whose rows are tokens of the residual; and `values`, which copies f32 values in their order.
+// Entry points: `maps`, which writes feature maps, whose rows are tokens of the residual, normalised if the map has a norm; and
+// `values`, which copies f32 values in their order.
 //
-// Defines: THREADS; TYPE (TYPE_F32, TYPE_F16, TYPE_BF16); for `feature_map` also MAP, EXACT for an f32 residual, which is f16
-// otherwise, NORM (whether there is a norm), and CHANNELS_FIRST (whether the order of an image is `[columns, tokens]`).
+// Defines: THREADS; TYPE (TYPE_F32, TYPE_F16, TYPE_BF16); for `maps` also MAPS, EXACT for an f32 residual, which is f16 otherwise, and
+// CHANNELS_FIRST (whether the order of an image is `[columns, tokens]`).
 #include "moments.cuh"
 
 #define TYPE_F32 0
 #define TYPE_F16 1
 #define TYPE_BF16 2
 
-struct Params {
-    // The residual, `[images * tokens, columns]`; for `values` f32 `[tokens]`.
+// A feature map.
+struct Map {
+    // The residual, `[images * tokens, columns]`.
     const void* input;
     // Null without a norm.
     const f32* gamma;
     const f32* beta;
     // As many values as `input` has.
     void* out;
-    // `flag_count` flags of the steps.
-    const u32* flags;
-    // Set to 1 if a value of the output is not finite.
+    // Set to 1 if a value is not finite.
     u32* raised;
-    s32 flag_count;
-    // Tokens of an image, and those that a block holds: a power of two from 2 to THREADS / 4. For `values`, `tokens` is the number of
-    // values.
+    // Tokens of an image, and those that a block holds: a power of two from 2 to THREADS / 4.
     s32 tokens, tokens_each;
     // Columns of a row, a multiple of those that 16 bytes of the residual hold.
     s32 columns;
+    // The first block that writes this map.
+    s32 first_block;
     f32 epsilon;
+};
+
+struct MapsParams {
+    // `flag_count` flags of the steps.
+    const u32* flags;
+    s32 flag_count;
+    // The number of maps.
+    s32 count;
+    Map maps[16];
+};
+
+struct ValuesParams {
+    const f32* input;
+    void* out;
+    // `flag_count` flags of the steps.
+    const u32* flags;
+    // Set to 1 if a value is not finite.
+    u32* raised;
+    s32 flag_count;
+    s32 count;
 };
 
 #if TYPE == TYPE_F32
@@ -53,17 +72,17 @@ INLINE bool finite_out(Out x) { return (x & 0x7f80) != 0x7f80; }
 #endif
 
 // Whether a step has raised its flag. Every thread of the block calls it; `word` is in shared memory.
-INLINE bool any_flag(const Params& p, u32* word) {
+INLINE bool any_flag(const u32* flags, s32 count, u32* word) {
     if (thread_index() == 0) *word = 0;
     block_sync();
     u32 raised = 0;
-    for (s32 i = thread_index(); i < p.flag_count; i += THREADS) raised |= p.flags[i];
+    for (s32 i = thread_index(); i < count; i += THREADS) raised |= flags[i];
     if (raised != 0) raise_flag(word);
     block_sync();
     return *word != 0;
 }
 
-#if defined(MAP)
+#if defined(MAPS)
 
 #if defined(EXACT)
 typedef f32 Value;
@@ -71,9 +90,9 @@ typedef f32 Value;
 typedef u16 Value;
 #endif
 
-// Columns that a thread has at once: those of 16 bytes of the residual.
+// Columns that a thread reads at once, in 16 bytes.
 constexpr int AT_ONCE = 16 / sizeof(Value);
-// Values that one store writes: of two tokens, and of columns of one.
+// Values that one store writes: of two tokens, and of the columns of one.
 struct alignas(2 * sizeof(Out)) Pair {
     Out values[2];
 };
@@ -91,14 +110,14 @@ struct Tokens {
     const RowNorm* norms;
 };
 
-INLINE Tokens tokens_of(const Params& p, u8* rows, RowNorm* norms) {
-    u32 blocks = (p.tokens + p.tokens_each - 1) / p.tokens_each, image = block_x() / blocks;
-    u32 first = (block_x() - image * blocks) * p.tokens_each, left = p.tokens - first, each = p.tokens_each;
+INLINE Tokens tokens_of(const Map& p, u8* rows, RowNorm* norms) {
+    u32 blocks = (p.tokens + p.tokens_each - 1) / p.tokens_each, block = block_x() - p.first_block, image = block / blocks;
+    u32 first = (block - image * blocks) * p.tokens_each, left = p.tokens - first, each = p.tokens_each;
     return Tokens{image, first, left < each ? left : each, rows, static_cast<u32>(p.columns * sizeof(Value)) | 16, norms};
 }
 
 // Starts copying the rows of the tokens to shared memory.
-INLINE void copy_rows(const Params& p, const Tokens& tokens, u8* rows) {
+INLINE void copy_rows(const Map& p, const Tokens& tokens, u8* rows) {
     u64 first = static_cast<u64>(tokens.image) * p.tokens + tokens.first;
     const u8* from = static_cast<const u8*>(p.input) + first * p.columns * sizeof(Value);
     u32 chunks = p.columns * sizeof(Value) / 16;
@@ -110,7 +129,7 @@ INLINE void copy_rows(const Params& p, const Tokens& tokens, u8* rows) {
 }
 
 // Computes the norms of the tokens. Four lanes share one.
-INLINE void compute_norms(const Params& p, const Tokens& tokens, RowNorm* norms) {
+INLINE void compute_norms(const Map& p, const Tokens& tokens, RowNorm* norms) {
     u32 token = thread_index() / 4, last = tokens.count - 1;
     // Whole warps leave.
     if (token / (WARP / 4) * (WARP / 4) > last) return;
@@ -121,55 +140,69 @@ INLINE void compute_norms(const Params& p, const Tokens& tokens, RowNorm* norms)
     if (lane == 0 && token <= last) norms[token] = norm;
 }
 
-// Computes columns `at..at + AT_ONCE` of a token.
-INLINE void values_of(const Params& p, const Tokens& tokens, u32 token, s32 at, bool invalid, Group& to) {
-    f32 x[AT_ONCE];
-    load_group(x, reinterpret_cast<const Value*>(tokens.rows + token * tokens.row) + at);
-#if NORM
-    RowNorm norm = tokens.norms[token];
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i += 4) {
-        f32 gamma[4], beta[4];
-        load4(gamma, p.gamma + at + i), load4(beta, p.beta + at + i);
-#pragma unroll
-        for (int k = 0; k < 4; k++) x[i + k] = apply(norm, x[i + k], gamma[k], beta[k]);
-    }
-#endif
-#pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) to.values[i] = convert(invalid ? from_bits(0x7fc00000) : x[i]);
-}
+// Columns of a token, and its norm.
+struct Columns {
+    u32x4 values;
+    RowNorm norm;
 
-INLINE bool all_finite(const Group& x) {
-    bool all = true;
+    INLINE Columns(const Map& p, const Tokens& tokens, u32 token, s32 at) {
+        values = *reinterpret_cast<const u32x4*>(tokens.rows + token * tokens.row + at * sizeof(Value));
+        norm = p.gamma != nullptr ? tokens.norms[token] : RowNorm{0.0f, 0.0f, 0.0f};
+    }
+
+    // Computes four of the columns, from column `at` of the token on, which is column `4 part` here. A thread computes so few at a
+    // time that its registers allow many blocks.
+    INLINE void four(const Map& p, int part, s32 at, bool invalid, Out (&to)[4]) const {
+        const u32 words[4] = {values.x, values.y, values.z, values.w};
+        f32 x[4];
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; i++) all = all && finite_out(x.values[i]);
-    return all;
-}
+        for (int i = 0; i < 4; i++) {
+#if defined(EXACT)
+            x[i] = from_bits(words[i]);
+#else
+            u32 word = words[2 * part + i / 2];
+            x[i] = half_to_f32(static_cast<u16>(i % 2 == 0 ? word : word >> 16));
+#endif
+        }
+        if (p.gamma != nullptr) {
+            f32 gamma[4], beta[4];
+            load4(gamma, p.gamma + at), load4(beta, p.beta + at);
+#pragma unroll
+            for (int i = 0; i < 4; i++) x[i] = apply(norm, x[i], gamma[i], beta[i]);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) to[i] = convert(invalid ? from_bits(0x7fc00000) : x[i]);
+    }
+};
 
 #if CHANNELS_FIRST
 
 // Writes the columns of the tokens: a thread has two tokens, and neighbouring threads write neighbouring tokens of a column.
 // Returns whether all values are finite.
-INLINE bool store(const Params& p, const Tokens& tokens, bool invalid) {
+INLINE bool store(const Map& p, const Tokens& tokens, bool invalid) {
     u32 pairs = p.tokens_each / 2, token = 2 * (thread_index() % pairs);
     if (token >= tokens.count) return true;
     bool both = token + 1 < tokens.count, all = true;
     // A pair of an image with an odd number of tokens is not aligned in every column.
     bool together = both && p.tokens % 2 == 0 && reinterpret_cast<u64>(p.out) % sizeof(Pair) == 0;
+    u64 first = static_cast<u64>(tokens.image) * p.columns * p.tokens + tokens.first + token;
     for (s32 at = AT_ONCE * (thread_index() / pairs); at < p.columns; at += AT_ONCE * (THREADS / pairs)) {
-        Group x, y;
-        values_of(p, tokens, token, at, invalid, x);
-        values_of(p, tokens, both ? token + 1 : token, at, invalid, y);
-        all = all && all_finite(x) && all_finite(y);
-        u64 column = static_cast<u64>(tokens.image) * p.columns + at;
-        Out* to = static_cast<Out*>(p.out) + column * p.tokens + tokens.first + token;
+        Columns a(p, tokens, token, at), b(p, tokens, both ? token + 1 : token, at);
 #pragma unroll
-        for (int i = 0; i < AT_ONCE; i++, to += p.tokens) {
-            if (together) {
-                *reinterpret_cast<Pair*>(to) = Pair{{x.values[i], y.values[i]}};
-            } else {
-                to[0] = x.values[i];
-                if (both) to[1] = y.values[i];
+        for (int part = 0; part < AT_ONCE / 4; part++) {
+            Out x[4], y[4];
+            a.four(p, part, at + 4 * part, invalid, x);
+            b.four(p, part, at + 4 * part, invalid, y);
+            Out* to = static_cast<Out*>(p.out) + first + static_cast<u64>(at + 4 * part) * p.tokens;
+#pragma unroll
+            for (int i = 0; i < 4; i++, to += p.tokens) {
+                all = all && finite_out(x[i]) && finite_out(y[i]);
+                if (together) {
+                    *reinterpret_cast<Pair*>(to) = Pair{{x[i], y[i]}};
+                } else {
+                    to[0] = x[i];
+                    if (both) to[1] = y[i];
+                }
             }
         }
     }
@@ -179,21 +212,28 @@ INLINE bool store(const Params& p, const Tokens& tokens, bool invalid) {
 #else
 
 // Writes the rows of the tokens. Returns whether all values are finite.
-INLINE bool store(const Params& p, const Tokens& tokens, bool invalid) {
+INLINE bool store(const Map& p, const Tokens& tokens, bool invalid) {
     u32 groups = p.columns / AT_ONCE;
     u64 first = static_cast<u64>(tokens.image) * p.tokens + tokens.first;
     bool aligned = reinterpret_cast<u64>(p.out) % alignof(Group) == 0, all = true;
     for (u32 i = thread_index(); i < tokens.count * groups; i += THREADS) {
         u32 token = i / groups;
-        Group x;
-        values_of(p, tokens, token, AT_ONCE * (i - token * groups), invalid, x);
-        all = all && all_finite(x);
+        s32 at = AT_ONCE * (i - token * groups);
+        Columns columns(p, tokens, token, at);
+        Group group;
+#pragma unroll
+        for (int part = 0; part < AT_ONCE / 4; part++) {
+            Out x[4];
+            columns.four(p, part, at + 4 * part, invalid, x);
+#pragma unroll
+            for (int k = 0; k < 4; k++) group.values[4 * part + k] = x[k], all = all && finite_out(x[k]);
+        }
         Out* to = static_cast<Out*>(p.out) + first * p.columns + static_cast<u64>(AT_ONCE) * i;
         if (aligned) {
-            *reinterpret_cast<Group*>(to) = x;
+            *reinterpret_cast<Group*>(to) = group;
         } else {
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) to[k] = x.values[k];
+            for (int k = 0; k < AT_ONCE; k++) to[k] = group.values[k];
         }
     }
     return all;
@@ -201,34 +241,36 @@ INLINE bool store(const Params& p, const Tokens& tokens, bool invalid) {
 
 #endif
 
-KERNEL(feature_map)(const Params p) {
+KERNEL(maps)(const MapsParams p) {
+    s32 index = 0;
+    while (index + 1 < p.count && static_cast<s32>(block_x()) >= p.maps[index + 1].first_block) index++;
+    const Map& map = p.maps[index];
     RowNorm* norms = reinterpret_cast<RowNorm*>(shared_memory());
-    u32* word = reinterpret_cast<u32*>(norms + p.tokens_each);
+    u32* word = reinterpret_cast<u32*>(norms + map.tokens_each);
     u8* rows = reinterpret_cast<u8*>(word + 4);
-    Tokens tokens = tokens_of(p, rows, norms);
+    Tokens tokens = tokens_of(map, rows, norms);
     wait_for_previous();
     launch_dependents();
-    copy_rows(p, tokens, rows);
-    bool invalid = any_flag(p, word);
+    copy_rows(map, tokens, rows);
+    bool invalid = any_flag(p.flags, p.flag_count, word);
     copy_wait<0>();
     block_sync();
-#if NORM
-    compute_norms(p, tokens, norms);
-    block_sync();
-#endif
-    if (!store(p, tokens, invalid)) raise_flag(p.raised);
+    if (map.gamma != nullptr) {
+        compute_norms(map, tokens, norms);
+        block_sync();
+    }
+    if (!store(map, tokens, invalid)) raise_flag(map.raised);
 }
 
 #else
 
-KERNEL(values)(const Params p) {
+KERNEL(values)(const ValuesParams p) {
     wait_for_previous();
     launch_dependents();
-    bool invalid = any_flag(p, reinterpret_cast<u32*>(shared_memory()));
+    bool invalid = any_flag(p.flags, p.flag_count, reinterpret_cast<u32*>(shared_memory()));
     s32 at = static_cast<s32>(block_x()) * THREADS + static_cast<s32>(thread_index());
-    if (at >= p.tokens) return;
-    f32 x = static_cast<const f32*>(p.input)[at];
-    Out y = convert(invalid ? from_bits(0x7fc00000) : x);
+    if (at >= p.count) return;
+    Out y = convert(invalid ? from_bits(0x7fc00000) : p.input[at]);
     static_cast<Out*>(p.out)[at] = y;
     if (!finite_out(y)) raise_flag(p.raised);
 }

@@ -15,6 +15,7 @@ use swinq_cuda::ops::qk_norm::DeviceQkNorm;
 use swinq_cuda::ops::rows::DeviceRows;
 use swinq_cuda::ops::{DeviceStore, ResidualType};
 use swinq_cuda::{CudaError, Device};
+use swinq_model::Linear as Layer;
 use swinq_numerics::{QkNormSpec, RowStore};
 use swinq_plan::{
     Attention, Element, Linear, Merge, Norm, Op, Order, Output, OutputKind, Plan, QkNorm, Rows, Step, Store,
@@ -100,7 +101,12 @@ struct Lowering<'a> {
 
 impl<'a> Lowering<'a> {
     fn new(device: &'a Device, plan: &'a Plan<'a>, residual: ResidualType, fuse: bool) -> Lowering<'a> {
-        let writes_residual = |step: &&Step<'_>| matches!(step.store, Store::Residual { .. });
+        // Blocks add to it, and it begins with tokens or with a reduction.
+        let writes_residual = |step: &&Step<'_>| match &step.op {
+            Op::Patches(_) => step.store == Store::F32,
+            Op::Linear(linear) if matches!(linear.layer, Layer::Reduction(_)) => true,
+            _ => matches!(step.store, Store::Residual { .. }),
+        };
         let residuals = plan.steps.iter().filter(writes_residual).map(|step| step.output).collect();
         let branches = plan.steps.iter().filter(|step| reads_branch(step)).map(|step| step.input).collect();
         let narrow = NarrowHeads::of(plan);
@@ -181,14 +187,12 @@ impl<'a> Lowering<'a> {
     fn output(&self, output: &Output) -> Result<PackedOutput, CudaError> {
         let (name, columns) = (output.name.clone(), self.plan.tensor(output.tensor).columns);
         let (source, op) = match (output.kind, self.map_norm(output)) {
-            (OutputKind::Logits, _) => (output.tensor, DeviceOutput::values(self.device, columns)),
-            (OutputKind::Stage(_), None) => {
-                (output.tensor, DeviceOutput::map(self.device, columns, None, self.residual)?)
-            }
+            (OutputKind::Logits, _) => (output.tensor, DeviceOutput::values(columns)),
+            (OutputKind::Stage(_), None) => (output.tensor, DeviceOutput::map(self.device, columns, None)?),
             (OutputKind::Stage(_), Some((step, norm))) => {
                 let (gamma, beta) = (norm.gamma.read(), norm.beta.read());
                 let norm = Some((&gamma[..], &beta[..], norm.eps));
-                (step.input, DeviceOutput::map(self.device, columns, norm, self.residual)?)
+                (step.input, DeviceOutput::map(self.device, columns, norm)?)
             }
         };
         Ok(PackedOutput { name, source, op })

@@ -166,6 +166,15 @@ impl Tuner {
         tile.map(|tile| linear.kind().program(tile)).into_iter().collect()
     }
 
+    /// Loads one of our kernels for a layer that no batch runs yet, for [`Effort::Reuse`]. A failure is told when a batch needs it.
+    pub(crate) fn load(&mut self, linear: &DeviceLinear, m: usize) {
+        let tile = self.tiles(linear, m, Effort::Compile).into_iter().next();
+        if let Some(own) = tile.filter(|_| self.gemm != Gemm::CublasLt).and_then(|tile| linear.own(tile).ok())
+        {
+            self.loaded.insert((linear.kind(), own.tile()), Arc::new(own));
+        }
+    }
+
     /// Measures `trial`, even if a choice is stored on disk, and returns the fastest tile.
     pub(crate) fn fastest_tile(&mut self, trial: &Trial<'_>, stream: &Stream) -> Result<Tile, CudaError> {
         match self.measured(trial, stream)?.1 {

@@ -5,7 +5,7 @@ use swinq_cuda::ops::ResidualType;
 use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::norm::NormConfig;
-use swinq_cuda::ops::output::{MapConfig, values_launch};
+use swinq_cuda::ops::output::{MapsConfig, values_launch};
 use swinq_cuda::ops::patch::{InputForm, InputSite, PatchConfig};
 use swinq_cuda::ops::rows::RowsConfig;
 use swinq_cuda::ops::tokens::TokensConfig;
@@ -285,14 +285,15 @@ fn outputs() {
     for (residual, columns) in
         [ResidualType::F16, ResidualType::F32].map(|of| COLUMNS.map(|c| (of, c))).concat()
     {
-        let config = MapConfig { residual, norm: true };
+        let config = MapsConfig { residual };
         let each = config.tokens_each(columns);
         assert!(each.is_power_of_two() && (2..=64).contains(&each), "{columns} columns");
         for tokens in [1, 49, 64, 65, 3136, 800 * 1344 / 16] {
-            let launch = config.launch((2, tokens), columns);
+            let (firsts, launch) = config.launch(&[[2, tokens, columns], [1, 5, 8]]);
             let what = format!("{tokens} tokens of {columns} columns, {residual:?}");
             check(launch, SHARED[0].1, &what);
-            covers(launch.grid[0] / 2, each, tokens, &what);
+            covers(firsts[1] as u32 / 2, each, tokens, &what);
+            assert_eq!((firsts[0], launch.grid[0] as usize), (0, firsts[1] + 1), "{what}");
         }
     }
     for values in [1, 255, 256, 257, 128_000] {

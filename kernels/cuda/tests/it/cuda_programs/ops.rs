@@ -5,7 +5,7 @@ use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements};
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::mlp::{MlpConfig, MlpForm, MlpKind};
 use swinq_cuda::ops::norm::{NormConfig, NormResult};
-use swinq_cuda::ops::output::{MapConfig, OutputForm, OutputType, values_program};
+use swinq_cuda::ops::output::{MapsConfig, OutputForm, OutputType, values_program};
 use swinq_cuda::ops::patch::{InputForm, InputSite, InputType, PatchConfig};
 use swinq_cuda::ops::qk_norm::QkNormConfig;
 use swinq_cuda::ops::report::DeviceReport;
@@ -145,18 +145,17 @@ fn float_inputs(residual: ResidualType, scope: Scope) -> Vec<Program> {
         .collect()
 }
 
-/// Outputs of each order, and the report of flags; scopes beyond `Few` add the types and maps without a norm.
+/// Outputs of each order, and the report of flags; scopes beyond `Few` add the types.
 fn outputs(scope: Scope) -> Vec<Program> {
-    let (elements, norms): (&[OutputType], &[bool]) = match scope {
-        Scope::Few => (&[OutputType::F16], &[true]),
-        _ => (&[OutputType::F32, OutputType::F16, OutputType::Bf16], &[false, true]),
+    let elements: &[OutputType] = match scope {
+        Scope::Few => &[OutputType::F16],
+        _ => &[OutputType::F32, OutputType::F16, OutputType::Bf16],
     };
     let mut programs: Vec<Program> = elements.iter().map(|&element| values_program(element)).collect();
     programs.push(DeviceReport::program());
     for (residual, &element) in RESIDUALS.into_iter().flat_map(|s| elements.iter().map(move |e| (s, e))) {
-        for (&norm, channels_first) in norms.iter().flat_map(|norm| [(norm, false), (norm, true)]) {
-            let form = OutputForm { element, channels_first };
-            programs.push(MapConfig { residual, norm }.program(form));
+        for channels_first in [false, true] {
+            programs.push(MapsConfig { residual }.program(OutputForm { element, channels_first }));
         }
     }
     programs

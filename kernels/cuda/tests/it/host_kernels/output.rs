@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 use swinq_cuda::ops::ResidualType;
-use swinq_cuda::ops::output::{MapConfig, OutputForm, OutputType, values_launch, values_program};
+use swinq_cuda::ops::output::{MapsConfig, OutputForm, OutputType, values_launch, values_program};
 use swinq_numerics::reference;
 use swinq_testing::Rng;
 
@@ -32,20 +32,7 @@ impl Case {
     }
 
     fn launch(&self, residual: ResidualType, form: OutputForm, flags: &[u32]) -> Launch {
-        let config = MapConfig { residual, norm: self.norm.is_some() };
-        let total = self.images * self.tokens;
-        let shape = config.launch((self.images, self.tokens), self.columns);
-        let launch = Launch::new(&config.program(form), shape);
-        let launch = match residual {
-            ResidualType::F32 => launch.activation(&self.residual),
-            ResidualType::F16 => launch.activation(&to_halves(&self.residual)),
-        };
-        let (gamma, beta) = self.norm.as_ref().map(|(g, b)| (&g[..], &b[..])).unzip();
-        let launch = launch.optional(gamma).optional(beta);
-        let launch = launch.activation(&vec![77_u8; total * self.columns * form.element.bytes()]);
-        let launch = launch.activation(flags).activation(&[0_u32]);
-        let launch = launch.int(flags.len()).int(self.tokens).int(config.tokens_each(self.columns));
-        launch.int(self.columns).float(EPSILON)
+        launch(&[self], residual, form, flags)
     }
 
     /// The map of the reference, in the order `[images, columns, tokens]` or `[images, tokens, columns]`.
@@ -68,6 +55,28 @@ impl Case {
     }
 }
 
+/// The launch that writes the maps of all `cases`.
+fn launch(cases: &[&Case], residual: ResidualType, form: OutputForm, flags: &[u32]) -> Launch {
+    let config = MapsConfig { residual };
+    let shapes: Vec<_> = cases.iter().map(|case| [case.images, case.tokens, case.columns]).collect();
+    let (firsts, shape) = config.launch(&shapes);
+    let launch = Launch::new(&config.program(form), shape).activation(flags);
+    let launch =
+        cases.iter().zip(firsts).fold(launch.int(flags.len()).int(cases.len()), |launch, (case, first)| {
+            let launch = match residual {
+                ResidualType::F32 => launch.activation(&case.residual),
+                ResidualType::F16 => launch.activation(&to_halves(&case.residual)),
+            };
+            let (gamma, beta) = case.norm.as_ref().map(|(g, b)| (&g[..], &b[..])).unzip();
+            let launch = launch.optional(gamma).optional(beta);
+            let launch = launch.activation(&vec![77_u8; case.residual.len() * form.element.bytes()]);
+            let launch = launch.activation(&[0_u32]).int(case.tokens).int(config.tokens_each(case.columns));
+            launch.int(case.columns).int(first).float(EPSILON)
+        });
+    // Each of the parameters' 16 maps has eight words of eight bytes.
+    (8 * cases.len()..8 * 16).fold(launch, |launch, _| launch.null())
+}
+
 /// The bits of `values` in the type `element`.
 fn in_type(values: &[f32], element: OutputType) -> Vec<u8> {
     match element {
@@ -77,11 +86,11 @@ fn in_type(values: &[f32], element: OutputType) -> Vec<u8> {
     }
 }
 
-/// Output bytes and the output's flag after `launch`.
+/// Output bytes and the output's flag after the launch of one output, whose buffers end with these.
 fn outcome(launch: &Launch, compiler: &Compiler) -> (Vec<u8>, u32) {
     let mut buffers = launch.run(compiler);
-    let (flag, _, out) = (words(&buffers.pop().unwrap())[0], buffers.pop(), buffers.pop().unwrap());
-    (out, flag)
+    let flag = words(&buffers.pop().unwrap())[0];
+    (buffers.pop().unwrap(), flag)
 }
 
 fn forms() -> impl Iterator<Item = OutputForm> {
@@ -119,6 +128,27 @@ fn maps_are_those_of_the_reference_in_every_type_and_order() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn one_launch_writes_maps_of_all_stages() {
+    let Some(compiler) = Compiler::get() else { return };
+    let mut cases = [(2, 9, 384, true), (2, 33, 96, false), (2, 130, 40, true)]
+        .map(|(i, t, c, norm)| Case::new(i, t, c, norm));
+    // The second map alone has a value that is not finite.
+    cases[1].residual[5] = f32::INFINITY;
+    let form = OutputForm { element: OutputType::F16, channels_first: true };
+    let launch = launch(&cases.each_ref(), ResidualType::F16, form, &CLEAR);
+    let buffers = launch.run(compiler);
+    // Flags, then for each map the input, gamma and beta if it has a norm, the output and its flag.
+    let mut at = 1;
+    for (case, raised) in cases.iter().zip([0, 1, 0]) {
+        at += if case.norm.is_some() { 3 } else { 1 };
+        let want = in_type(&case.expected(true), form.element);
+        assert!(buffers[at] == want, "{} tokens of {} columns", case.tokens, case.columns);
+        assert_eq!(words(&buffers[at + 1]), [raised]);
+        at += 2;
     }
 }
 
@@ -162,11 +192,11 @@ fn scores_are_copied_in_each_type() {
         let values = rng.floats(count, 9.0);
         for element in [OutputType::F32, OutputType::F16, OutputType::Bf16] {
             let launch = Launch::new(&values_program(element), values_launch(count));
-            let launch = launch.activation(&values).null().null();
-            let launch = launch.activation(&vec![77_u8; count * element.bytes()]).activation(&CLEAR);
-            let launch = launch.activation(&[0_u32]).int(CLEAR.len()).int(count).int(0).int(count);
-            let (out, flag) = outcome(&launch.float(0.0), compiler);
-            assert!(flag == 0 && out == in_type(&values, element), "{count} values, {element:?}");
+            let launch = launch.activation(&values).activation(&vec![77_u8; count * element.bytes()]);
+            let launch = launch.activation(&CLEAR).activation(&[0_u32]).int(CLEAR.len()).int(count);
+            let buffers = launch.run(compiler);
+            let clear = words(&buffers[3]) == [0];
+            assert!(clear && buffers[1] == in_type(&values, element), "{count} values, {element:?}");
         }
     }
 }
