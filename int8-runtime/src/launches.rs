@@ -13,7 +13,7 @@ use crate::error::RuntimeError;
 pub struct LaunchSteps {
     /// The name of the launch in a profile.
     pub name: String,
-    /// Indices of the steps; none if the launch writes an output to the memory of its reader.
+    /// Indices of the steps; none if the launch writes outputs to the memory of their reader.
     pub steps: Range<usize>,
 }
 

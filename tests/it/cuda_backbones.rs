@@ -158,7 +158,7 @@ fn some_outputs_alone_and_a_profiled_run_give_the_same_values() {
     assert!(matches!(engine.compute_times(size, 5, 5), Err(RuntimeError::Images { images: 5, .. })));
     let profile =
         engine.profile(engine.input_size(), &images_of(&model, model.config.image_size, 2), 1).unwrap();
-    assert!(engine.outputs().iter().all(|output| profile.iter().any(|launch| launch.name == output.name)));
+    assert_eq!(profile.last().unwrap().name, "stage1, stage2, stage3", "one launch writes all maps");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use swinq_model::Size;
 use swinq_numerics::{ImageLayout, Images as Input, Pixels};
 
 use super::engine::{CudaRunner, embed_in, run_all};
+use super::launches::name_of_maps;
 use super::memory::{ALIGN, Images, Memory, OfSize};
 use super::options::ResidualType;
 use super::packed::{Meaning, Packed};
@@ -45,10 +46,10 @@ pub(super) fn profile_of_maps(
     regions: &[Region],
     ms: f32,
 ) -> LaunchProfile {
-    let names: Vec<&str> = regions.iter().map(|region| packed.outputs[region.index].name.as_str()).collect();
+    let names = regions.iter().map(|region| packed.outputs[region.index].name.as_str());
     let read = |region: &Region| memory.slice(packed.outputs[region.index].source, images).bytes();
     LaunchProfile {
-        name: names.join(", "),
+        name: name_of_maps(names),
         detail: "f16, channels first".to_owned(),
         time: Duration::from_secs_f64(f64::from(ms) / 1e3),
         macs: 0,
@@ -98,7 +99,7 @@ impl CudaRunner {
         let results = self.reserve_results(&asked, each.min(images))?;
         self.reserve_pipeline(each.min(images) * image, results)?;
         let (mut parts, mut transfers) = (Vec::new(), Vec::new());
-        let numbers = self.prepare_parts((images, each), &of)?;
+        let numbers = self.prepare_parts((images, each), &of, false)?;
         for ((part, number), input) in numbers.into_iter().enumerate().zip(bytes.chunks(each * image)) {
             let count = each.min(images - part * each);
             let regions = regions(&self.packed, &self.memory, &asked, count);
@@ -124,7 +125,7 @@ impl CudaRunner {
             let prepared = sizes.get((size, *number)).expect("the batch is prepared");
             let images = Images { count: *count, of: &of, input: Some((pixels, form)) };
             embed_in(*number, packed, &prepared.launches, memory, stream, images)?;
-            prepared.graph.launch(stream)?;
+            prepared.run(packed, memory, stream, Images { count: *number, ..images })?;
             write(packed, memory, stream, images, regions)
         };
         let pipeline = self.pipeline.as_mut().expect("it is reserved");
@@ -172,7 +173,7 @@ impl CudaRunner {
         element: OutputType,
     ) -> Result<(), RuntimeError> {
         self.reserve_results(&self.asked_for_all(of, DeviceForm { element, channels_first: false }), images)?;
-        self.prepare_batch(images, of, Effort::Measure)
+        self.prepare_batch(images, of, Effort::Measure, true)
     }
 
     /// Resets all flags, and returns their meaning. `known` is whether all outputs that are asked for have a flag.

@@ -23,9 +23,15 @@ impl DeviceLaunches {
     pub(crate) fn of(&self, plan: &Plan<'_>, images: usize) -> Result<Vec<LaunchSteps>, RuntimeError> {
         let (residual, fuse) = (self.options.residual(), fuses(&self.options));
         let mut all = launches(&self.device, plan, residual, fuse, images)?;
-        // A launch of its own writes each map.
+        // A launch of its own writes all maps.
         let maps = plan.outputs.iter().filter(|output| matches!(output.kind, OutputKind::Stage(_)));
-        all.extend(maps.map(|output| LaunchSteps { name: output.name.clone(), steps: 0..0 }));
+        let name = name_of_maps(maps.map(|output| output.name.as_str()));
+        all.extend((!name.is_empty()).then_some(LaunchSteps { name, steps: 0..0 }));
         Ok(all)
     }
+}
+
+/// The name of the launch that writes the maps with these names.
+pub(super) fn name_of_maps<'a>(maps: impl Iterator<Item = &'a str>) -> String {
+    maps.collect::<Vec<_>>().join(", ")
 }

@@ -129,7 +129,8 @@ impl Memory {
         arena <= self.arena.bytes() && results <= self.results.bytes()
     }
 
-    /// Makes room for `arena` bytes in the arena and for `results` bytes of results. What grows moves, and its contents are lost.
+    /// Makes room for `arena` bytes in the arena and for `results` bytes of results. What grows moves, and its contents are lost. It grows
+    /// by half at least, where the device has so much, so that images that become larger and larger move it few times.
     ///
     /// # Errors
     /// The device has too little free memory; the memory is as before then.
@@ -138,9 +139,13 @@ impl Memory {
         device: &Device,
         (arena, results): (usize, usize),
     ) -> Result<(), CudaError> {
-        let grown = |slice: &DeviceSlice, bytes: usize| match bytes > slice.bytes() {
-            true => Ok(DeviceBuf::zeroed(device, bytes)?.all()),
-            false => Ok::<_, CudaError>(slice.clone()),
+        let grown = |slice: &DeviceSlice, bytes: usize| {
+            if bytes <= slice.bytes() {
+                return Ok(slice.clone());
+            }
+            let more = bytes.max(slice.bytes() / 2 * 3);
+            let grown = DeviceBuf::zeroed(device, more).or_else(|_| DeviceBuf::zeroed(device, bytes))?;
+            Ok::<_, CudaError>(grown.all())
         };
         let results = grown(&self.results, results)?;
         (self.arena, self.results) = (grown(&self.arena, arena)?, results);
