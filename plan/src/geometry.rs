@@ -159,17 +159,18 @@ impl Geometry {
 
 impl StageGeometry {
     fn new(grid: &Grid, merge: bool) -> StageGeometry {
-        let map = |rows: &[Option<usize>]| {
-            RowMap::new(rows, grid.tokens()).expect("a window partition or a merge covers every token once")
+        let map = |rows: Vec<u32>| {
+            RowMap::from_rows(rows, grid.tokens())
+                .expect("a window partition or a merge covers every token once")
         };
         let windows =
-            |shifted: bool| Arc::new(Windows::new(map(&grid.partition(shifted)), grid.masks(shifted)));
+            |shifted: bool| Arc::new(Windows::new(map(grid.partition_rows(shifted)), grid.masks(shifted)));
         let even = windows(false);
         let odd = if grid.shift == Size::square(0) { Arc::clone(&even) } else { windows(true) };
         StageGeometry {
             tokens: Arc::new(RowMap::identity(grid.tokens())),
             windows: [even, odd],
-            merge: merge.then(|| Arc::new(map(&grid.merge_sources()))),
+            merge: merge.then(|| Arc::new(map(grid.merge_rows()))),
         }
     }
 }

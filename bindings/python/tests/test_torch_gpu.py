@@ -290,6 +290,7 @@ class Modules(unittest.TestCase):
                 self.assertEqual((counters["stats"]["unique_graphs"], counters["inductor"]["cudagraph_skips"]), (1, 0))
                 # A replay that meets a value that is not finite raises at the next check.
                 compiled(torch.full_like(batch, float("nan")))
+                torch.cuda.synchronize()
                 with self.assertRaisesRegex(swinq.EngineError, "not finite"):
                     model.backbone.check()
                 model.backbone.check()

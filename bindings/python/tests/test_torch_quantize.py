@@ -214,11 +214,11 @@ class Refused(Case):
         self.assertEqual([each.names for each in report.replaced], [("good.backbone",)])
 
     def test_what_no_gpu_runs(self):
-        """Heads that are not 32 wide are refused before the calibration."""
-        config = transformers.SwinConfig(embed_dim=48, depths=[1, 1], num_heads=[3, 6], window_size=7, image_size=56)
+        """Heads of more than 32 channels are refused before the calibration."""
+        config = transformers.SwinConfig(embed_dim=96, depths=[1, 1], num_heads=[2, 4], window_size=7, image_size=56)
         program = Inside(randomise(transformers.SwinBackbone(config)))
         called = []
-        with self.assertRaisesRegex(swinq.EngineError, "heads of 16 channels.*32.*CPU"):
+        with self.assertRaisesRegex(swinq.EngineError, "heads of 48 channels.*32.*CPU"):
             swinq.torch.quantize(program, called.append, backend="cuda")
         self.assertEqual(called, [])
         self.assertIsInstance(program.backbone, transformers.SwinBackbone)

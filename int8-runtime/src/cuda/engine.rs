@@ -125,7 +125,7 @@ impl CudaRunner {
         marks[0].record(stream)?;
         for mark in &marks[1..] {
             embed(&self.packed.steps, &prepared.launches, &self.memory, stream, images)?;
-            prepared.run(&self.packed, &self.memory, stream, images)?;
+            prepared.graph.launch(stream)?;
             write(&self.packed, &self.memory, stream, images, &regions)?;
             mark.record(stream)?;
         }

@@ -99,7 +99,7 @@ impl CudaRunner {
         let results = self.reserve_results(&asked, each.min(images))?;
         self.reserve_pipeline(each.min(images) * image, results)?;
         let (mut parts, mut transfers) = (Vec::new(), Vec::new());
-        let numbers = self.prepare_parts((images, each), &of, false)?;
+        let numbers = self.prepare_parts((images, each), &of)?;
         for ((part, number), input) in numbers.into_iter().enumerate().zip(bytes.chunks(each * image)) {
             let count = each.min(images - part * each);
             let regions = regions(&self.packed, &self.memory, &asked, count);
@@ -125,7 +125,7 @@ impl CudaRunner {
             let prepared = sizes.get((size, *number)).expect("the batch is prepared");
             let images = Images { count: *count, of: &of, input: Some((pixels, form)) };
             embed_in(*number, packed, &prepared.launches, memory, stream, images)?;
-            prepared.run(packed, memory, stream, Images { count: *number, ..images })?;
+            prepared.graph.launch(stream)?;
             write(packed, memory, stream, images, regions)
         };
         let pipeline = self.pipeline.as_mut().expect("it is reserved");
@@ -173,7 +173,7 @@ impl CudaRunner {
         element: OutputType,
     ) -> Result<(), RuntimeError> {
         self.reserve_results(&self.asked_for_all(of, DeviceForm { element, channels_first: false }), images)?;
-        self.prepare_batch(images, of, Effort::Measure, true)
+        self.prepare_batch(images, of, Effort::Measure)
     }
 
     /// Resets all flags, and returns their meaning. `known` is whether all outputs that are asked for have a flag.

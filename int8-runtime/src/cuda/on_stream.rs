@@ -54,7 +54,7 @@ impl CudaRunner {
             true => self.prepared_parts(images, size).ok_or(RuntimeError::NotPrepared { size, images })?,
             false => {
                 let of = self.of_size(size, images)?;
-                let numbers = self.prepare_parts((images, of.most), &of, false)?;
+                let numbers = self.prepare_parts((images, of.most), &of)?;
                 (of, numbers)
             }
         };
@@ -76,7 +76,7 @@ impl CudaRunner {
     /// Chooses kernels for `images` images of `size`, and records the graphs of their parts, unless they are prepared.
     pub(crate) fn prepare_on(&mut self, images: usize, size: Size) -> Result<(), RuntimeError> {
         let of = self.of_size(size, images)?;
-        self.prepare_parts((images, of.most), &of, true).map(drop)
+        self.prepare_parts((images, of.most), &of).map(drop)
     }
 
     /// The number of images of the prepared batch in which each part of `images` images of `size` runs, if all are prepared.
@@ -111,7 +111,7 @@ impl CudaRunner {
             let all = Images { count: number, ..images };
             run_all(&packed.steps, &prepared.launches[1..], memory, stream, all, None)?;
         } else {
-            prepared.run(packed, memory, stream, Images { count: number, ..images })?;
+            prepared.graph.launch(stream)?;
         }
         let asked = targets.iter().enumerate().filter_map(|(index, target)| Some((index, (*target)?)));
         let written: Vec<_> = asked.map(|(index, (values, form))| (index, some(values), form)).collect();

@@ -1,19 +1,18 @@
 //! The prepared state of a batch: the geometry of its images on the device, the kernels of its launches, and their graph.
 //!
-//! To record a graph takes the host as long as to run the launches of two batches one by one, and each run with it saves most of the
-//! time of one. So a batch that nobody announced has one from its second run on: many sizes occur once.
+//! To record a graph takes the host little longer than to put its launches on a stream once, and each run with it saves most of that
+//! time. So every batch has one from its first run on.
 
 use std::sync::Arc;
 
+use swinq_cuda::Graph;
 use swinq_cuda::ops::linear::Target;
-use swinq_cuda::{CudaError, Graph, Stream};
 use swinq_model::Size;
 use swinq_plan::{Geometry, Grids};
 
 use super::engine::{CudaRunner, run_all};
 use super::geometry::DeviceGeometry;
-use super::memory::{Images, Memory, OfSize, Places};
-use super::packed::Packed;
+use super::memory::{Images, OfSize, Places};
 use super::sizes::Batch;
 use super::step::{Choice, DeviceOp, DeviceStep};
 use super::tune::{Effort, Trial};
@@ -25,44 +24,23 @@ pub(super) type Launch = (usize, Option<Choice>);
 
 /// The prepared state of a runner for a number of images of one size.
 pub(super) struct Prepared {
-    /// All launches but the first, which reads the images; `None` before the second run.
-    graph: Option<Graph>,
+    /// All launches but the first, which reads the images.
+    pub(super) graph: Graph,
     pub(super) of: Arc<OfSize>,
     pub(super) launches: Vec<Launch>,
 }
 
-impl Prepared {
-    /// Puts all launches but the first on `stream`, for all `images` of the prepared batch.
-    pub(super) fn run(
-        &self,
-        packed: &Packed,
-        memory: &Memory,
-        stream: &Stream,
-        images: Images<'_>,
-    ) -> Result<(), CudaError> {
-        if let Some(graph) = &self.graph {
-            return graph.launch(stream);
-        }
-        let mut launches = self.launches[1..].iter();
-        launches.try_for_each(|(index, choice)| {
-            memory.run((*index, &packed.steps[*index]), choice.as_ref(), stream, images)
-        })
-    }
-}
-
 impl CudaRunner {
-    /// Prepares for `images` images of the size of `of`, `each` at a time, with graphs if they are `announced`. Returns the prepared
-    /// number of images of each part.
+    /// Prepares for `images` images of the size of `of`, `each` at a time. Returns the prepared number of images of each part.
     pub(super) fn prepare_parts(
         &mut self,
         (images, each): (usize, usize),
         of: &Arc<OfSize>,
-        announced: bool,
     ) -> Result<Vec<usize>, RuntimeError> {
         let (size, mut parts) = (of.geometry.grids().image(), Vec::new());
         for part in (0..images).step_by(each).map(|first| each.min(images - first)) {
             let padded = self.sizes.padded((size, part), of.most);
-            self.prepare_batch(padded, of, self.effort(size), announced)?;
+            self.prepare_batch(padded, of, self.effort(size))?;
             parts.push(padded);
         }
         Ok(parts)
@@ -145,18 +123,16 @@ impl CudaRunner {
         Ok(())
     }
 
-    /// Prepares a batch, unless it is, and marks it as the most recently used one. Its graph is recorded if it is `announced`, or
-    /// was prepared before.
+    /// Prepares a batch, unless it is, and marks it as the most recently used one.
     pub(super) fn prepare_batch(
         &mut self,
         count: usize,
         of: &Arc<OfSize>,
         effort: Effort,
-        announced: bool,
     ) -> Result<(), RuntimeError> {
         let batch: Batch = (of.geometry.grids().image(), count);
-        if let Some(prepared) = self.sizes.touch(batch) {
-            return if prepared.graph.is_none() { self.record(batch) } else { Ok(()) };
+        if self.sizes.touch(batch).is_some() {
+            return Ok(());
         }
         if effort == Effort::Measure || !self.sizes.has_room() {
             // Measurements use the arena, and nothing that work on a stream uses is destroyed before it is done.
@@ -165,21 +141,19 @@ impl CudaRunner {
         self.sizes.make_room();
         let launches = self.launches_of(count, of, effort)?;
         self.first = false;
-        self.sizes.insert(batch, Prepared { graph: None, of: Arc::clone(of), launches });
-        if announced || effort != Effort::Reuse { self.record(batch) } else { Ok(()) }
+        let graph = self.record(count, of, &launches)?;
+        self.sizes.insert(batch, Prepared { graph, of: Arc::clone(of), launches });
+        Ok(())
     }
 
-    /// Records the graph of a prepared batch.
-    fn record(&mut self, batch: Batch) -> Result<(), RuntimeError> {
+    /// Records the graph of a batch.
+    fn record(&self, count: usize, of: &OfSize, launches: &[Launch]) -> Result<Graph, RuntimeError> {
         let (steps, memory, stream) = (&self.packed.steps, &self.memory, &self.stream);
-        let prepared = self.sizes.touch(batch).expect("the batch is prepared");
-        let images = Images { count: batch.1, of: &prepared.of, input: None };
-        let graph =
-            stream.capture(|| run_all(steps, &prepared.launches[1..], memory, stream, images, None))?;
+        let images = Images { count, of, input: None };
+        let graph = stream.capture(|| run_all(steps, &launches[1..], memory, stream, images, None))?;
         graph.upload(stream)?;
         stream.synchronize()?;
-        prepared.graph = Some(graph);
-        Ok(())
+        Ok(graph)
     }
 
     /// The steps that run for a batch, with a kernel for each linear layer.

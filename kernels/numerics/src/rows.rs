@@ -58,22 +58,31 @@ impl RowMap {
     /// # Errors
     /// Unless every token is named exactly once, because scattering relies on it.
     pub fn new(rows: &[Option<usize>], tokens: usize) -> Result<RowMap, RowMapError> {
+        // A token beyond u32 is none of a map either.
+        let number = |token: usize| u32::try_from(token).unwrap_or(PAD - 1);
+        RowMap::from_rows(rows.iter().map(|row| row.map_or(PAD, number)).collect(), tokens)
+    }
+
+    /// A map onto `tokens` rows, in which [`PAD`] is padding.
+    ///
+    /// # Errors
+    /// As [`RowMap::new`].
+    pub fn from_rows(rows: Vec<u32>, tokens: usize) -> Result<RowMap, RowMapError> {
         if tokens >= PAD as usize || rows.len() >= PAD as usize {
             return Err(RowMapError(format!("{} rows of {tokens} tokens are too many", rows.len())));
         }
         let mut seen = vec![false; tokens];
-        for &token in rows.iter().flatten() {
-            match seen.get_mut(token) {
+        for &token in rows.iter().filter(|&&token| token != PAD) {
+            match seen.get_mut(token as usize) {
                 Some(seen) if !*seen => *seen = true,
                 Some(_) => return Err(RowMapError(format!("token {token} appears twice"))),
                 None => return Err(RowMapError(format!("token {token} is outside 0..{tokens}"))),
             }
         }
-        if let Some(token) = seen.iter().position(|seen| !seen) {
-            return Err(RowMapError(format!("token {token} is missing")));
+        match seen.iter().position(|seen| !seen) {
+            Some(token) => Err(RowMapError(format!("token {token} is missing"))),
+            None => Ok(RowMap { rows, tokens }),
         }
-        let rows = rows.iter().map(|row| row.map_or(PAD, |token| token as u32)).collect();
-        Ok(RowMap { rows, tokens })
     }
 
     /// The map that keeps the order.

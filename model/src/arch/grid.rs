@@ -1,6 +1,6 @@
 //! The token grid of a stage for one image: window partition, shift and patch merging as index lists.
 
-use swinq_numerics::Size;
+use swinq_numerics::{PAD, Size};
 
 /// The token grid of one stage for one image. Sizes are in tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,27 +60,34 @@ impl Grid {
         if shifted { self.shift } else { Size::square(0) }
     }
 
-    /// Window partition of the image after padding and, for odd blocks, a cyclic shift. Row `i` of `[windows * n]` holds the
-    /// token at that place of the window order, or `None` for padding; window reverse writes row `i` back to that token.
+    /// [`Grid::partition_rows`], with `None` for padding.
     pub fn partition(&self, shifted: bool) -> Vec<Option<usize>> {
+        tokens(self.partition_rows(shifted))
+    }
+
+    /// Window partition of the image after padding and, for odd blocks, a cyclic shift. Row `i` of `[windows * n]` holds the
+    /// token at that place of the window order, or [`PAD`]; window reverse writes row `i` back to that token.
+    pub fn partition_rows(&self, shifted: bool) -> Vec<u32> {
         let (shift, size) = (self.shift_of(shifted), self.size);
         let source = |at: usize, shift: usize, padded: usize, side: usize| {
             let source = match self.shifts_first {
                 true if at < side => (at + shift) % side,
-                true => return None,
+                true => return PAD,
                 false => (at + shift) % padded,
             };
-            (source < side).then_some(source)
+            if source < side { source as u32 } else { PAD }
         };
         let axis =
-            |shift, padded, side| (0..padded).map(|at| source(at, shift, padded, side)).collect::<Vec<_>>();
+            |shift, padded, side| (0..padded).map(|at| source(at, shift, padded, side)).collect::<Vec<u32>>();
         let rows = axis(shift.height, self.padded.height, size.height);
         let columns = axis(shift.width, self.padded.width, size.width);
         let mut tokens = Vec::with_capacity(self.window_rows());
         for rows in rows.chunks_exact(self.window.height) {
             for columns in columns.chunks_exact(self.window.width) {
-                for y in rows {
-                    tokens.extend(columns.iter().map(|x| Some((*y)? * size.width + (*x)?)));
+                for &y in rows {
+                    let first = y.wrapping_mul(size.width as u32);
+                    let token = |&x: &u32| if x == PAD || y == PAD { PAD } else { first + x };
+                    tokens.extend(columns.iter().map(token));
                 }
             }
         }
@@ -98,11 +105,18 @@ impl Grid {
         (0..windows.area()).map(mask).collect()
     }
 
-    /// Patch merging's gather of the image: four rows for each merged token, in Microsoft's order: top left, bottom left, top
-    /// right, bottom right. `None` is the padding of an odd grid.
+    /// [`Grid::merge_rows`], with `None` for padding.
     pub fn merge_sources(&self) -> Vec<Option<usize>> {
+        tokens(self.merge_rows())
+    }
+
+    /// Patch merging's gather of the image: four rows for each merged token, in Microsoft's order: top left, bottom left, top
+    /// right, bottom right. [`PAD`] is the padding of an odd grid.
+    pub fn merge_rows(&self) -> Vec<u32> {
         let (size, merged) = (self.size, self.merged());
-        let at = |y: usize, x: usize| (y < size.height && x < size.width).then_some(y * size.width + x);
+        let at = |y: usize, x: usize| {
+            if y < size.height && x < size.width { (y * size.width + x) as u32 } else { PAD }
+        };
         let mut sources = Vec::with_capacity(4 * merged.area());
         for y in (0..2 * merged.height).step_by(2) {
             for x in (0..2 * merged.width).step_by(2) {
@@ -111,4 +125,8 @@ impl Grid {
         }
         sources
     }
+}
+
+fn tokens(rows: Vec<u32>) -> Vec<Option<usize>> {
+    rows.into_iter().map(|token| (token != PAD).then_some(token as usize)).collect()
 }

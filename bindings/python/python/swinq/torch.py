@@ -131,8 +131,8 @@ def quantize(
     Raises:
         ArgumentError: if nothing was replaced, with the reasons; for images that are not finite; for an unknown option.
         NotFoundError, ModelError: for the file, or the name, of a recipe that does not exist, and for one that does not fit.
-        CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before. Heads that are not 32 wide,
-            which no GPU runs, are refused before the calibration. A recipe, and all other arguments, are refused before it, too.
+        CalibrationError, EngineError: if a calibration or an engine fails. The model is then as before. Heads of more than 32
+            channels, which no GPU runs, are refused before the calibration. A recipe, and all other arguments, are refused before it, too.
     """
     check_options(quantize, backend, options)
 

@@ -119,7 +119,7 @@ def find_swins(
             try:
                 float_model._native.check_cuda()
             except Error as error:
-                # Stacks of blocks run on a CPU, and a program may have a Swin beside them.
+                # A program may have a Swin beside stacks that no GPU runs.
                 if float_model.config.get("input") != "tokens":
                     raise
                 left.append(Left(places[module][0], kind_of(module), str(error)))
