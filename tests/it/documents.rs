@@ -15,7 +15,9 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, ImageLayout, Images, OutputMut};
-use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, Size, SwinConfig, WindowPolicy};
+use swinq_model::{
+    Batch, BatchSource, BoxError, PositionSizes, QuantizedModel, Recipe, Size, SwinConfig, WindowPolicy,
+};
 use swinq_numerics::Gelu;
 use swinq_testing::XorShift;
 use swinq_testing::model::{NoiseImages, random, small, stack, stack_behind_merging};
@@ -284,9 +286,35 @@ fn the_numpy_engine_gives_the_bits_of_odd_shapes() {
     }
 }
 
+/// Images of another size than the network's own, whose absolute position embedding is interpolated.
+#[test]
+fn the_numpy_engine_interpolates_position_embeddings() {
+    let Some(python) = python("the_numpy_engine_interpolates_position_embeddings") else { return };
+    let config = |image_size, window_policy, ape_sizes| SwinConfig {
+        name: format!("position embedding, {window_policy:?}"),
+        image_size,
+        ape: true,
+        ape_sizes,
+        window_policy,
+        ..small()
+    };
+    let detector = config(Size::new(32, 24), WindowPolicy::Detection, PositionSizes::Bicubic);
+    for size in [Size::new(57, 24), Size::new(20, 75), Size::new(9, 11)] {
+        check_images(&python, detector.clone(), ALL, size);
+    }
+    let whole = config(Size::square(32), WindowPolicy::HuggingFace, PositionSizes::BicubicWholePatches);
+    check_images(&python, whole, MIXED, Size::new(36, 60));
+}
+
 /// Compares the engines on random weights of `config`, quantized by `rules`.
 fn check_shape(python: &Path, config: SwinConfig, rules: &str) {
-    let mut noise = Noise::of(&config);
+    let size = config.image_size;
+    check_images(python, config, rules, size);
+}
+
+/// [`check_shape`] on images of `size`.
+fn check_images(python: &Path, config: SwinConfig, rules: &str, size: Size) {
+    let mut noise = Noise(size, config.in_chans);
     let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use swinq_cuda::ops::attention::HEAD_DIM;
 use swinq_cuda::ops::output::DeviceOutput;
 use swinq_cuda::{CudaError, Device, KeepContext};
-use swinq_model::{Stage, SwinConfig};
+use swinq_model::{ModelError, Stage, SwinConfig};
 use swinq_plan::{Geometry, Grids, Plan, TensorId};
 
 use super::lower::{Lowered, lower, scores_of};
@@ -75,6 +75,23 @@ pub fn check_architecture(config: &SwinConfig) -> Result<(), CudaError> {
             "heads of {width} channels: the CUDA kernels are for {HEAD_DIM} (every official Swin); the CPU backend runs any"
         ))),
     }
+}
+
+/// Refuses images for whose `grids` the absolute position embedding would be interpolated: each size would need a table in the memory
+/// of the GPU.
+///
+/// # Errors
+/// [`ModelError::Image`] with the reason.
+pub(crate) fn check_position(config: &SwinConfig, grids: &Grids) -> Result<(), ModelError> {
+    if !config.resizes_position(grids.grid(0).size) {
+        return Ok(());
+    }
+    let problem = format!(
+        "the CUDA engine interpolates no absolute position embedding (absolute_pos_embed); the CPU backend runs the image, and the \
+         GPU images of {}",
+        config.image_size
+    );
+    Err(ModelError::Image { size: grids.image(), problem })
 }
 
 /// Whether one launch may compute one branch of a block: with cuBLASLt, the library computes the products.

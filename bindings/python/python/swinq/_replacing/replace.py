@@ -16,6 +16,7 @@ from .._calls.outputs import made, tensors
 from .._calls.record import Record, record_calls
 from .._calls.share import ShareOf
 from .._calls.timing import FirstCall
+from .._common.contract import takes_tokens
 from .._common.errors import ArgumentError, Error, count
 from .._common.progress import Progress
 from .._engine.model import Model
@@ -120,7 +121,7 @@ def find_swins(
                 float_model._native.check_cuda()
             except Error as error:
                 # Stacks of blocks run on a CPU, and a program may have a Swin beside them.
-                if float_model.config.get("input") != "tokens":
+                if not takes_tokens(float_model.config):
                     raise
                 left.append(Left(places[module][0], kind_of(module), str(error)))
                 del opened[module]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .. import _native
-from .._calls.record import evaluating
+from .._calls.record import device_of, evaluating
 from .._common.errors import ArgumentError, amount, count
 from .._common.progress import Progress, observed
 from .._engine.images import PathLike
@@ -80,7 +80,8 @@ def tune(
             :func:`swinq.torch.sensitivity` shares it. The file of another run (another model, recipe, metric, backend, or other
             images of the calibration) is replaced, with a warning.
         latencies: the table of latencies: read if it exists, and extended. By default it is beside the cache, as
-            ``CACHE.latencies.json``. Without either it is not kept. A table of another machine, engine or batch size is refused.
+            ``CACHE.latencies.json``. Without either it is not kept. A table of another machine,
+            engine or batch size is refused before a batch is taken; ``auto`` means the device of the parameters there.
         samples: as for :func:`swinq.torch.quantize`.
         backend: the engine that runs the candidates, and whose latency counts: ``cpu``, ``cuda``, or ``auto`` for that of the device
             of the images.
@@ -110,7 +111,7 @@ def tune(
     table = None if latencies is None else os.fspath(latencies)
 
     def check(float_model: Model) -> None:
-        engine = backend, ENGINE_NUMBERS | program.numbers, program.residual
+        engine = program.engine(device_of(model))
         _native.check_tune(float_model._native, text, ptq, engine, batch_size, goal, (program.kept, table))
 
     with observed(progress) as function:
@@ -217,9 +218,9 @@ class Program:
         self.swin = swins[0]
         return self.swin
 
-    def engine(self) -> tuple[str, dict[str, int], str]:
-        """The engine whose latency counts."""
-        device = self.swin.record.device
+    def engine(self, device: Any = None) -> tuple[str, dict[str, int], str]:
+        """The engine whose latency counts, for images on ``device``: by default that of the recorded ones."""
+        device = self.swin.record.device if device is None else device
         backend = backend_for(self.backend, device)
         numbers = {"device": device.index or 0} if backend == "cuda" else {}
         return backend, ENGINE_NUMBERS | numbers | self.numbers, self.residual
