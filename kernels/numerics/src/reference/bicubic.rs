@@ -80,14 +80,9 @@ mod tests {
     }
 
     #[test]
-    fn a_constant_stays_and_a_slope_stays_inside() {
+    fn a_constant_stays() {
         let table = vec![3.5; 2 * 5 * 7];
         assert!(resize_bicubic(&table, Size::new(5, 7), Size::new(9, 4)).iter().all(|x| *x == 3.5));
-        let slope: Vec<f32> = (0..8).map(|x| x as f32).collect();
-        let found = resize_bicubic(&slope, Size::new(1, 8), Size::new(1, 16));
-        for (at, value) in found.iter().enumerate().take(12).skip(4) {
-            assert!((value - (at as f32 * 0.5 - 0.25)).abs() < 1e-6, "{at}: {value}");
-        }
     }
 
     /// `torch.nn.functional.interpolate(x, size=(3, 5), mode="bicubic")` of `x[0, 0, y, x] = sin(2 y + x)` of 2 x 3 places.

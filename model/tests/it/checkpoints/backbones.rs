@@ -534,7 +534,7 @@ fn an_embedding_of_places_is_stored_as_a_map() {
     let fixed =
         load(&rows, &LoadOptions { cfg: Some(of_places("[16, 20]")), ..options() }).unwrap().model.config;
     let message = fixed.grids(Size::new(20, 16)).unwrap_err().to_string();
-    assert!(message.contains("absolute_pos_embed) for images of 16x20 pixels only"), "{message}");
+    assert!(message.contains("absolute_pos_embed) for images of 16x20 only"), "{message}");
     let turned = of_places("[20, 16]");
     let message = refusal(&tensors, &LoadOptions { cfg: Some(turned), ..options() });
     assert!(message.contains("has 4x5 places"), "{message}");
