@@ -156,3 +156,34 @@ impl Packed {
         self.steps.iter().any(codes)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use swinq_model::{PositionSizes, Size, WindowPolicy};
+
+    use super::*;
+
+    #[test]
+    fn images_for_which_positions_would_be_interpolated_are_refused_with_the_way_out() {
+        let config = SwinConfig {
+            ape: true,
+            ape_sizes: PositionSizes::Bicubic,
+            window_policy: WindowPolicy::Detection,
+            ..SwinConfig::default()
+        };
+        let check =
+            |height, width| check_position(&config, &Grids::new(&config, Size::new(height, width)).unwrap());
+        check(224, 224).unwrap();
+        // The same grid: the image is padded to whole patches.
+        check(222, 223).unwrap();
+        let message = check(800, 1333).unwrap_err().to_string();
+        assert!(
+            message.starts_with("images of 800x1333: the CUDA engine interpolates no absolute"),
+            "{message}"
+        );
+        assert!(
+            message.contains("the CPU backend runs the image, and the GPU images of 224x224"),
+            "{message}"
+        );
+    }
+}
