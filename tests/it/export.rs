@@ -101,7 +101,7 @@ fn export_refuses_what_it_cannot_write() {
     assert_eq!(files(folder.path()), Vec::<String>::new());
 }
 
-/// `inspect` says of a residual stream that leaves f16 what `export --fp16` then does.
+/// For a residual stream that leaves f16, `inspect` names the behaviour of `export --fp16`.
 #[test]
 fn inspect_says_what_becomes_of_a_residual_that_leaves_f16() {
     let folder = tempfile::tempdir().unwrap();

@@ -109,7 +109,7 @@ typedef struct swinq_open_options {
   // Naming convention of the tensors of a float checkpoint: `microsoft`, `timm`, `hf`, `torchvision`, `openmmlab`, `old-timm` or
   // `ft`; NULL detects it. It chooses between two namings of a network under one prefix.
   const char *dialect;
-  // What the names of the network's tensors begin with, such as `model.`, if a float checkpoint has other tensors too; NULL
+  // The beginning of the names of the network's tensors, such as `model.`, if a float checkpoint has other tensors too; NULL
   // leaves out a beginning that all names have.
   const char *prefix;
   // The key of the state dictionary in a file of `torch.save` that has several, such as `state_dict_ema`; NULL takes an average

@@ -105,7 +105,7 @@ impl Shared<'_> {
     }
 }
 
-/// What a search looks for, and for how many minutes.
+/// The goal of a search, and its minutes.
 #[derive(FromPyObject)]
 pub struct Goal {
     max_drop: f64,

@@ -13,7 +13,7 @@ const XMP: &[u8] = b"XML:com.adobe.xmp";
 /// The most bytes of a text; Pillow refuses files with more.
 const MOST: u64 = 1 << 20;
 
-/// What the chunks of a file state; of several the last counts.
+/// The chunks of a file that may state an orientation; of several the last counts.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     exif: Option<Vec<u8>>,
@@ -84,7 +84,7 @@ impl Chunks {
         }
     }
 
-    /// What may state the orientation.
+    /// The parts that may state the orientation.
     pub(super) fn metadata(self) -> Metadata {
         // A text that is no profile is damaged EXIF: it is no directory of TIFF either.
         let profile = self.profile.map(|text| of_digits(&text).unwrap_or(text));
@@ -93,7 +93,7 @@ impl Chunks {
     }
 }
 
-/// The keyword of a text, and what follows its end.
+/// The keyword of a text, and the rest behind its end.
 fn keyword(content: &[u8]) -> (&[u8], &[u8]) {
     match content.iter().position(|&byte| byte == 0) {
         Some(end) => (&content[..end], &content[end + 1..]),

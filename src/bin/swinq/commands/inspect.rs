@@ -147,7 +147,7 @@ fn describe_network(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Res
     Ok(())
 }
 
-/// Whether f16 holds the residual stream, and what becomes of it otherwise. A stack of blocks runs on no GPU.
+/// Whether f16 holds the residual stream, and its type or a refusal otherwise. A stack of blocks runs on no GPU.
 fn in_f16(model: &QuantizedModel) -> &'static str {
     let config = &model.config;
     if model.f16_residual() == F16Residual::Fits {
