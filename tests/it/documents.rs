@@ -316,7 +316,10 @@ fn compare_images(python: &Path, config: SwinConfig, rules: &str, size: Size) {
     let mut progress = |_| ControlFlow::Continue(());
     let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
     let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();
-    let model = calibrate(&random(config, 5), &recipe, &mut noise, options).unwrap().model;
+    let mut float = random(config, 5);
+    // For other sizes than the network's own, the dialect tells the rule for windows.
+    float.source.dialect = "hf".to_owned();
+    let model = calibrate(&float, &recipe, &mut noise, options).unwrap().model;
     model.save(&file).unwrap();
     let pixels = noise.pixels(IMAGES, 0);
     let shape = vec![IMAGES, size.height, size.width, noise.1];
