@@ -1,11 +1,11 @@
 //! Models.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::fmt::Display;
 use std::ops::ControlFlow;
 use std::str::FromStr;
 
-use swinq::{CalibrateOptions, Images, Model, OpenOptions, Progress, Split, load_recipe};
+use swinq::model::ModelError;
+use swinq::{CalibrateOptions, Dialect, Images, Model, OpenOptions, Progress, Split, load_recipe};
 
 use super::{hand_out, swinq_model};
 use crate::handles::{self, Object};
@@ -121,8 +121,16 @@ unsafe impl Versioned for swinq_model_info {
 }
 
 /// The value of an option, if it is given.
-fn parsed<T: FromStr<Err: Display>>(text: Option<&str>, name: &'static str) -> Result<Option<T>, Failure> {
-    text.map(str::parse).transpose().map_err(|problem| Failure::argument(name, problem))
+fn parsed<T: FromStr<Err = String>>(text: Option<&str>, name: &'static str) -> Result<Option<T>, Failure> {
+    text.map(str::parse).transpose().map_err(|problem: String| Failure::argument(name, problem))
+}
+
+/// The naming convention of this name.
+fn dialect(name: &str) -> Result<Dialect, Failure> {
+    name.parse().map_err(|error| match error {
+        ModelError::Config { problem, .. } => Failure::argument("dialect", problem),
+        other => Failure::argument("dialect", other),
+    })
 }
 
 /// The options of the library.
@@ -137,7 +145,7 @@ unsafe fn open_options(given: &swinq_open_options) -> Result<OpenOptions, Failur
         labels: text(given.labels, "labels")?.map(Into::into),
         orientation: parsed(text(given.orientation, "orientation")?, "orientation")?,
         channel_order: parsed(text(given.channels, "channels")?, "channels")?,
-        dialect: parsed(text(given.dialect, "dialect")?, "dialect")?,
+        dialect: text(given.dialect, "dialect")?.map(dialect).transpose()?,
         prefix: text(given.prefix, "prefix")?.map(str::to_owned),
         weights: text(given.weights, "weights")?.map(str::to_owned),
         ..OpenOptions::default()
