@@ -183,8 +183,15 @@ def orientations():
           + (FIXTURES / "kind_tiny.jpg").read_bytes()[2:])
     png, chunk = (FIXTURES / "one_pixel.png").read_bytes(), b"eXIf" + exif
     write("png", "exif", png[:33] + struct.pack(">L", len(exif)) + chunk + struct.pack(">L", zlib.crc32(chunk)) + png[33:])
-    text = b"iTXtXML:com.adobe.xmp\0\0\0\0\0" + xmp
-    write("png", "xmp", png[:33] + struct.pack(">L", len(text) - 4) + text + struct.pack(">L", zlib.crc32(text)) + png[33:])
+    profile = f"\nexif\n{len(exif):8}\n{exif.hex()}\n".encode()
+    texts = {
+        "xmp": b"iTXtXML:com.adobe.xmp\0\0\0\0\0" + xmp,
+        "compressed_xmp": b"iTXtXML:com.adobe.xmp\0\x01\0\0\0" + zlib.compress(xmp),
+        "profile": b"tEXtRaw profile type exif\0" + profile,
+        "compressed_profile": b"zTXtRaw profile type exif\0\0" + zlib.compress(profile),
+    }
+    for name, text in texts.items():
+        write("png", name, png[:33] + struct.pack(">L", len(text) - 4) + text + struct.pack(">L", zlib.crc32(text)) + png[33:])
     webp = (FIXTURES / "kind_lossless.webp").read_bytes()
     bits = struct.unpack("<L", webp[21:25])[0]
     sides = [struct.pack("<L", bits >> shift & 0x3FFF)[:3] for shift in (0, 14)]
@@ -193,6 +200,8 @@ def orientations():
     entries = [(256, 3, 1, 2), (257, 3, 1, 1), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1), (273, 4, 1, 122), (274, 3, 1, 5),
                (278, 3, 1, 1), (279, 4, 1, 2)]
     write("tiff", "turned", directory(*entries) + b"\x10\x80")
+    entries[6:7] = []
+    write("tiff", "xmp", directory(*entries, (700, 1, len(xmp), 124)) + b"\x10\x80" + xmp)
 
 
 def main():

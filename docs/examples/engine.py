@@ -42,6 +42,23 @@ def code(scaled):
     return np.rint(np.clip(scaled, f32(-128), f32(127)))
 
 
+def taps(there, wanted):
+    """The four places that give each of `wanted` places on an axis of `there` places, and their weights: `[wanted, 4]` each."""
+    place = f32(there) / f32(wanted) * (np.arange(wanted, dtype=f32) + f32(0.5)) - f32(0.5)
+    first = np.floor(place)
+    t, a = (place - first).astype(f64), -0.75
+    near = lambda x: ((a + 2) * x - (a + 3)) * x * x + 1
+    far = lambda x: ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
+    places = np.clip(first.astype(int)[:, None] + np.arange(-1, 3), 0, there - 1)
+    return places, np.stack([far(t + 1), near(t), near(1 - t), far(2 - t)], 1)
+
+
+def weighted(values, weights, axis):
+    """The sum of four values along an axis, in their order."""
+    parts = [np.take(values, tap, axis) * np.take(weights, tap, 1) for tap in range(4)]
+    return parts[0] + parts[1] + parts[2] + parts[3]
+
+
 EXP = np.array([1.0, 1.0, 0.4999999, 0.1666642, 0.04166823, 0.008374857, 0.0013836792], f32)
 
 
@@ -358,8 +375,20 @@ class Engine:
         if self.config["patch_norm"]:
             x = self.norm("patch_embed.norm", x)
         if self.config["ape"]:
-            x = x + self.parameter("absolute_pos_embed").reshape(1, height, width, -1)
+            x = x + self.position(height, width)
         return x
+
+    def position(self, height, width):
+        """The absolute position embedding for a grid."""
+        table, patch = self.parameter("absolute_pos_embed")[0], self.config["patch_size"]
+        size = self.config["image_size"]
+        own = [-(-side // patch) for side in (size if isinstance(size, list) else [size, size])]
+        table = table.reshape(*own, -1)
+        if own == [height, width]:
+            return table[None]
+        (rows, by_row), (columns, by_column) = taps(own[0], height), taps(own[1], width)
+        across = weighted(table.astype(f64)[:, columns], by_column[:, :, None], 2)
+        return weighted(across[rows], by_row[:, :, None, None], 1).astype(f32)[None]
 
     def merge(self, name, residual):
         x = np.pad(residual, ((0, 0), (0, residual.shape[1] % 2), (0, residual.shape[2] % 2), (0, 0)))

@@ -88,6 +88,11 @@ impl Pairs {
     }
 }
 
+/// The 95 % interval of a share, `part` of `all` images.
+pub(crate) fn of_share(part: usize, all: usize) -> [f64; 2] {
+    wilson(part as f64, all as f64)
+}
+
 /// Wilson's score interval of the proportion `right / n`.
 fn wilson(right: f64, n: f64) -> [f64; 2] {
     let center = 2.0 * right + Z * Z;

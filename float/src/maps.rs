@@ -13,6 +13,8 @@ pub struct Maps {
     pub(crate) image: Size,
     /// Every stage.
     pub(crate) stages: Vec<StageMaps>,
+    /// The absolute position embedding, where it is interpolated for this size.
+    pub(crate) position: Option<Tensor>,
 }
 
 impl Maps {
@@ -23,7 +25,7 @@ impl Maps {
     pub(crate) fn new(config: &SwinConfig, image: Size, device: &Device) -> Result<Maps, FloatError> {
         let grids = config.grids(image)?.into_iter().zip(config.stages());
         let stages = grids.map(|(grid, stage)| StageMaps::new(config, &stage, grid, device));
-        Ok(Maps { image, stages: stages.collect::<Result<_, _>>()? })
+        Ok(Maps { image, stages: stages.collect::<Result<_, _>>()?, position: None })
     }
 }
 

@@ -18,6 +18,7 @@ use swinq_model::batch::{Batch, Transform};
 use swinq_model::params::check_parameters;
 use swinq_model::site::{BlockId, Branch, Linear, Site};
 use swinq_model::tensor::StateDict;
+use swinq_numerics::reference::resize_bicubic;
 
 /// Number of image sizes whose maps are kept, beside the network's own size.
 const SIZES: usize = 16;
@@ -30,8 +31,10 @@ pub struct Swin {
     /// `None` in a network of tokens.
     patch_embed: Option<LinearWeights>,
     patch_norm: Option<Norm>,
-    /// `[1, tokens, embed_dim]`.
+    /// `[1, tokens, embed_dim]`, for the network's own image size.
     position: Option<Tensor>,
+    /// Whether the parameters never change: the network is for inference.
+    is_fixed: bool,
     stages: Vec<StageWeights>,
     /// For the network's own image size.
     maps: Arc<Maps>,
@@ -89,6 +92,7 @@ impl Swin {
             },
             patch_norm: config.patch_norm.then(|| source.norm("patch_embed.norm")).transpose()?,
             position: config.ape.then(|| source.tensor("absolute_pos_embed")).transpose()?,
+            is_fixed: fixed.is_some(),
             maps: Arc::new(Maps::new(config, config.image_size, device)?),
             other_maps: Mutex::default(),
             stages: config.stages().into_iter().map(|stage| source.stage(stage)).collect::<Result<_, _>>()?,
@@ -214,11 +218,31 @@ impl Swin {
         let mut others = self.other_maps.lock().unwrap_or_else(PoisonError::into_inner);
         let maps = match others.iter().position(|maps| maps.image == image) {
             Some(at) => others.remove(at),
-            None => Arc::new(Maps::new(&self.config, image, &self.device)?),
+            None => Arc::new(self.new_maps(image)?),
         };
         others.insert(0, Arc::clone(&maps));
         others.truncate(SIZES);
         Ok(maps)
+    }
+
+    fn new_maps(&self, image: Size) -> Result<Maps, FloatError> {
+        let maps = Maps::new(&self.config, image, &self.device)?;
+        let grid = maps.stages[0].grid.size;
+        let Some(position) = self.position.as_ref().filter(|_| self.config.resizes_position(grid)) else {
+            return Ok(maps);
+        };
+        if !self.is_fixed {
+            let problem = format!(
+                "training interpolates no absolute position embedding (absolute_pos_embed); train with images of {}, or in PyTorch with \
+                 swinq.torch.prepare",
+                self.config.image_size
+            );
+            return Err(ModelError::Image { size: image, problem }.into());
+        }
+        let table = position.flatten_all()?.to_vec1::<f32>()?;
+        let resized = resize_bicubic(&table, self.config.own_patches(), grid);
+        let shape = (1, grid.area(), self.config.embed_dim);
+        Ok(Maps { position: Some(Tensor::from_vec(resized, shape, &self.device)?), ..maps })
     }
 
     /// The output of one segment for its input `x`, of images of `image` pixels. A forward pass runs every segment of
@@ -248,7 +272,7 @@ impl Swin {
         sites: &mut dyn Sites,
     ) -> Result<Tensor, FloatError> {
         match segment {
-            Segment::Embed => self.embed(&x, sites),
+            Segment::Embed => self.embed(maps, &x, sites),
             Segment::Branch(id, branch) => self.branch(&maps.stages[id.stage], (id, branch), x, sites),
             Segment::Merge(stage) => {
                 let (norm, reduction) =
@@ -283,7 +307,7 @@ impl Swin {
     }
 
     /// Patch embedding: images `[n, channels, height, width]`, or their patches, to tokens `[n * tokens, embed_dim]`.
-    fn embed(&self, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
+    fn embed(&self, maps: &Maps, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
         let patches = |images: Tensor| match images.dims() {
             [_, _] => Ok(images),
             _ => self.patches(&images),
@@ -299,7 +323,7 @@ impl Swin {
             Some(norm) => self.ops.norm(&x, norm)?,
             None => x,
         };
-        let x = match &self.position {
+        let x = match maps.position.as_ref().or(self.position.as_ref()) {
             Some(position) => self.ops.add_rows(&x, position)?,
             None => x,
         };

@@ -7,11 +7,14 @@ use candle_core::{Device, Tensor};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView as SafeView;
 use serde_json::Value;
+use swinq_float::ops::Compute;
 use swinq_float::{Float, Swin};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{
-    Documents, ElementType, InMemory, LoadOptions, Size, TensorView, load_config, load_float_from_memory,
+    Documents, ElementType, HostTensor, InMemory, LoadOptions, PositionSizes, Size, SwinConfig, TensorView,
+    WindowPolicy, load_config, load_float_from_memory,
 };
+use swinq_testing::model::{random, small};
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -101,4 +104,28 @@ fn logits_are_those_of_the_libraries_at_every_size() {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Training changes the embedding, so that its interpolation for other sizes would need a gradient.
+#[test]
+fn training_refuses_the_sizes_for_which_positions_would_be_interpolated() {
+    let config = SwinConfig {
+        ape: true,
+        ape_sizes: PositionSizes::Bicubic,
+        window_policy: WindowPolicy::Detection,
+        ..small()
+    };
+    let model = random(config, 1);
+    let (own, other) = (model.config.image_size, Size::new(20, 44));
+    let fixed = Swin::new(&model.config, &model.tensors, &Device::Cpu).unwrap();
+    assert!(fixed.maps(own).is_ok() && fixed.maps(other).is_ok());
+    let tensor = |tensor: &HostTensor| {
+        Tensor::from_slice(&tensor.data, tensor.shape.as_slice(), &Device::Cpu).unwrap()
+    };
+    let tensors = model.tensors.iter().map(|(name, value)| (name.clone(), tensor(value))).collect();
+    let trained = Swin::with_ops(&model.config, &tensors, &Device::Cpu, Compute::Candle.into()).unwrap();
+    assert!(trained.maps(own).is_ok());
+    let message = trained.maps(other).err().unwrap().to_string();
+    assert!(message.contains("images of 20x44") && message.contains("absolute_pos_embed"), "{message}");
+    assert!(message.contains("swinq.torch.prepare"), "{message}");
 }

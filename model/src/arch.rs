@@ -11,6 +11,7 @@ use crate::site::{Linear, all_linears};
 mod check;
 mod grid;
 mod official;
+mod positions;
 mod rules;
 pub(crate) mod size;
 mod stage;
@@ -19,6 +20,7 @@ mod window;
 
 pub(crate) use check::MAX_WINDOW;
 pub use grid::Grid;
+pub use positions::PositionSizes;
 pub use rules::{GridRule, Lengths, Limit, Shifted, Side, SizeRules};
 pub use stage::Stage;
 pub use task::{Input, Problem, Scores, StageOutput, Task};
@@ -134,6 +136,9 @@ pub struct SwinConfig {
     pub qk_scale: Option<f64>,
     /// Whether a learned absolute position embedding is added after the patch embedding.
     pub ape: bool,
+    /// The images that this embedding fits. Files state it only where they are not those of the network's own size alone.
+    #[serde(default, skip_serializing_if = "PositionSizes::is_own")]
+    pub ape_sizes: PositionSizes,
     /// Whether the patch embedding ends in a LayerNorm.
     pub patch_norm: bool,
     /// Epsilon of every LayerNorm.
@@ -293,6 +298,7 @@ impl SwinConfig {
     pub(crate) fn needs_version_3(&self) -> bool {
         use WindowPolicy::{Microsoft, Pad, ShrinkAndPad};
         self.is_backbone()
+            || !self.ape_sizes.is_own()
             || !(self.is_square_rgb() && matches!(self.stored_policy(), Microsoft | Pad | ShrinkAndPad))
     }
 
@@ -347,6 +353,7 @@ impl Default for SwinConfig {
             qkv_bias: true,
             qk_scale: None,
             ape: false,
+            ape_sizes: PositionSizes::Own,
             patch_norm: true,
             norm_eps: 1e-5,
             window_policy: WindowPolicy::Microsoft,

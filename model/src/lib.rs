@@ -27,8 +27,8 @@ pub mod yaml;
 pub use swinq_numerics::{Int8, Size};
 
 pub use arch::{
-    Grid, GridRule, Input, Lengths, Limit, Problem, Scores, Shifted, Side, SizeRules, Stage, StageOutput,
-    SwinConfig, SwinVersion, Task, WindowPolicy,
+    Grid, GridRule, Input, Lengths, Limit, PositionSizes, Problem, Scores, Shifted, Side, SizeRules, Stage,
+    StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy,
 };
 pub use batch::{
     Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, PixelFormat, Resize, Transform,

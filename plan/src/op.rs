@@ -192,8 +192,8 @@ pub enum Op<'m> {
     Quantize(Order),
     /// LayerNorm of the residual in place: after the patch embedding, and after a reduction of Swin V2.
     NormInPlace(Norm<'m>),
-    /// Adds the absolute position embedding, `[rows, columns]` of the residual, to the residual in place. Networks with one have
-    /// one image size.
+    /// Adds the absolute position embedding, `[rows, columns]` of the residual, of the network's own image size to the
+    /// residual in place; for another grid the embedding is interpolated first, if the network takes such images.
     PositionEmbedding(Values<'m>),
     /// Normalises the queries and keys of a Swin V2. Stores the codes of q, k and v, or f32.
     QkNorm(QkNorm),

@@ -77,35 +77,59 @@ impl Latencies {
     /// # Errors
     /// [`Error::Io`]; [`Error::Argument`] for a file that is no such table, or is of another machine or batch size.
     pub(crate) fn open(path: &Path, machine: String, batch_size: usize) -> Result<Latencies, Error> {
+        let Some(table) = Latencies::read(path)? else { return Ok(Latencies::new(machine, batch_size)) };
+        match (&table.machine, table.batch_size) == (&machine, batch_size) {
+            true => Ok(table),
+            false => Err(table.of_another(path, &machine, batch_size)),
+        }
+    }
+
+    /// Refuses the table at `path`, if there is one, where no run on `hardware` could use it, whatever its images are.
+    ///
+    /// # Errors
+    /// Those of [`Latencies::open`].
+    pub(crate) fn check(path: &Path, hardware: &str, batch_size: usize) -> Result<(), Error> {
+        let Some(table) = Latencies::read(path)? else { return Ok(()) };
+        // The size of the images and the type of the residual follow.
+        let rest = table.machine.strip_prefix(hardware);
+        let fits = rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(", "));
+        match fits && table.batch_size == batch_size {
+            true => Ok(()),
+            false => Err(table.of_another(path, hardware, batch_size)),
+        }
+    }
+
+    /// The error for a table of another machine or batch size.
+    fn of_another(&self, path: &Path, machine: &str, batch_size: usize) -> Error {
+        let problem = format!(
+            "holds times of {} at batch {}, and this run is for {machine} at batch {batch_size}",
+            self.machine, self.batch_size
+        );
+        refused(path, &problem)
+    }
+
+    /// The table at `path`; `None` if there is no file.
+    fn read(path: &Path) -> Result<Option<Latencies>, Error> {
         let text = match text_file::read(path, MAX_RESULTS) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                return Ok(Latencies::new(machine, batch_size));
-            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(Error::io(path)(error)),
         };
-        let refuse = |problem: String| {
-            let next = "name another file, or remove it to measure again";
-            Error::argument("latencies", format!("{}: {problem}; {next}", path.display()))
+        let refuse = |problem: String| Err(refused(path, &problem));
+        let table: Latencies = match serde_json::from_str(&text) {
+            Ok(table) => table,
+            Err(error) => return refuse(error.to_string()),
         };
-        let table: Latencies = serde_json::from_str(&text).map_err(|error| refuse(error.to_string()))?;
-        let found = (&table.machine, table.batch_size);
         if table.schema != SCHEMA {
-            return Err(refuse(format!("schema {}, but this program reads {SCHEMA}", table.schema)));
-        }
-        if found != (&machine, batch_size) {
-            return Err(refuse(format!(
-                "holds times of {} at batch {}, and this run is for {machine} at batch {batch_size}",
-                found.0, found.1
-            )));
+            return refuse(format!("schema {}, but this program reads {SCHEMA}", table.schema));
         }
         if let Some((key, ms)) = table.ms.iter().find(|(_, ms)| !(ms.is_finite() && **ms >= 0.0)) {
-            return Err(refuse(format!("{key}: {ms} is not a time")));
+            return refuse(format!("{key}: {ms} is not a time"));
         }
         if !(table.spread.is_finite() && table.spread >= 0.0) {
-            return Err(refuse(format!("spread: {} is not a share of a time", table.spread)));
+            return refuse(format!("spread: {} is not a share of a time", table.spread));
         }
-        Ok(table)
+        Ok(Some(table))
     }
 
     /// Writes the table.
@@ -170,6 +194,12 @@ impl Latencies {
     }
 }
 
+/// The error for a table that cannot be used.
+fn refused(path: &Path, problem: &str) -> Error {
+    let next = "name another file, or remove it to measure again";
+    Error::argument("latencies", format!("{}: {problem}; {next}", path.display()))
+}
+
 /// The variant of `launch` in a model with the plan `plan`: its name, and what each of its steps reads and writes.
 fn key(launch: &LaunchSteps, plan: &Outline) -> String {
     let text = plan.steps[launch.steps.clone()].iter().map(|step| {
@@ -209,5 +239,23 @@ mod tests {
         std::fs::write(&path, text.replace("\"spread\": 0.0", "\"spread\": -1.0")).unwrap();
         let error = open().unwrap_err().to_string();
         assert!(error.contains("spread: -1 is not a share"), "{error}");
+    }
+    #[test]
+    fn a_table_is_checked_against_the_hardware_before_images_are_known() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("latencies.json");
+        Latencies::check(&path, "kernels a, 2 threads", 1).unwrap();
+        Latencies::new("kernels a, 2 threads, images of 64x96".to_owned(), 1).save(&path).unwrap();
+        Latencies::check(&path, "kernels a, 2 threads", 1).unwrap();
+        for (hardware, batch) in
+            [("kernels a, 2", 1), ("kernels b, 2 threads", 1), ("kernels a, 2 threads", 2)]
+        {
+            let error = Latencies::check(&path, hardware, batch).unwrap_err().to_string();
+            assert!(
+                error.contains("holds times of kernels a, 2 threads, images of 64x96 at batch 1"),
+                "{error}"
+            );
+            assert!(error.contains("name another file, or remove it"), "{error}");
+        }
     }
 }

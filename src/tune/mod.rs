@@ -34,6 +34,7 @@ use crate::sensitivity::load;
 use crate::sensitivity::metric::Metric;
 use crate::{EngineOptions, Error, Images, Model, ReadOptions};
 use judge::{Judge, Limit};
+use latencies::Latencies;
 use run::Run;
 
 /// How a recipe is searched.
@@ -66,7 +67,7 @@ pub struct TuneOptions {
     pub cache: Option<PathBuf>,
     /// The table of latencies: read if it exists, and extended. With a table that holds every launch the search
     /// needs, the result does not depend on the machine. A table that was written while other processes disturbed the times is
-    /// measured again. `None` keeps no table.
+    /// measured again, and one of another machine is refused. `None` keeps no table.
     pub latencies: Option<PathBuf>,
 }
 
@@ -86,6 +87,10 @@ impl TuneOptions {
         check_ptq(model.config(), &self.recipe)?;
         check_kept(self.cache.as_deref())?;
         check_kept(self.latencies.as_deref())?;
+        if let Some(table) = self.latencies.as_deref().filter(|table| table.exists()) {
+            let hardware = self.engine.clone().resolved()?.describe()?;
+            Latencies::check(table, &hardware, self.batch_size)?;
+        }
         Metric::new(model.config(), &self.sqnr_of)
     }
 }

@@ -49,6 +49,14 @@ impl<'a> Run<'a> {
     ) -> Result<(Run<'a>, Space), Error> {
         let max_batch = options.batch_size.max(DEFAULT_BATCH);
         let engine = EngineOptions { max_batch, ..options.engine.clone().resolved()? };
+        let size = timed_size(&float, &search, &engine);
+        let mut machine = engine.describe()?;
+        if float.config.is_backbone() || size != float.config.image_size {
+            machine += &format!(", images of {size}");
+        }
+        if let Some(path) = &options.latencies {
+            Latencies::check(path, &machine, options.batch_size)?;
+        }
         let mut on_step = |step| progress(TuneProgress::Calibrate(step));
         let how = (&options.read, options.sizing);
         let start = options.recipe.clone();
@@ -61,12 +69,6 @@ impl<'a> Run<'a> {
         report(progress, TuneProgress::Cache(cache.found()))?;
         let budget = Budget::start(options.budget);
         first(&mut cache)?;
-        let size = timed_size(quantizer.float(), &search, &engine);
-        let config = &quantizer.float().config;
-        let mut machine = engine.describe()?;
-        if config.is_backbone() || size != config.image_size {
-            machine += &format!(", images of {size}");
-        }
         // The default depends on the model.
         if engine.backend == BackendChoice::Cuda
             && engine.cuda.residual == Some(swinq_int8_runtime::cuda::ResidualType::F32)

@@ -15,7 +15,9 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, ImageLayout, Images, OutputMut};
-use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, Size, SwinConfig, WindowPolicy};
+use swinq_model::{
+    Batch, BatchSource, BoxError, PositionSizes, QuantizedModel, Recipe, Size, SwinConfig, WindowPolicy,
+};
 use swinq_numerics::Gelu;
 use swinq_testing::XorShift;
 use swinq_testing::model::{NoiseImages, random, small, stack, stack_behind_merging};
@@ -282,6 +284,55 @@ fn the_numpy_engine_gives_the_bits_of_odd_shapes() {
     for (config, rules) in odd_shapes().into_iter().zip([ALL, W4_ADD, MIXED]) {
         check_shape(&python, config, rules);
     }
+}
+
+/// Images of another size than the network's own, whose absolute position embedding is interpolated.
+#[test]
+fn the_numpy_engine_interpolates_position_embeddings() {
+    let Some(python) = python("the_numpy_engine_interpolates_position_embeddings") else { return };
+    let config = |image_size, window_policy, ape_sizes| SwinConfig {
+        name: format!("position embedding, {window_policy:?}"),
+        image_size,
+        ape: true,
+        ape_sizes,
+        window_policy,
+        ..small()
+    };
+    let detector = config(Size::new(32, 24), WindowPolicy::Detection, PositionSizes::Bicubic);
+    for size in [Size::new(57, 24), Size::new(20, 75), Size::new(9, 11)] {
+        compare_images(&python, detector.clone(), ALL, size);
+    }
+    let whole = config(Size::square(32), WindowPolicy::HuggingFace, PositionSizes::BicubicWholePatches);
+    compare_images(&python, whole, MIXED, Size::new(36, 60));
+}
+
+/// Asserts that the numpy engine and the engine give the same bits on images of `size`, without a resize, for random weights of
+/// `config`, quantized by `rules`.
+fn compare_images(python: &Path, config: SwinConfig, rules: &str, size: Size) {
+    let folder = tempfile::tempdir().unwrap();
+    let [file, input, found] =
+        ["model", "input", "found"].map(|name| folder.path().join(format!("{name}.safetensors")));
+    let mut noise = Noise(size, config.in_chans);
+    let mut progress = |_| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
+    let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();
+    let mut float = random(config, 5);
+    // For other sizes than the network's own, the dialect tells the rule for windows.
+    float.source.dialect = "hf".to_owned();
+    let model = calibrate(&float, &recipe, &mut noise, options).unwrap().model;
+    model.save(&file).unwrap();
+    let pixels = noise.pixels(IMAGES, 0);
+    let shape = vec![IMAGES, size.height, size.width, noise.1];
+    let view = TensorView::new(Dtype::U8, shape, &pixels).unwrap();
+    std::fs::write(&input, safetensors::serialize([("pixels", view)], None).unwrap()).unwrap();
+    let script = root().join("docs/examples/engine.py");
+    succeeded(on_one_thread(python).arg(script).args([&file, &input, &found]).output().unwrap());
+    let engine = Engine::load(&file, Backend::Cpu(CpuOptions::detect().unwrap())).unwrap();
+    let mut own = vec![0.0_f32; IMAGES * model.config.num_classes];
+    engine.run(Images::new(size, &pixels[..]), &mut [OutputMut::new("logits", &mut own[..])]).unwrap();
+    let own: Vec<u32> = own.iter().map(|value| value.to_bits()).collect();
+    assert!(own.iter().any(|bits| *bits != own[0]), "{size}: constant logits");
+    assert_eq!(own, logits(&found), "{}, {size}", model.config.name);
 }
 
 /// Compares the engines on random weights of `config`, quantized by `rules`.

@@ -3,8 +3,11 @@
 #![cfg(feature = "onnx")]
 
 use crate::common::{self, calibrate, files, refused, sample_cfg, sample_model, stderr, stdout, swinq};
+use swinq::model::quantized::{CalibrationRecord, ResidualRange};
+use swinq::model::{QuantizedModel, SwinConfig, SwinVersion, all_blocks};
 use swinq::onnx::{ImageSize, ModelProto};
 use swinq::{Model, export_onnx};
+use swinq_testing::model::{random, second_stack, small, stack};
 
 #[test]
 fn export_writes_the_graph_of_a_quantized_and_of_a_float_model() {
@@ -96,4 +99,40 @@ fn export_refuses_what_it_cannot_write() {
     let command = command.arg(sample_cfg()).arg(sample_model()).arg("--onnx").arg(sample_model());
     refused(command.assert(), 1, &["would replace the input"]);
     assert_eq!(files(folder.path()), Vec::<String>::new());
+}
+
+/// For a residual stream that leaves f16, `inspect` names the behaviour of `export --fp16`.
+#[test]
+fn inspect_says_what_becomes_of_a_residual_that_leaves_f16() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("q.safetensors");
+    let second = SwinConfig { version: SwinVersion::V2, ..small() };
+    let second_stack = second_stack();
+    let cases = [
+        (small(), "f32 on a GPU and in export --fp16", true),
+        (second, "f32 on a GPU; export --fp16 is refused", false),
+        (stack(), "f32 in export --fp16", true),
+        (second_stack, "export --fp16 is refused", false),
+    ];
+    for (config, words, is_exported) in cases {
+        let blocks = all_blocks(&config).into_iter().map(|id| (id, 75_000.0)).collect();
+        let size = format!("{}x{}", config.image_size.height, config.image_size.width);
+        let mut model = QuantizedModel::from_float(random(config, 1)).unwrap();
+        model.provenance.calibration = Some(CalibrationRecord {
+            images: vec!["0".to_owned()],
+            sha256: String::new(),
+            seed: 0,
+            batch_size: 1,
+            sizing: None,
+            residual: ResidualRange::of(&blocks),
+        });
+        model.save(&path).unwrap();
+        let text = stdout(&swinq(["inspect"]).arg(&path).assert().success());
+        let line = text.lines().find(|line| line.contains("  residual  ")).unwrap();
+        assert!(line.ends_with(&format!("up to 75000 in layers.0.blocks.0, {words}")), "{line}");
+        let mut export = swinq(["export", "--fp16", "--size", &size, "--input", "normalized", "--onnx"]);
+        let exported = export.arg(folder.path().join("model.onnx")).arg(&path).assert();
+        let code = exported.get_output().status.code();
+        assert_eq!(code == Some(0), is_exported, "{words}: {}", common::stderr(&exported));
+    }
 }

@@ -92,7 +92,7 @@ def detectors(folder: str) -> None:
     model = Backbone(**TINY, window_size=3, out=(0, 1, 2, 3), places=(48, 56)).eval()
     redraw(model, 3)
     path = saved(folder, prefixed(model.state_dict(), "backbone."))
-    compare("detector with ape", path, model, refused=all_but("192x224"), reason="absolute_pos_embed")
+    compare("detector with ape", path, model)
 
 
 def openmmlab(folder: str) -> None:

@@ -106,6 +106,15 @@ typedef struct swinq_open_options {
   const char *orientation;
   // Order of the three channels before the network: `rgb` or `bgr`; NULL for `rgb`, or that of a quantized checkpoint.
   const char *channels;
+  // Naming convention of the tensors of a float checkpoint: `microsoft`, `timm`, `hf`, `torchvision`, `openmmlab`, `old-timm` or
+  // `ft`; NULL detects it. It chooses between two namings of a network under one prefix.
+  const char *dialect;
+  // The beginning of the names of the network's tensors, such as `model.`, if a float checkpoint has other tensors too; NULL
+  // leaves out a beginning that all names have.
+  const char *prefix;
+  // The key of the state dictionary in a file of `torch.save` that has several, such as `state_dict_ema`; NULL takes an average
+  // of the weights if there is one.
+  const char *weights;
 } swinq_open_options;
 
 // How a model is quantized. Set every field to zero and `size` to `sizeof(swinq_quantize_options)` for the defaults.

@@ -40,6 +40,9 @@ fn engine() -> *mut swinq_engine {
         labels: null(),
         orientation: null(),
         channels: null(),
+        dialect: null(),
+        prefix: null(),
+        weights: null(),
     };
     let options = swinq_engine_options {
         size: size_of::<swinq_engine_options>(),

@@ -308,12 +308,42 @@ static void quantizing(const char *float_model, const char *cfg, const char *dat
     EXPECT(swinq_model_free(coded), OK, "");
 }
 
+/* `two` is a float checkpoint with the network and another tensor, under `model.` and `other.` */
+static void finding(const char *two, const char *cfg)
+{
+    swinq_model *exact = NULL;
+    swinq_model_info facts = {.size = sizeof facts};
+    swinq_open_options open = {.size = sizeof open, .cfg = cfg};
+    EXPECT(swinq_model_open(two, &open, &exact), MODEL, "prefix");
+    open.prefix = "other.";
+    EXPECT(swinq_model_open(two, &open, &exact), MODEL, "no known naming convention of a Swin (weight)");
+    open.prefix = "model.";
+    open.dialect = "modern";
+    EXPECT(swinq_model_open(two, &open, &exact), ARGUMENT, "dialect: `modern` is none of hf");
+    open.dialect = "microsoft";
+    EXPECT(swinq_model_open(two, &open, &exact), MODEL, "named as by timm");
+    open.dialect = "timm";
+    open.weights = "state_dict_ema";
+    EXPECT(swinq_model_open(two, &open, &exact), MODEL, "has no keys above its tensors");
+    open.weights = NULL;
+    EXPECT(swinq_model_open(two, &open, &exact), OK, "");
+    EXPECT(swinq_model_get_info(exact, &facts), OK, "");
+    if (facts.quantized || facts.classes != 10) {
+        fprintf(stderr, "quantized %u, %zu classes\n", facts.quantized, facts.classes);
+        failures++;
+    }
+    EXPECT(swinq_model_free(exact), OK, "");
+    /* A program that was built before these options states a smaller size. */
+    open.size = offsetof(swinq_open_options, dialect);
+    EXPECT(swinq_model_open(two, &open, &exact), MODEL, "prefix");
+}
+
 int main(int argc, char **argv)
 {
     enum { THREADS = 4 };
     pthread_t threads[THREADS];
     float *logits;
-    if (argc != 5)
+    if (argc != 6)
         return 2;
     EXPECT(swinq_model_open(argv[1], NULL, &model), OK, "");
     EXPECT(swinq_model_get_info(model, &info), OK, "");
@@ -326,6 +356,7 @@ int main(int argc, char **argv)
     models(argv[1], argv[4]);
     engines(logits);
     quantizing(argv[2], argv[3], argv[4]);
+    finding(argv[5], argv[3]);
 
     for (int i = 0; i < THREADS; i++)
         pthread_create(&threads[i], NULL, serve, NULL);

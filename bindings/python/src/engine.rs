@@ -1,12 +1,13 @@
 //! Engines: models that are ready to run.
 
+use std::ffi::CString;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use half::f16;
 use half::slice::HalfBitsSliceExt;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyUserWarning, PyValueError};
 use pyo3::prelude::*;
 use swinq::data::DataError;
 use swinq::int8_runtime::cuda::ResidualType;
@@ -70,10 +71,25 @@ pub struct Numbers {
     pub device: usize,
 }
 
+/// An engine by its arguments.
+#[derive(FromPyObject)]
+pub struct EngineChoice {
+    backend: String,
+    numbers: Numbers,
+    residual: String,
+}
+
+impl EngineChoice {
+    /// The options of the library.
+    pub fn options(&self, py: Python<'_>) -> PyResult<EngineOptions> {
+        options(py, &self.backend, &self.numbers, &self.residual)
+    }
+}
+
 /// Refuses options of an engine that none can have.
 #[pyfunction]
-pub fn check_engine(py: Python<'_>, backend: &str, numbers: Numbers, residual: &str) -> PyResult<()> {
-    options(py, backend, &numbers, residual).map(|_| ())
+pub fn check_engine(py: Python<'_>, engine: EngineChoice) -> PyResult<()> {
+    engine.options(py).map(|_| ())
 }
 
 /// The options of an engine.
@@ -175,9 +191,14 @@ impl Engine {
             let images = Images::from_files(&paths)?;
             let check = &mut |_: usize, _: usize| reporter.check();
             let found = infer_images(&engine, &images, &ReadOptions::default(), check)?;
-            top_k(&engine, &found.scores.logits, k)
+            Ok((top_k(&engine, &found.scores.logits, k)?, images.turned()))
         })?;
-        Ok(classes(found.map_err(|error| raise(py, &error))?))
+        let (found, turned) = found.map_err(|error: Error| raise(py, &error))?;
+        if let Some(remark) = turned {
+            let text = CString::new(remark.replace('\0', " ")).expect("no byte is 0");
+            PyErr::warn(py, &py.get_type::<PyUserWarning>(), &text, 2)?;
+        }
+        Ok(classes(found))
     }
 
     /// The best `k` classes of images in memory.

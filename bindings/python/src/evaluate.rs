@@ -4,35 +4,47 @@ use std::ops::ControlFlow;
 
 use pyo3::prelude::*;
 use swinq::eval::{Accuracy, ModelResult, results_json, table};
-use swinq::{Candidate, EvaluateOptions, Observer, ReadOptions};
+use swinq::{Candidate, EvaluateOptions, Observer};
 
 use crate::engine::{Numbers, options};
 use crate::error::raise;
 use crate::images::Images;
 use crate::model::Model;
+use crate::quantize::ReadingImages;
 use crate::work::{self, Reporter};
 
-/// Runs `models`, with their names, on `images`, and compares each with the first. Returns the results in JSON and as a
-/// text table, and the messages about the corrupt images that were left out.
+/// A model that is evaluated.
+#[derive(FromPyObject)]
+pub struct NamedModel {
+    name: String,
+    model: Py<Model>,
+}
+
+/// Results in JSON and as a text table, and the messages about the corrupt images that were left out.
+#[pyclass(frozen, get_all, module = "swinq._native")]
+pub struct Evaluated {
+    results: String,
+    table: String,
+    skipped: Vec<String>,
+}
+
+/// Runs `models` on `images`, and compares each with the first.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
 pub fn evaluate(
     py: Python<'_>,
-    models: Vec<(String, Py<Model>)>,
+    models: Vec<NamedModel>,
     images: &Images,
     backend: &str,
-    threads: usize,
-    batch_size: usize,
+    reading: ReadingImages,
     latency: Vec<usize>,
-    skip_corrupt: usize,
     progress: Option<Bound<'_, PyAny>>,
-) -> PyResult<(String, String, Vec<String>)> {
-    let largest = latency.iter().copied().max().unwrap_or(0).max(batch_size).max(1);
+) -> PyResult<Evaluated> {
+    let (read, threads) = (reading.options(), reading.threads);
+    let largest = latency.iter().copied().max().unwrap_or(0).max(read.batch_size).max(1);
     let numbers = Numbers { threads, max_batch: largest, ..Numbers::default() };
     let engine = options(py, backend, &numbers, "f16")?;
-    let read = ReadOptions { batch_size, threads, skip_corrupt };
     let settings = EvaluateOptions { read, threads, latency, ..EvaluateOptions::default() };
-    let handle = |(name, model): (String, Py<Model>)| (name, model.get().model.clone());
+    let handle = |named: NamedModel| (named.name, named.model.get().model.clone());
     let models: Vec<(String, swinq::Model)> = models.into_iter().map(handle).collect();
     let images = images.images.clone();
     let (results, skipped) = work::run(py, progress.as_ref(), move |reporter| {
@@ -46,7 +58,7 @@ pub fn evaluate(
     })?;
     let results = results.map_err(|error| raise(py, &error))?;
     let json = results_json(&results).map_err(|error| raise(py, &error.into()))?;
-    Ok((json, table(&results), skipped))
+    Ok(Evaluated { results: json, table: table(&results), skipped })
 }
 
 /// Reports the progress of an evaluation.

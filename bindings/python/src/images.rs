@@ -44,6 +44,11 @@ impl Images {
     fn __len__(&self) -> usize {
         self.images.len()
     }
+
+    /// A remark that names the first of the images that were turned so far as their files state; `None` if none was.
+    fn turned(&self) -> Option<String> {
+        self.images.turned()
+    }
 }
 
 /// Collects images that Python decoded. Only preprocessed pixels stay in memory.

@@ -32,7 +32,7 @@ mod native {
     #[pymodule_export]
     use super::engine::{ClassRow, Engine, check_engine};
     #[pymodule_export]
-    use super::evaluate::evaluate;
+    use super::evaluate::{Evaluated, evaluate};
     #[pymodule_export]
     use super::export::export;
     #[pymodule_export]
@@ -40,9 +40,9 @@ mod native {
     #[pymodule_export]
     use super::model::{Model, SiteRow};
     #[pymodule_export]
-    use super::quantize::{check_recipe, quantize};
+    use super::quantize::{Calibrated, check_recipe, quantize};
     #[pymodule_export]
-    use super::search::{check_sensitivity, check_tune, sensitivity, tune};
+    use super::search::{Measured, Tuned, check_sensitivity, check_tune, sensitivity, tune};
     #[pymodule_export]
     use super::training::{
         FloatTensor, Grid, QuantizedSite, Stage, StoredParameter, fingerprint, gelu_table, grids, parameters,

@@ -12,11 +12,11 @@ use swinq::{
     SensitivityProgress, Sizing, TuneOptions, TuneProgress, sensitivity_by_metric, tune_by_metric,
 };
 
-use crate::engine::{Numbers, options};
+use crate::engine::EngineChoice;
 use crate::error::{choice, json, raise};
 use crate::images::Images;
 use crate::model::Model;
-use crate::quantize::{recipe_of, step_of};
+use crate::quantize::{RecipeText, recipe_of, step_of};
 use crate::work::{self, Asker, Step};
 
 /// The work's questions to Python.
@@ -33,7 +33,6 @@ type SearchAsker = Asker<Question, f64>;
 
 /// The functions of the caller, and what their values depend on.
 #[derive(FromPyObject)]
-#[pyo3(from_item_all)]
 pub struct Caller<'py> {
     /// Called with a model, or `None` for the program's own; returns a float.
     evaluate: Bound<'py, PyAny>,
@@ -44,7 +43,6 @@ pub struct Caller<'py> {
     /// another run.
     on_cache: Bound<'py, PyAny>,
     progress: Option<Bound<'py, PyAny>>,
-    cache: Option<PathBuf>,
 }
 
 impl Caller<'_> {
@@ -107,15 +105,40 @@ impl Shared<'_> {
     }
 }
 
-/// `max_drop`, `min_speedup` and the minutes of a search.
-type TuneGoal = (f64, Option<f64>, Option<f64>);
+/// The goal of a search, and its minutes.
+#[derive(FromPyObject)]
+pub struct Goal {
+    max_drop: f64,
+    min_speedup: Option<f64>,
+    budget: Option<f64>,
+}
 
-/// The options of [`tune`]; `kept` are the cache and the table of latencies.
+/// The files that a search keeps: the cache and the table of latencies.
+#[derive(FromPyObject)]
+pub struct Kept {
+    cache: Option<PathBuf>,
+    latencies: Option<PathBuf>,
+}
+
+/// The parts of this kind and with a name that a pattern matches.
+#[derive(FromPyObject)]
+pub struct Parts {
+    kind: String,
+    pattern: String,
+}
+
+impl Parts {
+    fn of(self, py: Python<'_>) -> PyResult<PartsOf> {
+        Ok(PartsOf { kinds: choice(py, "parts", &self.kind, &KINDS)?, pattern: self.pattern })
+    }
+}
+
+/// The options of [`tune`].
 fn tune_options(
     (recipe, engine): (Recipe, EngineOptions),
     batch_size: usize,
-    (max_drop, min_speedup, budget): TuneGoal,
-    (cache, latencies): (Option<PathBuf>, Option<PathBuf>),
+    Goal { max_drop, min_speedup, budget }: Goal,
+    Kept { cache, latencies }: Kept,
 ) -> TuneOptions {
     TuneOptions {
         recipe,
@@ -133,22 +156,19 @@ fn tune_options(
     }
 }
 
-/// Refuses arguments of [`tune`] that it would refuse for any images. `kept` are the cache and the table of latencies.
+/// Refuses arguments of [`tune`] that it would refuse for any images.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
 pub fn check_tune(
     py: Python<'_>,
     model: &Model,
-    recipe: (String, bool),
-    ptq: Option<&str>,
-    engine: (String, Numbers, String),
+    recipe: RecipeText,
+    engine: EngineChoice,
     batch_size: usize,
-    goal: TuneGoal,
-    kept: (Option<PathBuf>, Option<PathBuf>),
+    goal: Goal,
+    kept: Kept,
 ) -> PyResult<()> {
-    let recipe = recipe_of(py, model, (&recipe.0, recipe.1), ptq)?;
-    let engine = options(py, &engine.0, &engine.1, &engine.2)?;
-    let options = tune_options((recipe, engine), batch_size, goal, kept);
+    let recipe = recipe_of(py, model, &recipe)?;
+    let options = tune_options((recipe, engine.options(py)?), batch_size, goal, kept);
     options.check_for(&model.model).map_err(|error| raise(py, &error))
 }
 
@@ -157,15 +177,13 @@ pub fn check_tune(
 pub fn check_sensitivity(
     py: Python<'_>,
     model: &Model,
-    recipe: (String, bool),
-    ptq: Option<&str>,
-    parts: (String, String),
-    cache: Option<PathBuf>,
+    recipe: RecipeText,
+    parts: Parts,
+    kept: Kept,
 ) -> PyResult<()> {
-    let recipe = recipe_of(py, model, (&recipe.0, recipe.1), ptq)?;
-    let options = sensitivity_options(recipe, 0, cache);
-    let parts = parts_of(py, parts)?;
-    options.check_for(&model.model, &parts).map_err(|error| raise(py, &error))
+    let recipe = recipe_of(py, model, &recipe)?;
+    let options = sensitivity_options(recipe, 0, kept.cache);
+    options.check_for(&model.model, &parts.of(py)?).map_err(|error| raise(py, &error))
 }
 
 /// The options of [`sensitivity`].
@@ -180,30 +198,31 @@ fn sensitivity_options(recipe: Recipe, threads: usize, cache: Option<PathBuf>) -
     }
 }
 
-/// The parts of this kind and with a name that a pattern matches.
-fn parts_of(py: Python<'_>, (kind, pattern): (String, String)) -> PyResult<PartsOf> {
-    Ok(PartsOf { kinds: choice(py, "parts", &kind, &KINDS)?, pattern })
+/// The results of [`tune`] in JSON, the model, the warnings about the results and the reason of the search's end.
+#[pyclass(frozen, get_all, module = "swinq._native")]
+pub struct Tuned {
+    results: String,
+    model: Py<Model>,
+    warnings: Vec<String>,
+    ending: String,
 }
 
-/// Searches the fastest recipe for `model`, whose images are `images`. `recipe` and `ptq` are those of `quantize`; the engine has the
-/// arguments of `Engine`. Returns the results in JSON, the model, the warnings about the results and the reason of the search's end.
+/// Searches the fastest recipe for `model`, whose images are `images`.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
+#[expect(clippy::too_many_arguments, reason = "they are the arguments of the Python function")]
 pub fn tune(
     py: Python<'_>,
     model: &Model,
     images: &Images,
-    recipe: (String, bool),
-    ptq: Option<&str>,
-    engine: (String, Numbers, String),
+    recipe: RecipeText,
+    engine: EngineChoice,
     batch_size: usize,
-    goal: TuneGoal,
-    latencies: Option<PathBuf>,
+    goal: Goal,
+    kept: Kept,
     caller: Caller<'_>,
-) -> PyResult<(String, Model, (Vec<String>, String))> {
-    let recipe = recipe_of(py, model, (&recipe.0, recipe.1), ptq)?;
-    let engine = options(py, &engine.0, &engine.1, &engine.2)?;
-    let options = tune_options((recipe, engine), batch_size, goal, (caller.cache.clone(), latencies));
+) -> PyResult<Tuned> {
+    let recipe = recipe_of(py, model, &recipe)?;
+    let options = tune_options((recipe, engine.options(py)?), batch_size, goal, kept);
     let (model, images) = (model.model.clone(), images.images.clone());
     let tuned = caller.run(py, move |evaluation, shared| {
         let mut progress = |progress: TuneProgress<'_>| match progress {
@@ -215,31 +234,41 @@ pub fn tune(
         };
         tune_by_metric(model, &options, &images, evaluation, &mut progress)
     })?;
-    let words = (tuned.results.warnings(), tuned.results.ending());
-    Ok((json(&tuned.results)?, tuned.model.into(), words))
+    Ok(Tuned {
+        results: json(&tuned.results)?,
+        warnings: tuned.results.warnings(),
+        ending: tuned.results.ending(),
+        model: Py::new(py, Model::from(tuned.model))?,
+    })
 }
 
 /// The kinds of parts.
 const KINDS: [(&str, PartKinds); 3] =
     [("layers", PartKinds::Layers), ("blocks", PartKinds::Blocks), ("sites", PartKinds::Sites)];
 
-/// Measures what the metric gains if a part of `model` is left in float. `parts` are their kind and a pattern of their names. Returns
-/// the results in JSON, and the warning about few images.
+/// The results of [`sensitivity`] in JSON, and the warning about few images.
+#[pyclass(frozen, get_all, module = "swinq._native")]
+pub struct Measured {
+    results: String,
+    warning: Option<String>,
+}
+
+/// Measures what the metric gains if a part of `model` is left in float.
 #[pyfunction]
-#[expect(clippy::too_many_arguments, reason = "they are the keyword arguments of the Python function")]
+#[expect(clippy::too_many_arguments, reason = "they are the arguments of the Python function")]
 pub fn sensitivity(
     py: Python<'_>,
     model: &Model,
     images: &Images,
-    recipe: (String, bool),
-    ptq: Option<&str>,
+    recipe: RecipeText,
     threads: usize,
-    parts: (String, String),
+    parts: Parts,
+    kept: Kept,
     caller: Caller<'_>,
-) -> PyResult<(String, Option<String>)> {
-    let recipe = recipe_of(py, model, (&recipe.0, recipe.1), ptq)?;
-    let options = sensitivity_options(recipe, threads, caller.cache.clone());
-    let parts = parts_of(py, parts)?;
+) -> PyResult<Measured> {
+    let recipe = recipe_of(py, model, &recipe)?;
+    let options = sensitivity_options(recipe, threads, kept.cache);
+    let parts = parts.of(py)?;
     let (model, images) = (model.model.clone(), images.images.clone());
     let found = caller.run(py, move |evaluation, shared| {
         let mut progress = |progress: SensitivityProgress<'_>| match progress {
@@ -251,5 +280,5 @@ pub fn sensitivity(
         };
         sensitivity_by_metric(model, &options, &parts, &images, evaluation, &mut progress)
     })?;
-    Ok((json(&found)?, few_images(found.images)))
+    Ok(Measured { results: json(&found)?, warning: few_images(found.images) })
 }

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 import unittest
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -351,6 +352,23 @@ class Predictions(Quantized):
         for argument in ("orientation", "channels"):
             with self.assertRaisesRegex(swinq.ArgumentError, f"{argument}: `up` is neither"):
                 swinq.open(MICRO / "model.safetensors", cfg=cfg, **{argument: "up"})
+
+    def test_turned_files_are_named(self):
+        photograph = ROOT / "data/tests/fixtures/kind_turned.jpg"
+        model = swinq.open(MICRO / "model.safetensors", cfg=str(MICRO / "cfg.yaml"), orientation="exif")
+        remark = "1 image was turned as the orientation in the file states: .*kind_turned.jpg"
+        for call in (
+            lambda: model.engine(backend="cpu").predict(photograph),
+            lambda: swinq.quantize(model, [photograph, PHOTO], ptq="basic"),
+            lambda: swinq.evaluate([model, model], [photograph, PHOTO], backend="cpu"),
+        ):
+            with self.assertWarnsRegex(UserWarning, remark) as caught:
+                call()
+            self.assertEqual(caught.filename, __file__)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.float.predict(photograph)
+            model.predict(PHOTO)
 
     def test_images_of_pillow_are_turned(self):
         try:

@@ -24,8 +24,9 @@ import swinq
 SAME, LOSS = 1e-5, 1.0
 V2 = SAMPLES / "swinv2_micro_cifar10"
 
-def of_detectors() -> swinq.Model:
-    """The sample as a backbone by the rule of detectors: its tensors in Microsoft's names."""
+def of_detectors(positions: bool = False) -> swinq.Model:
+    """The sample as a backbone by the rule of detectors: its tensors in Microsoft's names. With an absolute position embedding, if
+    that is wanted, for the grid of its own size."""
     file = (MICRO / "model.safetensors").read_bytes()
     length = int.from_bytes(file[:8], "little")
     header, state = json.loads(file[8 : 8 + length]), {}
@@ -36,7 +37,12 @@ def of_detectors() -> swinq.Model:
         name = name.replace("layers.1.downsample", "layers.0.downsample")
         values = np.frombuffer(file[start:end], {"F16": np.float16, "F32": np.float32}[entry["dtype"]])
         state[name] = values.astype(np.float32).reshape(entry["shape"])
-    return swinq.open(state, cfg=str(MICRO / "cfg.yaml"), dialect="microsoft", task="features")
+    if positions:
+        height, width = (side // 4 for side in sample(MICRO).input_size)
+        shape = (1, len(state["patch_embed.proj.weight"]), height, width)
+        state["absolute_pos_embed"] = np.random.default_rng(2).normal(0, 0.3, shape).astype(np.float32)
+    opts = {"MODEL.SWIN.APE": positions}
+    return swinq.open(state, cfg=str(MICRO / "cfg.yaml"), opts=opts, dialect="microsoft", task="features")
 
 
 def sample(folder, **reading) -> swinq.Model:
@@ -101,6 +107,18 @@ class AnySize(unittest.TestCase):
                         fixed = error(Graph(model, size=size)(images), expected)
                         self.assertLess(found, max(fixed, SAME) * 10 ** (LOSS / 20))
                         self.assertLess(found, 0.1)
+
+    def test_graphs_for_one_size_hold_interpolated_position_embeddings(self):
+        float_model = of_detectors(positions=True)
+        for model in (float_model, swinq.quantize(float_model, [normalised(noise(float_model, 4, size=(64, 96)), float_model)], ptq="basic")):
+            engine = model.engine(backend="cpu", threads=1)
+            for size in (float_model.input_size, (64, 96), (29, 50)):
+                with self.subTest(quantized=model.is_quantized, size=size):
+                    images = normalised(noise(model, 2, size=size), model)
+                    found = error(Graph(model, size=size)(images), engine.run(images))
+                    self.assertLess(found, 0.1 if model.is_quantized else SAME)
+            with self.assertRaisesRegex(swinq.ArgumentError, "absolute_pos_embed is interpolated for the size of the image.*take one size"):
+                model.export("any.onnx", size="any")
 
     def test_sizes_that_the_network_refuses_fail_by_a_node_that_names_the_limit(self):
         for name, (_, sizes, refused) in NETWORKS.items():

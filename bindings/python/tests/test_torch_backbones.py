@@ -10,14 +10,22 @@ from needed import need
 need("timm", "torch", "torchvision", "transformers")
 
 import torch
+import transformers
 
 import torch_detector
 import torch_openmmlab
-from torch_models import SWINS, images, of_timm, randomise
+from torch_models import SMALL, SWINS, images, of_timm, randomise
 from torch_support import INT8, SAME, Case, Inside
 
 import swinq
 import swinq.torch
+
+
+class Interpolating(Inside):
+    """A program that asks transformers to interpolate position embeddings."""
+
+    def forward(self, x):
+        return self.backbone(x, interpolate_pos_encoding=True)
 
 
 class EveryLibrary(Case):
@@ -36,6 +44,39 @@ class EveryLibrary(Case):
         self.assertEqual(report.replaced[0].images, 3)
         self.assert_alike(program(batches[0]), expected, SAME)
         self.assertEqual((program.backbone.output_shape(), program.backbone.size_divisibility), (shape, 0))
+
+    def test_position_embeddings_of_detectors_are_interpolated(self):
+        module = randomise(torch_detector.Swin(places=(40, 32)))
+        self.check(module)
+        program, batches = Inside(module), [images(2, 160, 128), images(1, 101, 150), images(1, 64, 300)]
+        with torch.no_grad():
+            expected = [program(batch) for batch in batches]
+            swinq.torch.quantize(program, batches, None)
+            for batch, values in zip(batches, expected, strict=True):
+                self.assert_alike(program(batch), values, SAME)
+        swinq.torch.restore(program)
+        # In training PyTorch interpolates, with gradients for the places of the own size.
+        swinq.torch.prepare(program, batches)
+        for batch, values in zip(batches, expected, strict=True):
+            self.assert_alike(program.train()(batch), values, 0.1)
+            program(batch)["p1"].square().mean().backward()
+        places = dict(program.named_parameters())["backbone.absolute_pos_embed"]
+        self.assertEqual(places.grad.shape, (1, 48, 40, 32))
+        self.assertGreater(places.grad.norm(), 0)
+
+    def test_position_embeddings_of_transformers_are_interpolated(self):
+        """As ``interpolate_pos_encoding=True`` asks for; images that are not whole patches are refused there, too."""
+        config = transformers.SwinConfig(**SMALL, image_size=112, use_absolute_embeddings=True, out_features=["stage1", "stage2"])
+        batches = [images(2, 112, 112), images(1, 128, 144), images(1, 80, 204)]
+        for kind in (transformers.SwinBackbone, transformers.SwinModel, transformers.SwinForImageClassification):
+            program = Interpolating(randomise(kind(config)))
+            with self.subTest(kind.__name__), torch.no_grad():
+                expected = [program(batch) for batch in batches]
+                swinq.torch.quantize(program, batches, None)
+                for batch, values in zip(batches, expected, strict=True):
+                    self.assert_alike(program(batch), values, SAME)
+                with self.assertRaisesRegex(swinq.Error, "110x144 is not a multiple of PATCH_SIZE 4"):
+                    program(images(1, 110, 144))
 
     def test_masks_of_padding_pass_through(self):
         program, masks = Inside(randomise(torch_detector.MaskedSwin())), torch.zeros(2, 100, 150, dtype=torch.bool)

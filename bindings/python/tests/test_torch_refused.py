@@ -5,6 +5,7 @@ The tests need torch, timm, tqdm and transformers. Without them they are skipped
 
 import contextlib
 import io
+import json
 import sys
 import tempfile
 import unittest
@@ -86,6 +87,13 @@ class BeforeTheWork(Case):
             ({"latencies": folder}, "no such folder"),
         ]
         self.refuse(swinq.torch.tune, [*OF_RECIPES, *OF_ENGINES, *cases], metric, max_drop=0.1)
+        fields = {"schema": 3, "ms": {}, "reference_ms": None, "spread": 0.0, "settled": False, "disturbed": None}
+        with tempfile.TemporaryDirectory() as folder:
+            table = Path(folder) / "cache.latencies.json"
+            table.write_text(json.dumps({**fields, "machine": "kernels of another, 9 threads", "batch_size": 1}))
+            problem = "latencies: .*holds times of kernels of another, 9 threads at batch 1.* name another file, or remove it"
+            for options in ({"latencies": table}, {"cache": Path(folder) / "cache"}, {"latencies": table, "backend": "cpu"}):
+                self.refuse(swinq.torch.tune, [(options, problem)], metric, max_drop=0.1)
 
     def test_sensitivity(self):
         cases = [

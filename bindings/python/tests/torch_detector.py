@@ -14,8 +14,8 @@ class Swin(Backbone):
 
     size_divisibility = 0
 
-    def __init__(self, channels=48, depths=(2, 2), heads=(3, 6), window=7, out_indices=(0, 1)):
-        super().__init__(channels, depths, heads, window, out=out_indices)
+    def __init__(self, channels=48, depths=(2, 2), heads=(3, 6), window=7, out_indices=(0, 1), places=None):
+        super().__init__(channels, depths, heads, window, out=out_indices, places=places)
         self.num_features = [channels << stage for stage in range(len(depths))]
 
     def output_shape(self):

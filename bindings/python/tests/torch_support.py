@@ -72,6 +72,7 @@ class Case(unittest.TestCase):
                 self.assertEqual(replaced.int8_sites > 0, recipe is not None)
                 self.assertGreater(min(replaced.sqnr_db.values()), 100 if recipe is None else INT8)
                 self.assertIn("backbone", str(report))
+                self.assertNotIn("report.model", str(report))
                 self.assertEqual(list(program.state_dict()), ["conv.weight", "conv.bias"])
                 for batch, values in zip((small, large), expected, strict=True):
                     self.assert_alike(program(batch), values, limit)

@@ -6,6 +6,8 @@ use crate::turn::Turn;
 const EXIF: &[u8] = b"Exif\0\0";
 /// The tag Orientation.
 const ORIENTATION: u16 = 274;
+/// The tag of XMP.
+const XMP: u16 = 700;
 /// The name of the same value in XMP.
 const XMP_NAME: &[u8] = b"tiff:Orientation";
 
@@ -44,12 +46,20 @@ enum Stated {
     Damage,
 }
 
-/// The orientation of a TIFF file, from its first directory.
+/// The orientation of a TIFF file, from its first directory: that of the tag, else of XMP.
 pub(super) fn of_tiff(bytes: &[u8]) -> Turn {
     match of_directory(bytes) {
         Stated::Value(value) => Turn::of(value),
-        Stated::Nothing | Stated::Damage => Turn::NONE,
+        Stated::Nothing => xmp_of_tiff(bytes).and_then(of_xmp).map_or(Turn::NONE, Turn::of),
+        Stated::Damage => Turn::NONE,
     }
+}
+
+/// The XMP in the first directory of a TIFF file, if its type is that of bytes.
+fn xmp_of_tiff(bytes: &[u8]) -> Option<&[u8]> {
+    let (numbers, start) = header(bytes)?;
+    let found = entry_in(&numbers, start, XMP)??;
+    matches!(found.kind, 1 | 7).then(|| &bytes[found.place..found.place + found.size])
 }
 
 fn of_exif(exif: &[u8]) -> Stated {
@@ -90,20 +100,38 @@ fn is_whole(kind: u64) -> bool {
     matches!(kind, 3 | 4 | 6 | 8 | 9 | 13 | 16)
 }
 
-/// The orientation in the first directory of `bytes`, which start with the header of a TIFF file.
-fn of_directory(bytes: &[u8]) -> Stated {
-    let little_endian = match bytes.get(..4) {
-        Some(b"II*\0" | b"II\0*") => true,
-        Some(b"MM\0*" | b"MM*\0") => false,
-        _ => return Stated::Damage,
-    };
-    let numbers = Numbers { bytes, little_endian };
-    let Some(start) = numbers.at(4, 4) else { return Stated::Damage };
-    of_entries(&numbers, start as usize).unwrap_or(Stated::Nothing)
+/// An entry of a directory, whose value is `size` bytes at `place`.
+struct Entry {
+    kind: u64,
+    place: usize,
+    size: usize,
 }
 
-/// The orientation in the directory at `start`; `None` if it ends, or a value lies beyond the end, before the tag comes.
-fn of_entries(numbers: &Numbers<'_>, start: usize) -> Option<Stated> {
+/// The numbers of `bytes`, which start with the header of a TIFF file, and the offset of the first directory.
+fn header(bytes: &[u8]) -> Option<(Numbers<'_>, usize)> {
+    let little_endian = match bytes.get(..4)? {
+        b"II*\0" | b"II\0*" => true,
+        b"MM\0*" | b"MM*\0" => false,
+        _ => return None,
+    };
+    let numbers = Numbers { bytes, little_endian };
+    let start = numbers.at(4, 4)? as usize;
+    Some((numbers, start))
+}
+
+/// The orientation in the first directory of `bytes`, which start with the header of a TIFF file.
+fn of_directory(bytes: &[u8]) -> Stated {
+    let Some((numbers, start)) = header(bytes) else { return Stated::Damage };
+    let Some(Some(Entry { kind, place, .. })) = entry_in(&numbers, start, ORIENTATION) else {
+        return Stated::Nothing;
+    };
+    let value = element(kind).and_then(|size| numbers.at(place, size as usize));
+    value.map_or(Stated::Nothing, |value| Stated::Value(if is_whole(kind) { value } else { 0 }))
+}
+
+/// The first entry of `wanted` in the directory at `start` that has a value; `None` if the directory ends, or a value lies beyond the
+/// end, before the tag comes.
+fn entry_in(numbers: &Numbers<'_>, start: usize, wanted: u16) -> Option<Option<Entry>> {
     let (count, limit) = (numbers.at(start, 2)?, numbers.bytes.len() as u64);
     let mut total = 0;
     for entry in 0..count as usize {
@@ -121,12 +149,11 @@ fn of_entries(numbers: &Numbers<'_>, start: usize) -> Option<Stated> {
             place = inline as usize;
             numbers.bytes.get(place..place.checked_add(size as usize)?)?;
         }
-        if tag == u64::from(ORIENTATION) && size > 0 {
-            let value = numbers.at(place, element(kind)? as usize)?;
-            return Some(Stated::Value(if is_whole(kind) { value } else { 0 }));
+        if tag == u64::from(wanted) && size > 0 {
+            return Some(Some(Entry { kind, place, size: size as usize }));
         }
     }
-    Some(Stated::Nothing)
+    Some(None)
 }
 
 /// The digit after the first `tiff:Orientation="` or `tiff:Orientation>`.

@@ -1,6 +1,7 @@
 //! Where EXIF and XMP lie in the files of each format.
 
 use super::exif::{Metadata, of_tiff};
+use super::png_text::Chunks;
 use crate::turn::Turn;
 
 /// The orientation that a file states, and whether all parts that may state one were among its bytes.
@@ -70,33 +71,21 @@ fn add_segment(metadata: &mut Metadata, segment: &[u8]) {
     }
 }
 
-/// The orientation of a PNG file: that of the last chunk eXIf, else of XMP that is not compressed. Both may follow the pixels.
+/// The orientation of a PNG file. The chunks that state it may follow the pixels.
 pub(super) fn of_png(bytes: &[u8]) -> Stated {
-    let (mut metadata, mut at) = (Metadata::default(), 8);
+    let (mut chunks, mut at) = (Chunks::default(), 8);
     while let Some(length) = bytes.get(at..at + 4) {
         let length = u32::from_be_bytes([length[0], length[1], length[2], length[3]]) as usize;
         let kind = bytes.get(at + 4..at + 8);
         let content = bytes.get(at + 8..(at + 8).saturating_add(length));
         match (kind, content) {
-            (Some(b"IEND"), _) => return Stated::new(&metadata, true),
-            (Some(b"eXIf"), Some(exif)) => metadata.exif = Some(exif.to_vec()),
-            (Some(b"iTXt"), Some(text)) => {
-                if let Some(xmp) = xmp_of_text(text) {
-                    metadata.xmp = Some(xmp.to_vec());
-                }
-            }
-            (Some(_), Some(_)) => {}
+            (Some(b"IEND"), _) => return Stated::new(&chunks.metadata(), true),
+            (Some(kind), Some(content)) => chunks.add(kind, content),
             (_, None) | (None, _) => break,
         }
         at += 12 + length;
     }
-    Stated::new(&metadata, false)
-}
-
-/// The XMP in a chunk iTXt: keyword, no compression, language, translated keyword, text.
-fn xmp_of_text(text: &[u8]) -> Option<&[u8]> {
-    let rest = text.strip_prefix(b"XML:com.adobe.xmp\0\0")?.get(1..)?;
-    rest.splitn(3, |&byte| byte == 0).nth(2)
+    Stated::new(&chunks.metadata(), false)
 }
 
 /// The orientation of a WebP file: that of its first chunk `EXIF`, else `XMP `, if the extended header states such chunks.

@@ -10,6 +10,7 @@ mod jpeg;
 mod metadata;
 mod netpbm;
 mod png;
+mod png_text;
 mod tiff;
 mod webp;
 

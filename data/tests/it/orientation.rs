@@ -1,6 +1,10 @@
 //! The orientation that files state, in every format that may state one, and the order of channels.
 
+use std::io::Write;
+
 use crate::common::{fixture, put};
+use flate2::Compression;
+use flate2::write::ZlibEncoder;
 use swinq_data::{
     Augment, Dataset, Loader, LoaderOptions, OfOneSize, Padding, RgbImage, SizedLoader, Sizing, Split,
     TrainLoader, TrainOptions, decode_image, decode_oriented, oriented_size, preprocess,
@@ -186,6 +190,84 @@ fn xmp_counts_where_exif_has_no_orientation() {
         false,
     );
     check("EXIF first", |value| with_app1(&jpeg_with(&exif(value)), namespace, &xmp(9 - value)), false);
+}
+
+fn deflated(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = ZlibEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// EXIF as ImageMagick writes it into text: hexadecimal digits from the fourth line on, 36 bytes to a line.
+fn profile(exif: &[u8]) -> Vec<u8> {
+    let digits: Vec<String> = exif.iter().map(|byte| format!("{byte:02x}")).collect();
+    let lines: Vec<String> = digits.chunks(36).map(<[String]>::concat).collect();
+    format!("\nexif\n{:8}\n{}\n", exif.len(), lines.join("\n")).into_bytes()
+}
+
+#[test]
+fn png_states_exif_and_xmp_as_text() {
+    let name = b"Raw profile type exif\0";
+    let marked = |value| profile(&[b"Exif\0\0", &exif(value)[..]].concat());
+    let png = |kind: &'static [u8; 4], parts: &[&[u8]]| png_with(&[chunk(kind, &parts.concat())], false);
+    check("plain", |value| png(b"tEXt", &[name, &marked(value)]), false);
+    check("compressed", |value| png(b"zTXt", &[name, b"\0", &deflated(&marked(value))]), false);
+    check("international", |value| png(b"iTXt", &[name, b"\0\0\0\0", &marked(value)]), false);
+    check("a text of EXIF itself", |value| png(b"tEXt", &[b"exif\0", &exif(value)]), false);
+    let xmp = |value: u16| format!("<x tiff:Orientation=\"{value}\"/>").into_bytes();
+    let key = b"XML:com.adobe.xmp\0";
+    check("compressed XMP", |value| png(b"iTXt", &[key, b"\x01\0\0\0", &deflated(&xmp(value))]), false);
+    check("XMP in zTXt", |value| png(b"zTXt", &[key, b"\0", &deflated(&xmp(value))]), false);
+    // The chunk eXIf counts before the text, and of two texts the last.
+    let text = |value| chunk(b"tEXt", &[name, &marked(value)[..]].concat());
+    check("eXIf first", |value| png_with(&[chunk(b"eXIf", &exif(value)), text(9 - value)], false), false);
+    check("the last text", |value| png_with(&[text(9 - value), text(value)], false), false);
+}
+
+/// Text that is no profile, or too long, turns nothing; Pillow refuses some of these files.
+#[test]
+fn damaged_texts_turn_nothing() {
+    let name = b"Raw profile type exif\0";
+    let whole = profile(&exif(6));
+    let long = deflated(&[&whole[..], &vec![b' '; 1 << 20]].concat());
+    let half = &deflated(&whole)[..20];
+    let stored = decode_image(&fixture("rgb.png")).unwrap();
+    for (what, kind, parts) in [
+        ("letters", b"tEXt", vec![&b"\nexif\n 8\nno digits"[..]]),
+        ("an odd number of digits", b"tEXt", vec![&whole[..whole.len() - 2]]),
+        ("a space between the digits of a byte", b"tEXt", vec![&b"\n\n\n4 9"[..]]),
+        ("no lines", b"tEXt", vec![&b"4949"[..]]),
+        ("another compression", b"zTXt", vec![&b"\x01"[..], &whole]),
+        ("no stream", b"zTXt", vec![&b"\0"[..], &whole]),
+        ("the beginning of a stream", b"zTXt", vec![&b"\0"[..], half]),
+        ("more than a megabyte", b"zTXt", vec![&b"\0"[..], &long]),
+        ("no text", b"iTXt", vec![&b"\0\0en"[..]]),
+    ] {
+        let file = png_with(&[chunk(kind, &[&name[..], &parts.concat()].concat())], false);
+        assert!(decode_oriented(&file, Orientation::Exif).unwrap() == stored, "{what}");
+    }
+}
+
+/// A TIFF file without the tag whose XMP, of the type `kind`, states an orientation.
+fn tiff_with_xmp(value: u16, kind: u16) -> Vec<u8> {
+    let xmp = format!("<x tiff:Orientation=\"{value}\"/>");
+    let whole = tiff_with(1);
+    // The entry of the tag becomes that of XMP, which is put behind the pixels and comes last in the order of tags.
+    let (start, length) = (10 + 12 * 6, 12);
+    let entry = |bytes: &[u8]| bytes.to_vec();
+    let header = entry(&whole[..start]);
+    let rest = entry(&whole[start + length..10 + 12 * 10]);
+    let count = (xmp.len() as u32).to_le_bytes();
+    let own = [&700_u16.to_le_bytes()[..], &kind.to_le_bytes(), &count, &(whole.len() as u32).to_le_bytes()];
+    [header, rest, own.concat(), entry(&whole[10 + 12 * 10..]), xmp.into_bytes()].concat()
+}
+
+#[test]
+fn tiff_states_the_orientation_in_xmp_too() {
+    check("bytes", |value| tiff_with_xmp(value, 1), true);
+    check("bytes of no type", |value| tiff_with_xmp(value, 7), true);
+    let text = tiff_with_xmp(6, 2);
+    assert!(decode_image(&text).unwrap() == decode_image(&tiff_with(1)).unwrap(), "text is no XMP in Pillow");
 }
 
 /// As in Pillow, which warns and reads on or ends; entries before the damage count.

@@ -1,6 +1,6 @@
 //! The comparison matrix: a row for every figure, a column for every model.
 
-use crate::interval::Interval;
+use crate::interval::{Interval, of_share};
 use crate::results::{ModelResult, Results};
 use crate::text::{cosine, decibels, mebibytes, relative, thousands};
 
@@ -72,6 +72,10 @@ impl Table<'_> {
     fn accuracy(&self) -> Vec<MatrixRow> {
         let rows = [
             self.row("top-1", |m| self.points(m, ModelResult::top1_percent)),
+            self.row("95 % interval of top-1", |m| {
+                let [low, high] = of_share(m.top1_correct?, m.images?);
+                plain(format!("{:.2} to {:.2} %", 100.0 * low, 100.0 * high))
+            }),
             self.row("95 % interval of the difference", |m| {
                 let Interval { low, high, .. } = m.top1_difference?;
                 plain(format!("{:+.2} to {:+.2}", 100.0 * low, 100.0 * high))

@@ -11,6 +11,7 @@ use swinq_numerics::Images as Input;
 use swinq_plan::{Element, Order};
 
 use super::place::{Arena, Images, Place};
+use super::positions::PositionTable;
 
 /// A prepared kernel, with the order of the rows that it gathers or scatters.
 pub(super) enum Kernel {
@@ -21,7 +22,7 @@ pub(super) enum Kernel {
     Quantize(Arc<QuantizeRows>, Order),
     ResidualNorm(Arc<ResidualNorm>, Order),
     NormInPlace(LayerNorm),
-    AddTable(Vec<f32>),
+    AddTable(PositionTable),
     QkNorm(Arc<QkNorm>),
     Attention(Arc<WindowAttention>, Order),
     /// With the stage that ends with the merge.
@@ -95,7 +96,7 @@ impl Launch {
         let values = &mut residual.as_f32_mut()[..self.output.values(images)];
         match &self.kernel {
             Kernel::NormInPlace(op) => op.run_in_place(pool, values),
-            Kernel::AddTable(table) => add_table(pool, values, table),
+            Kernel::AddTable(table) => add_table(pool, values, &table.of(images.geometry.grid(0).size)),
             _ => unreachable!("{} does not work in place", self.name),
         }
     }

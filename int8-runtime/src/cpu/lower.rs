@@ -14,6 +14,7 @@ use swinq_plan::{Attention, Linear, Merge, Norm, Op, Plan, Step, Store, Weight};
 
 use super::launch::{Kernel, Launch};
 use super::place::Place;
+use super::positions::PositionTable;
 
 /// One launch for each step of `plan`. All cores pack weights.
 pub(super) fn lower(plan: &Plan<'_>, cpu: Cpu) -> Vec<Arc<Launch>> {
@@ -87,7 +88,9 @@ impl<'a> Lowering<'a> {
                 Kernel::Quantize(Arc::new(quantize), *order)
             }
             Op::NormInPlace(op) => Kernel::NormInPlace(self.layer_norm(op, store)),
-            Op::PositionEmbedding(table) => Kernel::AddTable(table.read().into_owned()),
+            Op::PositionEmbedding(table) => {
+                Kernel::AddTable(PositionTable::new(self.plan.own.grid(0).size, &table.read()))
+            }
             Op::QkNorm(op) => {
                 let codes = match store {
                     Store::Codes(parts) => {

@@ -10,6 +10,7 @@ mod lower;
 mod options;
 mod outputs;
 mod place;
+mod positions;
 mod runner;
 #[cfg(test)]
 mod tests;

@@ -25,7 +25,7 @@ pub(crate) use engine::CudaRunner;
 pub use launches::DeviceLaunches;
 pub(crate) use on_stream::{Given, Targets};
 pub use options::{Autotune, CudaOptions, Gemm, ResidualType, residual_type};
-pub(crate) use packed::Packed;
 pub use packed::check_architecture;
+pub(crate) use packed::{Packed, check_position};
 pub(crate) use pool::{Pool, Shared};
 pub use table::{compile_tiles, measure_tiles};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use swinq_cuda::ops::attention::check_heads;
 use swinq_cuda::ops::output::{DeviceOutput, OutputWriter};
 use swinq_cuda::{CudaError, Device, KeepContext};
-use swinq_model::{Stage, SwinConfig};
+use swinq_model::{ModelError, Stage, SwinConfig};
 use swinq_plan::{Geometry, Grids, Plan, TensorId};
 
 use super::lower::{Lowered, lower, scores_of};
@@ -67,6 +67,23 @@ impl fmt::Display for Meaning {
 /// [`CudaError::Unsupported`] for heads of more channels than the kernels'.
 pub fn check_architecture(config: &SwinConfig) -> Result<(), CudaError> {
     config.stages().iter().map(Stage::head_dim).try_for_each(check_heads)
+}
+
+/// Refuses images for whose `grids` the absolute position embedding would be interpolated: each size would need a table in the memory
+/// of the GPU.
+///
+/// # Errors
+/// [`ModelError::Image`] with the reason.
+pub(crate) fn check_position(config: &SwinConfig, grids: &Grids) -> Result<(), ModelError> {
+    if !config.resizes_position(grids.grid(0).size) {
+        return Ok(());
+    }
+    let problem = format!(
+        "the CUDA engine interpolates no absolute position embedding (absolute_pos_embed); the CPU backend runs the image, and the \
+         GPU images of {}",
+        config.image_size
+    );
+    Err(ModelError::Image { size: grids.image(), problem })
 }
 
 /// Whether one launch may compute one branch of a block: with cuBLASLt, the library computes the products.
@@ -130,5 +147,36 @@ impl Packed {
     pub(super) fn codes_in_windows(&self) -> bool {
         let codes = |step: &DeviceStep| step.codes.is_some_and(|codes| codes.in_windows());
         self.steps.iter().any(codes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use swinq_model::{PositionSizes, Size, WindowPolicy};
+
+    use super::*;
+
+    #[test]
+    fn images_for_which_positions_would_be_interpolated_are_refused_with_the_way_out() {
+        let config = SwinConfig {
+            ape: true,
+            ape_sizes: PositionSizes::Bicubic,
+            window_policy: WindowPolicy::Detection,
+            ..SwinConfig::default()
+        };
+        let check =
+            |height, width| check_position(&config, &Grids::new(&config, Size::new(height, width)).unwrap());
+        check(224, 224).unwrap();
+        // The same grid: the image is padded to whole patches.
+        check(222, 223).unwrap();
+        let message = check(800, 1333).unwrap_err().to_string();
+        assert!(
+            message.starts_with("images of 800x1333: the CUDA engine interpolates no absolute"),
+            "{message}"
+        );
+        assert!(
+            message.contains("the CPU backend runs the image, and the GPU images of 224x224"),
+            "{message}"
+        );
     }
 }

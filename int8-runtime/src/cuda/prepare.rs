@@ -13,6 +13,7 @@ use swinq_plan::{Geometry, Grids};
 use super::engine::{CudaRunner, run_all};
 use super::geometry::DeviceGeometry;
 use super::memory::{Images, OfSize, Places};
+use super::packed::check_position;
 use super::sizes::Batch;
 use super::step::{Choice, DeviceOp, DeviceStep};
 use super::tune::{Effort, Trial};
@@ -70,7 +71,11 @@ impl CudaRunner {
         let geometry = match (&known, size == own) {
             (Some(of), _) => Arc::clone(&of.geometry),
             (None, true) => self.on_device(&packed.own)?,
-            (None, false) => self.on_device(&Geometry::new(&self.config, size)?)?,
+            (None, false) => {
+                let geometry = Geometry::new(&self.config, size)?;
+                check_position(&self.config, geometry.grids())?;
+                self.on_device(&geometry)?
+            }
         };
         let (places, most) = self.places(geometry.grids(), asked)?;
         if known.is_some() {

@@ -5,17 +5,22 @@ use swinq_numerics::Images;
 use swinq_plan::{Grids, Output};
 
 use super::{BackendRunner, Engine};
+use crate::cuda;
 use crate::error::RuntimeError;
 use crate::memory::available_memory;
 use crate::packed::Lowered;
 
 impl Engine {
-    /// Refuses an image of `size` that the network cannot process. It does not ask for the image's memory.
+    /// Refuses an image of `size` that the network, or on a GPU the backend, cannot process. It does not ask for the image's memory.
     ///
     /// # Errors
     /// [`RuntimeError::Model`] with the reason.
     pub fn check_size(&self, size: Size) -> Result<(), RuntimeError> {
-        Ok(Grids::new(self.config(), size).map(drop)?)
+        let grids = Grids::new(self.config(), size)?;
+        match &self.runner {
+            BackendRunner::Cpu(_) => Ok(()),
+            BackendRunner::Cuda(_) => Ok(cuda::check_position(self.config(), &grids)?),
+        }
     }
 
     /// Refuses an image of `size` that the network cannot process, or that needs more memory than allowed

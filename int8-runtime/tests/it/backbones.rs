@@ -14,7 +14,8 @@ use swinq_kernels::Cpu;
 use swinq_model::quantized::{FloatModel, Param};
 use swinq_model::site::all_sites;
 use swinq_model::{
-    Batch, Ptq, QuantizedModel, Recipe, Site, Size, StageOutput, SwinConfig, SwinVersion, WindowPolicy,
+    Batch, PositionSizes, Ptq, QuantizedModel, Recipe, Site, Size, StageOutput, SwinConfig, SwinVersion,
+    WindowPolicy,
 };
 use swinq_testing::model::{random, small};
 use swinq_testing::{XorShift, relative_distance};
@@ -37,6 +38,11 @@ pub fn backbone() -> SwinConfig {
         StageOutput::of_stage(1, false),
         StageOutput::of_stage(2, true),
     ])
+}
+
+/// [`backbone`] with an absolute position embedding, which is interpolated for other sizes than its own.
+fn with_positions() -> SwinConfig {
+    SwinConfig { image_size: Size::new(32, 24), ape: true, ape_sizes: PositionSizes::Bicubic, ..backbone() }
 }
 
 /// Two stages of a Swin V2 of transformers without norms.
@@ -113,8 +119,13 @@ pub fn run_images(
 /// Of every size, from the image and from every place within the network; a run computes the outputs that are still to come.
 #[test]
 fn variants_compute_the_engines_outputs_from_every_position() {
-    let float = random(backbone(), 5);
-    let models = ["float", "default"].map(|recipe| quantized(&float, recipe));
+    for config in [backbone(), with_positions()] {
+        check_variants(&random(config, 5));
+    }
+}
+
+fn check_variants(float: &FloatModel) {
+    let models = ["float", "default"].map(|recipe| quantized(float, recipe));
     let options = CpuOptions { threads: 2, max_batch: 2, ..CpuOptions::detect().unwrap() };
     let mut runner = VariantRunner::new(&models[0], options).unwrap();
     let variants = models.each_ref().map(|model| runner.prepare(model).unwrap());
@@ -166,7 +177,7 @@ fn variants_compute_the_engines_outputs_from_every_position() {
 
 #[test]
 fn feature_maps_equal_the_simulation() {
-    for config in [backbone(), second(), torchvision()] {
+    for config in [backbone(), with_positions(), second(), torchvision()] {
         let float = random(config, 3);
         for recipe in RECIPES {
             let model = quantized(&float, recipe);

@@ -30,6 +30,7 @@ impl SwinConfig {
         self.check_stages()?;
         self.check_outputs()?;
         self.check_positions()?;
+        self.check_position_sizes()?;
         self.check_windows()
     }
 
@@ -186,7 +187,7 @@ impl SwinConfig {
     }
 
     /// Refuses an image whose sides are no multiples of the patch.
-    fn check_divided(&self, image: Size) -> Result<(), ModelError> {
+    pub(super) fn check_divided(&self, image: Size) -> Result<(), ModelError> {
         let patch = self.patch_size;
         if image.height.is_multiple_of(patch) && image.width.is_multiple_of(patch) {
             return Ok(());
@@ -238,13 +239,7 @@ impl SwinConfig {
                 format!("{tokens} tokens of {} channels are more than this program accepts", self.embed_dim);
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }
-        if self.ape && grids[0].size != self.patches(self.image_size) {
-            let problem = format!(
-                "the network has an absolute position embedding (absolute_pos_embed) for images of {} only; resize the image",
-                self.image_size
-            );
-            return Err(ModelError::config("DATA.IMG_SIZE", problem));
-        }
+        self.check_position(image, grids[0].size)?;
         for (stage, grid) in self.stages().iter().zip(&grids) {
             self.check_grid(stage, grid)?;
         }

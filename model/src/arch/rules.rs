@@ -4,7 +4,7 @@ use std::fmt;
 
 use swinq_numerics::{ImageEdge, Size};
 
-use super::{SwinConfig, WindowPolicy};
+use super::{PositionSizes, SwinConfig, WindowPolicy};
 use crate::error::ModelError;
 
 /// A side of an image or of a grid.
@@ -229,8 +229,12 @@ impl SwinConfig {
         if self.window_policy == WindowPolicy::ShrinkAndPad {
             return one_size("the file does not say which library's rule for windows the network follows");
         }
-        if self.ape {
+        if self.ape && self.ape_sizes == PositionSizes::Own {
             return one_size("absolute_pos_embed has an embedding for each token of one grid");
+        }
+        if self.ape {
+            let problem = "absolute_pos_embed is interpolated for the size of the image, which these rules do not do; take one size";
+            return Err(ModelError::config("DATA.IMG_SIZE", problem));
         }
         let own = self.deciding_grids(self.image_size);
         let stages = self.stages();

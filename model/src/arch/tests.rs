@@ -197,6 +197,35 @@ fn images_of_a_size_that_the_network_cannot_process_are_named() {
     }
 }
 
+#[test]
+fn position_embeddings_are_interpolated_where_the_library_does() {
+    let with = |ape_sizes, window_policy| SwinConfig {
+        ape: true,
+        ape_sizes,
+        window_policy,
+        ..SwinConfig::default()
+    };
+    let detector = with(PositionSizes::Bicubic, WindowPolicy::Detection);
+    assert!(detector.grids(Size::new(801, 1333)).is_ok());
+    let (own, other) = (Size::square(56), Size::new(56, 57));
+    assert!(detector.resizes_position(other) && !detector.resizes_position(own));
+    let message = detector.size_rules().unwrap_err().to_string();
+    assert!(message.contains("absolute_pos_embed is interpolated"), "{message}");
+    let whole = with(PositionSizes::BicubicWholePatches, WindowPolicy::HuggingFace);
+    assert!(whole.grids(Size::new(448, 260)).is_ok());
+    let message = whole.grids(Size::new(448, 258)).unwrap_err().to_string();
+    assert!(message.contains("448x258 is not a multiple of PATCH_SIZE 4"), "{message}");
+    // At its own grid nothing is interpolated, whatever the image.
+    assert!(whole.grids(Size::new(222, 223)).is_ok());
+    for (config, problem) in [
+        (SwinConfig { image_size: Size::new(224, 448), ..whole }, "a square grid only"),
+        (SwinConfig { ape: false, ..detector }, "has no absolute position embedding"),
+    ] {
+        let message = config.validate().unwrap_err().to_string();
+        assert!(message.contains("ape_sizes") && message.contains(problem), "{message}");
+    }
+}
+
 /// Networks of every policy, whose windows shrink in no stage, in the last one, on one axis, and in all.
 fn networks_of_every_policy() -> Vec<SwinConfig> {
     use WindowPolicy::{

@@ -7,7 +7,7 @@ use swinq_numerics::Size;
 use super::dialect::Dialect;
 use super::json::Json;
 use super::{Description, Labels, processor};
-use crate::arch::{Input, Problem, StageOutput, SwinConfig, SwinVersion, Task};
+use crate::arch::{Input, PositionSizes, Problem, StageOutput, SwinConfig, SwinVersion, Task};
 use crate::batch::{Filter, Resize, Transform, common_statistics};
 use crate::config::without_zeros;
 use crate::error::ModelError;
@@ -186,6 +186,7 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         qkv_bias: json.bool("qkv_bias")?.unwrap_or(true),
         qk_scale: None,
         ape: json.bool("use_absolute_embeddings")?.unwrap_or(false),
+        ape_sizes: PositionSizes::Own,
         patch_norm: true,
         version,
         norm_eps: default.norm_eps,

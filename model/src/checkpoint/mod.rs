@@ -39,7 +39,7 @@ pub use safetensors::is_quantized_file;
 pub(crate) use safetensors::{MAX_HEADER, check_header};
 pub(crate) use torch::is_torch;
 
-use crate::arch::{SwinConfig, SwinVersion, Task, WindowPolicy};
+use crate::arch::{PositionSizes, SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::Transform;
 use crate::config::{LoadedConfig, check_sizes};
 use crate::error::ModelError;
@@ -271,6 +271,7 @@ impl Stored<'_> {
         };
         let config = apply_dialect(config, naming, options.window_policy)?;
         let (silent, config) = (config.clone(), coordinates::decided(config, &coordinates));
+        let config = SwinConfig { ape_sizes: position_sizes(&config, naming, places), ..config };
         let divided = coordinates::remark(&silent, &config);
         let masked = masks::remark(&network, &config).filter(|_| task == Task::Classification);
         let check = check_tables(&config, &tensors)
@@ -377,6 +378,19 @@ fn check_version(config: &SwinConfig, found: SwinVersion) -> Result<(), ModelErr
         found.0, config.name, wanted.0, wanted.1, found.1
     );
     Err(ModelError::config("MODEL.TYPE", problem))
+}
+
+/// The image sizes that the absolute position embedding of `config` fits. Detectors store the `places` as a map, and resize it;
+/// transformers resizes that of its first version, if its places are a square.
+fn position_sizes(config: &SwinConfig, naming: &Naming, places: Option<Size>) -> PositionSizes {
+    let of_transformers = naming.dialect == Dialect::HuggingFace && config.version == SwinVersion::V1;
+    match (config.ape, places) {
+        (true, Some(_)) => PositionSizes::Bicubic,
+        (true, None) if of_transformers && config.own_patches().side().is_some() => {
+            PositionSizes::BicubicWholePatches
+        }
+        _ => PositionSizes::Own,
+    }
 }
 
 /// Refuses an absolute position embedding of other places than those of the tokens.

@@ -10,7 +10,7 @@ use std::path::Path;
 
 use swinq_numerics::Size;
 
-use crate::arch::{Input, StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
+use crate::arch::{Input, PositionSizes, StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::batch::{Filter, Resize, Transform};
 use crate::error::ModelError;
 use crate::params::parameters;
@@ -312,6 +312,7 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
         qkv_bias: flag(key("QKV_BIAS"), true)?,
         qk_scale,
         ape: flag(key("APE"), false)?,
+        ape_sizes: PositionSizes::Own,
         patch_norm: flag(key("PATCH_NORM"), true)?,
         norm_eps: default.norm_eps,
         window_policy: WindowPolicy::Microsoft,

@@ -13,6 +13,7 @@ mod rows;
 use std::collections::{HashMap, HashSet};
 
 use swinq_model::SizeRules;
+use swinq_numerics::reference::resize_bicubic;
 use swinq_plan::{Geometry, Op, Order, Output, OutputKind, Plan, Step, Store, TensorId};
 
 use self::grid::{FreeGrid, Sides};
@@ -132,7 +133,7 @@ impl Lowering<'_> {
             }
             Op::PositionEmbedding(table) => {
                 let columns = self.plan.tensor(step.output).columns;
-                let (x, table) = (self.value(step.output), table.read());
+                let (x, table) = (self.value(step.output), self.position(&table.read()));
                 let table = self.graph.floats(name, &[1, table.len() / columns, columns], &table);
                 self.graph.node("Add", &format!("{name}.add"), &[&x, &table], &[])
             }
@@ -165,6 +166,17 @@ impl Lowering<'_> {
         };
         self.values.insert(step.output.0, value);
         Ok(())
+    }
+
+    /// The absolute position embedding `table` for the tokens of the images.
+    fn position(&self, table: &[f32]) -> Vec<f32> {
+        let own = self.plan.own.grid(0).size;
+        match self.sizing {
+            Sizing::Fixed(geometry) if geometry.grid(0).size != own => {
+                resize_bicubic(table, own, geometry.grid(0).size)
+            }
+            Sizing::Fixed(_) | Sizing::Free(_) => table.to_vec(),
+        }
     }
 
     /// Whether the values of a tensor are f16, unless they are the operand of a product in f32.

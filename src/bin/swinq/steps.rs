@@ -14,12 +14,14 @@ use crate::progress::Stages;
 pub struct Steps {
     cache: String,
     stages: Stages,
+    /// Whether a search has tried a recipe, so that a calibration that follows is that of the chosen one.
+    tried: bool,
 }
 
 impl Steps {
     /// Steps of a command that keeps finished measurements in the file `cache`.
     pub fn new(cache: &Path) -> Steps {
-        Steps { cache: cache.display().to_string(), stages: Stages::default() }
+        Steps { cache: cache.display().to_string(), stages: Stages::default(), tried: false }
     }
 
     /// Shows a report of `sensitivity`. `Break` if the user has asked to stop.
@@ -45,7 +47,13 @@ impl Steps {
     /// Shows a report of `tune`. `Break` if the user has asked to stop.
     pub fn show_tune(&mut self, progress: TuneProgress<'_>) -> ControlFlow<()> {
         match progress {
-            TuneProgress::Calibrate(step) => self.stages.calibration(step),
+            TuneProgress::Calibrate(step) => {
+                if std::mem::take(&mut self.tried) {
+                    self.finish();
+                    note!("the chosen recipe is calibrated from the start, as `swinq calibrate` does it");
+                }
+                self.stages.calibration(step)
+            }
             TuneProgress::Cache(found) => self.found(found),
             TuneProgress::DisturbedTable => note!(
                 "the table of latencies was measured while other processes used the machine, and is measured again"
@@ -54,6 +62,7 @@ impl Steps {
             TuneProgress::Probe => {}
             TuneProgress::Trial { number, speedup, sqnr_db, difference, changes, value: _ } => {
                 self.finish();
+                self.tried = true;
                 let change = changes_in_words(changes);
                 let points = difference.map_or(String::new(), |difference| {
                     format!(", top-1 {:+.2} points", 100.0 * difference.difference)

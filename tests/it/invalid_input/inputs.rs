@@ -78,8 +78,6 @@ fn corrupt_images_and_the_option_that_leaves_them_out() {
     refused(float("calibrate", &[]), 1, &["a.jpg", option]);
     refused(float("sensitivity", &["--calibration-images", "1"]), 1, &[".jpg", option]);
     refused(float("tune", &["--calibration-images", "1"]), 1, &[".jpg", option]);
-    // A pattern without a part is refused before an image is read.
-    refused(float("sensitivity", &["--only", "layers.7.**"]), 1, &["layers.7", "one of them is"]);
     let eval = |skip: &str| {
         let mut command = swinq(["eval", "--no-latency", "--skip-corrupt", skip]);
         command.arg(&good).arg("--data-path").arg(&list).assert()
@@ -105,6 +103,66 @@ fn corrupt_images_and_the_option_that_leaves_them_out() {
     }
     let predict = swinq(["predict"]).arg(&good).arg(folder.path("data/a.jpg")).assert();
     assert!(!common::stderr(&predict.code(1)).contains("--skip-corrupt"));
+}
+
+/// All images are corrupt, so that an option is refused before an image is read if its message comes.
+#[test]
+fn options_that_no_run_can_have_are_refused_before_an_image_is_read() {
+    let folder = Folder::new();
+    let good = quantized(&folder);
+    folder.write("data/a.jpg", b"no image");
+    folder.write("data/b.jpg", b"no image");
+    let list = folder.write("data/list.txt", "a.jpg\t0\nb.jpg\t0\n");
+    let recipe = folder.write("recipe.yaml", "name: x\nrules: [{match: 'layers.9.**', enable: false}]\n");
+    let all_off = folder.write("off.yaml", "name: off\nrules: [{match: '**', enable: false}]\n");
+    let times =
+        "\"ms\": {}, \"reference_ms\": null, \"spread\": 0.0, \"settled\": false, \"disturbed\": null";
+    let machine = "\"machine\": \"kernels of another, 9 threads\", \"batch_size\": 1";
+    let table = folder.write("table.json", format!("{{\"schema\": 3, {machine}, {times}}}"));
+    let [recipe, all_off, table] = [&recipe, &all_off, &table].map(|path| path.to_str().unwrap());
+    let nowhere = folder.path("none/file");
+    let nowhere = nowhere.to_str().unwrap();
+    let out = folder.path("out.safetensors");
+    let run = |command: &str, more: &[&str]| {
+        let mut swinq = swinq([command]);
+        swinq.args(["--data-path"]).arg(&list).args(more);
+        match command {
+            "eval" => swinq.arg(&good),
+            _ => swinq.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("-o").arg(&out),
+        };
+        swinq.assert()
+    };
+    for command in ["calibrate", "sensitivity", "tune", "eval"] {
+        refused(run(command, &[]), 1, &[".jpg"]);
+    }
+    let of_recipes: [(&[&str], &str); 4] = [
+        (&["--recipe", "mode9"], "mode9"),
+        (&["--recipe", recipe], "layers.9"),
+        (&["--recipe", all_off], "off"),
+        (&["--ptq", "fancy"], "fancy"),
+    ];
+    let both = ["calibrate", "sensitivity", "tune"]
+        .into_iter()
+        .flat_map(|command| of_recipes.map(|(options, word)| (command, options, word)));
+    let own: [(&str, &[&str], &str); 11] = [
+        ("calibrate", &["--disable", "layers.9.**"], "layers.9"),
+        ("sensitivity", &["--only", "layers.7.**"], "one of them is"),
+        ("sensitivity", &["--only", "re:("], "re:("),
+        ("sensitivity", &["--ptq", "reconstruct"], "reconstruct"),
+        ("tune", &["--ptq", "reconstruct"], "reconstruct"),
+        ("tune", &["--latencies", table], "holds times of kernels of another, 9 threads at batch 1"),
+        ("tune", &["--latencies", nowhere], "none"),
+        ("tune", &["--max-drop=-1"], "max-drop"),
+        ("tune", &["--batch-size", "0"], "batch-size"),
+        ("eval", &["--latency", "0"], "latency"),
+        ("eval", &["--json", nowhere], "none"),
+    ];
+    for (command, options, word) in both.chain(own) {
+        let assert = run(command, options);
+        let message = common::stderr(&assert);
+        assert_ne!(assert.get_output().status.code(), Some(0), "{command} {options:?}");
+        assert!(message.contains(word) && !message.contains(".jpg"), "{command} {options:?}: {message}");
+    }
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::ffi::{c_char, c_int, c_void};
 use std::ops::ControlFlow;
 use std::str::FromStr;
 
-use swinq::{CalibrateOptions, Images, Model, OpenOptions, Progress, Split, load_recipe};
+use swinq::model::ModelError;
+use swinq::{CalibrateOptions, Dialect, Images, Model, OpenOptions, Progress, Split, load_recipe};
 
 use super::{hand_out, swinq_model};
 use crate::handles::{self, Object};
@@ -27,6 +28,15 @@ pub struct swinq_open_options {
     pub orientation: *const c_char,
     /// Order of the three channels before the network: `rgb` or `bgr`; NULL for `rgb`, or that of a quantized checkpoint.
     pub channels: *const c_char,
+    /// Naming convention of the tensors of a float checkpoint: `microsoft`, `timm`, `hf`, `torchvision`, `openmmlab`, `old-timm` or
+    /// `ft`; NULL detects it. It chooses between two namings of a network under one prefix.
+    pub dialect: *const c_char,
+    /// The beginning of the names of the network's tensors, such as `model.`, if a float checkpoint has other tensors too; NULL
+    /// leaves out a beginning that all names have.
+    pub prefix: *const c_char,
+    /// The key of the state dictionary in a file of `torch.save` that has several, such as `state_dict_ema`; NULL takes an average
+    /// of the weights if there is one.
+    pub weights: *const c_char,
 }
 
 /// How a model is quantized. Set every field to zero and `size` to `sizeof(swinq_quantize_options)` for the defaults.
@@ -80,6 +90,9 @@ unsafe impl Versioned for swinq_open_options {
             labels: std::ptr::null(),
             orientation: std::ptr::null(),
             channels: std::ptr::null(),
+            dialect: std::ptr::null(),
+            prefix: std::ptr::null(),
+            weights: std::ptr::null(),
         }
     }
 }
@@ -112,6 +125,33 @@ fn parsed<T: FromStr<Err = String>>(text: Option<&str>, name: &'static str) -> R
     text.map(str::parse).transpose().map_err(|problem: String| Failure::argument(name, problem))
 }
 
+/// The naming convention of this name.
+fn dialect(name: &str) -> Result<Dialect, Failure> {
+    name.parse().map_err(|error| match error {
+        ModelError::Config { problem, .. } => Failure::argument("dialect", problem),
+        other => Failure::argument("dialect", other),
+    })
+}
+
+/// The options of the library.
+///
+/// # Safety
+/// The texts of `given` are valid, or NULL.
+unsafe fn open_options(given: &swinq_open_options) -> Result<OpenOptions, Failure> {
+    // SAFETY: the caller of this function states it.
+    let text = |text: *const c_char, name| unsafe { memory::optional_text(text, name) };
+    Ok(OpenOptions {
+        cfg: text(given.cfg, "cfg")?.map(str::to_owned),
+        labels: text(given.labels, "labels")?.map(Into::into),
+        orientation: parsed(text(given.orientation, "orientation")?, "orientation")?,
+        channel_order: parsed(text(given.channels, "channels")?, "channels")?,
+        dialect: text(given.dialect, "dialect")?.map(dialect).transpose()?,
+        prefix: text(given.prefix, "prefix")?.map(str::to_owned),
+        weights: text(given.weights, "weights")?.map(str::to_owned),
+        ..OpenOptions::default()
+    })
+}
+
 /// Opens the model at `path` (UTF-8): a quantized or float checkpoint, or a Hugging Face or timm directory. `options`
 /// may be NULL. Writes a handle to `model`, which the caller frees with `swinq_model_free`.
 #[unsafe(no_mangle)]
@@ -124,20 +164,7 @@ pub unsafe extern "C" fn swinq_model_open(
         // SAFETY: the caller of this function states that its pointers are valid; so below.
         let (path, given) = unsafe { (memory::text(path, "path")?, memory::options(options, "options")?) };
         // SAFETY: as above.
-        let cfg = unsafe { memory::optional_text(given.cfg, "cfg")? };
-        // SAFETY: as above.
-        let labels = unsafe { memory::optional_text(given.labels, "labels")? };
-        // SAFETY: as above.
-        let orientation = unsafe { memory::optional_text(given.orientation, "orientation")? };
-        // SAFETY: as above.
-        let channels = unsafe { memory::optional_text(given.channels, "channels")? };
-        let options = OpenOptions {
-            cfg: cfg.map(str::to_owned),
-            labels: labels.map(Into::into),
-            orientation: parsed(orientation, "orientation")?,
-            channel_order: parsed(channels, "channels")?,
-            ..OpenOptions::default()
-        };
+        let options = unsafe { open_options(&given)? };
         let opened = Model::open_with(path, &options)?;
         // SAFETY: as above.
         unsafe { hand_out(Object::Model(opened), model, "model") }

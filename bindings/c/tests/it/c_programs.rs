@@ -248,5 +248,17 @@ fn misuse_gives_error_codes() {
     build(&compiler, &here().join("tests/misuse.c"), "-lswinq", shared.path(), &program);
     let float = sample("swin_micro_cifar10");
     let (weights, cfg) = (float.join("model.safetensors"), float.join("cfg.yaml"));
-    run(&program, &[&path, &weights, &cfg, &sample("cifar10")]);
+    let two = folder.path().join("two.safetensors");
+    write_two(&weights, &two);
+    run(&program, &[&path, &weights, &cfg, &sample("cifar10"), &two]);
+}
+
+/// Writes the tensors of `weights` under the prefix `model.`, and one of another network under `other.`.
+fn write_two(weights: &Path, path: &Path) {
+    let bytes = std::fs::read(weights).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let (_, first) = file.iter().next().unwrap();
+    let renamed = file.iter().map(|(name, tensor)| (format!("model.{name}"), tensor));
+    let all: Vec<_> = renamed.chain([("other.weight".to_owned(), first.clone())]).collect();
+    std::fs::write(path, safetensors::serialize(all, None).unwrap()).unwrap();
 }

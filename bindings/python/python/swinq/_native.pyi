@@ -18,61 +18,64 @@ def shipped_configs() -> list[str]:
     """The names of the shipped configurations, of classifiers and of backbones, for ``cfg``."""
 
 def family_transform(name: str) -> str | None: ...
+class Calibrated:
+    model: Model
+    skipped: list[str]
+
 def quantize(
-    model: Model,
-    images: Images,
-    recipe: str,
-    is_text: bool,
-    ptq: str | None,
-    batch_size: int,
-    threads: int,
-    skip_corrupt: int,
-    progress: _Progress | None,
-) -> tuple[Model, list[str]]: ...
-def check_recipe(model: Model | None, recipe: str, is_text: bool, ptq: str | None) -> None: ...
-def check_engine(backend: str, numbers: dict[str, int], residual: str) -> None: ...
+    model: Model, images: Images, recipe: _border.RecipeText, reading: _border.ReadingImages, progress: _Progress | None
+) -> Calibrated: ...
+def check_recipe(model: Model | None, recipe: _border.RecipeText) -> None: ...
+def check_engine(engine: _border.EngineChoice) -> None: ...
 def check_tune(
-    model: Model,
-    recipe: tuple[str, bool],
-    ptq: str | None,
-    engine: tuple[str, dict[str, int], str],
-    batch_size: int,
-    goal: tuple[float, float | None, float | None],
-    kept: tuple[str | None, str | None],
+    model: Model, recipe: _border.RecipeText, engine: _border.EngineChoice, batch_size: int, goal: _border.Goal, kept: _border.Kept
 ) -> None: ...
-def check_sensitivity(
-    model: Model, recipe: tuple[str, bool], ptq: str | None, parts: tuple[str, str], cache: str | None
-) -> None: ...
+def check_sensitivity(model: Model, recipe: _border.RecipeText, parts: _border.Parts, kept: _border.Kept) -> None: ...
+
+class Tuned:
+    results: str
+    model: Model
+    warnings: list[str]
+    ending: str
+
 def tune(
     model: Model,
     images: Images,
-    recipe: tuple[str, bool],
-    ptq: str | None,
-    engine: tuple[str, dict[str, int], str],
+    recipe: _border.RecipeText,
+    engine: _border.EngineChoice,
     batch_size: int,
-    goal: tuple[float, float | None, float | None],
-    latencies: str | None,
-    caller: dict[str, Any],
-) -> tuple[str, Model, tuple[list[str], str]]: ...
+    goal: _border.Goal,
+    kept: _border.Kept,
+    caller: _border.Caller,
+) -> Tuned: ...
+
+class Measured:
+    results: str
+    warning: str | None
+
 def sensitivity(
     model: Model,
     images: Images,
-    recipe: tuple[str, bool],
-    ptq: str | None,
+    recipe: _border.RecipeText,
     threads: int,
-    parts: tuple[str, str],
-    caller: dict[str, Any],
-) -> tuple[str, str | None]: ...
+    parts: _border.Parts,
+    kept: _border.Kept,
+    caller: _border.Caller,
+) -> Measured: ...
+
+class Evaluated:
+    results: str
+    table: str
+    skipped: list[str]
+
 def evaluate(
-    models: Sequence[tuple[str, Model]],
+    models: Sequence[_border.NamedModel],
     images: Images,
     backend: str,
-    threads: int,
-    batch_size: int,
+    reading: _border.ReadingImages,
     latency: Sequence[int],
-    skip_corrupt: int,
     progress: _Progress | None,
-) -> tuple[str, str, list[str]]: ...
+) -> Evaluated: ...
 def export(
     model: Model,
     path: str | os.PathLike[str],
@@ -166,6 +169,7 @@ class Images:
     @staticmethod
     def from_files(paths: Sequence[str]) -> Images: ...
     def __len__(self) -> int: ...
+    def turned(self) -> str | None: ...
 
 class Collector:
     def __new__(cls, model: Model) -> Collector: ...

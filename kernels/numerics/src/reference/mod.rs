@@ -3,6 +3,7 @@
 //! multiply-adds, quotients, square roots). The payload of a NaN is unspecified.
 
 mod attention;
+mod bicubic;
 mod layer_norm;
 mod linear;
 pub mod math;
@@ -14,6 +15,7 @@ pub use attention::{
     AttentionQuant, CODE_FLOOR, FLOOR, HeadScores, Probs, attention_row_exp, attention_row_u8,
     attention_window,
 };
+pub use bicubic::resize_bicubic;
 pub use layer_norm::{RowNorm, add_layer_norm_row, fold, layer_norm_row, mean_of_rows};
 pub use linear::{MAX_INT8_K, accumulate_f32, accumulate_i8, correction_i8, epilogue_f32, epilogue_i8};
 pub use math::{

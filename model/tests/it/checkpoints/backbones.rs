@@ -1,7 +1,7 @@
 //! One small backbone in the names of every library loads to the same parameters, also from the file of a larger model.
 
 use serde_json::json;
-use swinq_model::{HostTensor, Loaded, StageOutput, SwinConfig, SwinVersion, Task};
+use swinq_model::{HostTensor, Loaded, PositionSizes, StageOutput, SwinConfig, SwinVersion, Task};
 
 use super::*;
 
@@ -500,6 +500,17 @@ fn folders_of_transformers_describe_their_backbones() {
     assert!(message.contains("--task features"), "{message}");
 }
 
+/// The configuration of [`ours`] with an absolute position embedding, for images of `size`.
+fn of_places(size: &str) -> LoadedConfig {
+    config_with(&[
+        ("DATA.IMG_SIZE", size),
+        ("MODEL.SWIN.APE", "True"),
+        ("MODEL.SWIN.DEPTHS", "[2, 1, 1]"),
+        ("MODEL.SWIN.NUM_HEADS", "[1, 2, 3]"),
+        ("MODEL.SWIN.MLP_RATIO", "2.0"),
+    ])
+}
+
 #[test]
 fn an_embedding_of_places_is_stored_as_a_map() {
     let mut tensors = ours();
@@ -510,14 +521,21 @@ fn an_embedding_of_places_is_stored_as_a_map() {
     let stored = &model.tensors["absolute_pos_embed"];
     assert_eq!((&*stored.shape, &stored.data[..3]), (&[1, 20, 6][..], &[0.0, 20.0, 40.0][..]));
     assert_eq!(model.config.image_size, Size::new(16, 20));
-    assert!(model.config.grids(Size::new(20, 16)).is_err());
-    let turned = config_with(&[
-        ("DATA.IMG_SIZE", "[20, 16]"),
-        ("MODEL.SWIN.APE", "True"),
-        ("MODEL.SWIN.DEPTHS", "[2, 1, 1]"),
-        ("MODEL.SWIN.NUM_HEADS", "[1, 2, 3]"),
-        ("MODEL.SWIN.MLP_RATIO", "2.0"),
-    ]);
+    // Detectors interpolate it; the file says so, and so does a file of this program.
+    assert_eq!(model.config.ape_sizes, PositionSizes::Bicubic);
+    assert!(model.config.grids(Size::new(20, 16)).is_ok());
+    let folder = tempfile::tempdir().unwrap();
+    let own = folder.path().join("own.safetensors");
+    QuantizedModel::from_float(model.clone()).unwrap().save(&own).unwrap();
+    assert_eq!(load_float(&own, &LoadOptions::default()).unwrap().config, model.config);
+    // OpenMMLab adds a row for each token, and nothing says how to interpolate them.
+    let stored = HostTensor::new([1, 20, 6], stored.data.clone());
+    let rows = tensors.clone().into_iter().chain([("absolute_pos_embed".to_owned(), stored)]).collect();
+    let fixed =
+        load(&rows, &LoadOptions { cfg: Some(of_places("[16, 20]")), ..options() }).unwrap().model.config;
+    let message = fixed.grids(Size::new(20, 16)).unwrap_err().to_string();
+    assert!(message.contains("absolute_pos_embed) for images of 16x20 only"), "{message}");
+    let turned = of_places("[20, 16]");
     let message = refusal(&tensors, &LoadOptions { cfg: Some(turned), ..options() });
     assert!(message.contains("has 4x5 places"), "{message}");
 }

@@ -5,7 +5,7 @@ use std::io::Write;
 use swinq::eval::Inspection;
 use swinq::int8_runtime::Plan;
 use swinq::model::quantized::{F16Residual, ResidualRange};
-use swinq::model::{QuantizedModel, StageOutput, SwinConfig, params};
+use swinq::model::{QuantizedModel, StageOutput, SwinConfig, SwinVersion, params};
 use swinq::{BackendChoice, EngineOptions, Model};
 
 use crate::args::{InspectArgs, Threads};
@@ -147,6 +147,20 @@ fn describe_network(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Res
     Ok(())
 }
 
+/// Whether f16 holds the residual stream, and its type or a refusal otherwise. A stack of blocks runs on no GPU.
+fn in_f16(model: &QuantizedModel) -> &'static str {
+    let config = &model.config;
+    if model.f16_residual() == F16Residual::Fits {
+        return "fits f16";
+    }
+    match (config.takes_tokens(), config.version) {
+        (false, SwinVersion::V1) => "f32 on a GPU and in export --fp16",
+        (false, SwinVersion::V2) => "f32 on a GPU; export --fp16 is refused",
+        (true, SwinVersion::V1) => "f32 in export --fp16",
+        (true, SwinVersion::V2) => "export --fp16 is refused",
+    }
+}
+
 fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> {
     describe_network(model, out)?;
     let source = &model.provenance.source;
@@ -166,12 +180,7 @@ fn describe(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Result<()> 
         let first = record.images.iter().take(2).cloned().collect::<Vec<_>>().join(", ");
         writeln!(out, "                {first}, ...")?;
         if let Some((block, largest)) = record.residual.as_ref().map(ResidualRange::largest) {
-            let f16 = if model.f16_residual() == F16Residual::Fits {
-                "fits f16"
-            } else {
-                "f32 on a GPU and in --fp16"
-            };
-            writeln!(out, "  residual      up to {largest} in {block}, {f16}")?;
+            writeln!(out, "  residual      up to {largest} in {block}, {}", in_f16(model))?;
         }
     }
     if let Some(ranges) = &model.provenance.imported_ranges {

@@ -101,8 +101,13 @@ def images_in(value: Any) -> Any:
     return value if isinstance(value, torch.Tensor) or not is_nested(value) else value.tensors
 
 
-def not_images(value: Any) -> str:
-    """The reason why a value is no batch of images of a model."""
+def check_batch(name: str, value: Any) -> None:
+    """Refuses a value that is no batch of images of a model."""
+    if not isinstance(value, torch.Tensor) or value.ndim != 4 or not value.is_floating_point():
+        raise ArgumentError(f"{name}: {_not_images(value)}")
+
+
+def _not_images(value: Any) -> str:
     wanted = "is no floating-point tensor [n, channels, height, width]"
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__} {wanted}"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .. import _native
+from .._common.contract import takes_tokens
 from .._common.errors import ArgumentError, Error
 from .._engine.model import Model
 from .._readers.layers import uncompiled
@@ -130,18 +131,18 @@ def checked(model: Model, record: Record) -> Any:
             "the calibration did not call it; see that it has images; if the model calls another method of it, such as "
             "forward_features, it cannot be replaced"
         )
-    structure, engine, takes_tokens = None, model.engine(backend="cpu"), model.config.get("input") == "tokens"
+    structure, engine, of_tokens = None, model.engine(backend="cpu"), takes_tokens(model.config)
     for (height, width), (batch, expected) in record.sizes.items():
         image = record.batches[batch][:1]
         found = engine.run(image, layout="NCHW")
-        limit = Limit(record.tolerance, LAYOUTS["tokens"](image) if takes_tokens else None)
+        limit = Limit(record.tolerance, LAYOUTS["tokens"](image) if of_tokens else None)
         try:
             if structure is None:
                 structure = matched(expected, found, limit)
             else:
                 _check_alike(structure, expected, found, limit)
         except ArgumentError as error:
-            kind = "grids of {}x{} tokens" if takes_tokens else "images of {}x{} pixels"
+            kind = "grids of {}x{} tokens" if of_tokens else "images of {}x{} pixels"
             place = f"on {kind.format(height, width)} {error}" if len(record.sizes) > 1 else str(error)
             raise ArgumentError(f"{place}{_shifts(record.lost_shifts)}") from error
     _check_shifts(model, record)

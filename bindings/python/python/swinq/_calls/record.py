@@ -14,7 +14,7 @@ import torch
 from .._common.errors import ArgumentError, Error
 from .._common.progress import Progress
 from .._readers.layers import uncompiled
-from .arguments import OF_PIXELS, CallParameters, images_in, named_tensor, not_images
+from .arguments import OF_PIXELS, CallParameters, check_batch, images_in, named_tensor
 from .outputs import recorded
 from .timing import FirstCall, watched
 
@@ -68,8 +68,7 @@ class Record:
         parameters = CallParameters.of(uncompiled(module))
         given, arguments = parameters.bound(args, kwargs)
         images = parameters.images(given, arguments)
-        if not isinstance(images, torch.Tensor) or images.ndim != 4 or not images.is_floating_point():
-            raise ArgumentError(f"its input: {not_images(images)}")
+        check_batch("its input", images)
         if self.calls == 0:
             self.room = float("inf") if parameters.grid is None else MOST_BYTES
             self.arguments, self.device, self.dtype = arguments, images.device, images.dtype
@@ -171,8 +170,7 @@ def _call(model: Any, calibrate: Any, enough: Callable[[], bool]) -> None:
         raise ArgumentError(
             f"calibrate: a {type(calibrate).__name__} is neither a function that is called with the model nor an iterable of {BATCHES}"
         )
-    device = next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
-    index = -1
+    device, index = device_of(model), -1
     for index, batch in enumerate(calibrate):
         args, kwargs = arguments_of(batch, device, "calibrate")
         with running("calibrate", index, args or kwargs, model):
@@ -181,6 +179,11 @@ def _call(model: Any, calibrate: Any, enough: Callable[[], bool]) -> None:
             break
     if index < 0:
         raise ArgumentError(f"calibrate: {NO_BATCH}")
+
+
+def device_of(model: Any) -> Any:
+    """The device of a model: that of its first parameter."""
+    return next((tensor.device for tensor in model.parameters()), torch.device("cpu"))
 
 
 #: What is wrong of an iterable that gives nothing.

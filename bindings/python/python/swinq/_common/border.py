@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -95,3 +95,73 @@ class ChannelScales(NamedTuple):
 
     factors: Sequence[float]
     zero_points: Sequence[int]
+
+
+class RecipeText(NamedTuple):
+    """A recipe."""
+
+    #: Its name, its file, or its text.
+    recipe: str
+    is_text: bool
+    #: How the numbers of each layer are found, where it is not as the recipe says.
+    ptq: str | None = None
+
+
+class ReadingImages(NamedTuple):
+    """How images are read."""
+
+    batch_size: int
+    #: 0 is one per core.
+    threads: int = 0
+    skip_corrupt: int = 0
+
+
+class EngineChoice(NamedTuple):
+    """An engine: the arguments of :meth:`swinq.Model.engine`."""
+
+    backend: str
+    numbers: Mapping[str, int]
+    residual: str
+
+
+class Goal(NamedTuple):
+    """What a search looks for, and for how many minutes."""
+
+    max_drop: float
+    min_speedup: float | None
+    budget: float | None
+
+
+class Kept(NamedTuple):
+    """The files that a search keeps."""
+
+    cache: str | None
+    #: The table of latencies.
+    latencies: str | None = None
+
+
+class Parts(NamedTuple):
+    """The parts that are left in float one by one: of a kind, with names that a pattern matches."""
+
+    kind: str
+    pattern: str
+
+
+class Caller(NamedTuple):
+    """What a search calls, and what the values of its metric depend on."""
+
+    #: Called with a model of the extension module, or ``None`` for the caller's own; returns a float.
+    evaluate: Callable[[Any], float]
+    metric: str
+    context: str
+    #: Called with what the cache held: numbers of measurements that are kept and of damaged lines, and whether it was another run's.
+    on_cache: Callable[[int, int, bool], object]
+    progress: Callable[[str, int, int], object] | None
+
+
+class NamedModel(NamedTuple):
+    """A model that is evaluated."""
+
+    name: str
+    #: Of the extension module.
+    model: Any

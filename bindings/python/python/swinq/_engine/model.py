@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import _native
-from .._common.border import GraphOptions
+from .._common.border import EngineChoice, GraphOptions
 from .._common.errors import count
 from .engine import Class, Engine
 from .images import PathLike
@@ -244,4 +244,4 @@ def check_engine(backend: str, options: Mapping[str, Any]) -> None:
     numbers = {name: options.get(name, value) for name, value in ENGINE_NUMBERS.items()}
     for name, value in numbers.items():
         count(name, value, 1 if name == "max_batch" else 0)
-    _native.check_engine(backend, numbers, options.get("residual", "auto"))
+    _native.check_engine(EngineChoice(backend, numbers, options.get("residual", "auto")))

@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import _native
 from .._common import processes
+from .._common.border import NamedModel, ReadingImages
 from .._common.errors import ArgumentError, count
 from .._common.progress import Progress, observed
 from .._engine.images import PathLike, collect, is_path
@@ -90,13 +91,14 @@ def evaluate(
             raise ArgumentError("models: there is no model to evaluate")
         first = named[0][1]
         chosen = collect(first._native, images, split=split, limit=limit, seed=seed)
-        candidates = [(name, model._native) for name, model in named]
-        text, table, skipped = _native.evaluate(
-            candidates, chosen, backend, threads, batch_size, sizes, skip_corrupt, function
-        )
-    for message in skipped:
+        candidates = [NamedModel(name, model._native) for name, model in named]
+        reading = ReadingImages(batch_size, threads, skip_corrupt)
+        found = _native.evaluate(candidates, chosen, backend, reading, sizes, function)
+    for message in found.skipped:
         warnings.warn(f"left out: {message}", stacklevel=2)
-    return Evaluation(text, table)
+    if (turned := chosen.turned()) is not None:
+        warnings.warn(turned, stacklevel=2)
+    return Evaluation(found.results, found.table)
 
 
 def _named(models: Any) -> list[tuple[str, Model]]:

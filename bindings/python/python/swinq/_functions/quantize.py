@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import _native
 from .._common import processes
+from .._common.border import ReadingImages, RecipeText
 from .._common.errors import ArgumentError, count
 from .._common.progress import Progress, observed
 from .._engine.images import PathLike, collect
@@ -82,12 +83,13 @@ def quantize(
         check_recipe(model, recipe, ptq)
         processes.start_threads("quantize")
         chosen = collect(model._native, images, split=split, limit=limit, seed=seed)
-        found, skipped = _native.quantize(
-            model._native, chosen, *recipe_text(recipe), ptq, batch_size, threads, skip_corrupt, function
-        )
-    for message in skipped:
+        reading_images = ReadingImages(batch_size, threads, skip_corrupt)
+        found = _native.quantize(model._native, chosen, recipe_text(recipe, ptq), reading_images, function)
+    for message in found.skipped:
         warnings.warn(f"left out: {message}", stacklevel=2)
-    quantized = Model(found)
+    if (turned := chosen.turned()) is not None:
+        warnings.warn(turned, stacklevel=2)
+    quantized = Model(found.model)
     if model.labels is None and quantized.labels is not None:
         first = ", ".join(quantized.labels[:3])
         warnings.warn(
@@ -98,12 +100,12 @@ def quantize(
     return quantized
 
 
-def recipe_text(recipe: Any) -> tuple[str, bool]:
-    """A recipe for the extension module: its name, its file, or its text, and whether it is the text."""
+def recipe_text(recipe: Any, ptq: str | None) -> RecipeText:
+    """A recipe for the extension module."""
     if recipe is None:
         raise ArgumentError("recipe: is None; give a name, a file or a mapping, such as 'default'")
     mapping = isinstance(recipe, Mapping)
-    return json.dumps(recipe) if mapping else os.fspath(recipe), mapping
+    return RecipeText(json.dumps(recipe) if mapping else os.fspath(recipe), mapping, ptq)
 
 
 def check_recipe(model: Model | None, recipe: Any, ptq: str | None) -> None:
@@ -112,4 +114,4 @@ def check_recipe(model: Model | None, recipe: Any, ptq: str | None) -> None:
     Raises:
         ArgumentError, NotFoundError, ModelError, CalibrationError: as :func:`quantize`.
     """
-    _native.check_recipe(None if model is None else model._native, *recipe_text(recipe), ptq)
+    _native.check_recipe(None if model is None else model._native, recipe_text(recipe, ptq))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._calls.arguments import CallParameters, check_arguments, images_in, not_images
+from .._calls.arguments import CallParameters, check_arguments, check_batch, images_in
 from .._calls.exporting import exporting, is_exported
 from .._calls.outputs import CHANNELS_LAST, LAYOUTS, made, tensors
 from .._common.errors import ArgumentError, EngineError
@@ -199,8 +199,7 @@ class SwinModule(Replacement):
             raise EngineError(
                 "a quantized Swin cannot be trained; call eval() on the model, or swinq.torch.restore(model) to train it"
             )
-        if not isinstance(images, torch.Tensor) or not images.is_floating_point():
-            raise ArgumentError(f"images: {not_images(images)}")
+        check_batch("images", images)
         if exporting():
             raise EngineError(NO_GRAPH)
         if images.requires_grad and torch.is_grad_enabled():

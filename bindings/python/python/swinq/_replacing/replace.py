@@ -16,6 +16,8 @@ from .._calls.outputs import made, tensors
 from .._calls.record import Record, record_calls
 from .._calls.share import ShareOf
 from .._calls.timing import FirstCall
+from .._common.border import ReadingImages
+from .._common.contract import takes_tokens
 from .._common.errors import ArgumentError, Error, count
 from .._common.progress import Progress
 from .._engine.model import Model
@@ -120,7 +122,7 @@ def find_swins(
                 float_model._native.check_cuda()
             except Error as error:
                 # A program may have a Swin beside stacks that no GPU runs.
-                if float_model.config.get("input") != "tokens":
+                if not takes_tokens(float_model.config):
                     raise
                 left.append(Left(places[module][0], kind_of(module), str(error)))
                 del opened[module]
@@ -143,9 +145,8 @@ def quantized(swin: FoundSwin, recipe: Any, ptq: str | None, batch_size: int, pr
     """The model of a Swin, calibrated on the recorded images."""
     if recipe is None:
         return swin.model
-    images, text = collected_images(swin), recipe_text(recipe)
-    found, _ = _native.quantize(swin.model._native, images, *text, ptq, batch_size, 0, 0, progress)
-    return Model(found)
+    images, text = collected_images(swin), recipe_text(recipe, ptq)
+    return Model(_native.quantize(swin.model._native, images, text, ReadingImages(batch_size), progress).model)
 
 
 def collected_images(swin: FoundSwin) -> _native.Images:

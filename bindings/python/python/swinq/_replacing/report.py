@@ -60,5 +60,7 @@ class Report:
     no_share: str | None = None
 
     def __str__(self) -> str:
+        own = "the model itself is a Swin: use `report.model`, because the module that was given stays as it is"
+        itself = own if any("" in each.names for each in self.replaced) else None
         share = f"the Swin's share was not measured: {self.no_share}" if self.no_share else self.share
-        return "\n".join(str(line) for line in [*self.replaced, *self.left, share] if line is not None)
+        return "\n".join(str(line) for line in [*self.replaced, *self.left, itself, share] if line is not None)

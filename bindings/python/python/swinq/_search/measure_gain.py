@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from .._calls.record import BATCHES, NO_BATCH, arguments_of, evaluating, is_iterable, running
+from .._calls.record import BATCHES, NO_BATCH, arguments_of, device_of, evaluating, is_iterable, running
 from .._calls.timing import Call, clock_of, devices_of, times_of
 from .._common.errors import ArgumentError, count
 from .._readers.layers import uncompiled
@@ -101,7 +101,7 @@ class Pair:
             raise ArgumentError(f"model: has no Swin in INT8. {_state_of(model)}")
         with self.state(False) as original:
             #: The device of the images, and all devices of the model.
-            self.device = next((tensor.device for tensor in original.parameters()), torch.device("cpu"))
+            self.device = device_of(original)
             self.devices = devices_of(original) | {self.device}
         self.clock = clock_of(self.devices)
 

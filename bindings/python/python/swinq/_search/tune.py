@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from .. import _native
-from .._calls.record import evaluating
+from .._calls.record import device_of, evaluating
+from .._common.border import Caller, EngineChoice, Goal, Kept, Parts
 from .._common.errors import ArgumentError, amount, count
 from .._common.progress import Progress, observed
 from .._engine.images import PathLike
@@ -80,7 +81,8 @@ def tune(
             :func:`swinq.torch.sensitivity` shares it. The file of another run (another model, recipe, metric, backend, or other
             images of the calibration) is replaced, with a warning.
         latencies: the table of latencies: read if it exists, and extended. By default it is beside the cache, as
-            ``CACHE.latencies.json``. Without either it is not kept. A table of another machine, engine or batch size is refused.
+            ``CACHE.latencies.json``. Without either it is not kept. A table of another machine,
+            engine or batch size is refused before a batch is taken; ``auto`` means the device of the parameters there.
         samples: as for :func:`swinq.torch.quantize`.
         backend: the engine that runs the candidates, and whose latency counts: ``cpu``, ``cuda``, or ``auto`` for that of the device
             of the images.
@@ -104,23 +106,23 @@ def tune(
     count("batch_size", batch_size, 1)
     check_options(tune, backend, options)
     program = Program(model, evaluate, (metric, cache), backend, options)
-    goal, text = (max_drop, min_speedup, budget), recipe_text(recipe)
+    goal, text = Goal(max_drop, min_speedup, budget), recipe_text(recipe, ptq)
     if latencies is None and cache is not None:
         latencies = f"{os.fspath(cache)}.latencies.json"
-    table = None if latencies is None else os.fspath(latencies)
+    kept = Kept(program.cache_path, None if latencies is None else os.fspath(latencies))
 
     def check(float_model: Model) -> None:
-        engine = backend, ENGINE_NUMBERS | program.numbers, program.residual
-        _native.check_tune(float_model._native, text, ptq, engine, batch_size, goal, (program.kept, table))
+        engine = program.engine(device_of(model))
+        _native.check_tune(float_model._native, text, engine, batch_size, goal, kept)
 
     with observed(progress) as function:
         swin = program.record(Calibration(calibrate, samples, check, function), module)
-        found, native, words = _native.tune(
-            swin.model._native, collected_images(swin), text, ptq, program.engine(), batch_size, goal, table, program.caller(function)
+        found = _native.tune(
+            swin.model._native, collected_images(swin), text, program.engine(), batch_size, goal, kept, program.caller(function)
         )
-    engine = in_place_of(swin, Model(native), backend, options, Engines())
+    engine = in_place_of(swin, Model(found.model), backend, options, Engines())
     engine.engine_for(swin.record.device)
-    tuned = tuning_of(json.loads(found), words, exchanged(model, swin.module, engine), described(engine, swin))
+    tuned = tuning_of(json.loads(found.results), (found.warnings, found.ending), exchanged(model, swin.module, engine), described(engine, swin))
     if not tuned.kept:
         warnings.warn(f"no recipe that was tried keeps the limit; the closest is in the model: {tuned.best}", stacklevel=2)
     return tuned
@@ -164,17 +166,18 @@ def sensitivity(
         The errors of :func:`tune`; ArgumentError for parts that there are not.
     """
     check_options(sensitivity, backend, options)
-    program, text = Program(model, evaluate, (metric, cache), backend, options), recipe_text(recipe)
+    program, text = Program(model, evaluate, (metric, cache), backend, options), recipe_text(recipe, ptq)
+    chosen, kept = Parts(parts, only), Kept(program.cache_path)
 
     def check(float_model: Model) -> None:
-        _native.check_sensitivity(float_model._native, text, ptq, (parts, only), program.kept)
+        _native.check_sensitivity(float_model._native, text, chosen, kept)
 
     with observed(progress) as function:
         swin = program.record(Calibration(calibrate, samples, check, function), module)
-        found, warning = _native.sensitivity(
-            swin.model._native, collected_images(swin), text, ptq, options.get("threads", 0), (parts, only), program.caller(function)
+        found = _native.sensitivity(
+            swin.model._native, collected_images(swin), text, options.get("threads", 0), chosen, kept, program.caller(function)
         )
-    return sensitivity_of(json.loads(found), warning)
+    return sensitivity_of(json.loads(found.results), found.warning)
 
 
 class Program:
@@ -205,7 +208,7 @@ class Program:
         self.residual: str = options.get("residual", "auto")
 
     @property
-    def kept(self) -> str | None:
+    def cache_path(self) -> str | None:
         """The path of the cache."""
         return None if self.cache is None else os.fspath(self.cache)
 
@@ -217,25 +220,18 @@ class Program:
         self.swin = swins[0]
         return self.swin
 
-    def engine(self) -> tuple[str, dict[str, int], str]:
-        """The engine whose latency counts."""
-        device = self.swin.record.device
+    def engine(self, device: Any = None) -> EngineChoice:
+        """The engine whose latency counts, for images on ``device``: by default that of the recorded ones."""
+        device = self.swin.record.device if device is None else device
         backend = backend_for(self.backend, device)
         numbers = {"device": device.index or 0} if backend == "cuda" else {}
-        return backend, ENGINE_NUMBERS | numbers | self.numbers, self.residual
+        return EngineChoice(backend, ENGINE_NUMBERS | numbers | self.numbers, self.residual)
 
-    def caller(self, progress: Any) -> dict[str, Any]:
+    def caller(self, progress: Any) -> Caller:
         """What the extension module calls, and what the values depend on."""
-        backend, _, residual = self.engine()
-        context = "" if self.cache is None else " ".join((digest(self.model), *self.swin.names, backend, residual))
-        return {
-            "evaluate": self.value,
-            "metric": self.metric,
-            "context": context,
-            "on_cache": lambda *what: found_in(self.cache, *what),
-            "progress": progress,
-            "cache": self.kept,
-        }
+        engine = self.engine()
+        context = "" if self.cache is None else " ".join((digest(self.model), *self.swin.names, engine.backend, engine.residual))
+        return Caller(self.value, self.metric, context, lambda *what: found_in(self.cache, *what), progress)
 
     def value(self, native: _native.Model | None) -> float:
         """The metric of the program with a candidate in the place of its Swin, or as it is."""

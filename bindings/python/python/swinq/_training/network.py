@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from .. import _native
-from .._common.contract import CONTRACT
+from .._common.contract import CONTRACT, takes_tokens
 from .attention import Sites, Windows, attention
 from .fake import add_rows, fake_quantize, fused, gather, linear, linear_in_order, norm
 from .graph import cast
@@ -162,7 +162,7 @@ class Forward:
         return found
 
     def _embed(self, images: Any, pixels: tuple[int, int], size: tuple[int, int]) -> Any:
-        if self.network.config.get("input") == "tokens":
+        if takes_tokens(self.network.config):
             return images.permute(0, 2, 3, 1).flatten(1, 2)
         patch = self.network.config["patch_size"]
         down, right = (side * patch - given for side, given in zip(size, pixels, strict=True))
@@ -173,7 +173,19 @@ class Forward:
         x = self._linear("patch_embed.proj", parts.reshape(-1, size[0] * size[1], channels * patch**2))
         if "patch_embed.norm.weight" in self.parameters:
             x = self._norm("patch_embed.norm", x)
-        return x + self.parameters["absolute_pos_embed"] if "absolute_pos_embed" in self.parameters else x
+        return x + self._places(size) if "absolute_pos_embed" in self.parameters else x
+
+    def _places(self, size: tuple[int, int]) -> Any:
+        """The absolute position embedding of a grid, ``[1, tokens, channels]``, interpolated where the grid is not that of the
+        network's own size."""
+        table, config = self.parameters["absolute_pos_embed"], self.network.config
+        own = config["image_size"]
+        own = tuple(-(-side // config["patch_size"]) for side in (own if isinstance(own, list) else [own, own]))
+        if own == size:
+            return table
+        places = table.unflatten(1, own).permute(0, 3, 1, 2)
+        with torch.autocast(table.device.type, enabled=False):
+            return functional.interpolate(places.float(), size, mode="bicubic").flatten(2).transpose(1, 2).to(table.dtype)
 
     def _output(self, x: Any, output: Any, index: int, grid: Grid) -> Any:
         if output.get("norm"):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import _native
-from .._calls.arguments import CallParameters, check_arguments, not_images
+from .._calls.arguments import CallParameters, check_arguments, check_batch
 from .._calls.exporting import exporting
 from .._calls.outputs import CHANNELS_LAST, made, tensors
 from .._common.border import ChannelScales, TrainedTensor
@@ -161,8 +161,7 @@ class PreparedSwin(Replacement):
         given, arguments = self._parameters_of_forward.bound(args, kwargs)
         images = self._parameters_of_forward.images(given, arguments)
         check_arguments(arguments, self._arguments)
-        if not isinstance(images, torch.Tensor) or not images.is_floating_point() or images.ndim != 4:
-            raise ArgumentError(f"images: {not_images(images)}")
+        check_batch("images", images)
         if exporting():
             return made(self._outputs, self._exported(images), images.dtype, given)
         exact = None
