@@ -325,7 +325,7 @@ fn the_numpy_engine_gives_the_bits_of_rectangles() {
     }
     for window_policy in [Timm, Pad] {
         let name = format!("{window_policy:?}, one channel");
-        let (image_size, window_size, in_chans) = (Size::new(20, 44), Size::new(2, 6), 1);
+        let (image_size, window_size, in_chans) = (Size::new(20, 44), Size::new(2, 6).into(), 1);
         check_shape(
             &python,
             SwinConfig { name, image_size, window_size, in_chans, window_policy, ..small() },

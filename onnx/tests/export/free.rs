@@ -28,7 +28,7 @@ fn networks() -> Vec<SwinConfig> {
                 name: format!("{window_policy:?} of {image}, windows {window}"),
                 image_size: image,
                 patch_size: 2,
-                window_size: window,
+                window_size: window.into(),
                 window_policy,
                 ..shifted()
             };
