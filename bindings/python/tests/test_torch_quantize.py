@@ -224,7 +224,6 @@ class Refused(Case):
         self.assertIsInstance(program.backbone, transformers.SwinBackbone)
 
     def test_what_the_engine_does_not_have(self):
-        self.refused(timm.create_model("swin_s3_tiny_224").eval(), "window")
         getter = torchvision.models._utils.IntermediateLayerGetter(of_torchvision().features, {"2": "merged"}).eval()
         self.refused(getter, "merging of patches")
 
