@@ -84,9 +84,9 @@ def lists_in(model: Any) -> Iterator[Any]:
     for module in model.modules():
         if is_list(module) and is_a(module[0], SWIN2SR_LAYER):
             yield module
-        blocks, is_expanded = module._modules.get("blocks"), "upsample" in module._modules
-        if is_expanded and is_list(blocks) and foreign_part(module, ("blocks", "upsample")) is None:
-            yield blocks
+        children = dict(module.named_children())
+        if "upsample" in children and is_list(children.get("blocks")) and foreign_part(module, ("blocks", "upsample")) is None:
+            yield children["blocks"]
 
 
 def called(module: Any) -> Any:
