@@ -15,7 +15,9 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, ImageLayout, Images, OutputMut};
-use swinq_model::{Batch, BatchSource, BoxError, QuantizedModel, Recipe, Size, SwinConfig, WindowPolicy};
+use swinq_model::{
+    Batch, BatchSource, BoxError, QuantizedModel, Recipe, Size, SwinConfig, WindowPolicy, Windows,
+};
 use swinq_numerics::Gelu;
 use swinq_testing::XorShift;
 use swinq_testing::model::{NoiseImages, random, small, stack, stack_behind_merging};
@@ -306,7 +308,8 @@ fn check_shape(python: &Path, config: SwinConfig, rules: &str) {
 #[test]
 fn the_numpy_engine_gives_the_bits_of_rectangles() {
     use WindowPolicy::{
-        Detection, HuggingFace, HuggingFaceV2, Microsoft, Mmpretrain, Pad, Timm, TimmAnySize,
+        Detection, HuggingFace, HuggingFaceV2, Microsoft, Mmpretrain, Pad, Timm, TimmAlwaysPartition,
+        TimmAnySize,
     };
     let Some(python) = python("the_numpy_engine_gives_the_bits_of_rectangles") else { return };
     let rectangles = [
@@ -315,6 +318,7 @@ fn the_numpy_engine_gives_the_bits_of_rectangles() {
         (HuggingFaceV2, 57, 30),
         (Timm, 24, 56),
         (TimmAnySize, 56, 24),
+        (TimmAlwaysPartition, 12, 56),
         (Pad, 20, 44),
         (Mmpretrain, 35, 50),
         (Detection, 10, 57),
@@ -331,6 +335,13 @@ fn the_numpy_engine_gives_the_bits_of_rectangles() {
             SwinConfig { name, image_size, window_size, in_chans, window_policy, ..small() },
             W4_ADD,
         );
+    }
+    for window_policy in [Timm, TimmAlwaysPartition, Detection] {
+        let windows = [Size::new(3, 2), Size::square(4), Size::new(2, 5)];
+        let stages = small().depths.len();
+        let window_size = Windows::of_stages(windows[..stages].to_vec()).unwrap();
+        let (name, image_size) = (format!("{window_policy:?}, windows of stages"), Size::new(36, 44));
+        check_shape(&python, SwinConfig { name, image_size, window_size, window_policy, ..small() }, ALL);
     }
 }
 
