@@ -163,6 +163,17 @@ class Stages(Case):
         with self.assertRaisesRegex(ArgumentError, "no Swin of Collecting can be replaced"):
             swinq.torch.quantize(model, lambda model: model(torch.zeros(1, 64, 16)), share=False)
 
+    def test_code_that_is_not_the_library_s_is_left(self):
+        network = redraw(of_torchvision().eval())
+        program = torch.nn.ModuleList([network.features[1], network.features[3]])
+        block = program[0][1]
+        block.forward = lambda x: type(block).forward(block, x)
+        tokens = torch.randn(1, 8, 12, 16, generator=torch.Generator().manual_seed(0))
+        merge = network.features[2]
+        report = swinq.torch.quantize(program, lambda model: model[1](merge(model[0](tokens))), recipe=None, share=False)
+        self.assertEqual([replaced.names for replaced in report.replaced], [("1",)])
+        self.assertRegex(str(report.left[0]), "`1` has a forward of its own, .*`del module.1.forward`")
+
     def test_a_whole_network_stays_one_replacement(self):
         model = torch.nn.Sequential(redraw(of_torchvision().eval()))
         calls = of_images((64, 64))

@@ -25,7 +25,7 @@ def by_structure(module: Any) -> Reader | None:
         return openmmlab
     if hasattr(module, "layers") and hasattr(getattr(module, "patch_embed", None), "proj") and norms_of(module):
         return detectron2
-    if _is_torchvision_block(module, "1", "0") and hasattr(module, "0"):
+    if _is_torchvision_block(module, "1", "0") and hasattr(getattr(getattr(module, "0", None), "0", None), "kernel_size"):
         return torchvision
     if is_a(module, ("torch.fx.graph_module", "GraphModule")) and _is_traced(getattr(module, "features", None)):
         return torchvision_graph
