@@ -48,10 +48,10 @@ impl Windows {
         Windows::of_stages(sizes).expect("there is a window")
     }
 
-    /// In a message: one number for each square.
+    /// In a message: one number for each square, `7/7/14/7`.
     pub fn short(&self) -> String {
         let words: Vec<String> = self.sizes.iter().map(|size| size.short()).collect();
-        words.join(", ")
+        words.join("/")
     }
 }
 
