@@ -232,7 +232,7 @@ impl Inner {
 fn is_official(config: &SwinConfig) -> bool {
     let shape = |config: &SwinConfig| {
         let SwinConfig { image_size, patch_size, embed_dim, window_size, depths, .. } = config;
-        (*image_size, *patch_size, *embed_dim, *window_size, depths.clone())
+        (*image_size, *patch_size, *embed_dim, window_size.clone(), depths.clone())
     };
     let shipped = shipped_configs().filter_map(|name| load_config(name, &[]).ok());
     shipped.into_iter().any(|official| shape(&official.config) == shape(config))

@@ -293,13 +293,15 @@ class Engine:
 
     def geometry(self, index, grid):
         """Window, shift of the odd blocks, and padded grid of a stage, each a height and a width."""
-        size, policy = pair(self.config["window_size"]), self.config["window_policy"]
+        size, policy = window_of(self.config["window_size"], index), self.config["window_policy"]
         image, patch = pair(self.config["image_size"]), self.config["patch_size"]
         own = -(-image // (patch << index))
-        if policy in ("timm", "timm_any_size", "pad", "detection"):
+        if policy in ("detection", "timm_always_partition"):
+            window, covered = size, np.array([False, False])
+        elif policy in ("timm", "timm_any_size", "pad"):
             deciding = own if policy == "timm_any_size" else grid
             window = np.minimum(size, deciding) if policy.startswith("timm") else size
-            covered = (deciding <= size) & (policy != "detection")
+            covered = deciding <= size
         elif policy == "mmpretrain":
             window = np.minimum(size, own.min())
             covered = grid.min() <= window
@@ -437,6 +439,11 @@ def prepared(transform, pixels, orientations):
 def pair(size):
     """A size of the file as a height and a width."""
     return np.array(size if isinstance(size, list) else [size, size])
+
+
+def window_of(windows, index):
+    """The window of a stage as a height and a width: windows of stages are a list of pairs, one for all is a number or a pair."""
+    return pair(windows[index] if isinstance(windows, list) and isinstance(windows[0], list) else windows)
 
 
 def roll(x, shift):

@@ -17,6 +17,7 @@ pub(crate) mod size;
 mod stage;
 mod task;
 mod window;
+mod windows;
 
 pub(crate) use check::MAX_WINDOW;
 pub use grid::Grid;
@@ -25,6 +26,7 @@ pub use rules::{GridRule, Lengths, Limit, Shifted, Side, SizeRules};
 pub use stage::Stage;
 pub use task::{Input, Problem, Scores, StageOutput, Task};
 pub use window::WindowPolicy;
+pub use windows::Windows;
 
 /// Version of the Swin Transformer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -125,9 +127,8 @@ pub struct SwinConfig {
     pub depths: Vec<usize>,
     /// Attention heads per stage.
     pub num_heads: Vec<usize>,
-    /// Attention window in tokens, in files as `image_size`. The window of a stage may be smaller ([`SwinConfig::stages`]).
-    #[serde(with = "size")]
-    pub window_size: Size,
+    /// Attention windows in tokens. The window that a stage uses may be smaller ([`SwinConfig::stages`]).
+    pub window_size: Windows,
     /// Hidden width of the MLP divided by the stage's channels.
     pub mlp_ratio: f64,
     /// Whether the QKV projection has a bias.
@@ -177,7 +178,7 @@ impl SwinConfig {
     pub fn stages(&self) -> Vec<Stage> {
         let of_stage = |(index, own): (usize, Size)| {
             let dim = self.embed_dim << index;
-            let window = self.window_policy.rule(self.window_size, own, own).window;
+            let window = self.window_policy.rule(self.window_size.of(index), own, own).window;
             Stage {
                 index,
                 depth: self.depths[index],
@@ -210,8 +211,8 @@ impl SwinConfig {
     /// The token grid of every stage for an image of `image` pixels.
     fn grids_unchecked(&self, image: Size) -> Vec<Grid> {
         let mut size = self.patches(image);
-        let of_stage = |(own, deciding): (Size, Size)| {
-            let rule = self.window_policy.rule(self.window_size, own, deciding);
+        let of_stage = |(stage, (own, deciding)): (usize, (Size, Size))| {
+            let rule = self.window_policy.rule(self.window_size.of(stage), own, deciding);
             let grid = Grid {
                 size,
                 window: rule.window,
@@ -225,6 +226,7 @@ impl SwinConfig {
         self.deciding_grids(self.image_size)
             .into_iter()
             .zip(self.deciding_grids(image))
+            .enumerate()
             .map(of_stage)
             .collect()
     }
@@ -314,7 +316,8 @@ impl SwinConfig {
     }
 
     fn is_square_rgb(&self) -> bool {
-        self.image_size.side().is_some() && self.window_size.side().is_some() && self.in_chans == RGB
+        let square_windows = self.window_size.common().is_some_and(|window| window.side().is_some());
+        self.image_size.side().is_some() && square_windows && self.in_chans == RGB
     }
 }
 
@@ -348,7 +351,7 @@ impl Default for SwinConfig {
             embed_dim: 96,
             depths: vec![2, 2, 6, 2],
             num_heads: vec![3, 6, 12, 24],
-            window_size: Size::square(7),
+            window_size: Size::square(7).into(),
             mlp_ratio: 4.0,
             qkv_bias: true,
             qk_scale: None,

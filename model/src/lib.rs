@@ -28,7 +28,7 @@ pub use swinq_numerics::{Int8, Size};
 
 pub use arch::{
     Grid, GridRule, Input, Lengths, Limit, PositionSizes, Problem, Scores, Shifted, Side, SizeRules, Stage,
-    StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy,
+    StageOutput, SwinConfig, SwinVersion, Task, WindowPolicy, Windows,
 };
 pub use batch::{
     Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, PixelFormat, Resize, Transform,

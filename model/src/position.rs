@@ -129,7 +129,7 @@ mod tests {
 
     fn config(window: usize, pretrained: Vec<usize>) -> SwinConfig {
         let mut config = SwinConfig::official("swinv2_tiny_patch4_window8_256").unwrap();
-        (config.window_size, config.pretrained_window_sizes) = (Size::square(window), pretrained);
+        (config.window_size, config.pretrained_window_sizes) = (Size::square(window).into(), pretrained);
         config
     }
 

@@ -28,7 +28,7 @@ pub fn small() -> SwinConfig {
         embed_dim: 64,
         depths: vec![2, 2],
         num_heads: vec![2, 4],
-        window_size: Size::square(7),
+        window_size: Size::square(7).into(),
         ..SwinConfig::default()
     }
 }
@@ -37,14 +37,14 @@ fn configs() -> Vec<SwinConfig> {
     let named = |name: &str, config: SwinConfig| SwinConfig { name: name.to_owned(), ..config };
     let padded = SwinConfig {
         image_size: Size::square(44),
-        window_size: Size::square(4),
+        window_size: Size::square(4).into(),
         depths: vec![2, 1],
         window_policy: WindowPolicy::ShrinkAndPad,
         ..small()
     };
     let bare = SwinConfig {
         image_size: Size::square(64),
-        window_size: Size::square(8),
+        window_size: Size::square(8).into(),
         ape: true,
         qkv_bias: false,
         patch_norm: false,
@@ -55,7 +55,7 @@ fn configs() -> Vec<SwinConfig> {
     };
     let wide = SwinConfig {
         image_size: Size::square(96),
-        window_size: Size::square(12),
+        window_size: Size::square(12).into(),
         embed_dim: 96,
         depths: vec![2, 1],
         num_heads: vec![3, 6],
@@ -63,7 +63,7 @@ fn configs() -> Vec<SwinConfig> {
     };
     let large = SwinConfig {
         image_size: Size::square(128),
-        window_size: Size::square(16),
+        window_size: Size::square(16).into(),
         depths: vec![2, 1],
         ..small()
     };
@@ -80,7 +80,7 @@ fn configs() -> Vec<SwinConfig> {
         second("windows of 144 tokens", wide.clone()),
         second(
             "windows of 64 tokens",
-            SwinConfig { image_size: Size::square(64), window_size: Size::square(8), ..small() },
+            SwinConfig { image_size: Size::square(64), window_size: Size::square(8).into(), ..small() },
         ),
         named("padded windows and an odd merge", padded),
         named("APE, no QKV bias, custom scale, no patch norm, windows of 64", bare),

@@ -17,6 +17,7 @@ use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, ImageLayout, Images, OutputMut};
 use swinq_model::{
     Batch, BatchSource, BoxError, PositionSizes, QuantizedModel, Recipe, Size, SwinConfig, WindowPolicy,
+    Windows,
 };
 use swinq_numerics::Gelu;
 use swinq_testing::XorShift;
@@ -357,7 +358,8 @@ fn check_shape(python: &Path, config: SwinConfig, rules: &str) {
 #[test]
 fn the_numpy_engine_gives_the_bits_of_rectangles() {
     use WindowPolicy::{
-        Detection, HuggingFace, HuggingFaceV2, Microsoft, Mmpretrain, Pad, Timm, TimmAnySize,
+        Detection, HuggingFace, HuggingFaceV2, Microsoft, Mmpretrain, Pad, Timm, TimmAlwaysPartition,
+        TimmAnySize,
     };
     let Some(python) = python("the_numpy_engine_gives_the_bits_of_rectangles") else { return };
     let rectangles = [
@@ -366,6 +368,7 @@ fn the_numpy_engine_gives_the_bits_of_rectangles() {
         (HuggingFaceV2, 57, 30),
         (Timm, 24, 56),
         (TimmAnySize, 56, 24),
+        (TimmAlwaysPartition, 12, 56),
         (Pad, 20, 44),
         (Mmpretrain, 35, 50),
         (Detection, 10, 57),
@@ -376,12 +379,19 @@ fn the_numpy_engine_gives_the_bits_of_rectangles() {
     }
     for window_policy in [Timm, Pad] {
         let name = format!("{window_policy:?}, one channel");
-        let (image_size, window_size, in_chans) = (Size::new(20, 44), Size::new(2, 6), 1);
+        let (image_size, window_size, in_chans) = (Size::new(20, 44), Size::new(2, 6).into(), 1);
         check_shape(
             &python,
             SwinConfig { name, image_size, window_size, in_chans, window_policy, ..small() },
             W4_ADD,
         );
+    }
+    for window_policy in [Timm, TimmAlwaysPartition, Detection] {
+        let windows = [Size::new(3, 2), Size::square(4), Size::new(2, 5)];
+        let stages = small().depths.len();
+        let window_size = Windows::of_stages(windows[..stages].to_vec()).unwrap();
+        let (name, image_size) = (format!("{window_policy:?}, windows of stages"), Size::new(36, 44));
+        check_shape(&python, SwinConfig { name, image_size, window_size, window_policy, ..small() }, ALL);
     }
 }
 

@@ -42,7 +42,7 @@ fn config() -> SwinConfig {
         embed_dim: 256,
         depths: vec![2],
         num_heads: vec![8],
-        window_size: Size::square(7),
+        window_size: Size::square(7).into(),
         patch_norm: false,
         ..SwinConfig::default()
     }

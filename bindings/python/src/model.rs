@@ -129,10 +129,14 @@ fn parsed<T: FromStr<Err = String>>(
 }
 
 /// The rules for windows that the code of a live module may have, by names.
-const WINDOWS: [(&str, WindowPolicy); 3] = [
+const WINDOWS: [(&str, WindowPolicy); 7] = [
+    ("detection", WindowPolicy::Detection),
     ("hf", WindowPolicy::HuggingFace),
+    ("microsoft", WindowPolicy::Microsoft),
     ("mmpretrain", WindowPolicy::Mmpretrain),
     ("restoration", WindowPolicy::Restoration),
+    ("timm_always_partition", WindowPolicy::TimmAlwaysPartition),
+    ("timm_any_size", WindowPolicy::TimmAnySize),
 ];
 
 /// The tasks as which a network is read, by names.

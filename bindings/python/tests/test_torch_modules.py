@@ -69,7 +69,7 @@ class Timm(unittest.TestCase):
             ("swin_tiny_patch4_window7_224", {"embed_dim": 64, "depths": (1, 2, 1, 1), "num_heads": (2, 4, 8, 16)}),
             ("swinv2_tiny_window8_256", {"num_classes": 5}),
             ("swinv2_cr_tiny_224", None),
-            ("swin_s3_tiny_224", None),
+            ("swin_s3_tiny_224", {"num_classes": 5}),
         ]:
             with self.subTest(name=name, options=options):
                 module = randomise(timm.create_model(name, **(options or {})))

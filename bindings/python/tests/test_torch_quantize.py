@@ -21,7 +21,7 @@ import transformers
 
 import torch_detector
 from torch_models import SWINS, images, of_timm, of_torchvision, randomise, redraw
-from torch_support import Case, Inside
+from torch_support import SAME, Case, Inside, error
 
 import swinq
 import swinq.torch
@@ -224,7 +224,6 @@ class Refused(Case):
         self.assertIsInstance(program.backbone, transformers.SwinBackbone)
 
     def test_what_the_engine_does_not_have(self):
-        self.refused(timm.create_model("swin_s3_tiny_224").eval(), "window")
         getter = torchvision.models._utils.IntermediateLayerGetter(of_torchvision().features, {"2": "merged"}).eval()
         self.refused(getter, "merging of patches")
 
@@ -294,9 +293,20 @@ class Refused(Case):
             def forward(self, x):
                 return self.backbone.forward_features(x)
 
-        program = Other(of_timm())
+        # Its stages are called instead.
+        program, x = Other(of_timm()), images(1)
+        with torch.no_grad():
+            expected = program(x)
+            report = swinq.torch.quantize(program, [x], recipe=None)
+            self.assertEqual([replaced.names for replaced in report.replaced], [("backbone.layers.0",), ("backbone.layers.1",)])
+            self.assertLess(error(program(x), expected), SAME)
+
+        class Unused(Inside):
+            def forward(self, x):
+                return self.conv(x)
+
         with self.assertRaisesRegex(swinq.ArgumentError, "the calibration did not call it"):
-            swinq.torch.quantize(program, [images(1)])
+            swinq.torch.quantize(Unused(of_timm()), [x])
         with self.assertRaisesRegex(swinq.ArgumentError, "no Swin of Linear can be replaced. It contains no Swin of timm"):
             swinq.torch.quantize(torch.nn.Linear(2, 2), [torch.zeros(1, 2)])
 

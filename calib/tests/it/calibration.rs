@@ -23,7 +23,7 @@ fn config() -> SwinConfig {
         embed_dim: 16,
         depths: vec![2, 1],
         num_heads: vec![2, 4],
-        window_size: Size::square(4),
+        window_size: Size::square(4).into(),
         ..SwinConfig::default()
     }
 }

@@ -29,7 +29,7 @@ fn config() -> SwinConfig {
         embed_dim: C,
         depths: vec![2],
         num_heads: vec![1],
-        window_size: Size::square(2),
+        window_size: Size::square(2).into(),
         window_policy: WindowPolicy::Pad,
         ..SwinConfig::default()
     }

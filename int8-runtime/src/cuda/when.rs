@@ -64,7 +64,7 @@ mod tests {
     fn config() -> SwinConfig {
         SwinConfig {
             image_size: Size::square(32),
-            window_size: Size::square(4),
+            window_size: Size::square(4).into(),
             embed_dim: 32,
             depths: vec![2, 2],
             num_heads: vec![1, 2],

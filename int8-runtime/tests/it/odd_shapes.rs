@@ -28,7 +28,7 @@ fn configs() -> Vec<SwinConfig> {
             "padded windows and an odd merge",
             SwinConfig {
                 image_size: Size::square(44),
-                window_size: Size::square(4),
+                window_size: Size::square(4).into(),
                 window_policy: WindowPolicy::ShrinkAndPad,
                 ..small.clone()
             },
@@ -37,7 +37,7 @@ fn configs() -> Vec<SwinConfig> {
             "torchvision's padding of a grid smaller than the window",
             SwinConfig {
                 image_size: Size::square(20),
-                window_size: Size::square(4),
+                window_size: Size::square(4).into(),
                 depths: vec![1, 2, 1],
                 num_heads: vec![1, 2, 4],
                 window_policy: WindowPolicy::Pad,
@@ -62,7 +62,7 @@ fn configs() -> Vec<SwinConfig> {
                 mlp_ratio: 2.5,
                 patch_size: 2,
                 image_size: Size::square(12),
-                window_size: Size::square(3),
+                window_size: Size::square(3).into(),
                 ..small.clone()
             },
         ),
@@ -72,7 +72,7 @@ fn configs() -> Vec<SwinConfig> {
                 depths: vec![1],
                 num_heads: vec![2],
                 image_size: Size::square(28),
-                window_size: Size::square(7),
+                window_size: Size::square(7).into(),
                 num_classes: 1,
                 ..small.clone()
             },
@@ -89,7 +89,7 @@ fn configs() -> Vec<SwinConfig> {
             "windows that shrink on one axis, shifted before they are padded",
             SwinConfig {
                 image_size: Size::new(24, 76),
-                window_size: Size::new(4, 6),
+                window_size: Size::new(4, 6).into(),
                 depths: vec![2, 2, 2],
                 num_heads: vec![2, 3, 4],
                 window_policy: WindowPolicy::Timm,
@@ -110,7 +110,7 @@ fn configs() -> Vec<SwinConfig> {
             "window 12",
             SwinConfig {
                 image_size: Size::square(96),
-                window_size: Size::square(12),
+                window_size: Size::square(12).into(),
                 depths: vec![2],
                 num_heads: vec![3],
                 ..small

@@ -43,16 +43,29 @@ impl SwinConfig {
             bound("MODEL.NUM_CLASSES", self.num_classes, MAX_CLASSES)?;
         }
         bound(&self.key("EMBED_DIM"), self.embed_dim, MAX_DIM)?;
-        bound_both(&self.key("WINDOW_SIZE"), self.window_size, MAX_WINDOW)?;
+        for &window in self.window_size.stated() {
+            bound_both(&self.key("WINDOW_SIZE"), window, MAX_WINDOW)?;
+        }
         bound(&self.key("DEPTHS (its length)"), self.depths.len(), MAX_STAGES)?;
         if self.num_heads.len() != self.depths.len() {
             let text = format!("{} entries, but DEPTHS has {}", self.num_heads.len(), self.depths.len());
             return Err(ModelError::config(self.key("NUM_HEADS"), text));
         }
-        if self.window_policy.needs_square_windows() && self.window_size.side().is_none() {
-            let text =
-                format!("{} is not square, but the rule for its windows takes square ones", self.window_size);
-            return Err(ModelError::config(self.key("WINDOW_SIZE"), text));
+        self.check_stated_windows()
+    }
+
+    /// Checks the number of the windows that are stated, and that they are square if their rule needs that.
+    fn check_stated_windows(&self) -> Result<(), ModelError> {
+        let wrong = |problem: String| Err(ModelError::config(self.key("WINDOW_SIZE"), problem));
+        let stated = self.window_size.stated();
+        if stated.len() > 1 && stated.len() != self.depths.len() {
+            return wrong(format!("{} windows, but DEPTHS has {} stages", stated.len(), self.depths.len()));
+        }
+        let is_long = |window: &&Size| window.side().is_none();
+        if let Some(window) =
+            stated.iter().find(is_long).filter(|_| self.window_policy.needs_square_windows())
+        {
+            return wrong(format!("{window} is not square, but the rule for its windows takes square ones"));
         }
         Ok(())
     }
@@ -148,7 +161,7 @@ impl SwinConfig {
             let problem = "a Swin V2 has no such setting: it learns the scale of each head; remove it";
             return Err(ModelError::config("qk_scale", problem));
         }
-        if self.window_size.height == 1 || self.window_size.width == 1 {
+        if self.window_size.stated().iter().any(|window| window.height == 1 || window.width == 1) {
             let problem =
                 "1: a Swin V2 cannot have windows of one token, because it divides by the window less 1";
             return Err(ModelError::config(self.key("WINDOW_SIZE"), problem));

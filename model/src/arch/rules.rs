@@ -239,7 +239,7 @@ impl SwinConfig {
         let own = self.deciding_grids(self.image_size);
         let stages = self.stages();
         let stages = stages.iter().zip(own).map(|(stage, own)| {
-            let mut rule = self.window_policy.rules(self.window_size, stage.window, own);
+            let mut rule = self.window_policy.rules(self.window_size.of(stage.index), stage.window, own);
             if self.window_policy == WindowPolicy::Microsoft && stage.merge {
                 rule.limits.extend(both(|_| Lengths::MultiplesOf(2)));
             }
@@ -278,8 +278,7 @@ fn both(lengths: impl Fn(Side) -> Lengths) -> [Limit; 2] {
 }
 
 impl WindowPolicy {
-    /// The rule of a stage whose parameters are for windows of `own_window` tokens, of a network with windows
-    /// of `window` tokens. At the network's own image size the grid is `own`.
+    /// The rule of a stage with windows of `window` tokens, whose parameters are for windows of `own_window` tokens. At the network's own image size the grid is `own`.
     fn rules(self, window: Size, own_window: Size, own: Size) -> GridRule {
         let at_least = both(|side| Lengths::AtLeast(side.of(own_window)));
         let shrunk = own_window.zip(window, |own, window| usize::from(own < window));
@@ -312,9 +311,10 @@ impl WindowPolicy {
             WindowPolicy::Restoration => {
                 (Shifted::All, both(|side| Lengths::MultiplesOf(side.of(own_window))).to_vec())
             }
-            WindowPolicy::TimmAnySize | WindowPolicy::HuggingFaceV2 | WindowPolicy::Detection => {
-                (Shifted::All, Vec::new())
-            }
+            WindowPolicy::TimmAnySize
+            | WindowPolicy::TimmAlwaysPartition
+            | WindowPolicy::HuggingFaceV2
+            | WindowPolicy::Detection => (Shifted::All, Vec::new()),
         };
         let exact = |of| {
             limits

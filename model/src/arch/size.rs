@@ -5,22 +5,33 @@ use swinq_numerics::Size;
 
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
-enum Stored {
+pub(super) enum Stored {
     Square(usize),
     Pair([usize; 2]),
 }
 
+impl From<Size> for Stored {
+    fn from(size: Size) -> Stored {
+        match size.side() {
+            Some(side) => Stored::Square(side),
+            None => Stored::Pair([size.height, size.width]),
+        }
+    }
+}
+
+impl From<Stored> for Size {
+    fn from(stored: Stored) -> Size {
+        match stored {
+            Stored::Square(side) => Size::square(side),
+            Stored::Pair([height, width]) => Size::new(height, width),
+        }
+    }
+}
+
 pub(crate) fn serialize<S: Serializer>(size: &Size, serializer: S) -> Result<S::Ok, S::Error> {
-    let stored = match size.side() {
-        Some(side) => Stored::Square(side),
-        None => Stored::Pair([size.height, size.width]),
-    };
-    stored.serialize(serializer)
+    Stored::from(*size).serialize(serializer)
 }
 
 pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
-    Ok(match Stored::deserialize(deserializer)? {
-        Stored::Square(side) => Size::square(side),
-        Stored::Pair([height, width]) => Size::new(height, width),
-    })
+    Stored::deserialize(deserializer).map(Size::from)
 }

@@ -160,6 +160,7 @@ impl SwinConfig {
         self.depths.truncate(stages);
         self.num_heads.truncate(stages);
         self.pretrained_window_sizes.truncate(stages);
+        self.window_size = self.window_size.of_first(stages);
         let problem = Problem::default();
         SwinConfig { task: Task::Features, outputs, num_classes: 0, problem, ..self }
     }

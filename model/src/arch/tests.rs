@@ -19,7 +19,7 @@ fn tiny_has_the_published_work() {
 fn partition_of_a_padded_grid_covers_each_token_once() {
     let config = SwinConfig {
         image_size: Size::square(40),
-        window_size: Size::square(4),
+        window_size: Size::square(4).into(),
         depths: vec![2, 2],
         num_heads: vec![3, 6],
         window_policy: WindowPolicy::ShrinkAndPad,
@@ -44,7 +44,7 @@ fn absurd_and_contradicting_sizes_are_named() {
         ("IMG_SIZE", SwinConfig { image_size: Size::square(1 << 40), ..SwinConfig::default() }),
         ("EMBED_DIM", SwinConfig { embed_dim: 0, ..SwinConfig::default() }),
         ("NUM_HEADS", SwinConfig { num_heads: vec![5, 6, 12, 24], ..SwinConfig::default() }),
-        ("WINDOW_SIZE", SwinConfig { window_size: Size::square(5), ..SwinConfig::default() }),
+        ("WINDOW_SIZE", SwinConfig { window_size: Size::square(5).into(), ..SwinConfig::default() }),
         ("DEPTHS", SwinConfig { depths: vec![], num_heads: vec![], ..SwinConfig::default() }),
         ("MLP_RATIO", SwinConfig { mlp_ratio: f64::NAN, ..SwinConfig::default() }),
         ("mask", SwinConfig { mask: -200.0, ..SwinConfig::default() }),
@@ -113,7 +113,7 @@ fn windows_of_mmpretrain_that_are_smaller_than_the_first_are_shifted_by_their_ha
     let config = SwinConfig {
         version: SwinVersion::V2,
         image_size: Size::square(64),
-        window_size: Size::square(16),
+        window_size: Size::square(16).into(),
         depths: vec![2, 2],
         num_heads: vec![3, 6],
         window_policy: WindowPolicy::Mmpretrain,
@@ -154,7 +154,7 @@ fn images_for_other_windows_are_refused_with_the_remedy() {
 fn images_that_the_patch_does_not_divide() {
     let config = |window_policy| SwinConfig {
         image_size: Size::square(32),
-        window_size: Size::square(4),
+        window_size: Size::square(4).into(),
         depths: vec![2, 2],
         num_heads: vec![3, 6],
         window_policy,
@@ -226,29 +226,72 @@ fn position_embeddings_are_interpolated_where_the_library_does() {
     }
 }
 
+#[test]
+fn the_windows_of_stages_are_stated_where_they_differ() {
+    let config = SwinConfig::official("swin_s3_tiny_224").unwrap();
+    config.validate().unwrap();
+    let windows = |config: &SwinConfig| config.stages().iter().map(|s| s.window.height).collect::<Vec<_>>();
+    assert_eq!(windows(&config), [7, 7, 14, 7]);
+    let json = serde_json::to_value(&config).unwrap();
+    assert_eq!(json["window_size"], serde_json::json!([[7, 7], [7, 7], [14, 14], [7, 7]]));
+    assert_eq!(serde_json::from_value::<SwinConfig>(json.clone()).unwrap(), config);
+    assert!(config.needs_version_3());
+    for (value, problem) in
+        [("[]", "no window"), ("[[7, 7, 7]]", "did not match"), ("\"7\"", "did not match")]
+    {
+        let mut json = json.clone();
+        json["window_size"] = serde_json::from_str(value).unwrap();
+        let message = serde_json::from_value::<SwinConfig>(json).unwrap_err().to_string();
+        assert!(message.contains(problem), "{value}: {message}");
+    }
+    // One window serves the stages of a backbone that ends before the others.
+    let short = config.clone().into_backbone(vec![StageOutput::of_stage(1, false)]);
+    assert_eq!(short.window_size, Size::square(7).into());
+    let wrong = SwinConfig { depths: vec![2, 2, 6], num_heads: vec![3, 6, 12], ..config.clone() };
+    assert!(wrong.validate().unwrap_err().to_string().contains("4 windows, but DEPTHS has 3 stages"));
+    // A window shrinks to its grid, unless timm always partitions.
+    let small = SwinConfig { image_size: Size::square(128), window_policy: WindowPolicy::Timm, ..config };
+    assert_eq!(windows(&small), [7, 7, 8, 4]);
+    let always = SwinConfig { window_policy: WindowPolicy::TimmAlwaysPartition, ..small };
+    assert_eq!(windows(&always), [7, 7, 14, 7]);
+    assert!(always.own_grids().iter().all(|grid| grid.shift != Size::square(0) && grid.shifts_first));
+}
+
 /// Networks of every policy, whose windows shrink in no stage, in the last one, on one axis, and in all.
 fn networks_of_every_policy() -> Vec<SwinConfig> {
     use WindowPolicy::{
-        Detection, HuggingFace, HuggingFaceV2, Microsoft, Mmpretrain, Pad, Timm, TimmAnySize,
+        Detection, HuggingFace, HuggingFaceV2, Microsoft, Mmpretrain, Pad, Timm, TimmAlwaysPartition,
+        TimmAnySize,
     };
+    let of_stages = |sides: [usize; 3]| Windows::of_stages(sides.map(Size::square).to_vec()).unwrap();
     let mut networks = Vec::new();
-    for window_policy in
-        [Microsoft, HuggingFace, Pad, Timm, TimmAnySize, HuggingFaceV2, Mmpretrain, Detection]
-    {
-        for (image, window) in [
-            (Size::square(32), Size::square(4)),
-            (Size::square(32), Size::square(3)),
-            (Size::square(28), Size::square(7)),
-            (Size::square(16), Size::square(7)),
-            (Size::new(16, 48), Size::square(4)),
-            (Size::new(16, 48), Size::new(3, 5)),
+    for window_policy in [
+        Microsoft,
+        HuggingFace,
+        Pad,
+        Timm,
+        TimmAnySize,
+        TimmAlwaysPartition,
+        HuggingFaceV2,
+        Mmpretrain,
+        Detection,
+    ] {
+        for (image, window_size) in [
+            (Size::square(32), Size::square(4).into()),
+            (Size::square(32), Size::square(3).into()),
+            (Size::square(28), Size::square(7).into()),
+            (Size::square(16), Size::square(7).into()),
+            (Size::new(16, 48), Size::square(4).into()),
+            (Size::new(16, 48), Size::new(3, 5).into()),
+            (Size::square(32), of_stages([2, 8, 4])),
+            (Size::new(32, 40), of_stages([4, 7, 3])),
         ] {
             let config = SwinConfig {
                 image_size: image,
                 patch_size: 2,
                 depths: vec![2, 2, 2],
                 num_heads: vec![3, 6, 12],
-                window_size: window,
+                window_size,
                 window_policy,
                 ..SwinConfig::default()
             };
@@ -324,7 +367,7 @@ fn stack() -> SwinConfig {
         embed_dim: 12,
         depths: vec![2, 0],
         num_heads: vec![2, 4],
-        window_size: Size::square(8),
+        window_size: Size::square(8).into(),
         patch_norm: false,
         window_policy: WindowPolicy::HuggingFace,
         ..SwinConfig::default()

@@ -32,6 +32,9 @@ pub enum WindowPolicy {
     /// timm's rule with `strict_img_size=False`: as [`WindowPolicy::Timm`], but the configuration's image size decides window
     /// and shift for every image.
     TimmAnySize,
+    /// timm's rule with `always_partition=True`: the window keeps its size and odd blocks are always shifted, whatever the image. The
+    /// grid is shifted first and padded then.
+    TimmAlwaysPartition,
     /// The rule of Hugging Face's Swin V2. The height of the configuration's image size, halved and rounded down from stage to
     /// stage, decides for both axes whether the window shrinks and the shift is left out. Grids are padded as under
     /// [`WindowPolicy::HuggingFace`], and odd ones are rounded up to merge.
@@ -59,7 +62,7 @@ pub(super) struct WindowRule {
 }
 
 impl WindowPolicy {
-    /// Window and shift for a grid of `grid` tokens, of a network with windows of `window` tokens. At the network's own image
+    /// Window and shift for a grid of `grid` tokens, of a stage with windows of `window` tokens. At the network's own image
     /// size the grid is `own`.
     pub(super) fn rule(self, window: Size, own: Size, grid: Size) -> WindowRule {
         let grid = if self.is_as_built() { own } else { grid };
@@ -89,7 +92,7 @@ impl WindowPolicy {
                 let covered = grid.height.min(grid.width) <= window.height;
                 WindowRule { window, shift: window.map(|window| unless(covered, window / 2)) }
             }
-            WindowPolicy::Detection => WindowRule { window, shift },
+            WindowPolicy::Detection | WindowPolicy::TimmAlwaysPartition => WindowRule { window, shift },
         }
     }
 
@@ -105,6 +108,12 @@ impl WindowPolicy {
         }
     }
 
+    /// Whether this is a rule of timm.
+    fn is_timm(self) -> bool {
+        use WindowPolicy::{Timm, TimmAlwaysPartition, TimmAnySize};
+        matches!(self, Timm | TimmAnySize | TimmAlwaysPartition)
+    }
+
     /// Whether the configuration's image size decides window and shift, whatever the image.
     fn is_as_built(self) -> bool {
         matches!(self, WindowPolicy::TimmAnySize | WindowPolicy::HuggingFaceV2 | WindowPolicy::Restoration)
@@ -117,7 +126,7 @@ impl WindowPolicy {
 
     /// Whether a grid is shifted before it is padded.
     pub(super) fn shifts_first(self) -> bool {
-        matches!(self, WindowPolicy::Timm | WindowPolicy::TimmAnySize)
+        self.is_timm()
     }
 
     /// Whether a grid that is no multiple of the window is refused.
@@ -127,7 +136,7 @@ impl WindowPolicy {
 
     /// Whether the library takes images whose sides are no multiples of the patch.
     pub(super) fn takes_any_image(self) -> bool {
-        !matches!(self, WindowPolicy::Microsoft | WindowPolicy::Timm | WindowPolicy::TimmAnySize)
+        !(self == WindowPolicy::Microsoft || self.is_timm())
     }
 
     /// The treatment of pixels that fill no whole patch. torchvision embeds patches by a convolution without padding.
@@ -143,9 +152,6 @@ impl WindowPolicy {
 
     /// Whether the window must be square, because one side decides for both axes.
     pub(super) fn needs_square_windows(self) -> bool {
-        !matches!(
-            self,
-            WindowPolicy::Timm | WindowPolicy::TimmAnySize | WindowPolicy::Pad | WindowPolicy::Detection
-        )
+        !(self.is_timm() || matches!(self, WindowPolicy::Pad | WindowPolicy::Detection))
     }
 }

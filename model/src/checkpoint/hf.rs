@@ -181,7 +181,7 @@ fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {
         embed_dim: json.side("embed_dim")?.unwrap_or(default.embed_dim),
         depths: json.sizes("depths")?.unwrap_or(default.depths),
         num_heads: json.sizes("num_heads")?.unwrap_or(default.num_heads),
-        window_size: json.side("window_size")?.map_or(default.window_size, Size::square),
+        window_size: json.side("window_size")?.map_or(default.window_size, |side| Size::square(side).into()),
         mlp_ratio: json.float("mlp_ratio")?.unwrap_or(default.mlp_ratio),
         qkv_bias: json.bool("qkv_bias")?.unwrap_or(true),
         qk_scale: None,

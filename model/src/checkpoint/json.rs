@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value};
 use swinq_numerics::Size;
 
+use crate::arch::Windows;
 use crate::batch::Filter;
 use crate::error::ModelError;
 use crate::json_keys;
@@ -102,12 +103,16 @@ impl Json {
 
     /// A height and a width: a whole number for both, or a list of two.
     pub(super) fn size(&self, field: &str) -> Result<Option<Size>, ModelError> {
-        self.typed(field, "a whole number or a height and a width", |value| match value {
-            Value::Array(sides) => match sides.as_slice() {
-                [height, width] => Some(Size::new(as_size(height)?, as_size(width)?)),
-                _ => None,
-            },
-            value => as_size(value).map(Size::square),
+        self.typed(field, "a whole number or a height and a width", extent)
+    }
+
+    /// Windows: one for all stages, or a list with one for each. Two whole numbers are always a height and a width, as in timm.
+    pub(super) fn windows(&self, field: &str) -> Result<Option<Windows>, ModelError> {
+        self.typed(field, "a whole number, a height and a width, or a window for each stage", |value| {
+            if let Some(window) = extent(value) {
+                return Some(window.into());
+            }
+            Windows::of_stages(value.as_array()?.iter().map(extent).collect::<Option<_>>()?)
         })
     }
 
@@ -158,6 +163,17 @@ impl Json {
                 _ => None,
             },
         })
+    }
+}
+
+/// A whole number for both sides, or a list of a height and a width.
+fn extent(value: &Value) -> Option<Size> {
+    match value {
+        Value::Array(sides) => match sides.as_slice() {
+            [height, width] => Some(Size::new(as_size(height)?, as_size(width)?)),
+            _ => None,
+        },
+        value => as_size(value).map(Size::square),
     }
 }
 

@@ -39,7 +39,7 @@ pub use safetensors::is_quantized_file;
 pub(crate) use safetensors::{MAX_HEADER, check_header};
 pub(crate) use torch::is_torch;
 
-use crate::arch::{PositionSizes, SwinConfig, SwinVersion, Task, WindowPolicy};
+use crate::arch::{PositionSizes, SwinConfig, SwinVersion, Task, WindowPolicy, Windows};
 use crate::batch::Transform;
 use crate::config::{LoadedConfig, check_sizes};
 use crate::error::ModelError;
@@ -433,14 +433,16 @@ fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelErr
     Ok(())
 }
 
-/// The problem of a checkpoint whose stages have windows of their own.
+/// The problem of a checkpoint whose stages have windows of their own, which its description does not state.
 fn several_windows(tensors: &StateDict) -> Option<String> {
     let windows = windows(tensors);
     // Late stages may have smaller windows than the first, because their grids are small.
     windows.windows(2).any(|pair| pair[0] < pair[1]).then(|| {
+        let sizes = windows.iter().copied().map(Size::square).collect();
+        let stated = Windows::of_stages(sizes).expect("there are two windows");
         format!(
-            "the windows of the stages are {windows:?}: the checkpoint is a Swin-S3 (swin_s3), whose stages have windows \
-             of their own; swinq runs Swins with one window size"
+            "the windows of the stages are {windows:?}: each has its own, as in a Swin-S3 (swin_s3); give timm's folder with its \
+             config.json, or --cfg with MODEL.SWIN.WINDOW_SIZE \"{stated}\""
         )
     })
 }

@@ -112,7 +112,7 @@ impl<'a> Shapes<'a> {
             embed_dim,
             depths: self.depths.clone(),
             num_heads,
-            window_size: Size::square(window),
+            window_size: Size::square(window).into(),
             mlp_ratio: self.mlp_ratio()?,
             qkv_bias: self.tensors.contains_key("layers.0.blocks.0.attn.qkv.bias"),
             qk_scale: None,

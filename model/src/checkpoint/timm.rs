@@ -19,7 +19,7 @@ const FAMILY: &str = "timm";
 /// Number of classes of ImageNet-1k.
 const IMAGENET_CLASSES: usize = 1000;
 /// Arguments that [`config`] reads.
-const READ: [&str; 14] = [
+const READ: [&str; 15] = [
     "img_size",
     "patch_size",
     "in_chans",
@@ -34,6 +34,7 @@ const READ: [&str; 14] = [
     "always_partition",
     "pretrained_window_sizes",
     "strict_img_size",
+    "dynamic_img_size",
 ];
 
 /// The model that the file describes: the named architecture with the changes of `model_args`, and the transform of
@@ -86,14 +87,9 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
     let name = json.text("architecture")?.unwrap_or_default();
     let base = name.split('.').next().unwrap_or_default();
     let Some(official) = SwinConfig::official(base) else {
-        if base.starts_with("swin_s3") {
-            let problem = format!(
-                "`{name}`: the stages of a Swin-S3 have windows of their own; swinq runs Swins with one window size"
-            );
-            return Err(json.error("architecture", problem));
-        }
         let problem = format!(
-            "`{name}` is not supported; use swin_{{tiny,small,base,large}}_patch4_window{{7_224,12_384}} (Swin V1) or \
+            "`{name}` is not supported; use swin_{{tiny,small,base,large}}_patch4_window{{7_224,12_384}} or \
+             swin_s3_{{tiny,small,base}}_224 (Swin V1), or \
              swinv2_{{tiny,small,base,large}}_window{{8_256,16_256,12_192,12to16_192to256,12to24_192to384}} (Swin V2)"
         );
         return Err(json.error("architecture", problem));
@@ -109,7 +105,7 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
     let side = |field| args.map_or(Ok(None), |args| args.side(field));
     let size = |field| args.map_or(Ok(None), |args| args.size(field));
     let sizes = |field| args.map_or(Ok(None), |args| args.sizes(field));
-    let strict = args.map_or(Ok(None), |args| args.bool("strict_img_size"))?.unwrap_or(true);
+    let windows = args.map_or(Ok(None), |args| args.windows("window_size"))?;
     let input = input(cfg)?;
     // timm's precedence: an argument, then the file's own count, then the pretrained configuration.
     let classes = match (side("num_classes")?, json.side("num_classes")?) {
@@ -124,10 +120,10 @@ fn config(json: &Json, cfg: &Json) -> Result<SwinConfig, ModelError> {
         embed_dim: side("embed_dim")?.unwrap_or(official.embed_dim),
         depths: sizes("depths")?.unwrap_or(official.depths),
         num_heads: sizes("num_heads")?.unwrap_or(official.num_heads),
-        window_size: size("window_size")?.unwrap_or(official.window_size),
+        window_size: windows.unwrap_or(official.window_size),
         mlp_ratio: args.map_or(Ok(None), |args| args.float("mlp_ratio"))?.unwrap_or(official.mlp_ratio),
         qkv_bias: args.map_or(Ok(None), |args| args.bool("qkv_bias"))?.unwrap_or(official.qkv_bias),
-        window_policy: if strict { WindowPolicy::Timm } else { WindowPolicy::TimmAnySize },
+        window_policy: window_policy(args)?,
         version: official.version,
         problem: problem(json)?,
         pretrained_window_sizes: without_zeros(
@@ -147,10 +143,19 @@ fn refuse_unsupported(args: &Json) -> Result<(), ModelError> {
     if let Some(pool) = args.text("global_pool")?.filter(|pool| pool != "avg") {
         return Err(args.error("model_args.global_pool", format!("`{pool}`: only avg is supported")));
     }
-    if args.bool("always_partition")? == Some(true) {
-        return Err(args.error("model_args.always_partition", "is not supported"));
-    }
     Ok(())
+}
+
+/// The rule for windows of a network with the arguments `args`.
+fn window_policy(args: Option<&Json>) -> Result<WindowPolicy, ModelError> {
+    let flag = |name| args.map_or(Ok(None), |args| args.bool(name));
+    // timm has two names of one argument.
+    let takes_any = flag("strict_img_size")? == Some(false) || flag("dynamic_img_size")? == Some(true);
+    Ok(match (flag("always_partition")?, takes_any) {
+        (Some(true), _) => WindowPolicy::TimmAlwaysPartition,
+        (_, true) => WindowPolicy::TimmAnySize,
+        (_, false) => WindowPolicy::Timm,
+    })
 }
 
 /// The channels and the size in `input_size`, which must be `[channels, height, width]`.

@@ -247,7 +247,7 @@ fn stated(config: &SwinConfig, transform: &Transform) -> Vec<(String, String)> {
         (key("DEPTHS"), format!("{:?}", config.depths)),
         (key("NUM_HEADS"), format!("{:?}", config.num_heads)),
         (key("IN_CHANS"), config.in_chans.to_string()),
-        (key("WINDOW_SIZE"), stated_size(config.window_size)),
+        (key("WINDOW_SIZE"), config.window_size.to_string()),
         (key("MLP_RATIO"), format!("{:?}", config.mlp_ratio)),
         (key("QKV_BIAS"), flag(config.qkv_bias)),
         (key("APE"), flag(config.ape)),
@@ -270,6 +270,9 @@ fn stated(config: &SwinConfig, transform: &Transform) -> Vec<(String, String)> {
 fn stated_size(size: Size) -> String {
     size.side().map_or_else(|| format!("[{}, {}]", size.height, size.width), |side| side.to_string())
 }
+
+/// The values of `WINDOW_SIZE`.
+const WINDOW_SIZES: &str = "a whole number, a height and a width, or a window for each stage";
 
 fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> {
     let version = version(settings)?;
@@ -307,7 +310,13 @@ fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> 
         embed_dim: size(key("EMBED_DIM"), default.embed_dim)?,
         depths: sizes(key("DEPTHS"), default.depths)?,
         num_heads: sizes(key("NUM_HEADS"), default.num_heads)?,
-        window_size: extent(key("WINDOW_SIZE"), default.window_size)?,
+        window_size: field(
+            settings,
+            key("WINDOW_SIZE"),
+            WINDOW_SIZES,
+            default.window_size,
+            Value::as_windows,
+        )?,
         mlp_ratio: field(settings, key("MLP_RATIO"), "a number", default.mlp_ratio, Value::as_float)?,
         qkv_bias: flag(key("QKV_BIAS"), true)?,
         qk_scale,

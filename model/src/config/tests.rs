@@ -1,6 +1,7 @@
 use std::fs;
 
 use super::*;
+use crate::arch::Windows;
 use crate::batch::Resize;
 
 fn opts(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -59,12 +60,40 @@ fn size_of(name: &str) -> &'static str {
 }
 
 #[test]
+fn windows_are_stated_as_for_timm() {
+    let windows = |text: &str| {
+        let opts = [("MODEL.SWIN.WINDOW_SIZE".to_owned(), text.to_owned())];
+        load_config("swin_tiny_patch4_window7_224", &opts).map(|loaded| loaded.config.window_size)
+    };
+    let sizes = |sizes: &[Size]| Windows::of_stages(sizes.to_vec()).unwrap();
+    let squares = |sides: &[usize]| sizes(&sides.iter().copied().map(Size::square).collect::<Vec<_>>());
+    assert_eq!(windows("14").unwrap(), Size::square(14).into());
+    assert_eq!(windows("[8, 12]").unwrap(), Size::new(8, 12).into());
+    assert_eq!(windows("[7, 7, 7, 7]").unwrap(), Size::square(7).into());
+    let s3 = windows("[7, 7, 14, 7]").unwrap();
+    assert_eq!(
+        (&s3, s3.to_string()),
+        (&squares(&[7, 7, 14, 7]), "[[7, 7], [7, 7], [14, 14], [7, 7]]".to_owned())
+    );
+    assert_eq!(windows(&s3.to_string()).unwrap(), s3);
+    let mixed = windows("[[8, 12], 7, 7, [2, 3]]").unwrap();
+    assert_eq!(mixed, sizes(&[Size::new(8, 12), Size::square(7), Size::square(7), Size::new(2, 3)]));
+    for (wrong, problem) in [
+        ("[]", "a window for each stage"),
+        ("[7, 7, 14]", "DEPTHS has 4 stages"),
+        ("[[7], 7]", "a window for each"),
+    ] {
+        assert!(windows(wrong).unwrap_err().to_string().contains(problem), "{wrong}");
+    }
+}
+
+#[test]
 fn every_shipped_backbone_is_an_official_architecture_with_outputs() {
     let mut count = 0;
     for name in shipped_backbones() {
         let loaded = load_config(name, &[]).unwrap();
-        let SwinConfig { window_size, image_size, version, .. } = loaded.config;
-        let (window, pixels, size) = (window_size.height, image_size.height, size_of(name));
+        let SwinConfig { ref window_size, image_size, version, .. } = loaded.config;
+        let (window, pixels, size) = (window_size.of(0).height, image_size.height, size_of(name));
         let official = match version {
             SwinVersion::V1 => format!("swin_{size}_patch4_window{window}_{pixels}"),
             SwinVersion::V2 if pixels == 384 => format!("swinv2_{size}_patch4_window12to24_192to384"),
@@ -201,7 +230,7 @@ fn lenient_numbers_and_every_architecture_field() {
         embed_dim: 12,
         depths: vec![1, 2],
         num_heads: vec![2, 3],
-        window_size: Size::square(7),
+        window_size: Size::square(7).into(),
         mlp_ratio: 2.0,
         qkv_bias: false,
         qk_scale: Some(0.1),
@@ -225,7 +254,7 @@ fn each_version_reads_its_own_section() {
         embed_dim: 24,
         depths: vec![1, 2],
         num_heads: vec![2, 3],
-        window_size: Size::square(8),
+        window_size: Size::square(8).into(),
         mlp_ratio: 2.0,
         qkv_bias: false,
         ape: true,

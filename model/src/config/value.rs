@@ -5,6 +5,8 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use swinq_numerics::Size;
 
+use crate::arch::Windows;
+
 /// A value from YAML or from an override.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
@@ -64,6 +66,19 @@ impl Value {
         }
         match self.as_sizes()?[..] {
             [height, width] => Some(Size::new(height, width)),
+            _ => None,
+        }
+    }
+
+    /// Windows: one for all stages, or a list with one for each. Two whole numbers are always a height and a width, as in timm.
+    pub(super) fn as_windows(&self) -> Option<Windows> {
+        if let Some(window) = self.as_extent() {
+            return Some(window.into());
+        }
+        match self.decoded() {
+            Value::List(values) => {
+                Windows::of_stages(values.iter().map(Value::as_extent).collect::<Option<_>>()?)
+            }
             _ => None,
         }
     }

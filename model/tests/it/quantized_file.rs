@@ -27,7 +27,7 @@ fn config() -> SwinConfig {
         embed_dim: 4,
         depths: vec![1, 1],
         num_heads: vec![1, 2],
-        window_size: Size::square(2),
+        window_size: Size::square(2).into(),
         mlp_ratio: 2.0,
         window_policy: WindowPolicy::ShrinkAndPad,
         ..SwinConfig::default()
@@ -283,7 +283,7 @@ fn what_version_2_cannot_state_is_version_3() {
     let rectangle = changed(|config| config.image_size = Size::new(16, 24));
     let gray = changed(|config| config.in_chans = 1);
     let wide = changed(|config| {
-        (config.window_size, config.window_policy) = (Size::new(1, 2), WindowPolicy::Timm);
+        (config.window_size, config.window_policy) = (Size::new(1, 2).into(), WindowPolicy::Timm);
     });
     let detection = changed(|config| config.window_policy = WindowPolicy::Detection);
     for model in [rectangle, gray, wide, detection] {

@@ -2,6 +2,7 @@
 //! is that of the graphs for one size.
 
 use super::*;
+use swinq_model::Windows;
 use swinq_plan::{Geometry, Order};
 
 fn any() -> ExportOptions {
@@ -11,18 +12,29 @@ fn any() -> ExportOptions {
 /// Networks of every policy, with windows that shrink in no stage, in the last one, and on one axis.
 fn networks() -> Vec<SwinConfig> {
     use WindowPolicy::{
-        Detection, HuggingFace, HuggingFaceV2, Microsoft, Mmpretrain, Pad, Timm, TimmAnySize,
+        Detection, HuggingFace, HuggingFaceV2, Microsoft, Mmpretrain, Pad, Timm, TimmAlwaysPartition,
+        TimmAnySize,
     };
+    let of_stages = Windows::of_stages(vec![Size::new(3, 2), Size::square(4)]).unwrap();
     let mut networks = Vec::new();
-    for window_policy in
-        [Microsoft, HuggingFace, Pad, Timm, TimmAnySize, HuggingFaceV2, Mmpretrain, Detection]
-    {
+    for window_policy in [
+        Microsoft,
+        HuggingFace,
+        Pad,
+        Timm,
+        TimmAnySize,
+        TimmAlwaysPartition,
+        HuggingFaceV2,
+        Mmpretrain,
+        Detection,
+    ] {
         for (image, window) in [
-            (Size::square(32), Size::square(4)),
-            (Size::square(20), Size::square(3)),
-            (Size::square(12), Size::square(7)),
-            (Size::new(16, 48), Size::square(4)),
-            (Size::new(16, 48), Size::new(3, 5)),
+            (Size::square(32), Size::square(4).into()),
+            (Size::square(20), Size::square(3).into()),
+            (Size::square(12), Size::square(7).into()),
+            (Size::new(16, 48), Size::square(4).into()),
+            (Size::new(16, 48), Size::new(3, 5).into()),
+            (Size::new(32, 40), of_stages.clone()),
         ] {
             let config = SwinConfig {
                 name: format!("{window_policy:?} of {image}, windows {window}"),

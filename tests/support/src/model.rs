@@ -19,7 +19,7 @@ pub fn shifted() -> SwinConfig {
         embed_dim: 12,
         depths: vec![2, 2],
         num_heads: vec![2, 3],
-        window_size: Size::square(4),
+        window_size: Size::square(4).into(),
         ..SwinConfig::default()
     }
 }
@@ -79,7 +79,7 @@ pub fn gray_rectangle() -> SwinConfig {
         name: "rectangle of one channel".to_owned(),
         image_size: Size::new(20, 44),
         in_chans: 1,
-        window_size: Size::new(2, 6),
+        window_size: Size::new(2, 6).into(),
         window_policy: WindowPolicy::Pad,
         ..shifted()
     }

@@ -44,7 +44,7 @@ pub(super) const TIMM: Table = Table {
     backbone: &[],
     dropped: &[],
     window_policies: [WindowPolicy::Timm, WindowPolicy::Timm],
-    other_policies: &[WindowPolicy::TimmAnySize],
+    other_policies: &[WindowPolicy::TimmAnySize, WindowPolicy::TimmAlwaysPartition],
     readers: &[reader([WindowPolicy::Timm, WindowPolicy::Timm])],
     mask: [-100.0, -100.0],
 };

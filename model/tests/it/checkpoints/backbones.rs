@@ -13,7 +13,7 @@ fn config() -> SwinConfig {
         embed_dim: 6,
         depths: vec![2, 1, 1],
         num_heads: vec![1, 2, 3],
-        window_size: Size::square(3),
+        window_size: Size::square(3).into(),
         mlp_ratio: 2.0,
         window_policy: WindowPolicy::Detection,
         ..SwinConfig::default()

@@ -173,7 +173,15 @@ fn settings_of_a_directory_are_applied_or_refused() {
         ("hf", "preprocessor_config.json", "size", json!({"shortest_edge": 24}), "do_center_crop"),
         ("hf", "preprocessor_config.json", "image_std", json!([0.1, 0.0, 0.1]), "image_std"),
         ("hf", "preprocessor_config.json", "rescale_factor", json!(1.0), "rescale_factor"),
-        ("timm", "config.json", "architecture", json!("swin_s3_tiny_224"), "windows of their own"),
+        ("timm", "config.json", "architecture", json!("swin_s3_large_224"), "swin_s3_{tiny,small,base}_224"),
+        (
+            "timm",
+            "config.json",
+            "model_args",
+            json!({"window_size": [7, 7, 14]}),
+            "3 windows, but DEPTHS has 4 stages",
+        ),
+        ("timm", "config.json", "model_args", json!({"window_size": []}), "a window for each stage"),
         ("timm", "config.json", "architecture", json!("swinv2_tiny_window8_256"), "is a Swin V1, but"),
         ("timm", "config.json", "model_args", json!({"pretrained_window_sizes": [6, 6]}), "Swin V2 only"),
         ("timm", "config.json", "num_classes", json!(6), "label_names"),
@@ -330,13 +338,13 @@ fn backbones_and_windows_of_each_stage_are_named() {
     // A window of 4 after one of 3.
     *table = swinq_model::HostTensor::new([49, 3], vec![0.0; 147]);
     let message = load_written(&tensors).unwrap_err().to_string();
-    assert!(message.contains("[3, 4]") && message.contains("Swin-S3"), "{message}");
+    assert!(message.contains("[3, 4]") && message.contains("WINDOW_SIZE \"[[3, 3], [4, 4]]\""), "{message}");
     // The same without --cfg.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("w.safetensors");
     write(&tensors, &path);
     let message = load_float(&path, &LoadOptions::default()).unwrap_err().to_string();
-    assert!(message.contains("[3, 4]") && message.contains("Swin-S3"), "{message}");
+    assert!(message.contains("[3, 4]") && message.contains("WINDOW_SIZE \"[[3, 3], [4, 4]]\""), "{message}");
     let mut tensors = expected("expected.safetensors");
     tensors.retain(|name, _| !name.starts_with("head."));
     let message = load_written(&tensors).unwrap_err().to_string();

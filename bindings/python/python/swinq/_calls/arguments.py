@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from .._common.errors import ArgumentError
-from .._readers.stacks import called, grid_parameter
+from .._readers.stacks import called, tokens_of
+from .._readers.tokens import Tokens
 from .outputs import is_nested
+from .tokens import images_of
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,8 @@ class CallParameters:
     #: The name of ``*args``, and whether there are ``**kwargs``.
     more: str | None
     any_keyword: bool
-    #: Of a stack of blocks, the parameter that takes the rows and columns of the grid of its tokens.
-    grid: str | None
+    #: How a stack of blocks takes its tokens; ``None`` for a module that takes images.
+    tokens: Tokens | None
 
     @classmethod
     def of(cls, module: Any) -> CallParameters:
@@ -42,7 +44,7 @@ class CallParameters:
             frozenset(name for name, kind in kinds.items() if kind not in unnamed),
             more,
             inspect.Parameter.VAR_KEYWORD in kinds.values(),
-            grid_parameter(module),
+            tokens_of(module),
         )
 
     def bound(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -71,22 +73,13 @@ class CallParameters:
         return arguments.pop(first), arguments
 
     def images(self, given: Any, arguments: dict[str, Any]) -> Any:
-        """The images in the input of a call, ``[n, channels, height, width]``. Tokens ``[n, rows * columns, channels]`` are such images
-        in another order, in the same memory; their grid leaves the other arguments.
+        """The images in the input of a call, ``[n, channels, height, width]``. Tokens are such images in another order, in the same
+        memory; their grid leaves the other arguments.
 
         Raises:
-            ArgumentError: for tokens that are not those of the grid.
-            TypeError: for a missing grid.
+            ArgumentError, TypeError: as :func:`images_of`.
         """
-        if self.grid is None:
-            return images_in(given)
-        if self.grid not in arguments:
-            raise TypeError(f"forward misses its argument `{self.grid}`")
-        rows, columns = arguments.pop(self.grid)
-        if not isinstance(given, torch.Tensor) or given.ndim != 3 or given.shape[1] != rows * columns:
-            kind = f"{list(given.shape)}" if isinstance(given, torch.Tensor) else type(given).__name__
-            raise ArgumentError(f"tokens: {kind} for a grid of {rows}x{columns}; give [n, {rows * columns}, channels]")
-        return given.transpose(1, 2).unflatten(2, (rows, columns))
+        return images_in(given) if self.tokens is None else images_of(self.tokens, given, arguments)
 
 
 @dataclass(frozen=True)

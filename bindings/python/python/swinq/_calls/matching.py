@@ -22,6 +22,7 @@ from .._readers.stacks import run
 from .arguments import CallParameters
 from .outputs import LAYOUTS, Sides, Structure, Tensor, leaves, tensors
 from .record import Record, record_calls
+from .tokens import arguments_for
 
 #: Layouts of a map; logits have their own only.
 OF_MAPS = ("NCHW", "NHWC", "tokens", "mean")
@@ -33,16 +34,18 @@ class Limit:
 
     #: One of ``TOLERANCES``.
     tolerance: float
-    #: The input of a stack of blocks, ``[1, rows * columns, channels]``. Its outputs are the input and what the branches add, which may be
+    #: The input of a stack of blocks, ``[1, channels, rows, columns]``. Its outputs are the input and what the branches add, which may be
     #: far less.
     tokens: Any = None
 
     def of(self, value: Any) -> float:
         """The limit for an output."""
-        if self.tokens is None or value.shape != self.tokens.shape:
+        views = () if self.tokens is None else (LAYOUTS[layout](self.tokens) for layout in OF_MAPS)
+        stream = next((view for view in views if view.shape == value.shape), None)
+        if stream is None:
             return self.tolerance
         of_branches, of_stream = OF_STACKS[self.tolerance]
-        return of_branches * relative_error(self.tokens, value) + of_stream
+        return of_branches * relative_error(stream, value) + of_stream
 
 
 #: Of stacks of blocks, the most that the part of the branches may differ, and the rounding of the whole, by the tolerance.
@@ -58,7 +61,7 @@ def matched(structure: Any, outputs: Mapping[str, Any], limit: Limit, path: str 
     if isinstance(structure, Tensor):
         return _nearest(structure.value, outputs, limit, path)
     if isinstance(structure, Sides):
-        return _grids(structure.values, outputs, path)
+        return _grids(structure, outputs, path)
     if not isinstance(structure, Structure):
         return structure
     parts = {key: matched(part, outputs, limit, f"{path}.{key}") for key, part in structure.parts.items()}
@@ -89,15 +92,16 @@ def _nearest(value: Any, outputs: Mapping[str, Any], limit: Limit, path: str) ->
     return Tensor(output=name, layout=layout)
 
 
-def _grids(sides: tuple[int, ...], outputs: Mapping[str, Any], path: str) -> Sides:
+def _grids(recorded: Sides, outputs: Mapping[str, Any], path: str) -> Sides:
     """The outputs whose grids have these sides."""
+    sides = recorded.values
     sizes = {name: tuple(output.shape[2:]) for name, output in outputs.items() if output.ndim == 4}
     grids = [sides[at : at + 2] for at in range(0, len(sides), 2)]
     names = [next((name for name, size in sizes.items() if size == grid), None) for grid in grids]
     found = tuple(name for name in names if name is not None)
     if len(found) < len(names):
         raise ArgumentError(f"its {path}, {sides}, are not the rows and columns of its outputs ({sizes})")
-    return Sides(outputs=found)
+    return Sides(outputs=found, axis=recorded.axis)
 
 
 def relative_error(found: Any, expected: Any) -> float:
@@ -135,7 +139,7 @@ def checked(model: Model, record: Record) -> Any:
     for (height, width), (batch, expected) in record.sizes.items():
         image = record.batches[batch][:1]
         found = engine.run(image, layout="NCHW")
-        limit = Limit(record.tolerance, LAYOUTS["tokens"](image) if of_tokens else None)
+        limit = Limit(record.tolerance, image if of_tokens else None)
         try:
             if structure is None:
                 structure = matched(expected, found, limit)
@@ -166,8 +170,8 @@ def _check_alike(structure: Any, expected: Any, found: dict[str, Any], limit: Li
         raise other_structure
     for (place, leaf), (_, tensor) in zip(known, others, strict=True):
         if isinstance(leaf, Sides) and isinstance(tensor, Sides):
-            if leaf.of(found, 2) != tensor.values:
-                raise ArgumentError(f"its {place} is {tensor.values}, where the engine gives {leaf.of(found, 2)}")
+            if leaf.of(found, 2) != tensor.recorded:
+                raise ArgumentError(f"its {place} is {tensor.recorded}, where the engine gives {leaf.of(found, 2)}")
             continue
         if isinstance(leaf, Sides) or isinstance(tensor, Sides):
             raise other_structure
@@ -200,12 +204,13 @@ def _check_shifts(model: Model, record: Record) -> None:
     Raises:
         ArgumentError: with the block.
     """
-    windows = [stage.window for stage in _native.stages(model._native)]
+    windows, of_stack = [stage.window for stage in _native.stages(model._native)], takes_tokens(model.config)
     shifted = set()
     for height, width in record.sizes:
         grids = _native.grids(model._native, height, width)
         shifted |= {stage for stage, (grid, window) in enumerate(zip(grids, windows, strict=True)) if min(grid.size) > min(window)}
-    lost = [name for name in record.lost_shifts if (found := STAGE.search(name)) and int(found[1]) in shifted]
+    # The blocks of a stack are those of one stage.
+    lost = [name for name in record.lost_shifts if of_stack and shifted or (found := STAGE.search(name)) and int(found[1]) in shifted]
     if lost:
         raise ArgumentError(f"its outputs are no longer those of its first images{_shifts(lost)}")
 
@@ -253,10 +258,10 @@ def _noise(module: Any, model: Model) -> Any:
 
 def _arguments(module: Any, image: Any) -> list[tuple[Any, ...]]:
     """The arguments of calls with an image that a module may take."""
-    size = tuple(image.shape[2:])
-    if CallParameters.of(uncompiled(module)).grid is not None:
-        return [(image.flatten(2).transpose(1, 2), size)]
-    mask = torch.zeros(1, *size, dtype=torch.bool, device=image.device)
+    tokens = CallParameters.of(uncompiled(module)).tokens
+    if tokens is not None:
+        return [arguments_for(tokens, image)]
+    mask = torch.zeros(1, *image.shape[2:], dtype=torch.bool, device=image.device)
     return [(image,), (Masked(image, mask),)]
 
 
@@ -269,7 +274,7 @@ def _recorded(module: Any, image: Any) -> Record:
     failures = []
     for args in _arguments(module, image):
         try:
-            return record_calls(module, lambda model, args=args: run(model, *args), [module], 1)[module]
+            return record_calls(module, lambda model, args=args: run(model, *args), {module: ()}, 1)[module]
         except FAILURES as error:
             failures.append(error)
     size, kind = "x".join(map(str, image.shape[2:])), type(failures[0]).__name__

@@ -61,10 +61,20 @@ class Sides:
 
     values: tuple[int, ...] = ()
     outputs: tuple[str, ...] = ()
+    #: Which of them it is, if a module gives a single number: 0 for the rows of a grid, 1 for its columns.
+    axis: int | None = None
 
-    def of(self, outputs: Mapping[str, Any], first: int) -> tuple[int, ...]:
+    def of(self, outputs: Mapping[str, Any], first: int) -> tuple[int, ...] | int:
         """The numbers for ``outputs`` of the engine, whose rows are their axis ``first``."""
-        return tuple(int(side) for name in self.outputs for side in outputs[name].shape[first : first + 2])
+        return self._chosen(tuple(int(side) for name in self.outputs for side in outputs[name].shape[first : first + 2]))
+
+    @property
+    def recorded(self) -> tuple[int, ...] | int:
+        """The numbers for the first image."""
+        return self._chosen(self.values)
+
+    def _chosen(self, sides: tuple[int, ...]) -> tuple[int, ...] | int:
+        return sides if self.axis is None else sides[self.axis]
 
 
 @dataclass(frozen=True)
@@ -84,8 +94,9 @@ class Structure:
         return _nested
 
 
-def recorded(value: Any, path: str = "output") -> Any:
-    """The structure of what a module gave, with the tensors of the first image in host memory."""
+def recorded(value: Any, path: str = "output", heads: int = 0) -> Any:
+    """The structure of what a module gave, with the tensors of the first image in host memory. A last part that is attention of
+    ``heads`` heads is no output."""
     if value is None:
         return None
     if isinstance(value, torch.Tensor):
@@ -104,9 +115,27 @@ def recorded(value: Any, path: str = "output") -> Any:
     if isinstance(value, tuple) and value and all(type(side) is int for side in value):
         return Sides(value)
     if isinstance(value, tuple | list):
-        parts = {index: recorded(part, f"{path}[{index}]") for index, part in enumerate(value)}
+        sides = _single_sides(value)
+        parts = {index: sides.get(index) or recorded(part, f"{path}[{index}]") for index, part in enumerate(value)}
+        if len(value) > 1 and heads and _is_attention(value[-1], heads):
+            parts[len(value) - 1] = Absent(f"{path}[{len(value) - 1}]")
         return Structure(type(value), parts)
     raise ArgumentError(f"{path}: a {type(value).__name__}, which an engine does not give")
+
+
+def _single_sides(values: Any) -> dict[int, Sides]:
+    """The rows and the columns of grids that stand one after another among other outputs, by place."""
+    found: dict[int, Sides] = {}
+    for place in range(len(values) - 1):
+        pair = values[place : place + 2]
+        if place not in found and all(type(side) is int for side in pair):
+            found |= {place + axis: Sides(tuple(pair), axis=axis) for axis in (0, 1)}
+    return found
+
+
+def _is_attention(value: Any, heads: int) -> bool:
+    """Whether a tensor is attention in windows, ``[windows, heads, tokens, tokens]``."""
+    return isinstance(value, torch.Tensor) and value.ndim == 4 and value.shape[1] == heads and value.shape[2] == value.shape[3]
 
 
 def is_nested(value: Any) -> bool:

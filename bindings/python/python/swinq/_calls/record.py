@@ -70,7 +70,7 @@ class Record:
         images = parameters.images(given, arguments)
         check_batch("its input", images)
         if self.calls == 0:
-            self.room = float("inf") if parameters.grid is None else MOST_BYTES
+            self.room = float("inf") if parameters.tokens is None else MOST_BYTES
             self.arguments, self.device, self.dtype = arguments, images.device, images.dtype
             self.tolerance = max(TOLERANCES.get(kind, 0.0) for kind in _kinds(module, images))
         self.calls += 1
@@ -83,11 +83,16 @@ class Record:
         taken = images[: max(most, 0)]
         if len(taken):
             if size not in self.sizes:
-                self.sizes[size] = len(self.batches), recorded(output)
+                self.sizes[size] = len(self.batches), recorded(output, heads=0 if parameters.tokens is None else parameters.tokens.heads)
             self.batches.append(taken.detach().to("cpu", torch.float32, copy=True).contiguous())
             self.images += len(taken)
             self.bytes += each * len(taken)
         self.is_full = self.images >= self.samples or self.bytes + each > self.room
+
+    @property
+    def is_called(self) -> bool:
+        """Whether the module was called, also with what cannot be recorded."""
+        return self.calls > 0 or self.problem is not None
 
     @property
     def outputs(self) -> Any:
@@ -109,18 +114,23 @@ def _kinds(module: Any, images: Any) -> set[Any]:
 def record_calls(
     model: Any,
     calibrate: Any,
-    modules: Iterable[Any],
+    modules: Mapping[Any, Iterable[Any]],
     samples: int,
     first: FirstCall | None = None,
     progress: Progress | None = None,
 ) -> dict[Any, Record]:
     """Runs the calibration in evaluation mode, without gradients and without ``torch.compile``, and records the calls of
-    ``modules``, and in ``first`` the first call of the model with one of them. ``progress`` gets the images that all of them have."""
-    records = {module: Record(samples) for module in modules}
+    ``modules``, and in ``first`` the first call of the model with one of them. ``progress`` gets the images that all of them have. Of the
+    stages inside of each module those calls are recorded that the module does not make itself."""
+    outer = {stage: module for module, stages in modules.items() for stage in stages}
+    records = {module: Record(samples) for module in [*modules, *outer]}
+    running_now: set[Any] = set()
     stopped: list[BaseException] = []
 
     def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         record = records[module]
+        if outer.get(module) in running_now:
+            return
         if record.problem is None:
             try:
                 record.add(module, args, kwargs, output)
@@ -128,18 +138,29 @@ def record_calls(
                 record.problem = str(error)
         if progress is not None:
             try:
-                progress("record", min(record.images for record in records.values()), samples)
+                progress("record", min(images_of(module) for module in modules), samples)
             except BaseException as error:
                 stopped.append(error)
                 raise
 
+    def parts_of(module: Any) -> list[Record]:
+        """The record of a module, or those of its stages that are called in its place."""
+        stages = [records[stage] for stage in modules[module] if records[stage].is_called]
+        return stages if stages and not records[module].is_called else [records[module]]
+
+    def images_of(module: Any) -> int:
+        return min(record.images for record in parts_of(module))
+
     shifts = {module: shifts_of(module) for module in records}
-    handles = [handle for module in records for handle in watched(module, hook)]
+    # Behind all calls, whatever they raise.
+    handles = [module.register_forward_hook(lambda module, *_: running_now.discard(module), always_call=True) for module in set(outer.values())]
+    handles += [module.register_forward_pre_hook(lambda module, _: running_now.add(module)) for module in set(outer.values())]
+    handles += [handle for module in records for handle in watched(module, hook)]
     handles += [] if first is None else first.hooks(model, records)
     try:
         # Compiled code that ran before does not call hooks.
         with torch.no_grad(), evaluating(model), torch.compiler.set_stance("force_eager"):
-            _call(model, calibrate, lambda: all(record.is_full for record in records.values()))
+            _call(model, calibrate, lambda: all(record.is_full for module in modules for record in parts_of(module)))
     except Exception:
         if stopped:
             # The caller stops the calibration by it, and it is no error of the model.

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from .._common.errors import ArgumentError
-from .description import Description, Reader, has_bias, in_microsoft_keys, in_timm_keys, is_a, side, transformers_config, version_of
+from .description import Description, Reader, extent, has_bias, in_microsoft_keys, in_timm_keys, is_a, side, transformers_config, version_of
 from .preprocessing import transform_of
 
 
@@ -25,7 +25,7 @@ def by_structure(module: Any) -> Reader | None:
         return openmmlab
     if hasattr(module, "layers") and hasattr(getattr(module, "patch_embed", None), "proj") and norms_of(module):
         return detectron2
-    if _is_torchvision_block(module, "1", "0") and hasattr(module, "0"):
+    if _is_torchvision_block(module, "1", "0") and hasattr(getattr(getattr(module, "0", None), "0", None), "kernel_size"):
         return torchvision
     if is_a(module, ("torch.fx.graph_module", "GraphModule")) and _is_traced(getattr(module, "features", None)):
         return torchvision_graph
@@ -210,13 +210,14 @@ def torchvision(module: Any, preprocessing: Any) -> Description:
         "PATCH_SIZE": stem.kernel_size[0],
         "DEPTHS": [len(stage) for stage in stages],
         "NUM_HEADS": [block.attn.num_heads for block in blocks],
-        "WINDOW_SIZE": side(blocks[0].attn.window_size),
+        "WINDOW_SIZE": extent(blocks[0].attn.window_size),
         "MLP_RATIO": mlp.out_features / mlp.in_features,
         "QKV_BIAS": blocks[0].attn.qkv.bias is not None,
         "IN_CHANS": stem.in_channels,
     }
     # The windows of torchvision do not depend on the size for which the network was built.
-    size = values["WINDOW_SIZE"] * values["PATCH_SIZE"] * 2 ** (len(stages) - 1)
+    smallest = values["PATCH_SIZE"] * 2 ** (len(stages) - 1)
+    size = extent([length * smallest for length in blocks[0].attn.window_size])
     name = f"torchvision {type(module).__name__}"
     described = in_microsoft_keys(name, version, size, 1, values, transform_of(preprocessing))
     described.task, described.outputs = "features", [place // 2 for place in places]

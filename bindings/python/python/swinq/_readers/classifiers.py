@@ -8,7 +8,7 @@ from typing import Any
 from .. import _native
 from .._common.errors import ArgumentError, PreprocessingError
 from .backbones import timm_headless
-from .description import Description, has_bias, in_microsoft_keys, in_timm_keys, side, transformers_config, version_of
+from .description import Description, extent, has_bias, in_microsoft_keys, in_timm_keys, side, transformers_config, version_of
 from .layers import classes_of
 from .preprocessing import transform_of
 
@@ -69,7 +69,7 @@ def torchvision(module: Any, preprocessing: Any) -> Description:
         "PATCH_SIZE": stem.kernel_size[0],
         "DEPTHS": depths,
         "NUM_HEADS": [block.attn.num_heads for block in blocks],
-        "WINDOW_SIZE": side(blocks[0].attn.window_size),
+        "WINDOW_SIZE": extent(blocks[0].attn.window_size),
         "MLP_RATIO": mlp.out_features / mlp.in_features,
         "QKV_BIAS": blocks[0].attn.qkv.bias is not None,
     }

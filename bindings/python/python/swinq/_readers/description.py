@@ -98,35 +98,64 @@ def side(size: Any) -> int:
         return size
     first, *others = size
     if any(other != first for other in others):
-        raise ArgumentError(f"model: {tuple(size)} is not square; only square images, patches and windows are supported")
+        raise ArgumentError(f"model: {tuple(size)} is not square; swinq takes this size of this library only with equal sides")
     return int(first)
+
+
+def extent(size: Any) -> int | list[int]:
+    """A height and a width, from a number or a pair: one number if they are equal."""
+    height, width = pair(size)
+    return height if height == width else [height, width]
+
+
+def pair(size: Any) -> list[int]:
+    """A height and a width, from a number or a pair."""
+    return [size, size] if isinstance(size, int) else [int(side) for side in size]
+
+
+def windows_of(blocks: list[Any]) -> int | list[int] | list[list[int]]:
+    """The windows of a Swin of timm whose stages begin with ``blocks``: that of the first, if the others are the same where their grids
+    are as large; else a pair for each stage."""
+    windows = [pair(block.window_size) for block in blocks]
+
+    def expected(block: Any) -> list[int]:
+        shrunk = [min(sides) for sides in zip(windows[0], block.input_resolution, strict=True)]
+        return windows[0] if always_partitions(block) else shrunk
+
+    return extent(windows[0]) if windows == [expected(block) for block in blocks] else windows
+
+
+def always_partitions(block: Any) -> bool:
+    """Whether a block of timm keeps its window and its shift on every grid."""
+    return bool(getattr(block, "always_partition", False))
 
 
 def in_timm_keys(module: Any, stages: list[Any], more: dict[str, Any]) -> Description:
     """A Swin of timm with the layers ``stages``: the attributes of the module, the preprocessing of its ``pretrained_cfg``, and the
     arguments ``more``."""
-    version, block, patches = version_of(module), stages[0].blocks[0], module.patch_embed
+    version, blocks, patches = version_of(module), [layer.blocks[0] for layer in stages], module.patch_embed
+    block = blocks[0]
     if getattr(patches, "dynamic_img_pad", False):
         raise ArgumentError("model: dynamic_img_pad is not supported; pad the images to whole patches")
     pretrained = dict(getattr(module, "pretrained_cfg", None) or {})
     architecture = pretrained.get("architecture") or BASES[version][0].replace("v2_tiny_patch4", "v2_tiny")
     height, width = patches.img_size
     arguments = {
-        "img_size": height if height == width else [height, width],
+        "img_size": extent(patches.img_size),
         "patch_size": side(patches.patch_size),
         "embed_dim": patches.proj.out_channels,
         "depths": [len(layer.blocks) for layer in stages],
-        "num_heads": [layer.blocks[0].attn.num_heads for layer in stages],
-        "window_size": side(block.window_size),
+        "num_heads": [block.attn.num_heads for block in blocks],
+        "window_size": windows_of(blocks),
         "mlp_ratio": block.mlp.fc1.out_features / block.mlp.fc1.in_features,
         "qkv_bias": has_bias(block.attn),
-        "always_partition": bool(getattr(block, "always_partition", False)),
+        "always_partition": always_partitions(block),
         "strict_img_size": bool(getattr(patches, "strict_img_size", True)),
         "in_chans": patches.proj.in_channels,
         **more,
     }
     if version == 2:
-        arguments["pretrained_window_sizes"] = [side(layer.blocks[0].attn.pretrained_window_size) for layer in stages]
+        arguments["pretrained_window_sizes"] = [side(block.attn.pretrained_window_size) for block in blocks]
     keys = ["crop_pct", "crop_mode", "interpolation", "label_names"] + ["mean", "std"] * (arguments["in_chans"] == 3)
     data = {key: pretrained[key] for key in keys if pretrained.get(key) is not None}
     data["input_size"] = [arguments["in_chans"], height, width]

@@ -66,7 +66,9 @@ def check_code(module: Any) -> None:
 
     Of copies of other code the structure alone is known.
     """
-    library = library_of(module)
+    # The code of a container is that of its parts.
+    is_container = type(module).__module__ == "torch.nn.modules.container"
+    library = library_of(next(module.children(), module) if is_container else module)
     if library is None:
         return
     activated = [part for _, part in activations(module)]

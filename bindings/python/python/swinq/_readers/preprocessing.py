@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .._common.errors import ArgumentError
-from .description import side
+from .description import extent, side
 
 
 def transform_of(preprocessing: Any) -> dict[str, Any] | None:
@@ -49,15 +49,16 @@ def of_torchvision(preset: Any) -> dict[str, Any]:
 
 def of_timm(data: Mapping[str, Any]) -> dict[str, Any]:
     """timm's data configuration, as ``timm.data.resolve_model_data_config`` gives it."""
-    size = side(data["input_size"][1:])
-    resized = int(size / data.get("crop_pct", 0.9))
+    size = extent(data["input_size"][1:])
+    resized = [int(length / data.get("crop_pct", 0.9)) for length in data["input_size"][1:]]
+    is_kept = resized == list(data["input_size"][1:])
     mode = data.get("crop_mode", "center")
-    if mode != "center" and not (mode == "squash" and resized == size):
+    if mode != "center" and not (mode == "squash" and is_kept):
         raise ArgumentError(f"preprocessing: crop_mode `{mode}` is not supported; use center")
     return {
         "family": "timm",
         "size": size,
-        "resize": "direct" if mode == "squash" else {"shorter_side": resized},
+        "resize": "direct" if mode == "squash" else {"shorter_side": resized[0]} if isinstance(size, int) else {"cover": resized},
         "filter": data.get("interpolation", "bicubic"),
         "mean": list(data.get("mean", (0.485, 0.456, 0.406))),
         "std": list(data.get("std", (0.229, 0.224, 0.225))),

@@ -32,7 +32,8 @@ def describe(module: Any, preprocessing: Any) -> Description:
     if reader is None:
         raise ArgumentError(
             f"model: {type(module).__module__}.{type(module).__name__} is not a Swin of timm, torchvision, transformers, "
-            "Microsoft, OpenMMLab or detectron2, nor a stack of blocks of SwinIR, Swin2SR or CLAP; if it contains one, pass that module, or the whole to swinq.torch.quantize"
+            "Microsoft, OpenMMLab or detectron2, nor a stage of one, nor a stack of blocks of SwinIR, Swin2SR or CLAP; if it contains one, pass "
+            "that module, or the whole to swinq.torch.quantize"
         )
     check_compiled(module)
     check_code(module)

@@ -1,36 +1,92 @@
-"""Live modules that are stacks of Swin blocks in other networks: they take tokens and the grid of these.
+"""Live modules that are stacks of Swin blocks: they take tokens and the grid of these.
 
-Those of transformers are known by their classes, all others by their structure: SwinIR, and Swin2SR in the code of its authors.
-Swin2SR of transformers has no module for a stack alone: there it is the list of its layers, which are called one after another.
+Stages of timm, transformers and torchvision are known by their classes, all others by their structure: SwinIR, Swin2SR in the code of its
+authors, and layers in Microsoft's manner. Swin2SR of transformers has no module for a stack alone: there it is the list of its layers,
+which are called one after another. So are the decoders of Swin-Unet, whose layers end with an expansion that is no part of a stack.
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from .._common.errors import ArgumentError
-from .description import Description, Reader, has_bias, in_microsoft_keys, is_a, side, version_of
+from . import stages
+from .description import Reader, is_a
+from .tokens import Tokens
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of stacks."""
+
+    read: Reader
+    #: How a stack of this kind takes its tokens.
+    tokens: Callable[[Any], Tokens]
 
 
 def reader_of(module: Any) -> Reader | None:
     """What reads a stack; ``None`` for any other module."""
-    if is_a(module, CLAP_STAGE):
-        return clap
-    if is_list(module):
-        return swin2sr
+    kind = kind_of(module)
+    return None if kind is None else kind.read
+
+
+def tokens_of(module: Any) -> Tokens | None:
+    """How a stack takes its tokens; ``None`` for any other module."""
+    kind = kind_of(module)
+    return None if kind is None else kind.tokens(module)
+
+
+def kind_of(module: Any) -> Kind | None:
+    """The kind of a stack; ``None`` for any other module."""
+    for name, kind in BY_CLASS.items():
+        if is_a(module, name):
+            return kind
+    if is_a(module, ("torch.nn.modules.container", "Sequential")):
+        return TORCHVISION if len(module) > 0 and all(is_a(block, TORCHVISION_BLOCK) for block in module) else None
+    if type(module).__name__ == "ModuleList":
+        return _kind_of_list(module)
+    return _kind_of_layer(module)
+
+
+def _kind_of_list(module: Any) -> Kind | None:
+    if len(module) == 0:
+        return None
+    if all(is_a(layer, SWIN2SR_LAYER) for layer in module):
+        return SWIN2SR
+    is_plain = all(_is_block(block) and hasattr(block, "input_resolution") for block in module)
+    return MICROSOFT if is_plain and _parameters(module[0]) == ["x"] else None
+
+
+def _kind_of_layer(module: Any) -> Kind | None:
     blocks: Any = getattr(module, "blocks", None)
     # Other networks have other modules by this name, some of which have no length.
     if type(blocks).__name__ not in ("ModuleList", "Sequential") or not inspect.isfunction(type(module).forward):
         return None
-    if len(blocks) > 0 and all(_is_block(block) for block in blocks) and _parameters(module) == ["x", "x_size"]:
-        return restoration
-    return None
+    if len(blocks) == 0 or not all(_is_block(block) for block in blocks):
+        return None
+    if foreign_part(module, ("blocks", "downsample")) is not None:
+        return None
+    kind = BY_PARAMETERS.get(tuple(_parameters(module)))
+    # Video Swin and others take maps by the same name.
+    return None if kind is MICROSOFT and _parameters(module) == ["x"] and not stages.is_built_for_a_grid(module) else kind
 
 
 def is_list(module: Any) -> bool:
     """Whether a stack is a list of layers, which a program calls itself."""
-    return type(module).__name__ == "ModuleList" and len(module) > 0 and all(is_a(layer, SWIN2SR_LAYER) for layer in module)
+    return type(module).__name__ == "ModuleList" and _kind_of_list(module) is not None
+
+
+def lists_in(model: Any) -> Iterator[Any]:
+    """The lists of layers in a model that its code calls one after another: those of Swin2SR of transformers, and the blocks of layers
+    that end with an expansion of patches."""
+    for module in model.modules():
+        if is_list(module) and is_a(module[0], SWIN2SR_LAYER):
+            yield module
+        children = dict(module.named_children())
+        if "upsample" in children and is_list(children.get("blocks")) and foreign_part(module, ("blocks", "upsample")) is None:
+            yield children["blocks"]
 
 
 def called(module: Any) -> Any:
@@ -44,18 +100,13 @@ def run(module: Any, *args: Any) -> Any:
         return module(*args)
     tokens, *others = args
     for layer in module:
-        tokens = layer(tokens, *others)[0]
+        output = layer(tokens, *others)
+        tokens = output[0] if isinstance(output, tuple) else output
     return tokens
 
 
-def grid_parameter(module: Any) -> str | None:
-    """The name of the parameter of a stack's ``forward`` that takes the rows and columns of the grid of its tokens; ``None`` for any
-    other module."""
-    return None if reader_of(module) is None else _parameters(module)[1]
-
-
 def _parameters(module: Any) -> list[str]:
-    return list(inspect.signature(type(called(module)).forward).parameters)[1:]
+    return list(inspect.signature(type(module).forward).parameters)[1:]
 
 
 def _is_block(block: Any) -> bool:
@@ -66,83 +117,39 @@ def _is_block(block: Any) -> bool:
     return all(hasattr(block, part) for part in PARTS) and foreign_part(block) is None
 
 
-def foreign_part(block: Any) -> str | None:
-    """The name of a part that a block of another network has, and a Swin's has not; ``None`` if there is none."""
-    with_parameters = (name for name, part in block.named_children() if any(True for _ in part.parameters()))
-    return next((name for name in with_parameters if name not in PARTS), None)
-
-
-def restoration(module: Any, _: Any) -> Description:
-    """The blocks of a group of SwinIR or Swin2SR, which fixed their windows and their shift when they were built."""
-    if getattr(module, "downsample", None) is not None:
-        raise ArgumentError("model: `downsample` of a stack of blocks is a merging of patches, which these networks have not")
-    version, blocks = version_of(module), list(module.blocks)
-    first = blocks[0]
-    channels, hidden = first.mlp.fc1.in_features, first.mlp.fc1.out_features
-    values: dict[str, Any] = {"WINDOW_SIZE": side(first.window_size), "QKV_BIAS": has_bias(first.attn)}
-    if version == 2:
-        values["PRETRAINED_WINDOW_SIZES"] = [side(first.attn.pretrained_window_size)]
-    elif first.attn.scale != (channels // first.num_heads) ** -0.5:
-        values["QK_SCALE"] = first.attn.scale
-    # A network without shifted blocks may be built for images that it pads.
-    grid = [-(-length // side(first.window_size)) * side(first.window_size) for length in first.input_resolution]
-    described = _described(module, version, grid, (channels, hidden), [first.num_heads], [len(blocks)], values)
-    described.windows, described.dialect, described.renamed = "restoration", "microsoft", {"": "layers.0."}
-    return described
-
-
-def clap(module: Any, _: Any) -> Description:
-    """A stage of the audio encoder of CLAP, with the merging of patches behind its blocks, and the tokens before it."""
-    first = module.blocks[0]
-    heads, hidden = first.attention.self.num_attention_heads, first.intermediate.dense.out_features
-    values = {"WINDOW_SIZE": side(first.attention.self.window_size), "QKV_BIAS": first.attention.self.query.bias is not None}
-    depths, merges = [len(module.blocks)], module.downsample is not None
-    described = _described(
-        module, 1, first.input_resolution, (module.dim, hidden), [heads, 2 * heads][: 1 + merges], (depths + [0])[: 1 + merges], values
-    )
-    described.windows, described.dialect, described.renamed = "hf", "hf", {"": "encoder.layers.0."}
-    return described
-
-
-def swin2sr(module: Any, _: Any) -> Description:
-    """The layers of a stage of Swin2SR."""
-    first = module[0]
-    attention = first.attention.self
-    values = {
-        "WINDOW_SIZE": side(first.window_size),
-        "QKV_BIAS": attention.query.bias is not None,
-        "PRETRAINED_WINDOW_SIZES": [side(attention.pretrained_window_size)],
-    }
-    widths = first.intermediate.dense.in_features, first.intermediate.dense.out_features
-    described = _described(module, 2, first.input_resolution, widths, [attention.num_attention_heads], [len(module)], values)
-    described.dialect, described.renamed = "hf", {"": "encoder.layers.0.blocks."}
-    return described
-
-
-def _described(
-    module: Any, version: int, grid: Any, widths: tuple[int, int], heads: list[int], depths: list[int], values: dict[str, Any]
-) -> Description:
-    """The description of a stack for a grid of tokens, with ``widths`` channels of them and in the MLP; all its stages are outputs."""
-    channels, hidden = widths
-    values |= {
-        "TAKES_TOKENS": True,
-        "IN_CHANS": channels,
-        "PATCH_SIZE": 1,
-        "PATCH_NORM": False,
-        "EMBED_DIM": channels,
-        "DEPTHS": depths,
-        "NUM_HEADS": heads,
-        "MLP_RATIO": hidden / channels,
-    }
-    kind = type(called(module))
-    name = f"{kind.__module__.partition('.')[0]} {kind.__name__}"
-    described = in_microsoft_keys(name, version, list(grid), 1, values, None)
-    described.task, described.outputs = "features", list(range(len(depths)))
-    return described
-
-
 #: The parts of a block with parameters, by Microsoft's names.
 PARTS = ("norm1", "attn", "norm2", "mlp")
-#: The classes of CLAP's stages and of Swin2SR's layers: the Python module that defines each, and its name.
-CLAP_STAGE = ("transformers.models.clap.modeling_clap", "ClapAudioStage")
+
+
+def foreign_part(module: Any, parts: tuple[str, ...] = PARTS) -> str | None:
+    """The name of a part with parameters of a module that is not among ``parts``, those of a Swin's; ``None`` if there is none."""
+    with_parameters = (name for name, part in module.named_children() if any(True for _ in part.parameters()))
+    return next((name for name in with_parameters if name not in parts), None)
+
+
+def _in_dimensions(_: Any) -> Tokens:
+    return Tokens(("input_dimensions",))
+
+
+CLAP = Kind(stages.clap, lambda _: Tokens(("input_dimensions",), other_network="always_partition"))
+SWIN2SR = Kind(stages.swin2sr, _in_dimensions)
+TORCHVISION = Kind(stages.torchvision, lambda _: Tokens(in_rows=True))
+MICROSOFT = Kind(stages.microsoft, stages.microsoft_tokens)
+TIMM = Kind(stages.timm, stages.timm_tokens)
+#: The classes of blocks and layers: the Python module that defines each, and its name.
 SWIN2SR_LAYER = ("transformers.models.swin2sr.modeling_swin2sr", "Swin2SRLayer")
+TORCHVISION_BLOCK = ("torchvision.models.swin_transformer", "SwinTransformerBlock")
+#: The kinds of stages that are known by their classes.
+BY_CLASS = {
+    ("transformers.models.clap.modeling_clap", "ClapAudioStage"): CLAP,
+    ("transformers.models.swin.modeling_swin", "SwinStage"): Kind(stages.transformers, stages.transformers_tokens),
+    ("transformers.models.swinv2.modeling_swinv2", "Swinv2Stage"): Kind(stages.transformers_v2, _in_dimensions),
+    ("timm.models.swin_transformer", "SwinTransformerStage"): TIMM,
+    ("timm.models.swin_transformer_v2", "SwinTransformerV2Stage"): TIMM,
+}
+#: Those that are known by their structure, by the parameters of ``forward``.
+BY_PARAMETERS = {
+    ("x", "x_size"): Kind(stages.restoration, lambda _: Tokens(("x_size",))),
+    ("x", "H", "W"): MICROSOFT,
+    ("x",): MICROSOFT,
+}

@@ -55,7 +55,7 @@ def replace(
     places = _places(model, checkpoints)
     swins = [_found(place, names, path, checkpoints[path]) for path, (place, names) in places.items()]
     if calls is not None:
-        records = record_calls(model, calls, [swin.module for swin, _ in swins], 1)
+        records = record_calls(model, calls, {swin.module: () for swin, _ in swins}, 1)
     report, made, engines = Report(model), [], Engines()
     for (swin, quantized), path in zip(swins, places, strict=True):
         try:

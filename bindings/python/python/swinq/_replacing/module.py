@@ -126,7 +126,7 @@ class SwinModule(Replacement):
 
     def _run(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         parameters = self._parameters_of_forward
-        if len(args) == 1 and not kwargs and not self._arguments and parameters.grid is None:
+        if len(args) == 1 and not kwargs and not self._arguments and parameters.tokens is None:
             # Most calls are of this kind, and to bind their arguments would cost half of their time.
             given = args[0]
             images = images_in(given)

@@ -27,7 +27,7 @@ from .._readers.stacks import foreign_part
 from .module import Engines, SwinModule
 from .original import opened_float
 from .report import Left, Replaced, Report
-from .swins import exchanged, is_replaced, kind_of, none_in, swins_of
+from .swins import exchanged, is_replaced, kind_of, none_in, stages_of, swins_of
 
 
 @dataclass
@@ -128,8 +128,12 @@ def find_swins(
                 del opened[module]
         calibration.check(float_model)
     if opened:
-        records = record_calls(model, calibration.calibrate, opened, calibration.samples, first, calibration.progress)
+        inner = {module: list(stages_of(module)) for module in opened}
+        records = record_calls(model, calibration.calibrate, inner, calibration.samples, first, calibration.progress)
         processes.start_threads("quantize")
+        opened, places = _with_stages(opened, places, records, left)
+        for module in opened.keys() - inner.keys():
+            calibration.check(opened[module])
     for module, float_model in opened.items():
         try:
             check_type(records[module])
@@ -139,6 +143,26 @@ def find_swins(
             continue
         swins.append(FoundSwin(module, places[module], float_model, records[module], outputs))
     return swins, left
+
+
+def _with_stages(
+    opened: Mapping[Any, Model], places: Mapping[Any, list[str]], records: Mapping[Any, Record], left: list[Left]
+) -> tuple[dict[Any, Model], dict[Any, list[str]]]:
+    """``opened`` and ``places`` with the stages that were called in the place of each Swin that was not. Stages that cannot be read go to
+    ``left``."""
+    found, all_places = dict(opened), dict(places)
+    for swin in opened:
+        stages = {stage: name for stage, name in stages_of(swin).items() if records[stage].is_called}
+        if records[swin].is_called or not stages:
+            continue
+        del found[swin]
+        for stage, inside in stages.items():
+            all_places[stage] = [f"{name}.{inside}" if name else inside for name in places[swin]]
+            try:
+                found[stage] = opened_float(stage)
+            except Error as error:
+                left.append(Left(all_places[stage][0], kind_of(stage), str(error)))
+    return found, all_places
 
 
 def quantized(swin: FoundSwin, recipe: Any, ptq: str | None, batch_size: int, progress: Progress | None) -> Model:

@@ -10,6 +10,7 @@ import torch
 from .._common.errors import ArgumentError
 from .._readers.layers import uncompiled
 from .._readers.recognition import reader_of
+from .._readers.stacks import is_list, lists_in, tokens_of
 from .in_place import InPlace, guard
 from .replacement import Replacement
 
@@ -22,10 +23,22 @@ def swins_of(model: Any) -> dict[Any, list[str]]:
         hint = "; pass its `model`" if isinstance(inner, torch.nn.Module) else ""
         raise ArgumentError(f"model: {type(model).__name__} is no torch.nn.Module{hint}")
     found: dict[Any, list[str]] = {}
-    for module, name in outermost(model, lambda module: is_replaced(module) or reader_of(uncompiled(module)) is not None):
+    lists = list(lists_in(model))
+
+    def is_swin(module: Any) -> bool:
+        # What calls the layers of any other list is not known.
+        return reader_of(module) is not None and (module in lists or not is_list(module))
+
+    for module, name in outermost(model, lambda module: is_replaced(module) or is_swin(uncompiled(module))):
         if not is_replaced(module):
             found.setdefault(module, []).append(name)
     return found
+
+
+def stages_of(swin: Any) -> dict[Any, str]:
+    """The stages inside of a Swin that can run by themselves, with their names: a program may call them, and never the whole."""
+    inside = {module: name for name, module in uncompiled(swin).named_modules() if name}
+    return {module: name for module, name in inside.items() if tokens_of(module) is not None and not is_list(module)}
 
 
 def outermost(model: Any, is_wanted: Callable[[Any], bool], name: str = "") -> Iterator[tuple[Any, str]]:
@@ -54,8 +67,8 @@ def none_in(model: Any) -> str:
     if found:
         return f"Its Swins ({', '.join(found)}) {state}"
     return (
-        "It contains no Swin of timm, torchvision, transformers, Microsoft, OpenMMLab or detectron2, and no stack of blocks of SwinIR, Swin2SR "
-        "or CLAP"
+        "It contains no Swin of timm, torchvision, transformers, Microsoft, OpenMMLab or detectron2, no stage of one, and no stack of blocks "
+        "of SwinIR, Swin2SR or CLAP"
     )
 
 

@@ -19,7 +19,7 @@ from .._replacing.module import Engines, SwinModule, opened
 from .._replacing.options import check_options
 from .._replacing.original import check_architecture, opened_float
 from .._replacing.replacement import Unsaved
-from .._replacing.swins import exchanged, kind_of, none_in, swins_of
+from .._replacing.swins import exchanged, kind_of, none_in, stages_of, swins_of
 from .._training.prepared import LEARNED, prepared_of
 from . import safetensors
 from .index import IN_PLACE, PREPARED, REST, Index, SavedSwin, read_file, read_index
@@ -77,6 +77,8 @@ def _places(model: Any, index: Index, folder: Path) -> list[Any]:
     named: dict[str, Any] = {}
     for module, names in swins_of(model).items():
         named |= {plain(name): module for name in names}
+        for stage, inside in stages_of(module).items():
+            named |= {plain(f"{name}.{inside}" if name else inside): stage for name in names}
     found = [_place(model, named, saved, folder) for saved in index.swins]
     if len(set(found)) != len(found):
         raise ModelError(f"{folder}: has two Swins for one module of {kind_of(model)}; save the model again")

@@ -32,7 +32,7 @@ def structure_as_json(structure: Any) -> Any:
     if isinstance(structure, Absent):
         return {"absent": structure.place}
     if isinstance(structure, Sides):
-        return {"sides": list(structure.outputs)}
+        return {"sides": list(structure.outputs)} | ({} if structure.axis is None else {"axis": structure.axis})
     kind = structure.kind
     if not _is_of_outputs(kind):
         raise ArgumentError(f"a {kind.__name__}, which a Swin of this model gives, is no class of outputs that can be saved")
@@ -53,8 +53,9 @@ def structure_from_json(description: Any) -> Any:
     if set(fields) == {"absent"} and isinstance(fields["absent"], str):
         return Absent(fields["absent"])
     sides = fields.get("sides")
-    if set(fields) == {"sides"} and isinstance(sides, list) and all(isinstance(name, str) for name in sides):
-        return Sides(outputs=tuple(sides))
+    axis = fields.get("axis")
+    if set(fields) - {"axis"} == {"sides"} and axis in (None, 0, 1) and isinstance(sides, list) and all(isinstance(name, str) for name in sides):
+        return Sides(outputs=tuple(sides), axis=axis)
     if set(fields) == {"kind", "parts"} and isinstance(fields["parts"], list):
         kind = class_named(fields["kind"])
         if not _is_of_outputs(kind):
