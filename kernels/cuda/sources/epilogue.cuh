@@ -249,6 +249,17 @@ INLINE void add8(Residual* residual, f32 (&y)[8]) {
     store8(residual, y);
 }
 
+// Step 5 of STORE_RESIDUAL for an f32 residual, if columns form full groups of four alone: adds the first `count` columns.
+INLINE void add_fours(Residual* residual, const f32 (&y)[8], s32 count) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+        if (i >= count) continue;
+        f32x4* to = reinterpret_cast<f32x4*>(residual + i);
+        f32x4 old = *to;
+        *to = f32x4{y[i] + old.x, y[i + 1] + old.y, y[i + 2] + old.z, y[i + 3] + old.w};
+    }
+}
+
 // The reciprocal of the length of a head's vector, of which this lane holds channels 8 l to 8 l + 7 for l = lane % 4.
 INLINE f32 inverse_length(const f32 (&x)[8]) {
     if constexpr (!RESIDUAL_F32) return inverse_length_fast(x);
@@ -324,6 +335,12 @@ INLINE void finish8(const Epilogue& e, const Columns& columns, bool there, u32 t
     u64 at = static_cast<u64>(target) * e.stride + column;
     if constexpr (!WHOLE) {
         finish_values(e, columns, y, tail);
+        if constexpr (STORE == STORE_RESIDUAL && RESIDUAL_F32) {
+            if (e.n % 4 == 0) {
+                if (there) add_fours(static_cast<Residual*>(e.out) + at, y, e.n - column);
+                return;
+            }
+        }
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             if (there && column + i < e.n) store_one(e, at + i, y[i]);

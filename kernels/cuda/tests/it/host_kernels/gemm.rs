@@ -15,8 +15,8 @@ use super::linear::{Case, Kind};
 use super::rows::to_halves;
 
 /// Output columns and input columns, including partial tiles.
-const SHAPES: [(usize, usize); 8] =
-    [(96, 96), (288, 48), (40, 144), (18, 64), (96, 160), (32, 192), (33, 128), (10, 40)];
+const SHAPES: [(usize, usize); 9] =
+    [(96, 96), (288, 48), (40, 144), (18, 64), (96, 160), (32, 192), (33, 128), (10, 40), (60, 96)];
 
 /// A GPU without `wgmma`, because `wgmma` cannot run on the host.
 pub const GPU: Gpu = Gpu { shared: 232_448, multiprocessors: 132, wgmma: false };
