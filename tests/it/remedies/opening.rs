@@ -26,6 +26,7 @@ type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
 /// Writes the files that the cases open.
 pub fn prepare(book: &Book) {
     book.write("small.yaml", SMALL);
+    book.write("windows.yaml", SMALL.replace("WINDOW_SIZE: 3", "WINDOW_SIZE: [[2, 2], [3, 3]]"));
     book.write("stage1.yaml", SMALL.replace("EMBED_DIM", "OUT_FEATURES: [stage1], EMBED_DIM"));
     let from = root().join("model/tests/checkpoints");
     let mut files = vec![
@@ -85,6 +86,13 @@ fn variants(book: &Book, tensors: &Tensors) {
     let openmmlab =
         microsoft.iter().map(|(name, tensor)| (renamed(name), tensor.clone())).collect::<Tensors>();
     write(&book.path("namings.safetensors"), &microsoft.into_iter().chain(openmmlab).collect());
+    // The first stage has windows of 2 x 2 tokens.
+    let mut windows = tensors.clone();
+    windows.insert(
+        "layers.0.blocks.0.attn.relative_position_bias_table".to_owned(),
+        (vec![9, 2], vec![0.1; 18]),
+    );
+    write(&book.path("windows.safetensors"), &windows);
     write(&book.path("headless.safetensors"), &headless);
     write(&book.path("detector.safetensors"), &detector.collect());
     write(&book.path("simmim.safetensors"), &headless.into_iter().chain([stray("mask_token")]).collect());
@@ -278,6 +286,11 @@ fn networks(book: &Book) {
             "features inner.safetensors",
             "eval inner.safetensors --task features",
         ],
+    );
+    book.opening(
+        &format!("eval windows.safetensors {cfg}"),
+        "the windows of the stages are [2, 3]: each has its own, as in a Swin-S3",
+        &["eval windows.safetensors --cfg windows.yaml"],
     );
     let keys = "has no keys above its tensors; leave --weights out, or name the beginning";
     book.opening(
