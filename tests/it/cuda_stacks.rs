@@ -78,7 +78,7 @@ fn an_f32_residual_has_the_bits_of_the_cpu_at_every_size() {
     }
 }
 
-/// A stack of 48 channels, of which an f16 residual has whole groups.
+/// A stack of 48 channels, which are whole groups for an f16 residual.
 fn of_whole_groups(config: SwinConfig) -> SwinConfig {
     let outputs = vec![StageOutput::of_stage(0, false)];
     let config = SwinConfig { in_chans: 48, embed_dim: 48, depths: vec![2], num_heads: vec![2], ..config };

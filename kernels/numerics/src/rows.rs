@@ -63,7 +63,7 @@ impl RowMap {
         RowMap::from_rows(rows.iter().map(|row| row.map_or(PAD, number)).collect(), tokens)
     }
 
-    /// A map onto `tokens` rows, in which [`PAD`] is padding.
+    /// A map onto `tokens` rows; [`PAD`] is padding.
     ///
     /// # Errors
     /// As [`RowMap::new`].

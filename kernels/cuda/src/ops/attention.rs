@@ -57,7 +57,7 @@ struct Scales {
 
 impl DeviceAttention {
     /// Prepares attention for `spec` (except its `store`), storing results as `store`. With an f32 residual, INT8 attention is
-    /// bit-exact to the reference. A head has [`HEAD_DIM`] columns in the input and in the output, of which those beyond its own
+    /// bit-exact to the reference. A head has [`HEAD_DIM`] columns in the input and in the output. Those beyond its own
     /// are zeros.
     ///
     /// # Errors

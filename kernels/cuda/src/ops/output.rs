@@ -54,7 +54,7 @@ pub struct OutputForm {
 /// The most maps of a launch.
 const MOST_MAPS: usize = 16;
 
-/// Constants for which the kernel of feature maps is compiled.
+/// Constants of the kernel of feature maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapsConfig {
     /// Element type of the residual.

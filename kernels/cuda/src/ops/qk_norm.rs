@@ -53,7 +53,7 @@ pub struct DeviceQkNorm {
 
 impl DeviceQkNorm {
     /// Prepares the op. Its input has the type of the residual stream. A head has [`HEAD_DIM`] columns in the input and in the
-    /// output, of which those beyond its own are zeros.
+    /// output. Those beyond its own are zeros.
     ///
     /// # Errors
     /// [`CudaError::Unsupported`] if a head has more than [`HEAD_DIM`] channels. Also if the kernel does not compile,

@@ -13,7 +13,7 @@ const THREADS: u32 = 256;
 /// Tokens and channels of a tile.
 const TILE: usize = 32;
 
-/// Constants for which the kernel is compiled.
+/// Constants of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokensConfig {
     /// Channels of a token.

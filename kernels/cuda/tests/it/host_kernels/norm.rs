@@ -164,7 +164,7 @@ fn cases() -> [Case; 5] {
     ]
 }
 
-/// Rows of groups of four columns, of which an f32 residual alone has whole ones.
+/// Rows of groups of four columns, as an f32 residual alone may have them.
 fn groups_of_four() -> [Case; 2] {
     [Case::new(2, 33, 180, 1, true), Case::new(1, 5, 240, 4, true)]
 }

@@ -102,7 +102,7 @@ fn forms() -> impl Iterator<Item = OutputForm> {
 #[test]
 fn maps_are_those_of_the_reference_in_every_type_and_order() {
     let Some(compiler) = Compiler::get() else { return };
-    // Tokens around those of a block, even and odd numbers of them, and rows of which a block holds few.
+    // Tokens around those of a block, even and odd numbers of them, and rows so long that a block holds few.
     let sizes = [
         (1, 1, 96),
         (2, 49, 40),
