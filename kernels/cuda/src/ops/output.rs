@@ -103,7 +103,7 @@ impl MapsConfig {
 
     /// Bytes of a token in shared memory: an odd number of 16-byte chunks.
     fn token_bytes(&self, columns: usize) -> usize {
-        self.residual.bytes() * columns | 16
+        (self.residual.bytes() * columns) | 16
     }
 }
 
