@@ -111,8 +111,8 @@ fn inspect_says_what_becomes_of_a_residual_that_leaves_f16() {
     let cases = [
         (small(), "f32 on a GPU and in export --fp16", true),
         (second, "f32 on a GPU; export --fp16 is refused", false),
-        (stack(), "f32 in export --fp16", true),
-        (second_stack, "export --fp16 is refused", false),
+        (stack(), "f32 on a GPU and in export --fp16", true),
+        (second_stack, "f32 on a GPU; export --fp16 is refused", false),
     ];
     for (config, words, is_exported) in cases {
         let blocks = all_blocks(&config).into_iter().map(|id| (id, 75_000.0)).collect();

@@ -147,17 +147,12 @@ fn describe_network(model: &QuantizedModel, out: &mut impl Write) -> anyhow::Res
     Ok(())
 }
 
-/// Whether f16 holds the residual stream, and its type or a refusal otherwise. A stack of blocks runs on no GPU.
+/// Whether f16 holds the residual stream, and its type or a refusal otherwise.
 fn in_f16(model: &QuantizedModel) -> &'static str {
-    let config = &model.config;
-    if model.f16_residual() == F16Residual::Fits {
-        return "fits f16";
-    }
-    match (config.takes_tokens(), config.version) {
-        (false, SwinVersion::V1) => "f32 on a GPU and in export --fp16",
-        (false, SwinVersion::V2) => "f32 on a GPU; export --fp16 is refused",
-        (true, SwinVersion::V1) => "f32 in export --fp16",
-        (true, SwinVersion::V2) => "export --fp16 is refused",
+    match (model.f16_residual(), model.config.version) {
+        (F16Residual::Fits, _) => "fits f16",
+        (_, SwinVersion::V1) => "f32 on a GPU and in export --fp16",
+        (_, SwinVersion::V2) => "f32 on a GPU; export --fp16 is refused",
     }
 }
 
