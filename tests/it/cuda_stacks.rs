@@ -5,21 +5,13 @@ use half::f16;
 use swinq_int8_runtime::cuda::{Gemm, ResidualType};
 use swinq_int8_runtime::{Backend, Engine, ImageLayout, Images, OutputLayout, OutputMut, Pixels};
 use swinq_model::{Size, StageOutput, SwinConfig};
-use swinq_testing::XorShift;
-use swinq_testing::model::{second_stack, stack, stack_behind_merging};
+use swinq_testing::model::{maps, second_stack, stack, stack_behind_merging, tokens};
 
 use crate::common::gpu;
 use crate::cuda::{cpu, float, options, quantized, sqnr_db};
 
 /// Grids of whole windows, and grids that are padded where the rule of the stack takes them.
 const SIZES: [(usize, usize); 6] = [(8, 12), (4, 20), (16, 4), (13, 18), (9, 7), (64, 120)];
-
-/// Tokens of `images` grids, f32 `[images, height, width, channels]`.
-fn tokens(config: &SwinConfig, size: Size, images: usize) -> Vec<f32> {
-    let mut rng = XorShift::new(size.area() as u64);
-    let value = |_| (rng.next() >> 40) as f32 / (1 << 22) as f32 - 2.0;
-    (0..images * size.area() * config.in_chans).map(value).collect()
-}
 
 /// Every output of `engine`.
 fn run<'a>(engine: &Engine, size: Size, tokens: impl Into<Pixels<'a>>, layout: ImageLayout) -> Vec<Vec<f32>> {
@@ -33,15 +25,6 @@ fn run<'a>(engine: &Engine, size: Size, tokens: impl Into<Pixels<'a>>, layout: I
         .collect();
     engine.run(images, &mut outputs).unwrap();
     found
-}
-
-/// `tokens` as maps `[images, channels, height, width]`.
-fn maps<T: Copy>(tokens: &[T], size: Size, channels: usize) -> Vec<T> {
-    let map = |map: &[T]| {
-        let value = |at: usize| map[at % size.area() * channels + at / size.area()];
-        (0..map.len()).map(value).collect::<Vec<T>>()
-    };
-    tokens.chunks(size.area() * channels).flat_map(map).collect()
 }
 
 #[test]

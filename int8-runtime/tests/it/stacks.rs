@@ -9,8 +9,8 @@ use swinq_int8_runtime::{
 use swinq_kernels::Cpu;
 use swinq_model::site::all_sites;
 use swinq_model::{Linear, QuantizedModel, Site, Size, SwinConfig};
-use swinq_testing::model::{random, second_stack, stack, stack_behind_merging};
-use swinq_testing::{XorShift, relative_distance};
+use swinq_testing::model::{maps, random, second_stack, stack, stack_behind_merging, tokens};
+use swinq_testing::relative_distance;
 
 use crate::backbones::{engine, outputs_of, quantized};
 use crate::common::RECIPES;
@@ -26,22 +26,6 @@ fn stacks() -> [SwinConfig; 3] {
 fn sizes(config: &SwinConfig) -> Vec<Size> {
     let sizes = SIZES.iter().map(|&(height, width)| Size::new(height, width));
     sizes.filter(|&size| config.grids(size).is_ok()).collect()
-}
-
-/// Tokens of `images` grids of `size`, f32 `[images, height, width, channels]`.
-fn tokens(config: &SwinConfig, size: Size, images: usize) -> Vec<f32> {
-    let mut rng = XorShift::new(size.area() as u64);
-    let values = images * size.area() * config.in_chans;
-    (0..values).map(|_| (rng.next() >> 40) as f32 / (1 << 22) as f32 - 2.0).collect()
-}
-
-/// `tokens` as maps `[images, channels, height, width]`.
-fn maps(tokens: &[f32], size: Size, channels: usize) -> Vec<f32> {
-    let map = |map: &[f32]| {
-        let value = |at: usize| map[at % size.area() * channels + at / size.area()];
-        (0..map.len()).map(value).collect::<Vec<_>>()
-    };
-    tokens.chunks(size.area() * channels).flat_map(map).collect()
 }
 
 /// Every output of the float forward of `tokens` with `sites`.

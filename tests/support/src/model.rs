@@ -133,6 +133,22 @@ pub fn stack_behind_merging() -> SwinConfig {
     .into_backbone(vec![StageOutput::of_stage(1, false)])
 }
 
+/// Tokens for a stack: f32 `[images, height, width, channels]`, in -2 to 2.
+pub fn tokens(config: &SwinConfig, size: Size, images: usize) -> Vec<f32> {
+    let mut rng = XorShift::new(size.area() as u64);
+    let value = |_| (rng.next() >> 40) as f32 / (1 << 22) as f32 - 2.0;
+    (0..images * size.area() * config.in_chans).map(value).collect()
+}
+
+/// `tokens` as maps `[images, channels, height, width]`.
+pub fn maps<T: Copy>(tokens: &[T], size: Size, channels: usize) -> Vec<T> {
+    let map = |map: &[T]| {
+        let value = |at: usize| map[at % size.area() * channels + at / size.area()];
+        (0..map.len()).map(value).collect::<Vec<T>>()
+    };
+    tokens.chunks(size.area() * channels).flat_map(map).collect()
+}
+
 /// [`shifted`] as a Swin V2.
 pub fn second() -> SwinConfig {
     SwinConfig { name: "second version".to_owned(), version: SwinVersion::V2, ..shifted() }
