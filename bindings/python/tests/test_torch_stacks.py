@@ -29,26 +29,11 @@ from spandrel.architectures.HAT import HAT
 from support import ROOT
 from torch_models import redraw
 from torch_stacks import STACKS, clap, swin2sr, swinir
-from torch_support import INT8, SAME, Case, error, leaves
+from torch_support import INT8, SAME, Case, error, every_call, leaves, outputs
 
 import swinq.torch
 from swinq import ArgumentError
 from swinq._calls import record
-
-
-def every_call(calls):
-    """A calibration with calls."""
-
-    def run(model):
-        for args, kwargs in calls:
-            model(*args, **kwargs)
-
-    return run
-
-
-def outputs(model, calls):
-    with torch.no_grad():
-        return [model(*args, **kwargs) for args, kwargs in calls]
 
 
 class Stacks(Case):
@@ -58,19 +43,7 @@ class Stacks(Case):
     def test_programs_give_what_they_gave(self):
         for name, (build, calls, count) in STACKS.items():
             with self.subTest(name):
-                model = build()
-                state = {key: value.clone() for key, value in model.state_dict().items()}
-                expected = outputs(model, calls)
-                report = swinq.torch.quantize(model, every_call(calls), recipe=None, share=False)
-                self.assertEqual(len(report.replaced), count)
-                for found, wanted in zip(outputs(model, calls), expected, strict=True):
-                    self.assert_alike(found, wanted, SAME)
-                swinq.torch.restore(model)
-                self.assertEqual(list(model.state_dict()), list(state))
-                for key, value in model.state_dict().items():
-                    self.assertTrue(torch.equal(value, state[key]), key)
-                for found, wanted in zip(outputs(model, calls), expected, strict=True):
-                    self.assert_alike(found, wanted, 1e-30)
+                self.check_calls(build(), calls, count)
 
     def test_int8_keeps_the_signal(self):
         for name, (build, calls, count) in STACKS.items():

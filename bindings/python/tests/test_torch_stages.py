@@ -16,23 +16,10 @@ need("timm", "torch", "torchvision", "transformers", name="torch")
 import torch
 from torch_models import redraw
 from torch_stages import STAGES, SWIN, V1, Htsat, Layer, OfTimm, OfTransformers, SwinUnet, built, of_images, of_torchvision
-from torch_support import INT8, SAME, Case, error, leaves
+from torch_support import INT8, SAME, Case, error, every_call, leaves, outputs
 
 import swinq.torch
 from swinq import ArgumentError
-
-
-def every_call(calls):
-    def run(model):
-        for args, kwargs in calls:
-            model(*args, **kwargs)
-
-    return run
-
-
-def outputs(model, calls):
-    with torch.no_grad():
-        return [model(*args, **kwargs) for args, kwargs in calls]
 
 
 class Stages(Case):
@@ -42,19 +29,7 @@ class Stages(Case):
     def test_programs_give_what_they_gave(self):
         for name, (_, calls, count) in STAGES.items():
             with self.subTest(name):
-                model = built(name)
-                state = {key: value.clone() for key, value in model.state_dict().items()}
-                expected = outputs(model, calls)
-                report = swinq.torch.quantize(model, every_call(calls), recipe=None, share=False)
-                self.assertEqual(len(report.replaced), count, report)
-                for found, wanted in zip(outputs(model, calls), expected, strict=True):
-                    self.assert_alike(found, wanted, SAME)
-                swinq.torch.restore(model)
-                self.assertEqual(list(model.state_dict()), list(state))
-                for key, value in model.state_dict().items():
-                    self.assertTrue(torch.equal(value, state[key]), key)
-                for found, wanted in zip(outputs(model, calls), expected, strict=True):
-                    self.assert_alike(found, wanted, 1e-30)
+                self.check_calls(built(name), calls, count)
 
     def test_int8_keeps_the_signal_and_is_saved(self):
         for name, (_, calls, count) in STAGES.items():

@@ -282,7 +282,7 @@ V1, V2 = "swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"
 SWIN, SWIN_V2 = (transformers.SwinModel, transformers.SwinConfig), (transformers.Swinv2Model, transformers.Swinv2Config)
 ANY = {"strict_img_size": False}
 SIZES = of_images((64, 64), (52, 100), (16, 64))
-#: A network, calls of it, and the number of its stacks.
+#: A network, calls of it, and the number of its stages.
 STAGES = {
     "stages of timm, V1": (lambda: OfTimm(V1), of_images((64, 64)), 3),
     "stages of timm, V2": (lambda: OfTimm(V2), of_images((64, 64)), 3),

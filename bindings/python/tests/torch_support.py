@@ -36,6 +36,21 @@ def in_threads(work, count: int) -> None:
         thread.join()
 
 
+def every_call(calls):
+    """A calibration with ``calls``: pairs of arguments and keywords."""
+
+    def run(model):
+        for args, kwargs in calls:
+            model(*args, **kwargs)
+
+    return run
+
+
+def outputs(model, calls):
+    with torch.no_grad():
+        return [model(*args, **kwargs) for args, kwargs in calls]
+
+
 class Inside(torch.nn.Module):
     """A program with a Swin, and with parameters of its own."""
 
@@ -57,6 +72,21 @@ class Case(unittest.TestCase):
         self.assertEqual([(path, one.shape, one.dtype) for path, one in found], [(path, one.shape, one.dtype) for path, one in expected])
         for (path, one), (_, other) in zip(found, expected, strict=True):
             self.assertLess(error(one, other), limit, path)
+
+    def check_calls(self, model, calls, count):
+        """``count`` parts of ``model`` that are replaced in float: its outputs are the same, and afterwards it is as before."""
+        state = {key: value.clone() for key, value in model.state_dict().items()}
+        expected = outputs(model, calls)
+        report = swinq.torch.quantize(model, every_call(calls), recipe=None, share=False)
+        self.assertEqual(len(report.replaced), count, report)
+        for found, wanted in zip(outputs(model, calls), expected, strict=True):
+            self.assert_alike(found, wanted, SAME)
+        swinq.torch.restore(model)
+        self.assertEqual(list(model.state_dict()), list(state))
+        for key, value in model.state_dict().items():
+            self.assertTrue(torch.equal(value, state[key]), key)
+        for found, wanted in zip(outputs(model, calls), expected, strict=True):
+            self.assert_alike(found, wanted, 1e-30)
 
     def check(self, module, name=""):
         """A Swin inside a program: in float its outputs are the same, in INT8 close; afterwards it is as before."""
