@@ -20,7 +20,7 @@ import time
 from typing import Any
 
 import torch
-from calls_on_gpu import Program, gpu_ms
+from calls_on_gpu import Program, compiled_ms, gpu_ms
 from transformers import SwinBackbone, SwinConfig
 
 import swinq.torch
@@ -42,24 +42,6 @@ def backbone(config: dict[str, Any]) -> Any:
     return SwinBackbone(SwinConfig(**config, out_features=STAGES)).eval().cuda()
 
 
-def compiled_ms(model: Any, images: Any) -> float:
-    """Milliseconds of a forward under torch.compile."""
-    run = torch.compile(copy.deepcopy(model).half(), mode="reduce-overhead")
-    for _ in range(10):
-        run(images)
-    times = []
-    for _ in range(5):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(30):
-            run(images)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 30)
-    torch._dynamo.reset()
-    return statistics.median(times)
-
-
 def engine_of(model: Any, images: Any, recipe: str | None, **options: Any) -> Any:
     program = Program(copy.deepcopy(model))
     swinq.torch.quantize(program, [images[:1].float()], recipe, ptq="basic", backend="cuda", **options)
@@ -79,7 +61,7 @@ def case(name: str, config: dict[str, Any], height: int, width: int, batch: int)
     found: dict[str, Any] = {"case": f"{name} {height}x{width} batch {batch}"}
     found["int8_ms"] = engine_ms(engine_of(model, images, "default", max_batch=batch), images)
     found["fp16_ms"] = engine_ms(engine_of(model, images, None, max_batch=batch), images)
-    found["torch_ms"] = compiled_ms(model, images)
+    found["torch_ms"] = compiled_ms(copy.deepcopy(model).half(), lambda run: run(images), 30)
     ratios = [found[key] / found["torch_ms"] for key in ("int8_ms", "fp16_ms")]
     print(
         f"{found['case']:<36} torch.compile {found['torch_ms']:.3f} ms, INT8 {found['int8_ms']:.3f} ({ratios[0]:.3f}x), "

@@ -61,6 +61,24 @@ def gpu_ms(call: Callable[[], object], calls: int = 50) -> float:
     return begin.elapsed_time(end) / calls
 
 
+def compiled_ms(program: Any, call: Callable[[Any], object], calls: int) -> float:
+    """Milliseconds of a call of ``program`` under torch.compile (mode `reduce-overhead`), between two events around replays of its graph."""
+    run = torch.compile(program, mode="reduce-overhead")
+    for _ in range(10):
+        call(run)
+    times = []
+    for _ in range(5):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(calls):
+            call(run)
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end) / calls)
+    torch._dynamo.reset()
+    return statistics.median(times)
+
+
 def together_ms(call: Callable[[], object], calls: int = 1000) -> float:
     torch.cuda.synchronize()
     begin = time.perf_counter()

@@ -14,11 +14,10 @@ import argparse
 import copy
 import json
 import statistics
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from calls_on_gpu import gpu_ms
+from calls_on_gpu import compiled_ms, gpu_ms
 from spandrel.architectures.SwinIR import SwinIR
 from transformers import ClapAudioConfig, ClapAudioModel
 
@@ -40,27 +39,9 @@ class Group(torch.nn.Module):
         return self.blocks(tokens, (SIDE, SIDE))
 
 
-def compiled_ms(program: Any, call: Callable[[Any], Any]) -> float:
-    """Milliseconds of a call of ``program`` in bf16 under torch.compile."""
-    run = torch.compile(copy.deepcopy(program).bfloat16(), mode="reduce-overhead")
-    for _ in range(10):
-        call(run)
-    times = []
-    for _ in range(5):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(20):
-            call(run)
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) / 20)
-    torch._dynamo.reset()
-    return statistics.median(times)
-
-
 def case(name: str, program: Any, tensors: Any) -> dict[str, Any]:
     halves = {key: value.bfloat16() for key, value in tensors.items()}
-    found = {"case": name, "torch_ms": compiled_ms(program, lambda run: run(**halves))}
+    found = {"case": name, "torch_ms": compiled_ms(copy.deepcopy(program).bfloat16(), lambda run: run(**halves), 20)}
     images = [{key: value[:1] for key, value in tensors.items()}]
     swinq.torch.quantize(program, images, ptq="basic", backend="cuda", max_batch=next(iter(tensors.values())).shape[0])
     compiled = torch.compile(program, mode="reduce-overhead")
