@@ -15,6 +15,7 @@ use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use swinq_calib::{CalibrateOptions, calibrate};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, ImageLayout, Images, OutputMut};
+use swinq_model::quantized::FloatModel;
 use swinq_model::{
     Batch, BatchSource, BoxError, PositionSizes, QuantizedModel, Recipe, Size, SwinConfig, WindowPolicy,
     Windows,
@@ -123,20 +124,35 @@ fn succeeded(output: Output) -> Output {
     output
 }
 
+/// Runs the numpy engine on `model` and the tensor `name` with these bytes; writes its outputs to `outputs`.
+fn run_numpy(python: &Path, model: &Path, (name, tensor): (&str, TensorView<'_>), outputs: &Path) {
+    let input = outputs.with_extension("input");
+    std::fs::write(&input, safetensors::serialize([(name, tensor)], None).unwrap()).unwrap();
+    let script = root().join("docs/examples/engine.py");
+    succeeded(on_one_thread(python).arg(script).args([model, &input, outputs]).output().unwrap());
+}
+
+/// The tensor of `IMAGES` images that are as `noise`.
+fn view_of(noise: Noise, pixels: &[u8]) -> TensorView<'_> {
+    TensorView::new(Dtype::U8, vec![IMAGES, noise.0.height, noise.0.width, noise.1], pixels).unwrap()
+}
+
+/// `float` calibrated by `recipe` on `source`.
+fn calibrated(float: &FloatModel, recipe: &Recipe, source: &mut dyn BatchSource) -> QuantizedModel {
+    let mut progress = |_| ControlFlow::Continue(());
+    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
+    calibrate(float, recipe, source, options).unwrap().model
+}
+
 /// Asserts that the numpy engine and `swinq predict` give the same bits on the quantized checkpoint `model`
 /// in `folder`, for images that are as `noise`.
 fn compare(python: &Path, folder: &Path, model: &Path, noise: Noise, what: &str) {
-    let [own, numpy, input] = ["own", "numpy", "input"].map(|n| folder.join(format!("{n}.safetensors")));
+    let [own, numpy] = ["own", "numpy"].map(|n| folder.join(format!("{n}.safetensors")));
     let pixels = noise.pixels(IMAGES, 0);
     let images = noise.write(folder, &pixels);
     let mut predict = swinq(["predict", "--backend", "cpu", "--logits"]);
     predict.arg(&own).arg(model).args(images).assert().success();
-    let view =
-        TensorView::new(Dtype::U8, vec![IMAGES, noise.0.height, noise.0.width, noise.1], &pixels).unwrap();
-    std::fs::write(&input, safetensors::serialize([("pixels", view)], None).unwrap()).unwrap();
-    let script = root().join("docs/examples/engine.py");
-    let output = on_one_thread(python).arg(script).args([model, &input, &numpy]).output().unwrap();
-    succeeded(output);
+    run_numpy(python, model, ("pixels", view_of(noise, &pixels)), &numpy);
     let (own, numpy) = (logits(&own), logits(&numpy));
     assert!(own.iter().any(|bits| *bits != own[0]), "{what}: constant logits");
     assert_eq!(own, numpy, "{what}");
@@ -145,25 +161,16 @@ fn compare(python: &Path, folder: &Path, model: &Path, noise: Noise, what: &str)
 /// Asserts that the numpy engine and the engine give the same bits for every output of the stack `config`, on a grid of `size`.
 fn compare_stack(python: &Path, config: SwinConfig, size: Size) {
     let folder = tempfile::tempdir().unwrap();
-    let [model, input, found] =
-        ["model", "input", "found"].map(|n| folder.path().join(format!("{n}.safetensors")));
+    let [model, found] = ["model", "found"].map(|n| folder.path().join(format!("{n}.safetensors")));
     let mut tokens = NoiseImages::of(&config, 2);
-    let (float, recipe) = (random(config, 11), Recipe::shipped("default").unwrap());
-    let options = CalibrateOptions {
-        imported: None,
-        progress: &mut |_| ControlFlow::Continue(()),
-        device: &Device::Cpu,
-    };
-    let quantized = calibrate(&float, &recipe, &mut tokens, options).unwrap();
-    quantized.model.save(&model).unwrap();
+    let float = random(config, 11);
+    calibrated(&float, &Recipe::shipped("default").unwrap(), &mut tokens).save(&model).unwrap();
     let channels = float.config.in_chans;
     let bytes = XorShift::new(7).bytes(2 * size.area() * channels);
     let tokens: Vec<f32> = bytes.iter().map(|&byte| f32::from(byte) / 64.0 - 2.0).collect();
     let data: Vec<u8> = tokens.iter().flat_map(|value| value.to_le_bytes()).collect();
     let view = TensorView::new(Dtype::F32, vec![2, size.height, size.width, channels], &data).unwrap();
-    std::fs::write(&input, safetensors::serialize([("tokens", view)], None).unwrap()).unwrap();
-    let script = root().join("docs/examples/engine.py");
-    succeeded(on_one_thread(python).arg(script).args([&model, &input, &found]).output().unwrap());
+    run_numpy(python, &model, ("tokens", view), &found);
     let engine = Engine::load(&model, Backend::Cpu(CpuOptions::detect().unwrap())).unwrap();
     for output in engine.outputs() {
         let mut own = vec![0.0_f32; 2 * engine.output_shape(output, size).values()];
@@ -222,6 +229,10 @@ const MIXED: &str = "
 
 fn yaml(rules: &str) -> String {
     format!("name: test\nrules:{rules}")
+}
+
+fn recipe_of(rules: &str) -> Recipe {
+    Recipe::from_yaml("test", &yaml(rules)).unwrap()
 }
 
 #[test]
@@ -311,23 +322,15 @@ fn the_numpy_engine_interpolates_position_embeddings() {
 /// `config`, quantized by `rules`.
 fn compare_images(python: &Path, config: SwinConfig, rules: &str, size: Size) {
     let folder = tempfile::tempdir().unwrap();
-    let [file, input, found] =
-        ["model", "input", "found"].map(|name| folder.path().join(format!("{name}.safetensors")));
+    let [file, found] = ["model", "found"].map(|name| folder.path().join(format!("{name}.safetensors")));
     let mut noise = Noise(size, config.in_chans);
-    let mut progress = |_| ControlFlow::Continue(());
-    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
-    let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();
     let mut float = random(config, 5);
     // For other sizes than the network's own, the dialect tells the rule for windows.
     float.source.dialect = "hf".to_owned();
-    let model = calibrate(&float, &recipe, &mut noise, options).unwrap().model;
+    let model = calibrated(&float, &recipe_of(rules), &mut noise);
     model.save(&file).unwrap();
     let pixels = noise.pixels(IMAGES, 0);
-    let shape = vec![IMAGES, size.height, size.width, noise.1];
-    let view = TensorView::new(Dtype::U8, shape, &pixels).unwrap();
-    std::fs::write(&input, safetensors::serialize([("pixels", view)], None).unwrap()).unwrap();
-    let script = root().join("docs/examples/engine.py");
-    succeeded(on_one_thread(python).arg(script).args([&file, &input, &found]).output().unwrap());
+    run_numpy(python, &file, ("pixels", view_of(noise, &pixels)), &found);
     let engine = Engine::load(&file, Backend::Cpu(CpuOptions::detect().unwrap())).unwrap();
     let mut own = vec![0.0_f32; IMAGES * model.config.num_classes];
     engine.run(Images::new(size, &pixels[..]), &mut [OutputMut::new("logits", &mut own[..])]).unwrap();
@@ -339,11 +342,8 @@ fn compare_images(python: &Path, config: SwinConfig, rules: &str, size: Size) {
 /// Compares the engines on random weights of `config`, quantized by `rules`.
 fn check_shape(python: &Path, config: SwinConfig, rules: &str) {
     let mut noise = Noise::of(&config);
-    let mut progress = |_| ControlFlow::Continue(());
-    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
-    let recipe = Recipe::from_yaml("test", &yaml(rules)).unwrap();
     let float = random(config, 5);
-    let model = calibrate(&float, &recipe, &mut noise, options).unwrap().model;
+    let model = calibrated(&float, &recipe_of(rules), &mut noise);
     let mut model = with_channels(model, &float, |_| true);
     if rules == MIXED {
         model.gelu = Gelu::Erf;
@@ -387,9 +387,7 @@ fn the_numpy_engine_gives_the_bits_of_rectangles() {
         );
     }
     for window_policy in [Timm, TimmAlwaysPartition, Detection] {
-        let windows = [Size::new(3, 2), Size::square(4), Size::new(2, 5)];
-        let stages = small().depths.len();
-        let window_size = Windows::of_stages(windows[..stages].to_vec()).unwrap();
+        let window_size = Windows::of_stages(vec![Size::new(3, 2), Size::square(4)]).unwrap();
         let (name, image_size) = (format!("{window_policy:?}, windows of stages"), Size::new(36, 44));
         check_shape(&python, SwinConfig { name, image_size, window_size, window_policy, ..small() }, ALL);
     }
