@@ -90,6 +90,8 @@ fn configs() -> Vec<SwinConfig> {
         named("heads of 24 channels", heads(24)),
         second("heads of 16 channels", heads(16)),
         second("heads of 30 channels", SwinConfig { mlp_ratio: 2.0, ..heads(30) }),
+        named("heads of 64 channels", heads(64)),
+        second("heads of 48 channels", SwinConfig { mlp_ratio: 2.0, ..heads(48) }),
     ]
 }
 

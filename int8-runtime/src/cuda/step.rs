@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use swinq_cuda::ops::attention::{DeviceAttention, HEAD_DIM};
+use swinq_cuda::ops::attention::{DeviceAttention, head_columns};
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::linear::{DeviceLinear, LibraryLinear, OwnLinear, Target};
 use swinq_cuda::ops::mlp::DeviceMlp;
@@ -28,7 +28,7 @@ pub(crate) struct DeviceTensor {
     pub(crate) rows: Rows,
     pub(crate) columns: usize,
     pub(crate) element: DeviceElement,
-    /// The channels of a head, if those of the columns of a head are fewer than [`HEAD_DIM`]: the rest are zeros.
+    /// The channels of a head, if they are fewer than its columns ([`head_columns`]): the rest are zeros.
     pub(crate) narrow: Option<usize>,
 }
 
@@ -80,7 +80,7 @@ impl DeviceTensor {
     pub(crate) fn traced(&self, raw: &[u8]) -> TracedValues {
         let all = self.all_columns(raw);
         let Some(channels) = self.narrow else { return all };
-        let kept = |at: usize| at % self.columns % HEAD_DIM < channels;
+        let kept = |at: usize| at % self.columns % head_columns(channels) < channels;
         match all {
             TracedValues::Codes(codes) => TracedValues::Codes(kept_of(codes, kept)),
             TracedValues::Float(values) => TracedValues::Float(kept_of(values, kept)),

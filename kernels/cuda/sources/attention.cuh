@@ -1,9 +1,9 @@
-// Code that the attention kernels share: parameters, bias and mask, and stores. The head dimension is 32.
+// Code that the attention kernels share: parameters, bias and mask, and stores.
 //
 // Defines: STORE (STORE_CODES or STORE_HALF), FAKE (quantize and dequantize before a float store), THREADS,
 // and those of `softmax.cuh`; MASK_BITS, the bits of the f32 that is added to a logit if its query and its key lie in
 // different regions (a parameter of the launch would cost registers); HEAD_SCALES (1: each head has a factor of its
-// own); for codes also HI_LO (1: queries and keys of some heads have lo codes).
+// own); for codes also HI_LO (1: queries and keys of some heads have lo codes); in tiles also HEAD_DIM (columns of a head: 32 or 64).
 #pragma once
 
 #include "cosine.cuh"
@@ -12,7 +12,9 @@
 #define STORE_CODES 0
 #define STORE_HALF 1
 
-constexpr u32 HEAD_DIM = 32;
+#ifndef HEAD_DIM
+#define HEAD_DIM 32
+#endif
 
 struct Params {
     // Queries, keys and values of every window, `[windows * n, columns]`, s8 or f16. Lo codes follow the values.
@@ -117,9 +119,9 @@ INLINE void multiply_values(s32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
 }
 #endif
 
-// The first channel of a head of a query in the output.
-INLINE u64 place_of(const Params& p, u32 window, u32 query, u32 head) {
-    return (static_cast<u64>(window) * p.n + query) * p.heads * HEAD_DIM + head * HEAD_DIM;
+// The first channel of a group of 32 channels of a query in the output: those of a head, or half of them.
+INLINE u64 place_of(const Params& p, u32 window, u32 query, u32 group) {
+    return (static_cast<u64>(window) * p.n + query) * p.heads * HEAD_DIM + group * 32;
 }
 
 // Stores eight consecutive channels of a row.
@@ -140,13 +142,13 @@ INLINE void store_channels(const Params& p, u64 at, f32 (&y)[8]) {
 }
 
 // Stores row lane / 4 + 8 `half` of integer sums, multiplied by `factor`, as that of query `query`, if there is one: channels
-// 8 (lane % 4) to 8 (lane % 4) + 7.
-INLINE void store_row(const Params& p, const s32 (&sums)[4][4], int half, f32 factor, u32 window, u32 query, u32 head, u32 lane) {
+// 8 (lane % 4) to 8 (lane % 4) + 7 of a group of 32.
+INLINE void store_row(const Params& p, const s32 (&sums)[4][4], int half, f32 factor, u32 window, u32 query, u32 group, u32 lane) {
     if (query >= static_cast<u32>(p.n)) return;
     f32 y[8];
 #pragma unroll
     for (int i = 0; i < 8; i++) y[i] = to_f32(sums[i / 2][2 * half + i % 2]) * factor;
-    store_channels(p, place_of(p, window, query, head) + 8 * (lane % 4), y);
+    store_channels(p, place_of(p, window, query, group) + 8 * (lane % 4), y);
 }
 
 // Transposes a 4 x 4 matrix of words that four lanes hold: word j of lane i and word i of lane j are

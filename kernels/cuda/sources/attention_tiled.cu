@@ -1,5 +1,5 @@
-// Window attention for windows that the kernels for whole windows leave over (`AttentionConfig::whole`): those of more than 256
-// tokens. A block processes 64 queries of one window and head.
+// Window attention that the kernels for whole windows leave over (`AttentionConfig::whole`): windows of more than 256 tokens, and
+// heads of 64 columns. A block processes 64 queries of one window and head.
 // It passes over the keys in tiles of 64: once for the maximum logit of each query, and once for the product
 // with the values. For probabilities of kind s8, a pass between them computes the sum of the exponentials.
 // Each pass computes the products q . k again, which is cheaper than storing them.
@@ -9,24 +9,25 @@
 #define KEY_TILES 8
 #include "attention_tile.cuh"
 
+// Number of groups of 32 channels of a head.
+constexpr u32 GROUPS = HEAD_DIM / 32;
+
 #if INTEGER
 typedef s8 Element;
-// Bytes from one token to the next in shared memory: an odd number of 16-byte chunks, which avoids bank
-// conflicts.
-constexpr u32 ROW = 48;
-// Bytes of a tile of transposed values.
-constexpr u32 VALUE_TILE = HEAD_DIM * VALUE_ROW;
+// Bytes of a tile of transposed values, and of the 32 channels of a group.
+constexpr u32 VALUE_TILE = HEAD_DIM * VALUE_ROW, VALUE_GROUP = 32 * VALUE_ROW;
 // Codes, and with HI_LO lo codes.
-typedef u32 Queries[OPERANDS - 2][4];
+typedef u32 Queries[OPERANDS - 2][GROUPS][4];
 typedef u32 Probabilities[2][4];
-typedef s32 Sums[4][4];
+typedef s32 Sums[GROUPS][4][4];
 #else
 typedef u16 Element;
-constexpr u32 ROW = 80;
-typedef u32 Queries[2][4];
+typedef u32 Queries[2 * GROUPS][4];
 typedef u32 Probabilities[4][4];
-typedef f32 Sums[4][4];
+typedef f32 Sums[GROUPS][4][4];
 #endif
+// Bytes from one token to the next in shared memory: an odd number of 16-byte chunks, which avoids bank conflicts.
+constexpr u32 ROW = HEAD_DIM * sizeof(Element) + 16;
 constexpr u32 ROW_CHUNKS = HEAD_DIM * sizeof(Element) / 16;
 
 // Starts copying `count` tokens of operand `operand` (q, k or v) from token `first` on. Tokens from index `n`
@@ -68,11 +69,17 @@ INLINE Rows rows_of(const Params& p, u32 window, u32 head, u32 query, u32 padded
 // Lo codes are `low` bytes after the codes.
 INLINE void load_queries(Queries& q, const u8* queries, u32 low, u32 lane, u32 warp) {
     const u8* row = queries + (16 * warp + lane % 16) * ROW + lane / 16 * 16;
-    load_matrix_x4(q[0], row);
-#if !INTEGER
-    load_matrix_x4(q[1], row + 32);
-#elif HI_LO
-    load_matrix_x4(q[1], row + low);
+#if INTEGER
+#pragma unroll
+    for (u32 group = 0; group < GROUPS; group++) {
+        load_matrix_x4(q[0][group], row + 32 * group);
+#if HI_LO
+        load_matrix_x4(q[1][group], row + low + 32 * group);
+#endif
+    }
+#else
+#pragma unroll
+    for (u32 part = 0; part < 2 * GROUPS; part++) load_matrix_x4(q[part], row + 32 * part);
 #endif
 }
 
@@ -81,32 +88,35 @@ INLINE void load_queries(Queries& q, const u8* queries, u32 low, u32 lane, u32 w
 INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, u32 low, int t, u32 lane) {
 #if INTEGER
     const u8* from = keys + (16 * (t / 2) + lane % 8 + lane / 16 * 8) * ROW + lane / 8 % 2 * 16;
-    u32 k[4];
-    load_matrix_x4(k, from);
-    s32 sums[4] = {};
-    const u32 b[2] = {k[t % 2 * 2], k[t % 2 * 2 + 1]};
-    mma_s8(sums, q[0], b);
+    s32 sums[4] = {}, low_sums[4] = {};
+#pragma unroll
+    for (u32 group = 0; group < GROUPS; group++) {
+        u32 k[4];
+        load_matrix_x4(k, from + 32 * group);
+        const u32 b[2] = {k[t % 2 * 2], k[t % 2 * 2 + 1]};
+        mma_s8(sums, q[0][group], b);
 #if HI_LO
-    u32 k_low[4];
-    load_matrix_x4(k_low, from + low);
-    s32 low_sums[4] = {};
-    const u32 b_low[2] = {k_low[t % 2 * 2], k_low[t % 2 * 2 + 1]};
-    mma_s8(low_sums, q[0], b_low);
-    mma_s8(low_sums, q[1], b);
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = with_lo_codes(sums[i], low_sums[i]);
-#else
-#pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = to_f32(sums[i]);
+        u32 k_low[4];
+        load_matrix_x4(k_low, from + low + 32 * group);
+        const u32 b_low[2] = {k_low[t % 2 * 2], k_low[t % 2 * 2 + 1]};
+        mma_s8(low_sums, q[0][group], b_low);
+        mma_s8(low_sums, q[1][group], b);
 #endif
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = HI_LO ? with_lo_codes(sums[i], low_sums[i]) : to_f32(sums[i]);
 #else
-    u32 k[4];
-    load_matrix_x4(k, keys + (8 * t + lane % 8) * ROW + lane / 8 * 16);
-    const u32 first[2] = {k[0], k[1]}, second[2] = {k[2], k[3]};
+    const u8* from = keys + (8 * t + lane % 8) * ROW + lane / 8 * 16;
 #pragma unroll
     for (int i = 0; i < 4; i++) x[i] = 0.0f;
-    mma_f16(x, q[0], first);
-    mma_f16(x, q[1], second);
+#pragma unroll
+    for (u32 group = 0; group < GROUPS; group++) {
+        u32 k[4];
+        load_matrix_x4(k, from + 64 * group);
+        const u32 first[2] = {k[0], k[1]}, second[2] = {k[2], k[3]};
+        mma_f16(x, q[2 * group], first);
+        mma_f16(x, q[2 * group + 1], second);
+    }
 #endif
 }
 
@@ -183,7 +193,7 @@ INLINE void sum_weights(const Params& p, const f32 (&x)[8][4], RowState& row, in
 }
 #endif
 
-INLINE void add_values(Sums& sums, const Probabilities& words, const u8* transposed, u32 lane) {
+INLINE void add_values(s32 (&sums)[4][4], const Probabilities& words, const u8* transposed, u32 lane) {
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         u32 v[4];
@@ -219,7 +229,7 @@ INLINE void codes_of(const Params&, const f32 (&x)[8][4], RowState& row, int hal
     }
 }
 
-INLINE void add_values(Sums& sums, const Probabilities& words, const u8* values, u32 lane) {
+INLINE void add_values(f32 (&sums)[4][4], const Probabilities& words, const u8* values, u32 lane) {
     const u8* row = values + (lane % 8 + lane / 8 % 2 * 8) * ROW + lane / 16 * 16;
 #pragma unroll
     for (int step = 0; step < 4; step++) {
@@ -236,13 +246,13 @@ INLINE void add_values(Sums& sums, const Probabilities& words, const u8* values,
 
 INLINE f32 factor_of(const Params&, const RowState& row) { return div_f32(1.0f, quad_sum(row.total)); }
 
-// Stores channels 8 j + 2 (lane % 4) and 8 j + 2 (lane % 4) + 1 of a row, for each n-tile j.
-INLINE void store_row(const Params& p, const Sums& sums, int half, f32 factor, u32 window, u32 query, u32 head, u32 lane) {
+// Stores channels 8 j + 2 (lane % 4) and 8 j + 2 (lane % 4) + 1 of a group of 32 of a row, for each n-tile j.
+INLINE void store_row(const Params& p, const f32 (&sums)[4][4], int half, f32 factor, u32 window, u32 query, u32 group, u32 lane) {
     if (query >= static_cast<u32>(p.n)) return;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
         f32 y[2] = {sums[j][2 * half] * factor, sums[j][2 * half + 1] * factor};
-        u64 to = place_of(p, window, query, head) + 8 * j + 2 * (lane % 4);
+        u64 to = place_of(p, window, query, group) + 8 * j + 2 * (lane % 4);
 #if STORE == STORE_CODES
         u32 codes = pack_s8x4(round_s32(y[0] * p.recip), round_s32(y[1] * p.recip), 0, 0);
         *reinterpret_cast<u16*>(static_cast<s8*>(p.out) + to) = static_cast<u16>(codes);
@@ -286,7 +296,10 @@ KERNEL(attention_f16_tiled)(const Params p) {
 #if INTEGER
     u8* transposed = values + padded * ROW;
     for (u32 tile = 0; tile < tiles; tile++) {
-        transpose_values<ROW>(values + tile * TOKENS * ROW, transposed + tile * VALUE_TILE);
+        for (u32 group = 0; group < GROUPS; group++) {
+            u8* to = transposed + tile * VALUE_TILE + group * VALUE_GROUP;
+            transpose_values<ROW>(values + tile * TOKENS * ROW + 32 * group, to);
+        }
     }
     block_sync();
 #endif
@@ -319,16 +332,22 @@ KERNEL(attention_f16_tiled)(const Params p) {
         Probabilities words;
         codes_of(p, x, state[0], 0, words);
         codes_of(p, x, state[1], 1, words);
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++) {
 #if INTEGER
-        add_values(sums, words, transposed + tile * VALUE_TILE, lane);
+            add_values(sums[group], words, transposed + tile * VALUE_TILE + group * VALUE_GROUP, lane);
 #else
-        add_values(sums, words, values + tile * TOKENS * ROW, lane);
+            add_values(sums[group], words, values + tile * TOKENS * ROW + 64 * group, lane);
 #endif
+        }
     }
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         u32 query = first_query + 16 * warp + lane / 4 + 8 * half;
         f32 factor = factor_of(p, state[half]);
-        store_row(p, sums, half, factor, window, query, head, lane);
+#pragma unroll
+        for (u32 group = 0; group < GROUPS; group++) {
+            store_row(p, sums[group], half, factor, window, query, head * GROUPS + group, lane);
+        }
     }
 }

@@ -1,14 +1,15 @@
 // The operands of cosine attention (Swin V2): the queries and keys of each head are normalised to length 1
-// (`reference::inverse_length`), then quantized with the values. The head dimension is 32.
+// (`reference::inverse_length`), then quantized with the values.
 //
-// Entry point: `qk_norm`. Defines: THREADS; INPUT_F32 (1: the input is f32; 0: f16); STORE (STORE_CODES or
+// Entry point: `qk_norm`. Defines: THREADS; HEAD_DIM (columns of a head: 32 or 64); INPUT_F32 (1: the input is f32; 0: f16); STORE (STORE_CODES or
 // STORE_HALF).
 #include "prelude.cuh"
 
 #define STORE_CODES 0
 #define STORE_HALF 1
 
-constexpr u32 HEAD_DIM = 32;
+// Number of groups of 16 columns of a head.
+constexpr int GROUPS = HEAD_DIM / 16;
 
 struct Params {
     // Queries, keys and values, `[rows, 3 * channels]`, f32 or f16.
@@ -27,8 +28,8 @@ struct Params {
     f32 recip[3];
 };
 
-// A lane's eight values of a vector: channels 4 l to 4 l + 3 and 16 + 4 l to 16 + 4 l + 3 for lane l of four.
-typedef f32 Values[2][4];
+// A lane's values of a vector: channels 16 j + 4 l to 16 j + 4 l + 3 of each group j, for lane l of four.
+typedef f32 Values[GROUPS][4];
 
 #if INPUT_F32
 INLINE void load_values(f32 (&x)[4], const void* from, u64 at) { load4(x, static_cast<const f32*>(from) + at); }
@@ -45,7 +46,9 @@ INLINE f32 inverse_length(const Values& x) {
     f32 sum[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        sum[i] = fma_f32(x[1][i], x[1][i], x[0][i] * x[0][i]);
+        sum[i] = x[0][i] * x[0][i];
+#pragma unroll
+        for (int j = 1; j < GROUPS; j++) sum[i] = fma_f32(x[j][i], x[j][i], sum[i]);
         sum[i] = sum[i] + shuffle_xor(sum[i], 2);
         sum[i] = sum[i] + shuffle_xor(sum[i], 1);
     }
@@ -64,14 +67,14 @@ KERNEL(qk_norm)(const Params p) {
     u32 column = slot * HEAD_DIM + 4 * lane;
     Values x;
     u64 from = static_cast<u64>(row) * vectors * HEAD_DIM + column;
-    load_values(x[0], p.qkv, from);
-    load_values(x[1], p.qkv, from + 16);
+#pragma unroll
+    for (int i = 0; i < GROUPS; i++) load_values(x[i], p.qkv, from + 16 * i);
     f32 inverse = inverse_length(x);
     if (!real) return;
 #if !INPUT_F32
     f32 sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < 8; i++) sum = sum + x[i / 4][i % 4];
+    for (int i = 0; i < 4 * GROUPS; i++) sum = sum + x[i / 4][i % 4];
     // Sums of finite halves are always finite.
     if (!finite(sum)) raise_flag(p.overflow);
 #endif
@@ -80,7 +83,7 @@ KERNEL(qk_norm)(const Params p) {
 #if STORE == STORE_HALF
     u16* out = static_cast<u16*>(p.out);
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < GROUPS; i++) {
         u32 low = pack_half2(x[i][0] * factor, x[i][1] * factor), high = pack_half2(x[i][2] * factor, x[i][3] * factor);
         *reinterpret_cast<u32x2*>(out + to + 16 * i) = u32x2{low, high};
     }
@@ -88,7 +91,7 @@ KERNEL(qk_norm)(const Params p) {
     s8* out = static_cast<s8*>(p.out);
     f32 recip = operand == 0 ? p.recip[0] : operand == 1 ? p.recip[1] : p.recip[2];
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < GROUPS; i++) {
 #pragma unroll
         for (int j = 0; j < 4; j++) x[i][j] = x[i][j] * factor * recip;
         *reinterpret_cast<u32*>(out + to + 16 * i) = codes_s8x4(x[i][0], x[i][1], x[i][2], x[i][3]);
@@ -96,7 +99,7 @@ KERNEL(qk_norm)(const Params p) {
     if (p.low == nullptr || operand == 2 || p.low[slot] < 0) return;
     to = static_cast<u64>(row) * p.stride + p.low[slot] + 4 * lane;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < GROUPS; i++) {
         *reinterpret_cast<u32*>(out + to + 16 * i) =
             codes_s8x4(low_part(x[i][0]), low_part(x[i][1]), low_part(x[i][2]), low_part(x[i][3]));
     }

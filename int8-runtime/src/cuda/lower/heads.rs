@@ -1,9 +1,9 @@
-//! Heads of fewer channels than those of the kernels. The weights before and after attention are filled up with zeros, so that queries,
+//! Heads of fewer channels than the columns that they have in the kernels. The weights before and after attention are filled up with zeros, so that queries,
 //! keys, values and results of the missing channels are zeros, which change no sum.
 
 use std::borrow::Cow;
 
-use swinq_cuda::ops::attention::HEAD_DIM;
+use swinq_cuda::ops::attention::head_columns;
 use swinq_plan::{Linear, Op, Plan, Step, TensorId, Weight};
 
 /// The tensors whose columns are those of narrow heads, with the channels of a head.
@@ -20,12 +20,12 @@ impl NarrowHeads {
             _ => Vec::new(),
         };
         let all = plan.steps.iter().flat_map(tensors);
-        NarrowHeads(all.filter(|&(_, channels)| channels < HEAD_DIM).collect())
+        NarrowHeads(all.filter(|&(_, channels)| channels < head_columns(channels)).collect())
     }
 
     /// The columns of `tensor` on the device, where it has `columns` in the plan.
     pub(super) fn columns(&self, tensor: TensorId, columns: usize) -> usize {
-        self.channels(tensor).map_or(columns, |channels| columns / channels * HEAD_DIM)
+        self.channels(tensor).map_or(columns, |channels| columns / channels * head_columns(channels))
     }
 
     /// The channels of a head in the columns of `tensor`, if its heads are narrow.
@@ -71,7 +71,7 @@ pub(super) enum FilledWeight<'a> {
 
 impl Filled<'_> {
     fn fill_inputs(&mut self, channels: usize) {
-        self.k = self.k / channels * HEAD_DIM;
+        self.k = self.k / channels * head_columns(channels);
         match &mut self.weight {
             FilledWeight::Codes { codes, zero_points, .. } => {
                 fill(codes, channels, 1);
@@ -82,7 +82,7 @@ impl Filled<'_> {
     }
 
     fn fill_outputs(&mut self, channels: usize) {
-        self.n = self.n / channels * HEAD_DIM;
+        self.n = self.n / channels * head_columns(channels);
         match &mut self.weight {
             FilledWeight::Codes { codes, multiplier, .. } => {
                 fill(codes, channels, self.k);
@@ -96,9 +96,9 @@ impl Filled<'_> {
     }
 }
 
-/// Fills each group of `channels` channels, each of `each` values, up to [`HEAD_DIM`] channels.
+/// Fills each group of `channels` channels, each of `each` values, up to [`head_columns`] channels.
 fn fill<T: Copy + Default>(values: &mut Cow<'_, [T]>, channels: usize, each: usize) {
-    let zeros = vec![T::default(); (HEAD_DIM - channels) * each];
+    let zeros = vec![T::default(); (head_columns(channels) - channels) * each];
     *values =
         values.chunks(channels * each).flat_map(|group| [group, &zeros].concat()).collect::<Vec<T>>().into();
 }

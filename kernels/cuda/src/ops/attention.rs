@@ -12,20 +12,28 @@ mod config;
 pub use bias::{bias_fragments, bias_rows};
 pub use config::{AttentionConfig, AttentionElements};
 
-/// The channels of a head in the kernels. Narrower heads are filled up with channels that are zero.
+/// The channels of a head of every official Swin. All kernels run such heads.
 pub const HEAD_DIM: usize = 32;
+/// Most channels of a head. The kernels of separate launches run such heads.
+pub const WIDE_HEAD_DIM: usize = 64;
+
+/// The columns of a head of `channels` channels in the kernels: [`HEAD_DIM`] or [`WIDE_HEAD_DIM`]. The columns beyond its channels are
+/// zeros.
+pub fn head_columns(channels: usize) -> usize {
+    if channels <= HEAD_DIM { HEAD_DIM } else { WIDE_HEAD_DIM }
+}
 
 /// Checks that the kernels have room for heads of `channels` channels.
 ///
 /// # Errors
-/// [`CudaError::Unsupported`] if there are more than [`HEAD_DIM`].
+/// [`CudaError::Unsupported`] if there are more than [`WIDE_HEAD_DIM`].
 pub fn check_heads(channels: usize) -> Result<(), CudaError> {
-    if channels <= HEAD_DIM {
+    if channels <= WIDE_HEAD_DIM {
         return Ok(());
     }
     Err(CudaError::Unsupported(format!(
-        "heads of {channels} channels: the CUDA kernels are for up to {HEAD_DIM} (every official Swin has {HEAD_DIM}); the CPU backend \
-         runs any"
+        "heads of {channels} channels: the CUDA kernels are for up to {WIDE_HEAD_DIM} (every official Swin has {HEAD_DIM}); the CPU \
+         backend runs any"
     )))
 }
 
@@ -57,11 +65,11 @@ struct Scales {
 
 impl DeviceAttention {
     /// Prepares attention for `spec` (except its `store`), storing results as `store`. With an f32 residual, INT8 attention is
-    /// bit-exact to the reference. A head has [`HEAD_DIM`] columns in the input and in the output. Those beyond its own
-    /// are zeros.
+    /// bit-exact to the reference. A head has [`head_columns`] columns in the input and in the output. Those beyond its
+    /// channels are zeros.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`] if a head has more than [`HEAD_DIM`] channels, if only some of the sites of
+    /// [`CudaError::Unsupported`] if a head has more than [`WIDE_HEAD_DIM`] channels, if only some of the sites of
     /// q, k, v and the probabilities are on, or if a site of the scores is on. Also if the kernel does not
     /// compile, or the device has too little memory.
     ///
@@ -84,11 +92,11 @@ impl DeviceAttention {
             )));
         }
         let scales = scales(spec, &config);
-        let low = config.hi_lo.then(|| low_columns(spec.hi_lo));
+        let low = config.hi_lo.then(|| low_columns(spec.hi_lo, config.head_dim));
         let lo_codes = low.iter().flatten().filter(|&&column| column >= 0).count();
         Ok(DeviceAttention {
             kernel,
-            columns: (3 * config.heads + lo_codes) * HEAD_DIM,
+            columns: (3 * config.heads + lo_codes) * config.head_dim,
             logit_scales: config
                 .head_scales
                 .then(|| DeviceBuf::from_slice(device, &scales.logits).map(|scales| scales.all()))
@@ -118,8 +126,8 @@ impl DeviceAttention {
         qkv: &DeviceSlice,
         out: &DeviceSlice,
     ) -> Result<(), CudaError> {
-        let AttentionConfig { tokens, heads, .. } = self.config;
-        let channels = heads * HEAD_DIM;
+        let AttentionConfig { tokens, heads, head_dim, .. } = self.config;
+        let channels = heads * head_dim;
         let masks = windows.masks_for("attention", tokens, self.regions.is_some());
         let element = if self.config.elements == AttentionElements::Codes { 1 } else { 2 };
         let columns = row_stride(self.columns, element);
@@ -179,6 +187,7 @@ fn config(
         elements,
         tokens: spec.tokens,
         heads: spec.heads,
+        head_dim: head_columns(spec.head_dim),
         probs_s8,
         exact,
         head_scales: spec.scales.iter().any(|scale| *scale != spec.scales[0]),
@@ -189,9 +198,9 @@ fn config(
 }
 
 /// The first column of the lo codes of each head's queries, then of its keys, `[2, heads]`; -1 for heads with one
-/// code per value. The lo codes follow the values, all of the queries before all of the keys.
-pub fn low_columns(hi_lo: &[bool]) -> Vec<i32> {
-    let mut next = (3 * hi_lo.len()..).map(|slot| int(slot * HEAD_DIM));
+/// code per value. The lo codes follow the values, all of the queries before all of the keys. A head has `head_dim` columns.
+pub fn low_columns(hi_lo: &[bool], head_dim: usize) -> Vec<i32> {
+    let mut next = (3 * hi_lo.len()..).map(|slot| int(slot * head_dim));
     let of_operand = hi_lo.iter().chain(hi_lo);
     of_operand.map(|&two| two.then(|| next.next()).flatten().unwrap_or(-1)).collect()
 }

@@ -2,7 +2,7 @@
 
 use swinq_numerics::QkNormSpec;
 
-use super::attention::{HEAD_DIM, check_heads, low_columns};
+use super::attention::{check_heads, head_columns, low_columns};
 use super::{Call, DeviceStore, ResidualType, int, row_stride};
 use crate::params::qk_norm::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
@@ -19,6 +19,8 @@ pub struct QkNormConfig {
     pub input: ResidualType,
     /// Whether the result is codes; else it is f16.
     pub codes: bool,
+    /// Columns of a head ([`head_columns`]).
+    pub head_dim: usize,
 }
 
 impl QkNormConfig {
@@ -27,6 +29,7 @@ impl QkNormConfig {
         let store = if self.codes { super::STORE_CODES } else { super::STORE_HALF };
         Program::new("qk_norm.cu", "qk_norm")
             .define("THREADS", THREADS.into())
+            .define("HEAD_DIM", self.head_dim as i64)
             .define("INPUT_F32", self.input.define())
             .define("STORE", store)
     }
@@ -52,26 +55,27 @@ pub struct DeviceQkNorm {
 }
 
 impl DeviceQkNorm {
-    /// Prepares the op. Its input has the type of the residual stream. A head has [`HEAD_DIM`] columns in the input and in the
-    /// output. Those beyond its own are zeros.
+    /// Prepares the op. Its input has the type of the residual stream. A head has [`head_columns`] columns in the input and in
+    /// the output. Those beyond its channels are zeros.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`] if a head has more than [`HEAD_DIM`] channels. Also if the kernel does not compile,
-    /// or the device has too little memory.
+    /// [`CudaError::Unsupported`] if a head has too many channels. Also if the kernel does not compile, or the device has too little memory.
     pub fn new(
         device: &Device,
         spec: &QkNormSpec<'_>,
         input: ResidualType,
     ) -> Result<DeviceQkNorm, CudaError> {
         check_heads(spec.head_dim)?;
-        let config = QkNormConfig { input, codes: spec.codes.is_some() };
-        let low = (config.codes && spec.hi_lo.contains(&true)).then(|| low_columns(spec.hi_lo));
+        let config =
+            QkNormConfig { input, codes: spec.codes.is_some(), head_dim: head_columns(spec.head_dim) };
+        let low =
+            (config.codes && spec.hi_lo.contains(&true)).then(|| low_columns(spec.hi_lo, config.head_dim));
         let lo_codes = low.iter().flatten().filter(|&&column| column >= 0).count();
         Ok(DeviceQkNorm {
             kernel: device.kernel(&config.program())?,
             config,
             heads: spec.heads,
-            columns: (3 * spec.heads + lo_codes) * HEAD_DIM,
+            columns: (3 * spec.heads + lo_codes) * config.head_dim,
             recips: spec.codes.map_or([1.0; 3], |codes| codes.map(|q| q.recip())),
             low: low.map(|low| DeviceBuf::from_slice(device, &low).map(|low| low.all())).transpose()?,
         })
@@ -99,7 +103,11 @@ impl DeviceQkNorm {
         // The kernel counts threads in 32 bits.
         int(rows * 3 * self.heads * LANES);
         let params = Params {
-            qkv: call.array("QK-norm: q, k and v", qkv, &[rows, 3, self.heads, HEAD_DIM, element]),
+            qkv: call.array(
+                "QK-norm: q, k and v",
+                qkv,
+                &[rows, 3, self.heads, self.config.head_dim, element],
+            ),
             low: call.own(&self.low),
             out: call.array("QK-norm: the output", out, &[rows, stride, store]),
             overflow: call.word("QK-norm: the overflow flag", overflow),

@@ -2,7 +2,7 @@
 //! is needed.
 
 use swinq_cuda::ops::ResidualType;
-use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements};
+use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM, WIDE_HEAD_DIM};
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::norm::NormConfig;
 use swinq_cuda::ops::output::{MapsConfig, values_launch};
@@ -159,24 +159,27 @@ fn norms() {
 /// bytes of shared memory.
 fn attentions(limit: u32) -> impl Iterator<Item = AttentionConfig> {
     let of = move |tokens| {
-        [3, 6, 24, 48].into_iter().flat_map(move |heads| {
-            let kinds = [
-                (AttentionElements::Codes, false),
-                (AttentionElements::Codes, true),
-                (AttentionElements::Half, false),
-            ];
-            kinds.map(move |(elements, hi_lo)| AttentionConfig {
-                elements,
-                tokens,
-                heads,
-                probs_s8: false,
-                exact: false,
-                head_scales: hi_lo,
-                hi_lo,
-                mask: -100.0,
-                limit,
+        [(3, HEAD_DIM), (6, HEAD_DIM), (24, HEAD_DIM), (48, HEAD_DIM), (3, WIDE_HEAD_DIM)]
+            .into_iter()
+            .flat_map(move |(heads, head_dim)| {
+                let kinds = [
+                    (AttentionElements::Codes, false),
+                    (AttentionElements::Codes, true),
+                    (AttentionElements::Half, false),
+                ];
+                kinds.map(move |(elements, hi_lo)| AttentionConfig {
+                    elements,
+                    tokens,
+                    heads,
+                    head_dim,
+                    probs_s8: false,
+                    exact: false,
+                    head_scales: hi_lo,
+                    hi_lo,
+                    mask: -100.0,
+                    limit,
+                })
             })
-        })
     };
     [1, 16, 49, 64, 65, 100, 144, 145, 225, 256, 576].into_iter().flat_map(of)
 }
@@ -224,13 +227,23 @@ fn window_blocks_have_no_more_blocks_than_windows_or_multiprocessors() {
 #[test]
 fn attention_of_small_windows_fits_every_gpu_and_of_large_ones_some() {
     for (name, limit) in SHARED {
-        for config in attentions(limit) {
+        for config in attentions(limit).filter(|config| config.head_dim == HEAD_DIM) {
             let fits = match (config.tokens, config.hi_lo) {
                 (..=256, _) => true,
                 (_, false) => name != "sm_75",
                 (_, true) => ["sm_80", "sm_90"].contains(&name),
             };
             assert_eq!(config.shared() <= limit, fits, "{name}, {config:?}: {} bytes", config.shared());
+        }
+    }
+}
+
+#[test]
+fn attention_of_wide_heads_fits_every_gpu_up_to_100_tokens_and_the_largest_at_every_window() {
+    for (name, limit) in SHARED {
+        for config in attentions(limit).filter(|config| config.head_dim == WIDE_HEAD_DIM) {
+            let must = config.tokens <= 100 || name == "sm_90";
+            assert!(!must || config.shared() <= limit, "{name}, {config:?}: {} bytes", config.shared());
         }
     }
 }

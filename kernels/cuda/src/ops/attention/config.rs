@@ -1,5 +1,6 @@
 //! The kernel for an attention: its program, and the launch.
 
+use super::HEAD_DIM;
 use super::bias::{bias_fragments, bias_rows};
 use crate::ops::DeviceStore;
 use crate::{LaunchConfig, Program};
@@ -43,6 +44,8 @@ pub struct AttentionConfig {
     pub tokens: usize,
     /// Number of heads.
     pub heads: usize,
+    /// Columns of a head ([`super::head_columns`]).
+    pub head_dim: usize,
     /// Whether probabilities are of kind `s8`.
     pub probs_s8: bool,
     /// Whether exponentials are bit-exact to the reference; if not, the GPU's exponential unit computes them.
@@ -69,7 +72,7 @@ enum Layout {
         /// Whether the bias lies in shared memory; if not, it is read through the caches.
         shared_bias: bool,
     },
-    /// Other windows, in tiles of [`TILE`] tokens.
+    /// Other windows and wide heads, in tiles of [`TILE`] tokens.
     Tiles,
 }
 
@@ -79,6 +82,7 @@ impl AttentionConfig {
     fn layout(&self) -> Layout {
         let large = |parts, shared_bias| Layout::Large { parts, shared_bias };
         let layouts: &[Layout] = match (self.tokens, self.hi_lo) {
+            _ if self.head_dim > HEAD_DIM => &[],
             (_, true) if self.probs_s8 => &[],
             (..=SMALL_TOKENS, _) => return Layout::Small,
             (..=TWO_BLOCKS, _) => &[large(1, true), large(1, false)],
@@ -209,8 +213,9 @@ impl AttentionConfig {
         let integer = self.elements == AttentionElements::Codes;
         let tight = integer && self.exact && !self.probs_s8 && !self.hi_lo;
         let program = if tight { program.define("MIN_BLOCKS", TILED_BLOCKS) } else { program };
+        let program = program.define("INTEGER", integer.into()).define("HEAD_DIM", self.head_dim as i64);
         // Without the limit the compiler spills a register so that one more block fits.
-        Program { max_registers: Some(TILED_REGISTERS), ..program.define("INTEGER", integer.into()) }
+        Program { max_registers: Some(TILED_REGISTERS), ..program }
     }
 
     /// Bytes of shared memory of a block.
@@ -242,10 +247,11 @@ impl AttentionConfig {
     /// transposed INT8 values; lo codes of queries and keys.
     fn tiled_shared(&self) -> u32 {
         let padded = self.tokens.next_multiple_of(TILE);
-        let low = if self.hi_lo { (TILE + padded) * 48 } else { 0 };
+        let row = self.head_dim * if self.elements == AttentionElements::Codes { 1 } else { 2 } + 16;
+        let low = if self.hi_lo { (TILE + padded) * row } else { 0 };
         let bytes = match self.elements {
-            AttentionElements::Codes => TILE * 48 + 2 * padded * 48 + padded / TILE * 32 * 80 + low,
-            AttentionElements::Half => TILE * 80 + 2 * padded * 80,
+            AttentionElements::Codes => (TILE + 2 * padded) * row + padded / TILE * self.head_dim * 80 + low,
+            AttentionElements::Half => (TILE + 2 * padded) * row,
         };
         bytes as u32
     }

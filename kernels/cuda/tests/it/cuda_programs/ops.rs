@@ -1,7 +1,7 @@
 //! Programs of all ops except linear layers.
 
 use swinq_cuda::Program;
-use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements};
+use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM, WIDE_HEAD_DIM};
 use swinq_cuda::ops::head::{DeviceLinearF32, DevicePool};
 use swinq_cuda::ops::mlp::{MlpConfig, MlpForm, MlpKind};
 use swinq_cuda::ops::norm::{NormConfig, NormResult};
@@ -184,10 +184,13 @@ fn norms(scope: Scope) -> Vec<Program> {
             programs.push(NormConfig { columns, pieces: 1, residual }.program(result));
         }
     }
+    let heads =
+        |input| [(true, HEAD_DIM), (false, HEAD_DIM), (true, WIDE_HEAD_DIM)].map(|kind| (input, kind));
     programs.extend(
         RESIDUALS
             .into_iter()
-            .flat_map(|input| [true, false].map(|codes| QkNormConfig { input, codes }.program())),
+            .flat_map(heads)
+            .map(|(input, (codes, head_dim))| QkNormConfig { input, codes, head_dim }.program()),
     );
     programs
 }
@@ -195,10 +198,11 @@ fn norms(scope: Scope) -> Vec<Program> {
 fn attentions(arch: &Arch, scope: Scope) -> Vec<Program> {
     let tokens: &[usize] =
         if scope == Scope::Few { &[49, 64, 144] } else { &[9, 36, 49, 64, 100, 144, 225, 256, 576] };
+    let windows = tokens.iter().map(|&tokens| (tokens, HEAD_DIM)).chain([(49, WIDE_HEAD_DIM)]);
     // Smaller scopes leave out stores with fake quantization.
     let stores = stores(if scope < Scope::Most { Scope::Few } else { scope });
     let mut programs = Vec::new();
-    for &tokens in tokens {
+    for (tokens, head_dim) in windows {
         for (elements, probs_s8, [head_scales, hi_lo]) in [
             (AttentionElements::Codes, false, [false, false]),
             (AttentionElements::Codes, true, [false, false]),
@@ -213,6 +217,7 @@ fn attentions(arch: &Arch, scope: Scope) -> Vec<Program> {
                     elements,
                     tokens,
                     heads: 3,
+                    head_dim,
                     probs_s8,
                     exact,
                     head_scales,

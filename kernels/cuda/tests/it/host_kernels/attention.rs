@@ -2,7 +2,7 @@
 
 use std::f32::consts::LOG2_E;
 
-use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM, low_columns};
+use swinq_cuda::ops::attention::{AttentionConfig, AttentionElements, HEAD_DIM, WIDE_HEAD_DIM, low_columns};
 use swinq_cuda::ops::{DeviceStore, row_stride};
 use swinq_numerics::{AttentionQuant, HeadScores, MASKS, Probs, Quantizer, reference};
 use swinq_testing::{Rng, assert_varied, step};
@@ -16,11 +16,13 @@ const SCALE: f32 = 0.176_776_7;
 /// Windows with their bias and regions.
 struct Case {
     heads: usize,
+    /// Columns of a head.
+    head_dim: usize,
     /// Number of tokens of a window.
     n: usize,
     windows: usize,
     images: usize,
-    /// `[images * windows * n, 3 * heads * HEAD_DIM]`.
+    /// `[images * windows * n, 3 * heads * head_dim]`.
     codes: Vec<i8>,
     /// `[heads, n, n]`.
     bias: Vec<f32>,
@@ -43,8 +45,17 @@ impl Case {
     /// window's queries are extreme. The first window is not masked, and the others have the other masks in turn. Some
     /// biases are as large as the mask.
     fn new(heads: usize, n: usize, windows: usize, images: usize, masked: bool) -> Case {
+        Case::of((heads, HEAD_DIM), n, windows, images, masked)
+    }
+
+    /// The same for heads of [`WIDE_HEAD_DIM`] columns.
+    fn wide(heads: usize, n: usize, windows: usize, images: usize, masked: bool) -> Case {
+        Case::of((heads, WIDE_HEAD_DIM), n, windows, images, masked)
+    }
+
+    fn of((heads, head_dim): (usize, usize), n: usize, windows: usize, images: usize, masked: bool) -> Case {
         let mut rng = Rng((heads * n) as u64);
-        let width = 3 * heads * HEAD_DIM;
+        let width = 3 * heads * head_dim;
         let mut codes: Vec<i8> =
             rng.bytes(images * windows * n * width).into_iter().map(u8::cast_signed).collect();
         for (i, code) in codes.iter_mut().enumerate() {
@@ -65,6 +76,7 @@ impl Case {
         let low = rng.bytes(codes.len()).into_iter().map(|x| x.cast_signed().max(-127)).collect();
         Case {
             heads,
+            head_dim,
             n,
             windows,
             images,
@@ -110,7 +122,7 @@ impl Case {
     /// Columns of the codes with their lo codes.
     fn columns(&self) -> usize {
         let low = self.hi_lo().into_iter().filter(|&two| two).count();
-        3 * self.channels() + 2 * low * HEAD_DIM
+        3 * self.channels() + 2 * low * self.head_dim
     }
 
     /// [`Case::codes`] with the lo codes behind each row.
@@ -120,7 +132,7 @@ impl Case {
         for (codes, low) in self.codes.chunks_exact(width).zip(self.low.chunks_exact(width)) {
             all.extend(codes);
             for slot in (0..2 * self.heads).filter(|slot| self.scores[slot % self.heads].hi_lo) {
-                all.extend(&low[slot * HEAD_DIM..][..HEAD_DIM]);
+                all.extend(&low[slot * self.head_dim..][..self.head_dim]);
             }
         }
         all
@@ -131,7 +143,7 @@ impl Case {
     }
 
     fn channels(&self) -> usize {
-        self.heads * HEAD_DIM
+        self.heads * self.head_dim
     }
 
     fn config(&self, elements: AttentionElements, probs_s8: bool, exact: bool) -> AttentionConfig {
@@ -141,6 +153,7 @@ impl Case {
             elements,
             tokens: self.n,
             heads: self.heads,
+            head_dim: self.head_dim,
             probs_s8,
             exact,
             head_scales,
@@ -164,14 +177,14 @@ impl Case {
         (0..n * n).map(value).collect()
     }
 
-    /// Queries, keys and values of a window and head, `[n, HEAD_DIM]` each. `values` has the layout of
+    /// Queries, keys and values of a window and head, `[n, head_dim]` each. `values` has the layout of
     /// [`Case::codes`].
     fn operands(&self, values: &[f32], window: usize, head: usize) -> [Vec<f32>; 3] {
         let width = 3 * self.channels();
         std::array::from_fn(|operand| {
             let token = |t: usize| {
-                let at = (window * self.n + t) * width + operand * self.channels() + head * HEAD_DIM;
-                values[at..at + HEAD_DIM].iter().copied()
+                let at = (window * self.n + t) * width + operand * self.channels() + head * self.head_dim;
+                values[at..at + self.head_dim].iter().copied()
             };
             (0..self.n).flat_map(token).collect()
         })
@@ -181,9 +194,9 @@ impl Case {
     fn gather<T: Copy + Default>(&self, attend: impl Fn(usize, usize) -> Vec<T>) -> Vec<T> {
         let mut out = vec![T::default(); self.total() * self.n * self.channels()];
         for (window, head) in (0..self.total()).flat_map(|w| (0..self.heads).map(move |h| (w, h))) {
-            for (t, row) in attend(window, head).chunks_exact(HEAD_DIM).enumerate() {
-                let at = (window * self.n + t) * self.channels() + head * HEAD_DIM;
-                out[at..at + HEAD_DIM].copy_from_slice(row);
+            for (t, row) in attend(window, head).chunks_exact(self.head_dim).enumerate() {
+                let at = (window * self.n + t) * self.channels() + head * self.head_dim;
+                out[at..at + self.head_dim].copy_from_slice(row);
             }
         }
         out
@@ -209,7 +222,7 @@ impl Case {
         };
         let scales: Vec<f32> =
             self.scores.iter().map(|scores| unit * scores.scale * config.logit_unit()).collect();
-        let low = config.hi_lo.then(|| low_columns(&self.hi_lo()));
+        let low = config.hi_lo.then(|| low_columns(&self.hi_lo(), self.head_dim));
         let launch = launch.optional(config.head_scales.then_some(&scales[..])).optional(low.as_deref());
         let regions = self.padded_regions(config.padded());
         let launch = launch.array(&config.packed_bias(&self.bias)).optional(regions.as_deref());
@@ -235,8 +248,8 @@ impl Case {
     fn truth(&self, window: usize, head: usize) -> Vec<f64> {
         let [q, k, v] =
             self.operands(&self.values(), window, head).map(|x| x.into_iter().map(f64::from).collect());
-        let (bias, n) = (self.masked_bias(window, head), self.n);
-        let row = |x: &Vec<f64>, i: usize| x[i * HEAD_DIM..][..HEAD_DIM].to_vec();
+        let (bias, n, d) = (self.masked_bias(window, head), self.n, self.head_dim);
+        let row = |x: &Vec<f64>, i: usize| x[i * d..][..d].to_vec();
         let attend = |i: usize| {
             let logit = |j: usize| {
                 let dot: f64 = row(&q, i).iter().zip(row(&k, j)).map(|(q, k)| q * k).sum();
@@ -246,8 +259,8 @@ impl Case {
             let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             let weights: Vec<f64> = logits.iter().map(|x| (x - max).exp()).collect();
             let total: f64 = weights.iter().sum();
-            let channel = |c: usize| weights.iter().enumerate().map(|(j, w)| w * v[j * HEAD_DIM + c]).sum();
-            (0..HEAD_DIM).map(|c| -> f64 { channel(c) }).map(|y| y / total).collect::<Vec<f64>>()
+            let channel = |c: usize| weights.iter().enumerate().map(|(j, w)| w * v[j * d + c]).sum();
+            (0..d).map(|c| -> f64 { channel(c) }).map(|y| y / total).collect::<Vec<f64>>()
         };
         (0..n).flat_map(attend).collect()
     }
@@ -261,8 +274,8 @@ fn padded_rows<T: Copy>(x: &[T], width: usize, bytes: usize, pad: T) -> Vec<T> {
 }
 
 /// Windows with full and partial tiles, with one tile, one token and several tiles; one or several heads;
-/// with and without a mask; windows whose queries two blocks share; GPUs with little shared memory.
-fn cases() -> [Case; 15] {
+/// with and without a mask; windows whose queries two blocks share; GPUs with little shared memory; wide heads.
+fn cases() -> [Case; 18] {
     [
         Case::new(3, 49, 4, 2, true),
         Case::new(1, 64, 4, 3, true),
@@ -279,6 +292,9 @@ fn cases() -> [Case; 15] {
         Case::new(1, 225, 2, 1, true),
         Case::new(1, 256, 2, 1, true).second_version().limited(99 << 10),
         Case::new(1, 289, 1, 1, true),
+        Case::wide(2, 49, 3, 1, true),
+        Case::wide(3, 64, 2, 1, true).second_version(),
+        Case::wide(1, 100, 2, 1, false),
     ]
 }
 
@@ -315,11 +331,11 @@ fn run_codes(
         for (values, step) in [(&mut x, q), (&mut y, k), (&mut z, v)] {
             values.iter_mut().for_each(|x| *x *= step.scale());
         }
-        let mut out = vec![f32::NAN; case.n * HEAD_DIM];
+        let mut out = vec![f32::NAN; case.n * case.head_dim];
         let bias = case.masked_bias(window, head);
         reference::attention_window(
             case.n,
-            HEAD_DIM,
+            case.head_dim,
             (&x, &y, &z),
             case.scores[head],
             &bias,
