@@ -54,17 +54,21 @@ struct Sum16 {
 };
 
 // The statistics of a row of `count` elements, for each of the four lanes. A lane has `pieces` of four elements;
-// `values(i)` is those with the indexes 16 i + 4 (lane % 4) to 16 i + 4 (lane % 4) + 3.
-template <typename Values>
+// `values(i)` is those with the indexes 16 i + 4 (lane % 4) to 16 i + 4 (lane % 4) + 3. MOST: no lane has more pieces, so that loops are
+// unrolled and values can be registers; 0 if that is not known.
+template <s32 MOST = 0, typename Values>
 INLINE RowNorm row_norm(s32 count, s32 pieces, f32 epsilon, const Values& values) {
     Sum16 sum, squares;
     sum.clear();
 #pragma unroll
-    for (s32 i = 0; i < pieces; i++) sum.add(values(i));
+    for (s32 i = 0; i < (MOST > 0 ? MOST : pieces); i++) {
+        if (MOST == 0 || i < pieces) sum.add(values(i));
+    }
     f32 n = to_f32(count), mean = div_f32(sum.fold(), n);
     sum.clear(), squares.clear();
 #pragma unroll
-    for (s32 i = 0; i < pieces; i++) {
+    for (s32 i = 0; i < (MOST > 0 ? MOST : pieces); i++) {
+        if (MOST > 0 && i >= pieces) continue;
         f32x4 x = values(i), d = {x.x - mean, x.y - mean, x.z - mean, x.w - mean};
         sum.add(d), squares.add_squares(d);
     }

@@ -4,14 +4,15 @@
 // With ADD, the rows are those of a branch, in the order of its windows, and the norm of each row is added to its
 // token of the residual (Swin V2). ADD_CODES can also store the codes of the sums, which the next linear layer reads.
 //
-// Entry points: `norm_exact` reads f32 and is bit-exact to the reference. `norm_half` reads f16, keeps the row in
+// Entry points: `norm_exact` reads f32 and is bit-exact to the reference; it keeps short rows in registers. `norm_half` reads f16, keeps the row in
 // registers and computes its mean and variance in f32, in two passes.
 //
-// Defines: those of `rows.cuh`, ADD (ADD_NONE, ADD_RESIDUAL, ADD_CODES); for `norm_half` also LANES (lanes per row, a
+// Defines: those of `rows.cuh`, ADD (ADD_NONE, ADD_RESIDUAL, ADD_CODES); for `norm_exact` also HELD (pieces of four elements that a lane
+// keeps: those of a row; 0 if it reads the row again for each pass); for `norm_half` also LANES (lanes per row, a
 // power of two up to 32) and CHUNKS (chunks of 8 elements per lane).
 
 // For sm_100 and later the compiler would spill registers of rows in few chunks without a number of blocks.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && !(defined(CHUNKS) && CHUNKS > 4)
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && !(defined(CHUNKS) && CHUNKS > 4) && !(defined(HELD) && HELD > 6)
 #define MIN_BLOCKS (ADD ? 3 : 4)
 #endif
 #include "moments.cuh"
@@ -92,15 +93,24 @@ KERNEL(norm_exact)(const Params p) {
     from[0] = row;
     real = real && target != PAD;
 #endif
-    RowNorm norm = row_norm(p.columns, pieces_of(p.columns, lane), p.epsilon,
-                            [&](s32 i) { return piece_values(from, residual, piece_columns, 16 * i + 4 * lane); });
+    s32 pieces = pieces_of(p.columns, lane);
+    auto read = [&](s32 i) { return piece_values(from, residual, piece_columns, 16 * i + 4 * lane); };
+    // All reads of a row in registers are started before the first is used.
+    f32x4 held[HELD > 0 ? HELD : 1];
+#pragma unroll
+    for (s32 i = 0; i < HELD; i++) held[HELD > 0 ? i : 0] = i < pieces ? read(i) : f32x4{0.0f, 0.0f, 0.0f, 0.0f};
+    auto values = [&](s32 i) { return HELD > 0 ? held[HELD > 0 ? i : 0] : read(i); };
+    RowNorm norm = row_norm<HELD>(p.columns, pieces, p.epsilon, values);
     if (!real) return;
     bool padding = PIECES == 1 && from[0] == PAD;
 #if ADD != ADD_NONE
     s8* codes = ADD == ADD_CODES ? codes_of(p, target) : nullptr;
 #endif
-    for (s32 at = 4 * lane; at < p.columns; at += 16) {
-        f32x4 x = piece_values(from, residual, piece_columns, at);
+#pragma unroll
+    for (s32 i = 0; i < (HELD > 0 ? HELD : pieces); i++) {
+        if (HELD > 0 && i >= pieces) continue;
+        s32 at = 16 * i + 4 * lane;
+        f32x4 x = values(i);
         f32x4 gamma = *reinterpret_cast<const f32x4*>(p.gamma + at), beta = *reinterpret_cast<const f32x4*>(p.beta + at);
         f32 y[4] = {apply(norm, x.x, gamma.x, beta.x), apply(norm, x.y, gamma.y, beta.y),
                     apply(norm, x.z, gamma.z, beta.z), apply(norm, x.w, gamma.w, beta.w)};

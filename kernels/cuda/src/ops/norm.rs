@@ -7,6 +7,10 @@ use super::{Call, DeviceStore, ResidualCodes, ResidualType, RowOrder, int, row_s
 use crate::params::rows::Params;
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
+/// Columns of an f32 row for each piece of four elements that a lane has.
+const COLUMNS_OF_PIECES: usize = 16;
+/// Most pieces of an f32 row that a lane keeps in registers.
+const MOST_HELD: usize = 24;
 /// Maximum number of lanes that share a row.
 const LANES_PER_ROW: usize = 32;
 
@@ -82,7 +86,8 @@ impl NormConfig {
             row_program(("norm.cu", entry), self.pieces, self.residual, result.store(self.residual))
                 .define("ADD", result.define());
         if self.residual == ResidualType::F32 {
-            return program;
+            let pieces = self.columns.div_ceil(COLUMNS_OF_PIECES);
+            return program.define("HELD", if pieces <= MOST_HELD { pieces as i64 } else { 0 });
         }
         let (lanes, chunks) = self.lanes_and_chunks();
         program.define("LANES", lanes as i64).define("CHUNKS", chunks as i64)
