@@ -8,13 +8,13 @@ use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{
-    ChannelOrder, Dialect, InMemory, LoadedConfig, Orientation, QuantizedModel, Site, StoredParameter,
-    SwinConfig, Task, Transform, is_quantized_file, load_config, load_float_from_memory,
+    ChannelOrder, Dialect, Family, InMemory, LoadedConfig, Orientation, QuantizedModel, Site,
+    StoredParameter, SwinConfig, Task, Transform, is_quantized_file, load_config, load_float_from_memory,
     load_float_with_remarks, shipped_configs,
 };
 
 use crate::engine::PackedWeights;
-use crate::{Error, Family};
+use crate::{Error, preprocessing};
 
 /// The most bytes of a file of class names; ImageNet-22k's have half of it.
 const MAX_LABELS: u64 = MAX_WRITTEN;
@@ -96,7 +96,9 @@ impl OpenOptions {
         let loaded = load_float_with_remarks(path, &reading).map_err(Error::open(path))?;
         let (mut model, mut warnings) = (loaded.model, loaded.remarks);
         match self.transform {
-            Some(family) => model.transform = family.transform(&model.config, &model.transform)?,
+            Some(family) => {
+                model.transform = preprocessing::transform(family, &model.config, &model.transform)?
+            }
             // The preprocessing does not come from the model's own directory.
             None if self.cfg.is_some() || loaded.description_found => {
                 let other = other_preprocessing(path, &model).filter(|_| !is_decided);
@@ -240,19 +242,12 @@ fn is_official(config: &SwinConfig) -> bool {
 
 /// A warning if the preprocessing of `model` is not that of the family whose names its tensors have.
 fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
-    let family = match model.source.dialect.parse().ok()? {
-        Dialect::Timm => Family::Timm,
-        Dialect::TorchVision => Family::Torchvision,
-        Dialect::HuggingFace => Family::HuggingFace,
-        Dialect::Microsoft | Dialect::OldTimm | Dialect::OpenMmLab | Dialect::FasterTransformer => {
-            return None;
-        }
-    };
+    let family = model.source.dialect.parse().ok().and_then(Dialect::preprocessing)?;
     // A model that the family does not have has no preprocessing of its own.
     if !is_official(&model.config) {
         return None;
     }
-    let own = family.transform(&model.config, &model.transform).ok()?;
+    let own = preprocessing::transform(family, &model.config, &model.transform).ok()?;
     let used = &model.transform;
     let same = match model.config.task {
         Task::Classification => {
@@ -262,7 +257,6 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
         // Its images have any size.
         Task::Features => (&own.mean, &own.std) == (&used.mean, &used.std),
     };
-    let option = family.option();
     // Values that both have in common need not be said.
     let values = (&own.mean, &own.std) != (&used.mean, &used.std);
     let brief = |transform: &Transform| {
@@ -272,7 +266,7 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
     };
     (!same).then(|| {
         format!(
-            "{} has the names of {}: {}. The configuration's is used: {}. State --transform {option} or --transform ms to decide",
+            "{} has the names of {}: {}. The configuration's is used: {}. State --transform {family} or --transform ms to decide",
             path.display(),
             model.source.dialect,
             brief(&own),
@@ -360,7 +354,7 @@ impl Model {
         let loaded = load_float_from_memory(model, &options.reading()?).map_err(Error::open(path))?;
         let mut float = loaded.model;
         if let Some(family) = options.transform {
-            float.transform = family.transform(&float.config, &float.transform)?;
+            float.transform = preprocessing::transform(family, &float.config, &float.transform)?;
         }
         options.read_images(&mut float.transform)?;
         let mut quantized = QuantizedModel::from_float(float)?;
@@ -391,7 +385,7 @@ impl Model {
         config.config.validate()?;
         let mut model = checkpoint::random_model(&config, seed);
         if let Some(family) = options.transform {
-            model.transform = family.transform(&model.config, &model.transform)?;
+            model.transform = preprocessing::transform(family, &model.config, &model.transform)?;
         }
         options.read_images(&mut model.transform)?;
         let mut model = QuantizedModel::from_float(model)?;

@@ -30,7 +30,7 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
-pub use dialect::{Dialect, Values};
+pub use dialect::{ClassOrder, Dialect, Values};
 pub use ft::{ft_key, ft_site, import_ft_amax};
 pub use memory::{Documents, ElementType, InMemory, TensorView, load_float_from_memory};
 pub use parameters::StoredParameter;

@@ -1,15 +1,15 @@
-//! The model that stored tensors are, in three steps: what is known before the network is found, the network,
-//! and its description.
+//! The model that stored tensors are, in three steps: the facts before the network is found, the network, and
+//! its description.
 
 use swinq_numerics::Size;
 
 use super::coordinates::{self, Coordinates};
 use super::describe::{self, Bare, Bytes};
-use super::dialect::{Dialect, Naming};
+use super::dialect::Naming;
 use super::network::Network;
 use super::raw::RawDict;
 use super::{Description, LoadOptions, Loaded, backbone, checks, masks, parameters, shown};
-use crate::arch::{PositionSizes, SwinConfig, SwinVersion, Task, WindowPolicy};
+use crate::arch::{PositionSizes, SwinConfig, Task, WindowPolicy};
 use crate::config::check_sizes;
 use crate::error::ModelError;
 use crate::params::check_parameters;
@@ -37,12 +37,12 @@ impl Stored<'_> {
     }
 }
 
-/// What is known of a model before its network is found.
+/// The facts about a model before its network is found.
 struct Known {
-    /// The description in its directory, else that of the caller, else that of a quantized checkpoint that was
-    /// made from the file.
+    /// The description in its directory, else that of the caller, else that of a quantized checkpoint that
+    /// was made from the file.
     description: Option<Description>,
-    /// What the network is read as.
+    /// The task as which the network is read.
     task: Task,
 }
 
@@ -85,7 +85,7 @@ impl Known {
 /// The network that was found among the tensors of a checkpoint, and their values.
 struct Found<'a> {
     network: Network<'a>,
-    /// What the network is read as.
+    /// The task as which the network is read.
     task: Task,
     /// Its parameters under Microsoft's names.
     tensors: StateDict,
@@ -151,7 +151,7 @@ impl<'a> Found<'a> {
         Ok(Loaded { model, description_found, remarks, stored })
     }
 
-    /// `config` with the outputs of a backbone, and remarks on what was left out: parameters of no output are
+    /// `config` with the outputs of a backbone, and remarks on left out tensors: parameters of no output are
     /// removed. `stages` are the outputs that its description states.
     fn with_outputs(
         &mut self,
@@ -166,7 +166,7 @@ impl<'a> Found<'a> {
         }
     }
 
-    /// `config` with what the dialect and the buffers decide, and a remark on the buffers. `policy` is the rule
+    /// `config` as the dialect and the buffers decide it, and a remark on the buffers. `policy` is the rule
     /// for windows, if it is known.
     fn decided(
         &self,
@@ -210,14 +210,13 @@ fn apply_dialect(
     Ok(config)
 }
 
-/// The image sizes that the absolute position embedding of `config` fits. Detectors store the `places` as a map, and resize it;
-/// transformers resizes that of its first version, if its places are a square.
+/// The image sizes that the absolute position embedding of `config` fits. Detectors store the `places` as a
+/// map, and resize it.
 fn position_sizes(config: &SwinConfig, naming: &Naming, places: Option<Size>) -> PositionSizes {
-    let of_transformers = naming.dialect == Dialect::HuggingFace && config.version == SwinVersion::V1;
     match (config.ape, places) {
         (true, Some(_)) => PositionSizes::Bicubic,
-        (true, None) if of_transformers && config.own_patches().side().is_some() => {
-            PositionSizes::BicubicWholePatches
+        (true, None) if config.own_patches().side().is_some() => {
+            naming.dialect.position_sizes(config.version)
         }
         _ => PositionSizes::Own,
     }
