@@ -192,8 +192,8 @@ pub use swinq_int8_runtime::{CudaOptions, Engine, usable_gpu};
 pub use swinq_model::part::{PartKind, PartSet, Shard};
 pub use swinq_model::{
     Batch, BatchSource, ChannelOrder, Classifier, Dialect, Documents, ElementType, Family, InMemory,
-    LoadedConfig, Logits, Orientation, Recipe, Rule, Site, SwinConfig, Task, TensorView, Transform,
-    load_config, shipped_backbones, shipped_configs,
+    LoadOptions, LoadedConfig, Logits, Orientation, Recipe, Rule, Site, SwinConfig, Task, TensorView,
+    Transform, load_config, shipped_backbones, shipped_configs,
 };
 
 pub use swinq_cuda as cuda;

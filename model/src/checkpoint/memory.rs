@@ -121,7 +121,11 @@ impl<'a> TensorView<'a> {
 pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Result<Loaded, ModelError> {
     let name = Path::new(&model.name);
     let any_transform = options.any_transform || model.transform.is_some();
-    let options = &LoadOptions { any_transform, window_policy: model.window_policy, ..options.clone() };
+    let options = &LoadOptions {
+        any_transform,
+        window_policy: model.window_policy.or(options.window_policy),
+        ..options.clone()
+    };
     let described = model.documents.as_ref().map(|documents| {
         // There is no file, so errors name the model.
         let config = Json::parse(name, documents.config.as_bytes())?;
