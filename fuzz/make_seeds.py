@@ -41,9 +41,19 @@ def write(target, name, content):
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
-def state():
+def random(shapes):
     generator = torch.Generator().manual_seed(3)
-    return {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
+    return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+
+
+def state():
+    return random(SHAPES)
+
+
+def stack():
+    """The block with three channels and nothing else: pixels can be its tokens."""
+    sides = {2: 3, 6: 9}
+    return random({name: [sides.get(side, side) for side in shape] for name, shape in SHAPES.items() if ".blocks." in name})
 
 
 def safetensors(tensors, dtype="F32"):
@@ -131,16 +141,24 @@ def quantized(swinq):
     with tempfile.TemporaryDirectory() as folder:
         folder = pathlib.Path(folder)
         (folder / "f.safetensors").write_bytes(safetensors(state()))
+        (folder / "stack.safetensors").write_bytes(safetensors(stack()))
         (folder / "images").mkdir()
         for index, image in enumerate(sorted(FIXTURES.glob("rgb*.png"))):
             (folder / "images" / f"{index}.png").write_bytes(image.read_bytes())
-        for recipe, ptq in (("default", "basic"), ("default", "refined"), ("mode2", "basic")):
-            subprocess.run([swinq, "calibrate", folder / "f.safetensors", "--cfg", HERE / "tiny.yaml", "--recipe", recipe,
-                            "--ptq", ptq, "--data-path", folder / "images", "--batches", "1", "--batch-size", "4", "-o",
+
+        def calibrated(name, recipe, ptq, *options):
+            subprocess.run([swinq, "calibrate", folder / name, "--cfg", HERE / "tiny.yaml", "--recipe", recipe, "--ptq", ptq,
+                            *options, "--data-path", folder / "images", "--batches", "1", "--batch-size", "4", "-o",
                             folder / "q.safetensors"], check=True)
-            data = (folder / "q.safetensors").read_bytes()
+            return (folder / "q.safetensors").read_bytes()
+
+        for recipe, ptq in (("default", "basic"), ("default", "refined"), ("mode2", "basic")):
+            data = calibrated("f.safetensors", recipe, ptq)
             write("quantized", f"{recipe}_{ptq}", to_version_1(data))
         write("quantized", "version2", data)
+        keys = {"TAKES_TOKENS": "True", "IN_CHANS": "3", "EMBED_DIM": "3", "PATCH_SIZE": "1", "PATCH_NORM": "False"}
+        keys = [word for key, value in keys.items() for word in (f"MODEL.SWIN.{key}", value)]
+        write("quantized", "stack", calibrated("stack.safetensors", "default", "basic", "--dialect", "microsoft", "--opts", *keys))
 
 
 def texts():

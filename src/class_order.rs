@@ -3,15 +3,14 @@
 use std::cmp::Ordering;
 
 use swinq_data::Dataset;
-use swinq_model::Dialect;
+use swinq_model::{ClassOrder, Dialect};
 
-/// The names of the classes of `dataset` in the order in which the library with the naming convention `dialect` numbers them.
-/// torchvision, Microsoft and transformers sort names as texts. timm compares numbers in them by their values and ignores case
-/// (its `natural_key`), so that 10 follows 2. Classes that a data set numbers itself keep their order.
+/// The names of the classes of `dataset` in the order in which the library with the naming convention
+/// `dialect` numbers them ([`ClassOrder`]). Classes that a data set numbers itself keep their order.
 pub(crate) fn ordered_names(dataset: &Dataset, dialect: &str) -> Option<Vec<String>> {
     let mut names = dataset.class_names()?.to_vec();
-    let timm = matches!(dialect.parse(), Ok(Dialect::Timm | Dialect::OldTimm));
-    if timm && dataset.numbered_by_name() {
+    let order = dialect.parse().map_or(ClassOrder::Text, Dialect::class_order);
+    if order == ClassOrder::Natural && dataset.numbered_by_name() {
         names.sort_by(|a, b| natural(a, b));
     }
     Some(names)

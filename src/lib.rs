@@ -154,7 +154,6 @@ pub use features::{FeatureBatch, FeatureMap, FeatureOptions, Features, LeftOut};
 pub use images::{Images, ReadOptions, turned};
 pub use open::{Model, OpenOptions};
 pub use prediction::{ClassScore, Inferred, Prediction, infer_images, predict, top_k};
-pub use preprocessing::Family;
 pub use replicas::Replicas;
 pub use sample::SAMPLE;
 
@@ -192,9 +191,9 @@ pub use swinq_data::{Padding, RgbImage, Sizing, Split, decode_image, decode_orie
 pub use swinq_int8_runtime::{CudaOptions, Engine, usable_gpu};
 pub use swinq_model::part::{PartKind, PartSet, Shard};
 pub use swinq_model::{
-    Batch, BatchSource, ChannelOrder, Classifier, Dialect, Documents, ElementType, InMemory, LoadedConfig,
-    Logits, Orientation, Recipe, Rule, Site, SwinConfig, Task, TensorView, Transform, load_config,
-    shipped_backbones, shipped_configs,
+    Batch, BatchSource, ChannelOrder, Classifier, Dialect, Documents, ElementType, Family, InMemory,
+    LoadOptions, LoadedConfig, Logits, Orientation, Recipe, Rule, Site, SwinConfig, Task, TensorView,
+    Transform, load_config, shipped_backbones, shipped_configs,
 };
 
 pub use swinq_cuda as cuda;

@@ -8,13 +8,13 @@ use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::text_file::{self, MAX_WRITTEN};
 use swinq_model::{
-    ChannelOrder, Dialect, InMemory, LoadedConfig, Orientation, QuantizedModel, Site, StoredParameter,
-    SwinConfig, Task, Transform, is_quantized_file, load_config, load_float_from_memory,
+    ChannelOrder, Dialect, Family, InMemory, LoadedConfig, Orientation, QuantizedModel, Site,
+    StoredParameter, SwinConfig, Task, Transform, is_quantized_file, load_config, load_float_from_memory,
     load_float_with_remarks, shipped_configs,
 };
 
 use crate::engine::PackedWeights;
-use crate::{Error, Family};
+use crate::{Error, preprocessing};
 
 /// The most bytes of a file of class names; ImageNet-22k's have half of it.
 const MAX_LABELS: u64 = MAX_WRITTEN;
@@ -27,23 +27,10 @@ pub struct OpenOptions {
     /// [`shipped_configs`](crate::shipped_configs)) or a YAML file in Microsoft's keys. A Hugging Face or timm
     /// directory needs none.
     pub cfg: Option<String>,
-    /// Overrides of keys of the configuration, such as `("MODEL.NUM_CLASSES", "10")`: of `cfg` or, without
-    /// it, of the configuration that is found for the model.
-    pub opts: Vec<(String, String)>,
-    /// Naming convention of the tensors; `None` detects it.
-    pub dialect: Option<Dialect>,
-    /// The key of the state dictionary in a file of `torch.save` that has several. `None` takes an average of the weights
-    /// (`state_dict_ema`, `model_ema`), else `model`, `state_dict` or `model_state_dict`.
-    pub weights: Option<String>,
-    /// What the names of the network's tensors begin with (`model.`), if the checkpoint has other tensors too. `None` leaves
-    /// out a beginning that all names have, and finds a backbone among other tensors.
-    pub prefix: Option<String>,
-    /// What the network is read as; `None` is what the model's files say, else a classifier. The checkpoint of a classifier may
-    /// be read as a backbone. A quantized checkpoint must be what is asked for.
-    pub task: Option<Task>,
-    /// For a backbone, the stages whose outputs it has, from 0. `None` is those that the model's files name, else those for
-    /// which the checkpoint has norms, else all.
-    pub outputs: Option<Vec<usize>>,
+    /// The choice of a network in the checkpoint, and of its task. Its `opts` override keys of `cfg` above,
+    /// such as `("MODEL.NUM_CLASSES", "10")`, and its own `cfg` counts if the one above is `None`. A
+    /// quantized checkpoint must have the `task` and the `outputs` that are asked for.
+    pub reading: LoadOptions,
     /// Preprocessing; `None` selects the preprocessing of the configuration or of the directory.
     pub transform: Option<Family>,
     /// Whether images are turned as their files state; `None` is the rule of the library that reads such a checkpoint, or of the
@@ -52,41 +39,33 @@ pub struct OpenOptions {
     /// The order of three channels before the network; `None` is RGB, or that of the quantized checkpoint. Mean and deviation are
     /// in this order. Applies to quantized checkpoints, too.
     pub channel_order: Option<ChannelOrder>,
-    /// Quantized checkpoints, one of which describes a bare float checkpoint without `cfg` if it was made from it. Those
-    /// in the folder of the float checkpoint need not be named.
-    pub described_by: Vec<PathBuf>,
     /// File of class names, one per line, in the order of the classes. It also applies to quantized checkpoints.
     pub labels: Option<PathBuf>,
 }
 
 impl OpenOptions {
-    /// The configuration that `cfg` and `opts` describe; `None` if neither is set.
+    /// The configuration that `cfg` and the overrides describe, else that of the reader; `None` if none is
+    /// set.
     ///
     /// # Errors
     /// [`Error::OverridesWithoutConfig`]; an error for a configuration that cannot be read, or for an unknown
     /// key.
     pub fn configuration(&self) -> Result<Option<LoadedConfig>, Error> {
-        match &self.cfg {
-            Some(name) => Ok(Some(load_config(name, &self.opts)?)),
-            None if self.opts.is_empty() => Ok(None),
-            None => Err(Error::OverridesWithoutConfig),
+        let cfg = self.reading()?.cfg;
+        if cfg.is_none() && !self.reading.opts.is_empty() {
+            return Err(Error::OverridesWithoutConfig);
         }
+        Ok(cfg)
     }
 
     /// The options of the reader of checkpoints.
     fn reading(&self) -> Result<LoadOptions, Error> {
-        Ok(LoadOptions {
-            cfg: self.cfg.as_ref().map(|name| load_config(name, &self.opts)).transpose()?,
-            opts: self.opts.clone(),
-            dialect: self.dialect,
-            weights: self.weights.clone(),
-            prefix: self.prefix.clone(),
-            task: self.task,
-            outputs: self.outputs.clone(),
-            window_policy: None,
-            described_by: self.described_by.clone(),
-            any_transform: self.transform.is_some(),
-        })
+        let mut reading = self.reading.clone();
+        if let Some(name) = &self.cfg {
+            reading.cfg = Some(load_config(name, &reading.opts)?);
+        }
+        reading.any_transform |= self.transform.is_some();
+        Ok(reading)
     }
 
     /// Reads the float model at `path`, with the warnings about it.
@@ -96,9 +75,11 @@ impl OpenOptions {
         let loaded = load_float_with_remarks(path, &reading).map_err(Error::open(path))?;
         let (mut model, mut warnings) = (loaded.model, loaded.remarks);
         match self.transform {
-            Some(family) => model.transform = family.transform(&model.config, &model.transform)?,
+            Some(family) => {
+                model.transform = preprocessing::transform(family, &model.config, &model.transform)?
+            }
             // The preprocessing does not come from the model's own directory.
-            None if self.cfg.is_some() || loaded.description_found => {
+            None if reading.cfg.is_some() || loaded.description_found => {
                 let other = other_preprocessing(path, &model).filter(|_| !is_decided);
                 warnings.extend(other.or_else(|| replaced_preprocessing(path)));
             }
@@ -132,12 +113,12 @@ impl OpenOptions {
     /// [`Error::Argument`] if it is quantized, so that it cannot be changed.
     fn changes(&self, path: &Path, model: &QuantizedModel) -> Result<bool, Error> {
         let stated = model.config.task;
-        let other_task = self.task.is_some_and(|task| task != stated);
-        if !model.is_quantized() || !(other_task || self.outputs.is_some()) {
-            return Ok(other_task || self.outputs.is_some());
+        let other_task = self.reading.task.is_some_and(|task| task != stated);
+        if !model.is_quantized() || !(other_task || self.reading.outputs.is_some()) {
+            return Ok(other_task || self.reading.outputs.is_some());
         }
         let own: Vec<usize> = model.config.outputs.iter().map(|output| output.stage).collect();
-        if !other_task && self.outputs.as_ref() == Some(&own) {
+        if !other_task && self.reading.outputs.as_ref() == Some(&own) {
             return Ok(false);
         }
         let path = path.display();
@@ -240,19 +221,12 @@ fn is_official(config: &SwinConfig) -> bool {
 
 /// A warning if the preprocessing of `model` is not that of the family whose names its tensors have.
 fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
-    let family = match model.source.dialect.parse().ok()? {
-        Dialect::Timm => Family::Timm,
-        Dialect::TorchVision => Family::Torchvision,
-        Dialect::HuggingFace => Family::HuggingFace,
-        Dialect::Microsoft | Dialect::OldTimm | Dialect::OpenMmLab | Dialect::FasterTransformer => {
-            return None;
-        }
-    };
+    let family = model.source.dialect.parse().ok().and_then(Dialect::preprocessing)?;
     // A model that the family does not have has no preprocessing of its own.
     if !is_official(&model.config) {
         return None;
     }
-    let own = family.transform(&model.config, &model.transform).ok()?;
+    let own = preprocessing::transform(family, &model.config, &model.transform).ok()?;
     let used = &model.transform;
     let same = match model.config.task {
         Task::Classification => {
@@ -262,7 +236,6 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
         // Its images have any size.
         Task::Features => (&own.mean, &own.std) == (&used.mean, &used.std),
     };
-    let option = family.option();
     // Values that both have in common need not be said.
     let values = (&own.mean, &own.std) != (&used.mean, &used.std);
     let brief = |transform: &Transform| {
@@ -272,7 +245,7 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
     };
     (!same).then(|| {
         format!(
-            "{} has the names of {}: {}. The configuration's is used: {}. State --transform {option} or --transform ms to decide",
+            "{} has the names of {}: {}. The configuration's is used: {}. State --transform {family} or --transform ms to decide",
             path.display(),
             model.source.dialect,
             brief(&own),
@@ -360,7 +333,7 @@ impl Model {
         let loaded = load_float_from_memory(model, &options.reading()?).map_err(Error::open(path))?;
         let mut float = loaded.model;
         if let Some(family) = options.transform {
-            float.transform = family.transform(&float.config, &float.transform)?;
+            float.transform = preprocessing::transform(family, &float.config, &float.transform)?;
         }
         options.read_images(&mut float.transform)?;
         let mut quantized = QuantizedModel::from_float(float)?;
@@ -379,19 +352,20 @@ impl Model {
         let missing =
             || Error::argument("cfg", "random weights need a configuration, which gives their shapes");
         let mut config = options.configuration()?.ok_or_else(missing)?;
-        if options.task.unwrap_or(config.task()) == Task::Features || options.outputs.is_some() {
+        let reading = &options.reading;
+        if reading.task.unwrap_or(config.task()) == Task::Features || reading.outputs.is_some() {
             return Err(Error::argument(
                 "task",
                 "random weights are those of a classifier, and a backbone is asked for",
             ));
         }
-        if let Some(dialect) = options.dialect {
+        if let Some(dialect) = reading.dialect {
             config.config.window_policy = dialect.window_policy(config.config.version);
         }
         config.config.validate()?;
         let mut model = checkpoint::random_model(&config, seed);
         if let Some(family) = options.transform {
-            model.transform = family.transform(&model.config, &model.transform)?;
+            model.transform = preprocessing::transform(family, &model.config, &model.transform)?;
         }
         options.read_images(&mut model.transform)?;
         let mut model = QuantizedModel::from_float(model)?;

@@ -1,72 +1,31 @@
 //! The evaluation transforms of the model families.
 
-use std::str::FromStr;
-
 use swinq_data::presets;
-use swinq_model::{Orientation, SwinConfig, SwinVersion, Transform};
+use swinq_model::{Family, Orientation, SwinConfig, SwinVersion, Transform};
 
 use crate::Error;
 
-/// The family whose evaluation preprocessing is used.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// Microsoft: shorter side to `int(256 / 224 * size)`, center crop (direct with `TEST.CROP: False`).
-    Microsoft,
-    /// timm: shorter side to `floor(size / crop_pct)`, center crop.
-    Timm,
-    /// torchvision: the weights' own resize, center crop.
-    Torchvision,
-    /// The Swins that Hugging Face publishes: direct bicubic resize, mean and deviation of ImageNet. A file without these
-    /// fields has other values, those of `ViTImageProcessor`.
-    HuggingFace,
-}
-
-/// Reads the name of a family as the program's option `--transform` takes it.
-impl FromStr for Family {
-    type Err = String;
-
-    fn from_str(name: &str) -> Result<Family, String> {
-        let all = [Family::Microsoft, Family::Timm, Family::Torchvision, Family::HuggingFace];
-        let found = all.into_iter().find(|family| family.option() == name);
-        found.ok_or_else(|| format!("`{name}` is none of ms, timm, torchvision, hf"))
+/// The transform of `family` for a model with the architecture `config`; `own` is the transform in the
+/// configuration.
+///
+/// # Errors
+/// [`Error::Argument`] for torchvision, if it has no model of this shape.
+pub(crate) fn transform(family: Family, config: &SwinConfig, own: &Transform) -> Result<Transform, Error> {
+    let (size, channels) = (config.image_size, config.in_chans);
+    if channels != 3 && !(family == Family::Microsoft && own.family == "ms") {
+        let problem = format!("it is for RGB images, and {} takes {channels} channels", config.name);
+        return Err(Error::argument("--transform", problem));
     }
-}
-
-impl Family {
-    /// The name of the family as the program's option `--transform` takes it.
-    pub(crate) fn option(self) -> &'static str {
-        match self {
-            Family::Microsoft => "ms",
-            Family::Timm => "timm",
-            Family::Torchvision => "torchvision",
-            Family::HuggingFace => "hf",
+    Ok(match family {
+        // A configuration in Microsoft's keys states whether there is a crop.
+        Family::Microsoft if own.family == "ms" => {
+            Transform { orientation: Orientation::Stored, ..own.clone() }
         }
-    }
-
-    /// The transform of this family for a model with the architecture `config`; `own` is the transform in the
-    /// configuration.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] for torchvision, if it has no model of this shape.
-    pub(crate) fn transform(self, config: &SwinConfig, own: &Transform) -> Result<Transform, Error> {
-        let (size, channels) = (config.image_size, config.in_chans);
-        if channels != 3 && !(self == Family::Microsoft && own.family == "ms") {
-            let problem = format!("it is for RGB images, and {} takes {channels} channels", config.name);
-            return Err(Error::argument("--transform", problem));
-        }
-        Ok(match self {
-            // A configuration in Microsoft's keys states whether there is a crop.
-            Family::Microsoft if own.family == "ms" => {
-                Transform { orientation: Orientation::Stored, ..own.clone() }
-            }
-            Family::Microsoft => Transform::microsoft(size, channels, true),
-            Family::Timm => {
-                presets::timm(size, if size.height >= 384 { 1.0 } else { presets::TIMM_CROP_PCT })
-            }
-            Family::HuggingFace => presets::hugging_face(size),
-            Family::Torchvision => torchvision(config)?,
-        })
-    }
+        Family::Microsoft => Transform::microsoft(size, channels, true),
+        Family::Timm => presets::timm(size, if size.height >= 384 { 1.0 } else { presets::TIMM_CROP_PCT }),
+        Family::HuggingFace => presets::hugging_face(size),
+        Family::Torchvision => torchvision(config)?,
+    })
 }
 
 fn torchvision(config: &SwinConfig) -> Result<Transform, Error> {
@@ -109,13 +68,13 @@ mod tests {
         for (name, resized) in models {
             let config = SwinConfig::official(name).unwrap();
             let own = Transform::microsoft(config.image_size, 3, true);
-            let transform = Family::Torchvision.transform(&config, &own).unwrap();
-            assert_eq!((transform.resize, transform.size), (Resize::ShorterSide(resized), config.image_size));
+            let found = transform(Family::Torchvision, &config, &own).unwrap();
+            assert_eq!((found.resize, found.size), (Resize::ShorterSide(resized), config.image_size));
         }
         for name in ["swin_base_patch4_window12_384", "swin_large_patch4_window7_224"] {
             let config = SwinConfig::official(name).unwrap();
             let own = Transform::microsoft(config.image_size, 3, true);
-            let message = Family::Torchvision.transform(&config, &own).unwrap_err().to_string();
+            let message = transform(Family::Torchvision, &config, &own).unwrap_err().to_string();
             assert!(message.contains("V2-T, S and B at 256 only"), "{message}");
         }
     }

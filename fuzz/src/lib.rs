@@ -80,8 +80,9 @@ pub fn index(data: &[u8]) -> bool {
     })
 }
 
-/// A quantized checkpoint: its header, document and tensors. An accepted model is written and read again unchanged.
-/// The seeds have format version 1, whose files need no hash; otherwise no mutation would pass.
+/// A quantized checkpoint: its header, document and tensors. An accepted model is written and read again
+/// unchanged. The seeds have format version 1, whose files need no hash; otherwise no mutation would pass. A
+/// stack of blocks needs version 3, which has one.
 pub fn quantized(data: &[u8]) -> bool {
     with_file("q.safetensors", data, |path| {
         let Ok(model) = QuantizedModel::load(path) else { return false };

@@ -8,6 +8,7 @@ pub mod checkpoint;
 pub mod config;
 pub mod draws;
 pub mod error;
+mod family;
 mod json_keys;
 pub mod nearest;
 pub mod params;
@@ -34,13 +35,14 @@ pub use batch::{
     Batch, BatchSource, BoxError, Classifier, Filter, LoaderWork, Logits, PixelFormat, Resize, Transform,
 };
 pub use checkpoint::{
-    Dialect, Documents, ElementType, InMemory, LoadOptions, Loaded, StoredParameter, TensorView, Values,
-    ft_key, ft_site, import_ft_amax, is_quantized_file, load_float, load_float_from_memory,
+    ClassOrder, Dialect, Documents, ElementType, InMemory, LoadOptions, Loaded, StoredParameter, TensorView,
+    Values, ft_key, ft_site, import_ft_amax, is_quantized_file, load_float, load_float_from_memory,
     load_float_with_remarks, random_model,
 };
 pub use config::{ConfigOverrides, LoadedConfig, load_config, shipped_backbones, shipped_configs};
 pub use draws::Draws;
 pub use error::ModelError;
+pub use family::Family;
 pub use nearest::{nearest_key, nearest_name};
 pub use pattern::{SitePattern, nearest_patterns, nearest_sites};
 pub use pixels::{ChannelOrder, Orientation};

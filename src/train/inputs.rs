@@ -9,7 +9,8 @@ use swinq_data::{DataError, Sizing, Split};
 use swinq_model::config::LoadedConfig;
 use swinq_model::quantized::{FileInfo, FloatModel};
 use swinq_model::{
-    ChannelOrder, Orientation, Ptq, QuantizedModel, Scores, SwinConfig, Task, Transform, load_config,
+    ChannelOrder, LoadOptions, Orientation, Ptq, QuantizedModel, Scores, SwinConfig, Task, Transform,
+    load_config,
 };
 use swinq_qat::job::{Identity, Job, JobError};
 use swinq_qat::{QatError, init};
@@ -171,15 +172,18 @@ fn open_options(job: &Job, model: Option<(&SwinConfig, &Transform)>) -> Result<O
     let stages = |config: &SwinConfig| config.outputs.iter().map(|output| output.stage).collect();
     Ok(OpenOptions {
         cfg: job.cfg.clone(),
-        opts: job.config_overrides(),
-        prefix: job.prefix.clone(),
-        weights: job.weights.clone(),
+        reading: LoadOptions {
+            opts: job.config_overrides(),
+            prefix: job.prefix.clone(),
+            weights: job.weights.clone(),
+            task: backbone.map(|_| Task::Features),
+            outputs: backbone.map(stages),
+            described_by: job.model.iter().filter(|_| backbone.is_some()).cloned().collect(),
+            ..LoadOptions::default()
+        },
         transform: stated(job, "transform", &job.transform)?,
-        task: backbone.map(|_| Task::Features),
-        outputs: backbone.map(stages),
         orientation: orientation.or(model.map(|(_, transform)| transform.orientation)),
         channel_order: channel_order.or(model.and_then(|(_, transform)| own_order(transform))),
-        described_by: job.model.iter().filter(|_| backbone.is_some()).cloned().collect(),
         ..OpenOptions::default()
     })
 }

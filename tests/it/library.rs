@@ -10,8 +10,8 @@ use swinq::eval::LatencyOptions;
 use swinq::model::Resize;
 use swinq::{
     BackendChoice, Batch, CalibrateOptions, Candidate, Engine, EngineOptions, Error, EvaluateOptions, Images,
-    Logits, Model, OpenOptions, ReadOptions, RgbImage, Rule, Split, Transform, calibrate, evaluate,
-    infer_images, predict, top_k,
+    LoadOptions, Logits, Model, OpenOptions, ReadOptions, RgbImage, Rule, Split, Transform, calibrate,
+    evaluate, infer_images, predict, top_k,
 };
 
 fn options() -> OpenOptions {
@@ -212,7 +212,9 @@ fn odd_models_and_backends_are_errors() {
     refused(Model::open("no/such/model"), "no such file");
     refused(Model::open(common::sample_model()), "--cfg");
     let opts = vec![("MODEL.NUM_CLASSES".to_owned(), "10".to_owned())];
-    refused(Model::open_with(common::sample_model(), &OpenOptions { opts, ..OpenOptions::default() }), "cfg");
+    let reading = LoadOptions { opts, ..LoadOptions::default() };
+    let of_opts = OpenOptions { reading, ..OpenOptions::default() };
+    refused(Model::open_with(common::sample_model(), &of_opts), "cfg");
     let mut broken = model().as_quantized().clone();
     broken.sites.clear();
     refused(Model::from_quantized(broken.clone()), "table of sites");
@@ -399,7 +401,8 @@ fn another_preprocessing_than_that_of_the_names_gives_a_warning() {
     }
     // The user's own statement about the crop decides.
     let opts = vec![("TEST.CROP".to_owned(), "True".to_owned())];
-    let options = OpenOptions { cfg: Some(name.to_owned()), opts, ..OpenOptions::default() };
+    let reading = LoadOptions { opts, ..LoadOptions::default() };
+    let options = OpenOptions { cfg: Some(name.to_owned()), reading, ..OpenOptions::default() };
     assert_eq!(Model::open_float(&path, &options).unwrap().warnings(), Vec::<String>::new());
     let yaml = folder.path().join("own.yaml");
     for (text, warnings) in [("MODEL:\n  NUM_CLASSES: 1000\n", 1), ("TEST:\n  CROP: False\n", 0)] {

@@ -9,8 +9,8 @@ use crate::common::{
 use safetensors::SafeTensors;
 use swinq::model::quantized::FloatModel;
 use swinq::{
-    ChannelOrder, Dialect, Images, Model, OpenOptions, Orientation, ReadOptions, Task, decode_image,
-    decode_oriented,
+    ChannelOrder, Dialect, Images, LoadOptions, Model, OpenOptions, Orientation, ReadOptions, Task,
+    decode_image, decode_oriented,
 };
 use swinq_model::{BatchSource, QuantizedModel, Size, Transform};
 
@@ -31,7 +31,8 @@ fn open(path: &Path, options: &OpenOptions) -> Transform {
 fn the_library_of_the_checkpoint_decides() {
     let cfg = Some(sample_cfg().to_str().unwrap().to_owned());
     let sample = OpenOptions { cfg, ..OpenOptions::default() };
-    let backbone = OpenOptions { task: Some(Task::Features), ..OpenOptions::default() };
+    let reading = LoadOptions { task: Some(Task::Features), ..LoadOptions::default() };
+    let backbone = OpenOptions { reading, ..OpenOptions::default() };
     let rule = |path: &Path, options: &OpenOptions| open(path, options).orientation;
     let default = OpenOptions::default();
     assert_eq!(rule(&checkpoint("hf"), &default), Orientation::Exif);

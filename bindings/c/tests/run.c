@@ -1,4 +1,5 @@
-/* Prints the logits of images of a size: one line for each, with all digits.
+/* Prints the last output for images of a size, with all digits: one line for each row of logits or of a map. A
+ * stack of blocks takes tokens in the place of pixels.
  *
  *   run MODEL HEIGHT WIDTH IMAGES u8|f32|f16 nhwc|nchw
  *
@@ -64,7 +65,7 @@ int main(int argc, char **argv)
     size_t count, length = 1, values = 1;
     void *pixels;
     int first;
-    float *logits, *again;
+    float *found, *again;
     if (argc != 7)
         return 2;
     check(swinq_model_open(argv[1], NULL, &model));
@@ -89,31 +90,31 @@ int main(int argc, char **argv)
     output.shape[0] = input.shape[0];
     for (size_t i = 0; i < output.rank; i++)
         values *= output.shape[i];
-    output.data = logits = malloc(values * sizeof *logits);
+    output.data = found = malloc(values * sizeof *found);
     check(swinq_engine_run(engine, &input, 1, &output, 1, NULL));
     /* The only input and output need no names. */
     output.data = again = malloc(values * sizeof *again);
     output.name = NULL;
     input.name = "pixels";
     check(swinq_engine_run(engine, &input, 1, &output, 1, NULL));
-    if (memcmp(logits, again, values * sizeof *logits) != 0) {
-        fprintf(stderr, "another call gives other logits\n");
+    if (memcmp(found, again, values * sizeof *found) != 0) {
+        fprintf(stderr, "another call gives other values\n");
         return 1;
     }
     /* In half precision, each value is rounded to 11 bits. */
     output.type = SWINQ_TYPE_F16;
     check(swinq_engine_run(engine, &input, 1, &output, 1, NULL));
     for (size_t i = 0; i < values; i++) {
-        if (fabs(decoded(((uint16_t *)again)[i]) - logits[i]) > ldexp(fabs(logits[i]), -11) + ldexp(1.0, -25)) {
-            fprintf(stderr, "value %zu in half precision is not near %g\n", i, (double)logits[i]);
+        if (fabs(decoded(((uint16_t *)again)[i]) - found[i]) > ldexp(fabs(found[i]), -11) + ldexp(1.0, -25)) {
+            fprintf(stderr, "value %zu in half precision is not near %g\n", i, (double)found[i]);
             return 1;
         }
     }
     for (size_t i = 0; i < values; i++)
-        printf("%.9g%c", (double)logits[i], (i + 1) % output.shape[1] == 0 ? '\n' : ' ');
+        printf("%.9g%c", (double)found[i], (i + 1) % output.shape[output.rank - 1] == 0 ? '\n' : ' ');
     check(swinq_engine_free(engine));
     free(pixels);
-    free(logits);
+    free(found);
     free(again);
     return 0;
 }

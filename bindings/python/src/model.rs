@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use swinq::model::quantized::SiteState;
 use swinq::model::{Granularity, StoredParameter, Task, WindowPolicy};
 use swinq::{
-    ChannelOrder, Dialect, Documents, ElementType, Family, InMemory, OpenOptions, Orientation, Site,
-    TensorView, Transform,
+    ChannelOrder, Dialect, Documents, ElementType, Family, InMemory, LoadOptions, OpenOptions, Orientation,
+    Site, TensorView, Transform,
 };
 
 use crate::buffer::Array;
@@ -100,21 +100,8 @@ impl Reading {
         let dialect = dialect.map_err(|error| raise(py, &error.into()))?;
         let transform = family.map(|name| choice(py, "preprocessing", &name, &FAMILIES)).transpose()?;
         let task = task.map(|name| choice(py, "task", &name, &TASKS)).transpose()?;
-        let described_by = Vec::new();
-        Ok(OpenOptions {
-            cfg,
-            opts,
-            dialect,
-            weights,
-            prefix,
-            task,
-            outputs,
-            transform,
-            orientation,
-            channel_order,
-            described_by,
-            labels,
-        })
+        let reading = LoadOptions { opts, dialect, weights, prefix, task, outputs, ..LoadOptions::default() };
+        Ok(OpenOptions { cfg, reading, transform, orientation, channel_order, labels })
     }
 }
 

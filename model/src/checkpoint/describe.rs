@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use swinq_numerics::Size;
 
+use super::checks;
 use super::coordinates::{self, Coordinates};
 use super::dialect::Naming;
 use super::safetensors::stated_document;
@@ -21,13 +22,14 @@ use crate::tensor::StateDict;
 /// The most files in the folder of the weights that are looked at.
 const MAX_BESIDE: usize = 256;
 
-/// A bare file of weights, whose tensors are not looked at.
+/// A file of weights, whose tensors are not looked at.
 pub(super) struct Bytes<'a> {
+    /// The file, or the name of a model in memory.
     pub path: &'a Path,
-    /// The folder whose quantized checkpoints may describe the file.
+    /// The folder whose quantized checkpoints may describe the file; `None` for a model in memory.
     pub folder: Option<&'a Path>,
     /// SHA-256 of its bytes, hexadecimal.
-    pub sha256: &'a str,
+    pub sha256: String,
 }
 
 /// The tensors of a bare file of weights.
@@ -44,23 +46,19 @@ pub(super) struct Bare<'a> {
 }
 
 impl Bare<'_> {
-    /// The description that the shapes of the tensors give for `task`, with the overrides `opts`, and a remark on it.
+    /// The description that the shapes of the tensors give for `task`, with the overrides `opts`.
     ///
     /// # Errors
     /// [`ModelError::File`] that says what the file does not tell.
-    pub(super) fn describe(
-        &self,
-        task: Task,
-        opts: &[(String, String)],
-    ) -> Result<(Description, String), ModelError> {
+    pub(super) fn describe(&self, task: Task, opts: &[(String, String)]) -> Result<Description, ModelError> {
         match task {
             Task::Classification => self.classifier(opts),
             Task::Features => self.backbone(opts),
         }
     }
 
-    fn backbone(&self, opts: &[(String, String)]) -> Result<(Description, String), ModelError> {
-        if let Some(problem) = super::several_windows(self.tensors) {
+    fn backbone(&self, opts: &[(String, String)]) -> Result<Description, ModelError> {
+        if let Some(problem) = checks::several_windows(self.tensors) {
             return Err(ModelError::file(self.path, problem));
         }
         let stem = self.path.file_stem().unwrap_or_default().to_string_lossy();
@@ -74,22 +72,15 @@ impl Bare<'_> {
              ImageNet",
             self.path.display()
         );
-        let description = Description {
-            config,
-            transform,
-            labels: None,
-            stages: None,
-            remark: None,
-            orientation_stated: false,
-        };
-        Ok((description, note))
+        let described = Description::new(config, transform);
+        Ok(Description { note: Some(note), orientation_stated: false, ..described })
     }
 
-    fn classifier(&self, opts: &[(String, String)]) -> Result<(Description, String), ModelError> {
+    fn classifier(&self, opts: &[(String, String)]) -> Result<Description, ModelError> {
         if !self.tensors.contains_key("head.weight") && self.tensors.contains_key("patch_embed.proj.weight") {
             return Err(ModelError::tensor("head.weight", headless()));
         }
-        if let Some(problem) = super::several_windows(self.tensors) {
+        if let Some(problem) = checks::several_windows(self.tensors) {
             return Err(ModelError::file(self.path, problem));
         }
         let fitting = self.shipped(opts);
@@ -102,7 +93,7 @@ impl Bare<'_> {
             cfg.config.num_classes,
             cfg.config.image_size.short()
         );
-        Ok((described(cfg), note))
+        Ok(Description { note: Some(note), ..described(cfg) })
     }
 
     /// The shipped configurations with the overrides `opts` that have exactly these parameters, with any number of
@@ -171,14 +162,11 @@ impl Bare<'_> {
 }
 
 impl Bytes<'_> {
-    /// The description in the quantized checkpoints that were made from this file, and a remark on where it comes from.
+    /// The description in the quantized checkpoints that were made from this file.
     ///
     /// # Errors
     /// [`ModelError::File`] if they describe it differently.
-    pub(super) fn describe(
-        &self,
-        options: &LoadOptions,
-    ) -> Result<Option<(Description, String)>, ModelError> {
+    pub(super) fn describe(&self, options: &LoadOptions) -> Result<Option<Description>, ModelError> {
         let Some((made, file, remark)) = self.quantized(options)? else { return Ok(None) };
         let (config, transform) = override_config(&made.config, &made.transform, &options.opts)?;
         let what = match options.any_transform {
@@ -187,7 +175,7 @@ impl Bytes<'_> {
         };
         let path = self.path.display();
         let note = format!("{path}: {what} of {}, which was made from it{remark}", file.display());
-        Ok(Some((Description { config, transform, ..made }, note)))
+        Ok(Some(Description { config, transform, note: Some(note), ..made }))
     }
 
     /// The description in the quantized checkpoints that were made from this file, the first of these checkpoints, and a
@@ -248,7 +236,7 @@ impl Bytes<'_> {
             let Some(document) = stated_document(path) else { continue };
             let sha256 = document.pointer("/provenance/source/sha256").and_then(|value| value.as_str());
             let stated = ["architecture", "transform", "labels"].map(|key| document[key].clone()).into();
-            if sha256 != Some(self.sha256) || known.contains(&stated) {
+            if sha256 != Some(&self.sha256) || known.contains(&stated) {
                 continue;
             }
             // A damaged file describes nothing.
@@ -257,17 +245,8 @@ impl Bytes<'_> {
             {
                 let labels = labels.map(|names| Labels { names, from: provenance.labels_from });
                 // The outputs of the checkpoint are not the only ones that the file can have.
-                found.push((
-                    Description {
-                        config,
-                        transform,
-                        labels,
-                        stages: None,
-                        remark: None,
-                        orientation_stated: true,
-                    },
-                    path.clone(),
-                ));
+                let described = Description { labels, ..Description::new(config, transform) };
+                found.push((described, path.clone()));
                 known.push(stated);
             }
         }
@@ -295,5 +274,5 @@ impl Description {
 /// The description that the user gives.
 pub(super) fn described(cfg: &LoadedConfig) -> Description {
     let (config, transform, stages) = (cfg.config.clone(), cfg.transform.clone(), cfg.stages.clone());
-    Description { config, transform, labels: None, stages, remark: None, orientation_stated: false }
+    Description { stages, orientation_stated: false, ..Description::new(config, transform) }
 }

@@ -106,7 +106,7 @@ pub(super) fn describe_backbone(
         _ => default,
     };
     let stages = stages(json)?;
-    Ok(Description { config, transform, labels: None, stages, remark: None, orientation_stated: true })
+    Ok(Description { stages, ..Description::new(config, transform) })
 }
 
 /// The stages in `out_features`, else in `out_indices`, from 0.
@@ -152,7 +152,7 @@ pub(super) fn describe(
     };
     let remark = preprocessor.filter(|_| !any_transform).map_or(Ok(None), processor::remark)?;
     let labels = labels(json)?;
-    Ok(Description { config, transform, labels, stages: None, remark, orientation_stated: true })
+    Ok(Description { labels, remark, ..Description::new(config, transform) })
 }
 
 fn config(folder: &Path, json: &Json) -> Result<SwinConfig, ModelError> {

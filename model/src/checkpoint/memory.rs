@@ -4,10 +4,12 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use super::describe::Bytes;
 use super::file::sha256;
 use super::json::Json;
 use super::raw::{DType, RawDict, RawTensor};
-use super::{LoadOptions, Loaded, Stored, directory, hf};
+use super::stored::Stored;
+use super::{LoadOptions, Loaded, directory, hf};
 use crate::arch::WindowPolicy;
 use crate::batch::Transform;
 use crate::error::ModelError;
@@ -119,7 +121,11 @@ impl<'a> TensorView<'a> {
 pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Result<Loaded, ModelError> {
     let name = Path::new(&model.name);
     let any_transform = options.any_transform || model.transform.is_some();
-    let options = &LoadOptions { any_transform, window_policy: model.window_policy, ..options.clone() };
+    let options = &LoadOptions {
+        any_transform,
+        window_policy: model.window_policy.or(options.window_policy),
+        ..options.clone()
+    };
     let described = model.documents.as_ref().map(|documents| {
         // There is no file, so errors name the model.
         let config = Json::parse(name, documents.config.as_bytes())?;
@@ -131,7 +137,8 @@ pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Re
         directory::read(name, &config, processor, options)
     });
     let described = described.transpose()?;
-    let stored = Stored { path: name, tensors: model.raw()?, sha256: model.sha256(), folder: None };
+    let file = Bytes { path: name, folder: None, sha256: model.sha256() };
+    let stored = Stored { file, tensors: model.raw()? };
     let mut loaded = stored.model(described, options)?;
     if let Some(transform) = &model.transform {
         if transform.size != loaded.model.config.image_size {

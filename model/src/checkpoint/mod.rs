@@ -3,6 +3,7 @@
 //! Pickles are read as plain data; nothing in a checkpoint is executed.
 
 mod backbone;
+mod checks;
 mod coordinates;
 mod describe;
 mod dialect;
@@ -22,15 +23,14 @@ mod random;
 mod raw;
 mod safetensors;
 mod shapes;
+mod stored;
 mod timm;
 mod torch;
 mod weights;
 
 use std::path::{Path, PathBuf};
 
-use swinq_numerics::Size;
-
-pub use dialect::{Dialect, Values};
+pub use dialect::{ClassOrder, Dialect, Values};
 pub use ft::{ft_key, ft_site, import_ft_amax};
 pub use memory::{Documents, ElementType, InMemory, TensorView, load_float_from_memory};
 pub use parameters::StoredParameter;
@@ -39,19 +39,15 @@ pub use safetensors::is_quantized_file;
 pub(crate) use safetensors::{MAX_HEADER, check_header};
 pub(crate) use torch::is_torch;
 
-use crate::arch::{PositionSizes, SwinConfig, SwinVersion, Task, WindowPolicy, Windows};
+use crate::arch::{SwinConfig, Task, WindowPolicy};
 use crate::batch::Transform;
-use crate::config::{LoadedConfig, check_sizes};
+use crate::config::LoadedConfig;
 use crate::error::ModelError;
-use crate::params::{self, check_parameters};
 use crate::part::is_part_file;
 use crate::quantized::{FloatModel, QuantizedModel, Source};
-use crate::tensor::StateDict;
-use describe::{Bare, Bytes};
-use dialect::Naming;
+use describe::Bytes;
 use file::CheckpointFile;
-use network::Network;
-use raw::RawDict;
+use stored::Stored;
 use weights::Weights;
 
 /// [`Source::dialect`] of float checkpoints that this program wrote.
@@ -110,8 +106,31 @@ struct Description {
     stages: Option<Vec<usize>>,
     /// A sentence on fields that swinq may read in another way than their library.
     remark: Option<String>,
+    /// A sentence on where the description was found, if neither the files of the model nor the caller give
+    /// it.
+    note: Option<String>,
     /// Whether the transform states the orientation of images; otherwise the library that reads such names decides.
     orientation_stated: bool,
+}
+
+impl Description {
+    /// A description that says nothing else, and whose transform states the orientation of images.
+    fn new(config: SwinConfig, transform: Transform) -> Description {
+        Description {
+            config,
+            transform,
+            labels: None,
+            stages: None,
+            remark: None,
+            note: None,
+            orientation_stated: true,
+        }
+    }
+
+    /// The task of the network.
+    fn task(&self) -> Task {
+        if self.stages.is_some() { Task::Features } else { self.config.task }
+    }
 }
 
 /// The class names of a model.
@@ -204,96 +223,10 @@ pub fn load_float_with_remarks(path: &Path, options: &LoadOptions) -> Result<Loa
     }
     let weights = Weights::open(&path)?;
     let ((tensors, remarks), sha256) = (weights.tensors(options.weights.as_deref())?, weights.sha256());
-    let stored = Stored { path: &path, tensors, sha256, folder: path.parent() };
+    let stored = Stored { file: Bytes { path: &path, folder: path.parent(), sha256 }, tensors };
     let mut loaded = stored.model(described, options).map_err(|error| weights::of_shard(&path, error))?;
     loaded.remarks.extend(remarks);
     Ok(loaded)
-}
-
-/// The tensors of a checkpoint, and where they come from.
-struct Stored<'a> {
-    /// The file, or the name of a model in memory.
-    path: &'a Path,
-    tensors: RawDict<'a>,
-    /// SHA-256 of the file, hexadecimal.
-    sha256: String,
-    /// The folder whose quantized checkpoints may describe the tensors; `None` for a model in memory.
-    folder: Option<&'a Path>,
-}
-
-impl Stored<'_> {
-    /// The model with these tensors.
-    fn model(self, described: Option<Description>, options: &LoadOptions) -> Result<Loaded, ModelError> {
-        let Stored { path, tensors, sha256, folder } = self;
-        let made = Bytes { path, folder, sha256: &sha256 };
-        let (described, note) = match (described, &options.cfg) {
-            (Some(known), _) => (Some(known), None),
-            (None, Some(cfg)) => (Some(describe::described(cfg)), None),
-            // Most backbones are described by their shapes.
-            (None, None) if options.task == Some(Task::Features) => (None, None),
-            (None, None) => {
-                made.describe(options)?.map_or((None, None), |(made, note)| (Some(made), Some(note)))
-            }
-        };
-        let stated = described.as_ref().map(|description| match description.stages {
-            Some(_) => Task::Features,
-            None => description.config.task,
-        });
-        let task = options.task.or(stated).unwrap_or_default();
-        options.check_outputs(task)?;
-        let network = Network::find(path, tensors, task, options.dialect, options.prefix.as_deref())?;
-        let naming = &network.naming;
-        let mut tensors = parameters::read(&network)?;
-        let mut stored = parameters::stored(&network);
-        let (coordinates, places) = (coordinates::read(&network)?, parameters::stored_places(&network));
-        let bare = Bare { path, folder, naming, tensors: &tensors, coordinates: &coordinates, places };
-        let (description, note) = match described {
-            Some(known) => (known, note),
-            None => match (bare.describe(task, &options.opts), task) {
-                (Ok((found, note)), _) => (found, Some(note)),
-                (Err(error), Task::Classification) => return Err(error),
-                (Err(error), Task::Features) => {
-                    let (made, note) = made.describe(options)?.ok_or(error)?;
-                    (made, Some(note))
-                }
-            },
-        };
-        let Description { config, mut transform, labels, stages, remark, orientation_stated } = description;
-        if !orientation_stated && !config.takes_tokens() {
-            transform.orientation = naming.dialect.orientation(task);
-        }
-        check_version(&config, naming.version)?;
-        let (config, left_out) = match task {
-            Task::Classification => (config, Vec::new()),
-            Task::Features => {
-                backbone::of(config, options.outputs.as_deref(), stages.as_deref(), &mut tensors)?
-            }
-        };
-        let config = apply_dialect(config, naming, options.window_policy)?;
-        let (silent, config) = (config.clone(), coordinates::decided(config, &coordinates));
-        let config = SwinConfig { ape_sizes: position_sizes(&config, naming, places), ..config };
-        let divided = coordinates::remark(&silent, &config);
-        let masked = masks::remark(&network, &config).filter(|_| task == Task::Classification);
-        let check = check_tables(&config, &tensors)
-            .and_then(|()| coordinates::check(&config, &coordinates))
-            .and_then(|()| check_places(&config, places))
-            .and_then(|()| check_parameters(&config, &tensors));
-        check.map_err(|error| network.with_stored_name(error))?;
-        let source = Source { file: shown(path), sha256, dialect: naming.dialect.to_string() };
-        let labels = labels.filter(|_| task == Task::Classification);
-        let (labels, labels_from) = labels.map_or((None, None), |labels| (Some(labels.names), labels.from));
-        stored.retain(|stored| tensors.contains_key(&stored.parameter));
-        let model = FloatModel { config, transform, labels, labels_from, tensors, source };
-        let description_found = note.is_some();
-        let found = left_out
-            .into_iter()
-            .chain(remark)
-            .chain(divided)
-            .chain(masked)
-            .map(|remark| format!("{}: {remark}", path.display()));
-        let remarks = note.into_iter().chain(network.remarks).chain(found).collect();
-        Ok(Loaded { model, description_found, remarks, stored })
-    }
 }
 
 /// Loads a float model in this program's own format, which holds its own description.
@@ -342,120 +275,6 @@ fn own_for_task(
     let (config, left_out) = backbone::of(model.config, outputs, stages, &mut model.tensors)?;
     let left_out = left_out.into_iter().map(|remark| format!("{}: {remark}", path.display())).collect();
     Ok((FloatModel { config, labels: None, labels_from: None, ..model }, left_out))
-}
-
-/// Sets the window policy, `known` or the dialect's, and the dialect's mask, and checks the configuration.
-fn apply_dialect(
-    mut config: SwinConfig,
-    naming: &Naming,
-    known: Option<WindowPolicy>,
-) -> Result<SwinConfig, ModelError> {
-    let dialect = naming.dialect;
-    config.window_policy = known.unwrap_or_else(|| naming.window_policy(config.window_policy));
-    config.mask = dialect.mask(config.version);
-    check_sizes(&config)?;
-    config.validate()?;
-    if config.qk_scale.is_some()
-        && !matches!(config.window_policy, WindowPolicy::Microsoft | WindowPolicy::Restoration)
-    {
-        let problem = format!("models in {dialect} naming have no such setting; remove it");
-        return Err(ModelError::config("MODEL.SWIN.QK_SCALE", problem));
-    }
-    Ok(config)
-}
-
-/// Refuses a checkpoint of another version of Swin than the configuration's.
-fn check_version(config: &SwinConfig, found: SwinVersion) -> Result<(), ModelError> {
-    if config.version == found {
-        return Ok(());
-    }
-    let [found, wanted] = [found, config.version].map(|version| match version {
-        SwinVersion::V1 => ("Swin V1", "swin"),
-        SwinVersion::V2 => ("Swin V2", "swinv2"),
-    });
-    let problem = format!(
-        "the checkpoint is a {}, but the configuration {} is of a {} ({}); use a configuration of type `{}`",
-        found.0, config.name, wanted.0, wanted.1, found.1
-    );
-    Err(ModelError::config("MODEL.TYPE", problem))
-}
-
-/// The image sizes that the absolute position embedding of `config` fits. Detectors store the `places` as a map, and resize it;
-/// transformers resizes that of its first version, if its places are a square.
-fn position_sizes(config: &SwinConfig, naming: &Naming, places: Option<Size>) -> PositionSizes {
-    let of_transformers = naming.dialect == Dialect::HuggingFace && config.version == SwinVersion::V1;
-    match (config.ape, places) {
-        (true, Some(_)) => PositionSizes::Bicubic,
-        (true, None) if of_transformers && config.own_patches().side().is_some() => {
-            PositionSizes::BicubicWholePatches
-        }
-        _ => PositionSizes::Own,
-    }
-}
-
-/// Refuses an absolute position embedding of other places than those of the tokens.
-fn check_places(config: &SwinConfig, places: Option<Size>) -> Result<(), ModelError> {
-    let grid = config.own_grids()[0].size;
-    let Some(places) = places.filter(|&places| config.ape && places != grid) else { return Ok(()) };
-    let problem = format!(
-        "has {places} places, but {} at input size {} has {grid} tokens; use the IMG_SIZE that the checkpoint was trained \
-         with",
-        config.name,
-        config.image_size.short()
-    );
-    Err(ModelError::tensor("absolute_pos_embed", problem))
-}
-
-/// Refuses bias tables of another window size than the configuration's, because tables are not resized.
-fn check_tables(config: &SwinConfig, tensors: &StateDict) -> Result<(), ModelError> {
-    for (name, shape) in params::parameters(config) {
-        if !name.ends_with(".relative_position_bias_table") {
-            continue;
-        }
-        let Some(rows) = tensors.get(&name).and_then(|table| table.shape.first().copied()) else { continue };
-        if rows == shape[0] {
-            continue;
-        }
-        if let Some(problem) = several_windows(tensors) {
-            return Err(ModelError::tensor(name, problem));
-        }
-        let problem = format!(
-            "has {rows} rows (window {}), but {} at input size {} uses window {} there ({} rows); a bias table is not \
-             resized: use the WINDOW_SIZE and IMG_SIZE that the checkpoint was trained with",
-            window(rows),
-            config.name,
-            config.image_size.short(),
-            window(shape[0]),
-            shape[0]
-        );
-        return Err(ModelError::tensor(name, problem));
-    }
-    Ok(())
-}
-
-/// The problem of a checkpoint whose stages have windows of their own, which its description does not state.
-fn several_windows(tensors: &StateDict) -> Option<String> {
-    let windows = windows(tensors);
-    // Late stages may have smaller windows than the first, because their grids are small.
-    windows.windows(2).any(|pair| pair[0] < pair[1]).then(|| {
-        let sizes = windows.iter().copied().map(Size::square).collect();
-        let stated = Windows::of_stages(sizes).expect("there are two windows");
-        format!(
-            "the windows of the stages are {windows:?}: each has its own, as in a Swin-S3 (swin_s3); give timm's folder with its \
-             config.json, or --cfg with MODEL.SWIN.WINDOW_SIZE \"{stated}\""
-        )
-    })
-}
-
-/// The window of a bias table with so many rows.
-fn window(rows: usize) -> usize {
-    rows.isqrt().div_ceil(2)
-}
-
-/// The window of each stage, from the bias table of its first block.
-fn windows(tensors: &StateDict) -> Vec<usize> {
-    let table = |stage| tensors.get(&format!("layers.{stage}.blocks.0.attn.relative_position_bias_table"));
-    (0..).map_while(table).filter_map(|table| table.shape.first().map(|&rows| window(rows))).collect()
 }
 
 fn shown(path: &Path) -> String {

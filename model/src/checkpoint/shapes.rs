@@ -2,6 +2,7 @@
 
 use swinq_numerics::Size;
 
+use super::checks;
 use crate::arch::{SwinConfig, SwinVersion, Task, WindowPolicy};
 use crate::params::depths;
 use crate::tensor::StateDict;
@@ -45,7 +46,7 @@ impl<'a> Shapes<'a> {
     /// stage.
     pub(super) fn facts(&self, windows: &[Option<Size>]) -> String {
         let window = match self.version {
-            SwinVersion::V1 => super::windows(self.tensors).first().copied().map(Size::square),
+            SwinVersion::V1 => checks::windows(self.tensors).first().copied().map(Size::square),
             SwinVersion::V2 => windows.first().copied().flatten(),
         };
         let key = |key: &str| format!("{}.{key}", self.version.section());
@@ -78,7 +79,7 @@ impl<'a> Shapes<'a> {
         policy: WindowPolicy,
         places: Option<Size>,
     ) -> Option<SwinConfig> {
-        let windows = super::windows(self.tensors);
+        let windows = checks::windows(self.tensors);
         let &window = windows.first().filter(|&first| windows.iter().all(|window| window == first))?;
         let &[embed_dim, in_chans, patch_size, _] = self.shape("patch_embed.proj.weight") else {
             return None;

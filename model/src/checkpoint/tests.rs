@@ -54,6 +54,20 @@ fn every_truncation_is_an_error() {
     }
 }
 
+#[test]
+fn the_length_of_a_header_is_no_pickle() {
+    let (length, rest) = SAFE.split_first_chunk().unwrap();
+    let (header, data) = rest.split_at(u64::from_le_bytes(*length) as usize);
+    for protocol in 2..=5 {
+        let length = 0x10080 + (protocol << 8);
+        let mut padded = header.to_vec();
+        padded.resize(length, b' ');
+        let file = [&(length as u64).to_le_bytes()[..], &padded, data].concat();
+        assert!(!torch::is_torch(&file));
+        assert_eq!(exercise(&file, safetensors::read), exercise(SAFE, safetensors::read));
+    }
+}
+
 /// A safetensors file with this header and no data.
 fn header(text: &str) -> Vec<u8> {
     [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()

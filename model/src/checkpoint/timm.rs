@@ -52,7 +52,7 @@ pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
         );
         return Err(json.error("label_names", problem));
     }
-    Ok(Description { config, transform, labels, stages: None, remark: None, orientation_stated: true })
+    Ok(Description { labels, ..Description::new(config, transform) })
 }
 
 /// The backbone of that model, with the mean and the deviation of `pretrained_cfg`.
@@ -72,7 +72,7 @@ pub(super) fn describe_backbone(json: &Json) -> Result<Description, ModelError> 
         std,
         ..Transform::microsoft(config.image_size, config.in_chans, false)
     };
-    Ok(Description { config, transform, labels: None, stages: None, remark: None, orientation_stated: true })
+    Ok(Description::new(config, transform))
 }
 
 /// The meaning of the logits, from `problem_type` of the file, else of its `pretrained_cfg`.

@@ -10,6 +10,7 @@ use std::ops::Range;
 use super::file::check_name;
 use super::pickle::{self, Id, Object, Pickle, StorageRef};
 use super::raw::{RawDict, RawTensor};
+use super::safetensors::is_safetensors;
 use crate::error::damaged;
 use crate::params::name_list;
 
@@ -27,7 +28,8 @@ const WRAPPERS: [&str; 5] = [AVERAGES[0], AVERAGES[1], "model", "state_dict", "m
 
 /// Whether the bytes start like a file of one of the formats.
 pub(crate) fn is_torch(bytes: &[u8]) -> bool {
-    is_zip(bytes) || (bytes.first() == Some(&0x80) && bytes.get(1).is_some_and(|v| (2..=5).contains(v)))
+    // The length of a safetensors header may have the first bytes of a pickle.
+    is_zip(bytes) || (matches!(bytes, [0x80, 2..=5, ..]) && !is_safetensors(bytes))
 }
 
 fn is_zip(bytes: &[u8]) -> bool {

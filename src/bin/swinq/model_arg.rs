@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::Context;
-use swinq::{Error, Family, Model, OpenOptions};
+use swinq::{Error, Family, LoadOptions, Model, OpenOptions};
 
 use crate::args::{self, FloatArgs, Usage};
 use crate::out::{caution, detail};
@@ -28,16 +28,19 @@ pub fn open_options(args: &FloatArgs) -> anyhow::Result<OpenOptions> {
     });
     Ok(OpenOptions {
         cfg: args.cfg.clone(),
-        opts: args::pairs(&args.opts)?,
-        dialect: args.dialect,
-        weights: args.weights.clone(),
-        prefix: args.prefix.clone(),
-        task: args.task.map(args::NetworkTask::task),
-        outputs: args.outputs.clone().map(|outputs| outputs.into_iter().map(|output| output.0).collect()),
+        reading: LoadOptions {
+            opts: args::pairs(&args.opts)?,
+            dialect: args.dialect,
+            weights: args.weights.clone(),
+            prefix: args.prefix.clone(),
+            task: args.task.map(args::NetworkTask::task),
+            outputs: args.outputs.as_ref().map(|outputs| outputs.iter().map(|output| output.0).collect()),
+            described_by: args.described_by.clone(),
+            ..LoadOptions::default()
+        },
         transform,
         orientation: args.orientation,
         channel_order: args.channels,
-        described_by: args.described_by.clone(),
         labels: args.labels.clone(),
     })
 }

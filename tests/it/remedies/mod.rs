@@ -10,7 +10,7 @@ mod training;
 use std::cell::RefCell;
 use std::path::PathBuf;
 
-use swinq::{Family, Model, OpenOptions, Task};
+use swinq::{Model, OpenOptions, Task};
 
 use crate::common::root;
 use literals::options;
@@ -56,7 +56,7 @@ impl Book {
         match command {
             "calibrate" => Model::open_float(path, &options),
             "features" => {
-                options.task = options.task.or(Some(Task::Features));
+                options.reading.task = options.reading.task.or(Some(Task::Features));
                 Model::open_with(path, &options)
             }
             "eval" => Model::open_with(path, &options),
@@ -78,29 +78,22 @@ impl Book {
                 "--cfg" if one().ends_with(".yaml") => options.cfg = Some(self.text(&one())),
                 "--cfg" => options.cfg = Some(one()),
                 "--opts" => {
-                    options.opts = values.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
+                    options.reading.opts =
+                        values.chunks(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect();
                 }
-                "--dialect" => options.dialect = Some(one().parse().unwrap()),
-                "--weights" => options.weights = Some(one()),
-                "--prefix" => options.prefix = Some(one()),
+                "--dialect" => options.reading.dialect = Some(one().parse().unwrap()),
+                "--weights" => options.reading.weights = Some(one()),
+                "--prefix" => options.reading.prefix = Some(one()),
                 "--orientation" => options.orientation = Some(one().parse().unwrap()),
                 "--labels" => options.labels = Some(self.path(&one())),
-                "--task" if one() == "features" => options.task = Some(Task::Features),
-                "--task" => options.task = Some(Task::Classification),
+                "--task" if one() == "features" => options.reading.task = Some(Task::Features),
+                "--task" => options.reading.task = Some(Task::Classification),
                 "--outputs" => {
                     let stage =
                         |name: &str| name.strip_prefix("stage").unwrap().parse::<usize>().unwrap() - 1;
-                    options.outputs = Some(one().split(',').map(stage).collect());
+                    options.reading.outputs = Some(one().split(',').map(stage).collect());
                 }
-                "--transform" => {
-                    options.transform = Some(match &one()[..] {
-                        "ms" => Family::Microsoft,
-                        "timm" => Family::Timm,
-                        "torchvision" => Family::Torchvision,
-                        "hf" => Family::HuggingFace,
-                        other => panic!("no family {other}"),
-                    });
-                }
+                "--transform" => options.transform = Some(one().parse().unwrap()),
                 other => panic!("{other} is no option of opening a model"),
             }
         }

@@ -8,7 +8,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use swinq::model::params::parameters;
 use swinq::model::quantized::FloatModel;
 use swinq::model::{SwinConfig, Task};
-use swinq::{Model, OpenOptions};
+use swinq::{LoadOptions, Model, OpenOptions};
 
 use super::Book;
 use crate::common::root;
@@ -161,11 +161,11 @@ fn own_files(book: &Book) {
 
 /// A file in timm's names with the shapes of Swin-T, but for narrow MLPs, of zeros.
 fn official(book: &Book) {
+    let opts = [("MODEL.SWIN.MLP_RATIO", "0.02"), ("MODEL.NUM_CLASSES", "2")];
+    let opts = opts.map(|(key, value)| (key.to_owned(), value.to_owned()));
     let options = OpenOptions {
         cfg: Some("swin_tiny_patch4_window7_224".to_owned()),
-        opts: [("MODEL.SWIN.MLP_RATIO", "0.02"), ("MODEL.NUM_CLASSES", "2")]
-            .map(|(k, v)| (k.into(), v.into()))
-            .to_vec(),
+        reading: LoadOptions { opts: opts.to_vec(), ..LoadOptions::default() },
         ..OpenOptions::default()
     };
     let config = options.configuration().unwrap().unwrap().config;

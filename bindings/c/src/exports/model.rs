@@ -5,7 +5,9 @@ use std::ops::ControlFlow;
 use std::str::FromStr;
 
 use swinq::model::ModelError;
-use swinq::{CalibrateOptions, Dialect, Images, Model, OpenOptions, Progress, Split, load_recipe};
+use swinq::{
+    CalibrateOptions, Dialect, Images, LoadOptions, Model, OpenOptions, Progress, Split, load_recipe,
+};
 
 use super::{hand_out, swinq_model};
 use crate::handles::{self, Object};
@@ -145,9 +147,12 @@ unsafe fn open_options(given: &swinq_open_options) -> Result<OpenOptions, Failur
         labels: text(given.labels, "labels")?.map(Into::into),
         orientation: parsed(text(given.orientation, "orientation")?, "orientation")?,
         channel_order: parsed(text(given.channels, "channels")?, "channels")?,
-        dialect: text(given.dialect, "dialect")?.map(dialect).transpose()?,
-        prefix: text(given.prefix, "prefix")?.map(str::to_owned),
-        weights: text(given.weights, "weights")?.map(str::to_owned),
+        reading: LoadOptions {
+            dialect: text(given.dialect, "dialect")?.map(dialect).transpose()?,
+            prefix: text(given.prefix, "prefix")?.map(str::to_owned),
+            weights: text(given.weights, "weights")?.map(str::to_owned),
+            ..LoadOptions::default()
+        },
         ..OpenOptions::default()
     })
 }

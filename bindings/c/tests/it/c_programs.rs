@@ -9,9 +9,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use half::f16;
-use swinq::int8_runtime::{ImageLayout, Images as InputImages, LOGITS, OutputMut, Pixels};
+use swinq::int8_runtime::{ImageLayout, Images as InputImages, OutputLayout, OutputMut, Pixels};
 use swinq::model::Size;
 use swinq::{CalibrateOptions, EngineOptions, Images, Model, OpenOptions, Split, calibrate, infer_images};
+use swinq_testing::model::{maps, random, stack, tokens};
 
 fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -94,9 +95,12 @@ fn float_model() -> Model {
 
 /// The sample, quantized on a few images.
 fn quantized() -> Model {
-    let images = Images::open(sample("cifar10"), Split::Train, Some(8), 0).unwrap();
+    calibrated(float_model(), &Images::open(sample("cifar10"), Split::Train, Some(8), 0).unwrap())
+}
+
+fn calibrated(model: Model, images: &Images) -> Model {
     let progress = &mut |_| std::ops::ControlFlow::Continue(());
-    calibrate(float_model(), &CalibrateOptions::default(), &images, progress).unwrap().model
+    calibrate(model, &CalibrateOptions::default(), images, progress).unwrap().model
 }
 
 /// Runs `program` and returns what it printed. Leaks are errors.
@@ -139,25 +143,21 @@ fn the_example_prints_the_logits_of_the_library() {
     }
 }
 
-#[test]
-fn images_of_any_size_have_the_logits_of_the_library() {
-    let Some(compiler) = compiler("runs") else { return };
+/// Runs of `tests/run.c`: height, width, number of images, type and layout.
+type Runs = [(usize, usize, usize, &'static str, &'static str)];
+
+/// Asserts that `tests/run.c` prints the library's values of the last output of `model`, for the images or
+/// tokens that the program makes.
+fn compare_runs(test: &str, model: &Model, runs: &Runs) {
+    let Some(compiler) = compiler(test) else { return };
     let folder = tempfile::tempdir().unwrap();
     let (program, path) = (folder.path().join("run"), folder.path().join("model.safetensors"));
-    let model = quantized();
     model.save(&path).unwrap();
     let engine = model.engine(&EngineOptions::cpu(0)).unwrap();
+    let output = engine.outputs().last().unwrap();
     let shared = installed();
     build(&compiler, &here().join("tests/run.c"), "-lswinq", shared.path(), &program);
-    for (height, width, images, kind, order) in [
-        (56, 56, 3, "u8", "nhwc"),
-        (56, 112, 3, "u8", "nhwc"),
-        (100, 60, 1, "u8", "nchw"),
-        (56, 112, 3, "f32", "nhwc"),
-        (100, 60, 3, "f32", "nchw"),
-        (100, 60, 1, "f16", "nhwc"),
-        (56, 112, 3, "f16", "nchw"),
-    ] {
+    for &(height, width, images, kind, order) in runs {
         let size = Size::new(height, width);
         let length = size.image_bytes(engine.channels(), images).unwrap();
         let bytes: Vec<u8> = (0..length).map(|i| (i * 7919 % 251) as u8).collect();
@@ -169,16 +169,48 @@ fn images_of_any_size_have_the_logits_of_the_library() {
             _ => Pixels::F16(&halves),
         };
         let layout = if order == "nchw" { ImageLayout::ChannelsFirst } else { ImageLayout::ChannelsLast };
-        let mut logits = vec![0.0; images * engine.classes()];
-        let output = OutputMut::new(LOGITS, &mut logits);
-        engine.run(InputImages { size, pixels, layout }, &mut [output]).unwrap();
+        let mut expected = vec![0.0; images * engine.output_shape(output, size).values()];
+        // C has maps with the channels first, unless another layout is asked for.
+        let memory = OutputMut::new(&output.name, &mut expected).in_layout(OutputLayout::ChannelsFirst);
+        engine.run(InputImages { size, pixels, layout }, &mut [memory]).unwrap();
         let words = [&height.to_string(), &width.to_string(), &images.to_string(), kind, order];
         let arguments = words.into_iter().map(Path::new);
         let printed = run(&program, &[&*path].into_iter().chain(arguments).collect::<Vec<_>>());
         let found: Vec<f32> = printed.split_whitespace().map(|value| value.parse().unwrap()).collect();
-        assert_eq!(found, logits, "{images} images of {size}, {kind}, {order}");
-        assert!(logits[0] != logits[1], "{logits:?}");
+        assert_eq!(found, expected, "{images} images of {size}, {kind}, {order}");
+        assert!(expected[0] != expected[1], "{expected:?}");
     }
+}
+
+#[test]
+fn images_of_any_size_have_the_logits_of_the_library() {
+    let runs = [
+        (56, 56, 3, "u8", "nhwc"),
+        (56, 112, 3, "u8", "nhwc"),
+        (100, 60, 1, "u8", "nchw"),
+        (56, 112, 3, "f32", "nhwc"),
+        (100, 60, 3, "f32", "nchw"),
+        (100, 60, 1, "f16", "nhwc"),
+        (56, 112, 3, "f16", "nchw"),
+    ];
+    compare_runs("images of any size", &quantized(), &runs);
+}
+
+#[test]
+fn tokens_of_any_grid_have_the_maps_of_the_library() {
+    let config = stack();
+    let (size, channels) = (config.image_size, config.in_chans);
+    let tokens = maps(&tokens(&config, size, 1), size, channels);
+    let tokens = Images::from_values(channels, [(size, &tokens[..])]).unwrap();
+    let model = calibrated(Model::from_float(random(config, 3)).unwrap(), &tokens);
+    let runs = [
+        (8, 12, 3, "f32", "nhwc"),
+        (8, 12, 1, "f32", "nchw"),
+        (4, 20, 3, "f32", "nchw"),
+        (16, 4, 1, "f16", "nhwc"),
+        (4, 20, 3, "f16", "nchw"),
+    ];
+    compare_runs("tokens of any grid", &model, &runs);
 }
 
 /// The arguments for programs that use CUDA's runtime, and its folder: beside NVRTC on the loader's path, as PyPI's packages put

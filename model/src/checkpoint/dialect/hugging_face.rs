@@ -2,9 +2,11 @@
 //! different names; both are read. Backbones have the norms of their outputs in `hidden_states_norms`, by the names of the
 //! stages or, in MaskFormer's, by their numbers.
 
-use super::Dialect;
 use super::table::{Group, Place, Reader, Row, Table, reader, row, same, third};
-use crate::arch::{SwinVersion, WindowPolicy};
+use super::{ClassOrder, Dialect};
+use crate::arch::{PositionSizes, SwinVersion, WindowPolicy};
+use crate::family::Family;
+use crate::pixels::Orientation;
 
 pub(super) const HUGGING_FACE: Table = Table {
     dialect: Dialect::HuggingFace,
@@ -65,6 +67,10 @@ pub(super) const HUGGING_FACE: Table = Table {
     ],
     // The code for Swin V2 adds its mask twice.
     mask: [-100.0, -200.0],
+    position_sizes: [PositionSizes::BicubicWholePatches, PositionSizes::Own],
+    orientations: [Orientation::Exif; 2],
+    class_order: ClassOrder::Text,
+    preprocessing: Some(Family::HuggingFace),
 };
 
 /// Norms of outputs. Backbones of transformers 5 save a final norm, which they do not use, under the name that it has in

@@ -1,9 +1,10 @@
 //! Microsoft's Swin Transformer repository, and what has the same names: the backbones of detectors (Microsoft's own,
 //! detectron2's, Mask2Former, Grounding DINO, BiRefNet), FasterTransformer's calibrated checkpoints, timm before 0.9.
 
-use super::Dialect;
 use super::table::{Group, NO_TRUNK, Place, Reader, SEQUENTIAL_HEAD, SPLIT_BIAS, Table, reader, same};
-use crate::arch::WindowPolicy;
+use super::{ClassOrder, Dialect};
+use crate::arch::{PositionSizes, WindowPolicy};
+use crate::pixels::Orientation;
 
 pub(super) const MICROSOFT: Table = Table {
     dialect: Dialect::Microsoft,
@@ -29,6 +30,11 @@ pub(super) const MICROSOFT: Table = Table {
         reader([WindowPolicy::Detection, WindowPolicy::Microsoft]),
     ],
     mask: [-100.0, -100.0],
+    position_sizes: [PositionSizes::Own; 2],
+    // Backbones are those of mmdetection, mmsegmentation and detectron2.
+    orientations: [Orientation::Stored, Orientation::Exif],
+    class_order: ClassOrder::Text,
+    preprocessing: None,
 };
 
 /// timm before 0.9, inside of the models that depend on it: those of MiDaS and of Donut's authors.
@@ -38,6 +44,8 @@ pub(super) const OLD_TIMM: Table = Table {
     within: &["pretrained.model.", "encoder.model."],
     backbone: &[],
     readers: &[reader([WindowPolicy::Microsoft; 2])],
+    orientations: [Orientation::Stored; 2],
+    class_order: ClassOrder::Natural,
     ..MICROSOFT
 };
 

@@ -12,8 +12,9 @@ mod torchvision;
 use std::fmt;
 use std::str::FromStr;
 
-use crate::arch::{SwinVersion, Task, WindowPolicy};
+use crate::arch::{PositionSizes, SwinVersion, Task, WindowPolicy};
 use crate::error::ModelError;
+use crate::family::Family;
 use crate::pixels::Orientation;
 pub(super) use naming::{FoundNetwork, Naming, Target, networks, placed};
 use table::Table;
@@ -38,6 +39,16 @@ pub enum Dialect {
     /// timm before 0.9 inside of MiDaS and Donut: Microsoft's names under `pretrained.model.` or `encoder.model.`. As
     /// backbones, these networks take images of the sizes that Microsoft's classifiers take.
     OldTimm,
+}
+
+/// A library's order of class folders, which is that of their numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClassOrder {
+    /// That of the names as texts: torchvision's `ImageFolder`, which Microsoft and transformers use.
+    Text,
+    /// That of timm's `natural_key`, which compares numbers in names by their values and ignores case: 10
+    /// follows 2.
+    Natural,
 }
 
 /// The tables. Of those with the same anchor, the first with a mark among the names is detected, else Microsoft's.
@@ -72,15 +83,26 @@ impl Dialect {
         self.table().window_policies[(version == SwinVersion::V2) as usize]
     }
 
-    /// The rule of the library that reads images for networks of `task` with these names. Backbones in Microsoft's names are
-    /// those of mmdetection, mmsegmentation and detectron2.
+    /// The rule of the library that reads images for networks of `task` with these names.
     pub fn orientation(self, task: Task) -> Orientation {
-        match (self, task) {
-            (Dialect::HuggingFace | Dialect::OpenMmLab, _)
-            | (Dialect::Microsoft | Dialect::FasterTransformer, Task::Features) => Orientation::Exif,
-            (Dialect::Microsoft | Dialect::FasterTransformer, Task::Classification)
-            | (Dialect::Timm | Dialect::OldTimm | Dialect::TorchVision, _) => Orientation::Stored,
-        }
+        self.table().orientations[(task == Task::Features) as usize]
+    }
+
+    /// The order of class folders in the dialect's library.
+    pub fn class_order(self) -> ClassOrder {
+        self.table().class_order
+    }
+
+    /// The family whose preprocessing the dialect's library has for its published models, if it is one of
+    /// ours.
+    pub fn preprocessing(self) -> Option<Family> {
+        self.table().preprocessing
+    }
+
+    /// The image sizes that a learned absolute position embedding fits in the dialect's library, if its
+    /// places are a square.
+    pub(super) fn position_sizes(self, version: SwinVersion) -> PositionSizes {
+        self.table().position_sizes[(version == SwinVersion::V2) as usize]
     }
 
     /// Added to the logits of masked tokens by the dialect's original code.

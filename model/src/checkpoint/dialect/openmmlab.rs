@@ -2,9 +2,10 @@
 //! MLP in `ffn.layers`, norms numbered by their stages. Patches are merged by `torch.nn.Unfold`, so that the columns of
 //! merging have another order than in all other dialects. Nothing but the names tells these files apart.
 
-use super::Dialect;
 use super::table::{Group, Place, Reader, Table, reader, row, same, third};
-use crate::arch::{SwinVersion, WindowPolicy};
+use super::{ClassOrder, Dialect};
+use crate::arch::{PositionSizes, SwinVersion, WindowPolicy};
+use crate::pixels::Orientation;
 
 pub(super) const OPENMMLAB: Table = Table {
     dialect: Dialect::OpenMmLab,
@@ -88,4 +89,8 @@ pub(super) const OPENMMLAB: Table = Table {
         reader([WindowPolicy::Mmpretrain; 2]),
     ],
     mask: [-100.0, -100.0],
+    position_sizes: [PositionSizes::Own; 2],
+    orientations: [Orientation::Exif; 2],
+    class_order: ClassOrder::Text,
+    preprocessing: None,
 };

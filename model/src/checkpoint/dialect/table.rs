@@ -1,7 +1,9 @@
 //! The parts of a dialect's table.
 
-use super::{Dialect, pattern};
-use crate::arch::{SwinVersion, WindowPolicy};
+use super::{ClassOrder, Dialect, pattern};
+use crate::arch::{PositionSizes, SwinVersion, WindowPolicy};
+use crate::family::Family;
+use crate::pixels::Orientation;
 
 /// A naming convention. Its rows are read both ways: a stored name to the parameter, and the parameter to the stored name.
 ///
@@ -36,6 +38,16 @@ pub(crate) struct Table {
     pub readers: &'static [Reader],
     /// The original code's addend for the logits of masked tokens, for Swin V1 and V2.
     pub mask: [f64; 2],
+    /// The image sizes that a learned absolute position embedding fits, for Swin V1 and V2, if its places are
+    /// a square.
+    pub position_sizes: [PositionSizes; 2],
+    /// Whether the library that reads images for these networks turns them, for classifiers and for
+    /// backbones.
+    pub orientations: [Orientation; 2],
+    /// The library's order of the class folders of a data set.
+    pub class_order: ClassOrder,
+    /// The family whose preprocessing the library has for its published models, if it is one of ours.
+    pub preprocessing: Option<Family>,
 }
 
 /// A library that reads files of a dialect as backbones.

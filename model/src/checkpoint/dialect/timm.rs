@@ -1,9 +1,11 @@
 //! timm 0.9 and later: the merging of patches stands at the start of the next stage. Lists of features
 //! (`features_only=True`) have the stages as attributes of their own, `layers_0`.
 
-use super::Dialect;
 use super::table::{Group, NO_TRUNK, Place, SPLIT_BIAS, Table, reader, row, third};
-use crate::arch::{SwinVersion, WindowPolicy};
+use super::{ClassOrder, Dialect};
+use crate::arch::{PositionSizes, SwinVersion, WindowPolicy};
+use crate::family::Family;
+use crate::pixels::Orientation;
 
 pub(super) const TIMM: Table = Table {
     dialect: Dialect::Timm,
@@ -47,4 +49,8 @@ pub(super) const TIMM: Table = Table {
     other_policies: &[WindowPolicy::TimmAnySize, WindowPolicy::TimmAlwaysPartition],
     readers: &[reader([WindowPolicy::Timm, WindowPolicy::Timm])],
     mask: [-100.0, -100.0],
+    position_sizes: [PositionSizes::Own; 2],
+    orientations: [Orientation::Stored; 2],
+    class_order: ClassOrder::Natural,
+    preprocessing: Some(Family::Timm),
 };

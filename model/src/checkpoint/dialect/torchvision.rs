@@ -1,8 +1,10 @@
 //! torchvision: modules of one sequence, where blocks and merging of patches alternate.
 
-use super::Dialect;
 use super::table::{Group, NO_TRUNK, Place, SEQUENTIAL_HEAD, Table, reader, row, same};
-use crate::arch::WindowPolicy;
+use super::{ClassOrder, Dialect};
+use crate::arch::{PositionSizes, WindowPolicy};
+use crate::family::Family;
+use crate::pixels::Orientation;
 
 pub(super) const TORCHVISION: Table = Table {
     dialect: Dialect::TorchVision,
@@ -44,4 +46,8 @@ pub(super) const TORCHVISION: Table = Table {
     other_policies: &[],
     readers: &[reader([WindowPolicy::Pad, WindowPolicy::Pad])],
     mask: [-100.0, -100.0],
+    position_sizes: [PositionSizes::Own; 2],
+    orientations: [Orientation::Stored; 2],
+    class_order: ClassOrder::Text,
+    preprocessing: Some(Family::Torchvision),
 };

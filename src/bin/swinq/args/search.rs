@@ -173,7 +173,8 @@ mod tests {
     fn the_command_without_a_part_calibrates_as_the_measurement_did() {
         let line = "sensitivity swin.pth --cfg swin_tiny_patch4_window7_224 --data-path data --transform timm --task features \
                     --outputs stage2,stage4 --calibration-images 20 --seed 3 --recipe mode1 --ptq basic --size 64x96 \
-                    --dialect timm --prefix model. --weights net --labels names.txt --skip-corrupt 2 -o s.json \
+                    --dialect timm --prefix model. --weights net --labels names.txt --orientation exif --channels bgr \
+                    --skip-corrupt 2 -o s.json \
                     --opts MODEL.NUM_CLASSES 10 DATA.IMG_SIZE 256";
         let words = std::iter::once("swinq").chain(line.split_whitespace());
         let Command::Sensitivity(args) = Cli::try_parse_from(words).unwrap().command else { unreachable!() };

@@ -163,6 +163,8 @@ impl FloatArgs {
             ("--task", self.task.as_ref().and_then(value_name)),
             ("--outputs", outputs),
             ("--transform", self.transform.as_ref().and_then(value_name)),
+            ("--orientation", self.orientation.as_ref().map(|orientation| name(orientation))),
+            ("--channels", self.channels.as_ref().map(|channels| name(channels))),
             ("--labels", self.labels.as_ref().map(path)),
         ];
         let given = options.into_iter().filter_map(|(option, value)| Some([option.to_owned(), value?]));
