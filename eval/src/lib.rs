@@ -51,10 +51,11 @@ pub use latency::{Latency, LatencyOptions, Step, measure, measure_interleaved, m
 pub use maps::{ImageErrors, MapErrors};
 pub use report::{ReportExtras, Thumbnail, file_names, html, markdown};
 pub use results::{
-    CalibrationSet, ClassResult, DataInfo, Disagreement, Flips, Guess, ImageResult, LaunchResult,
-    ModelResult, Origin, OutputResult, Precision, Profile, RangeFile, RangeHistogram, Results, SCHEMA,
-    SiteResult, SizeResult, Stats, StepPoint, TrainingRun, ValidationPoint, read_results, read_training,
-    results_json, write_results,
+    CalibrationSet, ClassResult, DataInfo, Disagreement, Flips, GainEnvironment, GainMetric, GainTimes,
+    Guess, ImageResult, LaunchResult, ModelResult, Origin, OutputResult, PROGRAM_GAIN, Precision, Profile,
+    ProgramGain, ProgramTimes, RangeFile, RangeHistogram, Results, SCHEMA, SiteResult, SizeResult, Stats,
+    StepPoint, TrainingRun, ValidationPoint, read_program_gain, read_results, read_training, results_json,
+    write_results,
 };
 pub use results::{sensitivity::Sensitivity, tune::Tuning};
 pub use spread::ImageNoise;

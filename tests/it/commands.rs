@@ -132,8 +132,11 @@ fn eval_prints_the_lines_people_grep_and_writes_json_and_html() {
     let ranges = folder.path().join("q.ranges.json");
     let other = std::fs::read_to_string(&ranges).unwrap().replacen("sha256\":\"", "sha256\":\"0", 1);
     std::fs::write(&ranges, other).unwrap();
-    run(&["--no-latency"]);
+    let program = common::root().join("eval/tests/data/program_gain.json");
+    run(&["--no-latency", "--program", program.to_str().unwrap()]);
     let results = read();
+    assert_eq!(results["program"]["batches"], 8);
+    assert!(std::fs::read_to_string(&html).unwrap().contains("<h2>Whole program</h2>"));
     assert!(results["notes"][0].as_str().unwrap().contains("another calibration"), "{}", results["notes"]);
     let histograms = |site: &serde_json::Value| site.get("histogram").is_some();
     assert!(!results["models"][1]["sites"].as_array().unwrap().iter().any(histograms));

@@ -18,7 +18,11 @@ from torch_support import Inside, error
 
 import swinq
 import swinq.torch
-from swinq._search.gain import Noise
+from swinq._calls.timing import Times
+from swinq._search.gain import Gain, Noise
+
+#: A file as ``gain.save`` writes it, which ``swinq eval --program`` reads (`eval/tests/it/program.rs`).
+SAMPLE = Path(__file__).parents[3] / "eval/tests/data/program_gain.json"
 
 
 class Segmenter(Inside):
@@ -188,6 +192,28 @@ class Outputs(unittest.TestCase):
         )
         noise.add([torch.ones(2), torch.ones(2)], [torch.ones(2), torch.ones(2)])
         self.assertEqual(list(noise.sqnr_db()), ["output[0]"], "one call that cannot be compared leaves the output out")
+
+
+class Files(unittest.TestCase):
+    def test_the_file_is_that_which_the_report_reads(self):
+        gain = Gain(
+            float_times=Times(41.25, 33.0),
+            int8_times=Times(16.5, 8.25),
+            sqnr_db={"output.maps[2]": 31.5, "output.maps[10]": math.inf},
+            equal={"output.classes": 0.9921875},
+            incomparable={"output.boxes": "float and INT8 give different shapes, [3, 4] and [2, 4]"},
+            metric="mean IoU",
+            float_value=0.4412,
+            int8_value=0.4409,
+            batches=8,
+            device="cpu",
+            threads=2,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "gain.json"
+            gain.save(path)
+            found = path.read_text().replace(f'"{torch.__version__}"', '"2.15.0"')
+        self.assertEqual(found, SAMPLE.read_text())
 
 
 if __name__ == "__main__":

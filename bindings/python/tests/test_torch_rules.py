@@ -131,16 +131,24 @@ class Rules(Case):
                 other = images(1, 96, 64)
                 expected, found = leaves(self.program(other)), leaves(compiled(other))
             self.assertTrue(all(torch.equal(one, two) for (_, one), (_, two) in zip(expected, found, strict=True)))
+        torch.compiler.reset()
+        with torch.no_grad():
+            compiled = torch.compile(self.program, backend="eager", dynamic=True)
+            for batch in (self.batch, images(1, 96, 64), images(3, 64, 96)):
+                pairs = zip(leaves(self.program(batch)), leaves(compiled(batch)), strict=True)
+                self.assertTrue(all(torch.equal(one, two) for (_, one), (_, two) in pairs))
         torch.library.opcheck(torch.ops.swinq.run, (self.batch, self.program.backbone._number), test_utils="test_faketensor")
 
     def test_exports_are_refused(self):
         program = Inside(of_timm(features_only=True, out_indices=(0, 1)))
         swinq.torch.quantize(program, [self.batch])
-        with self.assertRaisesRegex(Exception, "a graph of PyTorch cannot hold"):
+        refused = r"an exported graph cannot hold \(torch.export, AOTInductor, TorchScript\); export a model of swinq.torch.prepare"
+        with self.assertRaisesRegex(swinq.EngineError, refused):
             torch.jit.trace(program, self.batch)
-        for strict in (False, True):
-            with self.assertRaisesRegex(Exception, "a graph of PyTorch cannot hold|disable"):
-                torch.export.export(program, (self.batch,), strict=strict)
+        free = ({0: torch.export.Dim("batch")},)
+        for options in ({"strict": False}, {"strict": True}, {"strict": False, "dynamic_shapes": free}):
+            with self.assertRaisesRegex(Exception, refused):
+                torch.export.export(program, (self.batch,), **options)
 
     def test_shared_modules_and_models_that_are_swins(self):
         class Twice(torch.nn.Module):

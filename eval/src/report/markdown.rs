@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use super::{
-    ReportExtras, classes, conditions, layers, matrix, names, outputs, sensitivity, steps, tuning, verdict,
+    ReportExtras, classes, conditions, layers, matrix, names, outputs, program, sensitivity, steps, tuning,
+    verdict,
 };
 use crate::results::Results;
 
@@ -19,6 +20,9 @@ pub fn markdown(results: &Results, extras: &ReportExtras) -> String {
     }
     add(&mut out, format_args!("{}\n\n", text(&super::subtitle(results))));
     comparison(&mut out, results, &names);
+    if let Some(gain) = &results.program {
+        whole_program(&mut out, &program::ProgramSection::new(gain));
+    }
     if let Some(found) = &extras.tuning {
         search(&mut out, &tuning::TuningSection::new(found));
     }
@@ -60,6 +64,23 @@ fn comparison(out: &mut String, results: &Results, names: &[String]) {
         rows.push(std::iter::once(row.name).chain(cells).collect());
     }
     table(out, &header, &rows);
+}
+
+fn whole_program(out: &mut String, section: &program::ProgramSection) {
+    out.push_str("## Whole program\n\n");
+    for sentence in section.summary.iter().chain([&section.conditions]) {
+        add(out, format_args!("{}\n\n", text(sentence)));
+    }
+    let header = ["", "a call, ms", "its Swin, ms", "the rest, ms", "share of the Swin"].map(str::to_owned);
+    let row = |t: &program::TimeRow| {
+        let cells = [&t.program, &t.swin, &t.rest, &t.share].map(String::clone);
+        std::iter::once(t.name.to_owned()).chain(cells).collect()
+    };
+    table(out, &header, &section.times.iter().map(row).collect::<Vec<_>>());
+    if !section.outputs.is_empty() {
+        let rows: Vec<Vec<String>> = section.outputs.iter().map(|row| row.to_vec()).collect();
+        table(out, &["output", "INT8 against float"].map(str::to_owned), &rows);
+    }
 }
 
 fn search(out: &mut String, section: &tuning::TuningSection) {

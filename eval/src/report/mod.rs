@@ -9,6 +9,7 @@
 //! | `names`, `matrix` | short names; the comparison matrix |
 //! | `front`, `labels`, `latency` | accuracy against latency; latency by batch size |
 //! | `places`, `map`, `layers`, `ranges` | sites and layers: precision, error, time, histograms of ranges |
+//! | `program` | a whole program in float and in INT8 |
 //! | `sensitivity`, `tuning` | which layers cost accuracy; the recipes that a search tried |
 //! | `classes`, `outputs`, `training` | classes and images that changed; outputs and images of a backbone; curves of a training |
 //! | `conditions`, `steps` | machine, data, recipes and hashes; the commands |
@@ -27,6 +28,7 @@ mod matrix;
 mod names;
 mod outputs;
 mod places;
+mod program;
 mod ranges;
 mod sensitivity;
 mod steps;
@@ -112,6 +114,7 @@ struct Page<'a> {
     groups: Vec<matrix::Group>,
     front: Option<Front>,
     latency: Vec<latency::LatencyPanel>,
+    program: Option<program::ProgramSection>,
     tuning: Option<tuning::TuningSection>,
     sensitivity: Option<sensitivity::SensitivitySection>,
     layers: Option<layers::Layers>,
@@ -163,6 +166,7 @@ pub fn html(results: &Results, extras: &ReportExtras) -> String {
         groups: matrix::groups(results),
         front: front_charts(results, &names),
         latency: latency::panels(results, &names),
+        program: results.program.as_ref().map(program::ProgramSection::new),
         tuning: extras.tuning.as_ref().map(tuning::TuningSection::new),
         sensitivity: extras.sensitivity.as_ref().map(sensitivity::SensitivitySection::new),
         layers: model.and_then(|model| layers::Layers::new(model, base)),
@@ -211,6 +215,7 @@ fn navigation(page: &Page<'_>) -> Vec<(&'static str, &'static str)> {
         ("comparison", "Comparison", !page.groups.is_empty()),
         ("front", "Accuracy against latency", page.front.is_some()),
         ("latency", "Latency", !page.latency.is_empty()),
+        ("program", "Whole program", page.program.is_some()),
         ("tuning", "Tuning", page.tuning.is_some()),
         ("sensitivity", "Sensitivity", page.sensitivity.is_some()),
         ("layers", "Layers", page.layers.is_some()),

@@ -109,7 +109,7 @@ fn curve(name: &str, points: &[[f64; 2]], dots: bool) -> Option<String> {
 }
 
 /// A number with four significant digits.
-fn figure(value: f64) -> String {
+pub(super) fn figure(value: f64) -> String {
     match value.abs() {
         0.0 => "0".to_owned(),
         size if size < 1e-3 => format!("{value:.3e}"),

@@ -1,6 +1,6 @@
 //! Validation of results.
 
-use super::{ModelResult, OutputResult, Results, SCHEMA, SizeResult, Stats};
+use super::{ModelResult, OutputResult, PROGRAM_GAIN, ProgramGain, Results, SCHEMA, SizeResult, Stats};
 use crate::error::EvalError;
 use crate::interval::Interval;
 
@@ -23,7 +23,36 @@ impl Results {
                 within(&format!("load.{batch}.{key}"), value, 0.0, f64::MAX)?;
             }
         }
+        self.program.iter().try_for_each(|program| program.check("program"))?;
         self.models.iter().enumerate().try_for_each(|(i, model)| model.check(&format!("models[{i}]")))
+    }
+}
+
+impl ProgramGain {
+    /// Checks that the version is known and that every figure is possible; `at` is the field.
+    pub(super) fn check(&self, at: &str) -> Result<(), EvalError> {
+        if self.program_gain != PROGRAM_GAIN {
+            let text =
+                format!("version {}, but this program reads version {PROGRAM_GAIN}", self.program_gain);
+            return Err(EvalError::results(format!("{at}.program_gain"), text));
+        }
+        for (kind, times) in [("float", self.times.float), ("int8", self.times.int8)] {
+            let at = format!("{at}.times.{kind}");
+            within(&format!("{at}.program_ms"), Some(times.program_ms), f64::MIN_POSITIVE, f64::MAX)?;
+            within(&format!("{at}.swin_ms"), Some(times.swin_ms), 0.0, times.program_ms)?;
+            within(&format!("{at}.share"), Some(times.share), 0.0, 1.0)?;
+        }
+        for (name, ratio) in &self.outputs {
+            not_nan(&format!("{at}.outputs[{name}]"), Some(*ratio))?;
+        }
+        for (name, share) in &self.equal {
+            within(&format!("{at}.equal[{name}]"), Some(*share), 0.0, 1.0)?;
+        }
+        let metric = self.metric.iter().flat_map(|metric| [("float", metric.float), ("int8", metric.int8)]);
+        for (kind, value) in metric {
+            within(&format!("{at}.metric.{kind}"), Some(value), f64::MIN, f64::MAX)?;
+        }
+        Ok(())
     }
 }
 

@@ -1,4 +1,4 @@
-//! Writing of JSON files, and reading of those of `sensitivity` and `tune`.
+//! Writing of JSON files, and reading of those with a version.
 
 use std::io::{ErrorKind, Write};
 use std::path::Path;
@@ -12,6 +12,15 @@ use crate::error::EvalError;
 
 /// Reads the JSON file at `path`, which `command` writes with the schema version `schema`.
 pub(super) fn read<T: DeserializeOwned>(path: &Path, command: &str, schema: u32) -> Result<T, EvalError> {
+    read_versioned(path, command, ("schema", schema))
+}
+
+/// Reads the JSON file at `path`, which `command` writes with the version `known` under `key`.
+pub(super) fn read_versioned<T: DeserializeOwned>(
+    path: &Path,
+    command: &str,
+    (key, known): (&str, u32),
+) -> Result<T, EvalError> {
     let refuse = |problem: String| EvalError::File { path: path.to_owned(), problem };
     let text = text_file::read(path, MAX_RESULTS).map_err(|source| match source.kind() {
         ErrorKind::InvalidData => refuse(format!("{source}; give a file that `{command}` wrote")),
@@ -19,12 +28,13 @@ pub(super) fn read<T: DeserializeOwned>(path: &Path, command: &str, schema: u32)
     })?;
     let malformed = |error: serde_json::Error| refuse(format!("{error}; give a file that `{command}` wrote"));
     let value: serde_json::Value = serde_json::from_str(&text).map_err(malformed)?;
-    let version = value.get("schema").and_then(serde_json::Value::as_u64);
-    if version != Some(u64::from(schema)) {
-        let found = version.map_or("no schema version".to_owned(), |version| format!("schema {version}"));
-        return Err(refuse(format!("has {found}, but this program reads schema {schema} of `{command}`")));
+    let version = value.get(key).and_then(serde_json::Value::as_u64);
+    if version != Some(u64::from(known)) {
+        let found = version.map_or(format!("no {key} version"), |version| format!("{key} {version}"));
+        return Err(refuse(format!("has {found}, but this program reads {key} {known} of `{command}`")));
     }
-    serde_json::from_value(value).map_err(malformed)
+    // Not from the value, whose keys are sorted.
+    serde_json::from_str(&text).map_err(malformed)
 }
 
 /// `value` as indented JSON that ends with a newline.

@@ -6,8 +6,10 @@ mod decibel;
 mod file;
 mod images;
 mod model;
+mod named;
 mod origin;
 mod profile;
+mod program;
 mod ranges;
 pub mod sensitivity;
 mod training;
@@ -27,6 +29,9 @@ pub use images::{ClassResult, Disagreement, Flips, Guess, ImageResult, OutputRes
 pub use model::{ModelResult, Precision, SiteResult, SizeResult, Stats};
 pub use origin::{CalibrationSet, Origin};
 pub use profile::{LaunchResult, Profile};
+pub use program::{
+    GainEnvironment, GainMetric, GainTimes, PROGRAM_GAIN, ProgramGain, ProgramTimes, read_program_gain,
+};
 pub use ranges::{RangeFile, RangeHistogram};
 pub use training::{StepPoint, TrainingRun, ValidationPoint, read_training};
 
@@ -54,6 +59,9 @@ pub struct Results {
     /// A training that made one of the models.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<TrainingRun>,
+    /// A whole program around one of the models, in INT8 and in float.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<ProgramGain>,
     /// The commands that made the results, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub commands: Vec<String>,
@@ -107,6 +115,7 @@ impl Results {
             peak_memory_bytes: None,
             load: BTreeMap::new(),
             training: None,
+            program: None,
             commands: Vec::new(),
             notes: Vec::new(),
         }

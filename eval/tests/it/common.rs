@@ -90,6 +90,7 @@ pub fn complete(mut results: Results) -> Results {
         results.load.insert(batch, Load { average: Some(2.1), other_cores: Some(0.05) });
     }
     results.training = Some(training());
+    results.program = Some(crate::program::sample());
     results.commands =
         vec!["swinq eval swin_t.pth swin_t-default.safetensors --data-path imagenet".to_owned()];
     results.notes = vec!["the FP16 engine needs a GPU".to_owned()];

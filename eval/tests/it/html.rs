@@ -108,7 +108,7 @@ fn a_full_report_is_well_formed_and_loads_nothing() {
     std::fs::write(Path::new(env!("CARGO_TARGET_TMPDIR")).join("report.html"), &page).unwrap();
     let counts = check(&page);
     assert_eq!(counts["img"], 3);
-    assert_eq!(counts["section"], 10);
+    assert_eq!(counts["section"], 11);
     assert_eq!(page.matches("aria-label=\"Precision and").count(), 2, "a map for each quantized model");
     assert_eq!(page.matches("aria-label=\"Top-1 accuracy against").count(), 2, "for wide and narrow pages");
     assert_eq!(page.matches("over the iterations").count(), 4, "curves of the training");
@@ -206,6 +206,10 @@ fn hostile(mut results: Results) -> Results {
     (data.path, data.class_names) = (text(), Some(vec![text(); 10]));
     let training = results.training.as_mut().unwrap();
     (training.folder, training.job) = (text(), text());
+    let program = results.program.as_mut().unwrap();
+    (program.environment.device, program.environment.torch) = (text(), text());
+    program.metric.as_mut().unwrap().name = text();
+    (program.outputs[0].0, program.incomparable[0]) = (text(), (text(), text()));
     results
 }
 
@@ -225,7 +229,7 @@ fn every_text_is_escaped() {
 }
 
 /// Checks that all rows of a Markdown table have the same number of cells, and returns the number of tables.
-fn check_tables(text: &str) -> usize {
+pub fn check_tables(text: &str) -> usize {
     let (mut columns, mut tables, mut fence) = (None, 0, None::<String>);
     for line in text.lines() {
         let ticks: String = line.trim_start().chars().take_while(|&c| c == '`').collect();

@@ -4,6 +4,7 @@ mod backbones;
 mod common;
 mod figures;
 mod html;
+mod program;
 mod results;
 mod text;
 mod tuning;

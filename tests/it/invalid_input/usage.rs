@@ -1,7 +1,7 @@
 //! Options without effect, absurd values, and the wording of messages.
 
 use super::{Folder, quantized};
-use crate::common::{calibrate, refused, sample_cfg, sample_data, sample_model, stderr, swinq};
+use crate::common::{self, calibrate, refused, sample_cfg, sample_data, sample_model, stderr, swinq};
 
 #[test]
 fn wrong_usage_has_exit_code_2() {
@@ -104,6 +104,24 @@ fn files_that_options_name_are_named_with_the_option() {
         let recipe = ["--data-path", data, "--recipe", "absent.yaml", "-o", "q"];
         refused(sample(command, &recipe), 1, &["--recipe", "absent.yaml"]);
     }
+}
+
+#[test]
+fn a_wrong_file_of_a_program_is_refused_before_the_evaluation() {
+    let (data, root) = (sample_data(), common::root());
+    let (data, wrong) = (data.to_str().unwrap(), root.join("docs/report-schema.json"));
+    let refuse = |words: &[&str], code, expected: &[&str]| {
+        let assert = sample("eval", &[&["--data-path", data, "--program"], words].concat());
+        let found = assert.get_output().stdout.clone();
+        refused(assert, code, expected);
+        assert!(found.is_empty(), "nothing was evaluated: {}", String::from_utf8_lossy(&found));
+    };
+    let json = ["--json", "-"];
+    let expected = ["report-schema.json", "has no program_gain version", "swinq.torch.measure_gain"];
+    refuse(&[&[wrong.to_str().unwrap()], &json[..]].concat(), 1, &expected);
+    refuse(&["absent.json", "--json", "-"], 1, &["--program absent.json"]);
+    refuse(&[wrong.to_str().unwrap()], 2, &["--report", "--markdown", "--json"]);
+    refuse(&["a.json", "--shard", "1/2", "-o", "part"], 2, &["--program"]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use swinq::model::Size;
 use swinq::{FloatDevice, Shard, Sizing, Split};
 use swinq_ladder::LadderCommand;
@@ -14,6 +14,7 @@ use super::{BackendArgs, DataArgs, FloatArgs, Threads};
 
 /// Arguments of `eval`.
 #[derive(Clone, Debug, Args)]
+#[command(group(ArgGroup::new("results").args(["report", "markdown", "json"]).multiple(true)))]
 pub struct EvalArgs {
     /// Quantized checkpoints, float checkpoints or directories; the first is the baseline.
     #[arg(required = true, value_name = "MODEL")]
@@ -61,7 +62,7 @@ pub struct EvalArgs {
     #[arg(long, conflicts_with_all = ["latency", "seconds"])]
     pub no_latency: bool,
     /// Evaluate on the I-th of N parts of the images, without latency, and write what `swinq merge` makes the results of.
-    #[arg(long, value_name = "I/N", requires = "output", conflicts_with_all = ["latency", "seconds", "json", "report", "markdown", "predictions", "sensitivity", "tuning", "training"])]
+    #[arg(long, value_name = "I/N", requires = "output", conflicts_with_all = ["latency", "seconds", "json", "report", "markdown", "predictions", "sensitivity", "tuning", "training", "program"])]
     pub shard: Option<Shard>,
     /// Part to write, with --shard.
     #[arg(short, long, value_name = "FILE", requires = "shard")]
@@ -94,6 +95,9 @@ pub struct EvalArgs {
     /// Output folder of a `swinq qat` run, to show its curves and job in the report.
     #[arg(long, value_name = "FOLDER", requires = "report", help_heading = "Report options")]
     pub training: Option<PathBuf>,
+    /// JSON of `swinq.torch.measure_gain(...).save` in Python, to show a whole program in INT8 and in float in the report.
+    #[arg(long, value_name = "FILE", requires = "results", help_heading = "Report options")]
+    pub program: Option<PathBuf>,
 }
 
 /// How a quantized model is simulated.

@@ -31,6 +31,7 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
         ("--sensitivity", args.sensitivity.as_deref()),
         ("--tuning", args.tuning.as_deref()),
         ("--training", args.training.as_deref()),
+        ("--program", args.program.as_deref()),
     ])?;
     let json = JsonArg::new(args.json.as_deref());
     let files = ReportFiles {
@@ -39,7 +40,7 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
         json: json.file().cloned(),
     };
     let training = args.training.as_deref().map(files_in).unwrap_or_default();
-    let others = [&args.sensitivity, &args.tuning].into_iter().flatten().chain(&training);
+    let others = [&args.sensitivity, &args.tuning, &args.program].into_iter().flatten().chain(&training);
     let inputs = args.models.iter().chain([&args.data.data_path]).chain(others);
     let outputs = files.paths().chain(&args.predictions).chain(&args.output);
     check_outputs(outputs, inputs.map(PathBuf::as_path).chain(args.float.files()))?;
@@ -50,11 +51,12 @@ pub fn run(args: &EvalArgs, words: &[String]) -> anyhow::Result<()> {
     let sensitivity = args.sensitivity.as_deref().map(read_sensitivity).transpose()?;
     let tuning = args.tuning.as_deref().map(read_tuning).transpose()?;
     let training = args.training.as_deref().map(eval::read_training).transpose()?;
+    let program = args.program.as_deref().map(eval::read_program_gain).transpose()?;
     let detailed = args.json.is_some() || files.paths().next().is_some();
     let images = images_arg::open(&args.data.data_path, &args.split, "--split", args.limit, args.seed)?;
     let mut results = evaluate(args, &images, detailed)?;
     results.commands = vec![shell::join(words)];
-    results.training = training;
+    (results.training, results.program) = (training, program);
     let extras = ReportExtras { sensitivity, tuning, ..ReportExtras::default() };
     swinq::write_report(&results, extras, Some(&images), &files)?;
     json.print(|| eval::results_json(&results))?;

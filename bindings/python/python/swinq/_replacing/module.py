@@ -28,8 +28,8 @@ TYPES = {torch.float16: "float16"}
 TYPES_ON_GPU = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 #: Why a module cannot be traced or exported.
 NO_GRAPH = (
-    "a quantized Swin runs on swinq's engine, which a graph of PyTorch cannot hold; export a model of swinq.torch.prepare, whose graph "
-    "has its codes, or the float model (swinq.torch.restore)"
+    "a quantized Swin runs on swinq's engine, which an exported graph cannot hold (torch.export, AOTInductor, TorchScript); export a model "
+    "of swinq.torch.prepare, whose graph has its codes, or the float model (swinq.torch.restore)"
 )
 
 

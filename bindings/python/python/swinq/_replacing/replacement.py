@@ -72,6 +72,9 @@ class Unsaved:
 
 Call = Callable[[tuple[Any, ...], Mapping[str, Any]], Any]
 
+#: Why a module stays outside of graphs, for PyTorch's messages.
+OUTSIDE = "swinq runs this module outside of graphs of torch.compile; torch.export.export takes it with strict=False"
+
 
 def with_signature(run: Call, signature: inspect.Signature, compiled: Call | None = None) -> Any:
     """A function with the signature ``signature``. It passes its positional and its keyword arguments to ``run``, and in graphs of
@@ -82,6 +85,6 @@ def with_signature(run: Call, signature: inspect.Signature, compiled: Call | Non
             return compiled(args, kwargs)
         return run(args, kwargs)
 
-    found: Any = torch.compiler.disable(forward) if compiled is None else forward
+    found: Any = torch.compiler.disable(forward, reason=OUTSIDE) if compiled is None else forward
     found.__signature__ = signature
     return found

@@ -59,7 +59,7 @@ class Gain:
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the results in JSON."""
+        """Writes the results in JSON, which ``swinq eval --program`` shows in a report."""
         Path(path).write_text(json.dumps(self.results, indent=2) + "\n")
 
     def __str__(self) -> str:
