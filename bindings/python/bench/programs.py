@@ -6,7 +6,8 @@ A row is a program in a published size. Columns are medians of a call in millise
 ``torch.compile``, after ``swinq.torch.quantize``, and that under ``torch.compile``; on a GPU in f16, and "compiled" is the mode
 reduce-overhead with ``fullgraph=True`` where the program compiles so. It also prints how many graphs were compiled, how many CUDA graphs
 were recorded or skipped, whether the compiled program has the bits of the uncompiled module, and the Swin's share of the time.
-It needs torch, transformers and timm, and the folder of tests beside it.
+It needs torch, transformers and timm, and the folder of tests beside it; rows of OpenMMLab's packages need these (CONTRIBUTING.md), and
+are errors without them.
 """
 
 import argparse
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import timm
 import torch_full
+import torch_openmmlab
 from torch_models import images, redraw
 from torch_support import leaves
 
@@ -38,6 +40,9 @@ ROWS = {
     "Mask2Former Swin-T, 800x1344": ("Mask2Former, Swin-T", 1, (800, 1344)),
     "Mask2Former Swin-L, 1024x1024": ("Mask2Former, Swin-L", 1, (1024, 1024)),
     "Grounding DINO Swin-T, 800x1344": ("Grounding DINO, Swin-T", 1, (800, 1344)),
+    "mmsegmentation UPerNet Swin-T, 512x512": ("mmsegmentation, UPerNet", 1, (512, 512)),
+    "mmdet RetinaNet Swin-T, 800x1344": ("mmdet, RetinaNet", 1, (800, 1344)),
+    "mmdet Mask2Former Swin-T, 800x1344": ("mmdet, Mask2Former", 1, (800, 1344)),
     "Donut's encoder, 2560x1920": ("Donut, donut-base", 1, (2560, 1920)),
 }
 
@@ -55,16 +60,20 @@ class Head(torch.nn.Module):
         return sum(torch.nn.functional.interpolate(x, maps[0].shape[-2:]) for x in maps)
 
 
-def made(name: str, count: int):
-    """A program, and the arguments of a call beside the images."""
+def made(name: str, pixels: torch.Tensor):
+    """A program, and the arguments of a call with images."""
+    batch = {"pixel_values": pixels}
     if name == "head":
-        return redraw(Head(), seed=1), {}
+        return redraw(Head(), seed=1), batch
+    if name in torch_openmmlab.PROGRAMS:
+        program, _ = torch_full.of_openmmlab(name)
+        return program, torch_openmmlab.arguments(name, pixels)
     make, _ = torch_full.TRANSFORMERS[name]
     program, more = make()
     program = redraw(program, seed=1)
     if name.startswith("Donut"):
-        return program.encoder, {}
-    return program, {key: value[:1].repeat(count, *[1] * (value.ndim - 1)) for key, value in more.items()}
+        return program.encoder, batch
+    return program, batch | {key: value[:1].repeat(len(pixels), *[1] * (value.ndim - 1)) for key, value in more.items()}
 
 
 def milliseconds(call, device: str, count: int) -> float:
@@ -119,10 +128,10 @@ def compiled(program, call, expected, device: str):
 
 def measured(row: str, device: str, count: int) -> dict:
     name, number, size = ROWS[row]
-    program, more = made(name, number)
     dtype = torch.float16 if device == "cuda" else torch.float32
+    program, batch = made(name, images(number, *size).to(dtype))
     program = program.to(device, dtype).eval()
-    batch = {"pixel_values": images(number, *size).to(device, dtype), **{key: value.to(device) for key, value in more.items()}}
+    batch = {key: value.to(device) if isinstance(value, torch.Tensor) else value for key, value in batch.items()}
     call = lambda model: model(**batch)  # noqa: E731
     found: dict = {"row": row}
     with torch.no_grad():

@@ -100,23 +100,31 @@ PROGRAMS = {
 }  # fmt: skip
 
 
+def samples(kind: str, images: torch.Tensor) -> list:
+    """The descriptions of images that a package's programs take beside them."""
+    size = tuple(images.shape[-2:])
+    meta = {"img_shape": size, "ori_shape": size, "pad_shape": size, "batch_input_shape": size, "scale_factor": (1.0, 1.0)}
+    sample = {"mmpretrain": "DataSample", "mmseg": "SegDataSample", "mmdet": "DetDataSample"}[kind]
+    made = getattr(importlib.import_module(f"{kind}.structures"), sample)
+    return [made(metainfo=dict(meta)) for _ in images]
+
+
+def arguments(name: str, images: torch.Tensor) -> dict:
+    """The arguments of a call of the program ``name`` that gives tensors."""
+    kind = PROGRAMS[name][0]
+    more = {"data_samples": samples(kind, images)} if kind == "mmdet" else {}
+    return {"inputs": images, "mode": "tensor", **more}
+
+
 def calls(name: str, images: torch.Tensor):
     """What calibrates the program ``name`` on images, and what runs it with its own predictions."""
-    kind, size = PROGRAMS[name][0], tuple(images.shape[-2:])
-
-    def samples():
-        meta = {"img_shape": size, "ori_shape": size, "pad_shape": size, "batch_input_shape": size, "scale_factor": (1.0, 1.0)}
-        sample = {"mmpretrain": "DataSample", "mmseg": "SegDataSample", "mmdet": "DetDataSample"}[kind]
-        made = getattr(importlib.import_module(f"{kind}.structures"), sample)
-        return [made(metainfo=dict(meta)) for _ in images]
+    kind = PROGRAMS[name][0]
 
     def run(program):
-        if kind == "mmdet":
-            return program(images, samples(), mode="tensor")
-        return program(images, mode="tensor")
+        return program(**arguments(name, images))
 
     def whole(program):
-        return {"outputs": run(program), "predictions": [one.to_dict() for one in program.predict(images, samples())]}
+        return {"outputs": run(program), "predictions": [one.to_dict() for one in program.predict(images, samples(kind, images))]}
 
     return run, whole
 
