@@ -55,7 +55,8 @@ pub struct CudaOptions {
     /// The most streams of the caller that run at the same time, each with memory of its own; further streams wait for one another.
     /// A graph that the caller records counts as one as long as it lives, and so does inference from host memory.
     pub max_streams: usize,
-    /// Element type of the residual stream; `None` is f16, or f32 for a model whose residual is none in f16 ([`residual_type`]).
+    /// Element type of the residual stream; `None` is f16, or f32 for a model whose residual f16 cannot hold
+    /// ([`residual_type`]).
     pub residual: Option<ResidualType>,
     /// The library that computes the matrix products.
     pub gemm: Gemm,
