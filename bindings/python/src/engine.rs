@@ -92,6 +92,12 @@ pub fn check_engine(py: Python<'_>, engine: EngineChoice) -> PyResult<()> {
     engine.options(py).map(|_| ())
 }
 
+/// Refuses a machine without a GPU that engines can run on.
+#[pyfunction]
+pub fn check_gpu(py: Python<'_>) -> PyResult<()> {
+    swinq::usable_gpu(0).map(|_| ()).map_err(|error| raise(py, &RuntimeError::from(error).into()))
+}
+
 /// The options of an engine.
 pub fn options(py: Python<'_>, backend: &str, numbers: &Numbers, residual: &str) -> PyResult<EngineOptions> {
     let backends =

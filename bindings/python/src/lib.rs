@@ -30,7 +30,7 @@ mod native {
     #[pymodule_export]
     use super::device::{DeviceArray, check, prepare, prepare_on, run_on};
     #[pymodule_export]
-    use super::engine::{ClassRow, Engine, check_engine};
+    use super::engine::{ClassRow, Engine, check_engine, check_gpu};
     #[pymodule_export]
     use super::evaluate::{Evaluated, evaluate};
     #[pymodule_export]

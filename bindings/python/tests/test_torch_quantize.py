@@ -214,12 +214,15 @@ class Refused(Case):
         self.assertEqual([each.names for each in report.replaced], [("good.backbone",)])
 
     def test_what_no_gpu_runs(self):
-        """Heads of more than 32 channels are refused before the calibration."""
-        config = transformers.SwinConfig(embed_dim=96, depths=[1, 1], num_heads=[2, 4], window_size=7, image_size=56)
-        program = Inside(randomise(transformers.SwinBackbone(config)))
+        """Heads of more than 64 channels, and any on a machine without a GPU, are refused before the calibration."""
         called = []
-        with self.assertRaisesRegex(swinq.EngineError, "heads of 48 channels.*32.*CPU"):
-            swinq.torch.quantize(program, called.append, backend="cuda")
+        for heads, problem in (([1, 2], "heads of 96 channels.*64.*CPU"), ([3, 6], "libcuda")):
+            if problem == "libcuda" and torch.cuda.is_available():
+                continue
+            config = transformers.SwinConfig(embed_dim=96, depths=[1, 1], num_heads=heads, window_size=7, image_size=56)
+            program = Inside(randomise(transformers.SwinBackbone(config)))
+            with self.assertRaisesRegex(swinq.EngineError, problem):
+                swinq.torch.quantize(program, called.append, backend="cuda")
         self.assertEqual(called, [])
         self.assertIsInstance(program.backbone, transformers.SwinBackbone)
 

@@ -49,8 +49,9 @@ class Rules(Case):
         self.same(swin(pixel_values=self.batch, output_hidden_states=False, return_dict=True))
         self.same(swin.forward_with_filtered_kwargs(self.batch, output_attentions=None))
         for name in ("output_hidden_states", "output_attentions"):
-            with self.assertRaisesRegex(swinq.ArgumentError, f"{name}: is True"):
-                swin(self.batch, **{name: True})
+            for call in (swin, swin.forward_with_filtered_kwargs):
+                with self.assertRaisesRegex(swinq.ArgumentError, f"{name}: is True"):
+                    call(self.batch, **{name: True})
         with self.assertRaisesRegex(swinq.ArgumentError, "images: a str"):
             swin("image")
         with self.assertRaises(TypeError):

@@ -127,6 +127,8 @@ def find_swins(
                 left.append(Left(places[module][0], kind_of(module), str(error)))
                 del opened[module]
         calibration.check(float_model)
+    if opened and backend == "cuda":
+        _native.check_gpu()
     if opened:
         inner = {module: list(stages_of(module)) for module in opened}
         records = record_calls(model, calibration.calibrate, inner, calibration.samples, first, calibration.progress)

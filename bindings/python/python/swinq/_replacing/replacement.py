@@ -27,8 +27,13 @@ class Replacement(torch.nn.Module):
         return self.__dict__["_original"]
 
     def forward_with_filtered_kwargs(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the module with those arguments that it knows, as backbones of transformers have it."""
-        return self(*args, **{name: value for name, value in kwargs.items() if name in self._parameters_of_forward.named})
+        """Calls the module with those arguments that it knows, as backbones of transformers have it: a ``forward`` with ``**kwargs``
+        takes all, but no request for attentions of a network that has none."""
+        known = self._parameters_of_forward
+        asks = {name: value for name, value in kwargs.items() if known.any_keyword or name in known.named}
+        if not getattr(self.original, "has_attentions", True):
+            asks.pop("output_attentions", None)
+        return self(*args, **asks)
 
     def __iter__(self) -> Iterator[Replacement]:
         """In the place of a list of layers, which a program calls one after another, this is the only one."""
