@@ -205,6 +205,7 @@ class Files(unittest.TestCase):
             metric="mean IoU",
             float_value=0.4412,
             int8_value=0.4409,
+            program="Segmenter, SwinBackbone",
             batches=8,
             device="cpu",
             threads=2,

@@ -34,7 +34,10 @@ impl ProgramSection {
         let (float, int8) = (gain.times.float, gain.times.int8);
         let slowest = float.program_ms.max(int8.program_ms);
         ProgramSection {
-            summary: std::iter::once(time(float, int8)).chain(gain.metric.as_ref().map(metric)).collect(),
+            summary: [time(&gain.program, float, int8)]
+                .into_iter()
+                .chain(gain.metric.as_ref().map(metric))
+                .collect(),
             conditions: conditions(gain),
             times: vec![row("float", float, None, slowest), row("INT8", int8, Some(float), slowest)],
             outputs: outputs(gain),
@@ -42,9 +45,10 @@ impl ProgramSection {
     }
 }
 
-fn time(float: ProgramTimes, int8: ProgramTimes) -> String {
+fn time(program: &str, float: ProgramTimes, int8: ProgramTimes) -> String {
+    let name = if program.is_empty() { String::new() } else { format!(" ({program})") };
     format!(
-        "With its Swin in INT8 a call of the program takes {:.2}x of its time in float. The Swin takes {:.0} % of the time in float \
+        "With its Swin in INT8 a call of the program{name} takes {:.2}x of its time in float. The Swin takes {:.0} % of the time in float \
          and {:.0} % in INT8.",
         int8.program_ms / float.program_ms,
         100.0 * float.share,

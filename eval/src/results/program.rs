@@ -18,6 +18,9 @@ const WRITER: &str = "swinq.torch.measure_gain(...).save";
 pub struct ProgramGain {
     /// Version of the file, [`PROGRAM_GAIN`].
     pub program_gain: u32,
+    /// The class of the program, and those of its Swins.
+    #[serde(default)]
+    pub program: String,
     /// Times of a call.
     pub times: GainTimes,
     /// The ratio of signal to noise in dB of each output of floating point, over all batches; infinite for equal ones.

@@ -7,6 +7,8 @@ use crate::text::{counted, thousands};
 
 /// A predicted and a measured latency with a larger ratio differ.
 const FAR: f64 = 1.5;
+/// A larger spread of the latency hides the savings of most changes.
+const WIDE: f64 = 0.1;
 
 impl Tuning {
     /// Warnings that belong beside the table of candidates: predicted and measured latencies that differ by more than 1.5x, and other
@@ -53,11 +55,7 @@ impl Tuning {
     pub fn ending(&self) -> String {
         let tried = counted(self.candidates.len(), "recipe");
         match self.end {
-            SearchEnd::Reached => format!(
-                "The search ended after {tried}: no further change that was tried keeps the limit and saves more than the spread \
-                 of the latency ({}).",
-                self.spread_percent()
-            ),
+            SearchEnd::Reached => self.reached(&tried),
             SearchEnd::DropImpossible => format!(
                 "The search ended after {tried}: none keeps the limit on the search images, and no further change removes noise; \
                  the chosen recipe is the closest."
@@ -73,6 +71,23 @@ impl Tuning {
                     .map_or(String::new(), |minutes| format!(" of {}", minutes_of(minutes)))
             ),
         }
+    }
+
+    /// Why a search ended that had time left. Changes whose predicted saving is below the spread are not tried.
+    fn reached(&self, tried: &str) -> String {
+        let spread = self.spread_percent();
+        let what = match self.candidates.len() {
+            1 => format!(
+                "The search ended at its first recipe, and nothing else was tried: no change promises to save more than the spread of \
+                 the latency ({spread})."
+            ),
+            _ => format!(
+                "The search ended after {tried}: no further change that was tried keeps the limit and saves more than the spread of \
+                 the latency ({spread})."
+            ),
+        };
+        let quiet = " Times that spread so far hide what a change saves: run it again while nothing else uses the processor.";
+        what + if self.cost.spread > WIDE { quiet } else { "" }
     }
 
     /// The spread of the latency in percent, as in `1.3 %`.

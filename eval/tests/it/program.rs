@@ -46,7 +46,7 @@ fn a_program_is_shown() {
     check(&page);
     check_tables(&text);
     for words in [
-        "With its Swin in INT8 a call of the program takes 0.40x of its time in float.",
+        "With its Swin in INT8 a call of the program (Segmenter, SwinBackbone) takes 0.40x of its time in float.",
         "The Swin takes 80 % of the time in float and 50 % in INT8.",
         "mean IoU: 0.4412 in float and 0.4409 in INT8 (-3.000e-4).",
         "Medians of 8 batches on cpu, in turn, without torch.compile. PyTorch 2.15.0 with 2 threads.",

@@ -51,8 +51,15 @@ fn the_end_of_a_search_has_its_reason() {
     let mut found = tuning();
     assert!(found.ending().contains("after 4 recipes: no further change"), "{}", found.ending());
     assert!(found.ending().ends_with("saves more than the spread of the latency (1.2 %)."));
-    (found.end, found.goal.budget_minutes) = (SearchEnd::OutOfTime, Some(1.0));
+    found.cost.spread = 0.555;
+    assert!(
+        found.ending().ends_with("run it again while nothing else uses the processor."),
+        "{}",
+        found.ending()
+    );
     found.candidates.truncate(1);
+    assert!(found.ending().starts_with("The search ended at its first recipe, and nothing else was tried"));
+    (found.end, found.goal.budget_minutes) = (SearchEnd::OutOfTime, Some(1.0));
     assert!(found.ending().starts_with("The budget of 1 minute ended the search after 1 recipe;"));
     for end in [SearchEnd::DropImpossible, SearchEnd::SpeedupImpossible] {
         found.end = end;

@@ -34,6 +34,8 @@ class Gain:
     metric: str
     float_value: float | None
     int8_value: float | None
+    #: The class of the program, and those of its Swins.
+    program: str
     #: The batches, the devices of the model, and PyTorch's threads.
     batches: int
     device: str
@@ -49,6 +51,7 @@ class Gain:
         value = {"name": self.metric, "float": self.float_value, "int8": self.int8_value}
         return {
             "program_gain": 1,
+            "program": self.program,
             "times": times,
             "outputs": {name: ratio if math.isfinite(ratio) else "inf" for name, ratio in self.sqnr_db.items()},
             "equal": self.equal,

@@ -15,7 +15,7 @@ from .._common.errors import ArgumentError, count
 from .._readers.layers import uncompiled
 from .._replacing.in_place import InPlace
 from .._replacing.module import SwinModule
-from .._replacing.swins import none_in, swins_of
+from .._replacing.swins import kind_of, none_in, swins_of
 from .gain import Gain, Noise
 from .tune import Evaluate, finite, name_of
 
@@ -70,6 +70,7 @@ def measure_gain(
         metric=name,
         float_value=found[0],
         int8_value=found[1],
+        program=pair.program,
         batches=len(calls),
         device=", ".join(sorted(map(str, pair.devices))),
         threads=torch.get_num_threads(),
@@ -99,6 +100,9 @@ class Pair:
         self.swins = {True: [*swins, *self.held], False: [*(swin.original for swin in swins), *self.held]}
         if not self.swins[True]:
             raise ArgumentError(f"model: has no Swin in INT8. {_state_of(model)}")
+        kinds = dict.fromkeys(kind_of(swin) for swin in self.swins[False])
+        #: The class of the model, and those of its Swins where they are parts of it.
+        self.program = ", ".join(dict.fromkeys([type(uncompiled(model)).__name__ if self.places else "", *kinds])).strip(", ")
         with self.state(False) as original:
             #: The device of the images, and all devices of the model.
             self.device = device_of(original)
