@@ -88,10 +88,9 @@
 //!
 //! # Features
 //!
-//! - `cli` (default): the program `swinq`. A dependency that needs only the library sets `default-features =
-//!   false`.
-//! - `float` (default): calibration, simulation and training. They run the float forward with candle.
-//! - `onnx` (with `cli`): `export_onnx`, which writes a model as an ONNX file.
+//! - `float` (default): calibration, simulation and training. They run the float forward with candle. A dependency that only
+//!   runs quantized models sets `default-features = false`.
+//! - `onnx` (default): `export_onnx`, which writes a model as an ONNX file.
 //! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries
 //!   when a model is first prepared for a GPU.
 //!

@@ -1,5 +1,8 @@
 #![no_main]
 
+#[path = "../src/job.rs"]
+mod job;
+
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    swinq_fuzz::job(data);
+    job::job(data);
 });

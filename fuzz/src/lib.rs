@@ -11,8 +11,6 @@ use swinq_model::checkpoint::{LoadOptions, import_ft_amax, load_float};
 use swinq_model::part::PartSet;
 use swinq_model::quantized::FloatModel;
 use swinq_model::{LoadedConfig, Orientation, QuantizedModel, Recipe, load_config};
-#[cfg(feature = "float")]
-use swinq_qat::job::Job;
 use zip::write::SimpleFileOptions;
 
 /// The configuration of the checkpoints among the seeds, as small as a Swin can be.
@@ -248,15 +246,6 @@ pub fn recipe(data: &[u8]) -> bool {
         recipe
     );
     let _ = recipe.resolve(&tiny().config);
-    true
-}
-
-/// A training job in YAML. An accepted one is written and read again unchanged.
-#[cfg(feature = "float")]
-pub fn job(data: &[u8]) -> bool {
-    let Ok(text) = std::str::from_utf8(data) else { return false };
-    let Ok(job) = Job::from_yaml("fuzz.yaml", text, &[]) else { return false };
-    assert_eq!(Job::from_yaml("again.yaml", &job.to_string(), &[]).expect("a written job can be read"), job);
     true
 }
 

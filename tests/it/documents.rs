@@ -500,7 +500,7 @@ const PREPOSITIONS: [&str; 11] =
 /// The most relative clauses with a preposition ("of which"), and the most noun clauses, in documents and in comments.
 /// A change that removes some lowers the numbers, and no change raises them.
 const IN_DOCUMENTS: [usize; 2] = [1, 4];
-const IN_COMMENTS: [usize; 2] = [347, 238];
+const IN_COMMENTS: [usize; 2] = [332, 215];
 
 /// The files below `folder` whose names end with one of `endings`, without hidden and built ones.
 fn files(folder: &Path, endings: &[&str]) -> Vec<PathBuf> {

@@ -1,7 +1,5 @@
 //! `swinq export`, with the sample.
 
-#![cfg(feature = "onnx")]
-
 use crate::common::{self, calibrate, files, refused, sample_cfg, sample_model, stderr, stdout, swinq};
 use swinq::model::quantized::{CalibrationRecord, ResidualRange};
 use swinq::model::{QuantizedModel, SwinConfig, SwinVersion, all_blocks};

@@ -1,11 +1,13 @@
 //! Replays the corpora of the fuzz targets (`fuzz/corpus`): seeds and former findings.
 
-#![cfg(feature = "float")]
-
+#[path = "../../fuzz/src/job.rs"]
+mod job;
 #[path = "../../fuzz/src/lib.rs"]
 mod targets;
 
 use std::path::Path;
+
+use crate::common::root;
 
 /// The target's name, its function, and whether its seeds are the images of `data/tests/fixtures` too.
 type Target = (&'static str, fn(&[u8]) -> bool, bool);
@@ -28,7 +30,7 @@ const TARGETS: [Target; 18] = [
     ("archive", targets::archive, false),
     ("config", targets::config, false),
     ("recipe", targets::recipe, false),
-    ("job", targets::job, false),
+    ("job", job::job, false),
 ];
 
 /// The files of a folder, sorted.
@@ -43,7 +45,7 @@ fn files(folder: &Path) -> Vec<Vec<u8>> {
 /// does an input that its reader does not answer.
 #[test]
 fn every_corpus_is_replayed() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = &root();
     for (name, target, images) in TARGETS {
         let mut inputs = files(&targets::corpus(root, name));
         if images {

@@ -118,7 +118,6 @@ fn check(config: SwinConfig, input: &str) {
     evaluates(&folder);
     predicts(&folder, &logits);
     measures(&folder);
-    #[cfg(feature = "onnx")]
     exports(&folder);
     trains(&folder, &logits);
 }
@@ -189,7 +188,6 @@ fn measures(folder: &Folder) {
 }
 
 /// The graph takes images of the model's size. `tests/onnx` compares the logits.
-#[cfg(feature = "onnx")]
 fn exports(folder: &Folder) {
     folder.run("export", &folder.int8(), &["--onnx", "int8.onnx", "--batch", "2"]);
     let file = swinq::export_onnx(

@@ -61,7 +61,7 @@ mod native {
 /// code. Ends the process for a mistake in the command line, and after help.
 #[pyfunction]
 fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    py.detach(|| swinq_program::run(arguments))
+    py.detach(|| swinq_cli::run(arguments))
 }
 
 /// The names of the shipped configurations: of classifiers, then of backbones.

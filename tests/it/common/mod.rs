@@ -18,11 +18,11 @@ use swinq_model::{
 use swinq_testing::XorShift;
 use swinq_testing::model::random_channels;
 
-/// The repository's root: the folder where the tests were built or, if the test programs were copied to
+/// The repository's root: that of the folder where the tests were built or, if the test programs were copied to
 /// another machine, the current folder.
 pub fn root() -> PathBuf {
-    let built = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
-    if built.is_dir() { built } else { PathBuf::from(".") }
+    let built = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("`cli` is a folder of the repository");
+    if built.is_dir() { built.to_owned() } else { PathBuf::from(".") }
 }
 
 /// The bundled float model.

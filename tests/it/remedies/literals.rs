@@ -4,10 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::common::root;
 
-/// The folders of the sources that are searched. Most strings of the program (`src/bin`) are names of its arguments.
+/// The folders of the sources that are searched. Most strings of the program (`cli`) are names of its arguments.
 const FOLDERS: [&str; 3] = ["model/src", "qat/src", "src"];
-/// Folders in these that are not searched.
-const LEFT_OUT: [&str; 1] = ["src/bin"];
 
 /// A string in a source.
 pub struct Literal {
@@ -68,9 +66,6 @@ pub fn all() -> Vec<Literal> {
 
 /// The files of Rust in `folder` and below, without tests.
 fn sources(folder: &Path, files: &mut Vec<PathBuf>) {
-    if LEFT_OUT.iter().any(|left_out| folder.ends_with(left_out)) {
-        return;
-    }
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() && !path.ends_with("tests") {

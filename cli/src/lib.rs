@@ -1,4 +1,6 @@
 //! The program `swinq`: arguments and printing. The library of the same name does the work.
+//!
+//! [`run`] is the whole program. The binary `swinq` and the Python package call it.
 
 mod args;
 mod backend_arg;
@@ -20,16 +22,11 @@ mod steps;
 mod tables;
 
 use std::ffi::OsString;
-use std::process::ExitCode;
 
 use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
 use swinq::data::DataError;
-
-fn main() -> ExitCode {
-    ExitCode::from(run(std::env::args_os().collect()))
-}
 
 /// Gives the loops of a calibration as many threads as its operations have, unless the environment states a number.
 fn use_default_threads() {
