@@ -1,5 +1,5 @@
-//! Serves requests from several threads on one engine, which divides the cores among the calls that run at the same time. In this
-//! example the requests are image files.
+//! Serves requests from several threads on one engine, which divides the cores among the calls that run at
+//! the same time. In this example the requests are image files.
 //!
 //! ```console
 //! $ cargo run --release --example serve_threads -- swin_t.int8.safetensors 4 *.jpg

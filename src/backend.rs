@@ -31,19 +31,20 @@ pub struct EngineOptions {
     /// Threads of the CPU engine that work on one image; 0 is as many as make it faster.
     pub image_threads: usize,
     /// Number of images of the largest batch that is expected. Larger batches are split. Memory grows with
-    /// this number. A thread of the CPU engine runs at most [`CPU_BATCH`] images at a time, because more gain nothing
-    /// there.
+    /// this number. A thread of the CPU engine runs at most [`CPU_BATCH`] images at a time, because more gain
+    /// nothing there.
     pub max_batch: usize,
-    /// The most bytes of memory for the tensors of images of one size in the CPU engine; 0 is a quarter of the machine's memory,
-    /// or of its control group's.
+    /// The most bytes of memory for the tensors of images of one size in the CPU engine; 0 is a quarter of
+    /// the machine's memory, or of its control group's.
     pub max_memory: usize,
-    /// The most pixels, height times width, of an image; 0 stands for as many as half of the free memory holds. Images of the
-    /// network's own size, and smaller ones, are always accepted.
+    /// The most pixels, height times width, of an image; 0 stands for as many as half of the free memory
+    /// holds. Images of the network's own size, and smaller ones, are always accepted.
     pub max_pixels: usize,
-    /// Instruction set of the CPU engine; `None` is the fastest, or the one that the environment variable `SWINQ_ISA`
-    /// names.
+    /// Instruction set of the CPU engine; `None` is the fastest, or the one that the environment variable
+    /// `SWINQ_ISA` names.
     pub cpu: Option<Cpu>,
-    /// Settings of the GPU engine. Its `max_batch` and `max_pixels` are ignored; the fields above replace them.
+    /// Settings of the GPU engine. Its `max_batch` and `max_pixels` are ignored; the fields above replace
+    /// them.
     pub cuda: CudaOptions,
 }
 
@@ -54,7 +55,8 @@ pub const CPU_BATCH: usize = 2;
 pub const DEFAULT_BATCH: usize = 8;
 
 impl Default for EngineOptions {
-    /// The GPU if one can be used, else the CPU with a thread per core and its fastest instruction set; batches of 8.
+    /// The GPU if one can be used, else the CPU with a thread per core and its fastest instruction set;
+    /// batches of 8.
     fn default() -> EngineOptions {
         EngineOptions {
             backend: BackendChoice::Auto,
@@ -92,8 +94,8 @@ impl EngineOptions {
         Ok(EngineOptions { backend, ..self })
     }
 
-    /// The same options with the type of the residual stream that an engine of `model` has on a GPU. The options must be
-    /// [resolved](EngineOptions::resolved).
+    /// The same options with the type of the residual stream that an engine of `model` has on a GPU. The
+    /// options must be [resolved](EngineOptions::resolved).
     ///
     /// # Errors
     /// [`Error::Runtime`] if an f16 residual is asked for and does not hold the model's.
@@ -105,8 +107,8 @@ impl EngineOptions {
         Ok(self)
     }
 
-    /// A remark if an engine of `model` has an f32 residual stream on a GPU though nothing was asked for. The options must be
-    /// [resolved](EngineOptions::resolved).
+    /// A remark if an engine of `model` has an f32 residual stream on a GPU though nothing was asked for. The
+    /// options must be [resolved](EngineOptions::resolved).
     pub fn residual_remark(&self, model: &QuantizedModel) -> Option<String> {
         let (fit, config) = (model.f16_residual(), &model.config);
         let chosen = self.backend == BackendChoice::Cuda && self.cuda.residual.is_none();

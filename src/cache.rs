@@ -1,8 +1,8 @@
 //! A file of finished measurements, from which an interrupted run continues.
 //!
-//! The first line names the run: a hash of everything that its measurements depend on. Each further line holds one
-//! measurement. Every line begins with a checksum of its text, so that a damaged or incomplete line is found; such
-//! a line is dropped, and its measurement is made again.
+//! The first line names the run: a hash of everything that its measurements depend on. Each further line
+//! holds one measurement. Every line begins with a checksum of its text, so that a damaged or incomplete line
+//! is found; such a line is dropped, and its measurement is made again.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};

@@ -27,14 +27,16 @@ pub struct CalibrateOptions {
     pub read: ReadOptions,
     /// The device that runs the float forward.
     pub device: FloatDevice,
-    /// The size to which images are resized before a backbone. Images of a classifier have the size of its transform.
+    /// The size to which images are resized before a backbone. Images of a classifier have the size of its
+    /// transform.
     pub sizing: Sizing,
     /// How images are padded after that, before a backbone.
     pub padding: Padding,
 }
 
 impl Default for CalibrateOptions {
-    /// The recipe `default`, batches of 8, on the processor; before a backbone images keep their sizes, without padding.
+    /// The recipe `default`, batches of 8, on the processor; before a backbone images keep their sizes,
+    /// without padding.
     fn default() -> CalibrateOptions {
         let recipe = Recipe::shipped("default").expect("the recipe `default` is shipped");
         CalibrateOptions {
@@ -63,8 +65,8 @@ pub struct Calibrated {
 }
 
 impl Calibrated {
-    /// The histograms with few bins, as they are kept beside the checkpoint for reports; `None` if no site was
-    /// observed. `command` is the command line that calibrated the model.
+    /// The histograms with few bins, as they are kept beside the checkpoint for reports; `None` if no site
+    /// was observed. `command` is the command line that calibrated the model.
     pub fn range_file(&self, command: Option<String>) -> Option<RangeFile> {
         let model = self.model.as_quantized();
         // The histograms are those of the float model before refinement rewrote its activations.
@@ -97,11 +99,12 @@ impl Calibrated {
 
 /// Finds the range of every site that the recipe quantizes, on `images`, and quantizes `model`.
 ///
-/// Images of a backbone, and normalised images of any network, have any size that the network can process. All other images have
-/// the size of the model's transform.
+/// Images of a backbone, and normalised images of any network, have any size that the network can process.
+/// All other images have the size of the model's transform.
 ///
-/// `progress` is called after every batch of images and every refined layer; `Break` stops the calibration. The
-/// result depends only on the model, the recipe and the images in their order. The function takes the model by value, so that it copies no weights if `model` is the only handle.
+/// `progress` is called after every batch of images and every refined layer; `Break` stops the calibration.
+/// The result depends only on the model, the recipe and the images in their order. The function takes the
+/// model by value, so that it copies no weights if `model` is the only handle.
 ///
 /// # Errors
 /// [`Error::Argument`] for a model that is already quantized; the errors of [`Images::batches`];
@@ -192,7 +195,8 @@ impl ClassNames {
     }
 }
 
-/// The images as `model` reads them: of the size of its transform, or of any size for a backbone and for normalised images.
+/// The images as `model` reads them: of the size of its transform, or of any size for a backbone and for
+/// normalised images.
 pub(crate) fn batches_for(
     model: &FloatModel,
     images: &Images,
@@ -216,8 +220,8 @@ pub(crate) fn record(
         images: found.ids.iter().map(|&id| images.name_of(id)).collect(),
         sha256: found.pixels_sha256.clone(),
         seed: images.seed(),
-        // The batches of a backbone are an implementation's choice, on which no byte of the result depends, unless its images
-        // are padded to the largest of a batch.
+        // The batches of a backbone are an implementation's choice, on which no byte of the result depends,
+        // unless its images are padded to the largest of a batch.
         batch_size: if is_backbone && !padding.to_common { 1 } else { read.batch_size },
         sizing: is_backbone.then(|| format!("{sizing}{padding}")),
         residual: found.residual.clone(),
@@ -239,8 +243,8 @@ pub fn quantize_with_ranges(
     Model::from_quantized(swinq_calib::quantize(&model, recipe, ranges)?)
 }
 
-/// Quantizes `model` with the ranges of the FasterTransformer `*_calib.pth` in `file`, which the provenance of the
-/// result records. Returns the model and the number of ranges in the file.
+/// Quantizes `model` with the ranges of the FasterTransformer `*_calib.pth` in `file`, which the provenance
+/// of the result records. Returns the model and the number of ranges in the file.
 ///
 /// # Errors
 /// The errors of [`load_ft_ranges`] and of [`quantize_with_ranges`]; [`Error::Io`].
@@ -263,7 +267,8 @@ pub fn load_ft_ranges(file: &Path, model: &Model) -> Result<BTreeMap<Site, f32>,
 /// The recipe `name`: `default`, `mode1`, `mode2`, or a YAML file.
 ///
 /// # Errors
-/// [`Error::NotFound`] for a YAML file that does not exist; [`Error::Model`] if it cannot be read or is not a recipe.
+/// [`Error::NotFound`] for a YAML file that does not exist; [`Error::Model`] if it cannot be read or is not a
+/// recipe.
 pub fn load_recipe(name: &str) -> Result<Recipe, Error> {
     if let Some(recipe) = Recipe::shipped(name) {
         return Ok(recipe);
@@ -284,8 +289,8 @@ fn is_yaml(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
 }
 
-/// The recipe with `rules` added at its end. Its name says that it is changed, unless the rules have no effect on a
-/// model with this configuration.
+/// The recipe with `rules` added at its end. Its name says that it is changed, unless the rules have no
+/// effect on a model with this configuration.
 ///
 /// # Errors
 /// [`Error::Model`] for a rule that matches no site or that its sites do not accept.
@@ -299,7 +304,8 @@ pub fn change_recipe(recipe: Recipe, rules: Vec<Rule>, config: &SwinConfig) -> R
 /// Refuses a recipe that does not fit the model or leaves all of it in float, before any image is read.
 ///
 /// # Errors
-/// [`Error::Model`] for a rule that matches no site or that its sites do not accept; [`Error::NothingQuantized`].
+/// [`Error::Model`] for a rule that matches no site or that its sites do not accept;
+/// [`Error::NothingQuantized`].
 pub fn check_recipe(model: &Model, recipe: &Recipe) -> Result<(), Error> {
     if recipe.resolve(model.config())?.iter().any(|(_, spec)| spec.enabled) {
         return Ok(());

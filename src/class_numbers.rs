@@ -5,9 +5,9 @@ use swinq_model::{Problem, Scores, SwinConfig};
 
 use crate::class_order::ordered_names;
 
-/// `dataset` with its classes numbered as in a model with the architecture `config` and the class names `labels`, whose float
-/// file is named as by `dialect`, and a remark. `None` if its numbers are certainly the model's, or are WordNet's identifiers in
-/// sorted order, as everywhere.
+/// `dataset` with its classes numbered as in a model with the architecture `config` and the class names
+/// `labels`, whose float file is named as by `dialect`, and a remark. `None` if its numbers are certainly the
+/// model's, or are WordNet's identifiers in sorted order, as everywhere.
 ///
 /// # Errors
 /// The problem, if the data set's classes cannot be the model's.
@@ -80,8 +80,8 @@ fn from_one(dataset: &Dataset, classes: usize) -> bool {
     labels().max() == u32::try_from(classes).ok() && labels().all(|label| label > 0)
 }
 
-/// The remark on `names` of classes that the data set numbers itself, if the model has none of them. `None` for WordNet's
-/// identifiers and for names that the model has.
+/// The remark on `names` of classes that the data set numbers itself, if the model has none of them. `None`
+/// for WordNet's identifiers and for names that the model has.
 ///
 /// # Errors
 /// The model gives one of the names to another class.
@@ -106,8 +106,9 @@ fn numbered(names: &[String], labels: &[String]) -> Result<Option<String>, Strin
     }))
 }
 
-/// `dataset` in the order of [`ordered_names`], and the remark on class names that a model without these names cannot confirm.
-/// `None` for other numbers and for WordNet's identifiers, which every model has in the same order.
+/// `dataset` in the order of [`ordered_names`], and the remark on class names that a model without these
+/// names cannot confirm. `None` for other numbers and for WordNet's identifiers, which every model has in the
+/// same order.
 fn in_order(dataset: &Dataset, dialect: &str) -> Option<(Dataset, String)> {
     let names = dataset.class_names().filter(|_| dataset.numbered_by_name())?;
     let ordered = ordered_names(dataset, dialect)?;
@@ -132,8 +133,8 @@ fn is_wordnet(name: &str) -> bool {
     name.strip_prefix('n').is_some_and(|id| id.len() == 8 && id.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// `dataset` numbered by the places of its class names in `labels`, with a remark if these numbers are not those of the
-/// sorted names. `None` if it has none of the names, such as WordNet's identifiers for ImageNet.
+/// `dataset` numbered by the places of its class names in `labels`, with a remark if these numbers are not
+/// those of the sorted names. `None` if it has none of the names, such as WordNet's identifiers for ImageNet.
 fn by_name(dataset: &Dataset, labels: &[String]) -> Result<Option<(Dataset, Option<String>)>, String> {
     let names = dataset.class_names().unwrap_or_default();
     match dataset.numbered_by(labels) {
@@ -152,8 +153,8 @@ fn by_name(dataset: &Dataset, labels: &[String]) -> Result<Option<(Dataset, Opti
     }
 }
 
-/// The remark on `names`, in sorted order, that are numbered by `labels`. `None` for names that have the same numbers in
-/// both.
+/// The remark on `names`, in sorted order, that are numbered by `labels`. `None` for names that have the same
+/// numbers in both.
 fn remark(names: &[String], labels: &[String]) -> Option<String> {
     let (class, name) = names.iter().enumerate().find(|(class, name)| labels[*class] != **name)?;
     let part = if names.len() < labels.len() {

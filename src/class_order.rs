@@ -21,7 +21,8 @@ fn natural(a: &str, b: &str) -> Ordering {
     key(a).cmp(&key(b)).then_with(|| a.cmp(b))
 }
 
-/// The lower-case texts of `name`, each with the number behind it: its digits without leading zeros, shorter ones first.
+/// The lower-case texts of `name`, each with the number behind it: its digits without leading zeros, shorter
+/// ones first.
 fn key(name: &str) -> Vec<(String, Option<(usize, String)>)> {
     let mut parts = Vec::new();
     let mut rest = name.to_lowercase();

@@ -9,8 +9,8 @@ use swinq_model::QuantizedModel;
 use crate::{EngineOptions, Error, Model};
 
 impl Model {
-    /// Prepares the model to run with `options`. The engine has its own buffers and threads; all engines of one model on
-    /// one backend share its packed weights. The engine does not need the model any longer.
+    /// Prepares the model to run with `options`. The engine has its own buffers and threads; all engines of
+    /// one model on one backend share its packed weights. The engine does not need the model any longer.
     ///
     /// Several threads may call one engine, but their calls run one after another. For throughput, give every
     /// thread its own engine of the same model.
@@ -24,8 +24,8 @@ impl Model {
         Ok(Engine::from_packed(&packed, backend)?)
     }
 
-    /// As [`Model::engine`], for another part of the program of `other`: on a CPU with as many threads, both share their threads and
-    /// their memory for tensors ([`Engine::beside`]).
+    /// As [`Model::engine`], for another part of the program of `other`: on a CPU with as many threads, both
+    /// share their threads and their memory for tensors ([`Engine::beside`]).
     ///
     /// # Errors
     /// Those of [`Model::engine`].

@@ -8,17 +8,17 @@ use crate::cache::Cache;
 use crate::quantizer::identity;
 use crate::{Error, Model};
 
-/// A function of the caller's that measures his program with a model in it: box AP of a detector with this backbone, mean IoU of a
-/// segmenter.
+/// A function of the caller's that measures his program with a model in it: box AP of a detector with this
+/// backbone, mean IoU of a segmenter.
 pub struct Evaluation<'a> {
     /// The metric's name, in results.
     pub metric: String,
-    /// Whatever else its values depend on, in words or as a hash: the rest of the program, the images that it is measured on. With
-    /// the metric's name, the float model, the recipe and the images of the calibration it says which finished measurements in a
-    /// file are those of this run.
+    /// Whatever else its values depend on, in words or as a hash: the rest of the program, the images that it
+    /// is measured on. With the metric's name, the float model, the recipe and the images of the calibration
+    /// it says which finished measurements in a file are those of this run.
     pub context: String,
-    /// Measures the program with this model, or with the caller's own float model if there is none. A greater number is better.
-    /// `Break` stops the run.
+    /// Measures the program with this model, or with the caller's own float model if there is none. A greater
+    /// number is better. `Break` stops the run.
     pub evaluate: &'a mut Evaluate<'a>,
 }
 
@@ -34,7 +34,8 @@ impl Evaluation<'_> {
     /// The value of `model`, or of the caller's float model; from the cache if it is there.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a value that is not finite; [`Error::Interrupted`]; an error if the cache cannot be written.
+    /// [`Error::Argument`] for a value that is not finite; [`Error::Interrupted`]; an error if the cache
+    /// cannot be written.
     pub(crate) fn of(&mut self, model: Option<&QuantizedModel>, cache: &mut Cache) -> Result<f64, Error> {
         let name = name_of(model);
         if let Some(value) = cache.get(&name) {

@@ -26,8 +26,8 @@ pub struct FeatureOptions {
     pub sizing: Sizing,
     /// How they are padded afterwards. The maps are those of the padded images.
     pub padding: Padding,
-    /// The most images of a batch, at least 1. Images of one size run together; images that are padded to a common size make
-    /// batches of so many, in their order.
+    /// The most images of a batch, at least 1. Images of one size run together; images that are padded to a
+    /// common size make batches of so many, in their order.
     pub batch_size: usize,
     /// Decoding threads; 0 is one per core.
     pub threads: usize,
@@ -41,9 +41,10 @@ impl Default for FeatureOptions {
     }
 }
 
-/// The feature maps of image files, which a backbone computes batch by batch. Images of one size run together, wherever they
-/// stand; no value depends on the other images, on their order or on the batch size, unless [`FeatureOptions::padding`] pads the
-/// images of a batch to a common size. Memory holds a few images and the maps of one batch.
+/// The feature maps of image files, which a backbone computes batch by batch. Images of one size run
+/// together, wherever they stand; no value depends on the other images, on their order or on the batch size,
+/// unless [`FeatureOptions::padding`] pads the images of a batch to a common size. Memory holds a few images
+/// and the maps of one batch.
 ///
 /// ```no_run
 /// use swinq::{EngineOptions, FeatureOptions, Features, Model};
@@ -104,7 +105,8 @@ pub struct FeatureMap<'a> {
     pub name: &'a str,
     /// Channels, height and width.
     pub shape: [usize; 3],
-    /// The part of the map, from the top left corner on, that the image covers; the rest is that of its padding.
+    /// The part of the map, from the top left corner on, that the image covers; the rest is that of its
+    /// padding.
     pub valid: Size,
     /// f32 `[channels, height, width]`.
     pub values: &'a [f32],
@@ -120,12 +122,13 @@ pub struct FeatureBatch<'a> {
 }
 
 impl<'e> Features<'e> {
-    /// Finds the images that `paths` name, files and folders for the images directly in them, in sorted order, and reads their
-    /// headers. Images are numbered in this order, from 0; a path that names no image has a number too.
+    /// Finds the images that `paths` name, files and folders for the images directly in them, in sorted
+    /// order, and reads their headers. Images are numbered in this order, from 0; a path that names no image
+    /// has a number too.
     ///
     /// # Errors
-    /// [`Error::Argument`] for the engine of a classifier, a batch size of 0 or too many threads; [`Error::Data`] for a padding that
-    /// is not possible; [`Error::Runtime`] if the GPU fails.
+    /// [`Error::Argument`] for the engine of a classifier, a batch size of 0 or too many threads;
+    /// [`Error::Data`] for a padding that is not possible; [`Error::Runtime`] if the GPU fails.
     pub fn new(
         engine: &'e Engine,
         paths: &[impl AsRef<Path>],
@@ -147,13 +150,15 @@ impl<'e> Features<'e> {
         self.count
     }
 
-    /// The image files that are read; `None` if there is none. [`turned`](crate::turned) says which of them were turned.
+    /// The image files that are read; `None` if there is none. [`turned`](crate::turned) says which of them
+    /// were turned.
     pub fn dataset(&self) -> Option<&Dataset> {
         self.source.as_ref().map(|source| &source.dataset)
     }
 
-    /// The images that were left out so far: those that cannot be read, and those that, with their padding, have a size that the
-    /// network cannot process or need more memory than allowed ([`EngineOptions::max_pixels`](crate::EngineOptions)).
+    /// The images that were left out so far: those that cannot be read, and those that, with their padding,
+    /// have a size that the network cannot process or need more memory than allowed
+    /// ([`EngineOptions::max_pixels`](crate::EngineOptions)).
     pub fn left_out(&self) -> &[LeftOut] {
         &self.left_out
     }
@@ -199,16 +204,17 @@ impl<'e> Features<'e> {
         (self.next..source.loader.batches().len()).flat_map(of_batch).collect()
     }
 
-    /// Writes the maps of all images to the safetensors file `path`: a tensor f32 `[channels, height, width]` with the name
-    /// `I.stageK` for each output `stageK` of image number I, and nothing else. They are written as they are computed. The file
-    /// is written completely or not at all, and not if no image has maps. `progress` is called before the first batch and after
-    /// every batch with the number of images done and the number of all images; `Break` stops the run.
+    /// Writes the maps of all images to the safetensors file `path`: a tensor f32 `[channels, height, width]`
+    /// with the name `I.stageK` for each output `stageK` of image number I, and nothing else. They are
+    /// written as they are computed. The file is written completely or not at all, and not if no image has
+    /// maps. `progress` is called before the first batch and after every batch with the number of images done
+    /// and the number of all images; `Break` stops the run.
     ///
     /// Returns the images without maps, in the order of their numbers.
     ///
     /// # Errors
-    /// [`Error::Interrupted`] if `progress` stops the run; [`Error::Model`] if the file cannot be written; the errors of
-    /// [`Features::next_batch`].
+    /// [`Error::Interrupted`] if `progress` stops the run; [`Error::Model`] if the file cannot be written;
+    /// the errors of [`Features::next_batch`].
     pub fn write(
         mut self,
         path: &Path,
@@ -295,7 +301,8 @@ fn part(shape: [usize; 3], slot: usize) -> Range<usize> {
     slot * values..(slot + 1) * values
 }
 
-/// The shape of every output for an image of `size`: channels, height and width. Logits have height and width 1.
+/// The shape of every output for an image of `size`: channels, height and width. Logits have height and width
+/// 1.
 fn shapes(engine: &Engine, size: Size) -> Vec<[usize; 3]> {
     let of_output = |output: &Output| {
         let grid = grid(engine, output, size);
@@ -390,7 +397,8 @@ impl Files {
 }
 
 impl ImageSource {
-    /// Reads the headers of `files`. Images that cannot be read, or that the network cannot process, are put into `left_out`.
+    /// Reads the headers of `files`. Images that cannot be read, or that the network cannot process, are put
+    /// into `left_out`.
     fn new(
         engine: &Engine,
         files: Files,
@@ -449,8 +457,8 @@ impl ImageSource {
     }
 }
 
-/// The most images of `size` in a batch for a network of the architecture `config`: `batch_size`, or as many as [`BATCH_BYTES`]
-/// hold. At least 1, and `batch_size` for a size that the network cannot process.
+/// The most images of `size` in a batch for a network of the architecture `config`: `batch_size`, or as many
+/// as [`BATCH_BYTES`] hold. At least 1, and `batch_size` for a size that the network cannot process.
 pub(crate) fn most_images(config: &SwinConfig, size: Size, batch_size: usize) -> usize {
     let (Ok(grids), stages) = (config.grids(size), config.stages()) else { return batch_size };
     let of_output = |output: &StageOutput| stages[output.stage].dim * grids[output.stage].tokens();

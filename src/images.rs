@@ -76,8 +76,8 @@ struct Sample {
 }
 
 impl Images {
-    /// Opens a data set ([`Dataset::open`] lists the layouts) and draws a seeded sample of `limit` images, spread
-    /// over the classes; `None` takes all images in list order.
+    /// Opens a data set ([`Dataset::open`] lists the layouts) and draws a seeded sample of `limit` images,
+    /// spread over the classes; `None` takes all images in list order.
     ///
     /// # Errors
     /// The errors of [`Dataset::open`], and an error for a `limit` of 0.
@@ -108,8 +108,9 @@ impl Images {
         Ok(Images { source: Source::Sample(Sample { dataset, ids, opened: None, limit: None, seed: 0 }) })
     }
 
-    /// The image files that `paths` name: files, and folders for the images directly in them, in sorted order. Returns the
-    /// images, or `None` if there is none, and each path that is neither, or that has a link to nothing, with the reason.
+    /// The image files that `paths` name: files, and folders for the images directly in them, in sorted
+    /// order. Returns the images, or `None` if there is none, and each path that is neither, or that has a
+    /// link to nothing, with the reason.
     ///
     /// # Errors
     /// Those of [`Images::from_files`].
@@ -134,8 +135,8 @@ impl Images {
     }
 
     /// Decoded images. They are preprocessed at once with `transform`, which should be the model's
-    /// ([`Model::transform`](crate::Model::transform)). Only the preprocessed pixels stay in memory: `height *
-    /// width * channels` bytes per image.
+    /// ([`Model::transform`](crate::Model::transform)). Only the preprocessed pixels stay in memory:
+    /// `height * width * channels` bytes per image.
     ///
     /// # Errors
     /// [`Error::Argument`] for an empty list, for an image without pixels or whose pixels are not `width *
@@ -166,13 +167,15 @@ impl Images {
         Ok(Images { source: Source::Prepared(Prepared::new(batch)?) })
     }
 
-    /// Normalised images for a calibration: what the network reads, f32 with the channels first. Each of `batches` is a height
-    /// and width, and any number of images of it, `[images, channels, height, width]`. Images of one size run together.
+    /// Normalised images for a calibration: what the network reads, f32 with the channels first. Each of
+    /// `batches` is a height and width, and any number of images of it, `[images, channels, height, width]`.
+    /// Images of one size run together.
     ///
     /// The images have no labels, and serve for calibration alone.
     ///
     /// # Errors
-    /// [`Error::Argument`] for no image, for values that are not whole images, and for a value that is not finite.
+    /// [`Error::Argument`] for no image, for values that are not whole images, and for a value that is not
+    /// finite.
     pub fn from_values(
         channels: usize,
         batches: impl IntoIterator<Item = (Size, impl AsRef<[f32]>)>,
@@ -203,8 +206,8 @@ impl Images {
         })
     }
 
-    /// The images of one shard of a run that reads these images in batches of `batch_size`: those of the shard's batches
-    /// ([`Shard::batches`]), so that all shards together read the same batches as one run.
+    /// The images of one shard of a run that reads these images in batches of `batch_size`: those of the
+    /// shard's batches ([`Shard::batches`]), so that all shards together read the same batches as one run.
     ///
     /// # Errors
     /// [`Error::Argument`] if there are more shards than batches.
@@ -297,16 +300,17 @@ impl Images {
         }
     }
 
-    /// A remark that names the first of the images that were turned so far as their files state; `None` if none was, and for images
-    /// in memory.
+    /// A remark that names the first of the images that were turned so far as their files state; `None` if
+    /// none was, and for images in memory.
     pub fn turned(&self) -> Option<String> {
         self.dataset().and_then(turned)
     }
 
-    /// The images with their classes numbered as a model with the architecture `config` and the class names `labels`
-    /// numbers them, and a remark for the reader if that changes the numbers or if the model cannot confirm them. Class folders, and class names in a list
-    /// without `classes.txt`, take the numbers of the same names in the model; if the model has none of these names, they
-    /// have the numbers of their order in the library whose naming convention `dialect` is.
+    /// The images with their classes numbered as a model with the architecture `config` and the class names
+    /// `labels` numbers them, and a remark for the reader if that changes the numbers or if the model cannot
+    /// confirm them. Class folders, and class names in a list without `classes.txt`, take the numbers of the
+    /// same names in the model; if the model has none of these names, they have the numbers of their order in
+    /// the library whose naming convention `dialect` is.
     ///
     /// # Errors
     /// [`Error::Labels`] for images without labels, and for labels that cannot be the model's classes.
@@ -326,8 +330,8 @@ impl Images {
         })
     }
 
-    /// The class names of the images in the order in which calibration gives them to `model`, if it has none and the data set
-    /// numbers its classes by their names.
+    /// The class names of the images in the order in which calibration gives them to `model`, if it has none
+    /// and the data set numbers its classes by their names.
     #[cfg(feature = "float")]
     pub fn names_for(&self, model: &Model) -> Option<Vec<String>> {
         let dataset = self.dataset().filter(|data| data.numbered_by_name() && model.labels().is_none())?;
@@ -345,7 +349,8 @@ impl Images {
         Some(hex(hash.finalize()))
     }
 
-    /// SHA-256 of the labels of the images, one per line, hexadecimal; `None` for images without labels, and in memory.
+    /// SHA-256 of the labels of the images, one per line, hexadecimal; `None` for images without labels, and
+    /// in memory.
     #[cfg(feature = "float")]
     pub(crate) fn labels_sha256(&self) -> Option<String> {
         let dataset = self.dataset().filter(|dataset| dataset.has_labels())?;
@@ -417,15 +422,16 @@ impl Images {
         Ok(ImageBatches { reader })
     }
 
-    /// Batches of the images for a network of the architecture `config`, with the channels, the filter, the mean and the deviation
-    /// of `transform`: files get the size that `sizing` says and are padded by `padding`, images in memory stay as they are, and the
-    /// images of a batch have one size. Batches of large images have fewer than the options state, so that their pixels and feature
-    /// maps fit in memory, unless they are padded to a common size.
+    /// Batches of the images for a network of the architecture `config`, with the channels, the filter, the
+    /// mean and the deviation of `transform`: files get the size that `sizing` says and are padded by
+    /// `padding`, images in memory stay as they are, and the images of a batch have one size. Batches of
+    /// large images have fewer than the options state, so that their pixels and feature maps fit in memory,
+    /// unless they are padded to a common size.
     ///
     /// # Errors
-    /// Those of [`Images::batches`]; an image that cannot be read, unless it may be left out; [`Error::Argument`] naming an image
-    /// that the network cannot process, or for a padding of images in memory ([`pad`](crate::pad) pads them); [`Error::Data`] for
-    /// a padding that is not possible.
+    /// Those of [`Images::batches`]; an image that cannot be read, unless it may be left out;
+    /// [`Error::Argument`] naming an image that the network cannot process, or for a padding of images in
+    /// memory ([`pad`](crate::pad) pads them); [`Error::Data`] for a padding that is not possible.
     pub fn batches_by_size(
         &self,
         config: &SwinConfig,
@@ -482,7 +488,8 @@ impl Images {
     }
 }
 
-/// A remark that names the first of the images of `dataset` that were turned so far as their files state; `None` if none was.
+/// A remark that names the first of the images of `dataset` that were turned so far as their files state;
+/// `None` if none was.
 pub fn turned(dataset: &Dataset) -> Option<String> {
     let ids = dataset.turned();
     let shown: Vec<String> = ids.iter().take(NAMED).map(|&id| dataset.name(id)).collect();

@@ -1,5 +1,5 @@
-//! INT8 for Swin Transformers, classifiers and backbones: opens a trained model, quantizes it on images, runs it on a CPU or an
-//! NVIDIA GPU, and measures what the quantization costs.
+//! INT8 for Swin Transformers, classifiers and backbones: opens a trained model, quantizes it on images, runs
+//! it on a CPU or an NVIDIA GPU, and measures what the quantization costs.
 //!
 //! # Run a quantized model
 //!
@@ -16,15 +16,17 @@
 //! # Ok::<(), swinq::Error>(())
 //! ```
 //!
-//! The default engine is the CPU with one thread per core. [`EngineOptions`] chooses a GPU, a number of threads, and a limit
-//! of memory. [`Images`] are files, a sample of a data set, or pixels in memory, and are prepared as the model's own library prepares
-//! them. [`infer_images`] returns logits and reports progress; [`Engine::infer`] takes pixels that are already prepared, of any height
-//! and width that the network can process.
+//! The default engine is the CPU with one thread per core. [`EngineOptions`] chooses a GPU, a number of
+//! threads, and a limit of memory. [`Images`] are files, a sample of a data set, or pixels in memory, and are
+//! prepared as the model's own library prepares them. [`infer_images`] returns logits and reports progress;
+//! [`Engine::infer`] takes pixels that are already prepared, of any height and width that the network can
+//! process.
 //!
 //! # Quantize a float model
 //!
-//! `calibrate` runs the float model on images, chooses the ranges of activations, and rounds the weights (feature `float`). A bare
-//! checkpoint needs the name of its configuration, or a file with it; the directories of transformers and timm need none.
+//! `calibrate` runs the float model on images, chooses the ranges of activations, and rounds the weights
+//! (feature `float`). A bare checkpoint needs the name of its configuration, or a file with it; the
+//! directories of transformers and timm need none.
 //!
 //! ```no_run
 //! # #[cfg(feature = "float")] {
@@ -40,13 +42,14 @@
 //! # Ok::<(), swinq::Error>(())
 //! ```
 //!
-//! `CalibrateOptions::recipe` says which [`Site`]s are quantized, and how. Long calls take a closure for their
-//! progress; `ControlFlow::Break` stops them with an error, and nothing is left half written.
+//! `CalibrateOptions::recipe` says which [`Site`]s are quantized, and how. Long calls take a closure for
+//! their progress; `ControlFlow::Break` stops them with an error, and nothing is left half written.
 //!
 //! # Measure the difference
 //!
-//! [`evaluate()`] compares candidates with the first of them, on the same images: accuracy with intervals, agreement, signal to noise
-//! of the outputs, and latency. [`write_report`] writes the results as HTML, Markdown and JSON.
+//! [`evaluate()`] compares candidates with the first of them, on the same images: accuracy with intervals,
+//! agreement, signal to noise of the outputs, and latency. [`write_report`] writes the results as HTML,
+//! Markdown and JSON.
 //!
 //! ```no_run
 //! use std::ops::ControlFlow;
@@ -66,37 +69,38 @@
 //! # Ok::<(), swinq::Error>(())
 //! ```
 //!
-//! Where the accuracy falls, `sensitivity` finds the layers that cause it, `tune` searches the fastest recipe that keeps it, and
-//! `Training` refines the model with simulated quantization. `sensitivity_by_metric` and `tune_by_metric` do the same for a program
-//! that contains the model, by a metric of its own.
+//! Where the accuracy falls, `sensitivity` finds the layers that cause it, `tune` searches the fastest recipe
+//! that keeps it, and `Training` refines the model with simulated quantization. `sensitivity_by_metric` and
+//! `tune_by_metric` do the same for a program that contains the model, by a metric of its own.
 //!
 //! # Backbones
 //!
-//! A backbone has feature maps in place of logits. Its file may be that of a detector: [`OpenOptions`] chooses the task and the
-//! outputs. [`Features`] has an example.
+//! A backbone has feature maps in place of logits. Its file may be that of a detector: [`OpenOptions`]
+//! chooses the task and the outputs. [`Features`] has an example.
 //!
 //! # Servers
 //!
-//! [`Model`] and [`Engine`] are `Send + Sync`. Calls of one engine run at the same time and share its threads; engines of one model
-//! share its weights. The library never prints, reads the command line or ends the process. Every [`Error`] names the file, site or
-//! argument at fault, and the next step.
+//! [`Model`] and [`Engine`] are `Send + Sync`. Calls of one engine run at the same time and share its
+//! threads; engines of one model share its weights. The library never prints, reads the command line or ends
+//! the process. Every [`Error`] names the file, site or argument at fault, and the next step.
 //!
 //! # Many machines
 //!
-//! `calibrate_shard` and `evaluate_shard` do a part of the images; `merge_calibration` and `merge_evaluation` join the parts, with the
-//! bits of one run. [`Replicas`] runs one model on several GPUs.
+//! `calibrate_shard` and `evaluate_shard` do a part of the images; `merge_calibration` and `merge_evaluation`
+//! join the parts, with the bits of one run. [`Replicas`] runs one model on several GPUs.
 //!
 //! # Features
 //!
-//! - `float` (default): calibration, simulation and training. They run the float forward with candle. A dependency that only
-//!   runs quantized models sets `default-features = false`.
+//! - `float` (default): calibration, simulation and training. They run the float forward with candle. A
+//!   dependency that only runs quantized models sets `default-features = false`.
 //! - `onnx` (default): `export_onnx`, which writes a model as an ONNX file.
-//! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA libraries
-//!   when a model is first prepared for a GPU.
+//! - `cuda`: the float forward on NVIDIA GPUs. The engine needs no feature to run there: it opens the CUDA
+//!   libraries when a model is first prepared for a GPU.
 //!
-//! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`numerics`], [`kernels`],
-//! [`cuda`] and, with the features, `float`, `calib`, `qat` and `onnx`), so that a program depends on `swinq` alone. Their interfaces
-//! may change with every minor version; that of this crate follows Semantic Versioning.
+//! The crates of swinq are re-exported ([`model`], [`data`], [`eval`], [`int8_runtime`], [`numerics`],
+//! [`kernels`], [`cuda`] and, with the features, `float`, `calib`, `qat` and `onnx`), so that a program
+//! depends on `swinq` alone. Their interfaces may change with every minor version; that of this crate follows
+//! Semantic Versioning.
 
 mod backend;
 mod batches;

@@ -19,13 +19,13 @@ use crate::{Error, preprocessing};
 /// The most bytes of a file of class names; ImageNet-22k's have half of it.
 const MAX_LABELS: u64 = MAX_WRITTEN;
 
-/// How a checkpoint is read. Options have no effect on a quantized checkpoint, which contains its configuration, unless they say
-/// so.
+/// How a checkpoint is read. Options have no effect on a quantized checkpoint, which contains its
+/// configuration, unless they say so.
 #[derive(Clone, Debug, Default)]
 pub struct OpenOptions {
     /// Configuration of a bare float checkpoint: a shipped name (`swin_tiny_patch4_window7_224`, see
-    /// [`shipped_configs`](crate::shipped_configs)) or a YAML file in Microsoft's keys. A Hugging Face or timm
-    /// directory needs none.
+    /// [`shipped_configs`](crate::shipped_configs)) or a YAML file in Microsoft's keys. A Hugging Face or
+    /// timm directory needs none.
     pub cfg: Option<String>,
     /// The choice of a network in the checkpoint, and of its task. Its `opts` override keys of `cfg` above,
     /// such as `("MODEL.NUM_CLASSES", "10")`, and its own `cfg` counts if the one above is `None`. A
@@ -33,13 +33,14 @@ pub struct OpenOptions {
     pub reading: LoadOptions,
     /// Preprocessing; `None` selects the preprocessing of the configuration or of the directory.
     pub transform: Option<Family>,
-    /// Whether images are turned as their files state; `None` is the rule of the library that reads such a checkpoint, or of the
-    /// quantized checkpoint. Applies to quantized checkpoints, too.
+    /// Whether images are turned as their files state; `None` is the rule of the library that reads such a
+    /// checkpoint, or of the quantized checkpoint. Applies to quantized checkpoints, too.
     pub orientation: Option<Orientation>,
-    /// The order of three channels before the network; `None` is RGB, or that of the quantized checkpoint. Mean and deviation are
-    /// in this order. Applies to quantized checkpoints, too.
+    /// The order of three channels before the network; `None` is RGB, or that of the quantized checkpoint.
+    /// Mean and deviation are in this order. Applies to quantized checkpoints, too.
     pub channel_order: Option<ChannelOrder>,
-    /// File of class names, one per line, in the order of the classes. It also applies to quantized checkpoints.
+    /// File of class names, one per line, in the order of the classes. It also applies to quantized
+    /// checkpoints.
     pub labels: Option<PathBuf>,
 }
 
@@ -107,7 +108,8 @@ impl OpenOptions {
         Ok(())
     }
 
-    /// Whether `model`, which states its task and its outputs, would have to be changed to be what is asked for.
+    /// Whether `model`, which states its task and its outputs, would have to be changed to be what is asked
+    /// for.
     ///
     /// # Errors
     /// [`Error::Argument`] if it is quantized, so that it cannot be changed.
@@ -254,7 +256,8 @@ fn other_preprocessing(path: &Path, model: &FloatModel) -> Option<String> {
     })
 }
 
-/// A warning if the model at `path` is a directory that describes its own preprocessing, which the configuration's replaces.
+/// A warning if the model at `path` is a directory that describes its own preprocessing, which the
+/// configuration's replaces.
 fn replaced_preprocessing(path: &Path) -> Option<String> {
     let name =
         ["preprocessor_config.json", "config.json"].into_iter().find(|name| path.join(name).is_file())?;
@@ -275,14 +278,13 @@ impl Model {
         Model::open_with(path, &OpenOptions::default())
     }
 
-    /// Opens the model at `path`: a quantized checkpoint, a float checkpoint (`.pth`, `.pt`, `.bin`, `.pkl`, `.safetensors`)
-    /// or a Hugging Face or timm directory.
+    /// Opens the model at `path`: a quantized checkpoint, a float checkpoint (`.pth`, `.pt`, `.bin`, `.pkl`,
+    /// `.safetensors`) or a Hugging Face or timm directory.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; [`Error::Argument`] for a task or outputs that a quantized checkpoint does not have;
-    /// [`Error::Open`] for a file that is damaged, of another kind, or does not fit its
-    /// configuration; the errors of [`OpenOptions::configuration`]; an error if the family has no transform
-    /// for the model.
+    /// [`Error::NotFound`]; [`Error::Argument`] for a task or outputs that a quantized checkpoint does not
+    /// have; [`Error::Open`] for a file that is damaged, of another kind, or does not fit its configuration;
+    /// the errors of [`OpenOptions::configuration`]; an error if the family has no transform for the model.
     pub fn open_with(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Model, Error> {
         let path = path.as_ref();
         if !path.exists() {
@@ -315,13 +317,15 @@ impl Model {
     /// A float model whose parameters another library holds in memory, such as a module of PyTorch.
     ///
     /// # Errors
-    /// [`Error::Open`] for parameters that are missing, unexpected or damaged, or that do not fit the description; the
-    /// errors of [`OpenOptions::configuration`]; an error if the family has no transform for the model.
+    /// [`Error::Open`] for parameters that are missing, unexpected or damaged, or that do not fit the
+    /// description; the errors of [`OpenOptions::configuration`]; an error if the family has no transform for
+    /// the model.
     pub fn from_memory(model: &InMemory<'_>, options: &OpenOptions) -> Result<Model, Error> {
         Ok(Model::from_memory_with_names(model, options)?.0)
     }
 
-    /// [`Model::from_memory`], with the tensors that are parameters, so that a training can read them from where they are.
+    /// [`Model::from_memory`], with the tensors that are parameters, so that a training can read them from
+    /// where they are.
     ///
     /// # Errors
     /// Those of [`Model::from_memory`].
@@ -342,12 +346,13 @@ impl Model {
         Ok((model, loaded.stored))
     }
 
-    /// A float model with random weights, the architecture and preprocessing that `options` give, for measurements. Their
-    /// dialect decides the rule for grids that windows do not divide, as it does for a checkpoint.
+    /// A float model with random weights, the architecture and preprocessing that `options` give, for
+    /// measurements. Their dialect decides the rule for grids that windows do not divide, as it does for a
+    /// checkpoint.
     ///
     /// # Errors
-    /// [`Error::Argument`] without a `cfg`, and for a backbone; the errors of [`OpenOptions::configuration`]; an architecture that is not
-    /// valid, or for which the family has no transform.
+    /// [`Error::Argument`] without a `cfg`, and for a backbone; the errors of [`OpenOptions::configuration`];
+    /// an architecture that is not valid, or for which the family has no transform.
     pub fn random_with(options: &OpenOptions, seed: u64) -> Result<Model, Error> {
         let missing =
             || Error::argument("cfg", "random weights need a configuration, which gives their shapes");

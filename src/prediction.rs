@@ -13,7 +13,8 @@ use crate::{Error, Images, ReadOptions};
 pub struct Prediction {
     /// The kind of the scores of the classes.
     pub scores: Scores,
-    /// The classes with the largest scores, the largest first. Classes with equal scores are in the order of their indices.
+    /// The classes with the largest scores, the largest first. Classes with equal scores are in the order of
+    /// their indices.
     pub classes: Vec<ClassScore>,
 }
 
@@ -31,7 +32,8 @@ pub struct ClassScore {
 /// The scores of images ([`infer_images`]).
 #[derive(Clone, Debug)]
 pub struct Inferred {
-    /// The logits, in the order of the images, with the labels and positions of the images that could be read.
+    /// The logits, in the order of the images, with the labels and positions of the images that could be
+    /// read.
     pub scores: Collected,
     /// The error messages of the corrupt images that were left out ([`ReadOptions::skip_corrupt`]).
     pub skipped: Vec<String>,
@@ -46,12 +48,12 @@ pub fn predict(engine: &Engine, images: &Images, k: usize) -> Result<Vec<Predict
     top_k(engine, &found.scores.logits, k)
 }
 
-/// The logits of `images`. `progress` is called before the first batch and after every batch with the number of images
-/// done and the number of all images; `Break` stops the run.
+/// The logits of `images`. `progress` is called before the first batch and after every batch with the number
+/// of images done and the number of all images; `Break` stops the run.
 ///
 /// # Errors
-/// [`Error::Backbone`]; [`Error::Interrupted`] if `progress` stops the run; [`Error::Data`] for an image that cannot be read; the errors of
-/// [`Images::batches`]; [`Error::Runtime`].
+/// [`Error::Backbone`]; [`Error::Interrupted`] if `progress` stops the run; [`Error::Data`] for an image that
+/// cannot be read; the errors of [`Images::batches`]; [`Error::Runtime`].
 pub fn infer_images(
     engine: &Engine,
     images: &Images,
@@ -77,7 +79,8 @@ fn cause(error: EvalError) -> Error {
     }
 }
 
-/// The best `k` classes of every image of `logits`, which `engine` computed, or all classes if there are fewer.
+/// The best `k` classes of every image of `logits`, which `engine` computed, or all classes if there are
+/// fewer.
 ///
 /// # Errors
 /// [`Error::Argument`] for a `k` of 0, and for logits whose number of classes is not the engine's.

@@ -49,7 +49,8 @@ impl Prepared {
         Ok(Prepared { groups: Arc::new(vec![all]), order })
     }
 
-    /// Normalised images: each of `batches` is a height and width, and images of it, f32 `[images, channels, height, width]`.
+    /// Normalised images: each of `batches` is a height and width, and images of it, f32
+    /// `[images, channels, height, width]`.
     pub(crate) fn of_values(
         channels: usize,
         batches: impl IntoIterator<Item = (Size, impl AsRef<[f32]>)>,
@@ -138,7 +139,8 @@ impl Prepared {
         Ok(self.of_one_size(|_| batch_size))
     }
 
-    /// The images in batches of at most `batch_size` images of one size, for a model of the architecture `config`.
+    /// The images in batches of at most `batch_size` images of one size, for a model of the architecture
+    /// `config`.
     pub(crate) fn batches_by_size(
         &self,
         batch_size: usize,
@@ -183,8 +185,8 @@ impl Prepared {
     }
 }
 
-/// Refuses values that are not whole images of `each` values, and values that are not finite. `first` is the number of the
-/// first image.
+/// Refuses values that are not whole images of `each` values, and values that are not finite. `first` is the
+/// number of the first image.
 fn check_values(values: &[f32], size: Size, channels: usize, each: usize, first: usize) -> Result<(), Error> {
     if each == 0 || values.is_empty() || !values.len().is_multiple_of(each) {
         let problem =

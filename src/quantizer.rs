@@ -18,12 +18,12 @@ use crate::{Error, FloatDevice, Images, ReadOptions};
 /// Pattern of the sites that a search may enable although a recipe leaves them off: the operands of products.
 const OPERANDS: &str = r"re:.*\.(input|q|k|v)";
 
-/// Applies recipes to one float model. The images were observed once: the histograms of the sites give the range
-/// of every calibrator.
+/// Applies recipes to one float model. The images were observed once: the histograms of the sites give the
+/// range of every calibrator.
 ///
 /// Layers whose `ptq` is `refined` were refined once, with the sites of the first recipe. A later recipe that
-/// switches some of these sites off keeps what was found for the others, whereas [`calibrate`](crate::calibrate())
-/// would refine them again.
+/// switches some of these sites off keeps what was found for the others, whereas
+/// [`calibrate`](crate::calibrate()) would refine them again.
 pub(crate) struct ModelQuantizer {
     float: FloatModel,
     histograms: BTreeMap<Site, Histogram>,
@@ -38,9 +38,10 @@ pub(crate) struct ModelQuantizer {
 }
 
 impl ModelQuantizer {
-    /// Runs `float` over `images`, read as `how` says and, before a backbone, of these sizes, keeps the histogram of every site that `recipe` quantizes and of the operands of
-    /// every product, and refines the layers whose `ptq` asks for it. `progress` is called after every batch of
-    /// images and every refined layer.
+    /// Runs `float` over `images`, read as `how` says and, before a backbone, of these sizes, keeps the
+    /// histogram of every site that `recipe` quantizes and of the operands of every product, and refines the
+    /// layers whose `ptq` asks for it. `progress` is called after every batch of images and every refined
+    /// layer.
     ///
     /// # Errors
     /// The errors of [`calibrate`](crate::calibrate()); [`Error::Argument`] for a layer whose `ptq` is
@@ -89,7 +90,8 @@ impl ModelQuantizer {
         self.refined.applied_to(&self.float)
     }
 
-    /// Whether the range of an activation is one that refinement chose, which is valid for the rewritten model.
+    /// Whether the range of an activation is one that refinement chose, which is valid for the rewritten
+    /// model.
     pub(crate) fn is_refined(&self, site: Site, model: &QuantizedModel) -> bool {
         self.refined.range(site, |layer| model.site(Site::Weight(layer)).spec.ptq).is_some()
     }
@@ -98,8 +100,9 @@ impl ModelQuantizer {
     /// [`calibrate`](crate::calibrate()) would make. Only what differs from the last call is made anew.
     ///
     /// # Errors
-    /// [`Error::Model`] for a recipe that does not fit the model, or for a site that has to be quantized and was
-    /// not observed; [`Error::Calib`] for an unusable range; [`Error::Argument`] as in [`ModelQuantizer::calibrate`].
+    /// [`Error::Model`] for a recipe that does not fit the model, or for a site that has to be quantized and
+    /// was not observed; [`Error::Calib`] for an unusable range; [`Error::Argument`] as in
+    /// [`ModelQuantizer::calibrate`].
     pub(crate) fn apply(&mut self, recipe: &Recipe) -> Result<&QuantizedModel, Error> {
         check_ptq(&self.float.config, recipe)?;
         let specs: BTreeMap<Site, SiteSpec> = recipe.resolve(&self.float.config)?.into_iter().collect();
@@ -121,8 +124,8 @@ impl ModelQuantizer {
         Ok(&self.current)
     }
 
-    /// The model that [`calibrate`](crate::calibrate()) makes of `recipe`. It runs the images again if layers have to be
-    /// refined.
+    /// The model that [`calibrate`](crate::calibrate()) makes of `recipe`. It runs the images again if layers
+    /// have to be refined.
     ///
     /// # Errors
     /// The errors of [`ModelQuantizer::calibrate`] and [`ModelQuantizer::apply`].
@@ -177,8 +180,8 @@ fn run(
     Ok(swinq_calib::calibrate(float, recipe, &mut batches, settings)?)
 }
 
-/// Refuses a recipe with reconstructed layers: the codes of each depend on all layers before it, so that every
-/// candidate would need its own reconstruction.
+/// Refuses a recipe with reconstructed layers: the codes of each depend on all layers before it, so that
+/// every candidate would need its own reconstruction.
 pub(crate) fn check_ptq(config: &SwinConfig, recipe: &Recipe) -> Result<(), Error> {
     let table = recipe.resolve(config)?;
     match table.iter().find(|(_, spec)| spec.enabled && spec.ptq == Ptq::Reconstruct) {

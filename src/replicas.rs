@@ -39,8 +39,8 @@ impl Replicas {
         &self.engines
     }
 
-    /// Scores of u8 `[images, height, width, channels]` of the model's own size into f32 `[images, classes]`. Every GPU runs
-    /// its share in batches of `each` images.
+    /// Scores of u8 `[images, height, width, channels]` of the model's own size into f32 `[images, classes]`.
+    /// Every GPU runs its share in batches of `each` images.
     ///
     /// # Errors
     /// [`Error::Runtime`]: the errors of [`Engine::infer_in_batches`].
@@ -68,8 +68,8 @@ impl Replicas {
         results.into_iter().collect()
     }
 
-    /// Computes every output of `batch` into `values`, f32 with the channels first. The images are divided evenly among the
-    /// GPUs.
+    /// Computes every output of `batch` into `values`, f32 with the channels first. The images are divided
+    /// evenly among the GPUs.
     pub(crate) fn compute(&self, batch: &Batch, values: &mut Vec<Vec<f32>>) -> Result<(), RuntimeError> {
         let own_pixels = |first: usize, images: usize| {
             let bytes = batch.image_bytes();

@@ -17,18 +17,20 @@ pub struct TrainedParameters {
     pub ranges: BTreeMap<Site, f32>,
     /// The factors and zero points of sites whose channels have their own; those of other sites stay.
     pub channels: BTreeMap<Site, ChannelCodes>,
-    /// The scales of weights, one or one per output channel. Those of other layers are computed from their weights, as the
-    /// recipe says.
+    /// The scales of weights, one or one per output channel. Those of other layers are computed from their
+    /// weights, as the recipe says.
     pub weight_scales: BTreeMap<Site, Vec<f32>>,
 }
 
 impl Model {
-    /// The quantized model with trained parameters and scales: its codes are those that fake quantization computed in the
-    /// training. Recipe, configuration, preprocessing and the record of the calibration are those of `self`.
+    /// The quantized model with trained parameters and scales: its codes are those that fake quantization
+    /// computed in the training. Recipe, configuration, preprocessing and the record of the calibration are
+    /// those of `self`.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a model without a quantized site; sites that do not exist or have no range; parameters that are
-    /// missing, have another shape or are not finite; scales that do not fit or are not positive.
+    /// [`Error::Argument`] for a model without a quantized site; sites that do not exist or have no range;
+    /// parameters that are missing, have another shape or are not finite; scales that do not fit or are not
+    /// positive.
     pub fn trained(&self, trained: TrainedParameters) -> Result<Model, Error> {
         if !self.is_quantized() {
             return Err(Error::argument("model", "is in float; the recipe quantizes no site"));

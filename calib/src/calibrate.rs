@@ -1,5 +1,5 @@
-//! Calibration: runs the float model over images, chooses ranges from the observed activations, and quantizes the
-//! model.
+//! Calibration: runs the float model over images, chooses ranges from the observed activations, and quantizes
+//! the model.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -24,7 +24,8 @@ pub struct CalibrateOptions<'a> {
     pub imported: Option<&'a BTreeMap<Site, f32>>,
     /// The device that runs the float model. Activations are counted in host memory on every device.
     pub device: &'a Device,
-    /// Called after every batch of images, and every refined or reconstructed layer. `Break` stops the calibration.
+    /// Called after every batch of images, and every refined or reconstructed layer. `Break` stops the
+    /// calibration.
     pub progress: &'a mut dyn FnMut(Progress) -> ControlFlow<()>,
 }
 
@@ -46,22 +47,23 @@ pub enum Phase {
     Observe,
     /// Layers are rewritten, and their ranges are searched. The work is counted in layers.
     Refine,
-    /// The codes of weights are chosen, layer by layer in the order of execution. The work is counted in layers.
+    /// The codes of weights are chosen, layer by layer in the order of execution. The work is counted in
+    /// layers.
     Reconstruct,
 }
 
 /// The result of a calibration.
 #[derive(Debug)]
 pub struct Calibrated {
-    /// The quantized model. The caller must add the calibration record to its provenance, because only the caller
-    /// knows the images' names.
+    /// The quantized model. The caller must add the calibration record to its provenance, because only the
+    /// caller knows the images' names.
     pub model: QuantizedModel,
     /// The histograms of the observed sites: the enabled `s8` activations without an imported or fixed range.
     pub histograms: BTreeMap<Site, Histogram>,
     /// The magnitude of the residual stream; `None` if no image was read.
     pub residual: Option<ResidualRange>,
-    /// SHA-256 of the pixel bytes ([`Batch::pixels`](swinq_model::Batch::pixels)) of all batches in the order of reading,
-    /// hexadecimal. It is the hash of no bytes if no image was read.
+    /// SHA-256 of the pixel bytes ([`Batch::pixels`](swinq_model::Batch::pixels)) of all batches in the order
+    /// of reading, hexadecimal. It is the hash of no bytes if no image was read.
     pub pixels_sha256: String,
     /// Positions of the images in the data set's full list, in the order of reading. Empty if no
     /// site had to be observed.
@@ -75,8 +77,9 @@ pub struct Calibrated {
 /// Calibrates `model` for `recipe` on all batches of epoch 0 of `source`, and quantizes it.
 ///
 /// The range of a site is the `amax` of its rule if there is one, else the range that the architecture tells
-/// ([`Site::known_range`]), else the imported range. Otherwise the calibrator of its rule chooses the range from all values that the float model passes through the site. If no
-/// site has to be observed, no image is read. Other devices differ from the CPU by f32 rounding only.
+/// ([`Site::known_range`]), else the imported range. Otherwise the calibrator of its rule chooses the range
+/// from all values that the float model passes through the site. If no site has to be observed, no image is
+/// read. Other devices differ from the CPU by f32 rounding only.
 ///
 /// # Errors
 /// - [`CalibError::Batch`] if the source fails, [`CalibError::NoImages`] if it has no image.

@@ -55,8 +55,8 @@ pub fn set_channel_codes(
     }
 }
 
-/// `weight` `[out, in]` times the factor of each input channel, or as it is if there are no factors. The INT8 weight of a
-/// layer whose input has [`ChannelCodes`] is quantized from this.
+/// `weight` `[out, in]` times the factor of each input channel, or as it is if there are no factors. The INT8
+/// weight of a layer whose input has [`ChannelCodes`] is quantized from this.
 pub fn fold_factors<'a>(weight: &'a HostTensor, factors: &[f32]) -> Cow<'a, HostTensor> {
     if factors.is_empty() {
         return Cow::Borrowed(weight);

@@ -1,10 +1,10 @@
 //! Streaming histograms of magnitudes that take bounded memory and merge exactly.
 //!
-//! Bin `i` counts the values `x` with `i w <= |x| < (i + 1) w`. The width `w` is the power of two for which the
-//! largest magnitude seen is in the upper half of the [`BINS`] bins, so it depends on that magnitude alone.
-//! Because `floor(|x| / 2w) = floor(floor(|x| / w) / 2)`, bins of one width merge exactly into bins of a larger
-//! width. A histogram therefore depends only on the values, not on their order or on how they were split and
-//! merged.
+//! Bin `i` counts the values `x` with `i w <= |x| < (i + 1) w`. The width `w` is the power of two for which
+//! the largest magnitude seen is in the upper half of the [`BINS`] bins, so it depends on that magnitude
+//! alone. Because `floor(|x| / 2w) = floor(floor(|x| / w) / 2)`, bins of one width merge exactly into bins of
+//! a larger width. A histogram therefore depends only on the values, not on their order or on how they were
+//! split and merged.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -22,9 +22,9 @@ pub const BINS: usize = 1 << LOG2_BINS;
 /// Binary logarithm of [`BINS`].
 const LOG2_BINS: i32 = 12;
 
-/// Smallest exponent of a width: the one for the smallest normal f32 as largest magnitude. A histogram of only
-/// subnormal values uses fewer bins, which does no harm: such a range is unusable because 127 / amax is not
-/// finite.
+/// Smallest exponent of a width: the one for the smallest normal f32 as largest magnitude. A histogram of
+/// only subnormal values uses fewer bins, which does no harm: such a range is unusable because 127 / amax is
+/// not finite.
 const MIN_EXPONENT: i32 = f32::MIN_EXP - LOG2_BINS;
 
 /// The most values of a histogram that is read from a file, so that sums of many histograms do not overflow.
@@ -69,7 +69,8 @@ impl Histogram {
     /// Counts the columns `columns` of `values`, rows of `width` values, on every core.
     ///
     /// # Errors
-    /// [`CalibError::NotFinite`] for the first NaN or infinity, with its position in `values`. Nothing is counted then.
+    /// [`CalibError::NotFinite`] for the first NaN or infinity, with its position in `values`. Nothing is
+    /// counted then.
     ///
     /// # Panics
     /// If `columns` is empty or reaches beyond `width`, or `width` does not divide the number of values.
@@ -164,8 +165,8 @@ impl Histogram {
         2f64.powi(exponent(self.max_bits))
     }
 
-    /// Counts of the bins up to the one that holds [`Histogram::max`], whose count is therefore not zero. Empty
-    /// if there is no value.
+    /// Counts of the bins up to the one that holds [`Histogram::max`], whose count is therefore not zero.
+    /// Empty if there is no value.
     pub fn counts(&self) -> &[u64] {
         &self.counts[..self.used()]
     }

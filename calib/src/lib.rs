@@ -1,7 +1,9 @@
-//! Post-training quantization: observes activations on images, chooses their ranges, and quantizes the weights.
+//! Post-training quantization: observes activations on images, chooses their ranges, and quantizes the
+//! weights.
 //!
-//! [`calibrate`] makes a [`QuantizedModel`](swinq_model::QuantizedModel) from a float model, a recipe and a source of
-//! images. Its parts can be used alone: [`Histogram`], [`amax`], [`quantize_weight`], [`Observe`] and [`quantize`].
+//! [`calibrate`] makes a [`QuantizedModel`](swinq_model::QuantizedModel) from a float model, a recipe and a
+//! source of images. Its parts can be used alone: [`Histogram`], [`amax`], [`quantize_weight`], [`Observe`]
+//! and [`quantize`].
 
 mod calibrate;
 pub mod calibrator;

@@ -12,8 +12,8 @@ use swinq_model::{Linear, ModelError, Site};
 
 use crate::histogram::Histogram;
 
-/// Counts the magnitudes at chosen sites during a forward, and finds the largest of the residual stream, without changing the
-/// values. At a `probs` site it counts the softmax's results.
+/// Counts the magnitudes at chosen sites during a forward, and finds the largest of the residual stream,
+/// without changing the values. At a `probs` site it counts the softmax's results.
 pub struct Observe {
     histograms: BTreeMap<Site, Histogram>,
     /// The largest magnitude of the residual stream in each block that was run.
@@ -92,7 +92,8 @@ impl Observe {
     }
 }
 
-/// Calls `f` with the values of `x`, f32, row-major. A tensor on another device is copied to host memory first.
+/// Calls `f` with the values of `x`, f32, row-major. A tensor on another device is copied to host memory
+/// first.
 pub(crate) fn with_host_values<R>(x: &Tensor, f: impl FnOnce(&[f32]) -> R) -> Result<R, FloatError> {
     let x = x.contiguous()?.to_device(&Device::Cpu)?;
     let (storage, layout) = x.storage_and_layout();

@@ -1,8 +1,10 @@
-//! A calibration in parts: several processes observe some of the images each, and one makes the model of what they found.
+//! A calibration in parts: several processes observe some of the images each, and one makes the model of what
+//! they found.
 //!
-//! Counts of histograms are integers, the ranges of channels are extremes, and the rows that refinement works on belong to
-//! one image each. The parts therefore merge exactly, and the merged calibration is that of [`calibrate`](crate::calibrate())
-//! on all images, bit for bit. The hash of the pixels depends on their order, so that a part keeps the pixels.
+//! Counts of histograms are integers, the ranges of channels are extremes, and the rows that refinement works
+//! on belong to one image each. The parts therefore merge exactly, and the merged calibration is that of
+//! [`calibrate`](crate::calibrate()) on all images, bit for bit. The hash of the pixels depends on their
+//! order, so that a part keeps the pixels.
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
@@ -97,8 +99,8 @@ impl<'a> Merge<'a> {
     /// Adds a part, and returns the number of its images. Parts must be added in the order of their images.
     ///
     /// # Errors
-    /// [`CalibError::Model`] for tensors that are missing, do not fit the model, or contradict each other or the parts
-    /// before.
+    /// [`CalibError::Model`] for tensors that are missing, do not fit the model, or contradict each other or
+    /// the parts before.
     pub fn add(&mut self, tensors: &StoredTensors<'_>) -> Result<usize, CalibError> {
         let ids = tensors.ids("ids")?;
         let [height, width, channels] = image_shape(self.model);
@@ -167,7 +169,8 @@ fn task<'a>(model: &'a FloatModel, recipe: &'a Recipe) -> Result<Task<'a>, Calib
     Err(ModelError::site(Site::Weight(*layer), problem).into())
 }
 
-/// The names of the tensors of the histogram at `site`: its counts; and its number of zeros and largest magnitude.
+/// The names of the tensors of the histogram at `site`: its counts; and its number of zeros and largest
+/// magnitude.
 fn histogram_names(site: Site) -> (String, String) {
     (format!("histogram.{site}.counts"), format!("histogram.{site}.summary"))
 }

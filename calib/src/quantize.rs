@@ -14,13 +14,14 @@ const NO_RANGE: &str =
 
 /// Applies `recipe` to `model`.
 ///
-/// Every enabled weight becomes INT8 ([`quantize_weight`](crate::quantize_weight)). Every enabled `s8` activation gets its range: the
-/// `amax` of its rule if there is one, else the range in `ranges`. Ranges of sites that the recipe disables are
-/// ignored. The result is validated. Its provenance has no calibration record.
+/// Every enabled weight becomes INT8 ([`quantize_weight`](crate::quantize_weight)). Every enabled `s8`
+/// activation gets its range: the `amax` of its rule if there is one, else the range in `ranges`. Ranges of
+/// sites that the recipe disables are ignored. The result is validated. Its provenance has no calibration
+/// record.
 ///
 /// # Errors
-/// - [`CalibError::Model`] if the recipe or the parameters do not fit the model, a range is missing or unusable, or a
-///   layer's `ptq` is not `basic`.
+/// - [`CalibError::Model`] if the recipe or the parameters do not fit the model, a range is missing or
+///   unusable, or a layer's `ptq` is not `basic`.
 /// - [`CalibError::UnknownSite`] for a range of a site that the model does not have.
 /// - [`CalibError::WeightSite`] for a weight that cannot be quantized with the settings of its site.
 pub fn quantize(

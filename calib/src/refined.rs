@@ -1,4 +1,5 @@
-//! The parameters and ranges that refinement found for a float model, and the models that recipes make of them.
+//! The parameters and ranges that refinement found for a float model, and the models that recipes make of
+//! them.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,8 @@ use crate::weight::quantize_for;
 pub struct RefinedParameters {
     /// The rewritten float parameters, by name. Together they leave the function of the float model as it is.
     pub tensors: BTreeMap<String, HostTensor>,
-    /// The range of every site that has one. At the input of `mlp.fc2` of a block in `channels` it is the common range.
+    /// The range of every site that has one. At the input of `mlp.fc2` of a block in `channels` it is the
+    /// common range.
     pub ranges: BTreeMap<Site, f32>,
     /// The blocks whose hidden channels have their own scales and zero points.
     pub channels: BTreeMap<BlockId, ChannelCodes>,
@@ -74,8 +76,8 @@ impl RefinedParameters {
         float.with_tensors(float.tensors.iter().map(tensor).collect())
     }
 
-    /// The range of `site`, if it was found with the refinement of a layer and `ptq` refines this layer. The patch
-    /// embedding and the head are not refined.
+    /// The range of `site`, if it was found with the refinement of a layer and `ptq` refines this layer. The
+    /// patch embedding and the head are not refined.
     pub fn range(&self, site: Site, ptq: impl Fn(Linear) -> Ptq) -> Option<f32> {
         let layer = match site {
             Site::Input(Linear::PatchEmbed | Linear::Head) => return None,
@@ -86,8 +88,9 @@ impl RefinedParameters {
         self.ranges.get(&site).copied().filter(|_| ptq(layer) != Ptq::Basic)
     }
 
-    /// The state of every site of `specs`, the resolved recipe: its settings and, if it needs a scale, its range and
-    /// the codes of its channels. `range` tells a range that the recipe does not fix and refinement did not find.
+    /// The state of every site of `specs`, the resolved recipe: its settings and, if it needs a scale, its
+    /// range and the codes of its channels. `range` tells a range that the recipe does not fix and refinement
+    /// did not find.
     ///
     /// # Errors
     /// Those of `range`; [`ModelError`] for a range that is not positive and finite.
@@ -168,8 +171,8 @@ impl RefinedParameters {
     }
 }
 
-/// The module path of the norm whose output only `layer` reads. In a Swin V2 no layer of a block has one, because norms
-/// follow the branches.
+/// The module path of the norm whose output only `layer` reads. In a Swin V2 no layer of a block has one,
+/// because norms follow the branches.
 pub fn norm_before(config: &SwinConfig, layer: Linear) -> Option<String> {
     match layer {
         _ if config.post_norm() => None,

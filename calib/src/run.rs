@@ -24,10 +24,12 @@ pub(crate) fn images_per_forward(device: &Device) -> usize {
     if device.is_cpu() { IMAGES_PER_FORWARD } else { IMAGES_PER_GPU_FORWARD }
 }
 
-/// Forwards that run at the same time: on the CPU one on each thread, as many as a quarter of the memory holds.
+/// Forwards that run at the same time: on the CPU one on each thread, as many as a quarter of the memory
+/// holds.
 fn forwards_at_a_time(config: &SwinConfig, size: Size, device: &Device) -> usize {
-    /// The values that a forward and a sampler hold for each value of the first stage's residual stream, at the input of its
-    /// `mlp.fc2`: the residual, the hidden values, which are four times as wide, a copy of them, and memory that was freed last.
+    /// The values that a forward and a sampler hold for each value of the first stage's residual stream, at
+    /// the input of its `mlp.fc2`: the residual, the hidden values, which are four times as wide, a copy of
+    /// them, and memory that was freed last.
     const VALUES: usize = 12;
     if !device.is_cpu() {
         return 1;

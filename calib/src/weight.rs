@@ -11,12 +11,12 @@ use crate::histogram::Histogram;
 /// The scales of `weight` (output channels first): `s = amax / Q`, with `Q` of [`SiteSpec::largest_code`].
 ///
 /// The site's calibrator chooses `amax` from the magnitudes of each output channel or of the whole tensor,
-/// depending on the site's granularity. If the largest magnitude is zero or so small that the reciprocal of its
-/// `s` is not finite, the scale is 1.
+/// depending on the site's granularity. If the largest magnitude is zero or so small that the reciprocal of
+/// its `s` is not finite, the scale is 1.
 ///
 /// # Errors
-/// [`CalibError::Weight`] if a value is not finite, or if the calibrator chooses an unusable range, such as 0,
-/// for a channel with larger values.
+/// [`CalibError::Weight`] if a value is not finite, or if the calibrator chooses an unusable range, such as
+/// 0, for a channel with larger values.
 pub fn weight_scales(weight: &HostTensor, spec: &SiteSpec) -> Result<Vec<f32>, CalibError> {
     let (_, columns) = weight.matrix();
     let scale =
@@ -62,8 +62,8 @@ fn choose_amax(values: &[f32], calibrator: Calibrator, largest_code: u8) -> Resu
 
 /// Quantizes `weight` (output channels first) with the settings of its site.
 ///
-/// The scales are those of [`weight_scales`]. The codes are `round_ties_even(clamp(w * r, -Q, Q))` with the f32
-/// reciprocal `r = 1 / s`.
+/// The scales are those of [`weight_scales`]. The codes are `round_ties_even(clamp(w * r, -Q, Q))` with the
+/// f32 reciprocal `r = 1 / s`.
 ///
 /// # Errors
 /// The errors of [`weight_scales`].

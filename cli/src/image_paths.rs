@@ -29,8 +29,8 @@ pub fn read(arguments: &[PathBuf]) -> anyhow::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Refuses a path that does not exist but begins with an existing one and a comma: a list of paths, or a line of a CSV
-/// file.
+/// Refuses a path that does not exist but begins with an existing one and a comma: a list of paths, or a line
+/// of a CSV file.
 pub fn check_commas(paths: &[PathBuf]) -> Result<(), Usage> {
     for path in paths.iter().filter(|path| !path.exists()) {
         let text = path.to_string_lossy();

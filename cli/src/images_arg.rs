@@ -8,7 +8,8 @@ use swinq::{Error, Images, Sizing, Split};
 
 use crate::args::Usage;
 
-/// [`Images::open`]; `option` is the option that selects the split, which the message about a missing split names.
+/// [`Images::open`]; `option` is the option that selects the split, which the message about a missing split
+/// names.
 pub fn open(
     path: &Path,
     split: &Split,

@@ -1,5 +1,5 @@
-//! Ctrl-C, SIGTERM and SIGHUP, and the console's events of Windows: the first asks the work to stop cleanly, the second ends the
-//! process.
+//! Ctrl-C, SIGTERM and SIGHUP, and the console's events of Windows: the first asks the work to stop cleanly,
+//! the second ends the process.
 
 #[cfg(unix)]
 mod unix;
@@ -24,8 +24,8 @@ static SIGNAL: AtomicI32 = AtomicI32::new(0);
 /// then its group.
 const TWICE: Duration = Duration::from_millis(500);
 
-/// Installs the handler. If the system refuses it, signals end the process at once. That also leaves no incomplete file,
-/// because writes are atomic.
+/// Installs the handler. If the system refuses it, signals end the process at once. That also leaves no
+/// incomplete file, because writes are atomic.
 pub fn install() {
     system::install();
 }
@@ -61,8 +61,8 @@ pub fn check() -> ControlFlow<()> {
     if requested() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
 }
 
-/// Refuses to go on if the user has asked the work to stop: called before results are written by commands whose work has no
-/// progress callback.
+/// Refuses to go on if the user has asked the work to stop: called before results are written by commands
+/// whose work has no progress callback.
 ///
 /// # Errors
 /// [`swinq::Error::Interrupted`].
@@ -70,7 +70,8 @@ pub fn check_before_writing() -> Result<(), swinq::Error> {
     if requested() { Err(swinq::Error::Interrupted) } else { Ok(()) }
 }
 
-/// The exit code of a process that a signal has asked to stop, as shells give it: 130 after Ctrl-C, 143 after SIGTERM.
+/// The exit code of a process that a signal has asked to stop, as shells give it: 130 after Ctrl-C, 143 after
+/// SIGTERM.
 pub fn exit_code() -> Option<u8> {
     let signal = SIGNAL.load(Ordering::SeqCst);
     (signal != 0).then_some(128 + signal as u8)

@@ -28,7 +28,8 @@ use clap::{CommandFactory, FromArgMatches};
 use args::{Cli, Command};
 use swinq::data::DataError;
 
-/// Gives the loops of a calibration as many threads as its operations have, unless the environment states a number.
+/// Gives the loops of a calibration as many threads as its operations have, unless the environment states a
+/// number.
 fn use_default_threads() {
     if std::env::var_os("RAYON_NUM_THREADS").is_none() {
         // It fails if the loops have threads already, which then serve.
@@ -36,8 +37,8 @@ fn use_default_threads() {
     }
 }
 
-/// Runs the program with the command line `arguments`, whose first is the program's name, and returns the exit code of
-/// the process. Ends the process for a mistake in the command line, and after help.
+/// Runs the program with the command line `arguments`, whose first is the program's name, and returns the
+/// exit code of the process. Ends the process for a mistake in the command line, and after help.
 pub fn run(arguments: Vec<OsString>) -> u8 {
     let start = std::time::Instant::now();
     swinq::kernels::memory::keep_freed_memory();

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use crate::args::Usage;
 
-/// The name that the arguments `KEY=NAME` give to each of `models`, if any. A key is a model's path as given, or the
-/// letter of its place: A for the first.
+/// The name that the arguments `KEY=NAME` give to each of `models`, if any. A key is a model's path as given,
+/// or the letter of its place: A for the first.
 fn names(models: &[PathBuf], arguments: &[String]) -> Result<Vec<Option<String>>, Usage> {
     let mut names: Vec<Option<String>> = vec![None; models.len()];
     for argument in arguments {
@@ -41,7 +41,8 @@ fn names(models: &[PathBuf], arguments: &[String]) -> Result<Vec<Option<String>>
     Ok(names)
 }
 
-/// The name of each of `models` in everything that is printed and written: the one that the arguments give, or that of the file.
+/// The name of each of `models` in everything that is printed and written: the one that the arguments give,
+/// or that of the file.
 pub fn shown(models: &[PathBuf], arguments: &[String]) -> Result<Vec<String>, Usage> {
     let paths: Vec<String> = models.iter().map(|path| path.display().to_string()).collect();
     let files = swinq::eval::file_names(&paths.iter().map(String::as_str).collect::<Vec<_>>());

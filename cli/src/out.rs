@@ -8,11 +8,12 @@
 //! | `detail!` | times and choices; only with `-v` | standard error |
 //! | `caution!` | warnings | standard error |
 //!
-//! Characters that control a terminal are escaped in all of them: names of tensors, classes and files are not ours.
+//! Characters that control a terminal are escaped in all of them: names of tensors, classes and files are not
+//! ours.
 //!
-//! If JSON goes to standard output (`--json -`), the first two go to standard error. If the reader of standard output
-//! ends (`swinq eval ... | head`), printing stops but the work continues. Any other failure to print fails the command,
-//! after its files are written.
+//! If JSON goes to standard output (`--json -`), the first two go to standard error. If the reader of
+//! standard output ends (`swinq eval ... | head`), printing stops but the work continues. Any other failure
+//! to print fails the command, after its files are written.
 
 use std::fmt::{Arguments, Display};
 use std::io::{ErrorKind, Write};
@@ -48,8 +49,8 @@ pub fn prints(level: Level) -> bool {
     LEVEL.load(Ordering::Relaxed) >= level as u8
 }
 
-/// Makes this process number `rank` of those that train together: its warnings and errors say so, and it prints nothing else,
-/// because the first process does.
+/// Makes this process number `rank` of those that train together: its warnings and errors say so, and it
+/// prints nothing else, because the first process does.
 pub fn set_rank(rank: usize) {
     set_level(Level::Quiet);
     RANK.store(rank, Ordering::Relaxed);
@@ -108,8 +109,8 @@ pub fn error(text: impl Display) {
     after(&format!("{}: ", styled("error", AnsiColor::Red)), format_args!("{text}"));
 }
 
-/// `text` without its middle if its printable form is longer than 3,072 bytes: it may quote a value of any length from
-/// a file that is not ours.
+/// `text` without its middle if its printable form is longer than 3,072 bytes: it may quote a value of any
+/// length from a file that is not ours.
 fn shortened(text: String) -> String {
     const START: usize = 2048;
     const END: usize = 512;

@@ -19,8 +19,8 @@ pub fn check_inputs<'a>(
     Ok(())
 }
 
-/// Refuses a name for a quantized checkpoint with the extension of another format: the file is a safetensors file, and is
-/// found by this extension beside its float checkpoint.
+/// Refuses a name for a quantized checkpoint with the extension of another format: the file is a safetensors
+/// file, and is found by this extension beside its float checkpoint.
 pub fn check_checkpoint(output: &Path) -> Result<(), Usage> {
     match output.extension() {
         None => Ok(()),
@@ -46,8 +46,8 @@ pub fn check_part(output: &Path) -> Result<(), Usage> {
     )))
 }
 
-/// Refuses outputs that cannot be written, the name `-`, two outputs with the same path, and an output that is one of the
-/// `inputs`, or a file that may have been read below one of them.
+/// Refuses outputs that cannot be written, the name `-`, two outputs with the same path, and an output that
+/// is one of the `inputs`, or a file that may have been read below one of them.
 pub fn check_outputs<'a>(
     outputs: impl IntoIterator<Item = &'a PathBuf>,
     inputs: impl IntoIterator<Item = &'a Path>,
@@ -76,8 +76,8 @@ pub fn check_outputs<'a>(
     Ok(())
 }
 
-/// Whether a command that reads the file or folder `input` may read the file `output`. Below a folder these are images,
-/// archives, lists, and the files of a model's folder.
+/// Whether a command that reads the file or folder `input` may read the file `output`. Below a folder these
+/// are images, archives, lists, and the files of a model's folder.
 fn is_read(input: &Path, output: &Path) -> bool {
     /// The files that a model's folder consists of.
     const OF_MODEL: [&str; 4] =

@@ -75,13 +75,14 @@ impl Drop for Progress {
     }
 }
 
-/// Progress of a command with several stages: the current one, and how much of it is done. Each stage ends with a line
-/// that says how long it took.
+/// Progress of a command with several stages: the current one, and how much of it is done. Each stage ends
+/// with a line that says how long it took.
 #[derive(Default)]
 pub struct Stages(Option<(&'static str, Progress, usize)>);
 
 impl Stages {
-    /// Shows that `done` of `total` units of the stage `label` are done. Another label than before begins a stage.
+    /// Shows that `done` of `total` units of the stage `label` are done. Another label than before begins a
+    /// stage.
     pub fn set(&mut self, label: &'static str, unit: &'static str, done: usize, total: usize) {
         if self.0.as_ref().is_none_or(|(current, ..)| *current != label) {
             self.finish();

@@ -5,7 +5,8 @@ use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Row, Tabl
 /// Width of a table in columns of text.
 const WIDTH: u16 = 100;
 
-/// A Markdown table with a first column that is never wrapped. Cells of other columns are, if the table is too wide.
+/// A Markdown table with a first column that is never wrapped. Cells of other columns are, if the table is
+/// too wide.
 pub fn markdown(header: impl Into<Row>) -> Table {
     let mut table = Table::new();
     table.load_style(presets::ASCII_MARKDOWN).set_header(header);

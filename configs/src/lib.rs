@@ -1,5 +1,5 @@
-//! The YAML files and class names that ship with swinq, embedded in the program so that their names work without the
-//! repository.
+//! The YAML files and class names that ship with swinq, embedded in the program so that their names work
+//! without the repository.
 //!
 //! Each table lists the names of one folder beside their text. The crates that read the text own its format:
 //! `swinq-model` reads [`SWIN`], [`SWINV2`], [`BACKBONES`] and [`QUANT`], `swinq-qat` reads [`QAT`].
@@ -49,8 +49,9 @@ pub const SWINV2: &[NamedYaml] = embedded!["swinv2":
     "swinv2_large_patch4_window12to24_192to384_22kto1k_ft",
 ];
 
-/// Backbones of detectors and other models: `configs/backbones/*.yaml`, in the keys of Microsoft's Swin repository and
-/// `OUT_FEATURES`. A name is that of a configuration or a model in its repository, as far as it tells the architecture.
+/// Backbones of detectors and other models: `configs/backbones/*.yaml`, in the keys of Microsoft's Swin
+/// repository and `OUT_FEATURES`. A name is that of a configuration or a model in its repository, as far as
+/// it tells the architecture.
 pub const BACKBONES: &[NamedYaml] = embedded!["backbones":
     "mask-rcnn_swin-t-p4-w7",
     "mask-rcnn_swin-s-p4-w7",
@@ -112,8 +113,9 @@ pub const QUANT: &[NamedYaml] = embedded!["quant": "default", "mode1", "mode2"];
 /// Training jobs: `configs/qat/*.yaml`.
 pub const QAT: &[NamedYaml] = embedded!["qat": "default", "mode1_kl", "w4", "finetune", "backbone"];
 
-/// The names of ImageNet-1k's classes (ILSVRC 2012), one per line in the order of the classes: the first word of WordNet for
-/// each. Where two classes share it they are told apart: `crane (bird)`, `crane (machine)`, `maillot`, `tank suit`.
+/// The names of ImageNet-1k's classes (ILSVRC 2012), one per line in the order of the classes: the first word
+/// of WordNet for each. Where two classes share it they are told apart: `crane (bird)`, `crane (machine)`,
+/// `maillot`, `tank suit`.
 pub const IMAGENET_1K: &str = include_str!("../labels/imagenet1k.txt");
 
 /// The text of the entry called `name`.

@@ -1,12 +1,12 @@
-//! Measures the training loader in images per second, with and without the cache of decoded images, and the time
-//! that one thread takes to read, decode and augment an image.
+//! Measures the training loader in images per second, with and without the cache of decoded images, and the
+//! time that one thread takes to read, decode and augment an image.
 //!
 //! ```text
 //! cargo run --release -p swinq-data --example train_speed -- samples/cifar10 32 padded 2
 //! ```
 //!
-//! Arguments: data set, input size, crop (`random_resized`, `padded`, `none`), threads (0: one per core), number
-//! of images (default: all).
+//! Arguments: data set, input size, crop (`random_resized`, `padded`, `none`), threads (0: one per core),
+//! number of images (default: all).
 
 use std::path::Path;
 use std::time::Instant;

@@ -13,8 +13,8 @@ use crate::error::DataError;
 /// A data set that caches its decoded images. Every decoded image is added until the cached pixels reach the
 /// limit; the other images are decoded on every read.
 ///
-/// Images are never evicted: an epoch reads every image once in random order, so that eviction would only lower
-/// the hit rate.
+/// Images are never evicted: an epoch reads every image once in random order, so that eviction would only
+/// lower the hit rate.
 pub(crate) struct DecodedCache {
     dataset: Dataset,
     orientation: Orientation,
@@ -27,7 +27,8 @@ pub(crate) struct DecodedCache {
 }
 
 impl DecodedCache {
-    /// Caches at most `limit` bytes of pixels of `dataset`, turned by the rule `orientation`; 0 disables the cache.
+    /// Caches at most `limit` bytes of pixels of `dataset`, turned by the rule `orientation`; 0 disables the
+    /// cache.
     pub(crate) fn new(dataset: Dataset, limit: u64, orientation: Orientation) -> DecodedCache {
         let slots = if limit == 0 { 0 } else { dataset.len() };
         let slots = (0..slots).map(|_| OnceLock::new()).collect();
@@ -43,8 +44,8 @@ impl DecodedCache {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// The decoded image `id`, and its share of the memory for decoding if it was decoded now, to be kept until the image
-    /// has been used. Errors are not cached.
+    /// The decoded image `id`, and its share of the memory for decoding if it was decoded now, to be kept
+    /// until the image has been used. Errors are not cached.
     pub(crate) fn image(&self, id: usize) -> Result<(Arc<RgbImage>, Option<Permit>), DataError> {
         let slot = self.slots.get(id);
         if let Some(image) = slot.and_then(OnceLock::get) {

@@ -68,7 +68,8 @@ pub enum DataError {
         split: Split,
         /// The files and folders that would have held it.
         looked_for: String,
-        /// The splits that the data set has, the nearest to the requested one first; none if its folders are classes.
+        /// The splits that the data set has, the nearest to the requested one first; none if its folders are
+        /// classes.
         found: Vec<String>,
     },
     /// A list or map file is malformed.
@@ -179,7 +180,8 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// Whether the error concerns a single image, its content or a link to nothing in its place, so that a loader can leave that image out.
+    /// Whether the error concerns a single image, its content or a link to nothing in its place, so that a
+    /// loader can leave that image out.
     pub fn is_corrupt_image(&self) -> bool {
         matches!(self, DataError::Image { .. } | DataError::Member { .. } | DataError::DanglingLink { .. })
     }

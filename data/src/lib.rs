@@ -1,5 +1,5 @@
-//! Image data sets, image decoding, preprocessing and augmentation that equal Pillow's bit for bit, and loaders that
-//! prefetch batches on background threads.
+//! Image data sets, image decoding, preprocessing and augmentation that equal Pillow's bit for bit, and
+//! loaders that prefetch batches on background threads.
 //!
 //! ```no_run
 //! use std::path::Path;

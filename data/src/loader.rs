@@ -14,7 +14,8 @@ pub struct LoaderOptions {
     pub batch_size: usize,
     /// Number of decoding threads; 0 means one per core.
     pub threads: usize,
-    /// Number of batches to prefetch after the requested one. Memory holds at most this many batches and one more.
+    /// Number of batches to prefetch after the requested one. Memory holds at most this many batches and one
+    /// more.
     pub prefetch: usize,
     /// Number of corrupt images that are left out; any further one is an error.
     pub skip_corrupt: usize,
@@ -30,9 +31,9 @@ impl Default for LoaderOptions {
 /// A [`BatchSource`] over chosen images of a data set. Batch `i` of every epoch holds the images
 /// `ids[i * batch_size..(i + 1) * batch_size]` in that order, independent of earlier reads.
 ///
-/// Up to [`LoaderOptions::skip_corrupt`] corrupt images are left out of their batches (pixels, label and id) and
-/// recorded in [`Loader::skipped`]. Such a batch is shorter and may be empty. Dropping the loader stops and joins
-/// its threads.
+/// Up to [`LoaderOptions::skip_corrupt`] corrupt images are left out of their batches (pixels, label and id)
+/// and recorded in [`Loader::skipped`]. Such a batch is shorter and may be empty. Dropping the loader stops
+/// and joins its threads.
 pub struct Loader {
     prefetcher: Prefetcher<InOrder>,
 }
@@ -46,12 +47,13 @@ struct InOrder {
 }
 
 impl Loader {
-    /// Makes a loader over the images at positions `ids` of `dataset`. It reads nothing before the first batch is
-    /// requested.
+    /// Makes a loader over the images at positions `ids` of `dataset`. It reads nothing before the first
+    /// batch is requested.
     ///
     /// # Errors
-    /// [`DataError::Setting`], naming the setting: if the batch size is zero, the input size is zero, the input has neither one
-    /// nor three channels, an id is beyond the data set, or the system cannot start the threads.
+    /// [`DataError::Setting`], naming the setting: if the batch size is zero, the input size is zero, the
+    /// input has neither one nor three channels, an id is beyond the data set, or the system cannot start the
+    /// threads.
     pub fn new(
         dataset: Dataset,
         ids: impl Into<Ids>,
@@ -71,7 +73,8 @@ impl Loader {
         Ok(Loader { prefetcher: Prefetcher::new(source, &options)? })
     }
 
-    /// The error messages of the corrupt images left out so far, in the order in which their batches were requested.
+    /// The error messages of the corrupt images left out so far, in the order in which their batches were
+    /// requested.
     pub fn skipped(&self) -> &[String] {
         self.prefetcher.skipped()
     }

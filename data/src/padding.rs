@@ -9,15 +9,15 @@ use crate::error::DataError;
 /// The largest multiple that images may be padded to, in pixels.
 const MAX_MULTIPLE: usize = 4096;
 
-/// How images of any size are padded before a network: at the right and at the bottom, with zeros, after they are resized and
-/// normalised. A zero is then the mean pixel, not black.
+/// How images of any size are padded before a network: at the right and at the bottom, with zeros, after they
+/// are resized and normalised. A zero is then the mean pixel, not black.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Padding {
-    /// The sides of padded images are multiples of this number of pixels, 1 to 4096; 1 is no padding. Detectors call it
-    /// `size_divisor` (OpenMMLab) or `SIZE_DIVISIBILITY` (detectron2).
+    /// The sides of padded images are multiples of this number of pixels, 1 to 4096; 1 is no padding.
+    /// Detectors call it `size_divisor` (OpenMMLab) or `SIZE_DIVISIBILITY` (detectron2).
     pub multiple: usize,
-    /// Whether the images of a batch get a common size, which holds the highest and the widest of them. The images of a batch
-    /// then follow each other; else they have one size of their own.
+    /// Whether the images of a batch get a common size, which holds the highest and the widest of them. The
+    /// images of a batch then follow each other; else they have one size of their own.
     pub to_common: bool,
 }
 
@@ -62,8 +62,9 @@ impl fmt::Display for Padding {
     }
 }
 
-/// An image in the top left corner of `size`, with zeros at its right and at its bottom: f32 `[channels, height, width]`.
-/// `values` is the image before that, of the size `valid`, with as many channels as fit.
+/// An image in the top left corner of `size`, with zeros at its right and at its bottom: f32
+/// `[channels, height, width]`. `values` is the image before that, of the size `valid`, with as many channels
+/// as fit.
 ///
 /// # Panics
 /// If the image is larger than `size`, or `values` are not whole channels of it.

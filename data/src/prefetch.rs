@@ -1,7 +1,7 @@
 //! Prefetching of batches on background threads, which every loader of this crate uses.
 //!
-//! A [`Source`] defines which images a batch has, which batch follows it and how an image is loaded. This module
-//! manages the threads, the order of work, seeks and corrupt images.
+//! A [`Source`] defines which images a batch has, which batch follows it and how an image is loaded. This
+//! module manages the threads, the order of work, seeks and corrupt images.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,8 @@ pub(crate) struct BatchId {
     pub(crate) index: usize,
 }
 
-/// Defines the batches and loads their images. Results depend on the arguments only; many threads call the methods.
+/// Defines the batches and loads their images. Results depend on the arguments only; many threads call the
+/// methods.
 pub(crate) trait Source: Send + Sync + 'static {
     /// The size, the channels and the format of the images of a batch, as one without images.
     fn without_images(&self, batch: BatchId) -> Batch;
@@ -35,7 +36,8 @@ pub(crate) trait Source: Send + Sync + 'static {
     /// Class of image `id`, if the data set has labels.
     fn label(&self, id: usize) -> Option<u32>;
 
-    /// Loads image `id`, which is at position `slot` of its batch: the bytes of its pixels in the format of the batch.
+    /// Loads image `id`, which is at position `slot` of its batch: the bytes of its pixels in the format of
+    /// the batch.
     fn load(&self, batch: BatchId, slot: usize, id: usize) -> Result<Vec<u8>, DataError>;
 }
 
@@ -72,7 +74,8 @@ struct State {
     /// Batches that are requested or prefetched and not yet returned.
     pending: Vec<Pending>,
     stop: bool,
-    /// The image at which a thread panicked. Its batch would never be complete, so the reader must not wait for it.
+    /// The image at which a thread panicked. Its batch would never be complete, so the reader must not wait
+    /// for it.
     panicked: Option<usize>,
     /// The work done so far; its number of threads is set when they are started.
     work: LoaderWork,
@@ -137,13 +140,14 @@ impl<S: Source> Prefetcher<S> {
         self.shared.lock().work
     }
 
-    /// The error messages of the corrupt images left out so far, in the order in which their batches were requested.
+    /// The error messages of the corrupt images left out so far, in the order in which their batches were
+    /// requested.
     pub(crate) fn skipped(&self) -> &[String] {
         &self.skipped.messages
     }
 
-    /// `batch` with the images that can be read, in order, and the ids of the others with the reasons. The batches after it
-    /// are then prefetched.
+    /// `batch` with the images that can be read, in order, and the ids of the others with the reasons. The
+    /// batches after it are then prefetched.
     pub(crate) fn readable(&self, batch: BatchId) -> Result<(Batch, Vec<(usize, DataError)>), DataError> {
         let (empty, mut unread) = (self.shared.source.without_images(batch), Vec::new());
         let Pending { ids, images, .. } = self.shared.take(batch)?;
@@ -162,8 +166,8 @@ impl<S: Source> Prefetcher<S> {
         Ok((batch, unread))
     }
 
-    /// Returns `batch` with its images in order. Corrupt images are left out up to the limit; the next one is the
-    /// error. The batches after `batch` are then prefetched.
+    /// Returns `batch` with its images in order. Corrupt images are left out up to the limit; the next one is
+    /// the error. The batches after `batch` are then prefetched.
     pub(crate) fn batch(&mut self, batch: BatchId) -> Result<Batch, DataError> {
         let (batch, unread) = self.readable(batch)?;
         unread.into_iter().try_for_each(|(id, error)| self.skipped.add(id, error))?;
@@ -201,7 +205,8 @@ impl<S: Source> Drop for Prefetcher<S> {
 }
 
 impl<S> Shared<S> {
-    /// Locks the state. A panic of another thread cannot leave it inconsistent, so a poisoned lock is used as it is.
+    /// Locks the state. A panic of another thread cannot leave it inconsistent, so a poisoned lock is used as
+    /// it is.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -293,7 +298,8 @@ impl<S: Source> Shared<S> {
     }
 }
 
-/// Reports a panic of the thread that holds it, so that the reader does not wait for a result that never comes.
+/// Reports a panic of the thread that holds it, so that the reader does not wait for a result that never
+/// comes.
 struct PanicGuard<'a, S> {
     shared: &'a Shared<S>,
     id: usize,

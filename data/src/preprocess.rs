@@ -7,18 +7,20 @@ use swinq_model::{ChannelOrder, Resize, Size, Transform};
 use crate::decode::RgbImage;
 use crate::resize::{place_on_black, resize_window};
 
-/// Resizes and crops `image`. Returns the network's input before normalisation, `u8` `[height, width, channels]`, with one or
-/// three channels; three have the order that the transform states. One channel is Pillow's `convert("L")` before the resize.
-/// The orientation of `transform` has no effect, because `image` is decoded.
+/// Resizes and crops `image`. Returns the network's input before normalisation, `u8`
+/// `[height, width, channels]`, with one or three channels; three have the order that the transform states.
+/// One channel is Pillow's `convert("L")` before the resize. The orientation of `transform` has no effect,
+/// because `image` is decoded.
 ///
-/// The bytes equal those of torchvision's or transformers' resize and center crop on a PIL image ([`Resize::ShorterSide`]), of timm's
-/// `ResizeKeepRatio` and `CenterCrop` ([`Resize::Cover`]) or of Pillow's `resize` ([`Resize::Direct`]), all with
-/// antialiasing. If the resized image is smaller than the
-/// crop, it is centred on black. Only the pixels inside the crop are computed, so that elongated images cost no
-/// more than others.
+/// The bytes equal those of torchvision's or transformers' resize and center crop on a PIL image
+/// ([`Resize::ShorterSide`]), of timm's `ResizeKeepRatio` and `CenterCrop` ([`Resize::Cover`]) or of Pillow's
+/// `resize` ([`Resize::Direct`]), all with antialiasing. If the resized image is smaller than the crop, it is
+/// centred on black. Only the pixels inside the crop are computed, so that elongated images cost no more than
+/// others.
 ///
 /// # Panics
-/// If a side of `transform.size`, of its resize, or of `image` is zero, or for another number of channels than 1 and 3.
+/// If a side of `transform.size`, of its resize, or of `image` is zero, or for another number of channels
+/// than 1 and 3.
 pub fn preprocess(image: &RgbImage, transform: &Transform) -> Vec<u8> {
     match transform.channels() {
         3 => {
@@ -95,8 +97,8 @@ struct Span {
     start: usize,
 }
 
-/// The center crop along one axis ([`Transform::crop_start`]). An axis shorter than `size` gets `(size - length) // 2` positions of
-/// padding before and the rest after.
+/// The center crop along one axis ([`Transform::crop_start`]). An axis shorter than `size` gets
+/// `(size - length) // 2` positions of padding before and the rest after.
 fn center_crop(transform: &Transform, length: usize, size: usize) -> Span {
     if length < size {
         return Span { source: 0..length, start: (size - length) / 2 };

@@ -6,11 +6,11 @@ use swinq_model::{ChannelOrder, Filter, Orientation, Resize, Size, Transform};
 /// timm's `crop_pct` for Swin and Swin V2 with inputs smaller than 384.
 pub const TIMM_CROP_PCT: f64 = 0.9;
 
-/// timm's transform: a bicubic resize of the shorter side to `floor(size / crop_pct)`, then a center crop. For a size that is
-/// not square, the image is resized to cover it, divided by `crop_pct`.
+/// timm's transform: a bicubic resize of the shorter side to `floor(size / crop_pct)`, then a center crop.
+/// For a size that is not square, the image is resized to cover it, divided by `crop_pct`.
 ///
-/// timm uses [`TIMM_CROP_PCT`] for Swin at 224 and for Swin V2 at 192 and 256. At 384 it uses 1.0, which resizes the
-/// shorter side to 384 and crops; it is not a direct resize of both sides.
+/// timm uses [`TIMM_CROP_PCT`] for Swin at 224 and for Swin V2 at 192 and 256. At 384 it uses 1.0, which
+/// resizes the shorter side to 384 and crops; it is not a direct resize of both sides.
 ///
 /// # Panics
 /// If `crop_pct` is not in `(0, 1]`.
@@ -33,8 +33,8 @@ pub fn torchvision(model: &str) -> Option<Transform> {
     Some(imagenet("torchvision", Size::square(size), Resize::ShorterSide(shorter)))
 }
 
-/// Hugging Face's `ViTImageProcessor` with the settings of the Swin models: a direct bicubic resize of both sides
-/// to `size`, no crop. Images are turned as EXIF states, as by transformers' `load_image`.
+/// Hugging Face's `ViTImageProcessor` with the settings of the Swin models: a direct bicubic resize of both
+/// sides to `size`, no crop. Images are turned as EXIF states, as by transformers' `load_image`.
 pub fn hugging_face(size: Size) -> Transform {
     Transform { orientation: Orientation::Exif, ..imagenet("hf", size, Resize::Direct) }
 }

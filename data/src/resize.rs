@@ -1,12 +1,12 @@
 //! Pillow's antialiased resampling of 8-bit RGB images, bit for bit.
 //!
 //! The filter is widened by the downscale factor. Its weights are computed in f64, normalised, and rounded to
-//! fixed point with 22 fraction bits. The first pass rounds its result to `u8`, and the second pass reads those
-//! bytes (Pillow's `src/libImaging/Resample.c`). A pass that does not change the size is skipped. Only the
-//! requested window of the result is computed; its pixels equal those of the full result.
+//! fixed point with 22 fraction bits. The first pass rounds its result to `u8`, and the second pass reads
+//! those bytes (Pillow's `src/libImaging/Resample.c`). A pass that does not change the size is skipped. Only
+//! the requested window of the result is computed; its pixels equal those of the full result.
 //!
-//! The order of the passes is that of Pillow 13 (see [`vertical_first`]). Pillow 12 and earlier always run the
-//! horizontal pass first, which rounds differently where the aspect ratio changes much.
+//! The order of the passes is that of Pillow 13 (see [`vertical_first`]). Pillow 12 and earlier always run
+//! the horizontal pass first, which rounds differently where the aspect ratio changes much.
 
 use std::ops::Range;
 
@@ -158,8 +158,8 @@ pub(crate) fn copy_window(image: &RgbImage, columns: Range<usize>, rows: Range<u
     RgbImage { width, height, pixels }
 }
 
-/// Places `image` on a black image of `width x height`, with its top left corner at column `left` and row `top`.
-/// The image must fit.
+/// Places `image` on a black image of `width x height`, with its top left corner at column `left` and row
+/// `top`. The image must fit.
 pub(crate) fn place_on_black(
     image: RgbImage,
     (width, height): (usize, usize),
@@ -204,8 +204,8 @@ fn horizontal_pass(image: &RgbImage, rows: Range<usize>, taps: &Taps, origin: us
     RgbImage { width, height, pixels }
 }
 
-/// The vertical pass over the source columns `columns`. Row 0 of `image` is position `origin` of the axis that
-/// `taps` refers to.
+/// The vertical pass over the source columns `columns`. Row 0 of `image` is position `origin` of the axis
+/// that `taps` refers to.
 fn vertical_pass(image: &RgbImage, columns: Range<usize>, taps: &Taps, origin: usize) -> RgbImage {
     let (width, height) = (columns.len(), taps.len());
     let mut pixels = vec![0; width * height * 3];

@@ -1,4 +1,5 @@
-//! Batches of images of different sizes: the images of a batch have one size, which is the batch's own, or are padded to it.
+//! Batches of images of different sizes: the images of a batch have one size, which is the batch's own, or
+//! are padded to it.
 
 use std::collections::HashMap;
 
@@ -24,11 +25,11 @@ pub struct OfOneSize {
 }
 
 impl OfOneSize {
-    /// Batches of the images `images`, positions with the sizes to which they are resized, padded by `padding`. A batch has at most
-    /// as many images as `most` gives for its size.
+    /// Batches of the images `images`, positions with the sizes to which they are resized, padded by
+    /// `padding`. A batch has at most as many images as `most` gives for its size.
     ///
-    /// Without a common size, the images of a batch are resized to one size; sizes and the images of a size stay in the order in
-    /// which they come first. With one, the images of a batch follow each other.
+    /// Without a common size, the images of a batch are resized to one size; sizes and the images of a size
+    /// stay in the order in which they come first. With one, the images of a batch follow each other.
     pub fn batches(
         images: impl IntoIterator<Item = (usize, Size)>,
         padding: Padding,
@@ -92,9 +93,10 @@ impl OfOneSize {
     }
 }
 
-/// Loads batches of images whose sizes differ from batch to batch, and prefetches them on background threads. Images are
-/// resized with the transform's filter and have its channels; nothing is cropped. The images of a batch that pads one of them are
-/// normalised ([`PixelFormat::Normalised`]), because the padding is. Dropping the loader stops and joins its threads.
+/// Loads batches of images whose sizes differ from batch to batch, and prefetches them on background threads.
+/// Images are resized with the transform's filter and have its channels; nothing is cropped. The images of a
+/// batch that pads one of them are normalised ([`PixelFormat::Normalised`]), because the padding is. Dropping
+/// the loader stops and joins its threads.
 pub struct SizedLoader {
     prefetcher: Prefetcher<BySize>,
 }
@@ -107,12 +109,12 @@ struct BySize {
 }
 
 impl SizedLoader {
-    /// Makes a loader of `batches` of images of `dataset`, which are resized as `sizing` says. It reads nothing before the first
-    /// batch is requested. The size and the resize of `transform` have no effect.
+    /// Makes a loader of `batches` of images of `dataset`, which are resized as `sizing` says. It reads
+    /// nothing before the first batch is requested. The size and the resize of `transform` have no effect.
     ///
     /// # Errors
-    /// [`DataError::Setting`], naming the setting: if a size is zero, the input has neither one nor three channels, an id is
-    /// beyond the data set, or the system cannot start the threads.
+    /// [`DataError::Setting`], naming the setting: if a size is zero, the input has neither one nor three
+    /// channels, an id is beyond the data set, or the system cannot start the threads.
     pub fn new(
         dataset: Dataset,
         sizing: Sizing,
@@ -141,8 +143,8 @@ impl SizedLoader {
         self.prefetcher.skipped()
     }
 
-    /// Batch `index` without the images that cannot be read, and these images with the reasons. The batches after it are then
-    /// prefetched.
+    /// Batch `index` without the images that cannot be read, and these images with the reasons. The batches
+    /// after it are then prefetched.
     ///
     /// # Errors
     /// [`DataError::Worker`] if a thread panicked.

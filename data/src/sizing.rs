@@ -13,12 +13,13 @@ pub enum Sizing {
     Keep,
     /// This size, whatever the proportions of the image.
     Exact(Size),
-    /// The shorter side becomes `short` pixels and the longer one follows in proportion. If that were more than `long`
-    /// pixels, the longer side becomes `long` pixels and the shorter one follows.
+    /// The shorter side becomes `short` pixels and the longer one follows in proportion. If that were more
+    /// than `long` pixels, the longer side becomes `long` pixels and the shorter one follows.
     ///
-    /// Sides are those of detectron2 (`ResizeShortestEdge`), which rounds to the nearest number and halves up. OpenMMLab
-    /// (`rescale_size`) does the same, but for a pixel where its f64 arithmetic sees a half that detectron2's does not.
-    /// transformers truncates the longer side, so that its images may be a pixel smaller.
+    /// Sides are those of detectron2 (`ResizeShortestEdge`), which rounds to the nearest number and halves
+    /// up. OpenMMLab (`rescale_size`) does the same, but for a pixel where its f64 arithmetic sees a half
+    /// that detectron2's does not. transformers truncates the longer side, so that its images may be a pixel
+    /// smaller.
     Shorter {
         /// The shorter side in pixels.
         short: usize,
@@ -29,8 +30,8 @@ pub enum Sizing {
 
 impl Sizing {
     /// The size to which an image of `image` pixels is resized. No side is 0. With a `divisor`
-    /// ([`Transform::size_divisor`](swinq_model::Transform)), sides are rounded up to its multiples, unless the image keeps its
-    /// size.
+    /// ([`Transform::size_divisor`](swinq_model::Transform)), sides are rounded up to its multiples, unless
+    /// the image keeps its size.
     pub fn apply(self, image: Size, divisor: Option<usize>) -> Size {
         let size = match self {
             Sizing::Keep => return image,
@@ -119,7 +120,8 @@ mod tests {
         }
     }
 
-    /// Sizes of detectron2's `ResizeShortestEdge.get_output_shape`. mmcv's `rescale_size` has them too, but 667 for 91 x 182.
+    /// Sizes of detectron2's `ResizeShortestEdge.get_output_shape`. mmcv's `rescale_size` has them too, but
+    /// 667 for 91 x 182.
     #[test]
     fn proportions_are_those_of_the_detectors() {
         let sizing = Sizing::Shorter { short: 800, long: 1333 };

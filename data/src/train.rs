@@ -17,7 +17,8 @@ use crate::sized::of_size;
 const ORDER_KEY: u64 = 1;
 /// First word of the key that draws the variation of a sample.
 const SAMPLE_KEY: u64 = 2;
-/// First word of the key that draws the size of batches. The mixing of images in training has the word before.
+/// First word of the key that draws the size of batches. The mixing of images in training has the word
+/// before.
 const SIZE_KEY: u64 = 4;
 
 /// Options of a [`TrainLoader`].
@@ -29,20 +30,23 @@ pub struct TrainOptions {
     pub augment: Augment,
     /// Seed of the orders and of the augmentation.
     pub seed: u64,
-    /// Whether to leave out the last batch of an epoch if it is incomplete. Every epoch leaves out different images.
+    /// Whether to leave out the last batch of an epoch if it is incomplete. Every epoch leaves out different
+    /// images.
     pub drop_last: bool,
     /// Whether to refuse a data set without labels.
     pub require_labels: bool,
-    /// Maximum bytes of decoded images cached in memory; 0 disables the cache. It affects the speed, never a batch.
+    /// Maximum bytes of decoded images cached in memory; 0 disables the cache. It affects the speed, never a
+    /// batch.
     pub cache_bytes: u64,
     /// The batches that will be requested. It affects the speed, never a batch.
     pub stride: Stride,
-    /// Number of batches in a row, numbered across epochs, for which one of [`Augment::sizes`] is drawn; at least 1.
+    /// Number of batches in a row, numbered across epochs, for which one of [`Augment::sizes`] is drawn; at
+    /// least 1.
     pub batches_of_one_size: u64,
 }
 
-/// The batches that one of several processes reads: `run` batches in a row out of every `of`, from batch `first` on. Batches
-/// are numbered across epochs.
+/// The batches that one of several processes reads: `run` batches in a row out of every `of`, from batch
+/// `first` on. Batches are numbered across epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stride {
     /// The first batch.
@@ -89,17 +93,17 @@ impl Default for TrainOptions {
 /// [`Augment`].
 ///
 /// The order of epoch `e` depends only on the seed and `e`. The variation of a sample depends only on the
-/// settings, the image's size, the seed, `e` and the sample's position in the order. Hence batch `(e, i)` does
-/// not depend on earlier reads or on the number of threads. With [`Augment::sizes`], the images of a batch have one of these sizes,
-/// which depends only on the sizes, the seed and the number of the batch, and a whole image is resized to it without a crop.
-/// Prefetching continues from the end of an epoch into
-/// the next.
+/// settings, the image's size, the seed, `e` and the sample's position in the order. Hence batch `(e, i)`
+/// does not depend on earlier reads or on the number of threads. With [`Augment::sizes`], the images of a
+/// batch have one of these sizes, which depends only on the sizes, the seed and the number of the batch, and
+/// a whole image is resized to it without a crop. Prefetching continues from the end of an epoch into the
+/// next.
 ///
 /// Up to [`LoaderOptions::skip_corrupt`] corrupt images are left out of their batches and recorded, as in
-/// [`Loader`](crate::Loader). Such a batch is shorter and may be empty; its other images and the other batches do
-/// not change. The limit counts distinct images in the batches that were requested from this loader. It therefore
-/// depends on the batch at which reading began, but it decides only whether reading fails, never the content of a
-/// batch.
+/// [`Loader`](crate::Loader). Such a batch is shorter and may be empty; its other images and the other
+/// batches do not change. The limit counts distinct images in the batches that were requested from this
+/// loader. It therefore depends on the batch at which reading began, but it decides only whether reading
+/// fails, never the content of a batch.
 ///
 /// Dropping the loader stops and joins its threads.
 pub struct TrainLoader {
@@ -118,13 +122,13 @@ struct Shuffled {
 }
 
 impl TrainLoader {
-    /// Makes a loader over the images at positions `ids` of `dataset`. It reads nothing before the first batch is
-    /// requested.
+    /// Makes a loader over the images at positions `ids` of `dataset`. It reads nothing before the first
+    /// batch is requested.
     ///
     /// # Errors
-    /// - [`DataError::Setting`], naming the setting: if the batch size is zero or, with `drop_last`, greater than the
-    ///   number of images; if there is no image; if the input size is zero; if the input has neither one nor three channels; if
-    ///   [`Augment::validate`] refuses the augmentation.
+    /// - [`DataError::Setting`], naming the setting: if the batch size is zero or, with `drop_last`, greater
+    ///   than the number of images; if there is no image; if the input size is zero; if the input has neither
+    ///   one nor three channels; if [`Augment::validate`] refuses the augmentation.
     /// - [`DataError::Setting`] if the system cannot start the threads.
     /// - [`DataError::NoLabels`] if labels are required and the data set has none.
     ///
@@ -151,7 +155,8 @@ impl TrainLoader {
         Ok(TrainLoader { prefetcher: Prefetcher::new(source, &loader)? })
     }
 
-    /// The error messages of the corrupt images left out so far, in the order in which their batches were requested.
+    /// The error messages of the corrupt images left out so far, in the order in which their batches were
+    /// requested.
     pub fn skipped(&self) -> &[String] {
         self.prefetcher.skipped()
     }
@@ -333,7 +338,7 @@ mod tests {
         assert_eq!(source.orders.lock().unwrap().len(), 2);
     }
 
-    /// The orders of the first two epochs of seed 0. They must not change, because a later version may resume a
-    /// training run.
+    /// The orders of the first two epochs of seed 0. They must not change, because a later version may resume
+    /// a training run.
     const ORDERS: [[usize; 10]; 2] = [[2, 3, 5, 7, 4, 6, 0, 9, 1, 8], [0, 8, 5, 2, 1, 3, 9, 7, 4, 6]];
 }

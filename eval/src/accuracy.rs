@@ -6,8 +6,8 @@ use crate::error::EvalError;
 /// Number of images that were classified correctly.
 ///
 /// The rank of a label is the number of classes with a higher score, plus the number of classes with the same
-/// score and a lower index: ties go to the lowest class index. An image is top-k correct if the rank of its label
-/// is below k.
+/// score and a lower index: ties go to the lowest class index. An image is top-k correct if the rank of its
+/// label is below k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Accuracy {
     /// Number of images evaluated.
@@ -33,10 +33,11 @@ impl Accuracy {
 /// Significance level of the test [`near_chance`].
 const IMPROBABLE: f64 = 1e-3;
 
-/// Whether an accuracy is that of guessing among `classes` classes, by two exact binomial tests: guessing would get as many
-/// images right in more than one of 1,000 samples, and a model halfway between guessing and certainty would get as few
-/// right in less than one. On few images both numbers may come from a good and from a bad model, and the answer is no. The
-/// fewest images that tell are 5 wrong ones of 5 among 2 classes, 9 among 10 and 10 among 1,000.
+/// Whether an accuracy is that of guessing among `classes` classes, by two exact binomial tests: guessing
+/// would get as many images right in more than one of 1,000 samples, and a model halfway between guessing and
+/// certainty would get as few right in less than one. On few images both numbers may come from a good and
+/// from a bad model, and the answer is no. The fewest images that tell are 5 wrong ones of 5 among 2 classes,
+/// 9 among 10 and 10 among 1,000.
 fn is_near_chance(accuracy: &Accuracy, classes: usize) -> bool {
     let useful = (1.0 + 1.0 / classes as f64) / 2.0;
     classes > 1
@@ -44,15 +45,15 @@ fn is_near_chance(accuracy: &Accuracy, classes: usize) -> bool {
         && at_most(accuracy.top1_correct, accuracy.images, useful) < IMPROBABLE
 }
 
-/// Whether guessing among `classes` classes would get as many images right in less than one of 1,000 samples, by an exact
-/// binomial test.
+/// Whether guessing among `classes` classes would get as many images right in less than one of 1,000 samples,
+/// by an exact binomial test.
 pub fn is_above_chance(accuracy: &Accuracy, classes: usize) -> bool {
     let guessed = |fewer| 1.0 - at_most(fewer, accuracy.images, 1.0 / classes as f64);
     classes > 1 && accuracy.top1_correct.checked_sub(1).is_some_and(|fewer| guessed(fewer) < IMPROBABLE)
 }
 
-/// The probability that at most `right` of `images` independent images are right, if each is with probability `p`, which is
-/// above 0 and below 1.
+/// The probability that at most `right` of `images` independent images are right, if each is with probability
+/// `p`, which is above 0 and below 1.
 fn at_most(right: usize, images: usize, p: f64) -> f64 {
     let odds = (p / (1.0 - p)).ln();
     let mut log = images as f64 * (1.0 - p).ln();
@@ -64,8 +65,8 @@ fn at_most(right: usize, images: usize, p: f64) -> f64 {
     sum.min(1.0)
 }
 
-/// A remark on an accuracy that guessing among `classes` classes gives, too. `None` for a better accuracy, and for too few
-/// images to tell.
+/// A remark on an accuracy that guessing among `classes` classes gives, too. `None` for a better accuracy,
+/// and for too few images to tell.
 pub fn near_chance(accuracy: &Accuracy, classes: usize) -> Option<String> {
     is_near_chance(accuracy, classes).then(|| {
         format!(

@@ -31,8 +31,8 @@ impl Collected {
         self.check().map(|()| self)
     }
 
-    /// Checks that the numbers of logits, labels and ids agree, that every logit is finite, and that every label
-    /// is a class of the model.
+    /// Checks that the numbers of logits, labels and ids agree, that every logit is finite, and that every
+    /// label is a class of the model.
     ///
     /// # Errors
     /// [`EvalError::NoImages`], [`EvalError::Length`], [`EvalError::Mismatch`] for logits without classes,
@@ -79,8 +79,8 @@ fn check_finite(logits: &Logits, ids: &[usize]) -> Result<(), EvalError> {
 
 /// Runs `classifier` on every batch of epoch 0 of `source`.
 ///
-/// `progress` is called before the first batch and after every batch with the number of images done and the number of
-/// images in the epoch. It stops the run by returning [`ControlFlow::Break`].
+/// `progress` is called before the first batch and after every batch with the number of images done and the
+/// number of images in the epoch. It stops the run by returning [`ControlFlow::Break`].
 ///
 /// # Errors
 /// - [`EvalError::Data`] and [`EvalError::Infer`] for errors of the data set and of the classifier.

@@ -9,8 +9,8 @@ use crate::error::EvalError;
 use crate::fidelity::check_paired;
 use crate::results::{ClassResult, Disagreement, Flips, Guess};
 
-/// Counts the correct images of every class that has images, by ascending class. With `reference`, it also counts
-/// the images that only one of the two classifies correctly. Empty if the images have no labels.
+/// Counts the correct images of every class that has images, by ascending class. With `reference`, it also
+/// counts the images that only one of the two classifies correctly. Empty if the images have no labels.
 ///
 /// # Errors
 /// [`EvalError::Mismatch`] if the two have different images, or an error of [`Collected::check`].
@@ -51,8 +51,9 @@ pub fn flips(reference: &Collected, own: &Collected) -> Result<Flips, EvalError>
     Ok(flips)
 }
 
-/// The `count` images on which the two disagree most: images with different top-1 classes come before others, and a
-/// larger divergence comes before a smaller one. Images whose logits are equal are left out. Names are left empty.
+/// The `count` images on which the two disagree most: images with different top-1 classes come before others,
+/// and a larger divergence comes before a smaller one. Images whose logits are equal are left out. Names are
+/// left empty.
 ///
 /// # Errors
 /// [`EvalError::Mismatch`] if the two have different images, or an error of [`Collected::check`].

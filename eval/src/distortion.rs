@@ -7,8 +7,9 @@ use crate::error::EvalError;
 
 /// Distance of a tensor `y` from its reference `r`, accumulated in f64 over any number of pieces.
 ///
-/// Pieces can be added one after another ([`update`](Distortion::update)) or accumulated separately and merged
-/// ([`merge`](Distortion::merge)). Counts and maxima do not depend on the choice; sums do so by rounding only.
+/// Pieces can be added one after another ([`update`](Distortion::update)) or accumulated separately and
+/// merged ([`merge`](Distortion::merge)). Counts and maxima do not depend on the choice; sums do so by
+/// rounding only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Distortion {
     /// Number of elements.
@@ -84,7 +85,8 @@ impl Distortion {
     /// Number of words of [`Distortion::words`].
     pub(crate) const WORDS: usize = 10;
 
-    /// The counts and the bits of the sums, from which [`Distortion::from_words`] makes the same distortion again.
+    /// The counts and the bits of the sums, from which [`Distortion::from_words`] makes the same distortion
+    /// again.
     pub(crate) fn words(&self) -> [u64; Distortion::WORDS] {
         let sums = [self.max_abs, self.l1, self.signal, self.noise, self.other, self.dot].map(f64::to_bits);
         let [max_abs, l1, signal, noise, other, dot] = sums;
@@ -123,8 +125,8 @@ impl Distortion {
         if self.noise == 0.0 { f64::INFINITY } else { 10.0 * libm::log10(self.signal / self.noise) }
     }
 
-    /// Cosine of the angle between the tensors as vectors, in [-1, 1]. Two tensors of zeros have cosine 1; one of
-    /// zeros has cosine 0 with any other.
+    /// Cosine of the angle between the tensors as vectors, in [-1, 1]. Two tensors of zeros have cosine 1;
+    /// one of zeros has cosine 0 with any other.
     pub fn cosine(&self) -> f64 {
         if self.signal == 0.0 && self.other == 0.0 {
             return 1.0;
@@ -135,8 +137,8 @@ impl Distortion {
         (self.dot / (self.signal.sqrt() * self.other.sqrt())).clamp(-1.0, 1.0)
     }
 
-    /// The norm of the error relative to the norm of the reference, `sqrt(sum (y - r)^2 / sum r^2)`. 0 without noise, `None`
-    /// for noise without signal.
+    /// The norm of the error relative to the norm of the reference, `sqrt(sum (y - r)^2 / sum r^2)`. 0
+    /// without noise, `None` for noise without signal.
     pub fn relative(&self) -> Option<f64> {
         match (self.noise, self.signal) {
             (0.0, _) => Some(0.0),

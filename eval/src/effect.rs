@@ -23,18 +23,19 @@ pub struct EffectSums {
     /// Sum of the images' divergences.
     kl: f64,
     distortion: Distortion,
-    /// Names of the outputs of a backbone that count, and their distances. The sums above that are about classes are 0 then.
+    /// Names of the outputs of a backbone that count, and their distances. The sums above that are about
+    /// classes are 0 then.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     outputs: Vec<(String, Distortion)>,
 }
 
 impl EffectSums {
-    /// Adds images: `reference` holds the float model's logits, `other` the other model's. `labels` holds their
-    /// classes, or nothing.
+    /// Adds images: `reference` holds the float model's logits, `other` the other model's. `labels` holds
+    /// their classes, or nothing.
     ///
     /// # Errors
-    /// [`EvalError::Length`] for different lengths, [`EvalError::NonFinite`] for NaN or infinity. Nothing is added
-    /// then.
+    /// [`EvalError::Length`] for different lengths, [`EvalError::NonFinite`] for NaN or infinity. Nothing is
+    /// added then.
     pub fn add(&mut self, reference: &Logits, other: &Logits, labels: &[u32]) -> Result<(), EvalError> {
         self.distortion.update(&reference.values, &other.values)?;
         for (image, (r, y)) in reference.rows().zip(other.rows()).enumerate() {
@@ -52,7 +53,8 @@ impl EffectSums {
         Ok(())
     }
 
-    /// Adds `images` images of a backbone: the name of each output that counts, the float model's values and the other model's.
+    /// Adds `images` images of a backbone: the name of each output that counts, the float model's values and
+    /// the other model's.
     ///
     /// # Errors
     /// Those of [`EffectSums::add`].
@@ -92,14 +94,15 @@ impl EffectSums {
         self.distortion.merge(&other.distortion);
     }
 
-    /// The standard error of the difference of the two top-1 accuracies, as a fraction: the root of the number of
-    /// images that only one model classifies correctly, divided by the number of images. 0 if there is no such image.
+    /// The standard error of the difference of the two top-1 accuracies, as a fraction: the root of the
+    /// number of images that only one model classifies correctly, divided by the number of images. 0 if there
+    /// is no such image.
     pub fn top1_standard_error(&self) -> f64 {
         if self.images == 0 { 0.0 } else { (self.top1_discordant as f64).sqrt() / self.images as f64 }
     }
 
-    /// The effect: ratios and means of the sums. The number of correct images is absent unless every image has a
-    /// label. The SQNR and the cosine of a backbone are the lowest of its outputs.
+    /// The effect: ratios and means of the sums. The number of correct images is absent unless every image
+    /// has a label. The SQNR and the cosine of a backbone are the lowest of its outputs.
     pub fn effect(&self) -> Effect {
         if !self.outputs.is_empty() {
             return self.effect_on_maps();

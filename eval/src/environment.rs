@@ -45,7 +45,8 @@ pub struct Environment {
     /// Main memory in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Load average of the last minute at the start of the run: the mean number of threads that ran or waited.
+    /// Load average of the last minute at the start of the run: the mean number of threads that ran or
+    /// waited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub load_average: Option<f64>,
     /// Start of the run, UTC, ISO 8601.
@@ -59,8 +60,8 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// Describes this machine at this time. `isa` is the instruction set of the CPU kernels (`None` if none ran),
-    /// `threads` the number of worker threads, and `libraries` the versions by name.
+    /// Describes this machine at this time. `isa` is the instruction set of the CPU kernels (`None` if none
+    /// ran), `threads` the number of worker threads, and `libraries` the versions by name.
     pub fn detect(isa: Option<&str>, threads: usize, libraries: BTreeMap<String, String>) -> Environment {
         Environment {
             swinq: env!("CARGO_PKG_VERSION").to_owned(),
@@ -94,8 +95,8 @@ pub struct Load {
 const DISTURBED: f64 = 0.1;
 
 impl Load {
-    /// The cores that other processes kept busy, if they were more than a tenth of the machine's `cores`: a latency that was measured
-    /// meanwhile is disturbed.
+    /// The cores that other processes kept busy, if they were more than a tenth of the machine's `cores`: a
+    /// latency that was measured meanwhile is disturbed.
     pub fn disturbance(&self, cores: usize) -> Option<f64> {
         self.other_cores.filter(|&other| other > DISTURBED * cores as f64)
     }
@@ -127,7 +128,8 @@ impl LoadSum {
     }
 }
 
-/// The warning that other processes used `busy` of `cores` cores while `models`, which have their verb, were measured.
+/// The warning that other processes used `busy` of `cores` cores while `models`, which have their verb, were
+/// measured.
 pub(crate) fn disturbed(busy: f64, cores: usize, models: &str) -> String {
     format!(
         "Latency is disturbed: other processes used up to {busy:.1} of {cores} cores while {models} measured."

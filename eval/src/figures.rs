@@ -28,7 +28,8 @@ impl ModelResult {
         Ok(accuracy)
     }
 
-    /// Stores the agreement of the model with `baseline`. `name_of` names an image by its position in the data set.
+    /// Stores the agreement of the model with `baseline`. `name_of` names an image by its position in the
+    /// data set.
     ///
     /// # Errors
     /// [`EvalError::Mismatch`] if the two have different images; the errors of [`Collected::check`].

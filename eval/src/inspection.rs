@@ -50,8 +50,8 @@ pub struct Inspection<'a> {
 }
 
 impl<'a> Inspection<'a> {
-    /// The description of `model`, which was read from `file`, without launches. `info` describes the file if it is a
-    /// checkpoint of swinq.
+    /// The description of `model`, which was read from `file`, without launches. `info` describes the file if
+    /// it is a checkpoint of swinq.
     pub fn of(
         model: &'a QuantizedModel,
         file: &str,
@@ -105,7 +105,8 @@ fn site_result(model: &QuantizedModel, site: Site) -> SiteResult {
     }
 }
 
-/// Whether the scales of a quantized weight, or of an activation whose channels have their own, are per channel.
+/// Whether the scales of a quantized weight, or of an activation whose channels have their own, are per
+/// channel.
 fn granularity(site: Site, state: &SiteState) -> Option<Granularity> {
     let of_weight = (state.spec.enabled && site.is_weight()).then_some(state.spec.granularity);
     state.channels.as_ref().map(|_| Granularity::Channel).or(of_weight)

@@ -7,7 +7,8 @@ use crate::collected::Collected;
 use crate::error::EvalError;
 use crate::fidelity::check_paired;
 
-/// A difference of top-1 accuracies with its 95 % confidence interval, as fractions (0.01 is one percentage point).
+/// A difference of top-1 accuracies with its 95 % confidence interval, as fractions (0.01 is one percentage
+/// point).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Interval {
     /// Accuracy of the other model minus the reference's.
@@ -34,12 +35,12 @@ struct Pairs {
 ///
 /// The interval is Newcombe's hybrid score interval with continuity-corrected correlation: method 10 of R. G.
 /// Newcombe, "Improved confidence intervals for the difference between binomial proportions based on paired
-/// data", Statistics in Medicine 17 (1998), 2635-2650. Unlike Wald's interval, it has a width even if the models
-/// never differ.
+/// data", Statistics in Medicine 17 (1998), 2635-2650. Unlike Wald's interval, it has a width even if the
+/// models never differ.
 ///
 /// # Errors
-/// [`EvalError::Mismatch`] if the two have different images or labels, [`EvalError::NoLabels`], or an error of
-/// [`Collected::check`].
+/// [`EvalError::Mismatch`] if the two have different images or labels, [`EvalError::NoLabels`], or an error
+/// of [`Collected::check`].
 pub fn top1_difference(reference: &Collected, other: &Collected) -> Result<Interval, EvalError> {
     check_paired(reference, other)?;
     let (a, b) = (ranks(reference)?, ranks(other)?);
@@ -73,8 +74,9 @@ impl Pairs {
         }
     }
 
-    /// Correlation (phi) of the two models' successes. Newcombe's continuity correction reduces the numerator of
-    /// a positive one by half the number of images, at most to 0. It is 0 if a margin of the table is empty.
+    /// Correlation (phi) of the two models' successes. Newcombe's continuity correction reduces the numerator
+    /// of a positive one by half the number of images, at most to 0. It is 0 if a margin of the table is
+    /// empty.
     fn correlation(self) -> f64 {
         let [a, b, c, d] =
             [self.both, self.only_reference, self.only_other, self.neither].map(|count| count as f64);
@@ -111,8 +113,8 @@ mod tests {
 
     #[test]
     fn limits_equal_those_of_the_defining_equations() {
-        // From tests/interval_oracle.py: [both, only the first, only the second, neither], limits of first minus
-        // second.
+        // From tests/interval_oracle.py: [both, only the first, only the second, neither], limits of first
+        // minus second.
         let cases = [
             ([36, 12, 2, 0], [0.0569295840, 0.3404276030]),
             ([20, 12, 2, 16], [0.0561564248, 0.3292069954]),
@@ -157,8 +159,8 @@ mod tests {
             let interval = pairs.newcombe();
             covered += usize::from(interval.low <= -0.02 && -0.02 <= interval.high);
         }
-        // The expected number is 3800 with a standard deviation of 14. The method is slightly conservative, so
-        // the bounds are wider above.
+        // The expected number is 3800 with a standard deviation of 14. The method is slightly conservative,
+        // so the bounds are wider above.
         assert!((3750..=3940).contains(&covered), "{covered} of 4000");
     }
 }

@@ -88,9 +88,9 @@ impl Latency {
     }
 
     /// Limits of the 95 % confidence interval of the median in milliseconds: the order statistics of ranks
-    /// `n / 2 -+ 0.98 sqrt(n)`, which need no assumption about the distribution (H. A. David and H. N. Nagaraja,
-    /// "Order Statistics", 3rd edition, section 7.1, with the normal approximation of the binomial distribution).
-    /// `None` for fewer than 6 runs, which no such interval covers with 95 %.
+    /// `n / 2 -+ 0.98 sqrt(n)`, which need no assumption about the distribution (H. A. David and H. N.
+    /// Nagaraja, "Order Statistics", 3rd edition, section 7.1, with the normal approximation of the binomial
+    /// distribution). `None` for fewer than 6 runs, which no such interval covers with 95 %.
     pub fn median_interval(&self) -> Option<[f64; 2]> {
         let n = self.runs() as f64;
         if self.runs() < 6 {
@@ -137,7 +137,8 @@ impl Latency {
         self.total() / self.runs() as f64
     }
 
-    /// Images per second if a run processes `batch` images: the images of all runs divided by their total time.
+    /// Images per second if a run processes `batch` images: the images of all runs divided by their total
+    /// time.
     pub fn images_per_second(&self, batch: usize) -> f64 {
         1000.0 * batch as f64 / self.mean()
     }
@@ -170,14 +171,16 @@ pub fn measure(
     Ok(all.remove(0))
 }
 
-/// Measures several steps interleaved, so that changes of the machine's clock rate or load affect all of them alike.
+/// Measures several steps interleaved, so that changes of the machine's clock rate or load affect all of them
+/// alike.
 ///
 /// Every round runs each step once and starts with the step after the one that the last round started with.
-/// Rounds are repeated until every step has met both minimums of `options`, so that all have the same number of
-/// runs. The warm-up runs in the same way.
+/// Rounds are repeated until every step has met both minimums of `options`, so that all have the same number
+/// of runs. The warm-up runs in the same way.
 ///
 /// # Errors
-/// [`EvalError::Step`] with the index of a step that fails, [`EvalError::Samples`] if a minimum is not finite.
+/// [`EvalError::Step`] with the index of a step that fails, [`EvalError::Samples`] if a minimum is not
+/// finite.
 pub fn measure_interleaved(
     steps: &mut [Step<'_>],
     options: &LatencyOptions,
@@ -204,7 +207,8 @@ fn measure_with_clock(
     samples.into_iter().map(Latency::from_samples).collect()
 }
 
-/// Runs rounds until every step has `min_runs` runs and `min_ms` milliseconds; returns the times of each step.
+/// Runs rounds until every step has `min_runs` runs and `min_ms` milliseconds; returns the times of each
+/// step.
 fn run_rounds(
     steps: &mut [Step<'_>],
     min_ms: f64,
@@ -253,7 +257,8 @@ mod tests {
         let options = LatencyOptions { warmup_ms: 3.0, min_ms: 10.0, min_runs: 2 };
         let mut steps = steps(&[2.0, 5.0], &now, &turns);
         let all = measure_with_clock(&mut steps, &options, &mut || now.get()).unwrap();
-        // The warm-up takes 2 rounds, until the quicker step has 3 ms. The measurement takes 5, until it has 10 ms.
+        // The warm-up takes 2 rounds, until the quicker step has 3 ms. The measurement takes 5, until it has
+        // 10 ms.
         assert_eq!(*turns.borrow(), [0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1]);
         assert_eq!(all[0].samples_ms(), [2.0; 5]);
         assert_eq!(all[1].samples_ms(), [5.0; 5]);

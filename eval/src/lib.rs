@@ -1,5 +1,5 @@
-//! Evaluation of quantized models: accuracy, agreement with the float model, latency, and reports (text, JSON,
-//! and one self-contained HTML file).
+//! Evaluation of quantized models: accuracy, agreement with the float model, latency, and reports (text,
+//! JSON, and one self-contained HTML file).
 //!
 //! The crate depends on no engine and no data set. Both are passed in as trait objects of `swinq-model`
 //! ([`Classifier`](swinq_model::Classifier) and [`BatchSource`](swinq_model::BatchSource)).

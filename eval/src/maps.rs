@@ -21,8 +21,8 @@ pub struct ImageErrors {
     pub outputs: Vec<Distortion>,
 }
 
-/// The distances of the maps of all images. They are kept by image, so that sums over images are made in one order, whatever
-/// the batches were.
+/// The distances of the maps of all images. They are kept by image, so that sums over images are made in one
+/// order, whatever the batches were.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MapErrors {
     /// Names of the outputs.
@@ -37,11 +37,12 @@ impl MapErrors {
         MapErrors { outputs, images: Vec::new() }
     }
 
-    /// Adds the images `ids`, which have the size `size`. Both `reference` and `other` hold the maps of each output, of one
-    /// image behind the other.
+    /// Adds the images `ids`, which have the size `size`. Both `reference` and `other` hold the maps of each
+    /// output, of one image behind the other.
     ///
     /// # Errors
-    /// [`EvalError::Length`] for maps that do not belong to these images and outputs; [`EvalError::NonFiniteMap`].
+    /// [`EvalError::Length`] for maps that do not belong to these images and outputs;
+    /// [`EvalError::NonFiniteMap`].
     pub fn add(
         &mut self,
         ids: &[usize],
@@ -122,7 +123,8 @@ impl MapErrors {
 }
 
 impl ModelResult {
-    /// Stores how far the maps of the model are from the baseline's. `name_of` names an image by its position in the data set.
+    /// Stores how far the maps of the model are from the baseline's. `name_of` names an image by its position
+    /// in the data set.
     ///
     /// # Errors
     /// [`EvalError::NoImages`].

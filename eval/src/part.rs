@@ -1,6 +1,6 @@
-//! An evaluation in parts: the logits of several models on some of the images each, or the distances of the feature maps of
-//! single images. All figures follow from these, which are stored as they are, so that the figures of the merged parts are those
-//! of one evaluation, bit for bit.
+//! An evaluation in parts: the logits of several models on some of the images each, or the distances of the
+//! feature maps of single images. All figures follow from these, which are stored as they are, so that the
+//! figures of the merged parts are those of one evaluation, bit for bit.
 
 use swinq_model::part::{PartTensor, PartTensors, StoredTensors};
 use swinq_model::{Logits, ModelError};
@@ -41,8 +41,8 @@ pub fn nothing(models: usize, classes: usize) -> Vec<Collected> {
     vec![Collected { logits, labels: Vec::new(), ids: Vec::new() }; models]
 }
 
-/// Adds the images of a part to those of the parts before it, and returns their number. `labelled` says whether the
-/// images have labels.
+/// Adds the images of a part to those of the parts before it, and returns their number. `labelled` says
+/// whether the images have labels.
 ///
 /// # Errors
 /// [`EvalError::Model`] for tensors that are missing or contradict each other.
@@ -74,7 +74,8 @@ fn logits(tensors: &StoredTensors<'_>, name: &str, expected: [usize; 2]) -> Resu
     Ok(values)
 }
 
-/// The tensors of a part of an evaluation of backbones: the distances of each but the first, for the same images.
+/// The tensors of a part of an evaluation of backbones: the distances of each but the first, for the same
+/// images.
 ///
 /// # Errors
 /// [`EvalError::Mismatch`] if the models have run on different images, or there is only one.

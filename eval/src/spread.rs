@@ -14,11 +14,12 @@ pub struct ImageNoise {
 }
 
 impl ImageNoise {
-    /// The noise of `images` images. Each of `outputs` has the values of a reference and of another model, of one image behind the
-    /// other.
+    /// The noise of `images` images. Each of `outputs` has the values of a reference and of another model, of
+    /// one image behind the other.
     ///
     /// # Errors
-    /// [`EvalError::Length`] for values of different lengths, and for a length that is no multiple of the number of images.
+    /// [`EvalError::Length`] for values of different lengths, and for a length that is no multiple of the
+    /// number of images.
     pub fn of<'a>(
         images: usize,
         outputs: impl IntoIterator<Item = (&'a [f32], &'a [f32])>,
@@ -40,16 +41,17 @@ impl ImageNoise {
         self.outputs.iter_mut().zip(&other.outputs).for_each(|(all, own)| all.extend(own));
     }
 
-    /// Half of the 95 % interval of the SQNR in dB, of the worst output; `None` for fewer than two images, and for an infinite SQNR.
+    /// Half of the 95 % interval of the SQNR in dB, of the worst output; `None` for fewer than two images,
+    /// and for an infinite SQNR.
     ///
-    /// The interval is that of Student's distribution with the standard error of a ratio of sums over images, by linearisation
-    /// (W. G. Cochran, "Sampling Techniques", 3rd edition, section 6.4).
+    /// The interval is that of Student's distribution with the standard error of a ratio of sums over images,
+    /// by linearisation (W. G. Cochran, "Sampling Techniques", 3rd edition, section 6.4).
     pub fn sqnr_spread_db(&self) -> Option<f64> {
         spread(&influences(self.worst()?)?)
     }
 
-    /// Half of the 95 % interval in dB of the SQNR's gain over `whole`, another model on the same images. Noise that both have on an
-    /// image cancels. `None` as for [`ImageNoise::sqnr_spread_db`].
+    /// Half of the 95 % interval in dB of the SQNR's gain over `whole`, another model on the same images.
+    /// Noise that both have on an image cancels. `None` as for [`ImageNoise::sqnr_spread_db`].
     pub fn gain_spread_db(&self, whole: &ImageNoise) -> Option<f64> {
         let (own, base) = (influences(self.worst()?)?, influences(whole.worst()?)?);
         let paired = own.len() == base.len();
@@ -96,7 +98,8 @@ fn spread(influences: &[f64]) -> Option<f64> {
     Some(to_db * student(n - 1.0) * (n / (n - 1.0) * squares).sqrt())
 }
 
-/// The quantile 0.975 of Student's distribution with `degrees` degrees of freedom, by its expansion (Abramowitz and Stegun, 26.7.5).
+/// The quantile 0.975 of Student's distribution with `degrees` degrees of freedom, by its expansion
+/// (Abramowitz and Stegun, 26.7.5).
 fn student(degrees: f64) -> f64 {
     let terms = [
         Z,

@@ -12,8 +12,8 @@ pub fn acc_line(accuracy: &Accuracy) -> String {
     format!(" * Acc@1 {:.3} Acc@5 {:.3}", accuracy.top1_percent(), accuracy.top5_percent())
 }
 
-/// A summary in the format of NVIDIA's `trtexec`: throughput in queries (batches of `batch` images) per second,
-/// latency per batch, and images per second.
+/// A summary in the format of NVIDIA's `trtexec`: throughput in queries (batches of `batch` images) per
+/// second, latency per batch, and images per second.
 pub fn performance_summary(name: &str, batch: usize, latency: &Latency) -> String {
     let percentile = |p: u8| format!("percentile({p}%) = {:.6} ms", latency.percentile(f64::from(p)));
     format!(
@@ -46,12 +46,13 @@ const WIDTH: usize = 100;
 /// Number of images that are named below the tables for each model.
 const WORST: usize = 3;
 
-/// A Markdown table of accuracy, speed and size, with a row per figure and a column per model. Models that would make it wider than
-/// 100 columns of text stand in a further table.
+/// A Markdown table of accuracy, speed and size, with a row per figure and a column per model. Models that
+/// would make it wider than 100 columns of text stand in a further table.
 ///
-/// The first model is the baseline. The others show their difference from it, as in `80.748(-0.434)`. A figure
-/// that a model lacks is `-`, and one that no model has is left out. Below the table stands which latencies were
-/// measured while other processes worked, if there are any, and the peak memory of the process, if it is known.
+/// The first model is the baseline. The others show their difference from it, as in `80.748(-0.434)`. A
+/// figure that a model lacks is `-`, and one that no model has is left out. Below the table stands which
+/// latencies were measured while other processes worked, if there are any, and the peak memory of the
+/// process, if it is known.
 pub fn table(results: &Results) -> String {
     let (accuracy, speed) = (accuracy_columns(results), speed_columns(results));
     let columns = accuracy.into_iter().chain(speed).chain(size_columns(results)).collect();
@@ -103,7 +104,8 @@ fn column_width(header: &[String], rows: &[Vec<String>], c: usize) -> usize {
     cells.map(|cell| cell.chars().count()).max().unwrap_or(0) + 3
 }
 
-/// Header and rows of tables that are at most [`WIDTH`] wide, if a single column is not wider. Each has the first column.
+/// Header and rows of tables that are at most [`WIDTH`] wide, if a single column is not wider. Each has the
+/// first column.
 fn split(header: Vec<String>, rows: Vec<Vec<String>>) -> Vec<(Vec<String>, Vec<Vec<String>>)> {
     let width = |c| column_width(&header, &rows, c);
     let (mut tables, mut columns, mut used) = (Vec::new(), Vec::new(), 1 + width(0));
@@ -243,8 +245,8 @@ pub(crate) fn speed_columns<'a>(results: &Results) -> Vec<Column<'a>> {
     columns
 }
 
-/// A time with the speed-up over the baseline, as in `11.000 (2.36x)`. The speed-up is left out for the baseline
-/// itself, and if the baseline has no time.
+/// A time with the speed-up over the baseline, as in `11.000 (2.36x)`. The speed-up is left out for the
+/// baseline itself, and if the baseline has no time.
 fn with_speedup(
     base: &ModelResult,
     model: &ModelResult,

@@ -4,8 +4,9 @@
 //! cargo run -p swinq-float --example features -- MODEL IMAGES OUT [--cfg NAME] [--prefix P] [--stages 0,1]
 //! ```
 //!
-//! IMAGES holds normalised images, f32 `[batch, channels, height, width]`, under any names. OUT gets for each image `I` and each
-//! output `I.stageK`, f32 `[batch, channels, height, width]`. An image that the network refuses is named, and has no output.
+//! IMAGES holds normalised images, f32 `[batch, channels, height, width]`, under any names. OUT gets for each
+//! image `I` and each output `I.stageK`, f32 `[batch, channels, height, width]`. An image that the network
+//! refuses is named, and has no output.
 
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -35,8 +35,8 @@ pub struct Attention<'a> {
 }
 
 impl Attention<'_> {
-    /// Queries, keys and values, the tensors of their sites: `[windows, heads, n, head_dim]` each. They are parts of
-    /// [`Attention::qkv`]; in Swin V2 queries and keys are normalised to length 1.
+    /// Queries, keys and values, the tensors of their sites: `[windows, heads, n, head_dim]` each. They are
+    /// parts of [`Attention::qkv`]; in Swin V2 queries and keys are normalised to length 1.
     ///
     /// # Errors
     /// Shapes that do not fit, or a forward pass on a tape, where attention is one operation.
@@ -104,14 +104,16 @@ impl Attention<'_> {
                 "cannot be trained in a Swin V2, whose heads have their own scales; disable it with a rule";
             return Err(ModelError::site(Site::Scores(self.block), problem).into());
         }
-        // The factors become part of the queries, so that the rest is the attention of Swin V1 with the factor 1.
+        // The factors become part of the queries, so that the rest is the attention of Swin V1 with the
+        // factor 1.
         let scaled = taped::cosine(self.ops, &self.qkv, logarithms, [&sites.q, &sites.k])?;
         let rest = AttentionSites { q: None, k: None, ..sites.clone() };
         Ok(taped::attention(self.ops, &scaled, 1.0, &self.bias, self.mask, &rest)?)
     }
 
-    /// The whole attention in float, without its sites: `[windows * n, heads * head_dim]`. On the host it has the bits of its
-    /// parts. `None` where only the parts exist: in Swin V2 on the host, and in candle's operations without a tape.
+    /// The whole attention in float, without its sites: `[windows * n, heads * head_dim]`. On the host it has
+    /// the bits of its parts. `None` where only the parts exist: in Swin V2 on the host, and in candle's
+    /// operations without a tape.
     ///
     /// # Errors
     /// The errors of [`Attention::at_once`].
@@ -151,7 +153,8 @@ impl Attention<'_> {
         Ok(self.parts()?.softmax(logits)?)
     }
 
-    /// [`Attention::softmax`] of `logits` `[windows, heads, n, n]`, times `v` `[windows, heads, n, head_dim]`.
+    /// [`Attention::softmax`] of `logits` `[windows, heads, n, n]`, times `v`
+    /// `[windows, heads, n, head_dim]`.
     ///
     /// # Errors
     /// Shapes that do not fit.

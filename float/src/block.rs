@@ -62,7 +62,8 @@ pub(super) fn mlp_branch(
     residual(x, branch, Linear::Fc2(weights.id), ops, sites)
 }
 
-/// Adds `branch`, which the layer `end` ends, to `shortcut`. The site of the branch is visited also where nothing is quantized: training drops branches there.
+/// Adds `branch`, which the layer `end` ends, to `shortcut`. The site of the branch is visited also where
+/// nothing is quantized: training drops branches there.
 fn residual(
     shortcut: Tensor,
     branch: Tensor,

@@ -10,8 +10,8 @@ use swinq_model::batch::{Batch, BoxError, Classifier, Logits, Transform};
 use swinq_model::quantized::{FloatModel, QuantizedModel};
 use swinq_model::{ModelError, Size};
 
-/// A network that runs the float forward, a classifier or a backbone: of a float model, or of a quantized model in simulation. Calls from several
-/// threads take turns.
+/// A network that runs the float forward, a classifier or a backbone: of a float model, or of a quantized
+/// model in simulation. Calls from several threads take turns.
 pub struct FloatClassifier {
     swin: Swin,
     transform: Transform,
@@ -46,8 +46,8 @@ impl FloatClassifier {
 }
 
 impl FloatClassifier {
-    /// Every output of the images of `batch`, f32 with the channels first: the logits `[n, classes]`, or the feature maps
-    /// `[n, channels, height, width]` of a backbone.
+    /// Every output of the images of `batch`, f32 with the channels first: the logits `[n, classes]`, or the
+    /// feature maps `[n, channels, height, width]` of a backbone.
     ///
     /// # Errors
     /// The errors of [`Swin::images`] and [`Swin::outputs`].

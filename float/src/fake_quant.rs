@@ -30,9 +30,9 @@ const EXACT_WIDE: usize = 512;
 /// linear layer whose two operands are quantized sums products of codes, exactly. A site that is off leaves
 /// its tensor unchanged.
 ///
-/// On the host ([`Compute::Host`]) all arithmetic equals the reference's, bit for bit. Elsewhere it consists of candle's
-/// operations: codes and sums of codes equal the reference's; the exponential, GELU and norms are candle's, and a
-/// multiplication followed by an addition rounds twice.
+/// On the host ([`Compute::Host`]) all arithmetic equals the reference's, bit for bit. Elsewhere it consists
+/// of candle's operations: codes and sums of codes equal the reference's; the exponential, GELU and norms are
+/// candle's, and a multiplication followed by an addition rounds twice.
 pub struct FakeQuant {
     quantizers: BTreeMap<Site, Quantizer>,
     /// The quantizers of sites whose channels have their own; `quantizers` has the common scale.

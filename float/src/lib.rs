@@ -37,8 +37,8 @@ use swinq_model::site::{Linear, Site};
 /// [`Sites::linear`] and [`Sites::attention`] if an implementation replaces these functions. Tensors are f32;
 /// `x` and `logits` may be views of larger tensors.
 ///
-/// By default every tensor stays unchanged, so an implementation that looks at some tensors has the functions of these
-/// alone. A forward pass calls [`Sites::activation`], [`Sites::linear`], [`Sites::attention`] and
+/// By default every tensor stays unchanged, so an implementation that looks at some tensors has the functions
+/// of these alone. A forward pass calls [`Sites::activation`], [`Sites::linear`], [`Sites::attention`] and
 /// [`Sites::residual`]; the defaults of these call the others.
 pub trait Sites {
     /// Called with an activation in the forward pass's layout. Every value belongs to the site; none is
@@ -74,8 +74,8 @@ pub trait Sites {
         true
     }
 
-    /// Called with the residual stream, `[images * tokens, c]`, after a layer has made it or has been added to it: the patch
-    /// embedding, `attn.proj`, `mlp.fc2` and a reduction, each with the norm behind it.
+    /// Called with the residual stream, `[images * tokens, c]`, after a layer has made it or has been added
+    /// to it: the patch embedding, `attn.proj`, `mlp.fc2` and a reduction, each with the norm behind it.
     ///
     /// # Errors
     /// The errors of [`Sites::activation`].
@@ -94,10 +94,12 @@ pub trait Sites {
     }
 
     /// Computes attention inside every window of a block, through its sites:
-    /// `[windows * n, heads * head_dim]`. The default computes in float, part by part if one of the sites is watched.
+    /// `[windows * n, heads * head_dim]`. The default computes in float, part by part if one of the sites is
+    /// watched.
     ///
     /// # Errors
-    /// The errors of [`Sites::activation`]; a site is watched, but attention is one operation ([`ops::Ops::tape`]).
+    /// The errors of [`Sites::activation`]; a site is watched, but attention is one operation
+    /// ([`ops::Ops::tape`]).
     fn attention(&mut self, attention: &Attention<'_>) -> Result<Tensor, FloatError> {
         let block = attention.block;
         let inside =
@@ -133,8 +135,8 @@ pub fn linear_in_float<S: Sites + ?Sized>(
     Ok(layer.finish(y)?)
 }
 
-/// Float attention inside every window of a block, part by part through its sites, ending with [`Sites::attend`]:
-/// `[windows * n, heads * head_dim]`.
+/// Float attention inside every window of a block, part by part through its sites, ending with
+/// [`Sites::attend`]: `[windows * n, heads * head_dim]`.
 ///
 /// # Errors
 /// An error of `sites`; the errors of [`Attention::split`].

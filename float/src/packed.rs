@@ -1,5 +1,5 @@
-//! Float linear layers on packed weights and float attention, with the engine's kernels, for the forward pass on the
-//! host.
+//! Float linear layers on packed weights and float attention, with the engine's kernels, for the forward pass
+//! on the host.
 
 use candle_core::{Result, Tensor};
 use swinq_kernels::{
@@ -84,8 +84,8 @@ pub(super) struct PackedAttention {
 }
 
 impl PackedAttention {
-    /// Prepares the attention of a block of `stage`, whose grid is `shifted` if it is an odd one; `scales` `[heads]` are the
-    /// factors of `q k^T`, and `bias` `[heads, n, n]` is added to it.
+    /// Prepares the attention of a block of `stage`, whose grid is `shifted` if it is an odd one; `scales`
+    /// `[heads]` are the factors of `q k^T`, and `bias` `[heads, n, n]` is added to it.
     pub fn new(
         cpu: Cpu,
         stage: &Stage,
@@ -112,8 +112,8 @@ impl PackedAttention {
         Ok(PackedAttention { attention, tokens: stage.window_tokens() })
     }
 
-    /// Runs attention on `qkv` `[rows, 3 * c]`, rows in window order: `[rows, c]`. `masks` has the number of the mask of each
-    /// window of an image.
+    /// Runs attention on `qkv` `[rows, 3 * c]`, rows in window order: `[rows, c]`. `masks` has the number of
+    /// the mask of each window of an image.
     pub fn run(&self, qkv: &Tensor, masks: &[u8]) -> Result<Tensor> {
         let (rows, width) = qkv.dims2()?;
         let mut out = zeros(rows * width / 3);

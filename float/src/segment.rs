@@ -6,9 +6,9 @@ use swinq_model::site::{BlockId, Branch, Linear};
 /// A part of the network that reads and returns one tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Segment {
-    /// Patch embedding, with its norm and position embedding: normalised images `[n, channels, height, width]`, or their
-    /// patches `[n * tokens, channels * patch^2]`, to tokens `[n * tokens, c]`. A network of tokens has none of that: its patches
-    /// are the tokens.
+    /// Patch embedding, with its norm and position embedding: normalised images
+    /// `[n, channels, height, width]`, or their patches `[n * tokens, channels * patch^2]`, to tokens
+    /// `[n * tokens, c]`. A network of tokens has none of that: its patches are the tokens.
     Embed,
     /// One of a block's two branches, and its addition to the residual stream `[n * tokens, c]`.
     Branch(BlockId, Branch),
@@ -37,7 +37,8 @@ impl Segment {
         segments
     }
 
-    /// The index of the output of a backbone that the result of the segment is, before its norm. A stage has one at most.
+    /// The index of the output of a backbone that the result of the segment is, before its norm. A stage has
+    /// one at most.
     pub fn output(self, config: &SwinConfig) -> Option<usize> {
         let (stage, blocks) = match self {
             Segment::Branch(BlockId { stage, block }, Branch::Mlp) => (stage, block + 1),

@@ -61,9 +61,9 @@ impl Swin {
         Swin::assemble(config, &moved, Some(tensors), device, Compute::for_inference(device)?.into())
     }
 
-    /// The network of `config` with the operations `ops`, for gradients. The forward pass uses the current values of `tensors`,
-    /// which are on `device`. A tape must watch those whose gradients are needed; without one, in candle's operations, they may
-    /// be candle's variables.
+    /// The network of `config` with the operations `ops`, for gradients. The forward pass uses the current
+    /// values of `tensors`, which are on `device`. A tape must watch those whose gradients are needed;
+    /// without one, in candle's operations, they may be candle's variables.
     ///
     /// # Errors
     /// An invalid configuration, or a missing tensor. Shapes are not checked.
@@ -117,7 +117,8 @@ impl Swin {
     /// The normalised images of `batch`: f32 `[n, channels, height, width]`.
     ///
     /// # Errors
-    /// [`ModelError::Config`] for images with another number of channels, or pixels that are not the batch's images.
+    /// [`ModelError::Config`] for images with another number of channels, or pixels that are not the batch's
+    /// images.
     pub fn images(&self, batch: &Batch, transform: &Transform) -> Result<Tensor, FloatError> {
         let (n, size, channels) = (batch.len(), batch.size, self.config.in_chans);
         if batch.channels != channels || batch.pixels.len() != n * batch.image_bytes() {
@@ -149,8 +150,8 @@ impl Swin {
         Ok(outputs.pop().expect("a classifier has an output"))
     }
 
-    /// Every output of the network for images as those of [`Swin::forward`]: the logits of a classifier, or the feature maps
-    /// of a backbone, `[n * tokens, c]` of each stage that has one.
+    /// Every output of the network for images as those of [`Swin::forward`]: the logits of a classifier, or
+    /// the feature maps of a backbone, `[n * tokens, c]` of each stage that has one.
     ///
     /// # Errors
     /// [`ModelError::Config`] for images that the network cannot process, and errors of `sites`.
@@ -167,7 +168,8 @@ impl Swin {
         }
     }
 
-    /// [`Swin::outputs`] for images of `image` pixels, or for their patches `[n * tokens, channels * patch^2]`.
+    /// [`Swin::outputs`] for images of `image` pixels, or for their patches
+    /// `[n * tokens, channels * patch^2]`.
     ///
     /// # Errors
     /// The errors of [`Swin::outputs`].
@@ -191,8 +193,8 @@ impl Swin {
         Ok(outputs)
     }
 
-    /// Output `index` of a backbone, `[n * tokens, c]`: the residual stream `x` behind the last block of its stage, with the
-    /// output's norm if it has one ([`Segment::output`]).
+    /// Output `index` of a backbone, `[n * tokens, c]`: the residual stream `x` behind the last block of its
+    /// stage, with the output's norm if it has one ([`Segment::output`]).
     ///
     /// # Errors
     /// Candle's errors.
@@ -206,8 +208,8 @@ impl Swin {
         })
     }
 
-    /// The index maps for images of `image` pixels. The network keeps those of the sizes that were used last; a CUDA graph that
-    /// reads them must hold them.
+    /// The index maps for images of `image` pixels. The network keeps those of the sizes that were used last;
+    /// a CUDA graph that reads them must hold them.
     ///
     /// # Errors
     /// [`ModelError::Config`] for images that the network cannot process.
@@ -245,11 +247,12 @@ impl Swin {
         Ok(Maps { position: Some(Tensor::from_vec(resized, shape, &self.device)?), ..maps })
     }
 
-    /// The output of one segment for its input `x`, of images of `image` pixels. A forward pass runs every segment of
-    /// [`Segment::all`] on the output of the one before.
+    /// The output of one segment for its input `x`, of images of `image` pixels. A forward pass runs every
+    /// segment of [`Segment::all`] on the output of the one before.
     ///
     /// # Errors
-    /// Images that the network cannot process, an input of another shape than [`Segment`] states, and errors of `sites`.
+    /// Images that the network cannot process, an input of another shape than [`Segment`] states, and errors
+    /// of `sites`.
     ///
     /// # Panics
     /// If the network does not have the segment.
@@ -306,7 +309,8 @@ impl Swin {
         Ok(self.linear_mut(linear).set_bias(bias)?)
     }
 
-    /// Patch embedding: images `[n, channels, height, width]`, or their patches, to tokens `[n * tokens, embed_dim]`.
+    /// Patch embedding: images `[n, channels, height, width]`, or their patches, to tokens
+    /// `[n * tokens, embed_dim]`.
     fn embed(&self, maps: &Maps, images: &Tensor, sites: &mut dyn Sites) -> Result<Tensor, FloatError> {
         let patches = |images: Tensor| match images.dims() {
             [_, _] => Ok(images),
@@ -331,8 +335,9 @@ impl Swin {
         Ok(x)
     }
 
-    /// Gathers the values of each patch into a row: `[n, channels, height, width]` to `[n * tokens, channels * patch^2]`. Images
-    /// are padded with zeros to a multiple of the patch, or cut to one.
+    /// Gathers the values of each patch into a row: `[n, channels, height, width]` to
+    /// `[n * tokens, channels * patch^2]`. Images are padded with zeros to a multiple of the patch, or cut to
+    /// one.
     fn patches(&self, images: &Tensor) -> Result<Tensor, FloatError> {
         let ((n, channels, height, width), patch) = (images.dims4()?, self.config.patch_size);
         let grid = self.config.grid_size(0, Size::new(height, width));

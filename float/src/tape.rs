@@ -34,7 +34,8 @@ struct Record {
 struct Node {
     output: TensorId,
     backward: Backward,
-    /// The parameters that no earlier operation uses. Their gradients are complete when this operation's backward pass is done.
+    /// The parameters that no earlier operation uses. Their gradients are complete when this operation's
+    /// backward pass is done.
     first_uses: Vec<TensorId>,
 }
 
@@ -60,7 +61,8 @@ impl Tape {
         self.lock().leaves.remove(&leaf.id());
     }
 
-    /// Whether later operations are recorded, as they are at first. What is not recorded keeps no tensor alive.
+    /// Whether later operations are recorded, as they are at first. What is not recorded keeps no tensor
+    /// alive.
     pub fn set_recording(&self, recording: bool) {
         self.lock().paused = !recording;
     }
@@ -72,7 +74,8 @@ impl Tape {
     }
 
     /// Records that `output` was computed from `inputs`. `backward` receives the gradient of `output` and
-    /// adds the gradients of the inputs. Nothing is recorded if no input is tracked, or while the recording is off.
+    /// adds the gradients of the inputs. Nothing is recorded if no input is tracked, or while the recording
+    /// is off.
     pub fn record(
         &self,
         inputs: &[&Tensor],
@@ -117,8 +120,8 @@ impl Tape {
         self.backward_with(seeds, |_, _| Ok(()))
     }
 
-    /// [`Tape::backward`], which calls `complete` with each parameter that has a gradient and with this gradient, as soon as no
-    /// other operation adds to it.
+    /// [`Tape::backward`], which calls `complete` with each parameter that has a gradient and with this
+    /// gradient, as soon as no other operation adds to it.
     ///
     /// # Errors
     /// The errors of [`Tape::backward`] and of `complete`.

@@ -8,8 +8,8 @@ use swinq_kernels::Pool;
 
 static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(|| Mutex::new(Pool::new(default_threads())));
 
-/// The most threads of operations where no number is stated. An operation on 64 threads is slower than on 16: it takes new memory
-/// for its result, and the system gives pages to one thread at a time.
+/// The most threads of operations where no number is stated. An operation on 64 threads is slower than on 16:
+/// it takes new memory for its result, and the system gives pages to one thread at a time.
 const MOST_DEFAULT_THREADS: usize = 16;
 
 /// Threads of operations where no number is stated: one per core, at most 16.
@@ -18,14 +18,15 @@ pub fn default_threads() -> usize {
 }
 
 thread_local! {
-    /// Between two operations, the pool of a thread that runs operations alone. It keeps the thread's working memory.
+    /// Between two operations, the pool of a thread that runs operations alone. It keeps the thread's working
+    /// memory.
     static ALONE: Cell<Option<Pool>> = const { Cell::new(None) };
 }
 
 /// The threads of an operation, which holds them while it runs, and runs no other operation.
 pub(crate) enum Threads {
-    /// All, [`default_threads`] unless [`use_threads`] chose another number. One pool serves the process, so that a thread that
-    /// waits for the next operation finds it, whichever operation it is.
+    /// All, [`default_threads`] unless [`use_threads`] chose another number. One pool serves the process, so
+    /// that a thread that waits for the next operation finds it, whichever operation it is.
     All(MutexGuard<'static, Pool>),
     /// The thread of the caller; `None` only while it is dropped.
     Alone(Option<Pool>),
@@ -59,8 +60,9 @@ impl Drop for Threads {
     }
 }
 
-/// The threads of an operation that starts now: all, or on a thread of rayon's that thread alone. Who divides work among rayon's
-/// threads divides whole images or layers, whose operations then never wait for each other.
+/// The threads of an operation that starts now: all, or on a thread of rayon's that thread alone. Who divides
+/// work among rayon's threads divides whole images or layers, whose operations then never wait for each
+/// other.
 pub(crate) fn pool() -> Threads {
     if rayon::current_thread_index().is_some() {
         return Threads::Alone(Some(ALONE.take().unwrap_or_else(|| Pool::new(1))));
@@ -74,7 +76,8 @@ pub fn threads() -> usize {
     pool().threads()
 }
 
-/// Runs all later operations of this process on `threads` threads; 0 means [`default_threads`]. Results do not depend on it.
+/// Runs all later operations of this process on `threads` threads; 0 means [`default_threads`]. Results do
+/// not depend on it.
 ///
 /// # Errors
 /// The system refuses to start a thread.
@@ -90,7 +93,8 @@ pub fn use_threads(threads: usize) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Runs `task(i)` for every `i` in `0..tasks` on the threads of the operations. A task must not run operations.
+/// Runs `task(i)` for every `i` in `0..tasks` on the threads of the operations. A task must not run
+/// operations.
 ///
 /// # Panics
 /// Resumes the first panic of a task.
@@ -98,8 +102,8 @@ pub fn on_every_core(tasks: usize, task: impl Fn(usize) + Sync) {
     pool().run(tasks, &|i, _| task(i));
 }
 
-/// Calls `f` with every item, on the threads of the operations, and returns the results in the items' order. `f` must not
-/// run operations.
+/// Calls `f` with every item, on the threads of the operations, and returns the results in the items' order.
+/// `f` must not run operations.
 ///
 /// # Panics
 /// Resumes the first panic of `f`.

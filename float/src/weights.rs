@@ -102,8 +102,8 @@ impl LinearWeights {
         if self.gelu { self.ops.gelu(&y) } else { Ok(y) }
     }
 
-    /// The whole layer as [`LinearWeights::apply`] computes it, and behind its GELU the fake quantization of the next layer's
-    /// input, on CUDA; `None` for layers without GELU and elsewhere.
+    /// The whole layer as [`LinearWeights::apply`] computes it, and behind its GELU the fake quantization of
+    /// the next layer's input, on CUDA; `None` for layers without GELU and elsewhere.
     ///
     /// # Errors
     /// Candle's errors.
@@ -168,7 +168,8 @@ pub(super) enum Position {
     Mlp(PositionMlp),
 }
 
-/// An MLP that gives the table of relative position biases: a linear layer, ReLU, and a linear layer without bias.
+/// An MLP that gives the table of relative position biases: a linear layer, ReLU, and a linear layer without
+/// bias.
 pub(super) struct PositionMlp {
     /// `[512, 2]`.
     pub weight: Tensor,
@@ -188,7 +189,8 @@ pub(super) struct StageWeights {
 pub(super) struct Source<'a> {
     pub config: &'a SwinConfig,
     pub tensors: &'a BTreeMap<String, Tensor>,
-    /// The same parameters in host memory, if they do not change: then all that follows from them is computed once.
+    /// The same parameters in host memory, if they do not change: then all that follows from them is computed
+    /// once.
     pub fixed: Option<&'a StateDict>,
     pub ops: Ops,
     /// Where the network runs.
@@ -196,7 +198,8 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The instruction set of packed layers. Layers are packed on the host only, if the parameters do not change.
+    /// The instruction set of packed layers. Layers are packed on the host only, if the parameters do not
+    /// change.
     fn packs(&self) -> Option<Cpu> {
         match self.ops.compute {
             Compute::Host(cpu) => self.fixed.map(|_| cpu),

@@ -1,5 +1,5 @@
-//! The float forward against timm, transformers, torchvision and mmpretrain on images that are not square, of several sizes, and
-//! with one or four channels (`tests/parity/make_sizes.py`).
+//! The float forward against timm, transformers, torchvision and mmpretrain on images that are not square, of
+//! several sizes, and with one or four channels (`tests/parity/make_sizes.py`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,5 @@
-//! The property of the target `job`. It is no module of the library, so that other targets do not link training.
+//! The property of the target `job`. It is no module of the library, so that other targets do not link
+//! training.
 
 use swinq_qat::job::Job;
 

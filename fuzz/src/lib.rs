@@ -1,5 +1,6 @@
-//! The fuzz targets: each gives the bytes of one input to one reader, and checks what the reader promises about
-//! what it accepts. A target returns whether the input was accepted. Tests of the workspace replay the corpora.
+//! The fuzz targets: each gives the bytes of one input to one reader, and checks what the reader promises
+//! about what it accepts. A target returns whether the input was accepted. Tests of the workspace replay the
+//! corpora.
 
 use std::fs;
 use std::io::{Cursor, Write};
@@ -57,8 +58,8 @@ pub fn safetensors(data: &[u8]) -> bool {
     float_checkpoint("model.safetensors", data)
 }
 
-/// An index of shards, beside one shard with every tensor, `model-1.safetensors`. The folder above holds other values as
-/// `outside.safetensors`, which no index may name.
+/// An index of shards, beside one shard with every tensor, `model-1.safetensors`. The folder above holds
+/// other values as `outside.safetensors`, which no index may name.
 pub fn index(data: &[u8]) -> bool {
     let outside = include_bytes!("../corpus/safetensors/f16");
     with_file("outside.safetensors", outside, |outside| {
@@ -91,7 +92,8 @@ pub fn quantized(data: &[u8]) -> bool {
     })
 }
 
-/// The file of a part: its header, document and hash. The tensors of an accepted part can be read as any type.
+/// The file of a part: its header, document and hash. The tensors of an accepted part can be read as any
+/// type.
 pub fn part(data: &[u8]) -> bool {
     with_file("1.part", data, |path| {
         let Ok(set) = PartSet::open(&[path.to_owned()]) else { return false };

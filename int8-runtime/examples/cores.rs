@@ -1,10 +1,11 @@
-//! Speed of the CPU engine on 1 to all cores: one image at a time, batches, and callers that share an engine, beside an engine
-//! of one thread for each core.
+//! Speed of the CPU engine on 1 to all cores: one image at a time, batches, and callers that share an engine,
+//! beside an engine of one thread for each core.
 //!
 //! ```text
 //! cargo run --release -p swinq-int8-runtime --example cores -- MODEL.safetensors [SECONDS]
 //! ```
-//! Every figure is measured for `SECONDS` (default 2). `job` is the time of a job of empty tasks, one for each thread.
+//! Every figure is measured for `SECONDS` (default 2). `job` is the time of a job of empty tasks, one for
+//! each thread.
 
 use std::path::Path;
 use std::sync::Arc;

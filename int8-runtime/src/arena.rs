@@ -31,8 +31,8 @@ impl Layout {
     }
 
     /// Places tensors with the sizes `bytes`. `uses` lists the tensors that each step reads and writes, in
-    /// order, and `kept` those that are read after the last step. At its first use a tensor takes the free slot that must grow
-    /// least.
+    /// order, and `kept` those that are read after the last step. At its first use a tensor takes the free
+    /// slot that must grow least.
     pub(crate) fn new(uses: &[(TensorId, TensorId)], bytes: &[usize], kept: &[TensorId]) -> Layout {
         let mut last_use = last_uses(uses, bytes.len());
         kept.iter().for_each(|tensor| last_use[tensor.0] = uses.len());

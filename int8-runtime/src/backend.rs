@@ -52,8 +52,8 @@ impl Backend {
         }
     }
 
-    /// The backend with the type of the residual stream that it has for a model of this architecture; `fit` says whether f16 holds
-    /// the model's stream.
+    /// The backend with the type of the residual stream that it has for a model of this architecture; `fit`
+    /// says whether f16 holds the model's stream.
     ///
     /// # Errors
     /// Those of [`residual_type`].

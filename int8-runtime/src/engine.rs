@@ -22,11 +22,12 @@ use crate::cuda;
 use crate::error::RuntimeError;
 use crate::packed::{Lowered, PackedModel};
 
-/// A model that is ready to run: shared packed weights, with memory for tensors and threads that belong to this engine.
+/// A model that is ready to run: shared packed weights, with memory for tensors and threads that belong to
+/// this engine.
 ///
-/// An engine may be called from many threads. On a CPU the calls run at the same time and share the engine's threads: each
-/// has its part of them. A call waits while others use all threads, at most for a part of a large batch. On a GPU the calls take turns, except those on
-/// streams of the caller ([`Engine::run_on`]).
+/// An engine may be called from many threads. On a CPU the calls run at the same time and share the engine's
+/// threads: each has its part of them. A call waits while others use all threads, at most for a part of a
+/// large batch. On a GPU the calls take turns, except those on streams of the caller ([`Engine::run_on`]).
 pub struct Engine {
     packed: Arc<PackedModel>,
     backend: Backend,
@@ -75,9 +76,9 @@ impl Engine {
         Engine::with_threads_of(None, packed, backend)
     }
 
-    /// An engine on other weights, for another part of the same program. On a CPU it shares threads and memory for tensors with this
-    /// one if both have as many threads: their calls take turns as calls of one engine do, and each buffer is as large as the
-    /// larger of both needs it.
+    /// An engine on other weights, for another part of the same program. On a CPU it shares threads and
+    /// memory for tensors with this one if both have as many threads: their calls take turns as calls of one
+    /// engine do, and each buffer is as large as the larger of both needs it.
     ///
     /// # Errors
     /// Those of [`Engine::from_packed`].
@@ -217,8 +218,8 @@ impl Engine {
         }
     }
 
-    /// Images of [`Engine::input_size`] that can run side by side, each on a thread of its own: as many as threads, unless memory
-    /// is short. 1 on a GPU.
+    /// Images of [`Engine::input_size`] that can run side by side, each on a thread of its own: as many as
+    /// threads, unless memory is short. 1 on a GPU.
     pub fn lanes(&self) -> usize {
         match &self.runner {
             BackendRunner::Cpu(runner) => runner.lanes(),
@@ -242,10 +243,10 @@ impl Engine {
         Ok(Logits { values, classes })
     }
 
-    /// Scores of `logits.len() / classes` images of [`Engine::input_size`]: `pixels` is u8 `[images, height, width, channels]`,
-    /// `logits` is f32 `[images, classes]`. On a CPU it allocates nothing once every batch size has been seen. On a GPU, the
-    /// parts of a batch that is split overlap: while one part is computed, another is copied (except with
-    /// [`CudaOptions::nvtx`]).
+    /// Scores of `logits.len() / classes` images of [`Engine::input_size`]: `pixels` is u8
+    /// `[images, height, width, channels]`, `logits` is f32 `[images, classes]`. On a CPU it allocates
+    /// nothing once every batch size has been seen. On a GPU, the parts of a batch that is split overlap:
+    /// while one part is computed, another is copied (except with [`CudaOptions::nvtx`]).
     ///
     /// [`CudaOptions::nvtx`]: crate::CudaOptions::nvtx
     ///
@@ -255,8 +256,8 @@ impl Engine {
         self.infer_in_batches(self.max_batch(), pixels, logits)
     }
 
-    /// As [`Engine::infer_into`], in batches of `each` images; the last may be smaller. On a CPU, `each` is the most images that
-    /// one thread runs at a time.
+    /// As [`Engine::infer_into`], in batches of `each` images; the last may be smaller. On a CPU, `each` is
+    /// the most images that one thread runs at a time.
     ///
     /// # Errors
     /// The errors of [`Engine::infer_into`], and an `each` that is not in `1..=max_batch`.
@@ -278,15 +279,15 @@ impl Engine {
         self.run_in_batches(each, images, &mut [OutputMut::new(LOGITS, logits)])
     }
 
-    /// Computes `outputs` of `images`, which may have any size that the network can process. Pixels of 8 bits are normalised by
-    /// [`Engine::transform`], others are normalised already. What depends on the size is
-    /// prepared at its first use and kept for the sizes used last, beside the network's own size. Images larger than the
-    /// network's own run fewer at a time, so that a batch takes no more memory.
+    /// Computes `outputs` of `images`, which may have any size that the network can process. Pixels of 8 bits
+    /// are normalised by [`Engine::transform`], others are normalised already. What depends on the size is
+    /// prepared at its first use and kept for the sizes used last, beside the network's own size. Images
+    /// larger than the network's own run fewer at a time, so that a batch takes no more memory.
     ///
     /// # Errors
-    /// An image that the network cannot process, or that needs more memory than allowed; pixels that are not whole images, or not
-    /// finite; an output that the network does not have, is asked for twice, or has other values than its memory; an output that
-    /// is not finite; a GPU that fails.
+    /// An image that the network cannot process, or that needs more memory than allowed; pixels that are not
+    /// whole images, or not finite; an output that the network does not have, is asked for twice, or has
+    /// other values than its memory; an output that is not finite; a GPU that fails.
     pub fn run(&self, images: Images<'_>, outputs: &mut [OutputMut<'_>]) -> Result<(), RuntimeError> {
         self.run_in_batches(self.max_batch(), images, outputs)
     }
@@ -321,13 +322,13 @@ impl Engine {
         if finite.outputs { Ok(()) } else { memory.check_finite(self.outputs(), count) }
     }
 
-    /// Prepares for batches of `images` images of `size`, or as many of that size as run at a time. On a GPU this chooses kernels
-    /// by measurement and records the graph of the batch; without it, the first inference does so. On a CPU, or if the batch is
-    /// already prepared, it does nothing.
+    /// Prepares for batches of `images` images of `size`, or as many of that size as run at a time. On a GPU
+    /// this chooses kernels by measurement and records the graph of the batch; without it, the first
+    /// inference does so. On a CPU, or if the batch is already prepared, it does nothing.
     ///
     /// # Errors
-    /// `images` is not in `1..=max_batch`, the network cannot process the images, or they need more memory than allowed; a kernel
-    /// does not compile, or the driver fails.
+    /// `images` is not in `1..=max_batch`, the network cannot process the images, or they need more memory
+    /// than allowed; a kernel does not compile, or the driver fails.
     pub fn prepare(&self, size: Size, images: usize) -> Result<(), RuntimeError> {
         self.check_images(images)?;
         match &self.runner {
@@ -343,7 +344,8 @@ impl Engine {
         if runner.has(size) { Ok(()) } else { self.check_memory(size, runner.held_bytes()) }
     }
 
-    /// Calls `work` with the runner of inference from host memory, unless images of `size` need more memory than allowed.
+    /// Calls `work` with the runner of inference from host memory, unless images of `size` need more memory
+    /// than allowed.
     fn on_gpu<T>(
         &self,
         pool: &cuda::Pool,

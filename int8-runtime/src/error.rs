@@ -203,7 +203,8 @@ pub enum RuntimeError {
         /// The launch that wrote the value.
         launch: String,
     },
-    /// An earlier run on a stream of the caller met a value that is not finite, and wrote NaN to all its outputs.
+    /// An earlier run on a stream of the caller met a value that is not finite, and wrote NaN to all its
+    /// outputs.
     #[error("an earlier run on the GPU has written values that are not finite: {problem}")]
     EarlierRun {
         /// Which value.
@@ -250,8 +251,9 @@ pub enum RuntimeError {
 }
 
 impl RuntimeError {
-    /// For an error of [`Engine::run`](crate::Engine::run) or [`Engine::check_size`](crate::Engine::check_size): whether the
-    /// caller's images or outputs are the cause, and not the engine.
+    /// For an error of [`Engine::run`](crate::Engine::run) or
+    /// [`Engine::check_size`](crate::Engine::check_size): whether the caller's images or outputs are the
+    /// cause, and not the engine.
     pub fn is_of_arguments(&self) -> bool {
         use RuntimeError as E;
         matches!(

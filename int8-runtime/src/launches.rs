@@ -17,7 +17,8 @@ pub struct LaunchSteps {
     pub steps: Range<usize>,
 }
 
-/// Tells which launches a backend makes of a plan: those of [`Engine::profile`](crate::Engine::profile), in its order.
+/// Tells which launches a backend makes of a plan: those of [`Engine::profile`](crate::Engine::profile), in
+/// its order.
 pub enum Launches {
     /// The CPU has a launch for each step.
     Cpu,

@@ -3,8 +3,8 @@
 use swinq_model::Size;
 use swinq_system::machine;
 
-/// The most images of `size` at a time, for a network of images of the size `own` that runs up to `max_batch` of these. A batch of
-/// larger images takes no more memory.
+/// The most images of `size` at a time, for a network of images of the size `own` that runs up to `max_batch`
+/// of these. A batch of larger images takes no more memory.
 pub(crate) fn images_at_a_time(max_batch: usize, own: Size, size: Size) -> usize {
     (max_batch.saturating_mul(own.area()) / size.area()).clamp(1, max_batch)
 }

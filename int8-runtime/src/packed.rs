@@ -15,8 +15,8 @@ use crate::error::RuntimeError;
 /// to one GPU.
 ///
 /// It is made once, and any number of [`Engine`](crate::Engine)s run on one copy of the weights
-/// ([`Engine::from_packed`](crate::Engine::from_packed)). It has what an engine and its callers must know of the model,
-/// which is not needed after it.
+/// ([`Engine::from_packed`](crate::Engine::from_packed)). It has what an engine and its callers must know of
+/// the model, which is not needed after it.
 pub struct PackedModel {
     pub(crate) plan: Arc<Outline>,
     pub(crate) lowered: Lowered,
@@ -38,8 +38,8 @@ impl PackedModel {
     /// its GPU and the type of its residual stream.
     ///
     /// # Errors
-    /// The model does not pass [`QuantizedModel::validate`], the backend cannot run a part of the model, an f16 residual is asked
-    /// for that does not fit, there is no GPU, or the GPU has too little memory.
+    /// The model does not pass [`QuantizedModel::validate`], the backend cannot run a part of the model, an
+    /// f16 residual is asked for that does not fit, there is no GPU, or the GPU has too little memory.
     pub fn new(model: &QuantizedModel, backend: Backend) -> Result<PackedModel, RuntimeError> {
         let f16_residual = model.f16_residual();
         let backend = backend.resolved(f16_residual, &model.config)?;

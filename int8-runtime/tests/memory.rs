@@ -1,6 +1,6 @@
-//! Weights are packed once for any number of engines, and inferences after the first allocate nothing, also of several image
-//! sizes in turn. INT8
-//! weights are not on the heap; those in f32, and what belongs to INT8 weights, show that they are shared.
+//! Weights are packed once for any number of engines, and inferences after the first allocate nothing, also
+//! of several image sizes in turn. INT8 weights are not on the heap; those in f32, and what belongs to INT8
+//! weights, show that they are shared.
 
 #[path = "it/common.rs"]
 #[allow(dead_code, unused_imports)] // It serves the other tests, too.
@@ -31,8 +31,8 @@ fn blocks_of_100_inferences(engine: &Engine) -> u64 {
 /// Allocations of 100 calls of `infer`, which gets their number, after the first twelve.
 fn blocks_of_100(mut infer: impl FnMut(usize)) -> u64 {
     (0..12).for_each(&mut infer);
-    // The allocator counts every thread, also the test harness's own, which allocates now and then. An inference that
-    // allocates does so in every round, so the rounds end with one without allocations.
+    // The allocator counts every thread, also the test harness's own, which allocates now and then. An
+    // inference that allocates does so in every round, so the rounds end with one without allocations.
     let mut least = u64::MAX;
     for _ in 0..5 {
         let before = HeapStats::get().total_blocks;

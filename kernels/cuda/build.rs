@@ -1,8 +1,10 @@
-//! Lists the files of `sources`, and declares the parameter structs of the kernels in Rust, from their declarations in C.
+//! Lists the files of `sources`, and declares the parameter structs of the kernels in Rust, from their
+//! declarations in C.
 //!
-//! Each struct whose name ends with `Params`, and each struct that is a field of one or that a field points to, becomes a
-//! `repr(C)` struct of the same name, in a module that has the name of its file without the extension. A field is a number, a
-//! pointer (in Rust its address, a u64), an array or a struct. A declaration of another form fails the build.
+//! Each struct whose name ends with `Params`, and each struct that is a field of one or that a field points
+//! to, becomes a `repr(C)` struct of the same name, in a module that has the name of its file without the
+//! extension. A field is a number, a pointer (in Rust its address, a u64), an array or a struct. A
+//! declaration of another form fails the build.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -104,7 +106,8 @@ fn split(line: &str) -> Option<(&str, &str)> {
     (!of.ends_with('*') || !names.contains(',')).then_some((of, names))
 }
 
-/// Rust's name of a type in `file`. Adds the type, or the type that it points to, to `others` if that is a struct of the sources.
+/// Rust's name of a type in `file`. Adds the type, or the type that it points to, to `others` if that is a
+/// struct of the sources.
 fn rust_type<'a>(sources: &'a Sources, (file, c): Struct<'a>, others: &mut Vec<Struct<'a>>) -> String {
     let name = c.trim_start_matches("const ").trim_end_matches('*');
     let from = declaring(sources, file, name);

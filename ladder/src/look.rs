@@ -7,8 +7,8 @@ const STYLE: &str = "text { font: 12px system-ui, sans-serif; fill: #222 } .titl
                      .soft { fill: #666 } .grid { stroke: #ddd } .axis { stroke: #888 } \
                      polyline { fill: none; stroke: currentColor; stroke-width: 2 } circle, rect { fill: currentColor }";
 
-/// The families of rungs: the first word of their names, the dashes of their lines, and a shade for each rung. The last
-/// is the family of all other names.
+/// The families of rungs: the first word of their names, the dashes of their lines, and a shade for each
+/// rung. The last is the family of all other names.
 const FAMILIES: [(&str, &str, &[&str]); 4] = [
     ("CPU", "2 3", &["#6b6b6b", "#9a9a9a", "#3f3f3f"]),
     ("CUDA", "0", &["#8fbbe6", "#5b9bd5", "#2f6fb0", "#173f73"]),

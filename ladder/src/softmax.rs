@@ -20,11 +20,11 @@ use crate::threads::in_parts;
 
 /// The largest allowed error of a probability.
 const TOLERANCE: f64 = 2e-6;
-/// The largest allowed difference between a code of the scalar rung and `255 e^d`, where `d = x - max(row)` is exact.
-/// Rounding to an integer takes 0.5. What is rounded may err by 0.001, by the number contract: `exp_255` errs by less
-/// than 3e-6 of at most 255 (7.7e-4), and rounding `d` to f32 changes `255 e^d` by at most `255 / e * 2^-24` (5.6e-6).
-/// So values that are closer than that to a tie may have either code. Of them the contract defines one, and the
-/// codes of the other rungs must equal the scalar rung's.
+/// The largest allowed difference between a code of the scalar rung and `255 e^d`, where `d = x - max(row)`
+/// is exact. Rounding to an integer takes 0.5. What is rounded may err by 0.001, by the number contract:
+/// `exp_255` errs by less than 3e-6 of at most 255 (7.7e-4), and rounding `d` to f32 changes `255 e^d` by at
+/// most `255 / e * 2^-24` (5.6e-6). So values that are closer than that to a tie may have either code. Of
+/// them the contract defines one, and the codes of the other rungs must equal the scalar rung's.
 const CODE_TOLERANCE: f64 = 0.5 + 0.001;
 /// Rows that a CPU thread processes at a time, so that they stay in its cache.
 const ROWS_AT_ONCE: usize = 64;
@@ -236,8 +236,8 @@ impl Problem {
 mod tests {
     use super::*;
 
-    /// A row whose largest logit is 0, and whose other values have `255 e^x` at each `offset` from each code but 0
-    /// and 255.
+    /// A row whose largest logit is 0, and whose other values have `255 e^x` at each `offset` from each code
+    /// but 0 and 255.
     fn around_codes(offsets: &[f64]) -> Problem {
         let exact = (1..255).flat_map(|code| offsets.iter().map(move |offset| f64::from(code) + offset));
         let x: Vec<f32> = std::iter::once(0.0).chain(exact.map(|e| (e / 255.0).ln() as f32)).collect();

@@ -1,4 +1,5 @@
-//! Times the hash (XXH3-128) of a quantized checkpoint's tensors, which is verified whenever the file is read.
+//! Times the hash (XXH3-128) of a quantized checkpoint's tensors, which is verified whenever the file is
+//! read.
 //!
 //! ```text
 //! cargo run --release -p swinq-model --example hash_time -- q.safetensors

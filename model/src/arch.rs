@@ -1,7 +1,7 @@
 //! The architecture of a Swin: its configuration, its stages, and the token grids of an image.
 //!
-//! Papers: Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", ICCV 2021, and "Swin
-//! Transformer V2: Scaling Up Capacity and Resolution", CVPR 2022.
+//! Papers: Liu et al., "Swin Transformer: Hierarchical Vision Transformer using Shifted Windows", ICCV 2021,
+//! and "Swin Transformer V2: Scaling Up Capacity and Resolution", CVPR 2022.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub use swinq_numerics::Size;
@@ -35,12 +35,13 @@ pub enum SwinVersion {
     /// Liu et al., ICCV 2021.
     #[default]
     V1,
-    /// Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution", CVPR 2022. It differs from V1 in this:
+    /// Liu et al., "Swin Transformer V2: Scaling Up Capacity and Resolution", CVPR 2022. It differs from V1
+    /// in this:
     ///
-    /// - The norms follow the branches: `x += norm1(proj(attention(x)))`, `x += norm2(mlp(x))`. The layers `qkv` and
-    ///   `fc1` read the raw residual stream.
-    /// - Queries and keys are normalised to length 1 in each head, and the factor of `QK^T` is learned for each head
-    ///   ([`crate::position::AttentionParameters`]).
+    /// - The norms follow the branches: `x += norm1(proj(attention(x)))`, `x += norm2(mlp(x))`. The layers
+    ///   `qkv` and `fc1` read the raw residual stream.
+    /// - Queries and keys are normalised to length 1 in each head, and the factor of `QK^T` is learned for
+    ///   each head ([`crate::position::AttentionParameters`]).
     /// - The relative position bias is computed from the positions by an MLP ([`crate::position`]).
     /// - Patch merging reduces the gathered channels, and then normalises the result.
     V2,
@@ -60,7 +61,8 @@ impl SwinVersion {
     }
 }
 
-/// Added to the logits of tokens that must not attend to each other, except where [`SwinConfig::mask`] says otherwise.
+/// Added to the logits of tokens that must not attend to each other, except where [`SwinConfig::mask`] says
+/// otherwise.
 pub const MASK: f64 = -100.0;
 
 /// Channels of an RGB image.
@@ -101,7 +103,8 @@ pub struct SwinConfig {
     /// The input of the network. Files state it only where it is not images.
     #[serde(default, skip_serializing_if = "Input::is_images")]
     pub input: Input,
-    /// Image size for which the network was built, in pixels. Files have a number if it is square, else `[height, width]`.
+    /// Image size for which the network was built, in pixels. Files have a number if it is square, else
+    /// `[height, width]`.
     #[serde(with = "size")]
     pub image_size: Size,
     /// Channels of an image. Files state them only where they are not 3.
@@ -112,7 +115,8 @@ pub struct SwinConfig {
     /// The task of the network. Files state it only where it is not a classifier.
     #[serde(default, skip_serializing_if = "Task::is_classification")]
     pub task: Task,
-    /// The feature maps of a backbone, in ascending order of their stages. The last is that of the last stage.
+    /// The feature maps of a backbone, in ascending order of their stages. The last is that of the last
+    /// stage.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<StageOutput>,
     /// Number of classes; 0 for a backbone.
@@ -137,7 +141,8 @@ pub struct SwinConfig {
     pub qk_scale: Option<f64>,
     /// Whether a learned absolute position embedding is added after the patch embedding.
     pub ape: bool,
-    /// The images that this embedding fits. Files state it only where they are not those of the network's own size alone.
+    /// The images that this embedding fits. Files state it only where they are not those of the network's own
+    /// size alone.
     #[serde(default, skip_serializing_if = "PositionSizes::is_own")]
     pub ape_sizes: PositionSizes,
     /// Whether the patch embedding ends in a LayerNorm.
@@ -147,12 +152,13 @@ pub struct SwinConfig {
     /// The rule for grids that are not a multiple of the window.
     pub window_policy: WindowPolicy,
     /// Added to the logits of two tokens of one window that are not neighbours in the image
-    /// ([`Stage::mask_regions`]): -100, or -200 for Swin V2 of transformers, which adds its mask twice. Logits of V2 may
-    /// be lower than -100, so this is not minus infinity. Files state it only where it is not -100.
+    /// ([`Stage::mask_regions`]): -100, or -200 for Swin V2 of transformers, which adds its mask twice.
+    /// Logits of V2 may be lower than -100, so this is not minus infinity. Files state it only where it is
+    /// not -100.
     #[serde(default = "common_mask", skip_serializing_if = "is_common_mask")]
     pub mask: f64,
-    /// Swin V2: for each stage the window in tokens with which the model was first trained, by which relative positions
-    /// are divided; 0 stands for the stage's own window. Empty if all are 0.
+    /// Swin V2: for each stage the window in tokens with which the model was first trained, by which relative
+    /// positions are divided; 0 stands for the stage's own window. Empty if all are 0.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pretrained_window_sizes: Vec<usize>,
 }
@@ -168,8 +174,8 @@ impl SwinConfig {
         self.embed_dim << (self.depths.len() - 1)
     }
 
-    /// Swin V1: factor of `QK^T` in `stage`, `qk_scale` if set, else `head_dim^-0.5`. Swin V2 learns the factors
-    /// ([`crate::position::AttentionParameters`]).
+    /// Swin V1: factor of `QK^T` in `stage`, `qk_scale` if set, else `head_dim^-0.5`. Swin V2 learns the
+    /// factors ([`crate::position::AttentionParameters`]).
     pub fn attention_scale(&self, stage: &Stage) -> f32 {
         self.qk_scale.unwrap_or_else(|| libm::pow(stage.head_dim() as f64, -0.5)) as f32
     }
@@ -240,12 +246,14 @@ impl SwinConfig {
         (0..self.depths.len()).map(of_stage).collect()
     }
 
-    /// Whether the norms of a block follow its branches, and the norm of patch merging its reduction: true for Swin V2.
+    /// Whether the norms of a block follow its branches, and the norm of patch merging its reduction: true
+    /// for Swin V2.
     pub fn post_norm(&self) -> bool {
         self.version == SwinVersion::V2
     }
 
-    /// Swin V2: the window of `stage` with which relative positions are divided, if it is not the stage's own.
+    /// Swin V2: the window of `stage` with which relative positions are divided, if it is not the stage's
+    /// own.
     pub fn pretrained_window(&self, stage: usize) -> Option<usize> {
         self.pretrained_window_sizes.get(stage).copied().filter(|&window| window > 0)
     }
@@ -285,8 +293,8 @@ impl SwinConfig {
 }
 
 impl SwinConfig {
-    /// The policy in files. A rule that gives the network's own image size the geometry of [`WindowPolicy::ShrinkAndPad`] is
-    /// stored as that in files of version 2.
+    /// The policy in files. A rule that gives the network's own image size the geometry of
+    /// [`WindowPolicy::ShrinkAndPad`] is stored as that in files of version 2.
     pub(crate) fn stored_policy(&self) -> WindowPolicy {
         let common = SwinConfig { window_policy: WindowPolicy::ShrinkAndPad, ..self.clone() };
         let same = self.window_policy.is_shrink_and_pad()
@@ -304,8 +312,8 @@ impl SwinConfig {
             || !(self.is_square_rgb() && matches!(self.stored_policy(), Microsoft | Pad | ShrinkAndPad))
     }
 
-    /// Whether files state both architectures alike, whatever their names. A file need not name the library whose window policy
-    /// the network has.
+    /// Whether files state both architectures alike, whatever their names. A file need not name the library
+    /// whose window policy the network has.
     pub fn is_stated_like(&self, other: &SwinConfig) -> bool {
         let stated = |config: &SwinConfig| SwinConfig {
             name: String::new(),

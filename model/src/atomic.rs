@@ -1,8 +1,8 @@
 //! Atomic file writes: a file has its complete content or does not exist.
 //!
-//! A file is written as `.swinq-*.part` in the folder of its target, then renamed. While it is written it is held, so
-//! that a later write in this folder can tell the remains of a process that was killed, which it removes, from files that
-//! another process is writing.
+//! A file is written as `.swinq-*.part` in the folder of its target, then renamed. While it is written it is
+//! held, so that a later write in this folder can tell the remains of a process that was killed, which it
+//! removes, from files that another process is writing.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -35,8 +35,9 @@ pub fn write_atomic(
     file.commit()
 }
 
-/// A file that is written under another name in the folder of its path, and gets its path when it is complete. Until then,
-/// and if it is dropped before, an existing file is unchanged; it leaves no other file behind.
+/// A file that is written under another name in the folder of its path, and gets its path when it is
+/// complete. Until then, and if it is dropped before, an existing file is unchanged; it leaves no other file
+/// behind.
 ///
 /// Symbolic links are followed. A file that exists keeps its permissions; a new one has those of the umask.
 #[derive(Debug)]
@@ -50,8 +51,8 @@ impl AtomicFile {
     /// An empty file that will be `path`.
     ///
     /// # Errors
-    /// [`ModelError::Io`] naming `path`; [`ModelError::File`] if `path` is a folder, a device, a pipe, a socket, or a file
-    /// that this process has open (`/dev/stdout`, `/dev/fd/N`).
+    /// [`ModelError::Io`] naming `path`; [`ModelError::File`] if `path` is a folder, a device, a pipe, a
+    /// socket, or a file that this process has open (`/dev/stdout`, `/dev/fd/N`).
     pub fn create(path: &Path) -> Result<AtomicFile, ModelError> {
         let target = target_of(path)?;
         let temporary = temporary_beside(path, &target)?;
@@ -127,8 +128,8 @@ fn target_of(path: &Path) -> Result<PathBuf, ModelError> {
     Err(ModelError::file(path, "leads through too many symbolic links"))
 }
 
-/// Whether `path` is an entry of `/proc/N/fd`, where `/dev/stdout` and `/dev/fd` lead. Such an entry is a link to what the
-/// descriptor has open, which may be a regular file that others write too, such as a log.
+/// Whether `path` is an entry of `/proc/N/fd`, where `/dev/stdout` and `/dev/fd` lead. Such an entry is a
+/// link to what the descriptor has open, which may be a regular file that others write too, such as a log.
 fn is_descriptor(path: &Path) -> bool {
     let folder = folder_of(path).canonicalize();
     folder.is_ok_and(|folder| folder.starts_with("/proc") && folder.ends_with("fd"))

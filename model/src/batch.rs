@@ -1,4 +1,5 @@
-//! The types that crates exchange at run time: image batches, the preprocessing that made them, logits, classifiers.
+//! The types that crates exchange at run time: image batches, the preprocessing that made them, logits,
+//! classifiers.
 
 use std::ops::Range;
 use std::time::Duration;
@@ -18,7 +19,8 @@ pub enum PixelFormat {
     /// Images after resize and crop, before normalisation: `u8`, `[n, height, width, channels]`.
     #[default]
     Bytes,
-    /// The network's input: f32 in little-endian bytes, `[n, channels, height, width]`. No [`Classifier`] takes them.
+    /// The network's input: f32 in little-endian bytes, `[n, channels, height, width]`. No [`Classifier`]
+    /// takes them.
     Normalised,
 }
 
@@ -156,17 +158,19 @@ pub trait BatchSource: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Resize {
-    /// Resize the shorter side to this many pixels and the longer side in proportion (truncated), then crop the center.
+    /// Resize the shorter side to this many pixels and the longer side in proportion (truncated), then crop
+    /// the center.
     ShorterSide(usize),
-    /// Resize in proportion, so that the image just covers this size (sides are rounded to the nearest), then crop the center.
+    /// Resize in proportion, so that the image just covers this size (sides are rounded to the nearest), then
+    /// crop the center.
     Cover(#[serde(with = "size")] Size),
     /// Resize both sides to the input size.
     Direct,
 }
 
 impl Resize {
-    /// timm's resize before a center crop of `size`: of the shorter side to `floor(size / crop_pct)`, or to cover such a size if
-    /// it is not square.
+    /// timm's resize before a center crop of `size`: of the shorter side to `floor(size / crop_pct)`, or to
+    /// cover such a size if it is not square.
     pub fn timm(size: Size, crop_pct: f64) -> Resize {
         let resized = size.map(|side| (side as f64 / crop_pct).floor() as usize);
         if size.side().is_some() { Resize::ShorterSide(resized.height) } else { Resize::Cover(resized) }
@@ -183,7 +187,8 @@ pub enum Filter {
     Bilinear,
 }
 
-/// Preprocessing from a decoded image to the network's input. Every file and report that depends on it records it.
+/// Preprocessing from a decoded image to the network's input. Every file and report that depends on it
+/// records it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Transform {
@@ -200,14 +205,17 @@ pub struct Transform {
     pub mean: Vec<f32>,
     /// Standard deviation of each channel, of pixels in 0..1.
     pub std: Vec<f32>,
-    /// The sides to which images of a backbone are resized are rounded up to multiples of this number of pixels; `None` for sides
-    /// as they are asked for. transformers' processors of MaskFormer and Mask2Former do so.
+    /// The sides to which images of a backbone are resized are rounded up to multiples of this number of
+    /// pixels; `None` for sides as they are asked for. transformers' processors of MaskFormer and Mask2Former
+    /// do so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size_divisor: Option<usize>,
-    /// Whether images are turned as their files state it; files without this key keep their pixels as they are stored.
+    /// Whether images are turned as their files state it; files without this key keep their pixels as they
+    /// are stored.
     #[serde(default, skip_serializing_if = "Orientation::is_default")]
     pub orientation: Orientation,
-    /// The order of three channels before the network, and of `mean` and `std`. Without effect on other numbers of channels.
+    /// The order of three channels before the network, and of `mean` and `std`. Without effect on other
+    /// numbers of channels.
     #[serde(default, skip_serializing_if = "ChannelOrder::is_default")]
     pub channel_order: ChannelOrder,
 }
@@ -229,9 +237,9 @@ pub(crate) fn common_statistics(channels: usize) -> (Vec<f32>, Vec<f32>) {
 }
 
 impl Transform {
-    /// Microsoft's evaluation transform for images of `channels` channels. With `crop`, the shorter side is resized to
-    /// `int(256 / 224 * size)`, with the longer side of `size`, and the center is cropped; without it (`TEST.CROP: False`),
-    /// images are resized to `size`.
+    /// Microsoft's evaluation transform for images of `channels` channels. With `crop`, the shorter side is
+    /// resized to `int(256 / 224 * size)`, with the longer side of `size`, and the center is cropped; without
+    /// it (`TEST.CROP: False`), images are resized to `size`.
     pub fn microsoft(size: Size, channels: usize, crop: bool) -> Transform {
         let longer = size.height.max(size.width);
         let resize =
@@ -250,7 +258,8 @@ impl Transform {
         }
     }
 
-    /// The rules beside size and normalisation that a file may state, as the end of a description; empty for the usual ones.
+    /// The rules beside size and normalisation that a file may state, as the end of a description; empty for
+    /// the usual ones.
     pub fn rules(&self) -> String {
         let mut rules = self
             .size_divisor
@@ -269,8 +278,8 @@ impl Transform {
         self.size.side().is_none() || self.channels() != 3 || matches!(self.resize, Resize::Cover(_))
     }
 
-    /// Where the crop of `size` of `length` pixels starts, at least as many. Halves are rounded to even, as torchvision and timm do;
-    /// transformers' processors (family `hf`) round them down.
+    /// Where the crop of `size` of `length` pixels starts, at least as many. Halves are rounded to even, as
+    /// torchvision and timm do; transformers' processors (family `hf`) round them down.
     pub fn crop_start(&self, length: usize, size: usize) -> usize {
         let spare = length - size;
         if self.family == "hf" { spare / 2 } else { (spare as f64 / 2.0).round_ties_even() as usize }
@@ -281,8 +290,8 @@ impl Transform {
         self.mean.len()
     }
 
-    /// Checks that means and standard deviations are plausible for pixels in 0..1: means in -1..=2, deviations in
-    /// 0.001..=10; and that the divisor of sizes is in 1..=4096.
+    /// Checks that means and standard deviations are plausible for pixels in 0..1: means in -1..=2,
+    /// deviations in 0.001..=10; and that the divisor of sizes is in 1..=4096.
     ///
     /// # Errors
     /// The field and the problem.
@@ -303,8 +312,8 @@ impl Transform {
         within("std", &self.std, 1e-3, 10.0)
     }
 
-    /// Table of normalised pixels, `[channel][byte]`: `(byte / 255 - mean) / std` in f32. The order of operations is
-    /// that of torchvision's `ToTensor` and `Normalize`.
+    /// Table of normalised pixels, `[channel][byte]`: `(byte / 255 - mean) / std` in f32. The order of
+    /// operations is that of torchvision's `ToTensor` and `Normalize`.
     pub fn lookup(&self) -> Vec<[f32; 256]> {
         let mut table = vec![[0.0; 256]; self.channels()];
         for (channel, row) in table.iter_mut().enumerate() {

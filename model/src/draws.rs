@@ -3,8 +3,8 @@
 /// SplitMix64's increment: 2^64 divided by the golden ratio, rounded to an odd number.
 const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The generator SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
-/// Draw `i` is `mix(start + i * GAMMA)`: it depends on the seed and on `i` alone.
+/// The generator SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA
+/// 2014). Draw `i` is `mix(start + i * GAMMA)`: it depends on the seed and on `i` alone.
 #[derive(Clone, Debug)]
 pub struct Draws(u64);
 
@@ -14,8 +14,8 @@ impl Draws {
         Draws(seed)
     }
 
-    /// The generator of a key of several words. Each word goes through the generator's mix, so keys that differ in one
-    /// bit give unrelated draws.
+    /// The generator of a key of several words. Each word goes through the generator's mix, so keys that
+    /// differ in one bit give unrelated draws.
     pub fn keyed(key: &[u64]) -> Draws {
         Draws(key.iter().fold(0, |state: u64, &word| mix(state.wrapping_add(GAMMA) ^ word)))
     }

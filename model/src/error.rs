@@ -11,8 +11,8 @@ pub(crate) fn damaged(file: &str, cause: impl std::fmt::Display) -> String {
     format!("is a truncated or damaged {file} ({cause}); copy or download it again")
 }
 
-/// An error in a model, its configuration, its recipe or its file. Every message names the file, key, tensor or site
-/// at fault, and the next step.
+/// An error in a model, its configuration, its recipe or its file. Every message names the file, key, tensor
+/// or site at fault, and the next step.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {

@@ -1,17 +1,18 @@
-//! Checks of JSON that serde_json's own reader leaves to its caller: keys that are stated twice, of which it silently
-//! keeps the last, and the number of keys, which decides how much memory the text takes once it is read.
+//! Checks of JSON that serde_json's own reader leaves to its caller: keys that are stated twice, of which it
+//! silently keeps the last, and the number of keys, which decides how much memory the text takes once it is
+//! read.
 
 use std::collections::HashSet;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
 
-/// The most keys of a document. A safetensors header has five for each tensor, so that it may have 80,000 tensors;
-/// the largest Swin with its optimizer's state has less than 2,000.
+/// The most keys of a document. A safetensors header has five for each tensor, so that it may have 80,000
+/// tensors; the largest Swin with its optimizer's state has less than 2,000.
 pub(crate) const MAX_KEYS: usize = 400_000;
 
-/// Checks that no object in `text` has a key twice, and that all objects together have at most `most` keys. The
-/// values are not kept.
+/// Checks that no object in `text` has a key twice, and that all objects together have at most `most` keys.
+/// The values are not kept.
 ///
 /// # Errors
 /// The key and its place, the number, or the fault of the JSON.

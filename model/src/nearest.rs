@@ -2,7 +2,8 @@
 
 use strsim::damerau_levenshtein;
 
-/// `name` without the differences that do not count: capitals, and dashes for underscores. Very long names are cut.
+/// `name` without the differences that do not count: capitals, and dashes for underscores. Very long names
+/// are cut.
 pub(crate) fn spelled(name: &str) -> String {
     name.chars().take(80).collect::<String>().to_lowercase().replace('-', "_")
 }
@@ -13,8 +14,8 @@ pub fn nearest_name<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) ->
     known.into_iter().min_by_key(|known| damerau_levenshtein(&name, &spelled(known)))
 }
 
-/// The most similar of the dotted keys `known`: one with the same last part, if there is one, else the one with the fewest edits,
-/// among which those of the last part count twice.
+/// The most similar of the dotted keys `known`: one with the same last part, if there is one, else the one
+/// with the fewest edits, among which those of the last part count twice.
 pub fn nearest_key<'a>(key: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let key = spelled(key);
     let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_owned();

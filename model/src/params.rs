@@ -14,8 +14,8 @@ const MAX_BLOCKS: usize = 4096;
 
 /// Name and shape of every parameter of `config`, in forward order.
 ///
-/// The bias of `attn.qkv` has a row for every row of its weight, in both versions. The keys of a Swin V2 have no bias:
-/// their part of it is zeros in every float model that was not quantized.
+/// The bias of `attn.qkv` has a row for every row of its weight, in both versions. The keys of a Swin V2 have
+/// no bias: their part of it is zeros in every float model that was not quantized.
 pub fn parameters(config: &SwinConfig) -> Vec<(String, Vec<usize>)> {
     let mut list = List(Vec::new());
     let (embed, patch) = (config.embed_dim, config.patch_size);
@@ -138,11 +138,12 @@ impl Parameter for HostTensor {
     }
 }
 
-/// Checks that `tensors` are exactly the parameters of `config`, have their shapes, and hold finite values only.
+/// Checks that `tensors` are exactly the parameters of `config`, have their shapes, and hold finite values
+/// only.
 ///
 /// # Errors
-/// [`ModelError::Mismatch`] for missing and unexpected tensors and for another number of classes, and [`ModelError::Tensor`]
-/// for a mis-shaped or non-finite tensor.
+/// [`ModelError::Mismatch`] for missing and unexpected tensors and for another number of classes, and
+/// [`ModelError::Tensor`] for a mis-shaped or non-finite tensor.
 pub fn check_parameters(
     config: &SwinConfig,
     tensors: &BTreeMap<String, impl Parameter>,
@@ -187,7 +188,8 @@ fn unlike(missing: &[&str], extra: &[&str]) -> String {
     }
 }
 
-/// Whether only the classifier is missing, with or without its norm, and only norms of outputs are unexpected.
+/// Whether only the classifier is missing, with or without its norm, and only norms of outputs are
+/// unexpected.
 fn is_headless(missing: &[&str], extra: &[&str]) -> bool {
     let of_classifier = |name: &&str| name.starts_with("head.") || name.starts_with("norm.");
     let of_output = |name: &&str| {
@@ -259,7 +261,8 @@ fn check_tensor(
     Ok(())
 }
 
-/// The error for a tensor of the shape `found` instead of `shape`. A head of another number of classes has a cause of its own.
+/// The error for a tensor of the shape `found` instead of `shape`. A head of another number of classes has a
+/// cause of its own.
 fn misshapen(config: &SwinConfig, name: &str, shape: &[usize], found: &[usize]) -> ModelError {
     match (found, shape) {
         (&[classes, ref found @ ..], &[_, ref wanted @ ..])

@@ -1,7 +1,7 @@
 //! Patterns over site names, as the rules of recipes and job files use them.
 //!
-//! `*` stays within one dot-separated part of a name, `**` crosses parts, `re:` introduces a regular expression that
-//! must match the whole name.
+//! `*` stays within one dot-separated part of a name, `**` crosses parts, `re:` introduces a regular
+//! expression that must match the whole name.
 
 use std::collections::BTreeSet;
 
@@ -49,9 +49,9 @@ impl SitePattern {
     }
 }
 
-/// Patterns that match some of `sites` and resemble `pattern`, which matches none: the same with `**` for `*` (a regular
-/// expression within a name instead of for all of it), else those with one part of the name replaced by the most similar parts of the
-/// sites' names, at most three. Empty if there is no such pattern.
+/// Patterns that match some of `sites` and resemble `pattern`, which matches none: the same with `**` for `*`
+/// (a regular expression within a name instead of for all of it), else those with one part of the name
+/// replaced by the most similar parts of the sites' names, at most three. Empty if there is no such pattern.
 pub fn nearest_patterns(pattern: &str, sites: impl IntoIterator<Item = Site>) -> Vec<String> {
     /// The most edits of a part that count as a mistake.
     const EDITS: usize = 2;
@@ -105,7 +105,8 @@ fn is_literal(part: &str) -> bool {
 /// Names of the three `sites` most similar to `pattern`, for the error about a pattern that matches no site.
 pub fn nearest_sites(pattern: &str, sites: impl IntoIterator<Item = Site>) -> String {
     let mut names: Vec<String> = sites.into_iter().map(|site| site.to_string()).collect();
-    // Common parts say most about the intended site; then the length of the common prefix; then the edit distance.
+    // Common parts say most about the intended site; then the length of the common prefix; then the edit
+    // distance.
     let wanted: Vec<&str> = pattern.split('.').collect();
     let parts = |name: &str| name.split('.').filter(|part| wanted.contains(part)).count();
     let common_prefix = |name: &str| pattern.chars().zip(name.chars()).take_while(|(a, b)| a == b).count();

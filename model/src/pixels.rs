@@ -1,4 +1,5 @@
-//! How an image file becomes the pixels of a network, beside their resize: their orientation and the order of their channels.
+//! How an image file becomes the pixels of a network, beside their resize: their orientation and the order of
+//! their channels.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,8 +10,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Orientation {
-    /// Images stay as they are stored, as in torchvision's `ImageFolder` and timm. TIFF files are turned nevertheless, because
-    /// Pillow turns them as it decodes them.
+    /// Images stay as they are stored, as in torchvision's `ImageFolder` and timm. TIFF files are turned
+    /// nevertheless, because Pillow turns them as it decodes them.
     #[default]
     Stored,
     /// Images are turned, as by transformers, detectron2 and mmcv.

@@ -1,8 +1,10 @@
-//! The parameters of attention besides its linear layers: the factors of `QK^T`, and the relative position bias.
+//! The parameters of attention besides its linear layers: the factors of `QK^T`, and the relative position
+//! bias.
 //!
-//! A Swin V1 has one factor for all heads of a stage, and a learned table of biases. A Swin V2 has a learned factor for
-//! each head, and an MLP that gives the bias for a relative position (Liu et al., "Swin Transformer V2", 2022, section
-//! 3.3). [`AttentionParameters`] gives the factors and the table of both, so that nothing behind it knows the MLP.
+//! A Swin V1 has one factor for all heads of a stage, and a learned table of biases. A Swin V2 has a learned
+//! factor for each head, and an MLP that gives the bias for a relative position (Liu et al., "Swin
+//! Transformer V2", 2022, section 3.3). [`AttentionParameters`] gives the factors and the table of both, so
+//! that nothing behind it knows the MLP.
 
 use std::borrow::Cow;
 
@@ -18,33 +20,35 @@ pub const LARGEST_SCALE: f64 = 100.0;
 /// The largest relative position bias of Swin V2.
 pub const LARGEST_BIAS: f64 = 16.0;
 
-/// The least factor of `QK^T` with which the queries and keys of a Swin V2's head have hi and lo codes for each value.
+/// The least factor of `QK^T` with which the queries and keys of a Swin V2's head have hi and lo codes for
+/// each value.
 ///
-/// Their components are at most 1 and have steps of 1/127, so that a logit has an error with a standard deviation of about
-/// `0.0032 factor` (two operands of length 1, each with errors of `1 / (127 sqrt(12))`): 0.05 at this factor, and 0.3 at
-/// the largest factor, 100. With hi and lo codes it is less than a hundredth of that.
+/// Their components are at most 1 and have steps of 1/127, so that a logit has an error with a standard
+/// deviation of about `0.0032 factor` (two operands of length 1, each with errors of `1 / (127 sqrt(12))`):
+/// 0.05 at this factor, and 0.3 at the largest factor, 100. With hi and lo codes it is less than a hundredth
+/// of that.
 pub const TWO_CODES_FROM: f32 = 16.0;
 
 /// The factors of `QK^T` and the relative position bias of one block.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionParameters<'a> {
-    /// Factor of `QK^T` for each head, `[heads]`. In Swin V2 it is the factor of the product of normalised queries and
-    /// keys, `exp(min(logit_scale, ln 100))`: at most 100.
+    /// Factor of `QK^T` for each head, `[heads]`. In Swin V2 it is the factor of the product of normalised
+    /// queries and keys, `exp(min(logit_scale, ln 100))`: at most 100.
     pub scales: Vec<f32>,
-    /// Relative position bias, `[bias_rows, heads]`; [`Stage::relative_position_index`] gives the row for each
-    /// query and key. In Swin V2 it is between 0 and 16.
+    /// Relative position bias, `[bias_rows, heads]`; [`Stage::relative_position_index`] gives the row for
+    /// each query and key. In Swin V2 it is between 0 and 16.
     pub table: Cow<'a, [f32]>,
 }
 
-/// Whether a head with this factor of `QK^T` in a Swin of this version has hi and lo codes for each query and key, where both
-/// sites are on.
+/// Whether a head with this factor of `QK^T` in a Swin of this version has hi and lo codes for each query and
+/// key, where both sites are on.
 pub fn hi_lo(version: SwinVersion, scale: f32) -> bool {
     version == SwinVersion::V2 && scale >= TWO_CODES_FROM
 }
 
 impl<'a> AttentionParameters<'a> {
-    /// The values of block `id` of `stage`, which is a stage of `config`; `parameter` gives the values of the parameter
-    /// of a name. The result has the same bits on every machine.
+    /// The values of block `id` of `stage`, which is a stage of `config`; `parameter` gives the values of the
+    /// parameter of a name. The result has the same bits on every machine.
     ///
     /// For Swin V2 the whole computation is in f64 and is rounded to f32 at its end:
     ///
@@ -75,8 +79,8 @@ impl<'a> AttentionParameters<'a> {
     }
 }
 
-/// The inputs of the MLP of Swin V2: for each row of the table the relative row `y` and the relative column `x` of the
-/// query, seen from the key, each on a logarithmic scale:
+/// The inputs of the MLP of Swin V2: for each row of the table the relative row `y` and the relative column
+/// `x` of the query, seen from the key, each on a logarithmic scale:
 ///
 /// ```text
 /// t = 8 c / (w - 1)        c in -(side - 1)..=side - 1        w: the pretrained window if there is one, else the side
@@ -160,7 +164,8 @@ mod tests {
 
     #[test]
     fn the_table_is_the_mlp_of_the_coordinates() {
-        // Unit 0 is max(y, 0), unit 1 is max(-x, 0) + 1; heads are the first, the second, and their difference.
+        // Unit 0 is max(y, 0), unit 1 is max(-x, 0) + 1; heads are the first, the second, and their
+        // difference.
         let (mut w0, mut b0, mut w2) = (vec![0.0; 2 * HIDDEN], vec![0.0; HIDDEN], vec![0.0; 3 * HIDDEN]);
         (w0[0], w0[3], b0[1]) = (1.0, -1.0, 1.0);
         (w2[0], w2[HIDDEN + 1], w2[2 * HIDDEN], w2[2 * HIDDEN + 1]) = (1.0, 1.0, 1.0, -1.0);

@@ -2,11 +2,11 @@
 
 use std::borrow::Cow;
 
-/// `text` with every character escaped (`\u{1b}`) that would control a terminal or hide text: control characters, marks
-/// of the direction of text, and characters without width. Line feeds and tabs stay.
+/// `text` with every character escaped (`\u{1b}`) that would control a terminal or hide text: control
+/// characters, marks of the direction of text, and characters without width. Line feeds and tabs stay.
 ///
-/// Names in checkpoints, configurations and data sets are somebody else's text. Printed as they are, they could move the
-/// cursor, change what was printed before, or show another name than the one that is meant.
+/// Names in checkpoints, configurations and data sets are somebody else's text. Printed as they are, they
+/// could move the cursor, change what was printed before, or show another name than the one that is meant.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, |c| is_control(c) && c != '\n' && c != '\t')
 }

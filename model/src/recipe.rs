@@ -7,8 +7,8 @@
 //!   - {match: "{patch_embed,head}.**", enable: false}
 //! ```
 //!
-//! [`SitePattern`] defines the patterns. A key of a rule overrides the same key of earlier rules at every site that
-//! the rule matches. A rule that matches no site of the model is an error.
+//! [`SitePattern`] defines the patterns. A key of a rule overrides the same key of earlier rules at every
+//! site that the rule matches. A rule that matches no site of the model is an error.
 
 use std::fmt;
 
@@ -36,7 +36,8 @@ pub enum Calibrator {
     Percentile(f64),
     /// The range with the least mean squared quantization error.
     Mse,
-    /// The range with the least Kullback-Leibler divergence between the observed and the quantized distribution.
+    /// The range with the least Kullback-Leibler divergence between the observed and the quantized
+    /// distribution.
     Entropy,
 }
 
@@ -140,8 +141,8 @@ pub enum Granularity {
 pub enum Kind {
     /// Signed, symmetric codes with a scale.
     S8,
-    /// Unsigned codes of attention probabilities: `round(255 exp(x - rowmax))`, normalised by the sum of the row's codes.
-    /// They need no calibration.
+    /// Unsigned codes of attention probabilities: `round(255 exp(x - rowmax))`, normalised by the sum of the
+    /// row's codes. They need no calibration.
     U8,
 }
 
@@ -253,8 +254,8 @@ pub struct SiteSpec {
 }
 
 impl SiteSpec {
-    /// Whether the site needs a range, from calibration or from the recipe: true for enabled activations with signed
-    /// codes.
+    /// Whether the site needs a range, from calibration or from the recipe: true for enabled activations with
+    /// signed codes.
     pub fn needs_scale(&self, site: Site) -> bool {
         self.enabled && !site.is_weight() && self.kind == Kind::S8
     }
@@ -317,8 +318,8 @@ impl Recipe {
         serde_saphyr::to_string_with_options(self, options).expect("a recipe holds texts and numbers only")
     }
 
-    /// Appends a rule. A recipe that was shipped or read from a file is then no longer the one of that name: the name
-    /// says what is changed, as far as that is short, as in `default (changed: head.** disabled)`.
+    /// Appends a rule. A recipe that was shipped or read from a file is then no longer the one of that name:
+    /// the name says what is changed, as far as that is short, as in `default (changed: head.** disabled)`.
     pub fn with_rule(mut self, rule: Rule) -> Recipe {
         self.name = name::changed(&self.name, &rule);
         self.rules.push(rule);
@@ -333,9 +334,9 @@ impl Recipe {
     /// The effective setting of every site of `config`, in forward order.
     ///
     /// # Errors
-    /// [`ModelError::Recipe`] for a rule that matches no site, naming the nearest sites, unless a stack of blocks lacks the layer
-    /// that it names; for activations of less than 8 bits,
-    /// `u8` outside `probs`, a fixed range of a weight, and `ptq` of an activation.
+    /// [`ModelError::Recipe`] for a rule that matches no site, naming the nearest sites, unless a stack of
+    /// blocks lacks the layer that it names; for activations of less than 8 bits, `u8` outside `probs`, a
+    /// fixed range of a weight, and `ptq` of an activation.
     pub fn resolve(&self, config: &SwinConfig) -> Result<Vec<(Site, SiteSpec)>, ModelError> {
         let sites = all_sites(config);
         let mut table: Vec<(Site, SiteSpec)> = sites.iter().map(|&site| (site, default_spec(site))).collect();
@@ -369,7 +370,8 @@ impl Recipe {
         Ok(table)
     }
 
-    /// The rule that decides whether the site of this name is quantized: the last matching rule with `enable`.
+    /// The rule that decides whether the site of this name is quantized: the last matching rule with
+    /// `enable`.
     pub fn deciding_rule(&self, name: &str) -> Option<&Rule> {
         let decides = |rule: &&Rule| {
             rule.enable.is_some()
@@ -443,7 +445,8 @@ impl Rule {
     }
 }
 
-/// The sites of the layers that a network of images may have beside its blocks, and a stack of blocks may lack.
+/// The sites of the layers that a network of images may have beside its blocks, and a stack of blocks may
+/// lack.
 fn beside_blocks() -> Vec<Site> {
     let merging = (0..MAX_STAGES).map(Linear::Reduction);
     let layers = [Linear::PatchEmbed, Linear::Head].into_iter().chain(merging);

@@ -1,7 +1,8 @@
 //! Sites: the named places of a Swin where a tensor may be quantized.
 //!
 //! A site's name is its module's path in Microsoft's naming, followed by the tensor; rules of a
-//! [`Recipe`](crate::Recipe) match these names. [`all_sites`] lists every site of a configuration in forward order.
+//! [`Recipe`](crate::Recipe) match these names. [`all_sites`] lists every site of a configuration in forward
+//! order.
 
 use std::fmt;
 use std::str::FromStr;
@@ -61,7 +62,8 @@ impl Linear {
         format!("{self}.bias")
     }
 
-    /// The residual addition of its block that takes its output, whose branch it ends; in a Swin V2 a norm lies between.
+    /// The residual addition of its block that takes its output, whose branch it ends; in a Swin V2 a norm
+    /// lies between.
     pub fn branch(self) -> Option<Branch> {
         match self {
             Linear::Proj(_) => Some(Branch::Attn),
@@ -70,7 +72,8 @@ impl Linear {
         }
     }
 
-    /// The block whose residual stream the layer writes to, or makes; `None` for layers inside a branch and for the head.
+    /// The block whose residual stream the layer writes to, or makes; `None` for layers inside a branch and
+    /// for the head.
     pub fn residual_block(self) -> Option<BlockId> {
         match self {
             Linear::PatchEmbed => Some(BlockId { stage: 0, block: 0 }),
@@ -120,7 +123,8 @@ pub enum Site {
     Input(Linear),
     /// Weight of a linear layer.
     Weight(Linear),
-    /// Result of a linear layer's product, before bias, GELU and residual addition. No other op has an `.output`.
+    /// Result of a linear layer's product, before bias, GELU and residual addition. No other op has an
+    /// `.output`.
     Output(Linear),
     /// Queries, after bias; in Swin V2 after they are normalised.
     Q(BlockId),
@@ -142,8 +146,8 @@ impl Site {
         matches!(self, Site::Weight(_))
     }
 
-    /// The largest magnitude that the activation can have, if the architecture tells: 1 for the queries and keys of a
-    /// Swin V2, which are normalised. Such a site is not calibrated; its step is 1/127.
+    /// The largest magnitude that the activation can have, if the architecture tells: 1 for the queries and
+    /// keys of a Swin V2, which are normalised. Such a site is not calibrated; its step is 1/127.
     pub fn known_range(self, config: &SwinConfig) -> Option<f32> {
         (config.version == SwinVersion::V2 && matches!(self, Site::Q(_) | Site::K(_))).then_some(1.0)
     }
@@ -278,7 +282,8 @@ mod tests {
         let sites = all_sites(&config);
         let names: std::collections::BTreeSet<String> = sites.iter().map(Site::to_string).collect();
         assert_eq!(names.len(), sites.len());
-        // 12 blocks of 4 products x 3 + 5 attention + 4 addition sites; patch embedding, 3 reductions, head x 3.
+        // 12 blocks of 4 products x 3 + 5 attention + 4 addition sites; patch embedding, 3 reductions, head x
+        // 3.
         assert_eq!(sites.len(), 12 * 21 + 5 * 3);
         for site in sites {
             assert_eq!(site.to_string().parse::<Site>(), Ok(site));

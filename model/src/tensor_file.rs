@@ -1,8 +1,8 @@
 //! A safetensors file that is written tensor by tensor.
 //!
-//! The header of the format stands before the tensors and has their places. [`TensorFile::create`] reserves room for the
-//! header of all planned tensors. Some of them may stay away: the header of the rest is shorter, and spaces fill its room,
-//! which the format allows. The file has no gaps, as the format demands.
+//! The header of the format stands before the tensors and has their places. [`TensorFile::create`] reserves
+//! room for the header of all planned tensors. Some of them may stay away: the header of the rest is shorter,
+//! and spaces fill its room, which the format allows. The file has no gaps, as the format demands.
 
 use std::fmt::Write as _;
 use std::io::{Seek, SeekFrom, Write};
@@ -52,8 +52,8 @@ impl TensorFile {
     /// Begins the file `path`, for tensors that are written in the order of `planned`. The names must differ.
     ///
     /// # Errors
-    /// Those of [`AtomicFile::create`]; [`ModelError::File`] for more tensors than the header of a file may state;
-    /// [`ModelError::Io`] if the system refuses the room.
+    /// Those of [`AtomicFile::create`]; [`ModelError::File`] for more tensors than the header of a file may
+    /// state; [`ModelError::Io`] if the system refuses the room.
     pub fn create(path: &Path, planned: Vec<Planned>) -> Result<TensorFile, ModelError> {
         let written = vec![true; planned.len()];
         let room = header(&planned, &written).len().next_multiple_of(8);

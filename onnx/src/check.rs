@@ -1,5 +1,5 @@
-//! A structural check of a graph, without a runtime: names, order, types and shapes. Integers are computed, so
-//! that the shapes of graphs for images of any size are known for each size.
+//! A structural check of a graph, without a runtime: names, order, types and shapes. Integers are computed,
+//! so that the shapes of graphs for images of any size are known for each size.
 
 mod integers;
 mod ops;
@@ -45,10 +45,10 @@ impl Checked {
     }
 }
 
-/// Checks that every name is unique, every value is defined before it is used, every constant and node is used, every
-/// constant has the bytes of its shape, and that the types and shapes of all operands fit their operator, up to the
-/// declared outputs. A graph for images of any size is checked for `image`, in pixels; one for images of one
-/// size needs none.
+/// Checks that every name is unique, every value is defined before it is used, every constant and node is
+/// used, every constant has the bytes of its shape, and that the types and shapes of all operands fit their
+/// operator, up to the declared outputs. A graph for images of any size is checked for `image`, in pixels;
+/// one for images of one size needs none.
 ///
 /// It knows the operators that [`crate::export`] writes.
 ///

@@ -57,8 +57,8 @@ impl Graph {
         self.problem.map_or(Ok(self.proto), Err)
     }
 
-    /// Removes shared nodes and integers that nothing reads: the sides of a grid are computed before it is known
-    /// who needs them.
+    /// Removes shared nodes and integers that nothing reads: the sides of a grid are computed before it is
+    /// known who needs them.
     fn remove_unused(&mut self) {
         let mut read: HashSet<String> = self.proto.output.iter().map(|info| info.name().to_owned()).collect();
         let mut kept = Vec::new();

@@ -1,13 +1,13 @@
-//! ONNX files of a Swin: the plan as a graph whose products run on codes between QuantizeLinear and DequantizeLinear, for
-//! ONNX Runtime, OpenVINO and TensorRT.
+//! ONNX files of a Swin: the plan as a graph whose products run on codes between QuantizeLinear and
+//! DequantizeLinear, for ONNX Runtime, OpenVINO and TensorRT.
 //!
-//! [`export`] reads the plan of a model, like the engine, and gives a message that [`OnnxFile::write`] writes. A value that
-//! passes a site has the site's name, and so has the DequantizeLinear that defines it; QuantizeLinear defines
-//! `SITE.codes`. `docs/deploy.md` describes the graph and compares the runtimes.
+//! [`export`] reads the plan of a model, like the engine, and gives a message that [`OnnxFile::write`]
+//! writes. A value that passes a site has the site's name, and so has the DequantizeLinear that defines it;
+//! QuantizeLinear defines `SITE.codes`. `docs/deploy.md` describes the graph and compares the runtimes.
 //!
-//! A graph differs from the engine by f32 rounding (the order of sums, `x / s` for `x * (1 / s)`, other approximations of
-//! exp and erf), which moves a code where it meets a tie. It has no approximation of its own, except for
-//! [`ProbsForm::Softmax`].
+//! A graph differs from the engine by f32 rounding (the order of sums, `x / s` for `x * (1 / s)`, other
+//! approximations of exp and erf), which moves a code where it meets a tie. It has no approximation of its
+//! own, except for [`ProbsForm::Softmax`].
 
 mod check;
 mod error;
@@ -49,9 +49,9 @@ pub struct OnnxFile {
 /// Exports `model`, quantized or float.
 ///
 /// # Errors
-/// [`OnnxError::Option`] for options that contradict each other or the model; [`OnnxError::Site`] for a site without a faithful form
-/// for the target; [`OnnxError::Float16`] for a value that does not fit; [`OnnxError::TooLarge`]; the errors of
-/// [`Plan::new`].
+/// [`OnnxError::Option`] for options that contradict each other or the model; [`OnnxError::Site`] for a site
+/// without a faithful form for the target; [`OnnxError::Float16`] for a value that does not fit;
+/// [`OnnxError::TooLarge`]; the errors of [`Plan::new`].
 pub fn export(model: &QuantizedModel, options: &ExportOptions) -> Result<OnnxFile, OnnxError> {
     options.check()?;
     let images = options.images(&model.config)?;

@@ -6,9 +6,8 @@ use swinq_numerics::ImageEdge;
 use crate::options::{ExportOptions, Images, InputForm, Target};
 use crate::proto::StringStringEntryProto;
 
-/// The metadata of `model`, exported with `options` for `images`; `f32_residual` is whether an f16 graph has an f32
-/// residual. Values are texts, or JSON where they have
-/// structure.
+/// The metadata of `model`, exported with `options` for `images`; `f32_residual` is whether an f16 graph has
+/// an f32 residual. Values are texts, or JSON where they have structure.
 pub(crate) fn properties(
     model: &QuantizedModel,
     images: &Images,

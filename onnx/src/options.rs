@@ -22,19 +22,20 @@ pub enum Target {
 /// The graph for attention probabilities of kind `u8`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbsForm {
-    /// ReduceMax, Sub, Exp, codes of `exp` in steps of 1/255, product with the values, division by the sum of the codes:
-    /// the arithmetic of our engine.
+    /// ReduceMax, Sub, Exp, codes of `exp` in steps of 1/255, product with the values, division by the sum of
+    /// the codes: the arithmetic of our engine.
     Exact,
-    /// Softmax, then codes of the probabilities in steps of 1/255, or of 1/127 for TensorRT. Runtimes fuse Softmax. The
-    /// step is a part of 1 and not of the largest probability of the row, so that rows with even attention lose precision.
+    /// Softmax, then codes of the probabilities in steps of 1/255, or of 1/127 for TensorRT. Runtimes fuse
+    /// Softmax. The step is a part of 1 and not of the largest probability of the row, so that rows with even
+    /// attention lose precision.
     Softmax,
 }
 
 /// The input of the graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InputForm {
-    /// `images`, f32 `[batch, 3, height, width]`: RGB, normalised with the mean and deviation in the metadata; of a backbone
-    /// whatever it was trained on.
+    /// `images`, f32 `[batch, 3, height, width]`: RGB, normalised with the mean and deviation in the
+    /// metadata; of a backbone whatever it was trained on.
     #[default]
     Normalized,
     /// `pixels`, u8 `[batch, height, width, 3]`: RGB; the graph normalises.
@@ -78,8 +79,9 @@ pub struct ExportOptions {
     pub opset: i64,
     /// The runtime.
     pub target: Target,
-    /// Whether float tensors are f16 inside the graph. Inputs and outputs stay f32, and so does the residual stream if f16 does not
-    /// hold it ([`QuantizedModel::f16_residual`](swinq_model::QuantizedModel::f16_residual)).
+    /// Whether float tensors are f16 inside the graph. Inputs and outputs stay f32, and so does the residual
+    /// stream if f16 does not hold it
+    /// ([`QuantizedModel::f16_residual`](swinq_model::QuantizedModel::f16_residual)).
     pub fp16: bool,
     /// Images of one inference.
     pub batch: BatchSize,
@@ -93,7 +95,8 @@ pub struct ExportOptions {
     pub checkpoint_hash: Option<String>,
 }
 
-/// The versions of ONNX's operators that can be written. Gelu is an operator from 20 on, and is written with Erf before.
+/// The versions of ONNX's operators that can be written. Gelu is an operator from 20 on, and is written with
+/// Erf before.
 pub const OPSETS: std::ops::RangeInclusive<i64> = 18..=23;
 
 /// The first version of the operators whose quantization takes f16.

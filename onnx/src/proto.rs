@@ -1,8 +1,9 @@
-//! The messages of ONNX files: the part of `onnx.proto` (ONNX 1.17, IR version 10, package `onnx`) that an exported graph
-//! uses. A reader of these messages skips the fields that are missing here.
+//! The messages of ONNX files: the part of `onnx.proto` (ONNX 1.17, IR version 10, package `onnx`) that an
+//! exported graph uses. A reader of these messages skips the fields that are missing here.
 //!
-//! The fields are transcribed by hand, so that no build needs `protoc`. `python tests/onnx/proto.py` compares the name,
-//! number and type of every field with those of the installed package `onnx`; run it after a change to this file.
+//! The fields are transcribed by hand, so that no build needs `protoc`. `python tests/onnx/proto.py` compares
+//! the name, number and type of every field with those of the installed package `onnx`; run it after a change
+//! to this file.
 
 use prost::Message;
 
@@ -195,7 +196,8 @@ pub struct TensorShapeProto {
     pub dim: Vec<DimensionProto>,
 }
 
-/// A size; `TensorShapeProto.Dimension` in `onnx.proto`, where the two fields are a `oneof`. One of them is set.
+/// A size; `TensorShapeProto.Dimension` in `onnx.proto`, where the two fields are a `oneof`. One of them is
+/// set.
 #[derive(Clone, PartialEq, Message)]
 pub struct DimensionProto {
     /// The size.

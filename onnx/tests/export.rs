@@ -1,7 +1,8 @@
-//! Graphs of small models under recipes of every kind: they pass the structural check, quantize what the plan quantizes,
-//! and are as recorded. `UPDATE_SNAPSHOTS=1` rewrites the records in `tests/snapshots`.
+//! Graphs of small models under recipes of every kind: they pass the structural check, quantize what the plan
+//! quantizes, and are as recorded. `UPDATE_SNAPSHOTS=1` rewrites the records in `tests/snapshots`.
 //!
-//! Whether runtimes accept the graphs and give the engine's logits is tested by `tests/onnx/compare.py`, by hand.
+//! Whether runtimes accept the graphs and give the engine's logits is tested by `tests/onnx/compare.py`, by
+//! hand.
 
 #[path = "export/free.rs"]
 mod free;

@@ -134,8 +134,8 @@ impl<'m> Builder<'m> {
         self.branch_output(Layer::Proj(id), &name, (id, Branch::Attn), y, residual, order)
     }
 
-    /// Queries, keys and values for attention, from the rows `x` of its windows. In Swin V2 queries and keys are
-    /// normalised.
+    /// Queries, keys and values for attention, from the rows `x` of its windows. In Swin V2 queries and keys
+    /// are normalised.
     fn operands(
         &mut self,
         id: BlockId,
@@ -204,7 +204,8 @@ impl<'m> Builder<'m> {
         Ok(())
     }
 
-    /// `residual += fc2(gelu(fc1(norm2(residual))))`; in Swin V2 `residual += norm2(fc2(gelu(fc1(residual))))`.
+    /// `residual += fc2(gelu(fc1(norm2(residual))))`; in Swin V2
+    /// `residual += norm2(fc2(gelu(fc1(residual))))`.
     fn mlp(&mut self, stage: &Stage, id: BlockId, residual: TensorId) -> Result<(), ModelError> {
         let name = format!("{id}.norm2");
         let order = Order::Tokens(stage.index);
@@ -232,8 +233,8 @@ impl<'m> Builder<'m> {
         Ok(merged)
     }
 
-    /// The feature map of a stage whose tokens are `residual`: the tokens themselves, which no later step changes, or a norm of
-    /// them.
+    /// The feature map of a stage whose tokens are `residual`: the tokens themselves, which no later step
+    /// changes, or a norm of them.
     fn feature_map(&mut self, output: &StageOutput, residual: TensorId) {
         let &StageOutput { ref name, stage, .. } = output;
         let (rows, order) = (Rows::Tokens(stage), Order::Tokens(stage));

@@ -27,7 +27,8 @@ pub enum Order {
     Windows {
         /// The stage.
         stage: usize,
-        /// Whether the grid is shifted: true for odd blocks. Whether that changes anything depends on the image.
+        /// Whether the grid is shifted: true for odd blocks. Whether that changes anything depends on the
+        /// image.
         shifted: bool,
     },
 }
@@ -142,8 +143,8 @@ impl Geometry {
         }
     }
 
-    /// The windows of the even blocks of `stage`, or of its odd blocks, which are `shifted`. They are one object if nothing is
-    /// shifted.
+    /// The windows of the even blocks of `stage`, or of its odd blocks, which are `shifted`. They are one
+    /// object if nothing is shifted.
     pub fn windows(&self, stage: usize, shifted: bool) -> &Arc<Windows> {
         &self.stages[stage].windows[usize::from(shifted)]
     }

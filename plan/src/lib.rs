@@ -5,11 +5,11 @@
 //! or a tuner reads the plan and never the model. The plan borrows the model and copies no weight. An
 //! [`Outline`] holds only names, shapes and element types, so it does not borrow the model.
 //!
-//! A plan does not know the size of the image: it names rows ([`Rows`]) and their order ([`Order`]). A [`Geometry`] counts and
-//! lists them for one image size.
+//! A plan does not know the size of the image: it names rows ([`Rows`]) and their order ([`Order`]). A
+//! [`Geometry`] counts and lists them for one image size.
 //!
-//! Only three places describe the computations of a Swin: the float forward (`swinq-float`), the plan, and the forward of
-//! training in PyTorch (`_training/network.py`).
+//! Only three places describe the computations of a Swin: the float forward (`swinq-float`), the plan, and
+//! the forward of training in PyTorch (`_training/network.py`).
 
 mod build;
 mod geometry;
@@ -64,7 +64,8 @@ pub struct TensorSpec {
 /// One op with its operands.
 #[derive(Clone, Debug)]
 pub struct Step<'m> {
-    /// Module path in Microsoft's naming, for profiles, listings, errors and values of ONNX. No other step has it.
+    /// Module path in Microsoft's naming, for profiles, listings, errors and values of ONNX. No other step
+    /// has it.
     pub name: String,
     /// The op, with its parameters.
     pub op: Op<'m>,
@@ -105,7 +106,8 @@ pub struct Plan<'m> {
     pub tensors: Vec<TensorSpec>,
     /// Every op in order.
     pub steps: Vec<Step<'m>>,
-    /// Every output, in the order in which the network computes them. No step changes an output after it is complete.
+    /// Every output, in the order in which the network computes them. No step changes an output after it is
+    /// complete.
     pub outputs: Vec<Output>,
     /// The geometry for the network's own image size.
     pub own: Arc<Geometry>,

@@ -62,8 +62,8 @@ pub enum Weight<'m> {
 
 /// A linear layer: the product with a weight, its bias and its activation.
 ///
-/// Fused launches compute a part of the fields only: `int8-runtime/src/cuda/int8.rs` and `kernels/cpu/src/linear/avx512/full_panels.rs`
-/// compute or refuse a new field.
+/// Fused launches compute a part of the fields only: `int8-runtime/src/cuda/int8.rs` and
+/// `kernels/cpu/src/linear/avx512/full_panels.rs` compute or refuse a new field.
 #[derive(Clone, Debug)]
 pub struct Linear<'m> {
     /// The layer of the network. Its sites have this name.
@@ -119,8 +119,9 @@ pub struct Attention<'m> {
     pub hi_lo: Vec<bool>,
     /// The relative position bias.
     pub bias: RelativeBias<'m>,
-    /// Region of each token under each mask, `[MASKS, tokens]`: tokens of different regions do not attend to each other.
-    /// [`Geometry::windows`](crate::Geometry::windows) has the mask of each window. `None` for even blocks, which mask nothing.
+    /// Region of each token under each mask, `[MASKS, tokens]`: tokens of different regions do not attend to
+    /// each other. [`Geometry::windows`](crate::Geometry::windows) has the mask of each window. `None` for
+    /// even blocks, which mask nothing.
     pub regions: Option<Arc<[u8]>>,
     /// Added to the logits of tokens of different regions.
     pub mask: f32,
@@ -172,8 +173,8 @@ pub struct Merge<'m> {
     /// The norm of the gathered channels. In Swin V2 the norm follows the reduction instead, as
     /// [`Op::NormInPlace`].
     pub norm: Option<Norm<'m>>,
-    /// The stage that ends with the merge; [`Geometry::merge`](crate::Geometry::merge) has the source tokens of each merged
-    /// token. Padding is zeros.
+    /// The stage that ends with the merge; [`Geometry::merge`](crate::Geometry::merge) has the source tokens
+    /// of each merged token. Padding is zeros.
     pub stage: usize,
 }
 
@@ -187,13 +188,14 @@ pub enum Op<'m> {
     /// LayerNorm of the residual's tokens; the result is in the given order. With a residual store (Swin V2)
     /// the input is in that order, and the result is added to the tokens of the residual.
     Norm(Norm<'m>, Order),
-    /// Gathers the residual's tokens in the given order, without a norm, and quantizes them; in f32 if the site
-    /// is off. Swin V2 needs this op, because no norm precedes its linear layers.
+    /// Gathers the residual's tokens in the given order, without a norm, and quantizes them; in f32 if the
+    /// site is off. Swin V2 needs this op, because no norm precedes its linear layers.
     Quantize(Order),
     /// LayerNorm of the residual in place: after the patch embedding, and after a reduction of Swin V2.
     NormInPlace(Norm<'m>),
-    /// Adds the absolute position embedding, `[rows, columns]` of the residual, of the network's own image size to the
-    /// residual in place; for another grid the embedding is interpolated first, if the network takes such images.
+    /// Adds the absolute position embedding, `[rows, columns]` of the residual, of the network's own image
+    /// size to the residual in place; for another grid the embedding is interpolated first, if the network
+    /// takes such images.
     PositionEmbedding(Values<'m>),
     /// Normalises the queries and keys of a Swin V2. Stores the codes of q, k and v, or f32.
     QkNorm(QkNorm),

@@ -1,4 +1,5 @@
-//! Times the addition of Swin-T's gradients over ranks, in the buckets of a training, beside a copy of the same bytes.
+//! Times the addition of Swin-T's gradients over ranks, in the buckets of a training, beside a copy of the
+//! same bytes.
 //!
 //! ```console
 //! $ cargo bench -p swinq-qat --bench ranks

@@ -5,12 +5,12 @@
 //! cargo run --release -p swinq-qat --example step_time -- CALIBRATED FLOAT CFG [KEY VALUE]...
 //! ```
 //! The word `random` for both checkpoints means random weights of CFG, calibrated on the images. The keys are
-//! the keys of a job (`batch_size 64 device cuda precision bf16 threads 2`), `ops`, which is `own` (this program's, the
-//! default) or `candle` (candle's operations), and `iterations`. The last line is JSON with the median in milliseconds, for
-//! `benches/peers/qat_torch.py --swinq`.
+//! the keys of a job (`batch_size 64 device cuda precision bf16 threads 2`), `ops`, which is `own` (this
+//! program's, the default) or `candle` (candle's operations), and `iterations`. The last line is JSON with
+//! the median in milliseconds, for `benches/peers/qat_torch.py --swinq`.
 //!
-//! With torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), each process is one of several that
-//! train together; rank 0 prints.
+//! With torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT), each process is one of
+//! several that train together; rank 0 prints.
 
 use std::ops::ControlFlow;
 use std::path::Path;

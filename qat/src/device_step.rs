@@ -1,9 +1,10 @@
-//! Iterations on a GPU without the host: loss, gradient norm, clipping and AdamW run on the device, and the host reads the
-//! result once, at the end. From the second iteration on, a pass over a batch is one CUDA graph, which is recorded once and
-//! launched again for every batch.
+//! Iterations on a GPU without the host: loss, gradient norm, clipping and AdamW run on the device, and the
+//! host reads the result once, at the end. From the second iteration on, a pass over a batch is one CUDA
+//! graph, which is recorded once and launched again for every batch.
 //!
-//! What changes from batch to batch lies in memory that the graph reads: pixels, labels, factors of dropped branches, learning
-//! rates. A graph frees all that it allocates. A backbone's batches have images of several sizes: each size has graphs of its own.
+//! What changes from batch to batch lies in memory that the graph reads: pixels, labels, factors of dropped
+//! branches, learning rates. A graph frees all that it allocates. A backbone's batches have images of several
+//! sizes: each size has graphs of its own.
 
 mod graphs;
 mod maps;
@@ -34,7 +35,8 @@ pub(crate) struct DeviceStep {
     /// Images of a batch.
     images: usize,
     staging: Staging,
-    /// The bytes of the largest batch that was loaded. A batch `[images, height, width, channels]` lies at their start.
+    /// The bytes of the largest batch that was loaded. A batch `[images, height, width, channels]` lies at
+    /// their start.
     pixels: Tensor,
     /// Height and width of the images of the loaded batch.
     size: Size,
@@ -60,7 +62,8 @@ pub(crate) struct DeviceStep {
     graphs: HashMap<(Pass, Size), Recorded>,
     /// Whether passes are recorded, and why not.
     capture: Result<(), String>,
-    /// The sizes of whole batches over which a pass has run, which compiles kernels and fills caches. That cannot be recorded.
+    /// The sizes of whole batches over which a pass has run, which compiles kernels and fills caches. That
+    /// cannot be recorded.
     warm: HashSet<Size>,
     communicator: Option<Communicator>,
 }
@@ -162,7 +165,8 @@ impl DeviceStep {
         }
     }
 
-    /// Drops the graphs. Streams hold a graph that they run until they are synchronised, whose errors belong to earlier work.
+    /// Drops the graphs. Streams hold a graph that they run until they are synchronised, whose errors belong
+    /// to earlier work.
     fn release(&mut self) {
         self.graphs.clear();
         let _ = self.kernels.stream().synchronize();
@@ -177,8 +181,8 @@ impl DeviceStep {
         }
     }
 
-    /// Stores the pixels of the next batch where the GPU copies them from. A larger batch than any before takes new memory, for
-    /// which passes are recorded anew.
+    /// Stores the pixels of the next batch where the GPU copies them from. A larger batch than any before
+    /// takes new memory, for which passes are recorded anew.
     pub fn stage(&mut self, batch: &Batch) -> Result<(), QatError> {
         let bytes = batch.pixels.len();
         if bytes > self.pixels.elem_count() {
@@ -189,7 +193,8 @@ impl DeviceStep {
         Ok(self.staging.fill(&batch.pixels).map_err(failed)?)
     }
 
-    /// Puts `batch`, whose pixels are staged, where the next pass reads it. The host goes on while it is copied.
+    /// Puts `batch`, whose pixels are staged, where the next pass reads it. The host goes on while it is
+    /// copied.
     pub fn load(
         &mut self,
         batch: &Batch,

@@ -60,7 +60,8 @@ impl DropPath {
         (0..images).map(|_| if random.unit() < rate { 0.0 } else { kept }).collect()
     }
 
-    /// The factors of all branches, `[2 * blocks, images]`: of each block those of attention, then those of the MLP.
+    /// The factors of all branches, `[2 * blocks, images]`: of each block those of attention, then those of
+    /// the MLP.
     pub fn all(&self, images: usize) -> Vec<f32> {
         let blocks = 0..self.rates.len();
         blocks

@@ -34,8 +34,8 @@ pub struct Trained<'a> {
     pub weight_scales: &'a dyn Fn(Linear) -> Result<Option<Vec<f32>>, QatError>,
 }
 
-/// Quantizes the parameters of a training with its scales and ranges. The recipe, the calibration's record and
-/// the preprocessing come from `template`, the source of the float model from `source`.
+/// Quantizes the parameters of a training with its scales and ranges. The recipe, the calibration's record
+/// and the preprocessing come from `template`, the source of the float model from `source`.
 ///
 /// # Errors
 /// A weight or a range that cannot be quantized.

@@ -1,5 +1,5 @@
-//! Tensors of several parameters one after the other in one piece of memory, so that one kernel updates all of them and one
-//! exchange adds many gradients.
+//! Tensors of several parameters one after the other in one piece of memory, so that one kernel updates all
+//! of them and one exchange adds many gradients.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,11 +8,13 @@ use candle_core::{DType, Device, Result, Tensor};
 
 use crate::ranks::Layout;
 
-/// The first value of each parameter lies at a multiple of this number of values, so that every access is aligned.
+/// The first value of each parameter lies at a multiple of this number of values, so that every access is
+/// aligned.
 const ALIGNMENT: usize = 64;
 
-/// The values of an f32 tensor, in row-major order. candle copies all the memory in which a tensor of a GPU lies, so a view such as
-/// [`Flat::view`] is first copied on the GPU: else each parameter of a checkpoint would cost a transfer of all of them.
+/// The values of an f32 tensor, in row-major order. candle copies all the memory in which a tensor of a GPU
+/// lies, so a view such as [`Flat::view`] is first copied on the GPU: else each parameter of a checkpoint
+/// would cost a transfer of all of them.
 pub(crate) fn host_values(tensor: &Tensor) -> Result<Vec<f32>> {
     let flat = tensor.flatten_all()?;
     if flat.device().is_cpu() { flat.to_vec1() } else { flat.force_contiguous()?.to_vec1() }

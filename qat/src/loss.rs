@@ -20,11 +20,12 @@
 //!                sum w_o
 //! ```
 //!
-//! A squared difference of feature maps is the loss of Romero et al., "FitNets: Hints for Thin Deep Nets", ICLR 2015. The teacher's
-//! squares make it relative, so that each output and each image counts alike, whatever its size and the size of its values: a term
-//! is `10^(-SQNR / 10)`, with the signal-to-quantization-noise ratio in dB by which validations compare models.
-//! [`relative_errors`](swinq_float::ops::taped::relative_errors) computes it where the maps are, and kernels/cuda/sources/train_maps.cu
-//! in iterations on a GPU without the host.
+//! A squared difference of feature maps is the loss of Romero et al., "FitNets: Hints for Thin Deep Nets",
+//! ICLR 2015. The teacher's squares make it relative, so that each output and each image counts alike,
+//! whatever its size and the size of its values: a term is `10^(-SQNR / 10)`, with the
+//! signal-to-quantization-noise ratio in dB by which validations compare models.
+//! [`relative_errors`](swinq_float::ops::taped::relative_errors) computes it where the maps are, and
+//! kernels/cuda/sources/train_maps.cu in iterations on a GPU without the host.
 
 use crate::job::LossKeys;
 use crate::mixing::Partners;
@@ -247,7 +248,8 @@ mod tests {
             let mean = 0.3 * own.1[i] + 0.7 * other.1[i];
             assert!((mixed.1[i] - mean).abs() < 1e-7, "{:?}", mixed.1);
         }
-        // The largest logits are those of class 0 in both images; the larger shares are those of the partners.
+        // The largest logits are those of class 0 in both images; the larger shares are those of the
+        // partners.
         assert_eq!((mixed.0.correct, own.0.correct, other.0.correct), (other.0.correct, 1, 1));
     }
 

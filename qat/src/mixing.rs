@@ -1,7 +1,8 @@
-//! Mixup (Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018) and CutMix (Yun et al., "CutMix:
-//! Regularization Strategy to Train Strong Classifiers with Localizable Features", ICCV 2019): images of a batch are
-//! mixed in pairs, and so are their labels. As in timm's mode `batch`, with which Swin is trained, there is one draw for a
-//! batch, image `i` is mixed with image `n - 1 - i`, and pixels are mixed before the normalisation.
+//! Mixup (Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018) and CutMix (Yun et al.,
+//! "CutMix: Regularization Strategy to Train Strong Classifiers with Localizable Features", ICCV 2019):
+//! images of a batch are mixed in pairs, and so are their labels. As in timm's mode `batch`, with which Swin
+//! is trained, there is one draw for a batch, image `i` is mixed with image `n - 1 - i`, and pixels are mixed
+//! before the normalisation.
 
 use swinq_model::{Batch, Draws, Size};
 
@@ -32,8 +33,8 @@ impl Mixing {
         (!keys.is_off()).then(|| Mixing { keys: keys.clone(), seed })
     }
 
-    /// Mixes the images of batch `number` of the run; `None` if this batch stays as it is. It depends only on the keys, the
-    /// seed and `number`.
+    /// Mixes the images of batch `number` of the run; `None` if this batch stays as it is. It depends only on
+    /// the keys, the seed and `number`.
     pub fn mix(&self, batch: &mut Batch, number: u64) -> Option<Partners> {
         let mut draws = Draws::keyed(&[MIXING_KEY, self.seed, number]);
         if draws.unit() >= self.keys.probability {
@@ -90,8 +91,8 @@ struct Cut {
 }
 
 impl Cut {
-    /// A rectangle with the image's aspect ratio around a random point. It has `1 - area` of the image's area where it does not
-    /// reach beyond the image.
+    /// A rectangle with the image's aspect ratio around a random point. It has `1 - area` of the image's area
+    /// where it does not reach beyond the image.
     fn draw(draws: &mut Draws, size: Size, area: f64) -> Cut {
         let mut around = |side: usize| {
             let half = (side as f64 * (1.0 - area).sqrt()) as usize / 2;

@@ -1,4 +1,5 @@
-//! The progress of a training: its iterations, the loss scale of half precision, and the detection of an exploding loss.
+//! The progress of a training: its iterations, the loss scale of half precision, and the detection of an
+//! exploding loss.
 
 use serde::{Deserialize, Serialize};
 use swinq_model::quantized::Score;
@@ -101,7 +102,8 @@ impl Progress {
         self.usual_loss.map_or(f64::MAX, |usual| factor * usual + offset)
     }
 
-    /// Records an iteration with an update of the optimizer; `updates` is their number and `loss` the iteration's loss.
+    /// Records an iteration with an update of the optimizer; `updates` is their number and `loss` the
+    /// iteration's loss.
     pub(crate) fn record_update(&mut self, loss: f64, updates: u64, precision: Precision) {
         self.iteration += 1;
         self.updates = updates;
@@ -118,7 +120,8 @@ impl Progress {
         }
     }
 
-    /// Records an iteration whose update is skipped because half precision overflowed, and halves the loss scale.
+    /// Records an iteration whose update is skipped because half precision overflowed, and halves the loss
+    /// scale.
     pub(crate) fn record_overflow(&mut self) {
         (self.loss_scale, self.steady_iterations) = (self.loss_scale / 2.0, 0);
         self.iteration += 1;

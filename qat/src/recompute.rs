@@ -1,6 +1,7 @@
-//! Activation checkpointing (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016): the forward pass keeps the
-//! input of every segment of the network only. The backward pass runs each segment again before it differentiates it. Every
-//! operation has the same bits when it runs again, so losses and gradients are those of a training that keeps everything.
+//! Activation checkpointing (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016): the forward
+//! pass keeps the input of every segment of the network only. The backward pass runs each segment again
+//! before it differentiates it. Every operation has the same bits when it runs again, so losses and gradients
+//! are those of a training that keeps everything.
 
 use candle_core::{Tensor, TensorId};
 use swinq_float::tape::{Gradients, Tape};
@@ -24,7 +25,8 @@ pub(crate) struct Activations {
     tensors: Vec<Tensor>,
 }
 
-/// The outputs of the network for `images` of `image` pixels, or for their patches, and the activations. Nothing is recorded.
+/// The outputs of the network for `images` of `image` pixels, or for their patches, and the activations.
+/// Nothing is recorded.
 pub(crate) fn forward(
     on: &mut Segments<'_>,
     image: Size,
@@ -67,8 +69,8 @@ impl Seeds {
     }
 }
 
-/// The gradients of the parameters, from the gradients `seeds` of some outputs and activations. `complete` receives each
-/// gradient of a parameter as soon as it is complete.
+/// The gradients of the parameters, from the gradients `seeds` of some outputs and activations. `complete`
+/// receives each gradient of a parameter as soon as it is complete.
 ///
 /// # Errors
 /// Errors of the passes and of `complete`.
@@ -113,7 +115,8 @@ struct Given {
     of_output: Option<(usize, Vec<Tensor>)>,
 }
 
-/// Runs `segment` for images of `size` on `input` again and differentiates it: the gradients of its parameters and of `input`.
+/// Runs `segment` for images of `size` on `input` again and differentiates it: the gradients of its
+/// parameters and of `input`.
 fn differentiate(
     on: &mut Segments<'_>,
     (segment, size): (Segment, Size),

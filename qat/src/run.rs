@@ -58,7 +58,8 @@ impl Validation {
 /// The callbacks that a training needs.
 pub trait Hooks {
     /// Validates the model on the engine, which will run it after the training: on all validation images at
-    /// the `end` of the run, else on the number of images that the job sets. `None` if the user has asked to stop.
+    /// the `end` of the run, else on the number of images that the job sets. `None` if the user has asked to
+    /// stop.
     ///
     /// # Errors
     /// An error of the engine or of the images.
@@ -102,16 +103,17 @@ pub fn checkpoints(output: &Path) -> PathBuf {
     output.join("checkpoints")
 }
 
-/// Trains until the end of `length`, or until the hooks stop it, on this process or as one of several ([`Trainer::join`]). Of
-/// several, rank 0 alone reads and writes files and validates; the hooks of any rank may stop all of them.
+/// Trains until the end of `length`, or until the hooks stop it, on this process or as one of several
+/// ([`Trainer::join`]). Of several, rank 0 alone reads and writes files and validates; the hooks of any rank
+/// may stop all of them.
 ///
-/// The model is validated before the first iteration, when the job asks for it, and at the end. The model with the
-/// highest score so far is kept in the file [`BEST`]. A validation is recorded before the checkpoint of its
-/// iteration is written, so that no validation is lost if the process is killed in between.
+/// The model is validated before the first iteration, when the job asks for it, and at the end. The model
+/// with the highest score so far is kept in the file [`BEST`]. A validation is recorded before the checkpoint
+/// of its iteration is written, so that no validation is lost if the process is killed in between.
 ///
 /// # Errors
-/// [`Begin::New`] in a folder that has checkpoints; [`Begin::Resume`] if all of them are damaged; an error of an
-/// iteration, of a file or of a hook. The latest checkpoint is kept.
+/// [`Begin::New`] in a folder that has checkpoints; [`Begin::Resume`] if all of them are damaged; an error of
+/// an iteration, of a file or of a hook. The latest checkpoint is kept.
 pub fn run(
     job: &Job,
     identity: &Identity,
@@ -132,7 +134,8 @@ pub fn run(
     outcome
 }
 
-/// Brings the training to its latest checkpoint, or to its start, on all processes. Returns the log, on rank 0.
+/// Brings the training to its latest checkpoint, or to its start, on all processes. Returns the log, on rank
+/// 0.
 fn start(
     job: &Job,
     identity: &Identity,
@@ -389,8 +392,8 @@ impl Run<'_> {
         snapshot::save(&self.folder, self.identity, progress, &state, self.job.checkpoint.keep)
     }
 
-    /// Validates the model, records the result, and keeps the model if it is the best. `None` if the user has asked to
-    /// stop.
+    /// Validates the model, records the result, and keeps the model if it is the best. `None` if the user has
+    /// asked to stop.
     fn validate(&mut self, end: bool) -> Result<Option<Validation>, QatError> {
         let iteration = self.trainer.iterations_done();
         let found = self.on_first(|run| run.validate_here(iteration, end))?;

@@ -75,11 +75,13 @@ impl ActivationScale {
 #[derive(Debug)]
 struct WeightScale {
     spec: SiteSpec,
-    /// The factors of the input's channels, if they have their own, and their reciprocals, `[2, in]`: the codes include them.
+    /// The factors of the input's channels, if they have their own, and their reciprocals, `[2, in]`: the
+    /// codes include them.
     factors: Option<Tensor>,
     /// The initial scales: one, or one per output channel.
     base: Vec<f32>,
-    /// The trained ratios to the initial scales, if the scales are learned, and the initial scales on their device.
+    /// The trained ratios to the initial scales, if the scales are learned, and the initial scales on their
+    /// device.
     ratio: Option<[Tensor; 2]>,
     /// The current scales.
     now: WeightScales,
@@ -305,15 +307,16 @@ impl ScaleTable {
         Ok(())
     }
 
-    /// As [`ScaleTable::fake`], of a site whose channels have their own scales and zero points; `None` for every
-    /// other site.
+    /// As [`ScaleTable::fake`], of a site whose channels have their own scales and zero points; `None` for
+    /// every other site.
     pub fn fake_channels(&self, site: Site, values: usize) -> Option<FakeChannels> {
         let Channels { columns, resident, .. } = self.activations.get(&site)?.channels.as_ref()?;
         let FakeActivation { quantizer, learned } = self.fake(site, values)?;
         Some(FakeChannels { quantizer, columns: Arc::clone(columns), resident: resident.clone(), learned })
     }
 
-    /// The factors of the input's channels that the codes of a weight include, and their reciprocals, `[2, in]`.
+    /// The factors of the input's channels that the codes of a weight include, and their reciprocals,
+    /// `[2, in]`.
     pub fn weight_factors(&self, linear: Linear) -> Option<&Tensor> {
         self.weights.get(&linear)?.factors.as_ref()
     }
@@ -353,7 +356,8 @@ impl ScaleTable {
         Ok(Some(ratio.map_or(scale.amax, |ratio| scale.amax * ratio[0])))
     }
 
-    /// The learned scales of a weight, computed from the parameters `tensors`; `None` if they are recomputed from the weight.
+    /// The learned scales of a weight, computed from the parameters `tensors`; `None` if they are recomputed
+    /// from the weight.
     ///
     /// # Errors
     /// Errors of candle.

@@ -101,8 +101,8 @@ impl Student {
         })
     }
 
-    /// Whether the backward pass recomputes activations, of which only the inputs of segments are kept. The default is to
-    /// keep all of them.
+    /// Whether the backward pass recomputes activations, of which only the inputs of segments are kept. The
+    /// default is to keep all of them.
     pub fn set_recompute(&mut self, recompute: bool) {
         self.recompute = recompute;
     }
@@ -150,7 +150,8 @@ impl Student {
         &self.config
     }
 
-    /// Recomputes the scales from the parameters; call it whenever they changed, and after [`Student::forget`].
+    /// Recomputes the scales from the parameters; call it whenever they changed, and after
+    /// [`Student::forget`].
     ///
     /// # Errors
     /// The errors of [`ScaleTable::update`].
@@ -158,8 +159,8 @@ impl Student {
         self.sites.scales.update(&self.parameters, self.compute)
     }
 
-    /// Drops everything that a pass left behind: the recorded operations, the factors of dropped branches and the scales of
-    /// weights that are on a GPU.
+    /// Drops everything that a pass left behind: the recorded operations, the factors of dropped branches and
+    /// the scales of weights that are on a GPU.
     pub fn forget(&mut self) {
         self.sites.drop_path = None;
         self.tape.clear();
@@ -167,8 +168,8 @@ impl Student {
         self.sites.scales.forget();
     }
 
-    /// The forward pass: every output of the network ([`Swin::outputs`]), recorded on the tape unless the backward pass
-    /// recomputes activations.
+    /// The forward pass: every output of the network ([`Swin::outputs`]), recorded on the tape unless the
+    /// backward pass recomputes activations.
     ///
     /// # Errors
     /// Errors of the forward pass.
@@ -182,7 +183,8 @@ impl Student {
         self.forward_images(batch.size, images, batch.len(), drop_path, features)
     }
 
-    /// [`Student::forward`], on `count` normalised images of `size` or on their patches ([`Swin::outputs_of`]).
+    /// [`Student::forward`], on `count` normalised images of `size` or on their patches
+    /// ([`Swin::outputs_of`]).
     ///
     /// # Errors
     /// Errors of the forward pass.
@@ -240,8 +242,8 @@ impl Student {
         Ok((parts, self.backward_from(outputs, seeds, complete)?))
     }
 
-    /// The gradients of the parameters, from those of results of the last forward pass, `seeds`: of some of its `outputs` and of
-    /// blocks. Calls `complete` with each gradient as soon as it is complete.
+    /// The gradients of the parameters, from those of results of the last forward pass, `seeds`: of some of
+    /// its `outputs` and of blocks. Calls `complete` with each gradient as soon as it is complete.
     ///
     /// # Errors
     /// Errors of the backward passes and of `complete`.

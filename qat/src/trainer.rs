@@ -206,8 +206,8 @@ impl Trainer {
         (iteration * info.size as u64 + info.rank as u64) * self.job.accumulate as u64 + part as u64
     }
 
-    /// Loss and gradients of this process's batches. `complete` receives each gradient as soon as no later operation of the
-    /// last batch adds to it.
+    /// Loss and gradients of this process's batches. `complete` receives each gradient as soon as no later
+    /// operation of the last batch adds to it.
     fn local_gradients(
         &mut self,
         source: &mut dyn BatchSource,
@@ -239,8 +239,8 @@ impl Trainer {
         Ok((parts, sums))
     }
 
-    /// Loss and gradients of all processes' batches. A thread adds the first buckets of gradients while the backward pass
-    /// computes the others.
+    /// Loss and gradients of all processes' batches. A thread adds the first buckets of gradients while the
+    /// backward pass computes the others.
     fn shared_gradients(&mut self, source: &mut dyn BatchSource) -> Result<Local, QatError> {
         let layout = Layout::new(self.student.parameters());
         let mut group = std::mem::take(&mut self.group);

@@ -37,8 +37,8 @@ impl CandidateRunner {
         }
     }
 
-    /// Computes every output of `batch` into `values`, f32 with the channels first: `[images, classes]`, or `[images, channels,
-    /// height, width]` of each feature map. The memory of `values` is reused.
+    /// Computes every output of `batch` into `values`, f32 with the channels first: `[images, classes]`, or
+    /// `[images, channels, height, width]` of each feature map. The memory of `values` is reused.
     pub(super) fn compute(&self, batch: &Batch, values: &mut Vec<Vec<f32>>) -> Result<(), BoxError> {
         match self {
             CandidateRunner::Engine(engine) => Ok(features::compute(engine, batch, values)?),
@@ -223,7 +223,8 @@ impl Candidate {
         }
     }
 
-    /// The model on images of `size` instead of its own. [`measure_latency`](super::measure_latency) times these.
+    /// The model on images of `size` instead of its own. [`measure_latency`](super::measure_latency) times
+    /// these.
     ///
     /// # Errors
     /// [`Error::Argument`] for a size that the network cannot process.
@@ -276,8 +277,8 @@ impl Candidate {
         Candidate { measured: Some(model.clone()), ..self }
     }
 
-    /// Keeps the hash of the model, by which [`evaluate_shard`](crate::evaluate_shard()) tells the parts of one evaluation
-    /// from others.
+    /// Keeps the hash of the model, by which [`evaluate_shard`](crate::evaluate_shard()) tells the parts of
+    /// one evaluation from others.
     ///
     /// # Errors
     /// The errors of [`QuantizedModel::fingerprint`](swinq_model::QuantizedModel::fingerprint).
@@ -297,9 +298,9 @@ impl Candidate {
         self.measured.as_ref()
     }
 
-    /// Records the file or directory that the model was read from: its path, its hash, and the histograms and the
-    /// noise of weights of its calibration if they lie beside it. Returns a remark for the reader if the histograms belong to another
-    /// calibration, and are therefore left out.
+    /// Records the file or directory that the model was read from: its path, its hash, and the histograms and
+    /// the noise of weights of its calibration if they lie beside it. Returns a remark for the reader if the
+    /// histograms belong to another calibration, and are therefore left out.
     ///
     /// # Errors
     /// An error if the file cannot be read, or if the file of histograms is damaged.
@@ -340,8 +341,8 @@ impl Candidate {
         self.labels.as_deref()
     }
 
-    /// SHA-256 of the float file that the model was made from, or of its own if it is float, hexadecimal; empty for a model
-    /// that was made from no file.
+    /// SHA-256 of the float file that the model was made from, or of its own if it is float, hexadecimal;
+    /// empty for a model that was made from no file.
     pub fn source_sha256(&self) -> &str {
         &self.source_sha256
     }
@@ -376,8 +377,8 @@ impl Candidate {
         Ok(collected)
     }
 
-    /// Runs the candidate on `images`, and stores nothing. Returns the logits, of which there may be none, and the error
-    /// messages of the corrupt images that were left out.
+    /// Runs the candidate on `images`, and stores nothing. Returns the logits, of which there may be none,
+    /// and the error messages of the corrupt images that were left out.
     pub(crate) fn run(
         &self,
         images: &Images,
@@ -407,8 +408,8 @@ impl Candidate {
     }
 
     /// Measures the time of each launch for a batch of `batch_size` images, and stores it. Does nothing for a
-    /// candidate that does not run on an engine, for batches that the engine splits, and for a backbone, whose images have
-    /// other sizes than the network's own.
+    /// candidate that does not run on an engine, for batches that the engine splits, and for a backbone,
+    /// whose images have other sizes than the network's own.
     pub(super) fn profile(&mut self, batch_size: usize) -> Result<(), Error> {
         /// Number of inferences that are timed on a CPU, after those that warm it up.
         const RUNS: usize = 20;

@@ -30,10 +30,12 @@ const STREAM_BATCHES: (usize, usize) = (4, 256);
 /// Number of times that a stream of batches is timed.
 const STREAM_RUNS: usize = 7;
 
-/// Measures the latency of every candidate at every batch size, and how many images per second it computes if batches do not
-/// wait for each other: on a CPU, `lanes` callers share the engine; 0 stands for as many as keep all threads busy. The candidates
-/// take turns within one run. A backbone computes all feature maps in f32, with the channels first. Stores the figures in their
-/// results; the stream of batches of a GPU only for classifiers and images of their own size. Returns the load of the machine during the measurement of latency, by batch size.
+/// Measures the latency of every candidate at every batch size, and how many images per second it computes if
+/// batches do not wait for each other: on a CPU, `lanes` callers share the engine; 0 stands for as many as
+/// keep all threads busy. The candidates take turns within one run. A backbone computes all feature maps in
+/// f32, with the channels first. Stores the figures in their results; the stream of batches of a GPU only for
+/// classifiers and images of their own size. Returns the load of the machine during the measurement of
+/// latency, by batch size.
 ///
 /// # Errors
 /// [`Error::Argument`] for a batch size of 0, or for one whose images do not fit in memory; [`Error::Eval`]
@@ -81,8 +83,9 @@ pub fn measure_latency(
     Ok(loads)
 }
 
-/// [`measure_latency`] at each of `sizes`, which are backbones' sizes of images; without sizes, at the candidates' own. The times
-/// of the first size are those of the results, and the times of all sizes are listed.
+/// [`measure_latency`] at each of `sizes`, which are backbones' sizes of images; without sizes, at the
+/// candidates' own. The times of the first size are those of the results, and the times of all sizes are
+/// listed.
 pub(super) fn measure_sizes(
     candidates: &mut [Candidate],
     sizes: &[Size],
@@ -121,8 +124,8 @@ pub(super) fn check_memory(candidates: &[Candidate], batch_sizes: &[usize]) -> R
     check_images(images, candidates.iter().map(bytes), memory)
 }
 
-/// Refuses batches of `images` images, one for each of the sizes of an image in bytes, that take more than half of `memory`
-/// bytes.
+/// Refuses batches of `images` images, one for each of the sizes of an image in bytes, that take more than
+/// half of `memory` bytes.
 fn check_images(images: usize, sizes: impl Iterator<Item = usize>, memory: u64) -> Result<(), Error> {
     let bytes = images as f64 * sizes.map(|bytes| bytes as f64).sum::<f64>();
     if bytes <= memory as f64 / 2.0 {
@@ -137,8 +140,8 @@ fn check_images(images: usize, sizes: impl Iterator<Item = usize>, memory: u64) 
     Err(Error::argument("batch_size", problem))
 }
 
-/// About how long the measurement at `batch_size` takes, from one inference of a few images per model. `None` for batches
-/// of so few images that nobody waits.
+/// About how long the measurement at `batch_size` takes, from one inference of a few images per model. `None`
+/// for batches of so few images that nobody waits.
 fn estimate(
     candidates: &[Candidate],
     batch_size: usize,
@@ -187,8 +190,8 @@ fn measure_one(
 }
 
 /// Prepares the engines for batches of exactly `batch_size` images, and several GPUs also for their shares of
-/// such a batch. Without this, a GPU engine that has run larger batches would pad the batch to their size, and
-/// the latency would be that of the larger batch.
+/// such a batch. Without this, a GPU engine that has run larger batches would pad the batch to their size,
+/// and the latency would be that of the larger batch.
 fn prepare(candidate: &Candidate, batch_size: usize) -> Result<(), Error> {
     let engines = candidate.runner.engines();
     let shares = [batch_size, batch_size / engines.len().max(1), batch_size.div_ceil(engines.len().max(1))];
@@ -200,8 +203,8 @@ fn prepare(candidate: &Candidate, batch_size: usize) -> Result<(), Error> {
     Ok(())
 }
 
-/// Images per second of `lanes` callers of a CPU engine at the same time, each of which calls it with `batch` for the
-/// duration `time`.
+/// Images per second of `lanes` callers of a CPU engine at the same time, each of which calls it with `batch`
+/// for the duration `time`.
 fn side_by_side(engine: &Engine, batch: &Batch, lanes: usize, time: Duration) -> Result<f64, Error> {
     let lanes = match lanes {
         // While one batch ends, the next ones use the threads that it leaves.

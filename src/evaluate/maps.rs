@@ -1,4 +1,5 @@
-//! Evaluation of backbones: the feature maps of several models on the same images, each compared with the first's.
+//! Evaluation of backbones: the feature maps of several models on the same images, each compared with the
+//! first's.
 
 use std::collections::BTreeMap;
 
@@ -33,8 +34,8 @@ impl Compared {
         Ok(())
     }
 
-    /// The sizes of the images before the network, at most [`TIMED_SIZES`], from the one that most images have. Of sizes of
-    /// equally many images, the largest comes first.
+    /// The sizes of the images before the network, at most [`TIMED_SIZES`], from the one that most images
+    /// have. Of sizes of equally many images, the largest comes first.
     pub(super) fn sizes(&self) -> Vec<Size> {
         let mut counts: BTreeMap<[usize; 2], usize> = BTreeMap::new();
         for image in self.errors.iter().take(1).flat_map(MapErrors::images) {
@@ -46,7 +47,8 @@ impl Compared {
     }
 }
 
-/// Runs all candidates, which are backbones with the same outputs, side by side on `images`, and compares their maps.
+/// Runs all candidates, which are backbones with the same outputs, side by side on `images`, and compares
+/// their maps.
 pub(crate) fn compare(
     candidates: &[Candidate],
     images: &Images,
@@ -107,8 +109,8 @@ fn check_orientation(candidates: &[Candidate]) -> Result<(), Error> {
     Err(Error::Comparison { problem })
 }
 
-/// The images as each candidate reads them: candidates with the same preprocessing share a reader. All readers have the same
-/// batches.
+/// The images as each candidate reads them: candidates with the same preprocessing share a reader. All
+/// readers have the same batches.
 struct Readers {
     readers: Vec<ImageBatches>,
     /// The index of the reader of each candidate.

@@ -1,5 +1,5 @@
-//! Evaluation: accuracy, agreement with a baseline and latency of one or more models, as one set of results. Backbones are
-//! compared by their feature maps.
+//! Evaluation: accuracy, agreement with a baseline and latency of one or more models, as one set of results.
+//! Backbones are compared by their feature maps.
 
 mod candidate;
 mod latency;
@@ -70,14 +70,14 @@ pub trait Observer {
     /// an error.
     fn images(&mut self, done: usize, total: usize) -> ControlFlow<()>;
 
-    /// Called when `model` has run on all images. `accuracy` is `None` for images without labels; `skipped` holds the
-    /// error messages of the corrupt images that were left out.
+    /// Called when `model` has run on all images. `accuracy` is `None` for images without labels; `skipped`
+    /// holds the error messages of the corrupt images that were left out.
     fn evaluated(&mut self, model: &ModelResult, accuracy: Option<&Accuracy>, skipped: &[String]) {
         let _ = (model, accuracy, skipped);
     }
 
-    /// Called before the latency of every model at `batch_size` is measured, with about the time that it will take. Not
-    /// called for batches that take a few milliseconds.
+    /// Called before the latency of every model at `batch_size` is measured, with about the time that it will
+    /// take. Not called for batches that take a few milliseconds.
     fn timing(&mut self, batch_size: usize, estimate: Duration) {
         let _ = (batch_size, estimate);
     }
@@ -87,8 +87,8 @@ pub trait Observer {
         let _ = (batch_size, elapsed, latencies);
     }
 
-    /// Called before the noise of the sites of `model` is measured, and after each of its `total` sites. `Break` stops
-    /// the evaluation with an error.
+    /// Called before the noise of the sites of `model` is measured, and after each of its `total` sites.
+    /// `Break` stops the evaluation with an error.
     fn site(&mut self, model: &ModelResult, done: usize, total: usize) -> ControlFlow<()> {
         let _ = (model, done, total);
         ControlFlow::Continue(())
@@ -106,14 +106,14 @@ impl<F: FnMut(usize, usize) -> ControlFlow<()>> Observer for F {
     }
 }
 
-/// Runs every candidate on `images`, compares each with the first, and returns the figures of all. Images without labels
-/// give no accuracy: the figures that compare two models need none. Backbones are compared by their feature maps, and need no
-/// labels.
+/// Runs every candidate on `images`, compares each with the first, and returns the figures of all. Images
+/// without labels give no accuracy: the figures that compare two models need none. Backbones are compared by
+/// their feature maps, and need no labels.
 ///
 /// # Errors
 /// [`Error::Argument`] for an empty list of candidates; [`Error::Comparison`] for candidates with different
-/// numbers of classes or different outputs, and for a single backbone; [`Error::Labels`] for images whose labels are not the models' classes, and for images without
-/// labels if there is only one candidate;
+/// numbers of classes or different outputs, and for a single backbone; [`Error::Labels`] for images whose
+/// labels are not the models' classes, and for images without labels if there is only one candidate;
 /// [`Error::Evaluating`] if a model or its images fail, or if `observer` stops the evaluation; the errors of
 /// [`measure_latency`].
 pub fn evaluate(
@@ -152,8 +152,8 @@ pub fn evaluate(
     Ok(results)
 }
 
-/// Runs every candidate, a classifier, and stores its accuracy and its agreement with the first. Returns no sizes: latency is
-/// that of the candidates' own.
+/// Runs every candidate, a classifier, and stores its accuracy and its agreement with the first. Returns no
+/// sizes: latency is that of the candidates' own.
 fn compare_logits(
     candidates: &mut [Candidate],
     images: &Images,
@@ -171,8 +171,8 @@ fn compare_logits(
     Ok(Vec::new())
 }
 
-/// Runs the candidates, which are backbones, and stores how far the outputs of each are from the first's. Returns the sizes of
-/// images whose latency is of interest.
+/// Runs the candidates, which are backbones, and stores how far the outputs of each are from the first's.
+/// Returns the sizes of images whose latency is of interest.
 fn compare_maps(
     candidates: &mut [Candidate],
     images: &Images,
@@ -185,7 +185,8 @@ fn compare_maps(
     Ok(compared.sizes())
 }
 
-/// `images` with their classes numbered as the candidates number them, and a remark if that changes the numbers or they are not certain.
+/// `images` with their classes numbered as the candidates number them, and a remark if that changes the
+/// numbers or they are not certain.
 ///
 /// Backbones have no classes, so that their images are returned as they are.
 pub(crate) fn numbered(candidates: &[Candidate], images: &Images) -> Result<(Images, Option<String>), Error> {
@@ -234,7 +235,8 @@ pub(crate) fn data_info(candidates: &[Candidate], images: &Images, sizing: Sizin
     info
 }
 
-/// The description of this machine for results. `threads` is the engines' number of threads; 0 is one per core.
+/// The description of this machine for results. `threads` is the engines' number of threads; 0 is one per
+/// core.
 ///
 /// # Errors
 /// An error if the processor does not have the instruction set that `SWINQ_ISA` names.

@@ -27,12 +27,13 @@ impl Predicted {
     }
 }
 
-/// Writes a CSV file (RFC 4180) with a row for each image: its file, its class, and the class that each of the evaluated
-/// `candidates` predicts, under the candidate's label. Candidates that have not run on the same images as the first are
-/// refused.
+/// Writes a CSV file (RFC 4180) with a row for each image: its file, its class, and the class that each of
+/// the evaluated `candidates` predicts, under the candidate's label. Candidates that have not run on the same
+/// images as the first are refused.
 ///
 /// # Errors
-/// [`Error::Argument`] for candidates that were not evaluated on the same images; an error if `path` cannot be written.
+/// [`Error::Argument`] for candidates that were not evaluated on the same images; an error if `path` cannot
+/// be written.
 pub fn write_predictions(path: &Path, candidates: &[Candidate], images: &Images) -> Result<(), Error> {
     let predicted: Vec<&Predicted> = candidates.iter().filter_map(Candidate::predicted).collect();
     let same = |other: &&Predicted| (&other.ids, &other.labels) == (&predicted[0].ids, &predicted[0].labels);
@@ -44,7 +45,8 @@ pub fn write_predictions(path: &Path, candidates: &[Candidate], images: &Images)
     write_csv(path, &labels, &predicted, &|id| images.name_of(id))
 }
 
-/// Writes the CSV file of models with these labels, of which there is at least one, and which have run on the same images.
+/// Writes the CSV file of models with these labels, of which there is at least one, and which have run on the
+/// same images.
 pub(crate) fn write_csv(
     path: &Path,
     labels: &[String],

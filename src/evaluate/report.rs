@@ -35,11 +35,12 @@ impl ReportFiles {
     }
 }
 
-/// Writes the report of `results` and `extras`. The page shows the images on which the model of its title disagrees most with the
-/// baseline if `images` is the data set of the results.
+/// Writes the report of `results` and `extras`. The page shows the images on which the model of its title
+/// disagrees most with the baseline if `images` is the data set of the results.
 ///
 /// # Errors
-/// [`Error::Eval`] for results that are impossible; an error if a file cannot be written, or an image not be read.
+/// [`Error::Eval`] for results that are impossible; an error if a file cannot be written, or an image not be
+/// read.
 pub fn write_report(
     results: &Results,
     mut extras: ReportExtras,
@@ -64,8 +65,8 @@ pub fn write_report(
     Ok(())
 }
 
-/// Pictures of the images on which the report's model disagrees most with the baseline, or is farthest from it, as the model sees
-/// them.
+/// Pictures of the images on which the report's model disagrees most with the baseline, or is farthest from
+/// it, as the model sees them.
 fn thumbnails(results: &Results, images: &Images) -> Result<BTreeMap<usize, Thumbnail>, Error> {
     let (Some(dataset), Some(subject)) = (images.dataset(), subject(results)) else {
         return Ok(BTreeMap::new());

@@ -17,8 +17,9 @@ const IMAGES: usize = 16;
 /// Pixels of an image for a backbone that takes so many.
 const AREA: usize = 224 * 224;
 
-/// Measures the noise of every quantized site of the candidates that keep their model, on the first of `images`, and
-/// stores it. A model that several candidates run is measured once, and models of one preprocessing share the images.
+/// Measures the noise of every quantized site of the candidates that keep their model, on the first of
+/// `images`, and stores it. A model that several candidates run is measured once, and models of one
+/// preprocessing share the images.
 pub(crate) fn measure_all(
     candidates: &mut [Candidate],
     images: &Images,
@@ -46,8 +47,8 @@ pub(crate) fn measure_all(
     Ok(())
 }
 
-/// The first images, preprocessed for `candidate`: those in `batches`, or read now. For a backbone they are the first that have
-/// the size of the first image, and fewer if they are large.
+/// The first images, preprocessed for `candidate`: those in `batches`, or read now. For a backbone they are
+/// the first that have the size of the first image, and fewer if they are large.
 fn batch_of<'a>(
     batches: &'a mut Vec<(Transform, Batch)>,
     candidate: &Candidate,

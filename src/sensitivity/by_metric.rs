@@ -40,15 +40,17 @@ pub struct PartSensitivity {
     pub value: f64,
 }
 
-/// Measures what a metric of the caller's gains if a part of `model`, a float model, is left in float under the recipe of `options`,
-/// for each of `parts`. Ranges are calibrated on `images`, on which the effects on the outputs are measured, too.
+/// Measures what a metric of the caller's gains if a part of `model`, a float model, is left in float under
+/// the recipe of `options`, for each of `parts`. Ranges are calibrated on `images`, on which the effects on
+/// the outputs are measured, too.
 ///
-/// The metric is evaluated for the float model, the whole recipe, and each part. `progress` is called after every step, and with the
-/// number of evaluations before the first; `Break` stops the run, and everything that was measured is in the cache.
+/// The metric is evaluated for the float model, the whole recipe, and each part. `progress` is called after
+/// every step, and with the number of evaluations before the first; `Break` stops the run, and everything
+/// that was measured is in the cache.
 ///
 /// # Errors
-/// [`Error::Argument`] for parts that the model does not have, for a value that is not finite, and for a model that is quantized;
-/// those of [`sensitivity`](super::sensitivity()).
+/// [`Error::Argument`] for parts that the model does not have, for a value that is not finite, and for a
+/// model that is quantized; those of [`sensitivity`](super::sensitivity()).
 pub fn sensitivity_by_metric(
     model: Model,
     options: &SensitivityOptions,

@@ -35,8 +35,8 @@ pub(crate) enum Metric {
 }
 
 impl Metric {
-    /// The metric of a network of the architecture `config`. `chosen` names the outputs of a backbone that count; if empty, all
-    /// count.
+    /// The metric of a network of the architecture `config`. `chosen` names the outputs of a backbone that
+    /// count; if empty, all count.
     ///
     /// # Errors
     /// [`Error::Argument`] for outputs that the network does not have.
@@ -59,7 +59,8 @@ impl Metric {
         Ok(Metric::Maps(indices.map(|(index, name)| (index, name.to_owned())).collect()))
     }
 
-    /// The distance of the outputs `own` of `images` images from `reference`. `labels` are the classes of the images, or empty.
+    /// The distance of the outputs `own` of `images` images from `reference`. `labels` are the classes of the
+    /// images, or empty.
     ///
     /// # Errors
     /// Those of [`EffectSums::add`].

@@ -1,8 +1,10 @@
-//! Sensitivity: the effect of each site and layer of a recipe on a model's logits, or on the feature maps of a backbone.
+//! Sensitivity: the effect of each site and layer of a recipe on a model's logits, or on the feature maps of
+//! a backbone.
 //!
-//! Each part of the network (a site, a linear layer, a product of attention) is quantized alone in the float model,
-//! and left alone in float in the quantized model. The engine runs both. What a variant shares with the model that
-//! it was made from is computed once for a group of images, and the variant runs from its first difference on.
+//! Each part of the network (a site, a linear layer, a product of attention) is quantized alone in the float
+//! model, and left alone in float in the quantized model. The engine runs both. What a variant shares with
+//! the model that it was made from is computed once for a group of images, and the variant runs from its
+//! first difference on.
 
 mod by_metric;
 mod cost;
@@ -43,7 +45,8 @@ pub struct SensitivityOptions {
     pub read: ReadOptions,
     /// The size that images get before a backbone. Images of a classifier have the size of its transform.
     pub sizing: Sizing,
-    /// The outputs of a backbone that count, such as `stage4`; if empty, all count. The effect is that on the worst of them.
+    /// The outputs of a backbone that count, such as `stage4`; if empty, all count. The effect is that on the
+    /// worst of them.
     pub sqnr_of: Vec<String>,
     /// Threads of the engine; 0 is one per core. The results do not depend on the number.
     pub threads: usize,
@@ -100,16 +103,18 @@ pub enum SensitivityProgress<'a> {
     Stopped(&'a MeasuredParts),
 }
 
-/// Measures the effect of each of `parts` of `model`, a float model, under the recipe of `options`: layers or blocks first, then
-/// sites.
+/// Measures the effect of each of `parts` of `model`, a float model, under the recipe of `options`: layers or
+/// blocks first, then sites.
 ///
-/// Ranges are calibrated on `calibration`; the effects are measured on `images`. Labels are used if the images have
-/// them and the model is a classifier, numbered as by [`Images::numbered_for`]. `progress` is called after every batch or measurement; `Break` stops the run, and everything that was
-/// measured is in the cache.
+/// Ranges are calibrated on `calibration`; the effects are measured on `images`. Labels are used if the
+/// images have them and the model is a classifier, numbered as by [`Images::numbered_for`]. `progress` is
+/// called after every batch or measurement; `Break` stops the run, and everything that was measured is in the
+/// cache.
 ///
 /// # Errors
-/// [`Error::Argument`] for a model that is quantized, and for outputs and parts that it does not have; [`Error::NothingQuantized`]; [`Error::Labels`] for labels that are
-/// not the model's classes; the errors of [`calibrate`](crate::calibrate()); [`Error::Interrupted`]; an error if the cache cannot be written.
+/// [`Error::Argument`] for a model that is quantized, and for outputs and parts that it does not have;
+/// [`Error::NothingQuantized`]; [`Error::Labels`] for labels that are not the model's classes; the errors of
+/// [`calibrate`](crate::calibrate()); [`Error::Interrupted`]; an error if the cache cannot be written.
 pub fn sensitivity(
     model: Model,
     options: &SensitivityOptions,
@@ -180,8 +185,8 @@ pub(crate) fn subject(quantizer: &ModelQuantizer) -> Subject {
     }
 }
 
-/// A hash of everything that the measurements of a run depend on: parameters, ranges and codes, preprocessing,
-/// the images and the outputs that count.
+/// A hash of everything that the measurements of a run depend on: parameters, ranges and codes,
+/// preprocessing, the images and the outputs that count.
 pub(crate) fn run_key(
     command: &str,
     quantizer: &mut ModelQuantizer,

@@ -36,7 +36,8 @@ impl PartsOf {
         PartsOf { kinds, pattern: "**".to_owned() }
     }
 
-    /// Those of a network whose sites `recipe` quantizes: layers or blocks in forward order, then sites in forward order.
+    /// Those of a network whose sites `recipe` quantizes: layers or blocks in forward order, then sites in
+    /// forward order.
     pub(super) fn find(&self, recipe: &Recipe, config: &SwinConfig) -> Result<Vec<ModelElement>, Error> {
         let model = &QuantizedSites::under(recipe, config)?;
         let refuse = |problem: String| Error::argument("only", format!("`{}`: {problem}", self.pattern));
@@ -57,9 +58,10 @@ impl PartsOf {
     }
 }
 
-/// The pattern of the sites of the part with this name, as results of sensitivity have it: `layers.0.downsample.reduction.**` for a
-/// layer, `layers.0.blocks.0.**` for a block, `layers.0.blocks.0.attn.{q,k}` for the product `layers.0.blocks.0.attn.qk`. Any other
-/// text is a pattern already, and is returned as it is.
+/// The pattern of the sites of the part with this name, as results of sensitivity have it:
+/// `layers.0.downsample.reduction.**` for a layer, `layers.0.blocks.0.**` for a block,
+/// `layers.0.blocks.0.attn.{q,k}` for the product `layers.0.blocks.0.attn.qk`. Any other text is a pattern
+/// already, and is returned as it is.
 pub fn sites_of_part(name: &str, config: &SwinConfig) -> String {
     let all = layer_kinds(config).into_iter().chain(block_kinds(config));
     match all.into_iter().find(|kind| kind.to_string() == name) {

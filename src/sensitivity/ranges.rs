@@ -18,9 +18,9 @@ const PERCENTILES: [f64; 5] = [50.0, 99.0, 99.9, 99.99, 99.999];
 /// Bins of the histograms of the results.
 const BINS: usize = 64;
 
-/// Statistics of every quantized site of `model`, a model of `quantizer`, that has a range. The magnitudes are those of
-/// the calibration; the largest magnitudes of channels are those on `images`. At refined layers, whose inputs
-/// refinement has rewritten, the magnitudes are those on `images`, too.
+/// Statistics of every quantized site of `model`, a model of `quantizer`, that has a range. The magnitudes
+/// are those of the calibration; the largest magnitudes of channels are those on `images`. At refined layers,
+/// whose inputs refinement has rewritten, the magnitudes are those on `images`, too.
 pub(super) fn statistics(
     quantizer: &ModelQuantizer,
     model: &QuantizedModel,
@@ -160,9 +160,9 @@ fn spread(largest: &[f32]) -> Option<ChannelSpread> {
     })
 }
 
-/// Finds the largest magnitude of each channel at the sites whose tensors have channels: inputs and outputs of
-/// linear layers, `[rows, channels]`. Counts the magnitudes at the sites of `histograms`, and the codes at sites with a
-/// scale for each channel.
+/// Finds the largest magnitude of each channel at the sites whose tensors have channels: inputs and outputs
+/// of linear layers, `[rows, channels]`. Counts the magnitudes at the sites of `histograms`, and the codes at
+/// sites with a scale for each channel.
 struct Channels<'a> {
     model: &'a QuantizedModel,
     largest: BTreeMap<Site, Vec<f32>>,

@@ -1,4 +1,5 @@
-//! A run of sensitivity: every part is quantized alone in the float model, and left alone in float in the quantized one.
+//! A run of sensitivity: every part is quantized alone in the float model, and left alone in float in the
+//! quantized one.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -22,11 +23,12 @@ use crate::{EngineOptions, Error, Images, environment};
 /// Images on which the largest magnitudes of channels are found.
 const SPREAD_IMAGES: usize = 16;
 
-/// Single sites are measured on one of so many images of a group: there are twice as many sites as layers, and layers
-/// are what recipes change.
+/// Single sites are measured on one of so many images of a group: there are twice as many sites as layers,
+/// and layers are what recipes change.
 const SITE_SHARE: usize = 2;
 
-/// The two sets of parts, in the order of their measurement: layers or blocks on all images, then single sites on some.
+/// The two sets of parts, in the order of their measurement: layers or blocks on all images, then single
+/// sites on some.
 const SETS: [usize; 2] = [0, 1];
 
 /// The reporter of a run's progress; `Break` stops the run.
@@ -86,8 +88,8 @@ pub(super) struct Run {
     metric: Metric,
     /// Layers or blocks, then single sites.
     pub(super) parts: Vec<ModelElement>,
-    /// Indices of the parts of each set by their first site, so that a walk goes forward only, and the share of the network from
-    /// there on.
+    /// Indices of the parts of each set by their first site, so that a walk goes forward only, and the share
+    /// of the network from there on.
     sets: [Vec<(usize, f64)>; 2],
 }
 
@@ -115,7 +117,8 @@ impl Run {
         Ok(Run { quantizer, recipe, runner, cache, metric, parts, sets })
     }
 
-    /// Measures all parts: layers first, then sites. If `progress` stops the run, it gets the parts that were measured.
+    /// Measures all parts: layers first, then sites. If `progress` stops the run, it gets the parts that were
+    /// measured.
     pub(super) fn measure(
         &mut self,
         batches: &[Batch],
@@ -189,8 +192,8 @@ impl Run {
         Ok(self.runner.prepare(self.quantizer.apply(recipe)?)?)
     }
 
-    /// Measures the parts of a set on a group of images, and adds the distances to `measured`. `tell` gets the cost before the first
-    /// measurement, and nothing after each.
+    /// Measures the parts of a set on a group of images, and adds the distances to `measured`. `tell` gets
+    /// the cost before the first measurement, and nothing after each.
     fn group(
         &mut self,
         (set, index): (usize, usize),
@@ -238,8 +241,8 @@ impl Run {
         Ok((variant, outputs, begin.elapsed().as_secs_f64()))
     }
 
-    /// The measurements of the run and their time, which follows from the `seconds` that the float model and the whole recipe took for
-    /// the first group.
+    /// The measurements of the run and their time, which follows from the `seconds` that the float model and
+    /// the whole recipe took for the first group.
     fn cost(&self, groups: &[Batch], seconds: [f64; 2]) -> Cost {
         let pixels = |images: usize, group: &Batch| (images * group.size.area()) as f64;
         let first = pixels(groups[0].len(), &groups[0]);

@@ -1,15 +1,17 @@
-//! A walk through a model with a group of images: what variants share before their first difference is computed
-//! once.
+//! A walk through a model with a group of images: what variants share before their first difference is
+//! computed once.
 
 use swinq_int8_runtime::{ImageLayout, Images, Pixels, Start, Variant, VariantRunner};
 use swinq_model::{Batch, Size, SwinConfig};
 
 use super::metric::Computed;
 
-/// Images of the network's own size that walk through it together. The number bounds the memory for their residual streams.
+/// Images of the network's own size that walk through it together. The number bounds the memory for their
+/// residual streams.
 pub(crate) const GROUP: usize = 64;
 
-/// The images of `size` that walk through a network of the architecture `config` together: of larger ones there are fewer.
+/// The images of `size` that walk through a network of the architecture `config` together: of larger ones
+/// there are fewer.
 pub(crate) fn group_of(config: &SwinConfig, size: Size) -> usize {
     (GROUP * config.image_size.area() / size.area()).clamp(1, GROUP)
 }
@@ -49,8 +51,8 @@ impl<'a> Walk<'a> {
         &self.residual
     }
 
-    /// The outputs of `variant` that may differ from those of the base. The walk goes on to the last position before the
-    /// variant's first difference from the base, and the variant runs from there.
+    /// The outputs of `variant` that may differ from those of the base. The walk goes on to the last position
+    /// before the variant's first difference from the base, and the variant runs from there.
     pub(crate) fn outputs(&mut self, runner: &mut VariantRunner, variant: &Variant) -> Computed {
         // A variant that equals the base may start anywhere.
         if let Some(position) = runner.first_difference(self.base, variant) {

@@ -71,12 +71,13 @@ pub struct MergedCalibration {
     pub images: usize,
 }
 
-/// Does what [`calibrate`](crate::calibrate()) does with the images of one shard of `images`. [`merge_calibration`] makes
-/// the model of the parts. `command` is the command line, which the merged calibration keeps for reports.
+/// Does what [`calibrate`](crate::calibrate()) does with the images of one shard of `images`.
+/// [`merge_calibration`] makes the model of the parts. `command` is the command line, which the merged
+/// calibration keeps for reports.
 ///
 /// # Errors
-/// Those of [`calibrate`](crate::calibrate()), without those of ranges; those of [`Images::shard`]; [`Error::Calib`] for a
-/// recipe with reconstructed layers.
+/// Those of [`calibrate`](crate::calibrate()), without those of ranges; those of [`Images::shard`];
+/// [`Error::Calib`] for a recipe with reconstructed layers.
 pub fn calibrate_shard(
     model: Model,
     options: &CalibrateOptions,
@@ -122,12 +123,12 @@ fn kind_of(device: FloatDevice) -> &'static str {
     if device == FloatDevice::Cpu { "cpu" } else { "cuda" }
 }
 
-/// Merges the parts of a calibration. The model is that of [`calibrate`](crate::calibrate()) on all images, bit for bit.
-/// `progress` is called after every refined layer.
+/// Merges the parts of a calibration. The model is that of [`calibrate`](crate::calibrate()) on all images,
+/// bit for bit. `progress` is called after every refined layer.
 ///
 /// # Errors
-/// [`Error::Argument`] for parts of an evaluation, and for more corrupt images than allowed; [`Error::Model`] for a part
-/// that cannot be read or is damaged; [`Error::Calib`] as in [`calibrate`](crate::calibrate()).
+/// [`Error::Argument`] for parts of an evaluation, and for more corrupt images than allowed; [`Error::Model`]
+/// for a part that cannot be read or is damaged; [`Error::Calib`] as in [`calibrate`](crate::calibrate()).
 pub fn merge_calibration(
     parts: &PartSet,
     progress: &mut dyn FnMut(Progress) -> ControlFlow<()>,

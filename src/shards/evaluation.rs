@@ -66,8 +66,8 @@ struct Own {
 /// An evaluation that was merged from parts.
 #[derive(Debug)]
 pub struct MergedEvaluation {
-    /// The result of [`evaluate`](crate::evaluate()) for all images, without latency, times and memory. The environment
-    /// is that of the first shard.
+    /// The result of [`evaluate`](crate::evaluate()) for all images, without latency, times and memory. The
+    /// environment is that of the first shard.
     pub results: Results,
     /// The accuracy of each model; empty for images without labels.
     pub accuracies: Vec<Accuracy>,
@@ -99,13 +99,13 @@ fn name_in(names: &BTreeMap<usize, String>, id: usize) -> String {
     names.get(&id).cloned().unwrap_or_default()
 }
 
-/// Does what [`evaluate`](crate::evaluate()) does with the images of one shard of `images`, without figures and without
-/// latency. [`merge_evaluation`] makes the results of the parts. `notes` are remarks for the reader of the results, and
-/// `command` is the command line, which the results keep.
+/// Does what [`evaluate`](crate::evaluate()) does with the images of one shard of `images`, without figures
+/// and without latency. [`merge_evaluation`] makes the results of the parts. `notes` are remarks for the
+/// reader of the results, and `command` is the command line, which the results keep.
 ///
 /// # Errors
-/// Those of [`evaluate`](crate::evaluate()) and of [`Images::shard`]; [`Error::Argument`] for a candidate whose model is not
-/// known ([`Candidate::with_hash_of`]).
+/// Those of [`evaluate`](crate::evaluate()) and of [`Images::shard`]; [`Error::Argument`] for a candidate
+/// whose model is not known ([`Candidate::with_hash_of`]).
 pub fn evaluate_shard(
     candidates: &mut [Candidate],
     images: &Images,
@@ -162,7 +162,8 @@ enum ModelOutputs {
 }
 
 impl ModelOutputs {
-    /// Runs the candidates. Returns what they found, and the error messages of the corrupt images that were left out.
+    /// Runs the candidates. Returns what they found, and the error messages of the corrupt images that were
+    /// left out.
     fn of(
         candidates: &[Candidate],
         images: &Images,
@@ -272,11 +273,12 @@ fn evaluated(candidate: &Candidate) -> Result<Evaluated, Error> {
     Ok(Evaluated { hash, transform: candidate.transform().to_string(), precision, backend })
 }
 
-/// Merges the parts of an evaluation. Every figure is that of [`evaluate`](crate::evaluate()) on all images, bit for bit.
+/// Merges the parts of an evaluation. Every figure is that of [`evaluate`](crate::evaluate()) on all images,
+/// bit for bit.
 ///
 /// # Errors
-/// [`Error::Argument`] for parts of a calibration, and for more corrupt images than allowed; [`Error::Model`] for a part
-/// that cannot be read or is damaged; [`Error::Eval`] for figures that are impossible.
+/// [`Error::Argument`] for parts of a calibration, and for more corrupt images than allowed; [`Error::Model`]
+/// for a part that cannot be read or is damaged; [`Error::Eval`] for figures that are impossible.
 pub fn merge_evaluation(parts: &PartSet) -> Result<MergedEvaluation, Error> {
     if parts.kind() != PartKind::Evaluation {
         return Err(Error::argument("parts", format!("are parts of {}, not of an evaluation", parts.kind())));

@@ -1,5 +1,6 @@
-//! Calibration and evaluation in shards: several processes, on any machines, work on some of the images each and write a
-//! part; the parts merge into what one process would have made of all images, bit for bit. `docs/scale.md` describes it.
+//! Calibration and evaluation in shards: several processes, on any machines, work on some of the images each
+//! and write a part; the parts merge into what one process would have made of all images, bit for bit.
+//! `docs/scale.md` describes it.
 
 mod calibration;
 mod evaluation;
@@ -49,7 +50,8 @@ impl Part {
     }
 }
 
-/// The images of a run, in all parts alike. Paths are left out, because machines may have the images in different places.
+/// The images of a run, in all parts alike. Paths are left out, because machines may have the images in
+/// different places.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ImageSet {

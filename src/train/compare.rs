@@ -23,8 +23,9 @@ pub struct Compared {
 }
 
 impl Training {
-    /// Validates the models of this training on all validation images: the float model, the calibrated checkpoint, the
-    /// trained model, whose validation `last` is known, and the best validated one. `None` if `stop` ended it.
+    /// Validates the models of this training on all validation images: the float model, the calibrated
+    /// checkpoint, the trained model, whose validation `last` is known, and the best validated one. `None` if
+    /// `stop` ended it.
     ///
     /// # Errors
     /// An error of the engine, of a model or of the images.

@@ -21,8 +21,8 @@ use crate::{Error, Images, OpenOptions};
 
 /// The models and images of a job.
 pub struct Inputs {
-    /// The model whose weights are trained: the job's float model or, if the calibration rewrote its parameters
-    /// (`ptq`), the calibrated checkpoint in float.
+    /// The model whose weights are trained: the job's float model or, if the calibration rewrote its
+    /// parameters (`ptq`), the calibrated checkpoint in float.
     pub float: FloatModel,
     /// The calibrated checkpoint.
     pub quantized: Option<QuantizedModel>,
@@ -163,8 +163,8 @@ fn split(split: swinq_qat::job::Split) -> Split {
     }
 }
 
-/// The options for reading the job's float checkpoints: as the backbone that the calibrated checkpoint `model` is, if it is one, and
-/// with its rules for orientation and channels.
+/// The options for reading the job's float checkpoints: as the backbone that the calibrated checkpoint
+/// `model` is, if it is one, and with its rules for orientation and channels.
 fn open_options(job: &Job, model: Option<(&SwinConfig, &Transform)>) -> Result<OpenOptions, Error> {
     let backbone = model.map(|(config, _)| config).filter(|config| config.is_backbone());
     let orientation = stated(job, "orientation", &job.orientation)?;
@@ -237,7 +237,8 @@ fn start(
     Ok((model, warnings))
 }
 
-/// The images with their classes numbered as `float` numbers them; `labels` are the class names of the calibrated checkpoint.
+/// The images with their classes numbered as `float` numbers them; `labels` are the class names of the
+/// calibrated checkpoint.
 fn numbered(
     images: [Images; 2],
     float: &FloatModel,
@@ -251,7 +252,8 @@ fn numbered(
     Ok(([train, val], remark.or(val_remark)))
 }
 
-/// Refuses validation images of a backbone that are training images too: a folder without splits is the same for both.
+/// Refuses validation images of a backbone that are training images too: a folder without splits is the same
+/// for both.
 fn check_held_out(job: &Job, train: &Images, val: &Images) -> Result<(), Error> {
     let names =
         |images: &Images| -> HashSet<String> { images.ids().iter().map(|id| images.name_of(id)).collect() };
@@ -273,8 +275,8 @@ fn check_held_out(job: &Job, train: &Images, val: &Images) -> Result<(), Error> 
     Err(JobError::key(&job.name, "data.val_path", problem).into())
 }
 
-/// Refuses images with another number of named classes than the model's, because training on them would make the model
-/// forget its own classes.
+/// Refuses images with another number of named classes than the model's, because training on them would make
+/// the model forget its own classes.
 fn check_classes(images: &Images, model: &FloatModel) -> Result<(), Error> {
     let config = &model.config;
     let named = images.dataset().and_then(|data| data.class_names()).map(<[String]>::len);
@@ -342,7 +344,8 @@ fn check_architecture(path: &Path, model: &QuantizedModel, float: &FloatModel) -
     Ok(())
 }
 
-/// Whether the calibration of `model` rewrote its parameters, so that its ranges are not those of the float model.
+/// Whether the calibration of `model` rewrote its parameters, so that its ranges are not those of the float
+/// model.
 fn is_refined(model: &QuantizedModel) -> bool {
     model.sites.values().any(|state| state.spec.enabled && state.spec.ptq != Ptq::Basic)
 }

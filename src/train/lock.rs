@@ -10,8 +10,8 @@ use swinq_system::machine;
 
 use crate::Error;
 
-/// Name of the locked file in the output folder. It stays there if the training has written other files; the lock ends
-/// with the process.
+/// Name of the locked file in the output folder. It stays there if the training has written other files; the
+/// lock ends with the process.
 const NAME: &str = "run.lock";
 /// The most bytes of its text that are shown.
 const MOST_SHOWN: u64 = 256;
@@ -60,7 +60,8 @@ impl RunLock {
     }
 }
 
-/// The text of [`write_holder`] in the file at `path`, which another process holds. The message is useful without it, too.
+/// The text of [`write_holder`] in the file at `path`, which another process holds. The message is useful
+/// without it, too.
 fn holder(path: &Path) -> String {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| file.take(MOST_SHOWN).read_to_string(&mut text));

@@ -32,7 +32,8 @@ const PREFETCH: usize = 4;
 /// A training run: the job with the models and images that it names.
 ///
 /// [`Training::open`] loads and checks the models and images, [`Training::trainer`] prepares the model, and
-/// [`Training::run`] trains it. [`Training::open_at`] and [`Training::meet`] do so as one of several processes.
+/// [`Training::run`] trains it. [`Training::open_at`] and [`Training::meet`] do so as one of several
+/// processes.
 pub struct Training {
     /// The job, with every key set.
     pub job: Job,
@@ -59,9 +60,10 @@ impl Training {
         Training::open_at(job, &RankInfo::default())
     }
 
-    /// [`Training::open`] for the process that `info` describes, one of those that train together. The processes of a machine
-    /// divide its cores and its GPUs: with `threads: 0` each has its share of the cores, and with `device: cuda` the GPU that
-    /// has the number of the process on the machine. All float operations of this process run on these cores from now on.
+    /// [`Training::open`] for the process that `info` describes, one of those that train together. The
+    /// processes of a machine divide its cores and its GPUs: with `threads: 0` each has its share of the
+    /// cores, and with `device: cuda` the GPU that has the number of the process on the machine. All float
+    /// operations of this process run on these cores from now on.
     ///
     /// # Errors
     /// The errors of [`Training::open`].
@@ -99,8 +101,8 @@ impl Training {
         Ok(Trainer::new(&start, self.schedule)?)
     }
 
-    /// Waits until all processes of `rendezvous` are there with the same job, and connects them for [`Trainer::join`]. `give_up`
-    /// is asked for a reason not to wait any longer.
+    /// Waits until all processes of `rendezvous` are there with the same job, and connects them for
+    /// [`Trainer::join`]. `give_up` is asked for a reason not to wait any longer.
     ///
     /// # Errors
     /// Processes that do not come in time, or that have another job.
@@ -120,8 +122,8 @@ impl Training {
         Validator::new(&self.job, &self.inputs)
     }
 
-    /// Trains until the end or until `hooks` stop the run. The output folder is locked until this value is dropped. Of several
-    /// processes, rank 0 alone locks and writes it.
+    /// Trains until the end or until `hooks` stop the run. The output folder is locked until this value is
+    /// dropped. Of several processes, rank 0 alone locks and writes it.
     ///
     /// # Errors
     /// [`Error::Busy`]; the errors of [`swinq_qat::run()`]; an error if the output folder cannot be made.
@@ -151,8 +153,8 @@ impl Training {
         self.source.skipped()
     }
 
-    /// The files that the training writes and that users name: the trained model, the best validated model, and the
-    /// job with every key set.
+    /// The files that the training writes and that users name: the trained model, the best validated model,
+    /// and the job with every key set.
     pub fn outputs(&self) -> [PathBuf; 3] {
         let folder = &self.job.output;
         [self.model_path(), folder.join(swinq_qat::run::BEST), folder.join(swinq_qat::run::JOB)]
@@ -179,8 +181,8 @@ impl Training {
     }
 }
 
-/// Number of threads of the process that `info` describes: those of the job or, with `threads: 0`, its share of the machine's
-/// cores. 0 means all of them.
+/// Number of threads of the process that `info` describes: those of the job or, with `threads: 0`, its share
+/// of the machine's cores. 0 means all of them.
 pub fn threads(job: &Job, info: &RankInfo) -> usize {
     if job.threads > 0 || info.local_size == 1 {
         return job.threads;

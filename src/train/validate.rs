@@ -131,8 +131,8 @@ fn is_interruption(error: &(dyn std::error::Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(EvalError::Interrupted { .. }))
 }
 
-/// The options of the engine for the job's device. By default it measures no kernels, which a validation would be too short to
-/// win back.
+/// The options of the engine for the job's device. By default it measures no kernels, which a validation
+/// would be too short to win back.
 fn engine_options(job: &Job) -> EngineOptions {
     let options = EngineOptions { threads: job.threads, ..EngineOptions::default() };
     match job.device {

@@ -1,6 +1,7 @@
 //! Messages about models in the words of jobs.
 
-/// An option of the commands, or a part of a message that names some, and the key of a job in its place; the longest first.
+/// An option of the commands, or a part of a message that names some, and the key of a job in its place; the
+/// longest first.
 const WORDS: [(&str, &str); 15] = [
     (" (other commands: --task features)", ""),
     (" (or --task features)", ""),

@@ -1,5 +1,5 @@
-//! Measures recipes: accuracy on the search images, noise on a few of them, and predicted latency. Measurements are
-//! kept in a cache.
+//! Measures recipes: accuracy on the search images, noise on a few of them, and predicted latency.
+//! Measurements are kept in a cache.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -21,7 +21,8 @@ use crate::sensitivity::metric::{Metric, Outputs, first_of};
 use crate::sensitivity::walk::{GROUP, Walk, group_of, groups};
 use crate::{BackendChoice, EngineOptions, Error};
 
-/// The most bytes of feature maps of the float model that are kept. Those of further images are computed again for every recipe.
+/// The most bytes of feature maps of the float model that are kept. Those of further images are computed
+/// again for every recipe.
 const KEPT_BYTES: usize = 1 << 30;
 
 /// The models whose launches are timed whatever the budget is: the start recipe's and the float model.
@@ -70,7 +71,8 @@ pub(super) struct Bench {
     groups: Vec<Batch>,
     /// The float model's outputs on these groups, as far as they are kept. Those of the first are.
     references: Vec<Option<Outputs>>,
-    /// The first images of the first group, on which changes are compared before the best is tried on all search images.
+    /// The first images of the first group, on which changes are compared before the best is tried on all
+    /// search images.
     probe: Batch,
     cache: Cache,
     table: Latencies,
@@ -102,8 +104,9 @@ pub(super) struct Parts {
 }
 
 impl Bench {
-    /// A bench, after it has run the float model on the search images, and measured the launches of the float model,
-    /// of the start recipe's and, within `budget`, of models whose layers of one type are all left in float.
+    /// A bench, after it has run the float model on the search images, and measured the launches of the float
+    /// model, of the start recipe's and, within `budget`, of models whose layers of one type are all left in
+    /// float.
     ///
     /// # Errors
     /// The errors of the engine, and an error if the table of latencies cannot be written.
@@ -208,8 +211,8 @@ impl Bench {
         &mut self.quantizer
     }
 
-    /// Runs a recipe on all search images, and asks `judge` for its value, unless the cache has them. `tick` is called after every
-    /// batch, and may stop the run.
+    /// Runs a recipe on all search images, and asks `judge` for its value, unless the cache has them. `tick`
+    /// is called after every batch, and may stop the run.
     pub(super) fn trial(
         &mut self,
         recipe: &Recipe,
@@ -233,8 +236,8 @@ impl Bench {
         Ok(Trial { sums: kept.sums, difference: kept.difference, value, int8_share, predicted_ms })
     }
 
-    /// Runs the float model on the search images, and keeps its outputs: those of the first group, and as many more as may be
-    /// kept. `tick` is called after every group.
+    /// Runs the float model on the search images, and keeps its outputs: those of the first group, and as
+    /// many more as may be kept. `tick` is called after every group.
     fn keep_references(&mut self, tick: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
         let mut bytes = 0;
         for index in 0..self.groups.len() {
@@ -367,8 +370,8 @@ impl Bench {
         Ok(())
     }
 
-    /// The predicted latency of a recipe in milliseconds; `None` if the backend cannot run it. Launches that the
-    /// table does not hold are measured.
+    /// The predicted latency of a recipe in milliseconds; `None` if the backend cannot run it. Launches that
+    /// the table does not hold are measured.
     pub(super) fn predict(&mut self, recipe: &Recipe) -> Result<Option<f64>, Error> {
         let model = self.quantizer.apply(recipe)?;
         let key = identity(model);

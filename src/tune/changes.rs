@@ -126,8 +126,8 @@ impl Space {
         self.options[index].iter().filter(unused).copied()
     }
 
-    /// The changes of `state` that may save time: parts that the start recipe leaves in float are quantized, and inputs
-    /// with a scale for each channel get one scale.
+    /// The changes of `state` that may save time: parts that the start recipe leaves in float are quantized,
+    /// and inputs with a scale for each channel get one scale.
     pub(super) fn savings<'a>(&'a self, state: &'a State) -> impl Iterator<Item = (usize, Change)> + 'a {
         let off = |index: &usize| !self.on[*index] && !state.contains_key(&(*index, Aspect::Precision));
         let added = (0..self.len()).filter(off).map(|index| (index, Change::On));

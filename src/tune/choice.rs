@@ -14,14 +14,15 @@ pub(super) struct Standing {
     pub(super) accuracy: [f64; 2],
 }
 
-/// Whether a model of `next` milliseconds saves more than the spread of a model of `ms` milliseconds; `spread` is a share of the
-/// latency.
+/// Whether a model of `next` milliseconds saves more than the spread of a model of `ms` milliseconds;
+/// `spread` is a share of the latency.
 pub(super) fn saves(ms: f64, next: f64, spread: f64) -> bool {
     (ms - next) / ms > spread.max(LEAST_SAVING)
 }
 
-/// The index of the recipe to take; `None` if there is none. From the most accurate to the least, a recipe takes the place of the one
-/// before if it saves more than the spread. Without such a saving the accuracy decides.
+/// The index of the recipe to take; `None` if there is none. From the most accurate to the least, a recipe
+/// takes the place of the one before if it saves more than the spread. Without such a saving the accuracy
+/// decides.
 pub(super) fn best(mut all: Vec<Standing>, spread: f64) -> Option<usize> {
     all.sort_by(|a, b| {
         let by_accuracy =

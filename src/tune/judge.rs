@@ -37,8 +37,9 @@ impl Judge<'_> {
         }
     }
 
-    /// Whether a trial keeps the accuracy. The drop of the top-1 accuracy has a margin of its standard error: without it, a search
-    /// on few images would stop at a recipe that has only been lucky. The standard error of another metric is not known.
+    /// Whether a trial keeps the accuracy. The drop of the top-1 accuracy has a margin of its standard error:
+    /// without it, a search on few images would stop at a recipe that has only been lucky. The standard error
+    /// of another metric is not known.
     pub(super) fn keeps(&self, trial: &Trial) -> bool {
         match self {
             // The tolerance is far below the share of one image.
@@ -51,7 +52,8 @@ impl Judge<'_> {
         }
     }
 
-    /// How close a trial is to the float model, before its SQNR counts, with the margin of [`Judge::keeps`]. More is closer.
+    /// How close a trial is to the float model, before its SQNR counts, with the margin of [`Judge::keeps`].
+    /// More is closer.
     pub(super) fn closeness(&self, trial: &Trial) -> f64 {
         match self {
             Judge::Top1(_) => trial
@@ -62,15 +64,17 @@ impl Judge<'_> {
         }
     }
 
-    /// The accuracy of a trial that is kept, for a choice between several: the value of a metric of the caller's, then the SQNR. More is
-    /// better. Top-1 on the search images does not count, because the differences between recipes that keep it are chance.
+    /// The accuracy of a trial that is kept, for a choice between several: the value of a metric of the
+    /// caller's, then the SQNR. More is better. Top-1 on the search images does not count, because the
+    /// differences between recipes that keep it are chance.
     pub(super) fn accuracy(&self, trial: &Trial) -> [f64; 2] {
         [trial.value.unwrap_or_default(), trial.sums.effect().sqnr_db]
     }
 }
 
 impl Limit<'_> {
-    /// Whether `value` is at most the largest drop below the float model's. The tolerance is that of the rounding of the difference.
+    /// Whether `value` is at most the largest drop below the float model's. The tolerance is that of the
+    /// rounding of the difference.
     fn keeps(&self, value: f64) -> bool {
         self.float - value <= self.max_drop + 1e-12 * (self.float.abs() + value.abs())
     }

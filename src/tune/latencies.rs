@@ -18,8 +18,9 @@ const SCHEMA: u32 = 3;
 
 /// The measured time of every variant of every launch on one machine, for one batch size.
 ///
-/// A variant is the launch with what it reads and writes, such as `layers.0.blocks.0.mlp.fc1: gemm INT8 + bias +
-/// GELU, INT8 -> f32`. The predicted latency of a model is the sum of its launches' times.
+/// A variant is the launch with what it reads and writes, such as
+/// `layers.0.blocks.0.mlp.fc1: gemm INT8 + bias + GELU, INT8 -> f32`. The predicted latency of a model is the
+/// sum of its launches' times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Latencies {
     schema: u32,
@@ -29,8 +30,8 @@ pub struct Latencies {
     pub(crate) batch_size: usize,
     /// Milliseconds of each variant of a launch.
     ms: BTreeMap<String, f64>,
-    /// The latency of the start recipe's model at the first measurement. Later measurements are scaled by what the
-    /// same model takes then, so that the load of the machine does not favour one of them.
+    /// The latency of the start recipe's model at the first measurement. Later measurements are scaled by
+    /// what the same model takes then, so that the load of the machine does not favour one of them.
     reference_ms: Option<f64>,
     /// The largest [`spread`] of the models that were measured before the search.
     spread: f64,
@@ -50,8 +51,8 @@ pub(crate) struct Measured<'a> {
     pub(crate) reference: Latency,
 }
 
-/// The spread of the times of a model as a fraction of their median: the distance between their quartiles. One half of the times lie
-/// within it.
+/// The spread of the times of a model as a fraction of their median: the distance between their quartiles.
+/// One half of the times lie within it.
 fn spread(latency: &Latency) -> f64 {
     (latency.percentile(75.0) - latency.percentile(25.0)) / latency.median()
 }
@@ -71,11 +72,12 @@ impl Latencies {
         }
     }
 
-    /// Reads the table at `path`; a table without entries if there is no file. Times that were measured while other processes
-    /// disturbed them are of no use later: [`Latencies::is_disturbed`] is then true.
+    /// Reads the table at `path`; a table without entries if there is no file. Times that were measured while
+    /// other processes disturbed them are of no use later: [`Latencies::is_disturbed`] is then true.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Argument`] for a file that is no such table, or is of another machine or batch size.
+    /// [`Error::Io`]; [`Error::Argument`] for a file that is no such table, or is of another machine or batch
+    /// size.
     pub(crate) fn open(path: &Path, machine: String, batch_size: usize) -> Result<Latencies, Error> {
         let Some(table) = Latencies::read(path)? else { return Ok(Latencies::new(machine, batch_size)) };
         match (&table.machine, table.batch_size) == (&machine, batch_size) {
@@ -84,7 +86,8 @@ impl Latencies {
         }
     }
 
-    /// Refuses the table at `path`, if there is one, where no run on `hardware` could use it, whatever its images are.
+    /// Refuses the table at `path`, if there is one, where no run on `hardware` could use it, whatever its
+    /// images are.
     ///
     /// # Errors
     /// Those of [`Latencies::open`].
@@ -149,14 +152,14 @@ impl Latencies {
         hex(Sha256::digest(text))
     }
 
-    /// The predicted latency of a model with the plan `plan` and its `launches` in milliseconds; `None` if a launch was not
-    /// measured.
+    /// The predicted latency of a model with the plan `plan` and its `launches` in milliseconds; `None` if a
+    /// launch was not measured.
     pub(crate) fn predict(&self, plan: &Outline, launches: &[LaunchSteps]) -> Option<f64> {
         launches.iter().map(|launch| self.ms.get(&key(launch, plan))).sum()
     }
 
-    /// Adds a measurement of a model with the plan `plan`. The times of its launches are scaled so that their sum is the latency of
-    /// the model. Variants that the table holds stay as they are.
+    /// Adds a measurement of a model with the plan `plan`. The times of its launches are scaled so that their
+    /// sum is the latency of the model. Variants that the table holds stay as they are.
     pub(crate) fn add(&mut self, plan: &Outline, measured: &Measured<'_>) {
         let (launches, times) = measured.launches;
         assert_eq!(launches.len(), times.len(), "a time for each launch");
@@ -172,13 +175,14 @@ impl Latencies {
         }
     }
 
-    /// Says that all models were measured that are measured before a search. The spread stays from now on, so that a search with
-    /// this table makes the same decisions again.
+    /// Says that all models were measured that are measured before a search. The spread stays from now on, so
+    /// that a search with this table makes the same decisions again.
     pub(crate) fn settle(&mut self) {
         self.settled = true;
     }
 
-    /// The spread of a latency as a fraction of it: the largest distance between the quartiles of a model's times.
+    /// The spread of a latency as a fraction of it: the largest distance between the quartiles of a model's
+    /// times.
     pub(crate) fn spread(&self) -> f64 {
         self.spread
     }
@@ -200,7 +204,8 @@ fn refused(path: &Path, problem: &str) -> Error {
     Error::argument("latencies", format!("{}: {problem}; {next}", path.display()))
 }
 
-/// The variant of `launch` in a model with the plan `plan`: its name, and what each of its steps reads and writes.
+/// The variant of `launch` in a model with the plan `plan`: its name, and what each of its steps reads and
+/// writes.
 fn key(launch: &LaunchSteps, plan: &Outline) -> String {
     let text = plan.steps[launch.steps.clone()].iter().map(|step| {
         let reads = plan.tensor(step.input).element.name();

@@ -1,8 +1,9 @@
-//! Tuning: searches for the recipe with the least latency that keeps the accuracy, the SQNR of a backbone's outputs, or a metric of
-//! the caller's.
+//! Tuning: searches for the recipe with the least latency that keeps the accuracy, the SQNR of a backbone's
+//! outputs, or a metric of the caller's.
 //!
-//! The latency of a recipe is predicted: a table holds the measured time of every variant of every launch. [`choice`] has the rule of
-//! accuracy against speed. The search compares recipes on one half of the images; the chosen one is verified on the other half. [`Judge`] says what decides.
+//! The latency of a recipe is predicted: a table holds the measured time of every variant of every launch.
+//! [`choice`] has the rule of accuracy against speed. The search compares recipes on one half of the images;
+//! the chosen one is verified on the other half. [`Judge`] says what decides.
 
 mod bench;
 mod budget;
@@ -48,26 +49,30 @@ pub struct TuneOptions {
     pub sizing: Sizing,
     /// The outputs of a backbone that count, such as `stage4`; if empty, all count.
     pub sqnr_of: Vec<String>,
-    /// The engine whose latency counts. Candidates are compared on the CPU; the chosen one is verified on this
-    /// engine.
+    /// The engine whose latency counts. Candidates are compared on the CPU; the chosen one is verified on
+    /// this engine.
     pub engine: EngineOptions,
-    /// Images per inference whose latency counts. On a CPU they have the size that most search images have; on a GPU they have the
-    /// network's own size.
+    /// Images per inference whose latency counts. On a CPU they have the size that most search images have;
+    /// on a GPU they have the network's own size.
     pub batch_size: usize,
-    /// The largest drop of top-1 accuracy of a classifier, in percentage points; of a metric of the caller's, in its unit.
+    /// The largest drop of top-1 accuracy of a classifier, in percentage points; of a metric of the caller's,
+    /// in its unit.
     pub max_drop: f64,
-    /// The least SQNR in dB, against float, that every output of a backbone that counts must have; a backbone needs it.
+    /// The least SQNR in dB, against float, that every output of a backbone that counts must have; a backbone
+    /// needs it.
     pub min_sqnr: Option<f64>,
     /// The least speedup over the float model.
     pub min_speedup: Option<f64>,
-    /// Time of the search and of the timing of launches before it, without calibration and verification; `None` is unlimited. The
-    /// start recipe is always tried. With a budget the result depends on the speed of the machine.
+    /// Time of the search and of the timing of launches before it, without calibration and verification;
+    /// `None` is unlimited. The start recipe is always tried. With a budget the result depends on the speed
+    /// of the machine.
     pub budget: Option<Duration>,
     /// The file that keeps finished measurements; `None` keeps none.
     pub cache: Option<PathBuf>,
-    /// The table of latencies: read if it exists, and extended. With a table that holds every launch the search
-    /// needs, the result does not depend on the machine. A table that was written while other processes disturbed the times is
-    /// measured again, and one of another machine is refused. `None` keeps no table.
+    /// The table of latencies: read if it exists, and extended. With a table that holds every launch the
+    /// search needs, the result does not depend on the machine. A table that was written while other
+    /// processes disturbed the times is measured again, and one of another machine is refused. `None` keeps
+    /// no table.
     pub latencies: Option<PathBuf>,
 }
 
@@ -137,19 +142,24 @@ pub enum TuneProgress<'a> {
 }
 
 /// Searches a fast recipe for `model`, a float model, that loses at most `options.max_drop` points of top-1
-/// accuracy on `images`, which must have labels; their classes are numbered as by [`Images::numbered_for`]. Every second image is a search image, the others verify the result.
-/// Ranges are calibrated on `calibration`.
+/// accuracy on `images`, which must have labels; their classes are numbered as by [`Images::numbered_for`].
+/// Every second image is a search image, the others verify the result. Ranges are calibrated on
+/// `calibration`.
 ///
-/// Of two recipes that keep the limit, the faster one is chosen if it saves more than the spread of the latency
-/// ([`CostModel::spread`](swinq_eval::results::tune::CostModel::spread)), and else the one with the higher SQNR.
+/// Of two recipes that keep the limit, the faster one is chosen if it saves more than the spread of the
+/// latency ([`CostModel::spread`](swinq_eval::results::tune::CostModel::spread)), and else the one with the
+/// higher SQNR.
 ///
-/// Of a backbone, every output that counts must have an SQNR of `options.min_sqnr` dB, and images need no labels.
+/// Of a backbone, every output that counts must have an SQNR of `options.min_sqnr` dB, and images need no
+/// labels.
 ///
-/// `progress` is called after every step; `Break` stops the run, and everything that was measured is in the cache.
+/// `progress` is called after every step; `Break` stops the run, and everything that was measured is in the
+/// cache.
 ///
 /// # Errors
 /// [`Error::Argument`] for options outside their limits, fewer than two images, or a model that is quantized;
-/// [`Error::Labels`]; the errors of [`calibrate`](crate::calibrate()) and of the engine; [`Error::Interrupted`].
+/// [`Error::Labels`]; the errors of [`calibrate`](crate::calibrate()) and of the engine;
+/// [`Error::Interrupted`].
 pub fn tune(
     model: Model,
     options: &TuneOptions,
@@ -193,18 +203,19 @@ pub fn tune(
     run.finish(outcome, model, (goal, counts, Some(verification)), images)
 }
 
-/// Searches a fast recipe for `model`, a float model, that loses at most `options.max_drop` of a metric of the caller's, in its
-/// unit. Ranges are calibrated on `images`, on which also the noise of changes is measured; it ranks them, and the metric decides.
-/// `options.min_sqnr` is not used.
+/// Searches a fast recipe for `model`, a float model, that loses at most `options.max_drop` of a metric of
+/// the caller's, in its unit. Ranges are calibrated on `images`, on which also the noise of changes is
+/// measured; it ranks them, and the metric decides. `options.min_sqnr` is not used.
 ///
-/// The model of the result is that which was evaluated: layers keep what refinement under the start recipe found, whereas
-/// [`calibrate`](crate::calibrate()) with the chosen recipe would refine them again.
+/// The model of the result is that which was evaluated: layers keep what refinement under the start recipe
+/// found, whereas [`calibrate`](crate::calibrate()) with the chosen recipe would refine them again.
 ///
-/// `progress` is called after every step; `Break` stops the run, and everything that was measured is in the cache.
+/// `progress` is called after every step; `Break` stops the run, and everything that was measured is in the
+/// cache.
 ///
 /// # Errors
-/// [`Error::Argument`] for options outside their limits, for a value that is not finite, or a model that is quantized; the errors of
-/// [`calibrate`](crate::calibrate()) and of the engine; [`Error::Interrupted`].
+/// [`Error::Argument`] for options outside their limits, for a value that is not finite, or a model that is
+/// quantized; the errors of [`calibrate`](crate::calibrate()) and of the engine; [`Error::Interrupted`].
 pub fn tune_by_metric(
     model: Model,
     options: &TuneOptions,
@@ -257,7 +268,8 @@ fn check_numbers(options: &TuneOptions) -> Result<(), Error> {
     check_batch_size(options.batch_size)
 }
 
-/// Refuses a limit of the other kind of network: a classifier has a largest drop of accuracy, a backbone a least SQNR.
+/// Refuses a limit of the other kind of network: a classifier has a largest drop of accuracy, a backbone a
+/// least SQNR.
 fn check_min_sqnr(min_sqnr: Option<f64>, config: &SwinConfig) -> Result<(), Error> {
     let refuse = |problem: String| Err(Error::argument("min_sqnr", problem));
     match (min_sqnr, config.is_backbone()) {

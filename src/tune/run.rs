@@ -37,8 +37,9 @@ pub(super) struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// A search for the recipe of `float`, and where it looks. `first` is called before the long measurements. `float` is calibrated on the images. Recipes are compared on the batches; `command` is what the
-    /// key of the cache begins with.
+    /// A search for the recipe of `float`, and where it looks. `first` is called before the long
+    /// measurements. `float` is calibrated on the images. Recipes are compared on the batches; `command` is
+    /// what the key of the cache begins with.
     pub(super) fn new(
         float: FloatModel,
         options: &'a TuneOptions,
@@ -117,7 +118,8 @@ impl<'a> Run<'a> {
         verify::verify([&float, model], metric, &self.engine, images, self.options, &mut on_images)
     }
 
-    /// Measures the latency of `model`, the chosen one, and assembles the results. `images` are those of search and verification.
+    /// Measures the latency of `model`, the chosen one, and assembles the results. `images` are those of
+    /// search and verification.
     pub(super) fn finish(
         mut self,
         outcome: Outcome,
@@ -165,7 +167,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The table of latencies for `machine`: that of the file, if it holds times that other processes did not disturb.
+/// The table of latencies for `machine`: that of the file, if it holds times that other processes did not
+/// disturb.
 fn table(
     options: &TuneOptions,
     machine: String,
@@ -180,7 +183,8 @@ fn table(
     Ok(Latencies::new(machine, options.batch_size))
 }
 
-/// The size of the images whose latency counts: on a CPU the one that most images have, on a GPU the model's own.
+/// The size of the images whose latency counts: on a CPU the one that most images have, on a GPU the model's
+/// own.
 fn timed_size(float: &FloatModel, search: &[Batch], engine: &EngineOptions) -> Size {
     let own = float.config.image_size;
     if engine.backend == BackendChoice::Cuda {

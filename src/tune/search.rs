@@ -77,7 +77,8 @@ impl<'a, 'j> Search<'a, 'j> {
         Ok(self.outcome(end))
     }
 
-    /// Adds changes to the start recipe, whose trial is `trial`, until the accuracy is kept, and then makes it faster.
+    /// Adds changes to the start recipe, whose trial is `trial`, until the accuracy is kept, and then makes
+    /// it faster.
     fn improve(&mut self, mut trial: Trial) -> Result<SearchEnd, Error> {
         let mut state = State::new();
         let mut ranking = None;
@@ -99,9 +100,10 @@ impl<'a, 'j> Search<'a, 'j> {
         Ok(if self.speed_up(state)? { SearchEnd::Reached } else { SearchEnd::OutOfTime })
     }
 
-    /// Takes back changes that cost time and are not needed, quantizes layers that the start recipe leaves in float, and
-    /// replaces scales of input channels by one scale, as long as the accuracy is kept and each saves more than the spread of the
-    /// latency. Those that save less are tried together. Returns whether there was enough time.
+    /// Takes back changes that cost time and are not needed, quantizes layers that the start recipe leaves in
+    /// float, and replaces scales of input channels by one scale, as long as the accuracy is kept and each
+    /// saves more than the spread of the latency. Those that save less are tried together. Returns whether
+    /// there was enough time.
     fn speed_up(&mut self, mut state: State) -> Result<bool, Error> {
         let undo = state.keys().map(|&key| Step::Undo(key));
         let savings = self.space.savings(&state).map(|(index, change)| Step::Add(index, change));
@@ -190,8 +192,8 @@ impl<'a, 'j> Search<'a, 'j> {
         Ok(best.map(|(_, index, change)| (index, change)))
     }
 
-    /// Whether `gain` leaves a layer in float although a change that keeps its product in INT8 is almost as good. Times
-    /// of small layers are not exact enough to decide between the two.
+    /// Whether `gain` leaves a layer in float although a change that keeps its product in INT8 is almost as
+    /// good. Times of small layers are not exact enough to decide between the two.
     fn is_needless(&self, gain: &Gain, gains: &[Gain]) -> bool {
         let layer = self.space.kind(gain.index);
         if gain.change != Change::Off || matches!(layer, ElementId::Site(_)) {
@@ -271,7 +273,8 @@ impl<'a, 'j> Search<'a, 'j> {
         !self.budget.allows(self.longest)
     }
 
-    /// The best of the candidates that keep the accuracy, by the rule of [`choice::best`]: of those that are fast enough, if any is.
+    /// The best of the candidates that keep the accuracy, by the rule of [`choice::best`]: of those that are
+    /// fast enough, if any is.
     fn best_kept(&self) -> Option<usize> {
         let kept = self.trials.iter().enumerate().filter(|(_, (_, trial))| self.judge.keeps(trial));
         let kept: Vec<Standing> = kept
@@ -318,7 +321,8 @@ impl<'a, 'j> Search<'a, 'j> {
     }
 }
 
-/// Reports that a measurement goes on. The caller may stop it, and the end of `budget` does, which `expired` then says.
+/// Reports that a measurement goes on. The caller may stop it, and the end of `budget` does, which `expired`
+/// then says.
 fn ticker<'t>(
     progress: &'t mut dyn FnMut(TuneProgress<'_>) -> ControlFlow<()>,
     budget: Budget,

@@ -14,7 +14,8 @@ use crate::{BackendChoice, Engine, EngineOptions, Error};
 const MEASURE: Duration = Duration::from_millis(1500);
 /// The least rounds of a measurement.
 const ROUNDS: usize = 15;
-/// The most rounds of a measurement on the CPU: a median of more gains little, and small models run thousands in the time.
+/// The most rounds of a measurement on the CPU: a median of more gains little, and small models run thousands
+/// in the time.
 const MOST_ROUNDS: usize = 100;
 
 /// Measures models whose launches are not in a table yet.
@@ -52,8 +53,8 @@ impl Stopwatch {
         Ok(self.launches.of(plan, self.batch_size.min(most))?)
     }
 
-    /// Adds the `launches` of `model`, prepared as `variant`, to `table`. `reference` is the start recipe's model; the
-    /// two take turns.
+    /// Adds the `launches` of `model`, prepared as `variant`, to `table`. `reference` is the start recipe's
+    /// model; the two take turns.
     pub(super) fn measure(
         &mut self,
         runner: &mut VariantRunner,

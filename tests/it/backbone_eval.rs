@@ -1,4 +1,5 @@
-//! `eval` of backbones: the distance of each output from float, the worst images, and latency by the size of images.
+//! `eval` of backbones: the distance of each output from float, the worst images, and latency by the size of
+//! images.
 
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -1,7 +1,7 @@
-//! Models that hold the bits: small models of random weights, one for each kind of network and recipe. The table
-//! `tests/data/bits.txt` has hashes of the tensors and ranges of each, of its file, and of the outputs of its engine on
-//! every instruction set. `UPDATE_BITS=1` writes the table, after a change that was meant to change results; `SWINQ_BITS` names a
-//! folder for the files.
+//! Models that hold the bits: small models of random weights, one for each kind of network and recipe. The
+//! table `tests/data/bits.txt` has hashes of the tensors and ranges of each, of its file, and of the outputs
+//! of its engine on every instruction set. `UPDATE_BITS=1` writes the table, after a change that was meant to
+//! change results; `SWINQ_BITS` names a folder for the files.
 
 use std::fmt::Write as _;
 use std::ops::ControlFlow;
@@ -27,8 +27,8 @@ use crate::common::{root, with_channels};
 /// Images of a calibration.
 const IMAGES: usize = 8;
 
-/// A recipe by its name, with the calibrator `max`, so that the result does not depend on the bins of a histogram, and without a
-/// second pass unless it is named.
+/// A recipe by its name, with the calibrator `max`, so that the result does not depend on the bins of a
+/// histogram, and without a second pass unless it is named.
 fn recipe(name: &str) -> Recipe {
     let rules = |rules: &str| Recipe::from_yaml(name, &format!("name: {name}\nrules:\n{rules}")).unwrap();
     match name {

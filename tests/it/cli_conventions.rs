@@ -1,4 +1,5 @@
-//! The program's output and its streams: completions, manual, quiet and verbose runs, colours, JSON on standard output.
+//! The program's output and its streams: completions, manual, quiet and verbose runs, colours, JSON on
+//! standard output.
 
 use std::collections::BTreeMap;
 
@@ -69,9 +70,9 @@ fn a_report_without_latency_has_no_columns_of_times() {
     assert!(report.contains("\n| module | INT8 layers | lowest SQNR, dB |\n"), "{report}");
 }
 
-/// Every command with `-q`: nothing on standard error, and on standard output neither what the command works on nor what
-/// it wrote. (`tests/it/tune.rs` has `tune`, which takes longer.) Each row has the words after the command; `F/` is a folder, and `SAMPLE` and `DATA` are the bundled model and
-/// images.
+/// Every command with `-q`: nothing on standard error, and on standard output neither what the command works
+/// on nor what it wrote. (`tests/it/tune.rs` has `tune`, which takes longer.) Each row has the words after
+/// the command; `F/` is a folder, and `SAMPLE` and `DATA` are the bundled model and images.
 const QUIET: [(&str, &str); 17] = [
     ("calibrate", "SAMPLE DATA --batches 1 --ptq basic -o F/q"),
     ("eval", "F/q DATA --limit 10 --batch-size 5 --no-latency --shard 1/2 -o F/1.part"),

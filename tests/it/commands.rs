@@ -198,8 +198,8 @@ fn bench_of_random_weights_needs_no_file() {
     }
 }
 
-/// What a CPU engine does with its threads is printed and recorded. Nothing stated, it has as many as this process may use, also
-/// where that is fewer than the machine has; `taskset` belongs to util-linux.
+/// What a CPU engine does with its threads is printed and recorded. Nothing stated, it has as many as this
+/// process may use, also where that is fewer than the machine has; `taskset` belongs to util-linux.
 #[test]
 fn bench_says_how_it_divides_the_threads_that_it_may_use() {
     let folder = tempfile::tempdir().unwrap();

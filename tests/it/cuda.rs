@@ -110,8 +110,8 @@ pub fn float(config: SwinConfig) -> FloatModel {
     )
 }
 
-/// `model` with a shipped recipe; `float` quantizes nothing, and `channels` is the default recipe with scales and
-/// zero points for the channels of every `mlp.fc2.input`.
+/// `model` with a shipped recipe; `float` quantizes nothing, and `channels` is the default recipe with scales
+/// and zero points for the channels of every `mlp.fc2.input`.
 pub fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
     match recipe {
         "float" => return QuantizedModel::from_float(model.clone()).unwrap(),
@@ -161,8 +161,8 @@ fn float_values(values: &TracedValues) -> Vec<f32> {
     }
 }
 
-/// The tensor that the CPU engine's launch of the same name wrote, or the last of those that one launch of the
-/// GPU computes (the patch embedding, an MLP, QKV of Swin V2).
+/// The tensor that the CPU engine's launch of the same name wrote, or the last of those that one launch of
+/// the GPU computes (the patch embedding, an MLP, QKV of Swin V2).
 fn counterpart<'a>(cpu: &'a [Traced], launch: &Traced) -> &'a Traced {
     let embeds = |name: &str| name.starts_with("patch_embed") || name == "absolute_pos_embed";
     let part = |name: &str| name.strip_prefix(&launch.name).is_some_and(|rest| rest.starts_with('.'));
@@ -267,7 +267,8 @@ fn an_f32_residual_gives_the_bits_of_the_cpu() {
     }
 }
 
-/// Networks for images of other sizes than their own: rectangles, one channel, grids with and without padding.
+/// Networks for images of other sizes than their own: rectangles, one channel, grids with and without
+/// padding.
 fn of_any_size() -> Vec<SwinConfig> {
     let named = |name: &str, config: SwinConfig| SwinConfig { name: name.to_owned(), ..config };
     let rectangle =
@@ -288,7 +289,8 @@ fn images_of_any_size_give_the_bits_of_the_cpu() {
     if !gpu("images_of_any_size_give_the_bits_of_the_cpu") {
         return;
     }
-    // The windows of the first and the last size have padding. The last is larger than four images of any network.
+    // The windows of the first and the last size have padding. The last is larger than four images of any
+    // network.
     let others = [Size::new(30, 45), Size::square(56), Size::new(112, 56), Size::new(131, 250)];
     for config in of_any_size() {
         let (own, model) = (config.image_size, quantized(&float(config), "default"));

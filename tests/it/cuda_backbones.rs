@@ -1,5 +1,5 @@
-//! Backbones on a GPU, against the CPU engine. Without a GPU the tests print that they are skipped, or fail if `REQUIRE_IMPL`
-//! names `cuda`.
+//! Backbones on a GPU, against the CPU engine. Without a GPU the tests print that they are skipped, or fail
+//! if `REQUIRE_IMPL` names `cuda`.
 
 use half::f16;
 use swinq_int8_runtime::cuda::{CudaOptions, Gemm, ResidualType};
@@ -10,7 +10,8 @@ use swinq_model::{QuantizedModel, Size, StageOutput, SwinConfig, SwinVersion, Wi
 use crate::common::gpu;
 use crate::cuda::{cpu, float, images_of, options, quantized, small, sqnr_db};
 
-/// Sizes whose grids are whole windows, padded in every way, smaller than a window, and larger than a batch of the own size.
+/// Sizes whose grids are whole windows, padded in every way, smaller than a window, and larger than a batch
+/// of the own size.
 const SIZES: [(usize, usize); 6] = [(56, 56), (65, 97), (130, 61), (20, 24), (256, 704), (800, 1333)];
 
 /// Three stages under the rule of detectors, with outputs that have a norm and outputs that have none.

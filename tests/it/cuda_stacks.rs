@@ -1,5 +1,5 @@
-//! Stacks of blocks on a GPU, against the CPU engine. Without a GPU the tests print that they are skipped, or fail if `REQUIRE_IMPL`
-//! names `cuda`.
+//! Stacks of blocks on a GPU, against the CPU engine. Without a GPU the tests print that they are skipped, or
+//! fail if `REQUIRE_IMPL` names `cuda`.
 
 use half::f16;
 use swinq_int8_runtime::cuda::{Gemm, ResidualType};

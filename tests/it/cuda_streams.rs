@@ -1,5 +1,5 @@
-//! Inference on streams of the caller, from and to memory of a GPU. Without a GPU the tests print that they are skipped, or fail if
-//! `REQUIRE_IMPL` names `cuda`.
+//! Inference on streams of the caller, from and to memory of a GPU. Without a GPU the tests print that they
+//! are skipped, or fail if `REQUIRE_IMPL` names `cuda`.
 
 use half::{bf16, f16};
 use swinq_cuda::ops::output::OutputType;

@@ -50,7 +50,8 @@ fn python_with(test: &str, packages: &str) -> Option<PathBuf> {
     None
 }
 
-/// The command `python`, with one thread for the products of numpy: they are small, and its threads wait by spinning.
+/// The command `python`, with one thread for the products of numpy: they are small, and its threads wait by
+/// spinning.
 fn on_one_thread(python: &Path) -> Command {
     let mut command = Command::new(python);
     command.env("OPENBLAS_NUM_THREADS", "1");
@@ -67,7 +68,8 @@ impl Noise {
         Noise(config.image_size, config.in_chans)
     }
 
-    /// Smooth noise, so that a network's activations differ from place to place: u8 `[images, height, width, channels]`.
+    /// Smooth noise, so that a network's activations differ from place to place: u8
+    /// `[images, height, width, channels]`.
     fn pixels(self, images: usize, seed: usize) -> Vec<u8> {
         let Noise(Size { height, width }, channels) = self;
         let mut rng = XorShift::new(seed as u64);
@@ -159,7 +161,8 @@ fn compare(python: &Path, folder: &Path, model: &Path, noise: Noise, what: &str)
     assert_eq!(own, numpy, "{what}");
 }
 
-/// Asserts that the numpy engine and the engine give the same bits for every output of the stack `config`, on a grid of `size`.
+/// Asserts that the numpy engine and the engine give the same bits for every output of the stack `config`, on
+/// a grid of `size`.
 fn compare_stack(python: &Path, config: SwinConfig, size: Size) {
     let folder = tempfile::tempdir().unwrap();
     let [model, found] = ["model", "found"].map(|n| folder.path().join(format!("{n}.safetensors")));
@@ -319,8 +322,8 @@ fn the_numpy_engine_interpolates_position_embeddings() {
     compare_images(&python, whole, MIXED, Size::new(36, 60));
 }
 
-/// Asserts that the numpy engine and the engine give the same bits on images of `size`, without a resize, for random weights of
-/// `config`, quantized by `rules`.
+/// Asserts that the numpy engine and the engine give the same bits on images of `size`, without a resize, for
+/// random weights of `config`, quantized by `rules`.
 fn compare_images(python: &Path, config: SwinConfig, rules: &str, size: Size) {
     let folder = tempfile::tempdir().unwrap();
     let [file, found] = ["model", "found"].map(|name| folder.path().join(format!("{name}.safetensors")));
@@ -355,7 +358,8 @@ fn check_shape(python: &Path, config: SwinConfig, rules: &str) {
     compare(python, folder.path(), &file, noise, &float.config.name);
 }
 
-/// Every window policy on a rectangle, which some shift or pad on one axis only; one channel, and windows of two sides.
+/// Every window policy on a rectangle, which some shift or pad on one axis only; one channel, and windows of
+/// two sides.
 #[test]
 fn the_numpy_engine_gives_the_bits_of_rectangles() {
     use WindowPolicy::{
@@ -476,7 +480,8 @@ fn the_page_and_the_program_have_the_same_coefficients() {
 /// The endings of files of source code.
 const SOURCES: [&str; 5] = [".rs", ".py", ".c", ".cu", ".cuh"];
 
-/// A path in the walks of `ARCHITECTURE.md` begins at the root of the repository, or in a folder of the path before it.
+/// A path in the walks of `ARCHITECTURE.md` begins at the root of the repository, or in a folder of the path
+/// before it.
 #[test]
 fn the_walks_name_files_that_exist() {
     let page = std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
@@ -497,8 +502,8 @@ fn the_walks_name_files_that_exist() {
 const PREPOSITIONS: [&str; 11] =
     ["at", "behind", "by", "for", "from", "in", "of", "on", "to", "under", "with"];
 
-/// The most relative clauses with a preposition ("of which"), and the most noun clauses, in documents and in comments.
-/// A change that removes some lowers the numbers, and no change raises them.
+/// The most relative clauses with a preposition ("of which"), and the most noun clauses, in documents and in
+/// comments. A change that removes some lowers the numbers, and no change raises them.
 const IN_DOCUMENTS: [usize; 2] = [1, 4];
 const IN_COMMENTS: [usize; 2] = [332, 215];
 

@@ -17,7 +17,8 @@ use swinq_model::quantized::{ChannelCodes, FloatModel};
 use swinq_model::site::all_sites;
 use swinq_model::{BlockId, Classifier, Granularity, Kind, Linear, Ptq, QuantizedModel, Recipe, Rule, Site};
 
-/// The trained Swin V2, with a factor of `q k^T` in the first head of each block that makes it use hi and lo codes.
+/// The trained Swin V2, with a factor of `q k^T` in the first head of each block that makes it use hi and lo
+/// codes.
 fn swin_v2() -> FloatModel {
     let mut model = Subject::open(&root().join("samples/swinv2_micro_cifar10"));
     let scales = model.tensors.iter_mut().filter(|(name, _)| name.ends_with(".attn.logit_scale"));

@@ -18,7 +18,8 @@ use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, QuantizedModel, Resize, Size, SwinConfig, Transform, WindowPolicy};
 use swinq_testing::{XorShift, relative_distance};
 
-/// Height and width of the images: rectangles, some of one size, one below the window, one that is the network's own size.
+/// Height and width of the images: rectangles, some of one size, one below the window, one that is the
+/// network's own size.
 const SIZES: [(usize, usize); 7] = [(65, 97), (40, 100), (65, 97), (56, 56), (9, 14), (40, 100), (65, 97)];
 
 /// Maps by their names in a file: shape and values.
@@ -99,7 +100,8 @@ fn expected(model: &FloatModel, path: &Path, index: usize, sizing: Sizing) -> Ma
     model.config.outputs.iter().zip(outputs).map(of_output).collect()
 }
 
-/// Asserts that a file has exactly the maps that the float forward of [`backbone`] gives for `images`, each with its number.
+/// Asserts that a file has exactly the maps that the float forward of [`backbone`] gives for `images`, each
+/// with its number.
 #[track_caller]
 fn check(bytes: &[u8], images: &[(usize, PathBuf)], sizing: Sizing) {
     check_model(&backbone(), bytes, images, sizing);
@@ -260,7 +262,8 @@ fn the_checkpoint_of_a_classifier_is_read_as_a_backbone() {
     refused(run(&["--outputs", "2"]), 2, &["--outputs", "stage1"]);
     refused(run(&["--task", "classification"]), 2, &["--task classification", "`swinq predict`"]);
 
-    // A file in swinq's format with every site off is as good as its checkpoint, and its outputs may be others.
+    // A file in swinq's format with every site off is as good as its checkpoint, and its outputs may be
+    // others.
     QuantizedModel::from_float(float_model()).unwrap().save(&folder.path("own")).unwrap();
     for model in ["own", "backbone.safetensors"] {
         let mut command = swinq(["features", "--outputs", "stage2"]);

@@ -60,7 +60,8 @@ fn recipes() -> Vec<(Recipe, f64)> {
     recipes
 }
 
-/// The models of [`recipes`], and one whose inputs of `mlp.fc2` have scales and zero points of their channels.
+/// The models of [`recipes`], and one whose inputs of `mlp.fc2` have scales and zero points of their
+/// channels.
 fn models(float: &FloatModel) -> Vec<(String, QuantizedModel, f64)> {
     let model = |(recipe, least): (Recipe, f64)| {
         let model = calibrated(float, &recipe, &Device::Cpu).model;
@@ -113,8 +114,8 @@ impl Classifier for Composed {
     }
 }
 
-/// Runs `test` in a process of its own, with one thread for candle's operations, and returns whether this is that process.
-/// Several threads wait for each other by spinning, most of the time while other tests run.
+/// Runs `test` in a process of its own, with one thread for candle's operations, and returns whether this is
+/// that process. Several threads wait for each other by spinning, most of the time while other tests run.
 fn on_one_thread(test: &str) -> bool {
     const THREADS: &str = "CANDLE_NUM_THREADS";
     if std::env::var_os(THREADS).is_some() {
@@ -194,8 +195,8 @@ fn a_gpu_finds_the_ranges_of_the_cpu() {
     }
 }
 
-/// A refinement chooses among rewritten layers and ranges. Where two are equally good, a rounding decides, so that the models
-/// are compared as a whole.
+/// A refinement chooses among rewritten layers and ranges. Where two are equally good, a rounding decides, so
+/// that the models are compared as a whole.
 #[test]
 fn a_refinement_on_a_gpu_is_as_good_as_on_the_cpu() {
     let Some(gpu) = candle_cuda("a_refinement_on_a_gpu_is_as_good_as_on_the_cpu") else { return };

@@ -41,8 +41,8 @@ fn files(folder: &Path) -> Vec<Vec<u8>> {
     paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
 }
 
-/// Every input is handled as its target demands, and every target has an input that is accepted. A panic fails, and so
-/// does an input that its reader does not answer.
+/// Every input is handled as its target demands, and every target has an input that is accepted. A panic
+/// fails, and so does an input that its reader does not answer.
 #[test]
 fn every_corpus_is_replayed() {
     let root = &root();

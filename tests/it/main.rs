@@ -1,4 +1,5 @@
-//! Tests of the library, the program and the documents. One program, because each would link everything again.
+//! Tests of the library, the program and the documents. One program, because each would link everything
+//! again.
 
 mod backbone_eval;
 mod backbone_search;

@@ -1,4 +1,5 @@
-//! The rule for the orientation of images and the order of channels: by the library of the checkpoint, by option, in the INT8 file.
+//! The rule for the orientation of images and the order of channels: by the library of the checkpoint, by
+//! option, in the INT8 file.
 
 use std::path::{Path, PathBuf};
 

@@ -87,7 +87,8 @@ fn padded(path: &Path, size: Size) -> Vec<f32> {
     places.map(|(channel, y, x)| value(channel, y, x)).collect()
 }
 
-/// Asserts that `maps` are those of the float forward for the pictures, each padded to the size that `size` gives.
+/// Asserts that `maps` are those of the float forward for the pictures, each padded to the size that `size`
+/// gives.
 #[track_caller]
 fn check(folder: &Folder, maps: &Maps, size: impl Fn(usize) -> Size) {
     let model = backbone();

@@ -187,8 +187,8 @@ fn problems_without_a_measure_are_refused_by_name() {
     }
 }
 
-/// A budget that is as large as one image of 32 x 32 pixels, and one that is smaller than any: images wait for each
-/// other, and every one is decoded.
+/// A budget that is as large as one image of 32 x 32 pixels, and one that is smaller than any: images wait
+/// for each other, and every one is decoded.
 #[test]
 fn a_small_memory_for_decoding_is_enough() {
     let files =
@@ -224,9 +224,10 @@ fn lists_have_any_extension_and_class_names() {
     refused(eval(&list), 1, &["class names of the list", "10 classes"]);
 }
 
-/// Models of the versions 1 to 3 of the number contract (`inspect` shows the version), and the bits of their logits for
-/// `airplane.png`: with the GELU of these versions, the LayerNorm of version 5 and the weights of attention of version 6. With
-/// those of their versions the logits differed by at most 6.7e-5, as single codes differ. The file of version 3 is a Swin V2.
+/// Models of the versions 1 to 3 of the number contract (`inspect` shows the version), and the bits of their
+/// logits for `airplane.png`: with the GELU of these versions, the LayerNorm of version 5 and the weights of
+/// attention of version 6. With those of their versions the logits differed by at most 6.7e-5, as single
+/// codes differ. The file of version 3 is a Swin V2.
 const OLDER: [(&str, [u32; 10]); 3] = [
     (
         "numbers-1",

@@ -1,4 +1,5 @@
-//! Reconstruction (`ptq: reconstruct`) of trained models: SQNR and top-1 accuracy of the engine against float.
+//! Reconstruction (`ptq: reconstruct`) of trained models: SQNR and top-1 accuracy of the engine against
+//! float.
 //!
 //! The test on the full-size models is ignored, because it takes many minutes:
 //!
@@ -17,12 +18,12 @@ use swinq::{
 
 /// Least gain in dB of 4-bit weights over the nearest codes without refinement.
 const GAIN_DB: f64 = 6.0;
-/// Most percentage points of top-1 accuracy that 4-bit weights may lose, by the lower limit of the paired 95 %
-/// interval.
+/// Most percentage points of top-1 accuracy that 4-bit weights may lose, by the lower limit of the paired 95
+/// % interval.
 const LOSS_POINTS: f64 = 1.0;
 
-/// Differences of two nearly equal models that roundings of f32 make: with LayerNorm in f32 instead of f64, 8-bit weights of the
-/// sample went from a small gain by reconstruction to a loss of 0.09 dB.
+/// Differences of two nearly equal models that roundings of f32 make: with LayerNorm in f32 instead of f64,
+/// 8-bit weights of the sample went from a small gain by reconstruction to a loss of 0.09 dB.
 const CHANCE_DB: f64 = 0.2;
 
 /// The score of a quantized model.

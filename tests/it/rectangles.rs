@@ -1,4 +1,5 @@
-//! Every command on models of images that are not square: of Swin V1 and V2, with windows of two sides, of one channel.
+//! Every command on models of images that are not square: of Swin V1 and V2, with windows of two sides, of
+//! one channel.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -64,8 +65,8 @@ impl Folder {
         stdout(&process.assert().success())
     }
 
-    /// The logits of the images of the split `val` on the CPU engine, after they are compared with those of the simulation
-    /// bit for bit.
+    /// The logits of the images of the split `val` on the CPU engine, after they are compared with those of
+    /// the simulation bit for bit.
     fn logits(&self, model: &Path) -> Vec<f32> {
         let model = Model::open(model).unwrap();
         assert_eq!(model.config(), &self.config);
@@ -203,8 +204,8 @@ fn exports(folder: &Folder) {
     assert_eq!(input.dim.iter().map(|dim| dim.dim_value).collect::<Vec<_>>(), expected);
 }
 
-/// A quantized training with augmentation ends in a model that engine and simulation agree on; one that is resumed from its
-/// first checkpoint ends in the same model.
+/// A quantized training with augmentation ends in a model that engine and simulation agree on; one that is
+/// resumed from its first checkpoint ends in the same model.
 fn trains(folder: &Folder, start: &[f32]) {
     let job = "float: float.safetensors\nmodel: int8.safetensors\noutput: out\ndata: {path: data}\nsteps: 3\nbatch_size: 4\n\
                threads: 2\nlog: {every: 1}\ncheckpoint: {every: 1, keep: 9}\noptimizer: {lr: 1e-3}\n\

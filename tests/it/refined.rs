@@ -1,9 +1,9 @@
 //! Refinement (`ptq: refined`) of models with outlier channels planted, and of the untouched models.
 //!
 //! Channels are planted in places where the network's function stays the same: a norm's output or a value of
-//! attention is multiplied, and the weight that reads it is divided. Plain calibration loses many dB on such a
-//! model; refinement must lose at most 1.5 dB against the untouched model's INT8. Where the function changes
-//! (outputs of `mlp.fc2` and of patch merging), a model is compared with its own float.
+//! attention is multiplied, and the weight that reads it is divided. Plain calibration loses many dB on such
+//! a model; refinement must lose at most 1.5 dB against the untouched model's INT8. Where the function
+//! changes (outputs of `mlp.fc2` and of patch merging), a model is compared with its own float.
 //!
 //! The tests on the full-size models are ignored, because they take minutes:
 //!

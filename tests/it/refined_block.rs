@@ -1,10 +1,11 @@
-//! Refinement and reconstruction of a real block of a pretrained Swin-B (stage 2, block 2: 256 channels, 8 heads,
-//! shifted windows), on token maps with outlier channels.
+//! Refinement and reconstruction of a real block of a pretrained Swin-B (stage 2, block 2: 256 channels, 8
+//! heads, shifted windows), on token maps with outlier channels.
 //!
-//! The block has no images, so a model around it makes its input: a patch embedding with seeded random weights
-//! turns noise into a 28 x 28 map of tokens, and a first block whose branches are zero passes it on. The channels
-//! of the tokens are normally distributed, with log-normal deviations; a few outlier channels are `ratio` times as
-//! large, with means of that size. What is compared are the outputs of the two branches, without the shortcut.
+//! The block has no images, so a model around it makes its input: a patch embedding with seeded random
+//! weights turns noise into a 28 x 28 map of tokens, and a first block whose branches are zero passes it on.
+//! The channels of the tokens are normally distributed, with log-normal deviations; a few outlier channels
+//! are `ratio` times as large, with means of that size. What is compared are the outputs of the two branches,
+//! without the shortcut.
 
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
@@ -26,8 +27,8 @@ use swinq_model::{
 /// Least gains in dB over `mode1`, and over `default` without refinement.
 const OVER_MODE1_DB: f64 = 3.0;
 const OVER_DEFAULT_DB: f64 = 1.5;
-/// Least part of the squared error of rounding to the nearest 4-bit codes that reconstruction removes, and least part of
-/// its mean error.
+/// Least part of the squared error of rounding to the nearest 4-bit codes that reconstruction removes, and
+/// least part of its mean error.
 const SQUARED_ERROR_REMOVED: f64 = 0.3;
 const MEAN_ERROR_REMOVED: f64 = 0.9;
 /// Outlier channels.
@@ -166,9 +167,9 @@ fn calibrated(model: &FloatModel, recipe: &str, bits: u8, ptq: Ptq, images: usiz
     calibrate(model, &recipe, &mut Noise { first: 0, count: images }, options).unwrap().model
 }
 
-/// Keeps what the block's layers compute: the queries and keys of `attn.qkv` (refinement rewrites the values, whose error
-/// reaches `attn.proj`), the products and biases of `mlp.fc1`, and the residual stream with the outputs of `attn.proj` and
-/// `mlp.fc2`, which make up for the errors of the shortcut that they are added to.
+/// Keeps what the block's layers compute: the queries and keys of `attn.qkv` (refinement rewrites the values,
+/// whose error reaches `attn.proj`), the products and biases of `mlp.fc1`, and the residual stream with the
+/// outputs of `attn.proj` and `mlp.fc2`, which make up for the errors of the shortcut that they are added to.
 struct Results<S> {
     inner: S,
     branch: Vec<f32>,
@@ -224,8 +225,8 @@ fn results(model: &FloatModel, tensors: &StateDict, sites: impl Sites) -> BTreeM
     sites.found
 }
 
-/// Of each layer: the mean squared error of its result against `exact`, and the root of the sum over channels of the
-/// squared mean error.
+/// Of each layer: the mean squared error of its result against `exact`, and the root of the sum over channels
+/// of the squared mean error.
 fn errors(
     exact: &BTreeMap<String, Vec<f32>>,
     model: &FloatModel,

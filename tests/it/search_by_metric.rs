@@ -1,4 +1,5 @@
-//! `tune_by_metric` and `sensitivity_by_metric`: a program's own metric decides, and no value is computed twice.
+//! `tune_by_metric` and `sensitivity_by_metric`: a program's own metric decides, and no value is computed
+//! twice.
 
 use std::ops::ControlFlow;
 use std::path::Path;

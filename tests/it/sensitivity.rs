@@ -1,5 +1,5 @@
-//! Sensitivity on the bundled sample: what is measured, how a run continues, and the agreement of its ranking with
-//! one that was made without any shortcut.
+//! Sensitivity on the bundled sample: what is measured, how a run continues, and the agreement of its ranking
+//! with one that was made without any shortcut.
 
 use std::ops::ControlFlow;
 use std::path::Path;

@@ -1,8 +1,9 @@
-//! The trained Swin V2 of `samples/swinv2_micro_cifar10`: what INT8 costs it, also where its heads have the largest
-//! factor of `q k^T` that a Swin V2 may have, and what FasterTransformer's scheme would cost it there.
+//! The trained Swin V2 of `samples/swinv2_micro_cifar10`: what INT8 costs it, also where its heads have the
+//! largest factor of `q k^T` that a Swin V2 may have, and what FasterTransformer's scheme would cost it
+//! there.
 //!
-//! Heads of the largest factor amplify the error of every layer: with `attn.qkv` and attention in float, and INT8 in the
-//! other layers, 24.6 dB are left. The test therefore compares with that model.
+//! Heads of the largest factor amplify the error of every layer: with `attn.qkv` and attention in float, and
+//! INT8 in the other layers, 24.6 dB are left. The test therefore compares with that model.
 //!
 //! The test on all 10,000 images is ignored, because it takes minutes:
 //!
@@ -62,9 +63,9 @@ fn compared(subject: &Subject, model: &FloatModel, int8: &Model) -> Results {
     evaluate(&mut candidates, &subject.validation, &EvaluateOptions::default(), go).unwrap()
 }
 
-/// Attention as FasterTransformer quantizes it: the normalised queries are multiplied by the factors of their heads
-/// and quantized again with one scale, and so are the keys. Here the scales are the best that the batch allows, and
-/// the probabilities stay in float. Everything else is that of the simulation.
+/// Attention as FasterTransformer quantizes it: the normalised queries are multiplied by the factors of their
+/// heads and quantized again with one scale, and so are the keys. Here the scales are the best that the batch
+/// allows, and the probabilities stay in float. Everything else is that of the simulation.
 struct OneScale(FakeQuant);
 
 /// INT8 codes of `x` with the scale of its largest magnitude, dequantized.

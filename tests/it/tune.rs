@@ -1,5 +1,5 @@
-//! Tuning on the bundled sample: outliers are repaired, the result is deterministic and can be resumed, and goals
-//! out of reach are said to be so.
+//! Tuning on the bundled sample: outliers are repaired, the result is deterministic and can be resumed, and
+//! goals out of reach are said to be so.
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -15,8 +15,8 @@ use swinq::{
     Tuned, infer_images,
 };
 
-/// Multiplies channel `channel` of a LayerNorm by `factor`, and divides the next layer's weights by it: the function
-/// of the model stays, but the layer's input has an outlier channel.
+/// Multiplies channel `channel` of a LayerNorm by `factor`, and divides the next layer's weights by it: the
+/// function of the model stays, but the layer's input has an outlier channel.
 fn plant(model: &mut FloatModel, norm: &str, layer: &str, channel: usize, factor: f32) {
     for parameter in ["weight", "bias"] {
         model.tensors.get_mut(&format!("{norm}.{parameter}")).unwrap().data[channel] *= factor;
@@ -62,7 +62,8 @@ fn tune(
     swinq::tune(model, options, &images(Split::Train, 32), &images(Split::Val, count), progress)
 }
 
-/// The models whose launches were timed, and whether a disturbed table was dropped, in a search with `options`.
+/// The models whose launches were timed, and whether a disturbed table was dropped, in a search with
+/// `options`.
 fn timed(options: &TuneOptions) -> (Tuned, usize, bool) {
     let (mut models, mut dropped) = (0, false);
     let mut watch = |progress: TuneProgress<'_>| {
@@ -132,7 +133,8 @@ fn outliers_are_repaired_and_a_stopped_search_continues() {
     assert_eq!(again.model.as_quantized(), tuned.model.as_quantized());
 }
 
-/// The sample with an outlier channel in the output of every `mlp.fc2` and of patch merging. Its function is another.
+/// The sample with an outlier channel in the output of every `mlp.fc2` and of patch merging. Its function is
+/// another.
 fn with_output_outliers() -> FloatModel {
     let mut model = float_model();
     for layer in all_linears(&model.config) {

@@ -83,8 +83,8 @@ fn find<T>(handle: usize, kind: &str, of_kind: impl Fn(&Object) -> Option<T>) ->
     table.live.get(&handle).and_then(of_kind).ok_or_else(|| unknown(kind))
 }
 
-/// Removes the object that `handle` names, if `of_kind` holds for it. The handle 0 names no object, and removing it
-/// does nothing.
+/// Removes the object that `handle` names, if `of_kind` holds for it. The handle 0 names no object, and
+/// removing it does nothing.
 ///
 /// # Errors
 /// [`Status::Handle`] for a handle that is not that of a live object of this kind.

@@ -1,7 +1,8 @@
 //! Reads and writes through the caller's pointers.
 //!
-//! Every function is unsafe for one reason: the caller of the C interface must pass pointers to as much memory as the
-//! header says, which this crate cannot check. It checks everything else: null, alignment, sizes, UTF-8.
+//! Every function is unsafe for one reason: the caller of the C interface must pass pointers to as much
+//! memory as the header says, which this crate cannot check. It checks everything else: null, alignment,
+//! sizes, UTF-8.
 
 #![allow(unsafe_code)]
 
@@ -16,8 +17,8 @@ const LARGEST: usize = isize::MAX as usize;
 /// A structure of options whose first field is its size in bytes, as the caller's header knows it.
 ///
 /// # Safety
-/// The type is `repr(C)`, starts with that `usize`, and its other fields are numbers and pointers, for which every pattern of
-/// bytes is valid, or functions that the caller states to be callable.
+/// The type is `repr(C)`, starts with that `usize`, and its other fields are numbers and pointers, for which
+/// every pattern of bytes is valid, or functions that the caller states to be callable.
 pub unsafe trait Versioned: Copy {
     /// The defaults, with the size of the type.
     fn defaults() -> Self;
@@ -54,15 +55,16 @@ pub unsafe fn text<'a>(pointer: *const c_char, what: impl Display) -> Result<&'a
 /// `pointer` is null or points to `length` values, to which nothing writes as long as the result lives.
 pub unsafe fn slice<'a, T>(pointer: *const T, length: usize, what: impl Display) -> Result<&'a [T], Failure> {
     check(pointer, length, &what)?;
-    // SAFETY: `check` established that the pointer is not null and aligned and that the size is not too large; the
-    // caller states the rest.
+    // SAFETY: `check` established that the pointer is not null and aligned and that the size is not too
+    // large; the caller states the rest.
     Ok(unsafe { std::slice::from_raw_parts(pointer, length) })
 }
 
 /// The `length` values at `pointer`, to write to.
 ///
 /// # Safety
-/// `pointer` is null or points to `length` values, which nothing else reads or writes as long as the result lives.
+/// `pointer` is null or points to `length` values, which nothing else reads or writes as long as the result
+/// lives.
 pub unsafe fn slice_mut<'a, T>(
     pointer: *mut T,
     length: usize,
@@ -84,8 +86,8 @@ pub unsafe fn write<T>(pointer: *mut T, value: T, what: impl Display) -> Result<
     Ok(())
 }
 
-/// The options at `pointer`, or the defaults if it is null. Fields beyond the size that the caller states have their
-/// defaults, so that programs that were compiled with an older header work.
+/// The options at `pointer`, or the defaults if it is null. Fields beyond the size that the caller states
+/// have their defaults, so that programs that were compiled with an older header work.
 ///
 /// # Safety
 /// `pointer` is null or points to a structure of as many bytes as its first field says.
@@ -104,7 +106,8 @@ pub unsafe fn options<T: Versioned>(pointer: *const T, what: impl Display) -> Re
             format!("its `size` is {size}; set it to sizeof, at most {known}"),
         ));
     }
-    // SAFETY: the caller's structure has `size` bytes, which fit into `options`; `Versioned` states that any bytes are valid.
+    // SAFETY: the caller's structure has `size` bytes, which fit into `options`; `Versioned` states that any
+    // bytes are valid.
     unsafe { std::ptr::copy_nonoverlapping(pointer.cast::<u8>(), (&raw mut options).cast::<u8>(), size) };
     Ok(options)
 }

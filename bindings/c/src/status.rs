@@ -92,7 +92,8 @@ impl From<Error> for Failure {
 }
 
 thread_local! {
-    /// The message of the last call of this thread; `None` if it succeeded, because an empty string would be allocated.
+    /// The message of the last call of this thread; `None` if it succeeded, because an empty string would be
+    /// allocated.
     static MESSAGE: RefCell<Option<CString>> = const { RefCell::new(None) };
 }
 
@@ -103,8 +104,8 @@ pub fn last_message() -> *const c_char {
 
 /// Runs `call`, keeps its message and returns its status. A panic becomes [`Status::Internal`] and ends here.
 pub fn guard(call: impl FnOnce() -> Result<(), Failure>) -> Status {
-    // What `call` shares with others is behind locks, which recover from a panic, and the caller's memory, which only
-    // holds numbers.
+    // What `call` shares with others is behind locks, which recover from a panic, and the caller's memory,
+    // which only holds numbers.
     let failure = match catch_unwind(AssertUnwindSafe(call)) {
         Ok(Ok(())) => None,
         Ok(Err(failure)) => Some(failure),

@@ -8,10 +8,11 @@ use pyo3::buffer::{Element, PyBuffer};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-/// A contiguous, row-major array of a Python object. The object cannot free or resize it while this value exists.
+/// A contiguous, row-major array of a Python object. The object cannot free or resize it while this value
+/// exists.
 ///
-/// As with every extension that releases the interpreter's lock, no other thread may write to the array during the
-/// call; the values that are read are then undefined.
+/// As with every extension that releases the interpreter's lock, no other thread may write to the array
+/// during the call; the values that are read are then undefined.
 pub struct Array<T: Element> {
     buffer: PyBuffer<T>,
 }
@@ -20,7 +21,8 @@ impl<T: Element> Array<T> {
     /// The array of `object`; messages name it `what`.
     ///
     /// # Errors
-    /// `TypeError` or `ValueError` for an object without a buffer of this type, or whose buffer is not contiguous.
+    /// `TypeError` or `ValueError` for an object without a buffer of this type, or whose buffer is not
+    /// contiguous.
     pub fn of(object: &Bound<'_, PyAny>, what: &str) -> PyResult<Array<T>> {
         let buffer = PyBuffer::<T>::get(object)?;
         if !buffer.is_c_contiguous() {
@@ -46,9 +48,9 @@ impl<T: Element> Array<T> {
             return &[];
         }
         let pointer = self.buffer.buf_ptr().cast::<T>();
-        // SAFETY: `PyBuffer::get` established that the elements are of type `T` and that the pointer is aligned; `of`
-        // established that they are contiguous. The view that `buffer` holds keeps them in place. The documentation
-        // of the type forbids writes by others during the call.
+        // SAFETY: `PyBuffer::get` established that the elements are of type `T` and that the pointer is
+        // aligned; `of` established that they are contiguous. The view that `buffer` holds keeps them in
+        // place. The documentation of the type forbids writes by others during the call.
         unsafe { std::slice::from_raw_parts(pointer, self.buffer.item_count()) }
     }
 }
@@ -59,8 +61,8 @@ pub struct Output<T: Element> {
 }
 
 impl<T: Element> Output<T> {
-    /// The array of `object`; messages name it `what`. `taken` are the addresses of the other arrays of the call; those of this
-    /// one are added.
+    /// The array of `object`; messages name it `what`. `taken` are the addresses of the other arrays of the
+    /// call; those of this one are added.
     ///
     /// # Errors
     /// The errors of [`Array::of`], and `ValueError` for an array that is read-only or overlaps another.
@@ -89,8 +91,8 @@ impl<T: Element> Output<T> {
             return &mut [];
         }
         let pointer = buffer.buf_ptr().cast::<T>();
-        // SAFETY: as in `Array::as_slice`; `of` established that the array is writable and that the other arrays of
-        // the call lie elsewhere. `&mut self` excludes a second slice.
+        // SAFETY: as in `Array::as_slice`; `of` established that the array is writable and that the other
+        // arrays of the call lie elsewhere. `&mut self` excludes a second slice.
         unsafe { std::slice::from_raw_parts_mut(pointer, buffer.item_count()) }
     }
 }

@@ -1,4 +1,5 @@
-//! The constants of the number contract that Python's training computes with (docs/inference.md, sections 2 and 6).
+//! The constants of the number contract that Python's training computes with (docs/inference.md, sections 2
+//! and 6).
 
 use pyo3::prelude::*;
 use swinq::float::ops::taped::EDGE;
@@ -6,7 +7,8 @@ use swinq::model::{arch, position};
 use swinq::numerics::Int8;
 use swinq::numerics::reference::{CODE_FLOOR, LO_STEPS, math};
 
-/// The constants, as the decimals that the contract states: each is the shortest that rounds to the `f32` of the engine.
+/// The constants, as the decimals that the contract states: each is the shortest that rounds to the `f32` of
+/// the engine.
 #[pyclass(frozen, get_all)]
 pub struct Contract {
     /// Range of signed codes.
@@ -32,7 +34,8 @@ pub struct Contract {
     /// The largest factor of `q k^T`, and the largest position bias, of a Swin V2.
     largest_scale: f64,
     largest_bias: f64,
-    /// The number that is added to a logit whose tokens lie in different regions, unless the model says otherwise.
+    /// The number that is added to a logit whose tokens lie in different regions, unless the model says
+    /// otherwise.
     mask: f64,
 }
 

@@ -26,7 +26,8 @@ const INPUTS: [(&str, InputType); 4] = [
 const OUTPUTS: [(&str, OutputType); 3] =
     [("float32", OutputType::F32), ("float16", OutputType::F16), ("bfloat16", OutputType::Bf16)];
 
-/// Images on the GPU: their address, the names of their element type and layout, their number, and their height and width.
+/// Images on the GPU: their address, the names of their element type and layout, their number, and their
+/// height and width.
 #[derive(FromPyObject)]
 pub struct GpuImages {
     address: u64,
@@ -45,10 +46,12 @@ pub struct GpuOutput {
     dtype: String,
 }
 
-/// Puts the computation of `outputs` on `stream`, a `cudaStream_t`. `images` and `outputs` are in the memory of the engine's GPU, and
-/// dense; `out_layout` is that of feature maps, `NHWC` or `NCHW`. The work begins after what is on the streams `after`.
+/// Puts the computation of `outputs` on `stream`, a `cudaStream_t`. `images` and `outputs` are in the memory
+/// of the engine's GPU, and dense; `out_layout` is that of feature maps, `NHWC` or `NCHW`. The work begins
+/// after what is on the streams `after`.
 ///
-/// The memory is that of the caller, who states that it has these elements, and that it lives until the work is done.
+/// The memory is that of the caller, who states that it has these elements, and that it lives until the work
+/// is done.
 #[pyfunction]
 pub fn run_on(
     py: Python<'_>,
@@ -73,8 +76,9 @@ pub fn run_on(
     let typed = typed.collect::<PyResult<Vec<_>>>()?;
     let run = || {
         let device = engine.device().ok_or_else(no_gpu)?;
-        // SAFETY: the caller of this private method, `swinq._engine.device`, passes the addresses and shapes of arrays that it holds,
-        // and a stream of their library; the documentation of the public functions says how long they must live.
+        // SAFETY: the caller of this private method, `swinq._engine.device`, passes the addresses and shapes
+        // of arrays that it holds, and a stream of their library; the documentation of the public functions
+        // says how long they must live.
         let slice = |address, bytes| unsafe { DeviceSlice::of_caller(device, address, bytes) };
         // SAFETY: as above; the engine keeps alive what else it puts on the stream.
         let of_caller = |handle| unsafe { Stream::of_caller(device, handle) };
@@ -205,7 +209,8 @@ enum Taken {
     Versioned(*mut Versioned),
 }
 
-/// An array in memory of a GPU, which another library exports by DLPack. It is given back when this object is freed.
+/// An array in memory of a GPU, which another library exports by DLPack. It is given back when this object is
+/// freed.
 #[pyclass(frozen, unsendable, module = "swinq._native")]
 pub struct DeviceArray {
     taken: Taken,
@@ -219,8 +224,8 @@ impl DeviceArray {
         let taken = take(capsule)?;
         let array = DeviceArray { taken };
         if let Taken::Versioned(managed) = array.taken {
-            // SAFETY: the pointer is that of a capsule of this name, which `take` established; it is valid until the deleter
-            // is called, which `drop` does.
+            // SAFETY: the pointer is that of a capsule of this name, which `take` established; it is valid
+            // until the deleter is called, which `drop` does.
             let major = unsafe { (*managed).major };
             if major > 1 {
                 let problem = format!("the array is of version {major} of DLPack; version 1 is known");

@@ -123,8 +123,8 @@ pub fn options(py: Python<'_>, backend: &str, numbers: &Numbers, residual: &str)
 
 #[pymethods]
 impl Engine {
-    /// Prepares `model`. The arguments are those of [`options`]. `other` is the engine of another part of the same program: on a CPU
-    /// both share threads and memory.
+    /// Prepares `model`. The arguments are those of [`options`]. `other` is the engine of another part of the
+    /// same program: on a CPU both share threads and memory.
     #[new]
     #[pyo3(signature = (model, backend, numbers, residual, other=None))]
     fn new(
@@ -145,8 +145,8 @@ impl Engine {
     }
 
     /// Writes outputs of `images` to `outputs`, each a name and an array of the shape `[images, ...]`
-    /// ([`Engine::output_shape`]): `float32`, or the bits of `float16` as `uint16`. `images` are `uint8`, `float32`, or the bits of
-    /// `float16` as `uint16`; `layout` and `out_layout` are `NHWC` or `NCHW`.
+    /// ([`Engine::output_shape`]): `float32`, or the bits of `float16` as `uint16`. `images` are `uint8`,
+    /// `float32`, or the bits of `float16` as `uint16`; `layout` and `out_layout` are `NHWC` or `NCHW`.
     fn run(
         &self,
         py: Python<'_>,
@@ -175,7 +175,8 @@ impl Engine {
         self.engine.outputs().iter().map(|output| &output.name[..]).collect()
     }
 
-    /// The shape of the output `name` for one image of `height` and `width`: that of a feature map has the channels first.
+    /// The shape of the output `name` for one image of `height` and `width`: that of a feature map has the
+    /// channels first.
     fn output_shape(&self, py: Python<'_>, name: &str, height: usize, width: usize) -> PyResult<Vec<usize>> {
         let (engine, size) = (&self.engine, Size::new(height, width));
         let shape = || {
@@ -284,8 +285,8 @@ impl Engine {
         }
     }
 
-    /// The images of `size` that run before the next look for signals: a batch, or as many on a GPU as let it copy one while it
-    /// computes another.
+    /// The images of `size` that run before the next look for signals: a batch, or as many on a GPU as let it
+    /// copy one while it computes another.
     fn images_between_signals(&self, size: Size) -> usize {
         let batches = if self.engine.device().is_some() { 32 } else { 1 };
         let (own, area) = (self.engine.input_size().area(), size.area().max(1));
@@ -418,7 +419,8 @@ fn counted_from(first: usize, error: RuntimeError) -> RuntimeError {
 }
 
 impl Picture<'_> {
-    /// The decoded image, turned by the rule `orientation` if it is the bytes of a file; messages name it `name`.
+    /// The decoded image, turned by the rule `orientation` if it is the bytes of a file; messages name it
+    /// `name`.
     ///
     /// # Errors
     /// `DataError` for bytes that cannot be decoded; the errors of [`Array::of`].

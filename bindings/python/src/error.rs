@@ -1,4 +1,5 @@
-//! Errors of the library as exceptions of `swinq._common.errors`, with the messages that the program prints, in Python's words.
+//! Errors of the library as exceptions of `swinq._common.errors`, with the messages that the program prints,
+//! in Python's words.
 
 use std::io::ErrorKind;
 

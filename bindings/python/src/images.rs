@@ -45,7 +45,8 @@ impl Images {
         self.images.len()
     }
 
-    /// A remark that names the first of the images that were turned so far as their files state; `None` if none was.
+    /// A remark that names the first of the images that were turned so far as their files state; `None` if
+    /// none was.
     fn turned(&self) -> Option<String> {
         self.images.turned()
     }
@@ -55,8 +56,8 @@ impl Images {
 #[pyclass(module = "swinq._native")]
 pub struct Collector {
     transform: Transform,
-    /// Whether floats are what the network reads, of any size, as those of a backbone are. Otherwise they are 8-bit pixels that were
-    /// normalised.
+    /// Whether floats are what the network reads, of any size, as those of a backbone are. Otherwise they are
+    /// 8-bit pixels that were normalised.
     any_values: bool,
     pixels: Vec<u8>,
     /// Batches of normalised images, with their height and width.
@@ -80,7 +81,8 @@ impl Collector {
         (self.transform.size.height, self.transform.size.width, self.transform.channels())
     }
 
-    /// Whether floats may be of any size, and other values than those of 8-bit pixels ([`Collector::add_values`]).
+    /// Whether floats may be of any size, and other values than those of 8-bit pixels
+    /// ([`Collector::add_values`]).
     #[getter]
     fn any_values(&self) -> bool {
         self.any_values
@@ -123,7 +125,8 @@ impl Collector {
         Ok(())
     }
 
-    /// Adds images as the network reads them, of any `height` and `width`: f32 `[images, channels, height, width]`.
+    /// Adds images as the network reads them, of any `height` and `width`: f32
+    /// `[images, channels, height, width]`.
     fn add_values(&mut self, values: &Bound<'_, PyAny>, height: usize, width: usize) -> PyResult<()> {
         let values = Array::<f32>::of(values, "images")?;
         self.values.push((Size::new(height, width), values.as_slice().to_vec()));
@@ -159,12 +162,13 @@ fn image_bytes(transform: &Transform) -> usize {
     transform.size.area() * transform.channels()
 }
 
-/// Reverses the normalisation of `values`, f32 `[images, channels, height, width]`, and writes their `pixels`, u8 `[images, height,
-/// width, channels]`. `size` is the height and width; mean and deviation are those of `transform`.
+/// Reverses the normalisation of `values`, f32 `[images, channels, height, width]`, and writes their
+/// `pixels`, u8 `[images, height, width, channels]`. `size` is the height and width; mean and deviation are
+/// those of `transform`.
 ///
 /// # Errors
-/// [`Error::Argument`] for a number of values or pixels that is not that of whole images, and for a value that is not a
-/// normalised pixel.
+/// [`Error::Argument`] for a number of values or pixels that is not that of whole images, and for a value
+/// that is not a normalised pixel.
 fn denormalize(values: &[f32], size: Size, transform: &Transform, pixels: &mut [u8]) -> Result<(), Error> {
     let Transform { mean, std, .. } = transform;
     let (area, channels) = (size.area(), transform.channels());

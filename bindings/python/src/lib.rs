@@ -1,5 +1,5 @@
-//! The extension module `swinq._native` of the Python package. It is private: `python/swinq` wraps it in the public
-//! functions and classes, and `python/swinq/_native.pyi` lists it with its types.
+//! The extension module `swinq._native` of the Python package. It is private: `python/swinq` wraps it in the
+//! public functions and classes, and `python/swinq/_native.pyi` lists it with its types.
 //!
 //! Every call that reads images or runs a model releases the interpreter's lock.
 
@@ -57,8 +57,8 @@ mod native {
     }
 }
 
-/// Runs the program `swinq` with the command line `arguments`, whose first is the program's name. Returns the exit
-/// code. Ends the process for a mistake in the command line, and after help.
+/// Runs the program `swinq` with the command line `arguments`, whose first is the program's name. Returns the
+/// exit code. Ends the process for a mistake in the command line, and after help.
 #[pyfunction]
 fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| swinq_cli::run(arguments))

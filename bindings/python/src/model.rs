@@ -30,7 +30,8 @@ impl From<swinq::Model> for Model {
     }
 }
 
-/// How a model is read, as the fields of [`OpenOptions`]; `family` is that of the preprocessing. Outputs are numbers of stages, from 0.
+/// How a model is read, as the fields of [`OpenOptions`]; `family` is that of the preprocessing. Outputs are
+/// numbers of stages, from 0.
 #[derive(FromPyObject)]
 struct Reading {
     cfg: Option<String>,
@@ -55,8 +56,9 @@ struct StoredTensor<'py> {
     bytes: Bound<'py, PyAny>,
 }
 
-/// A model in memory: its tensors, and what is known of it. `config` and `preprocessor` are the JSON documents of its library,
-/// `transform` is a preprocessing in JSON, `windows` the name of the rule for windows.
+/// A model in memory: its tensors, and what is known of it. `config` and `preprocessor` are the JSON
+/// documents of its library, `transform` is a preprocessing in JSON, `windows` the name of the rule for
+/// windows.
 #[derive(FromPyObject)]
 struct Source<'py> {
     name: String,

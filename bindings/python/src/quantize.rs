@@ -9,7 +9,8 @@ use crate::images::Images;
 use crate::model::Model;
 use crate::work::{self, Step};
 
-/// A recipe: its name, its file, or its text if `is_text`. `ptq` overrides how it finds the numbers of each layer.
+/// A recipe: its name, its file, or its text if `is_text`. `ptq` overrides how it finds the numbers of each
+/// layer.
 #[derive(FromPyObject)]
 pub struct RecipeText {
     recipe: String,
@@ -39,8 +40,8 @@ pub struct Calibrated {
     skipped: Vec<String>,
 }
 
-/// Quantizes the float `model` on `images`. `progress` is called with the phase, the number of images or layers done, and the number
-/// of all.
+/// Quantizes the float `model` on `images`. `progress` is called with the phase, the number of images or
+/// layers done, and the number of all.
 #[pyfunction]
 pub fn quantize(
     py: Python<'_>,

@@ -39,8 +39,8 @@ pub struct Caller<'py> {
     /// The metric's name, and whatever else the values depend on.
     metric: String,
     context: String,
-    /// Called with what the cache held: numbers of measurements that are kept and of damaged lines, and whether it was that of
-    /// another run.
+    /// Called with what the cache held: numbers of measurements that are kept and of damaged lines, and
+    /// whether it was that of another run.
     on_cache: Bound<'py, PyAny>,
     progress: Option<Bound<'py, PyAny>>,
 }
@@ -198,7 +198,8 @@ fn sensitivity_options(recipe: Recipe, threads: usize, cache: Option<PathBuf>) -
     }
 }
 
-/// The results of [`tune`] in JSON, the model, the warnings about the results and the reason of the search's end.
+/// The results of [`tune`] in JSON, the model, the warnings about the results and the reason of the search's
+/// end.
 #[pyclass(frozen, get_all, module = "swinq._native")]
 pub struct Tuned {
     results: String,

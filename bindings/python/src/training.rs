@@ -13,7 +13,8 @@ use crate::buffer::Array;
 use crate::error::{raise, raise_as};
 use crate::model::Model;
 
-/// A tensor of the state dictionary that is a parameter or a part of one, and how its values become the parameter's.
+/// A tensor of the state dictionary that is a parameter or a part of one, and how its values become the
+/// parameter's.
 #[pyclass(frozen, get_all, module = "swinq._native")]
 pub struct StoredParameter {
     name: String,
@@ -105,7 +106,8 @@ pub fn stored_parameters(model: &Model) -> Vec<StoredParameter> {
     model.stored.iter().map(row).collect()
 }
 
-/// The coefficients of the GELU of quantized models (docs/inference.md, section 2): `[3, 32]` in f32, by powers.
+/// The coefficients of the GELU of quantized models (docs/inference.md, section 2): `[3, 32]` in f32, by
+/// powers.
 #[pyfunction]
 pub fn gelu_table(py: Python<'_>) -> Py<PyBytes> {
     floats(py, swinq::numerics::reference::math::QUADRATIC.0.as_flattened())
@@ -156,7 +158,8 @@ fn quantized_site(py: Python<'_>, model: &QuantizedModel, site: Site, state: &Si
         let values: Vec<f32> = channels.zero_points.iter().map(|&z| f32::from(z)).collect();
         floats(py, &values)
     });
-    // Reconstruction chooses codes for scales that it keeps, and the largest code that it leaves may be a smaller one.
+    // Reconstruction chooses codes for scales that it keeps, and the largest code that it leaves may be a
+    // smaller one.
     let of_largest = site.is_weight() && spec.calibrator == Calibrator::Max && spec.ptq != Ptq::Reconstruct;
     QuantizedSite {
         name: site.to_string(),
@@ -210,7 +213,8 @@ pub fn grids(py: Python<'_>, model: &Model, height: usize, width: usize) -> PyRe
     Ok(grids.iter().map(row).collect())
 }
 
-/// The quantized model with trained parameters, and with ranges, scales of channels and scales of weights by site.
+/// The quantized model with trained parameters, and with ranges, scales of channels and scales of weights by
+/// site.
 #[pyfunction]
 pub fn trained(
     py: Python<'_>,

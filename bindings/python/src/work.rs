@@ -1,4 +1,5 @@
-//! Long calls. The work runs on a thread of its own, while the calling thread waits for Ctrl-C and calls Python.
+//! Long calls. The work runs on a thread of its own, while the calling thread waits for Ctrl-C and calls
+//! Python.
 
 use std::ops::ControlFlow;
 use std::panic::resume_unwind;
@@ -58,8 +59,8 @@ impl<Q, A> Asker<Q, A> {
     }
 }
 
-/// Runs `work` and returns its result. The calling thread calls `function` with each step of the work, and looks for
-/// signals.
+/// Runs `work` and returns its result. The calling thread calls `function` with each step of the work, and
+/// looks for signals.
 ///
 /// # Errors
 /// As [`converse`].
@@ -78,13 +79,15 @@ pub fn run<T: Send + 'static>(
     converse(py, answer, work)
 }
 
-/// Runs `work` and returns its result. The calling thread answers the questions of the work by `answer`, and looks for signals.
+/// Runs `work` and returns its result. The calling thread answers the questions of the work by `answer`, and
+/// looks for signals.
 ///
-/// The call ends soon after Ctrl-C, even if `work` looks at its [`Reporter`] seldom. Work that has not ended by then
-/// goes on in its thread up to its next look, so it must own what it uses, and must not use Python.
+/// The call ends soon after Ctrl-C, even if `work` looks at its [`Reporter`] seldom. Work that has not ended
+/// by then goes on in its thread up to its next look, so it must own what it uses, and must not use Python.
 ///
 /// # Errors
-/// The exception of a signal's handler (`KeyboardInterrupt`) or of `answer`; `OSError` if there can be no thread.
+/// The exception of a signal's handler (`KeyboardInterrupt`) or of `answer`; `OSError` if there can be no
+/// thread.
 ///
 /// # Panics
 /// If `work` panics.

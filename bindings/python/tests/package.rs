@@ -1,10 +1,11 @@
 //! Runs the Python tests that need numpy only, with the module that `cargo test` built.
 //!
-//! With maturin and wheel the module is packed as a wheel, which is installed from there in a fresh environment
-//! (`bindings/python/test --module`; needs PyPI). Without them the tests run on the module and the sources as they lie.
+//! With maturin and wheel the module is packed as a wheel, which is installed from there in a fresh
+//! environment (`bindings/python/test --module`; needs PyPI). Without them the tests run on the module and
+//! the sources as they lie.
 //!
-//! The test needs Python 3.11 or newer (`SWINQ_PYTHON`, else `python3`) with numpy. Without it, it prints that it is
-//! skipped, unless `REQUIRE_IMPL` names `numpy`; `wheel` there requires maturin and wheel, too.
+//! The test needs Python 3.11 or newer (`SWINQ_PYTHON`, else `python3`) with numpy. Without it, it prints
+//! that it is skipped, unless `REQUIRE_IMPL` names `numpy`; `wheel` there requires maturin and wheel, too.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -16,8 +17,8 @@ fn module() -> PathBuf {
     test.parent().unwrap().join(name)
 }
 
-/// Whether `python` is new enough and has the modules `modules`. If not, and if `REQUIRE_IMPL` names `requirement`, the
-/// test fails.
+/// Whether `python` is new enough and has the modules `modules`. If not, and if `REQUIRE_IMPL` names
+/// `requirement`, the test fails.
 fn has(python: &Path, modules: &str, requirement: &str) -> bool {
     let code = format!("import sys, {modules}; assert sys.version_info >= (3, 11)");
     let found = Command::new(python).args(["-c", &code]).output();

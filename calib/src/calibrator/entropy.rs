@@ -21,8 +21,8 @@ pub(super) fn amax(histogram: &Histogram, largest_code: u8) -> f32 {
     best
 }
 
-/// Cumulative sums: entry `i` is the sum over the first `i` bins. With them, the divergence of a candidate takes
-/// one term per group instead of one per bin.
+/// Cumulative sums: entry `i` is the sum over the first `i` bins. With them, the divergence of a candidate
+/// takes one term per group instead of one per bin.
 struct Sums {
     /// Sum of the counts.
     mass: Vec<u64>,
@@ -55,9 +55,9 @@ impl Sums {
     /// `KL(P || R)` of the candidate that keeps the first `bins` bins. It is infinite if the last of them is
     /// empty and there are counts beyond, which P then adds to a bin that R leaves empty.
     ///
-    /// Let `p_j` be the counts of P, `T` their sum, `K` the sum of the first `bins` counts, and `r_j` the mass of
-    /// the group of bin `j` divided by its number of filled bins. Then `KL = (sum_j p_j ln p_j - sum_j p_j ln
-    /// r_j) / T + ln(K / T)`.
+    /// Let `p_j` be the counts of P, `T` their sum, `K` the sum of the first `bins` counts, and `r_j` the
+    /// mass of the group of bin `j` divided by its number of filled bins. Then
+    /// `KL = (sum_j p_j ln p_j - sum_j p_j ln r_j) / T + ln(K / T)`.
     fn divergence(&self, bins: usize, groups: usize) -> f64 {
         let total = self.mass[self.bins()];
         let kept = self.mass[bins];

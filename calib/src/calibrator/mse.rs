@@ -30,8 +30,8 @@ fn clipping_error(centers: &[f64], weights: &[f64], amax: f64) -> f64 {
     centers[beyond..].iter().zip(&weights[beyond..]).map(|(x, weight)| weight * (x - amax).powi(2)).sum()
 }
 
-/// The bins whose upper edge is a candidate: the last one, and those whose upper edge, in units of the bin width,
-/// has at most 8 significant bits.
+/// The bins whose upper edge is a candidate: the last one, and those whose upper edge, in units of the bin
+/// width, has at most 8 significant bits.
 fn candidates(bins: usize) -> impl DoubleEndedIterator<Item = usize> {
     (1..=bins).filter(move |&edge| edge == bins || (edge >> edge.trailing_zeros()) < 256).map(|edge| edge - 1)
 }
@@ -39,8 +39,8 @@ fn candidates(bins: usize) -> impl DoubleEndedIterator<Item = usize> {
 /// The quantization error: the sum of `weight (x - s min(Q, round(x / s)))^2` over the centers `x`, with `s =
 /// amax / Q`.
 fn squared_error(centers: &[f64], weights: &[f64], amax: f64, largest_code: f64) -> f64 {
-    // Adding and subtracting 1.5 * 2^52 rounds a small f64 to an integer, ties to even. Every target has vector
-    // instructions for that.
+    // Adding and subtracting 1.5 * 2^52 rounds a small f64 to an integer, ties to even. Every target has
+    // vector instructions for that.
     const ROUND: f64 = 6_755_399_441_055_744.0;
     let (scale, inverse) = (amax / largest_code, largest_code / amax);
     let mut sums = [0.0; 4];

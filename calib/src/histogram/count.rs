@@ -4,14 +4,14 @@ use std::ops::Range;
 
 use super::{BINS, Histogram, coarsen, exponent};
 
-/// Number of sets of counters. Neighbouring values use different sets, because an increment of the counter that
-/// was just written would wait for that write.
+/// Number of sets of counters. Neighbouring values use different sets, because an increment of the counter
+/// that was just written would wait for that write.
 const LANES: usize = 4;
-/// Values per block. A block's maximum is computed before its values are counted; it is small enough to stay in
-/// the cache.
+/// Values per block. A block's maximum is computed before its values are counted; it is small enough to stay
+/// in the cache.
 const BLOCK: usize = 1 << 13;
-/// Values per group. The bins of a group are computed in a vectorised loop, then counted in a loop that cannot be
-/// vectorised.
+/// Values per group. The bins of a group are computed in a vectorised loop, then counted in a loop that
+/// cannot be vectorised.
 const GROUP: usize = 64;
 
 /// Bits of infinity, the smallest magnitude that is not finite.
@@ -25,8 +25,8 @@ pub(super) struct Counter {
 }
 
 impl Counter {
-    /// The histogram of the columns `columns` of fewer than 2^32 `values`, rows of `width` values. The error is the
-    /// position of the first value that is not finite.
+    /// The histogram of the columns `columns` of fewer than 2^32 `values`, rows of `width` values. The error
+    /// is the position of the first value that is not finite.
     pub(super) fn count(values: &[f32], width: usize, columns: Range<usize>) -> Result<Histogram, usize> {
         let mut counter = Counter { lanes: vec![[0; BINS]; LANES], zeros: 0, max_bits: 0 };
         if columns.len() == width {
@@ -72,7 +72,8 @@ impl Counter {
     }
 }
 
-/// The bits of the largest magnitude and the number of zeros. Magnitudes are ordered like their bits; NaN comes last.
+/// The bits of the largest magnitude and the number of zeros. Magnitudes are ordered like their bits; NaN
+/// comes last.
 fn max_and_zeros(block: &[f32]) -> (u32, u32) {
     let fold = |(max, zeros): (i32, u32), v: &f32| {
         let bits = v.to_bits() as i32 & i32::MAX;
@@ -100,8 +101,8 @@ fn tally(lanes: &mut [[u32; BINS]], block: &[f32], exponent: i32) {
 
 /// Computes the bins of a group: `floor(|x| 2^-exponent)`, in the low bits of the result.
 ///
-/// The products are exact, or below 1 / [`BINS`]. Adding 2^23 rounds to the nearest integer and leaves it in the
-/// low bits of the sum. If that rounded up, one is subtracted.
+/// The products are exact, or below 1 / [`BINS`]. Adding 2^23 rounds to the nearest integer and leaves it in
+/// the low bits of the sum. If that rounded up, one is subtracted.
 fn find_bins(bins: &mut [u32; GROUP], group: &[f32; GROUP], factors: (f32, f32)) {
     const ROUND: f32 = (1 << 23) as f32;
     for (bin, x) in bins.iter_mut().zip(group) {

@@ -1,8 +1,9 @@
-//! Reconstruction: layer by layer in the order of execution, chooses the codes and the bias of each weight by the error of
-//! the layer's output in the network that is quantized so far ([`rounding`](crate::rounding)).
+//! Reconstruction: layer by layer in the order of execution, chooses the codes and the bias of each weight by
+//! the error of the layer's output in the network that is quantized so far ([`rounding`](crate::rounding)).
 //!
-//! Two networks run side by side on the calibration's images: the float one, and the quantized one in simulation. They run
-//! by segments, and only what they hand from one segment to the next is kept. `docs/calibration.md` defines the procedure.
+//! Two networks run side by side on the calibration's images: the float one, and the quantized one in
+//! simulation. They run by segments, and only what they hand from one segment to the next is kept.
+//! `docs/calibration.md` defines the procedure.
 
 mod networks;
 mod recorder;
@@ -64,8 +65,8 @@ pub(crate) struct Reconstruction<'a> {
 }
 
 impl Reconstruction<'_> {
-    /// Reconstructs the layers, and calls `done` with the number of layers done so far. Returns a trial for each layer
-    /// that could be judged.
+    /// Reconstructs the layers, and calls `done` with the number of layers done so far. Returns a trial for
+    /// each layer that could be judged.
     pub fn run(
         mut self,
         done: &mut dyn FnMut(usize) -> Result<(), CalibError>,
@@ -131,8 +132,8 @@ impl Reconstruction<'_> {
         Rounded { weight: weight.clone(), bias }
     }
 
-    /// The statistics of the images to fit to, and of those held out: every third image, or with fewer images than three
-    /// every third row. `None` if one of the parts has no row.
+    /// The statistics of the images to fit to, and of those held out: every third image, or with fewer images
+    /// than three every third row. `None` if one of the parts has no row.
     fn statistics(
         &self,
         networks: &mut Networks,

@@ -1,4 +1,5 @@
-//! Two networks on the same images, run by segments, and the inputs and targets of one layer's reconstruction.
+//! Two networks on the same images, run by segments, and the inputs and targets of one layer's
+//! reconstruction.
 
 use std::ops::Range;
 
@@ -32,7 +33,8 @@ struct Residuals {
     quantized: Tensor,
 }
 
-/// The inputs and the targets of one image, for the reconstruction of a layer with `k` inputs and `n` outputs.
+/// The inputs and the targets of one image, for the reconstruction of a layer with `k` inputs and `n`
+/// outputs.
 pub struct ImageRows<'a> {
     /// The inputs of the product in the quantized network, `[rows, k]`.
     pub x: &'a [f32],
@@ -64,12 +66,12 @@ impl<'a> Networks<'a> {
         })
     }
 
-    /// Runs `segment` on every image, and calls `visit` with the input and the target of `layer` for each image; it is a layer of
-    /// the segment.
+    /// Runs `segment` on every image, and calls `visit` with the input and the target of `layer` for each
+    /// image; it is a layer of the segment.
     ///
-    /// The target is the product of the float network. If the layer's output is added to a shortcut, the difference of
-    /// the two networks' shortcuts is added to the target, so that the sum should be the float network's. Rows of padding
-    /// at `attn.proj`, which nothing reads, are left out.
+    /// The target is the product of the float network. If the layer's output is added to a shortcut, the
+    /// difference of the two networks' shortcuts is added to the target, so that the sum should be the float
+    /// network's. Rows of padding at `attn.proj`, which nothing reads, are left out.
     pub fn visit(
         &mut self,
         segment: Segment,
@@ -130,8 +132,8 @@ impl<'a> Networks<'a> {
     }
 }
 
-/// For a layer whose output is added to a shortcut: the row of the residual stream that each row of its output is added
-/// to, in one image of `size`; `None` for padding.
+/// For a layer whose output is added to a shortcut: the row of the residual stream that each row of its
+/// output is added to, in one image of `size`; `None` for padding.
 fn residual_places(
     config: &SwinConfig,
     size: Size,

@@ -1,7 +1,8 @@
 //! The sampled attention of a block, and the choice of the ranges of queries, keys and values by its error.
 //!
-//! The error is that of the output of attention, where the error of channel `j` counts as often as the squares of
-//! column `j` of the projection sum up to, because the projection reads it. Probabilities are exact.
+//! The error is that of the output of attention, where the error of channel `j` counts as often as the
+//! squares of column `j` of the projection sum up to, because the projection reads it. Probabilities are
+//! exact.
 
 use candle_core::{Device, Result, Tensor};
 use swinq_float::ops;
@@ -53,8 +54,8 @@ impl<'a> AttentionPath<'a> {
     }
 
     /// The ranges with the least error on the windows to fit: one site after the other, with the other two in
-    /// float. The candidates are the largest magnitude times `2^(-i / 4)`, for `i` in `0..4`, and the range in
-    /// `start`. A site that is not free keeps its range.
+    /// float. The candidates are the largest magnitude times `2^(-i / 4)`, for `i` in `0..4`, and the range
+    /// in `start`. A site that is not free keeps its range.
     pub fn search(
         &self,
         start: [Option<f32>; 3],
@@ -115,8 +116,8 @@ impl<'a> WindowSet<'a> {
     }
 }
 
-/// The attention probabilities of queries and keys in the layout of [`split`], `[windows, heads, tokens, tokens]`; `addend`, of
-/// the same shape, is added to the logits.
+/// The attention probabilities of queries and keys in the layout of [`split`],
+/// `[windows, heads, tokens, tokens]`; `addend`, of the same shape, is added to the logits.
 pub fn probabilities(windows: &Windows, q: &Tensor, k: &Tensor, addend: &[f32]) -> Result<Tensor> {
     let scores = q.matmul(&k.transpose(2, 3)?.contiguous()?)?;
     let (shape, mut logits) = (scores.shape().clone(), scores.flatten_all()?.to_vec1::<f32>()?);

@@ -10,8 +10,8 @@ use crate::error::CalibError;
 use crate::refined::RefinedParameters;
 
 impl Refiner<'_> {
-    /// Refines `layers`, and calls `done` with the number of layers refined so far. Returns what it found, and every
-    /// transform that was tried.
+    /// Refines `layers`, and calls `done` with the number of layers refined so far. Returns what it found,
+    /// and every transform that was tried.
     ///
     /// Layers do not affect each other, but for those of one attention, so that every thread refines others.
     pub fn run(

@@ -1,8 +1,8 @@
 //! Codes with a scale and a zero point for each hidden channel of an MLP, at the input of `mlp.fc2`.
 //!
-//! GELU's output lies in [-0.17, amax], so that symmetric codes leave almost half of their range unused. A zero
-//! point uses it, and a scale for each channel gives small channels finer steps. The weight takes the factors of
-//! the scales, so a strength balances the error of the input against that of the weight.
+//! GELU's output lies in [-0.17, amax], so that symmetric codes leave almost half of their range unused. A
+//! zero point uses it, and a scale for each channel gives small channels finer steps. The weight takes the
+//! factors of the scales, so a strength balances the error of the input against that of the weight.
 
 use swinq_model::quantized::amax_of;
 use swinq_model::{HostTensor, SiteSpec};
@@ -19,8 +19,8 @@ use crate::weight::weight_scales;
 /// The strengths that are tried; at 0 all channels share one scale.
 const STRENGTHS: [f64; 8] = [0.0, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 1.0];
 
-/// The codes whose estimated error at the layer's output is least for the best of their ranges, with channels taken
-/// as independent. They have the range in which no value of the calibration is clipped.
+/// The codes whose estimated error at the layer's output is least for the best of their ranges, with channels
+/// taken as independent. They have the range in which no value of the calibration is clipped.
 pub fn best_codes(rows: &Rows, weight: &HostTensor, spec: &SiteSpec) -> Result<Codes, CalibError> {
     let width = rows.width;
     let thin = every(2, &rows.fit, width);
@@ -44,8 +44,8 @@ pub fn best_codes(rows: &Rows, weight: &HostTensor, spec: &SiteSpec) -> Result<C
 
 /// The codes of one strength, with the range in which no value of the calibration is clipped.
 ///
-/// A channel's values lie in `[low, high]`, which includes 0; its width is `high - low`. The factors are those of
-/// widths for magnitudes ([`factors`]).
+/// A channel's values lie in `[low, high]`, which includes 0; its width is `high - low`. The factors are
+/// those of widths for magnitudes ([`factors`]).
 pub fn candidate(rows: &Rows, columns: &[f32], strength: f64) -> Codes {
     let low: Vec<f32> = rows.low.iter().map(|low| low.min(0.0)).collect();
     let high: Vec<f32> = rows.high.iter().map(|high| high.max(0.0)).collect();

@@ -39,8 +39,8 @@ impl Codes {
         rounded
     }
 
-    /// The code of the value 0 in each channel, with which the least value has a code close to -128; empty without
-    /// [`Codes::Channels`].
+    /// The code of the value 0 in each channel, with which the least value has a code close to -128; empty
+    /// without [`Codes::Channels`].
     pub fn zero_points(&self) -> Vec<i8> {
         let Codes::Channels { amax, factors, low } = self else { return Vec::new() };
         let scale = scale_of(*amax);
@@ -110,8 +110,8 @@ impl ChannelScales {
         ChannelScales { scale, recips, zero_points }
     }
 
-    /// The code of `x` minus the zero point. The addition of the zero point is rounded, unlike the engine's, which
-    /// matters for ties only.
+    /// The code of `x` minus the zero point. The addition of the zero point is rounded, unlike the engine's,
+    /// which matters for ties only.
     #[inline(always)]
     fn units(&self, x: f32, recip: f32, zero: f32) -> f32 {
         round(Int8::clamp(x * recip + zero)) - zero
@@ -223,8 +223,8 @@ pub fn least(candidates: impl IntoIterator<Item = (f32, f64)>) -> (f32, f64) {
         .expect("a candidate")
 }
 
-/// The error that rounding `weight` by `scales` causes at the layer's output for one row, where column `j` has
-/// inputs of mean square `square[j]`. Errors of columns are taken as independent.
+/// The error that rounding `weight` by `scales` causes at the layer's output for one row, where column `j`
+/// has inputs of mean square `square[j]`. Errors of columns are taken as independent.
 pub fn weight_error(weight: &HostTensor, scales: &[f32], spec: &SiteSpec, square: &[f64]) -> f64 {
     let (_, width) = weight.matrix();
     let limit = f32::from(spec.largest_code());

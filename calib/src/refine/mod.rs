@@ -1,9 +1,9 @@
-//! Refinement of a calibrated model: rewrites layers and searches their ranges so that the error of their outputs
-//! falls, and leaves plain INT8 products.
+//! Refinement of a calibrated model: rewrites layers and searches their ranges so that the error of their
+//! outputs falls, and leaves plain INT8 products.
 //!
-//! Each transform concerns one layer, and is kept only if it lowers the mean squared error of this layer's output
-//! on rows that no transform was fitted to. The inputs are those of the float model, so that layers do not affect
-//! each other. `docs/calibration.md` defines the transforms exactly.
+//! Each transform concerns one layer, and is kept only if it lowers the mean squared error of this layer's
+//! output on rows that no transform was fitted to. The inputs are those of the float model, so that layers do
+//! not affect each other. `docs/calibration.md` defines the transforms exactly.
 
 mod attention;
 mod groups;
@@ -175,8 +175,9 @@ impl Refiner<'_> {
         }
     }
 
-    /// Whether a shift of the layer's input can move into its bias: it has one, `.output` is off, and no input is
-    /// padding, whose zeros do not pass the norm. Windows of a backbone may have padding, because its images have any size.
+    /// Whether a shift of the layer's input can move into its bias: it has one, `.output` is off, and no
+    /// input is padding, whose zeros do not pass the norm. Windows of a backbone may have padding, because
+    /// its images have any size.
     fn may_shift_input(&self, layer: Linear) -> bool {
         let grids = self.float.config.own_grids();
         let backbone = self.float.config.is_backbone();

@@ -1,14 +1,14 @@
 //! Migration of outlier channels from a norm into the layer that follows it.
 //!
-//! A norm ends with `x[j] = z[j] gamma[j] + beta[j]`, and only the linear layer `y = W x + b` reads `x`. For any
-//! factors `m[j] > 0` and shifts `c[j]`
+//! A norm ends with `x[j] = z[j] gamma[j] + beta[j]`, and only the linear layer `y = W x + b` reads `x`. For
+//! any factors `m[j] > 0` and shifts `c[j]`
 //!
 //! ```text
 //! gamma'[j] = gamma[j] / m[j]      beta'[j] = (beta[j] - c[j]) / m[j]      W'[i][j] = W[i][j] m[j]
 //! b'[i] = b[i] + sum over j of W[i][j] c[j]
 //! ```
-//! gives the same `y`, and `x'[j] = (x[j] - c[j]) / m[j]`. The factors are SmoothQuant's (Xiao et al., ICML 2023)
-//! and the shifts RepQ-ViT's (Li et al., ICCV 2023):
+//! gives the same `y`, and `x'[j] = (x[j] - c[j]) / m[j]`. The factors are SmoothQuant's (Xiao et al., ICML
+//! 2023) and the shifts RepQ-ViT's (Li et al., ICCV 2023):
 //!
 //! ```text
 //! m[j] = max |x[j] - c[j]|^a / (max over i of |W[i][j]|)^(1 - a)       divided by their geometric mean
@@ -27,8 +27,8 @@ use crate::weight::weight_scales;
 /// The strengths that are tried.
 pub const STRENGTHS: [f64; 7] = [0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0];
 
-/// The factors of strength `strength` for channels of the largest magnitudes `x`, which multiply columns of the
-/// largest magnitudes `w`. A channel whose magnitude or column is 0 has the factor 1.
+/// The factors of strength `strength` for channels of the largest magnitudes `x`, which multiply columns of
+/// the largest magnitudes `w`. A channel whose magnitude or column is 0 has the factor 1.
 pub fn factors(x: &[f32], w: &[f32], strength: f64) -> Vec<f32> {
     let log = |(x, w): (&f32, &f32)| {
         let usable = *x > 0.0 && *w > 0.0 && (x / w).is_normal();
@@ -51,8 +51,8 @@ pub fn means(x: &[f32], width: usize) -> Vec<f32> {
     sums.into_iter().map(|sum| (sum / rows) as f32).collect()
 }
 
-/// The map whose estimated error at the output of the layer is least: the sum of the errors that rounding of the
-/// input and of the weight causes, with channels taken as independent.
+/// The map whose estimated error at the output of the layer is least: the sum of the errors that rounding of
+/// the input and of the weight causes, with channels taken as independent.
 pub fn best_map(
     rows: &Rows,
     weight: &HostTensor,

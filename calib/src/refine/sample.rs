@@ -185,8 +185,8 @@ pub(super) fn pairwise(a: &[f32], b: &[f32], choose: fn(f32, f32) -> f32) -> Vec
 
 /// Observes sites and takes samples during a forward, without changing the values.
 ///
-/// The sample depends on the set of images only: the rows of an image are drawn by its position in the data set
-/// and the site, and the samples are ordered by that position.
+/// The sample depends on the set of images only: the rows of an image are drawn by its position in the data
+/// set and the site, and the samples are ordered by that position.
 pub struct Sampler {
     /// The histograms.
     pub observe: Observe,

@@ -1,6 +1,7 @@
 //! The samples of a part of the images as tensors, and the samples of all parts from them.
 //!
-//! Rows of a sample belong to one image each, and the ranges of channels are extremes. Both therefore merge exactly.
+//! Rows of a sample belong to one image each, and the ranges of channels are extremes. Both therefore merge
+//! exactly.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,8 +32,8 @@ impl Sampler {
         }
     }
 
-    /// Adds the samples of another part, whose images are `ids`. The result does not depend on the order in which parts
-    /// are added.
+    /// Adds the samples of another part, whose images are `ids`. The result does not depend on the order in
+    /// which parts are added.
     ///
     /// # Errors
     /// [`ModelError::File`] for tensors that are missing or do not fit `model` or the images.

@@ -58,8 +58,8 @@ fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).fold(0.0f32, |max, (a, b)| max.max((a - b).abs())) / scale
 }
 
-/// Multiplies channels 1 and 5 of the norms' outputs, or of the values, by 30, and divides them where they are
-/// read.
+/// Multiplies channels 1 and 5 of the norms' outputs, or of the values, by 30, and divides them where they
+/// are read.
 fn planted(mut model: FloatModel, values: bool) -> FloatModel {
     let layers: Vec<Linear> = model.tensors.keys().filter_map(|name| layer_of(name)).collect();
     for layer in layers {

@@ -1,8 +1,8 @@
 //! Migration of outlier channels of the values, through attention, into the projection.
 //!
-//! The rows of attention probabilities sum to 1, so the output of attention follows any factors `m[j] > 0` and
-//! shifts `c[j]` of the channels of the values. With the value rows `W_v`, `b_v` of `attn.qkv` and the projection
-//! `W`, `b`
+//! The rows of attention probabilities sum to 1, so the output of attention follows any factors `m[j] > 0`
+//! and shifts `c[j]` of the channels of the values. With the value rows `W_v`, `b_v` of `attn.qkv` and the
+//! projection `W`, `b`
 //!
 //! ```text
 //! W_v'[j] = W_v[j] / m[j]          b_v'[j] = (b_v[j] - c[j]) / m[j]          W'[i][j] = W[i][j] m[j]
@@ -48,8 +48,8 @@ pub struct Ranges {
 }
 
 impl ValuePath<'_> {
-    /// The map with the least error at the projection's output on the windows to fit, its ranges, and its error on
-    /// the windows held out; and the held-out error without a map, with the ranges `basic`.
+    /// The map with the least error at the projection's output on the windows to fit, its ranges, and its
+    /// error on the windows held out; and the held-out error without a map, with the ranges `basic`.
     pub fn best_map(&self, basic: Ranges) -> Result<(ChannelMap, Ranges, f64, f64), CalibError> {
         let width = self.mixed.width;
         let probs = self.probabilities()?;

@@ -1,5 +1,5 @@
-//! Matrix products, by candle, and the Cholesky factorization of large matrices on top of them. No result depends on the
-//! number of threads: a product divides among threads only its rows and columns.
+//! Matrix products, by candle, and the Cholesky factorization of large matrices on top of them. No result
+//! depends on the number of threads: a product divides among threads only its rows and columns.
 
 use std::ops::Range;
 
@@ -40,8 +40,8 @@ pub(super) fn product<T: WithDType>(a: &Tensor, b: &Tensor) -> candle_core::Resu
     a.matmul(b)?.flatten_all()?.to_vec1()
 }
 
-/// Adds `a^T b` to `sums` `[m, k]`, where `a` is `[rows, m]` and `b` is `[rows, k]`. The product is in f32, the sum in
-/// f64. If `symmetric`, which means that `a` is `b`, entries above the diagonal may be left out.
+/// Adds `a^T b` to `sums` `[m, k]`, where `a` is `[rows, m]` and `b` is `[rows, k]`. The product is in f32,
+/// the sum in f64. If `symmetric`, which means that `a` is `b`, entries above the diagonal may be left out.
 pub(super) fn add_product(
     sums: &mut [f64],
     a: &Tensor,
@@ -69,7 +69,8 @@ pub(super) struct Cholesky {
 }
 
 impl Cholesky {
-    /// Factors `a` `[k, k]`, whose entries on and below the diagonal are read. `None` if it is not positive definite.
+    /// Factors `a` `[k, k]`, whose entries on and below the diagonal are read. `None` if it is not positive
+    /// definite.
     pub fn new(mut a: Vec<f64>, k: usize) -> candle_core::Result<Option<Cholesky>> {
         for block in blocks(k) {
             let (first, width) = (block.start, block.len());
@@ -153,8 +154,8 @@ impl Cholesky {
     }
 }
 
-/// Solves `x l^T = r` for as many columns as `rows` `[n, k]` has rows of `l`, which is at most the length of `x`. The columns
-/// of `l` start at `first`.
+/// Solves `x l^T = r` for as many columns as `rows` `[n, k]` has rows of `l`, which is at most the length of
+/// `x`. The columns of `l` start at `first`.
 fn forward(x: &mut [f64], rows: &[f64], first: usize, k: usize) {
     for (j, row) in rows.chunks_exact(k).enumerate() {
         let row = &row[first..][..=j];

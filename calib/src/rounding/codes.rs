@@ -1,7 +1,8 @@
 //! Choice of codes for given scales: by the error of the layer's output, for a tile of output channels.
 //!
-//! The error of channel `c` is `|(q s - t) l|^2`, with codes `q`, scale `s`, target `t` and the Cholesky factor `l` of the
-//! matrix of the quadratic form. Columns are in the order of [`QuadraticForm`], in which the last column is decided first.
+//! The error of channel `c` is `|(q s - t) l|^2`, with codes `q`, scale `s`, target `t` and the Cholesky
+//! factor `l` of the matrix of the quadratic form. Columns are in the order of [`QuadraticForm`], in which
+//! the last column is decided first.
 
 use std::ops::Range;
 
@@ -33,8 +34,8 @@ impl Square {
         Ok(Square { tensor: matrix(&values, k, k)?, values, k })
     }
 
-    /// The product of the columns `inner` of `a` `[rows, k]` with the rows `inner` and the columns `columns` of this
-    /// matrix.
+    /// The product of the columns `inner` of `a` `[rows, k]` with the rows `inner` and the columns `columns`
+    /// of this matrix.
     fn multiply(&self, a: &[f32], inner: Range<usize>, columns: Range<usize>) -> Result<Vec<f32>> {
         let rows = a.len() / self.k;
         product(
@@ -71,9 +72,9 @@ impl<'a> Tile<'a> {
         Tile { targets, scales, codes, limit }
     }
 
-    /// Successive rounding (GPTQ; Frantar et al. 2022), in the form of Babai's nearest plane: from the last column to
-    /// the first, each column is rounded to the code that is best if the columns before it could take any real value.
-    /// Returns the codes, and the error of every channel.
+    /// Successive rounding (GPTQ; Frantar et al. 2022), in the form of Babai's nearest plane: from the last
+    /// column to the first, each column is rounded to the code that is best if the columns before it could
+    /// take any real value. Returns the codes, and the error of every channel.
     pub fn successive(
         form: &QuadraticForm,
         targets: &'a [f32],
@@ -117,8 +118,8 @@ impl<'a> Tile<'a> {
         error
     }
 
-    /// Coordinate descent: sweeps over the columns and sets each code to the best one for the present codes of all
-    /// other columns, until no code changes or `sweeps` are done.
+    /// Coordinate descent: sweeps over the columns and sets each code to the best one for the present codes
+    /// of all other columns, until no code changes or `sweeps` are done.
     pub fn descend(&mut self, form: &QuadraticForm, sweeps: usize) -> Result<()> {
         let k = form.k;
         let mut deltas = self.deltas(k);
@@ -185,7 +186,8 @@ impl<'a> Tile<'a> {
         Ok(products.chunks_exact(k).map(|row| dot(row, row)).collect())
     }
 
-    /// Takes over the channels of `other` whose errors are less than `least`, which are the errors of the channels here.
+    /// Takes over the channels of `other` whose errors are less than `least`, which are the errors of the
+    /// channels here.
     pub fn keep_better(&mut self, least: &mut [f64], other: &Tile, errors: &[f64]) {
         let k = self.codes.len() / self.scales.len();
         for (channel, (least, &error)) in least.iter_mut().zip(errors).enumerate() {

@@ -1,21 +1,21 @@
 //! Rounding of weights by the error of the layer's output, and correction of its bias.
 //!
-//! A layer computes `y = W x + b`. When it is rounded, its input is `x` as the quantized network before it produces it,
-//! and its product should return the target `t`, the product of the float network on the same images. With `m` and `n`
-//! the means of `x` and `t`, `H` the covariance of `x`, and `C` that of `t` with `x`, the mean squared error of a rounded
-//! weight `V` with the bias `b + n - V m` is
+//! A layer computes `y = W x + b`. When it is rounded, its input is `x` as the quantized network before it
+//! produces it, and its product should return the target `t`, the product of the float network on the same
+//! images. With `m` and `n` the means of `x` and `t`, `H` the covariance of `x`, and `C` that of `t` with
+//! `x`, the mean squared error of a rounded weight `V` with the bias `b + n - V m` is
 //!
 //! ```text
 //! E|V x + n - V m - t|^2 = tr (V - W') H (V - W')^T + constant,       W' = C H^-1
 //! ```
 //!
-//! To keep `V` close to `W` where the images say little, `lambda |V - W|^2` is added, so that `H` becomes `H + lambda I`
-//! and `W'` becomes `(C + lambda W) (H + lambda I)^-1`. `lambda` is a fraction of the mean of the diagonal of `H`. A layer
-//! without bias cannot correct means: there `H` and `C` are taken around zero.
+//! To keep `V` close to `W` where the images say little, `lambda |V - W|^2` is added, so that `H` becomes
+//! `H + lambda I` and `W'` becomes `(C + lambda W) (H + lambda I)^-1`. `lambda` is a fraction of the mean of
+//! the diagonal of `H`. A layer without bias cannot correct means: there `H` and `C` are taken around zero.
 //!
-//! The codes that minimise this error are searched by successive rounding (GPTQ; Frantar et al. 2022) for each of a list
-//! of scales, then by coordinate descent. The target of the whole float network on the input of the quantized one is
-//! that of asymmetric calibration (GPTAQ; Li et al. 2025).
+//! The codes that minimise this error are searched by successive rounding (GPTQ; Frantar et al. 2022) for
+//! each of a list of scales, then by coordinate descent. The target of the whole float network on the input
+//! of the quantized one is that of asymmetric calibration (GPTAQ; Li et al. 2025).
 
 mod algebra;
 mod codes;
@@ -57,11 +57,12 @@ pub struct Rounded {
     pub bias: Option<Vec<f32>>,
 }
 
-/// Chooses the codes, scales and bias of the layer with `weight` (output channels first) and `bias`, for the settings
-/// `spec` of its weight's site. `statistics` are those of its input `x` and of its target `t`, without the bias.
+/// Chooses the codes, scales and bias of the layer with `weight` (output channels first) and `bias`, for the
+/// settings `spec` of its weight's site. `statistics` are those of its input `x` and of its target `t`,
+/// without the bias.
 ///
-/// By the error of the module's documentation, no output channel (with one scale for the tensor: no layer) is worse than
-/// with the codes nearest to its weights and the corrected bias.
+/// By the error of the module's documentation, no output channel (with one scale for the tensor: no layer) is
+/// worse than with the codes nearest to its weights and the corrected bias.
 ///
 /// # Errors
 /// The errors of [`weight_scales`], and [`CalibError::NotFinite`] if statistics are not finite.
@@ -100,8 +101,9 @@ fn corrected_bias(weight: &Int8Weight, bias: &[f32], statistics: &Statistics) ->
     bias.iter().enumerate().map(correct).collect()
 }
 
-/// The quadratic form and the targets of a layer, with columns in ascending order of the diagonal of `H`. Columns are
-/// decided from the last to the first, so the columns whose rounding costs most can be made up for by all others.
+/// The quadratic form and the targets of a layer, with columns in ascending order of the diagonal of `H`.
+/// Columns are decided from the last to the first, so the columns whose rounding costs most can be made up
+/// for by all others.
 struct Problem {
     form: QuadraticForm,
     /// `W'`, `[channels, k]`.

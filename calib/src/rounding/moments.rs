@@ -9,13 +9,13 @@ use crate::error::CalibError;
 /// Rows that are collected before their products are added: enough to make the product fast.
 const ROWS: usize = 1024;
 
-/// Sums over rows of `x` (what the layer's product gets: `[rows, inputs]`) and of `t` (what the product should return:
-/// `[rows, outputs]`), from which means and covariances follow.
+/// Sums over rows of `x` (what the layer's product gets: `[rows, inputs]`) and of `t` (what the product
+/// should return: `[rows, outputs]`), from which means and covariances follow.
 ///
-/// The sums are taken of the differences from an offset, the means of the first rows, because a large mean would
-/// otherwise hide a small variance. Products are taken in f32 over 1,024 rows and added in f64. The results depend on
-/// the order of the rows, but neither on how they are divided into calls of [`Moments::add`] nor on the number of
-/// threads.
+/// The sums are taken of the differences from an offset, the means of the first rows, because a large mean
+/// would otherwise hide a small variance. Products are taken in f32 over 1,024 rows and added in f64. The
+/// results depend on the order of the rows, but neither on how they are divided into calls of
+/// [`Moments::add`] nor on the number of threads.
 pub struct Moments {
     inputs: usize,
     outputs: usize,
@@ -176,8 +176,8 @@ impl Statistics {
         }
     }
 
-    /// The mean over rows and outputs of the squared error `V x + d - t`, with the weight `V` of codes and `d` `[outputs]`,
-    /// which is what the layer adds beyond its float bias (nothing: zeros).
+    /// The mean over rows and outputs of the squared error `V x + d - t`, with the weight `V` of codes and
+    /// `d` `[outputs]`, which is what the layer adds beyond its float bias (nothing: zeros).
     ///
     /// # Errors
     /// Candle's errors.

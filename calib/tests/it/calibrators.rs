@@ -30,7 +30,8 @@ fn percentiles_agree_with_numpy_within_a_bin() {
         for [p, higher, linear] in sample.percentiles {
             let chosen = f64::from(amax(&histogram, Calibrator::Percentile(p)).unwrap());
             let above = chosen - higher;
-            // The range is the upper edge of the bin that holds numpy's result, so it exceeds that by at most a bin.
+            // The range is the upper edge of the bin that holds numpy's result, so it exceeds that by at most
+            // a bin.
             assert!(above >= 0.0 && above <= width, "{} {p}: {chosen} {higher} {width}", sample.name);
             // numpy's interpolated percentile is at most `higher`, less by at most one gap between values.
             assert!(chosen >= linear, "{} {p}: {chosen} {linear}", sample.name);
@@ -107,7 +108,8 @@ fn mse_over_bins_is_close_to_the_minimum_over_the_values() {
     }
 }
 
-/// `KL(P || R)` of the candidate that keeps `kept` bins, with both distributions computed by their definitions.
+/// `KL(P || R)` of the candidate that keeps `kept` bins, with both distributions computed by their
+/// definitions.
 fn divergence(bins: &[f64], kept: usize, groups: usize) -> f64 {
     let mut p = bins[..kept].to_vec();
     p[kept - 1] += bins[kept..].iter().sum::<f64>();
@@ -138,8 +140,8 @@ fn entropy_is_the_brute_force_minimum() {
         let chosen = f64::from(amax_for_codes(&histogram, Calibrator::Entropy, largest_code).unwrap());
         let kept = if chosen == max { bins.len() } else { (chosen / width).round() as usize };
         let got = divergence(&bins, kept, groups);
-        // The definition is slow, so every candidate is checked for one sample only, and every seventh for the
-        // others.
+        // The definition is slow, so every candidate is checked for one sample only, and every seventh for
+        // the others.
         let step = if sample.name == "gaussian" { 1 } else { 7 };
         let least = (groups..=bins.len())
             .step_by(step)

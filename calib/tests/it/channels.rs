@@ -76,8 +76,8 @@ fn codes_that_cannot_be_used_leave_the_model_unchanged() {
     assert!(error.to_string().contains("it is off"), "{error}");
 }
 
-/// Values of GELU reach from -0.17 to `AMAX`. Codes with a zero point are finer there: 210 instead of 127 of them are
-/// positive. The weight is in float, so that its own error does not hide this.
+/// Values of GELU reach from -0.17 to `AMAX`. Codes with a zero point are finer there: 210 instead of 127 of
+/// them are positive. The weight is in float, so that its own error does not hide this.
 #[test]
 fn a_zero_point_lowers_the_error() {
     let (float, plain) = model(false);

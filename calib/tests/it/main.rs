@@ -1,5 +1,5 @@
-//! Tests of calibration and its parts: observers, calibrators, reconstruction, rounding. They are one program, because each program
-//! would link everything again.
+//! Tests of calibration and its parts: observers, calibrators, reconstruction, rounding. They are one
+//! program, because each program would link everything again.
 
 mod backbones;
 mod calibration;

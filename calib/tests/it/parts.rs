@@ -1,4 +1,5 @@
-//! Parts of a calibration with tensors that are missing, of another shape, or impossible are refused by the tensor's name.
+//! Parts of a calibration with tensors that are missing, of another shape, or impossible are refused by the
+//! tensor's name.
 
 use std::ops::ControlFlow;
 use std::path::Path;

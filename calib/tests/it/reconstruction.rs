@@ -16,7 +16,8 @@ use swinq_model::{
 use swinq_testing::XorShift;
 use swinq_testing::model::{odd, padded, random, shifted};
 
-/// Images of noise: `count` of them from number `first` on, in batches of `batch_size`, in reverse order if `reversed`.
+/// Images of noise: `count` of them from number `first` on, in batches of `batch_size`, in reverse order if
+/// `reversed`.
 #[derive(Clone, Copy)]
 struct Noise {
     size: usize,

@@ -42,8 +42,8 @@ impl Sites for Branches {
     }
 }
 
-/// The same by running the network in its segments. A Swin V1 adds the results of its linear layers as they are, so that this is the
-/// whole range.
+/// The same by running the network in its segments. A Swin V1 adds the results of its linear layers as they
+/// are, so that this is the whole range.
 fn by_segments(model: &FloatModel) -> ResidualRange {
     let swin = Swin::new(&model.config, &model.tensors, &Device::Cpu).unwrap();
     let (mut found, mut branches) = (BTreeMap::new(), Branches::default());
@@ -99,7 +99,8 @@ fn a_large_value_raises_its_block_and_those_behind_it() {
         let (place, magnitude) = after.largest();
         assert!(before.largest().1 < 1000.0, "{before:?}");
         assert_eq!(place.stage, 1, "{name}: {after:?}");
-        // A norm behind the branch of a Swin V2 hides the bias from the stream, but the branch itself is as large.
+        // A norm behind the branch of a Swin V2 hides the bias from the stream, but the branch itself is as
+        // large.
         assert!(magnitude > 30_000.0, "{name}: {magnitude}");
     }
 }

@@ -29,8 +29,8 @@ struct Layer {
 }
 
 impl Layer {
-    /// The inputs are mixtures of a few factors, so they correlate strongly, and their means are not zero. Layers of one
-    /// seed have the same weights and mixture; `draw` chooses the rows.
+    /// The inputs are mixtures of a few factors, so they correlate strongly, and their means are not zero.
+    /// Layers of one seed have the same weights and mixture; `draw` chooses the rows.
     fn random(seed: u64, draw: u64, rows: usize, outputs: usize, inputs: usize) -> Layer {
         let mut rng = Rng(seed);
         let factors = (inputs / 2).max(1);
@@ -90,8 +90,8 @@ fn product(x: &[f32], weight: &[f32], k: usize) -> Vec<f32> {
     x.chunks(k).flat_map(|row| weight.chunks(k).map(move |w| dot(row, w) as f32)).collect()
 }
 
-/// The quantity that [`round`] minimises, by its definition: the mean squared error over the rows with the best bias (with
-/// none, if the layer has none), plus the damping. It is quadratic in the weights.
+/// The quantity that [`round`] minimises, by its definition: the mean squared error over the rows with the
+/// best bias (with none, if the layer has none), plus the damping. It is quadratic in the weights.
 struct Loss {
     k: usize,
     h: Vec<f64>,

@@ -24,8 +24,8 @@ pub struct ExportArgs {
     /// The runtime that will run the graph.
     #[arg(long, value_enum, default_value_t = TargetArg::Ort)]
     pub target: TargetArg,
-    /// Height and width of the images, such as 800x1344, or any: a graph for all sizes that the network takes.
-    /// A backbone needs it; a classifier has its own size without it.
+    /// Height and width of the images, such as 800x1344, or any: a graph for all sizes that the network
+    /// takes. A backbone needs it; a classifier has its own size without it.
     #[arg(long, value_name = "HEIGHTxWIDTH|any", value_parser = size)]
     pub size: Option<ImageSize>,
     /// Make float tensors f16 inside the graph; inputs and outputs stay f32.
@@ -34,8 +34,9 @@ pub struct ExportArgs {
     /// Images of one inference: a number, or free.
     #[arg(long, value_name = "N|free", default_value_t = BatchSize::Free)]
     pub batch: BatchSize,
-    /// Form of attention probabilities of kind u8: the engine's arithmetic, or the softmax that runtimes fuse, which
-    /// loses some precision. TensorRT has softmax only; the others have exact unless you say otherwise.
+    /// Form of attention probabilities of kind u8: the engine's arithmetic, or the softmax that runtimes
+    /// fuse, which loses some precision. TensorRT has softmax only; the others have exact unless you say
+    /// otherwise.
     #[arg(long, value_enum)]
     pub probs: Option<ProbsArg>,
     /// Input of the graph: normalised f32 [batch, 3, height, width], or u8 pixels [batch, height, width, 3].

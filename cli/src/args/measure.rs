@@ -23,8 +23,8 @@ pub struct EvalArgs {
     pub float: FloatArgs,
     #[command(flatten)]
     pub data: DataArgs,
-    /// Size of the images of backbones: their own (the default), this height and width, or in proportion so that the shorter
-    /// side has 800 pixels and the longer one at most 1333.
+    /// Size of the images of backbones: their own (the default), this height and width, or in proportion so
+    /// that the shorter side has 800 pixels and the longer one at most 1333.
     #[arg(long, value_name = "keep|HxW|short:800,long:1333")]
     pub size: Option<Sizing>,
     /// Part of the data set.
@@ -32,7 +32,8 @@ pub struct EvalArgs {
     pub split: Split,
     #[command(flatten)]
     pub backend: BackendArgs,
-    /// Also run each quantized model as float with fake quantization, or (`exact`) on the engine's scalar integer reference.
+    /// Also run each quantized model as float with fake quantization, or (`exact`) on the engine's scalar
+    /// integer reference.
     #[arg(long, value_enum, num_args = 0..=1, default_missing_value = "fake", require_equals = true)]
     pub simulate: Option<Simulate>,
     /// Device of the fake quantization; cuda needs a build with candle's CUDA (`--features cuda`).
@@ -44,15 +45,16 @@ pub struct EvalArgs {
     /// Seed of that sample.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
-    /// Images per batch (default: 32, or 4 for each thread of the CPU engine if these are more; of backbones 8, and fewer
-    /// large images).
+    /// Images per batch (default: 32, or 4 for each thread of the CPU engine if these are more; of backbones
+    /// 8, and fewer large images).
     #[arg(long, value_parser = batch)]
     pub batch_size: Option<usize>,
-    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
+    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly
+    /// N.
     #[arg(long, value_name = "N|=N", default_value = "0")]
     pub threads: Threads,
-    /// Batch sizes whose latency is measured after the accuracy (default: 1,8; for backbones 1). Backbones are timed at up to
-    /// four sizes of the images.
+    /// Batch sizes whose latency is measured after the accuracy (default: 1,8; for backbones 1). Backbones
+    /// are timed at up to four sizes of the images.
     #[arg(long, value_name = "N,N", value_delimiter = ',', value_parser = timed_batch)]
     pub latency: Option<Vec<usize>>,
     /// Seconds of latency measurement for each model and batch size, at most 3600.
@@ -61,7 +63,8 @@ pub struct EvalArgs {
     /// Do not measure latency.
     #[arg(long, conflicts_with_all = ["latency", "seconds"])]
     pub no_latency: bool,
-    /// Evaluate on the I-th of N parts of the images, without latency, and write what `swinq merge` makes the results of.
+    /// Evaluate on the I-th of N parts of the images, without latency, and write what `swinq merge` makes the
+    /// results of.
     #[arg(long, value_name = "I/N", requires = "output", conflicts_with_all = ["latency", "seconds", "json", "report", "markdown", "predictions", "sensitivity", "tuning", "training", "program"])]
     pub shard: Option<Shard>,
     /// Part to write, with --shard.
@@ -82,8 +85,8 @@ pub struct EvalArgs {
     /// Leave out the quantization noise of each site, which the files show.
     #[arg(long, help_heading = "Report options")]
     pub no_sites: bool,
-    /// Name of a model in everything that is printed and written (default: that of its file); KEY is a letter (A for the first
-    /// model) or the model's path.
+    /// Name of a model in everything that is printed and written (default: that of its file); KEY is a letter
+    /// (A for the first model) or the model's path.
     #[arg(long, value_name = "KEY=NAME", help_heading = "Report options")]
     pub name: Vec<String>,
     /// JSON of `swinq sensitivity`, to show the effect of each layer in the report.
@@ -95,7 +98,8 @@ pub struct EvalArgs {
     /// Output folder of a `swinq qat` run, to show its curves and job in the report.
     #[arg(long, value_name = "FOLDER", requires = "report", help_heading = "Report options")]
     pub training: Option<PathBuf>,
-    /// JSON of `swinq.torch.measure_gain(...).save` in Python, to show a whole program in INT8 and in float in the report.
+    /// JSON of `swinq.torch.measure_gain(...).save` in Python, to show a whole program in INT8 and in float
+    /// in the report.
     #[arg(long, value_name = "FILE", requires = "results", help_heading = "Report options")]
     pub program: Option<PathBuf>,
 }
@@ -140,7 +144,8 @@ pub struct BenchArgs {
     /// Batch sizes.
     #[arg(long, value_name = "N,N", value_delimiter = ',', default_value = "1,8,32", value_parser = batch)]
     pub batch_size: Vec<usize>,
-    /// Sizes of the images, height and width in pixels (320x480); each is a row (default: each model's own size).
+    /// Sizes of the images, height and width in pixels (320x480); each is a row (default: each model's own
+    /// size).
     #[arg(long, value_name = "HxW,HxW", value_delimiter = ',', value_parser = size)]
     pub size: Vec<Size>,
     /// Round the sides of --size up to multiples of N pixels, as `features --pad-to` pads images.
@@ -149,10 +154,12 @@ pub struct BenchArgs {
     /// The most pixels, height times width, of an image (0: what half of the free memory holds).
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_pixels: usize,
-    /// Callers that share a CPU engine when images per second of a stream are measured (0: as many as keep all threads busy).
+    /// Callers that share a CPU engine when images per second of a stream are measured (0: as many as keep
+    /// all threads busy).
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = threads)]
     pub streams: usize,
-    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
+    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly
+    /// N.
     #[arg(long, value_name = "N|=N", default_value = "0")]
     pub threads: Threads,
     #[command(flatten)]

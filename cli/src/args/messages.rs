@@ -18,8 +18,8 @@ pub struct MessageArgs {
     /// Colours in help and messages; auto shows them on a terminal, unless NO_COLOR is set.
     #[arg(long, global = true, value_name = "WHEN", value_enum, default_value_t = ColorChoice::Auto, help_heading = "Messages")]
     color: ColorChoice,
-    /// Memory of all image decoders together, such as 2G or 500M (default: a quarter of the machine's memory). An image
-    /// that needs more is decoded while no other is.
+    /// Memory of all image decoders together, such as 2G or 500M (default: a quarter of the machine's
+    /// memory). An image that needs more is decoded while no other is.
     #[arg(long, global = true, value_name = "SIZE", value_parser = bytes, help_heading = "Process")]
     pub decode_memory: Option<u64>,
 }
@@ -44,8 +44,8 @@ fn bytes(text: &str) -> Result<u64, String> {
     number.ok_or_else(|| "must be a number of bytes from 1, such as 2G, 500M or 1000000".to_owned())
 }
 
-/// The value of `--color` among the words of a command line, before they are parsed: errors of the parser have colours
-/// too.
+/// The value of `--color` among the words of a command line, before they are parsed: errors of the parser
+/// have colours too.
 pub fn color_of(words: &[OsString]) -> ColorChoice {
     let words: Vec<_> =
         words.iter().map(|word| word.to_string_lossy()).take_while(|word| word != "--").collect();

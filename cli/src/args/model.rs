@@ -14,8 +14,8 @@ use super::{BackendArgs, FloatArgs, PaddingArgs, Threads};
 pub struct PredictArgs {
     /// Quantized checkpoint, float checkpoint or directory.
     pub model: PathBuf,
-    /// Image files, folders for the images directly in them, or `-` for a list of paths on standard input. The command
-    /// goes on after an image that cannot be read, and fails at the end.
+    /// Image files, folders for the images directly in them, or `-` for a list of paths on standard input.
+    /// The command goes on after an image that cannot be read, and fails at the end.
     #[arg(required = true, value_name = "IMAGE")]
     pub images: Vec<PathBuf>,
     #[command(flatten)]
@@ -23,8 +23,8 @@ pub struct PredictArgs {
     /// Classes to list for each image.
     #[arg(long, default_value_t = 5, value_parser = at_least_one)]
     pub topk: usize,
-    /// List all classes with at least this score, 0 to 1, in the place of --topk; for multi-label classifiers, whose classes have a
-    /// sigmoid each.
+    /// List all classes with at least this score, 0 to 1, in the place of --topk; for multi-label
+    /// classifiers, whose classes have a sigmoid each.
     #[arg(long, value_name = "P", value_parser = share, conflicts_with = "topk")]
     pub threshold: Option<f64>,
     /// Print JSON.
@@ -35,7 +35,8 @@ pub struct PredictArgs {
     pub logits: Option<PathBuf>,
     #[command(flatten)]
     pub backend: BackendArgs,
-    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
+    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly
+    /// N.
     #[arg(long, value_name = "N|=N", default_value = "0")]
     pub threads: Threads,
 }
@@ -51,17 +52,18 @@ fn share(text: &str) -> Result<f64, String> {
 pub struct FeaturesArgs {
     /// Backbone: quantized checkpoint, float checkpoint or directory.
     pub model: PathBuf,
-    /// Image files, folders for the images directly in them, or `-` for a list of paths on standard input. The command
-    /// goes on after an image that cannot be read, and fails at the end.
+    /// Image files, folders for the images directly in them, or `-` for a list of paths on standard input.
+    /// The command goes on after an image that cannot be read, and fails at the end.
     #[arg(required = true, value_name = "IMAGE")]
     pub images: Vec<PathBuf>,
-    /// File to write: the tensors `I.stageK` of image I, counted from 0, and stage K, f32 `[channels, height, width]`.
+    /// File to write: the tensors `I.stageK` of image I, counted from 0, and stage K, f32
+    /// `[channels, height, width]`.
     #[arg(long, value_name = "FILE.safetensors")]
     pub features: PathBuf,
     #[command(flatten)]
     pub float: FloatArgs,
-    /// Size of the images: their own, this height and width, or in proportion so that the shorter side has 800 pixels and
-    /// the longer one at most 1333.
+    /// Size of the images: their own, this height and width, or in proportion so that the shorter side has
+    /// 800 pixels and the longer one at most 1333.
     #[arg(long, value_name = "keep|HxW|short:800,long:1333", default_value = "keep")]
     pub size: Sizing,
     #[command(flatten)]
@@ -69,13 +71,14 @@ pub struct FeaturesArgs {
     /// The most images of one size that run together; it changes no value but with --pad-batch.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_BATCH, value_parser = batch)]
     pub batch_size: usize,
-    /// The most pixels, height times width, of an image (0: what half of the free memory holds). Images up to the size for
-    /// which the network was built are always taken.
+    /// The most pixels, height times width, of an image (0: what half of the free memory holds). Images up to
+    /// the size for which the network was built are always taken.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub max_pixels: usize,
     #[command(flatten)]
     pub backend: BackendArgs,
-    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
+    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly
+    /// N.
     #[arg(long, value_name = "N|=N", default_value = "0")]
     pub threads: Threads,
 }
@@ -98,7 +101,8 @@ pub struct InspectArgs {
     /// List every site, one per line, as the recipe resolves it.
     #[arg(long)]
     pub sites: bool,
-    /// Print everything as JSON: architecture, preprocessing, origin, recipe and sites; with --plan also the launches.
+    /// Print everything as JSON: architecture, preprocessing, origin, recipe and sites; with --plan also the
+    /// launches.
     #[arg(long, conflicts_with = "sites")]
     pub json: bool,
 }

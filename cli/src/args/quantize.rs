@@ -26,8 +26,9 @@ pub struct CalibrateArgs {
     /// Part of the data set to draw from.
     #[arg(long, default_value = "train")]
     pub split: Split,
-    /// Size of the images of a backbone: their own (the default), this height and width, or in proportion so that the shorter
-    /// side has 800 pixels and the longer one at most 1333. Images of a classifier have the size that it was trained with.
+    /// Size of the images of a backbone: their own (the default), this height and width, or in proportion so
+    /// that the shorter side has 800 pixels and the longer one at most 1333. Images of a classifier have the
+    /// size that it was trained with.
     #[arg(long, value_name = "keep|HxW|short:800,long:1333")]
     pub size: Option<Sizing>,
     #[command(flatten)]
@@ -41,13 +42,14 @@ pub struct CalibrateArgs {
     /// Calibrator of every activation; overrides the recipe: max, percentile, percentile:P, mse or entropy.
     #[arg(long)]
     pub calibrator: Option<Calibrator>,
-    /// How the numbers of every layer are found; overrides the recipe: basic (calibrators choose the ranges), refined
-    /// (layers are rewritten, and ranges searched, by the error of each layer's output), which the recipe `default`
-    /// states, or reconstruct (refined, and the codes of each weight are chosen by that error; minutes).
+    /// How the numbers of every layer are found; overrides the recipe: basic (calibrators choose the ranges),
+    /// refined (layers are rewritten, and ranges searched, by the error of each layer's output), which the
+    /// recipe `default` states, or reconstruct (refined, and the codes of each weight are chosen by that
+    /// error; minutes).
     #[arg(long, value_name = "basic|refined|reconstruct", conflicts_with = "ft_amax")]
     pub ptq: Option<Ptq>,
-    /// Sites to leave in float; overrides the recipe (a glob such as '**.fc2.*', 're:' and a regular expression, or the name of
-    /// a layer or block as `sensitivity` prints it).
+    /// Sites to leave in float; overrides the recipe (a glob such as '**.fc2.*', 're:' and a regular
+    /// expression, or the name of a layer or block as `sensitivity` prints it).
     #[arg(long, value_name = "PATTERN|NAME")]
     pub disable: Vec<String>,
     /// Take ranges from a FasterTransformer `*_calib.pth` instead of calibrating.
@@ -96,8 +98,8 @@ pub struct QatArgs {
     /// Check everything, print the effective job and schedule, and stop before the first iteration.
     #[arg(long)]
     pub dry_run: bool,
-    /// Train on several devices of this machine, with one process for each: numbers of GPUs (`0,1`), or `cpu` for each process
-    /// (`cpu,cpu`). Every process trains on `batch_size` images.
+    /// Train on several devices of this machine, with one process for each: numbers of GPUs (`0,1`), or `cpu`
+    /// for each process (`cpu,cpu`). Every process trains on `batch_size` images.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub devices: Vec<Device>,
     /// With several processes: seconds without a message after which a process is taken to hang.

@@ -18,8 +18,8 @@ pub struct SubjectArgs {
     pub float: FloatArgs,
     #[command(flatten)]
     pub data: DataArgs,
-    /// Size of the images of a backbone: their own (the default), this height and width, or in proportion so that the shorter
-    /// side has 800 pixels and the longer one at most 1333.
+    /// Size of the images of a backbone: their own (the default), this height and width, or in proportion so
+    /// that the shorter side has 800 pixels and the longer one at most 1333.
     #[arg(long, value_name = "keep|HxW|short:800,long:1333")]
     pub size: Option<Sizing>,
     /// Outputs of a backbone whose SQNR counts; the worst of them does (default: all).
@@ -28,7 +28,8 @@ pub struct SubjectArgs {
     /// Part of the data set on which models are measured.
     #[arg(long, default_value = "val")]
     pub split: Split,
-    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly N.
+    /// Threads (0: one per core); a single image uses as many of them as make it faster, or with =N exactly
+    /// N.
     #[arg(long, value_name = "N|=N", default_value = "0")]
     pub threads: Threads,
     #[command(flatten)]
@@ -43,11 +44,12 @@ pub struct SensitivityArgs {
     /// Number of images on which effects are measured: a seeded sample, spread over the classes.
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = at_least_one)]
     pub images: usize,
-    /// Parts that are measured (default: layers, then sites): layers with the products of attention, blocks with the layers
-    /// outside of them, or single sites.
+    /// Parts that are measured (default: layers, then sites): layers with the products of attention, blocks
+    /// with the layers outside of them, or single sites.
     #[arg(long, value_enum)]
     pub parts: Option<Parts>,
-    /// Measures only parts whose names match: a glob such as 'layers.2.**' or '**.mlp.fc2', or 're:' and a regular expression.
+    /// Measures only parts whose names match: a glob such as 'layers.2.**' or '**.mlp.fc2', or 're:' and a
+    /// regular expression.
     #[arg(long, value_name = "PATTERN", default_value = "**", hide_default_value = true)]
     pub only: String,
     /// Layers to print, from the most sensitive.
@@ -83,8 +85,8 @@ impl SensitivityArgs {
 }
 
 impl SubjectArgs {
-    /// The words of the `calibrate` command that makes a checkpoint with the recipe of these arguments, except that `part` stays in
-    /// float.
+    /// The words of the `calibrate` command that makes a checkpoint with the recipe of these arguments,
+    /// except that `part` stays in float.
     pub fn calibrate_without(&self, part: &str) -> Vec<String> {
         let CalibrationArgs { recipe, ptq, calibration_split, calibration_images, seed } = &self.calibration;
         let mut words = vec!["swinq".to_owned(), "calibrate".to_owned(), self.model.display().to_string()];
@@ -133,24 +135,26 @@ pub struct TuneArgs {
     /// The least speedup over the float model on the same engine.
     #[arg(long, value_name = "FACTOR", value_parser = positive)]
     pub min_speedup: Option<f64>,
-    /// Minutes that the timing of launches and the search may take together; calibration and verification are not counted. The
-    /// start recipe is always tried.
+    /// Minutes that the timing of launches and the search may take together; calibration and verification are
+    /// not counted. The start recipe is always tried.
     #[arg(long, value_name = "MINUTES", value_parser = positive)]
     pub budget: Option<f64>,
     #[command(flatten)]
     pub backend: BackendArgs,
-    /// Images per inference whose latency counts. Before a backbone they have the size that most images have; on a GPU the
-    /// network's own.
+    /// Images per inference whose latency counts. Before a backbone they have the size that most images have;
+    /// on a GPU the network's own.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = batch)]
     pub batch_size: usize,
     /// Table of measured latencies: read if it exists, and extended (default: OUTPUT.latencies.json).
     #[arg(long, value_name = "FILE")]
     pub latencies: Option<PathBuf>,
-    /// Write a report of the search, and of float and the tuned model on the verification images, as one HTML page.
+    /// Write a report of the search, and of float and the tuned model on the verification images, as one HTML
+    /// page.
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-    /// Quantized checkpoint to write. Beside it are written OUTPUT.yaml (the recipe), OUTPUT.json (all candidates and
-    /// the front), OUTPUT.latencies.json (the table of latencies) and OUTPUT.cache (finished measurements).
+    /// Quantized checkpoint to write. Beside it are written OUTPUT.yaml (the recipe), OUTPUT.json (all
+    /// candidates and the front), OUTPUT.latencies.json (the table of latencies) and OUTPUT.cache (finished
+    /// measurements).
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
 }

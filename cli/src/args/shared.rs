@@ -16,12 +16,12 @@ use crate::images_arg;
 /// Arguments for reading a float checkpoint.
 #[derive(Clone, Debug, Default, Args)]
 pub struct FloatArgs {
-    /// Configuration of a bare float checkpoint: a shipped name (swin_tiny_patch4_window7_224, or that of a detector in its
-    /// repository) or a YAML file in Microsoft's keys.
+    /// Configuration of a bare float checkpoint: a shipped name (swin_tiny_patch4_window7_224, or that of a
+    /// detector in its repository) or a YAML file in Microsoft's keys.
     #[arg(long, value_name = "NAME|FILE", help_heading = "Model options")]
     pub cfg: Option<String>,
-    /// Overrides of the configuration, as `KEY VALUE` pairs up to the next option (MODEL.NUM_CLASSES 10); models stand
-    /// before it.
+    /// Overrides of the configuration, as `KEY VALUE` pairs up to the next option (MODEL.NUM_CLASSES 10);
+    /// models stand before it.
     #[arg(long, value_names = ["KEY", "VALUE"], num_args = 2.., allow_negative_numbers = true, action = clap::ArgAction::Append, help_heading = "Model options")]
     pub opts: Vec<String>,
     /// Naming convention of the tensors (default: detected).
@@ -31,31 +31,31 @@ pub struct FloatArgs {
         help_heading = "Model options"
     )]
     pub dialect: Option<Dialect>,
-    /// Key of the weights in a file of torch.save that has several (state_dict, net, teacher); by default the average of
-    /// the weights is taken, if the file has one under state_dict_ema or model_ema.
+    /// Key of the weights in a file of torch.save that has several (state_dict, net, teacher); by default the
+    /// average of the weights is taken, if the file has one under state_dict_ema or model_ema.
     #[arg(long, value_name = "KEY", help_heading = "Model options")]
     pub weights: Option<String>,
-    /// What the names of the network's tensors begin with (model.), if the checkpoint has other tensors too (default:
-    /// what all names begin with is left out).
+    /// What the names of the network's tensors begin with (model.), if the checkpoint has other tensors too
+    /// (default: what all names begin with is left out).
     #[arg(long, value_name = "PREFIX", help_heading = "Model options")]
     pub prefix: Option<String>,
-    /// What the network is: a classifier, or the backbone of a larger model, whose outputs are feature maps (default:
-    /// what its files say; `features` takes a backbone).
+    /// What the network is: a classifier, or the backbone of a larger model, whose outputs are feature maps
+    /// (default: what its files say; `features` takes a backbone).
     #[arg(long, value_enum, help_heading = "Model options")]
     pub task: Option<NetworkTask>,
-    /// Outputs of a backbone, as in stage2,stage3,stage4 (default: those that its files name, else those with a norm, else
-    /// all).
+    /// Outputs of a backbone, as in stage2,stage3,stage4 (default: those that its files name, else those with
+    /// a norm, else all).
     #[arg(long, value_name = "stageK,stageK", value_delimiter = ',', help_heading = "Model options")]
     pub outputs: Option<Vec<StageName>>,
     /// Preprocessing (default: from the configuration or directory).
     #[arg(long, value_enum, help_heading = "Model options")]
     pub transform: Option<Family>,
-    /// Whether images are turned as EXIF in their files states (default: as the library that reads such a checkpoint does, or as a
-    /// quantized checkpoint states).
+    /// Whether images are turned as EXIF in their files states (default: as the library that reads such a
+    /// checkpoint does, or as a quantized checkpoint states).
     #[arg(long, value_name = "exif|stored", help_heading = "Model options")]
     pub orientation: Option<Orientation>,
-    /// Order of the three channels before the network, also that of mean and deviation (default: rgb, or as a quantized
-    /// checkpoint states).
+    /// Order of the three channels before the network, also that of mean and deviation (default: rgb, or as a
+    /// quantized checkpoint states).
     #[arg(long, value_name = "rgb|bgr", help_heading = "Model options")]
     pub channels: Option<ChannelOrder>,
     /// Class names, one per line (default: those of the model).
@@ -69,12 +69,12 @@ pub struct FloatArgs {
 /// Arguments that pad the images of a backbone.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct PaddingArgs {
-    /// Pad images after normalisation with zeros, at the right and at the bottom, to multiples of N pixels, as detectors do
-    /// (32). The feature maps are those of the padded images.
+    /// Pad images after normalisation with zeros, at the right and at the bottom, to multiples of N pixels,
+    /// as detectors do (32). The feature maps are those of the padded images.
     #[arg(long, value_name = "N", value_parser = multiple)]
     pub pad_to: Option<usize>,
-    /// Pad the images of a batch in the same way to a common size, as detectors do: --batch-size images that follow each other
-    /// form a batch.
+    /// Pad the images of a batch in the same way to a common size, as detectors do: --batch-size images that
+    /// follow each other form a batch.
     #[arg(long)]
     pub pad_batch: bool,
 }
@@ -173,7 +173,8 @@ impl FloatArgs {
         given.flatten().chain(opts).chain(self.opts.iter().cloned()).collect()
     }
 
-    /// The files that these arguments name. `--cfg` may also be the name of a shipped configuration, which is no file.
+    /// The files that these arguments name. `--cfg` may also be the name of a shipped configuration, which is
+    /// no file.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
         self.cfg.as_ref().map(Path::new).into_iter().chain(self.labels.as_deref())
     }
@@ -224,11 +225,12 @@ pub struct BackendArgs {
         help_heading = "CUDA options"
     )]
     pub devices: Vec<usize>,
-    /// Type of the residual stream: auto is f16, or f32 where f16 does not hold it; with f32, INT8 layers give the same bits as on
-    /// the CPU.
+    /// Type of the residual stream: auto is f16, or f32 where f16 does not hold it; with f32, INT8 layers
+    /// give the same bits as on the CPU.
     #[arg(long, value_enum, default_value_t = Residual::Auto, help_heading = "CUDA options")]
     pub residual: Residual,
-    /// Implementation of the GEMMs (own, cublaslt, or the faster of the two); several values give one row each.
+    /// Implementation of the GEMMs (own, cublaslt, or the faster of the two); several values give one row
+    /// each.
     #[arg(
         long,
         value_name = "own|cublaslt|auto",
@@ -241,7 +243,8 @@ pub struct BackendArgs {
     /// few or all candidates.
     #[arg(long, value_name = "table|off|quick|full", default_value = "table", help_heading = "CUDA options")]
     pub autotune: Autotune,
-    /// Mark inferences and launches for a profiler (NVTX). Launches are then issued one by one, which is slower.
+    /// Mark inferences and launches for a profiler (NVTX). Launches are then issued one by one, which is
+    /// slower.
     #[arg(long, help_heading = "CUDA options")]
     pub nvtx: bool,
 }

@@ -61,7 +61,8 @@ fn gpus(found: &Diagnosis) {
     }
 }
 
-/// Prints the cache, the backend that `--backend auto` selects, and where the float forward of this build runs.
+/// Prints the cache, the backend that `--backend auto` selects, and where the float forward of this build
+/// runs.
 fn use_of_gpus(found: &Diagnosis) {
     match &found.cache {
         Some((dir, count)) => {

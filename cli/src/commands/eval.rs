@@ -97,7 +97,8 @@ fn one_shard(args: &EvalArgs, shard: Shard, output: &Path, command: String) -> a
 /// Images per batch where none are stated.
 const BATCH: usize = 32;
 
-/// Batch sizes whose latency is measured where none are stated; of backbones the first alone, because their images are large.
+/// Batch sizes whose latency is measured where none are stated; of backbones the first alone, because their
+/// images are large.
 const LATENCY: [usize; 2] = [1, 8];
 
 /// Whether the models are backbones.
@@ -127,7 +128,8 @@ fn latencies(args: &EvalArgs, candidates: &[Candidate]) -> Vec<usize> {
     }
 }
 
-/// How the images are read. A CPU engine divides a batch among its threads, so that these need some images each.
+/// How the images are read. A CPU engine divides a batch among its threads, so that these need some images
+/// each.
 fn read_options(args: &EvalArgs, candidates: &[Candidate]) -> ReadOptions {
     if are_backbones(candidates) {
         let batch_size = args.batch_size.unwrap_or(swinq::DEFAULT_BATCH);
@@ -276,7 +278,8 @@ impl Observer for Printer {
 }
 
 /// The candidates: each model on an engine and, if simulation was requested, each quantized model simulated
-/// as well; and remarks for the reader. With `detailed`, the candidates record their files and keep their models.
+/// as well; and remarks for the reader. With `detailed`, the candidates record their files and keep their
+/// models.
 fn candidates(args: &EvalArgs, detailed: bool) -> anyhow::Result<(Vec<Candidate>, Vec<String>)> {
     let timed = args.latency.as_deref().unwrap_or(&LATENCY);
     let timed = timed.iter().copied().filter(|_| !args.no_latency);

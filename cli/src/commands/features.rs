@@ -11,7 +11,8 @@ use crate::paths::check_outputs;
 use crate::progress::Progress;
 use crate::{backend_arg, image_paths, interrupt, model_arg};
 
-/// Runs the command. Images that cannot be read do not stop it; they are named, and the command fails at the end.
+/// Runs the command. Images that cannot be read do not stop it; they are named, and the command fails at the
+/// end.
 pub fn run(args: &FeaturesArgs) -> anyhow::Result<()> {
     let paths = image_paths::read(&args.images)?;
     let inputs = paths.iter().chain([&args.model]).map(PathBuf::as_path);

@@ -18,7 +18,8 @@ use crate::{backend_arg, image_paths, interrupt, model_arg};
 /// Number of images that are decoded and run at a time.
 const BATCH: usize = 8;
 
-/// Runs the command. Images that cannot be read do not stop it; they are named, and the command fails at the end.
+/// Runs the command. Images that cannot be read do not stop it; they are named, and the command fails at the
+/// end.
 pub fn run(args: &PredictArgs) -> anyhow::Result<()> {
     let paths = image_paths::read(&args.images)?;
     let inputs = paths.iter().chain([&args.model]).map(PathBuf::as_path);
@@ -94,7 +95,8 @@ fn name(class: &ClassScore) -> String {
     class.label.clone().unwrap_or_else(|| class.index.to_string())
 }
 
-/// Prints an entry with `topk` for each classified image, then one with `error` for each input that cannot be classified.
+/// Prints an entry with `topk` for each classified image, then one with `error` for each input that cannot be
+/// classified.
 fn print_json(predictions: &[(String, Prediction)], failed: &[Failed]) -> anyhow::Result<()> {
     let entry = |(image, prediction): &(String, Prediction)| {
         let (scores, key) = match prediction.scores {

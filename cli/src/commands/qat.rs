@@ -21,8 +21,8 @@ use crate::{float_device, interrupt, tables};
 use hooks::TrainHooks;
 use launch::Others;
 
-/// Runs the command: as the only process, as one of several that a launcher started, or as the first of several; it starts
-/// the others.
+/// Runs the command: as the only process, as one of several that a launcher started, or as the first of
+/// several; it starts the others.
 pub fn run(args: &QatArgs) -> anyhow::Result<()> {
     let info = info(args)?;
     if !info.is_first() {
@@ -166,7 +166,8 @@ fn ended(
     Ok(())
 }
 
-/// Refuses an output that is a file, and an output folder where the training would replace one of its own inputs.
+/// Refuses an output that is a file, and an output folder where the training would replace one of its own
+/// inputs.
 fn check_files(training: &Training) -> anyhow::Result<()> {
     let job = &training.job;
     if !job.output.is_dir() {

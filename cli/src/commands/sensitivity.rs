@@ -100,8 +100,8 @@ fn print_command(results: &Sensitivity, args: &SensitivityArgs) {
     }
 }
 
-/// The parts that the table is about, the whole recipe on their images, and the number of images: layers or blocks, or sites if nothing
-/// else was measured.
+/// The parts that the table is about, the whole recipe on their images, and the number of images: layers or
+/// blocks, or sites if nothing else was measured.
 fn main_parts(results: &Sensitivity) -> (&[Element], &Effect, usize) {
     match results.layers.is_empty() {
         true => (&results.sites, &results.site_whole, results.site_images),
@@ -174,7 +174,8 @@ fn whole(results: &Sensitivity) -> String {
     }
 }
 
-/// The row of a layer: of a backbone with the SQNR of each output, of a classifier with what happens to classes.
+/// The row of a layer: of a backbone with the SQNR of each output, of a classifier with what happens to
+/// classes.
 fn row(layer: &Element, whole: &Effect) -> Vec<String> {
     let (alone, without) = (&layer.alone, &layer.without);
     let spread = layer.alone_spread_db.map_or(String::new(), |spread| format!(" ± {spread:.1}"));

@@ -1,5 +1,6 @@
-//! Events of the console of Windows. After the events of a window that closes, a session that ends and a system that shuts
-//! down, Windows ends the process within seconds: its handler does not return, which leaves these seconds to the work.
+//! Events of the console of Windows. After the events of a window that closes, a session that ends and a
+//! system that shuts down, Windows ends the process within seconds: its handler does not return, which leaves
+//! these seconds to the work.
 
 use std::future::poll_fn;
 use std::io;

@@ -1,8 +1,9 @@
 //! JPEG files to the RGB pixels of Pillow's `Image.open(...).convert("RGB")`.
 //!
-//! The decoder is libjpeg, as mozjpeg-sys builds it from source, with libjpeg-turbo's arithmetic: the accurate
-//! integer IDCT ("islow"), and interpolated chroma ("fancy upsampling"). Its vector code and its C code give the
-//! same pixels. `border.c` is the only code that calls it; this crate's only `unsafe` calls that file's functions.
+//! The decoder is libjpeg, as mozjpeg-sys builds it from source, with libjpeg-turbo's arithmetic: the
+//! accurate integer IDCT ("islow"), and interpolated chroma ("fancy upsampling"). Its vector code and its C
+//! code give the same pixels. `border.c` is the only code that calls it; this crate's only `unsafe` calls
+//! that file's functions.
 
 use std::ffi::{c_char, c_int};
 
@@ -19,8 +20,8 @@ pub enum JpegError {
     /// The file violates the format, or samples of the image are lost.
     #[error("{0}")]
     Corrupt(String),
-    /// The file uses a part of the format that is not decoded: lossless or hierarchical coding, 12-bit samples, two
-    /// components, more than 65,500 pixels on a side, or more than 100 scans.
+    /// The file uses a part of the format that is not decoded: lossless or hierarchical coding, 12-bit
+    /// samples, two components, more than 65,500 pixels on a side, or more than 100 scans.
     #[error("not supported: {0}")]
     Unsupported(String),
     /// The system has not enough memory.
@@ -35,8 +36,8 @@ pub struct Header {
     pub width: usize,
     /// Height in pixels, 1 to 65,500.
     pub height: usize,
-    /// Bytes that decoding allocates, to within a few rows: the samples, and the coefficients of the whole image if
-    /// the file has several scans (progressive files have).
+    /// Bytes that decoding allocates, to within a few rows: the samples, and the coefficients of the whole
+    /// image if the file has several scans (progressive files have).
     pub memory: u64,
     /// Channels of the decoded samples: 3 (RGB) or 4 (CMYK).
     channels: usize,
@@ -125,18 +126,19 @@ pub fn read_header(bytes: &[u8]) -> Result<Header, JpegError> {
 
 /// Decodes the file `bytes` to RGB: `header.height * header.width * 3` bytes, row-major.
 ///
-/// Grey, YCbCr, RGB, CMYK and YCCK files decode, baseline, progressive or with arithmetic coding. The inks of CMYK and
-/// YCCK are taken as inverted, as Adobe stores them. Orientation and colour profiles are not applied.
+/// Grey, YCbCr, RGB, CMYK and YCCK files decode, baseline, progressive or with arithmetic coding. The inks of
+/// CMYK and YCCK are taken as inverted, as Adobe stores them. Orientation and colour profiles are not
+/// applied.
 ///
 /// # Errors
-/// [`JpegError`]; also if samples are lost, where Pillow fills them in. A scan with arithmetic coding that is too short
-/// cannot be told from one that ends in zeros, so it is no error. `header` must be the file's own.
+/// [`JpegError`]; also if samples are lost, where Pillow fills them in. A scan with arithmetic coding that is
+/// too short cannot be told from one that ends in zeros, so it is no error. `header` must be the file's own.
 pub fn decode(bytes: &[u8], header: &Header) -> Result<Vec<u8>, JpegError> {
     let size = header.width.checked_mul(header.height).and_then(|size| size.checked_mul(header.channels));
     let size = size.ok_or_else(|| JpegError::Memory("the image does not fit into memory".to_owned()))?;
     let (mut samples, mut failure) = (vec![0; size], Failure::new());
-    // SAFETY: `samples` has the stated length, which border.c compares with the size that it decodes before it
-    // writes. `Input` describes `bytes`, which the function only reads and does not keep.
+    // SAFETY: `samples` has the stated length, which border.c compares with the size that it decodes before
+    // it writes. `Input` describes `bytes`, which the function only reads and does not keep.
     #[allow(unsafe_code)]
     let kind =
         unsafe { swinq_jpeg_decode(&Input::new(bytes), samples.as_mut_ptr(), samples.len(), &mut failure) };
@@ -165,8 +167,8 @@ fn inks_to_rgb(samples: &mut Vec<u8>) {
     samples.truncate(3 * pixels);
 }
 
-/// Pillow's conversion of CMYK to RGB, from inks stored inverted as Adobe does (255 is no ink). With the inks `c
-/// = 255 - stored` and `k = 255 - stored_black`, a channel is `(255 - k) - c * (255 - k) / 255`, where the
+/// Pillow's conversion of CMYK to RGB, from inks stored inverted as Adobe does (255 is no ink). With the inks
+/// `c = 255 - stored` and `k = 255 - stored_black`, a channel is `(255 - k) - c * (255 - k) / 255`, where the
 /// division rounds to the nearest integer.
 pub fn ink_to_rgb([c, m, y, black]: [u8; 4]) -> [u8; 3] {
     let light = u32::from(black);

@@ -1,8 +1,8 @@
 //! Colour adjustments of 8-bit RGB images. The results equal torchvision's on a Pillow image, bit for bit.
 //!
-//! Brightness, contrast and saturation blend the image with black, with its mean grey level and with its grey version
-//! respectively (Pillow's `ImageEnhance`, after Haeberli and Voorhies, "Image Processing by Interpolation and
-//! Extrapolation"). Hue rotates the hue channel of Pillow's 8-bit HSV.
+//! Brightness, contrast and saturation blend the image with black, with its mean grey level and with its grey
+//! version respectively (Pillow's `ImageEnhance`, after Haeberli and Voorhies, "Image Processing by
+//! Interpolation and Extrapolation"). Hue rotates the hue channel of Pillow's 8-bit HSV.
 
 /// One colour adjustment and its strength.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -13,7 +13,8 @@ pub enum Adjustment {
     Contrast(f64),
     /// Blends with the grey version of the image: factor 0 gives the grey version, 1 the image itself.
     Saturation(f64),
-    /// Rotates the hue by this fraction of a full turn, in -0.5..=0.5, rounded towards zero to a multiple of 1/255.
+    /// Rotates the hue by this fraction of a full turn, in -0.5..=0.5, rounded towards zero to a multiple of
+    /// 1/255.
     Hue(f64),
 }
 
@@ -68,7 +69,8 @@ fn mean_grey(pixels: &[[u8; 3]]) -> u8 {
     (sum as f64 / pixels.len().max(1) as f64 + 0.5) as u8
 }
 
-/// Pillow's 8-bit hue, saturation and value, truncated. As in Pillow, most operations are in f32 and some in f64.
+/// Pillow's 8-bit hue, saturation and value, truncated. As in Pillow, most operations are in f32 and some in
+/// f64.
 fn to_hsv([red, green, blue]: [u8; 3]) -> [u8; 3] {
     let (max, min) = (red.max(green).max(blue), red.min(green).min(blue));
     if max == min {
@@ -111,8 +113,8 @@ fn to_rgb([hue, saturation, value]: [u8; 3]) -> [u8; 3] {
     }
 }
 
-/// Rounds `value`, in 0..=255, half away from zero. It compares the fraction with 0.5 because that is exact, whereas
-/// adding 0.5 would round.
+/// Rounds `value`, in 0..=255, half away from zero. It compares the fraction with 0.5 because that is exact,
+/// whereas adding 0.5 would round.
 fn round(value: f64) -> u8 {
     let floor = value as u8;
     floor + u8::from(value - f64::from(floor) >= 0.5)

@@ -8,7 +8,8 @@ use crate::resize::{copy_window, place_on_black};
 /// Number of random rectangles that are tried.
 pub(super) const ATTEMPTS: usize = 10;
 
-/// A rectangle in pixels of a source image. It may reach beyond the image; pixels outside the image are black.
+/// A rectangle in pixels of a source image. It may reach beyond the image; pixels outside the image are
+/// black.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CropBox {
     /// Column of its left edge.
@@ -39,11 +40,12 @@ fn overlap(start: isize, length: usize, limit: usize) -> (std::ops::Range<usize>
     (first..end.max(first), before)
 }
 
-/// A rectangle of random area and aspect ratio, as in torchvision's `RandomResizedCrop` (Szegedy et al., "Going
-/// deeper with convolutions", 2015).
+/// A rectangle of random area and aspect ratio, as in torchvision's `RandomResizedCrop` (Szegedy et al.,
+/// "Going deeper with convolutions", 2015).
 ///
-/// Its fraction of the image's area is uniform in `scale`, its width / height is log-uniform in `ratio`, and its
-/// position is uniform. If none of [`ATTEMPTS`] rectangles fits into the image, the result is [`central`].
+/// Its fraction of the image's area is uniform in `scale`, its width / height is log-uniform in `ratio`, and
+/// its position is uniform. If none of [`ATTEMPTS`] rectangles fits into the image, the result is
+/// [`central`].
 pub(super) fn random_resized(
     draws: &mut Draws,
     (width, height): (usize, usize),
@@ -61,8 +63,8 @@ pub(super) fn random_resized(
     central((width, height), ratio)
 }
 
-/// Two sides of a rectangle: its fraction of the area of an image of `size` is uniform in `scale`, and the ratio of the first
-/// side to the second is log-uniform in `ratio`.
+/// Two sides of a rectangle: its fraction of the area of an image of `size` is uniform in `scale`, and the
+/// ratio of the first side to the second is log-uniform in `ratio`.
 pub(super) fn random_sides(
     draws: &mut Draws,
     size: (usize, usize),
@@ -75,8 +77,8 @@ pub(super) fn random_sides(
     sides(size, area_fraction, aspect)
 }
 
-/// Width and height, each rounded half to even, of the rectangle with `area_fraction` of the image's area and the
-/// aspect ratio (width / height) `aspect`.
+/// Width and height, each rounded half to even, of the rectangle with `area_fraction` of the image's area and
+/// the aspect ratio (width / height) `aspect`.
 fn sides((width, height): (usize, usize), area_fraction: f64, aspect: f64) -> (usize, usize) {
     let area = (width * height) as f64 * area_fraction;
     let round = |side: f64| side.sqrt().round_ties_even() as usize;
@@ -128,8 +130,8 @@ mod tests {
         assert_eq!(gone, RgbImage::new(2, 1, vec![0; 6]));
     }
 
-    /// A line of the table holds `s` ([`sides`]) or `c` ([`central`]), the image's size, two parameters and the
-    /// expected rectangle.
+    /// A line of the table holds `s` ([`sides`]) or `c` ([`central`]), the image's size, two parameters and
+    /// the expected rectangle.
     #[test]
     fn rectangles_equal_torchvisions() {
         let table = include_str!("../../tests/fixtures/crops.tsv");
@@ -178,7 +180,8 @@ mod tests {
         // Rounding the sides to whole pixels changes the ratio by less than 1 %.
         assert!((-limit - 0.01..-limit + 0.01).contains(&low), "{low}");
         assert!((limit - 0.01..limit + 0.01).contains(&high), "{high}");
-        // The position is uniform in 0..1: the mean's standard deviation is 0.0046, and the bound is five of them.
+        // The position is uniform in 0..1: the mean's standard deviation is 0.0046, and the bound is five of
+        // them.
         assert!((mean(&lefts) - 0.5).abs() < 0.023, "{}", mean(&lefts));
     }
 

@@ -1,5 +1,5 @@
-//! Random erasing (Zhong et al., "Random Erasing Data Augmentation", AAAI 2020), with the areas, the aspect ratios and the
-//! noise of timm's mode `pixel`, which the training of Swin uses.
+//! Random erasing (Zhong et al., "Random Erasing Data Augmentation", AAAI 2020), with the areas, the aspect
+//! ratios and the noise of timm's mode `pixel`, which the training of Swin uses.
 
 use std::f64::consts::TAU;
 
@@ -41,8 +41,8 @@ impl Erased {
         None
     }
 
-    /// Replaces the rectangle in `pixels`, `[height, width, channels]`, by noise that is normally distributed after `transform`'s
-    /// normalisation, as far as pixels can hold it.
+    /// Replaces the rectangle in `pixels`, `[height, width, channels]`, by noise that is normally distributed
+    /// after `transform`'s normalisation, as far as pixels can hold it.
     pub(super) fn apply(&self, pixels: &mut [u8], transform: &Transform) {
         let mut draws = Draws::new(self.seed);
         let channels = transform.channels();
@@ -81,7 +81,8 @@ mod tests {
         }
         let mean = areas.iter().sum::<f64>() / areas.len() as f64;
         assert!(areas.iter().all(|area| (0.019..0.34).contains(area)), "{areas:?}");
-        // Large rectangles of extreme ratios do not fit, so the mean is slightly below that of the areas drawn.
+        // Large rectangles of extreme ratios do not fit, so the mean is slightly below that of the areas
+        // drawn.
         assert!((0.15..0.18).contains(&mean), "{mean}");
         assert_eq!(Erased::draw(&mut Draws::new(0), Size::square(1)), None);
     }

@@ -1,9 +1,9 @@
 //! Random augmentation of training images: crop, horizontal flip, colour jitter, random erasing.
 //!
 //! [`Augment`] holds the settings, [`Augment::draw`] draws the [`Variation`] of one sample, and
-//! [`Variation::apply`] turns the decoded image into the network's input. The drawn numbers depend only on the
-//! settings, the image's size and the sample's key. For the same numbers, the pixels equal those of torchvision's
-//! transforms on a Pillow image.
+//! [`Variation::apply`] turns the decoded image into the network's input. The drawn numbers depend only on
+//! the settings, the image's size and the sample's key. For the same numbers, the pixels equal those of
+//! torchvision's transforms on a Pillow image.
 
 mod color;
 mod crop;
@@ -26,7 +26,8 @@ pub use settings::{Augment, CropKind};
 /// The variation drawn for one sample.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variation {
-    /// The part of the image that is resized to the input size. `None` selects the evaluation preprocessing instead.
+    /// The part of the image that is resized to the input size. `None` selects the evaluation preprocessing
+    /// instead.
     pub crop: Option<CropBox>,
     /// Whether the image is mirrored horizontally.
     pub flip: bool,
@@ -37,8 +38,8 @@ pub struct Variation {
 }
 
 impl Augment {
-    /// Draws the variation of an image of `width x height` pixels, whose part becomes the network's input of `size`. It
-    /// depends only on the settings, these sizes and `key`.
+    /// Draws the variation of an image of `width x height` pixels, whose part becomes the network's input of
+    /// `size`. It depends only on the settings, these sizes and `key`.
     ///
     /// # Panics
     /// If a side is zero, or if settings that [`Augment::validate`] refuses make a range empty.
@@ -79,10 +80,11 @@ impl Augment {
 
 impl Variation {
     /// Applies the variation to `image`: the crop and its resize with the transform's filter
-    /// ([`preprocess`](crate::preprocess()) without a crop), then the flip, then the colour adjustments, then the erasing.
+    /// ([`preprocess`](crate::preprocess()) without a crop), then the flip, then the colour adjustments, then
+    /// the erasing.
     ///
-    /// Returns the network's input before normalisation, `u8` `[height, width, channels]`. With one channel, the image is
-    /// converted to its luminance first; three have the order that the transform states.
+    /// Returns the network's input before normalisation, `u8` `[height, width, channels]`. With one channel,
+    /// the image is converted to its luminance first; three have the order that the transform states.
     ///
     /// # Panics
     /// If a side of `transform.size`, a side of `image` or a side of the crop is zero.

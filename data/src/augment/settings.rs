@@ -5,7 +5,8 @@ use swinq_model::Size;
 
 use crate::error::DataError;
 
-/// Maximum of [`Augment::padding`]. No image that is cropped this way is larger, so a larger value is a mistake.
+/// Maximum of [`Augment::padding`]. No image that is cropped this way is larger, so a larger value is a
+/// mistake.
 const MAX_PADDING: usize = 1 << 16;
 
 /// Which part of an image becomes the network's input.
@@ -17,36 +18,39 @@ pub enum CropKind {
     /// A random rectangle, resized to the input size: for photographs.
     #[default]
     RandomResized,
-    /// The same, but its width / height is that of the input size times the ratio: for inputs of several sizes.
+    /// The same, but its width / height is that of the input size times the ratio: for inputs of several
+    /// sizes.
     Proportional,
-    /// The whole image, shifted at random within a black border and resized to the input size: for small images
-    /// such as CIFAR's.
+    /// The whole image, shifted at random within a black border and resized to the input size: for small
+    /// images such as CIFAR's.
     Padded,
 }
 
-/// How training images are augmented. Omitted keys take their defaults, which suit fine-tuning: a random resized crop
-/// and a horizontal flip, no colour adjustments.
+/// How training images are augmented. Omitted keys take their defaults, which suit fine-tuning: a random
+/// resized crop and a horizontal flip, no colour adjustments.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Augment {
     /// `random_resized`, `proportional`, `padded`, or `none` (the evaluation preprocessing).
     pub crop: CropKind,
-    /// Input sizes; one is drawn for each iteration; for networks that take images of any size. Empty: the size of the
-    /// model's preprocessing. In a job they are texts such as `512x640`, height and width.
+    /// Input sizes; one is drawn for each iteration; for networks that take images of any size. Empty: the
+    /// size of the model's preprocessing. In a job they are texts such as `512x640`, height and width.
     #[serde(with = "sizes", skip_serializing_if = "Vec::is_empty")]
     pub sizes: Vec<Size>,
-    /// With `random_resized` and `proportional`: minimum and maximum area of the rectangle as fractions of the image's area; 0 <
-    /// minimum <= maximum <= 1. Fine-tuning for a few epochs often does better with a minimum well above the
-    /// default 0.08.
+    /// With `random_resized` and `proportional`: minimum and maximum area of the rectangle as fractions of
+    /// the image's area; 0 < minimum <= maximum <= 1. Fine-tuning for a few epochs often does better with a
+    /// minimum well above the default 0.08.
     pub scale: [f64; 2],
-    /// With `random_resized`: minimum and maximum width / height of the rectangle, greater than 0. With `proportional` they are
-    /// multiples of the width / height of the input.
+    /// With `random_resized`: minimum and maximum width / height of the rectangle, greater than 0. With
+    /// `proportional` they are multiples of the width / height of the input.
     pub ratio: [f64; 2],
-    /// With `padded`: width of the black border in pixels of the source image, which is also the largest shift.
+    /// With `padded`: width of the black border in pixels of the source image, which is also the largest
+    /// shift.
     pub padding: usize,
     /// Probability of a horizontal flip, in 0..=1.
     pub flip: f64,
-    /// Strength `x` of the brightness adjustment, whose factor is uniform in `max(0, 1 - x)..1 + x`; 0 disables it.
+    /// Strength `x` of the brightness adjustment, whose factor is uniform in `max(0, 1 - x)..1 + x`; 0
+    /// disables it.
     pub brightness: f64,
     /// Strength of the contrast adjustment, defined in the same way.
     pub contrast: f64,
@@ -55,14 +59,14 @@ pub struct Augment {
     /// Strength `x`, in 0..=0.5, of the hue rotation, whose fraction of a full turn is uniform in `-x..x`; 0
     /// disables it.
     pub hue: f64,
-    /// Probability, in 0..=1, that a rectangle is replaced by noise (Zhong et al., "Random Erasing Data Augmentation",
-    /// 2020).
+    /// Probability, in 0..=1, that a rectangle is replaced by noise (Zhong et al., "Random Erasing Data
+    /// Augmentation", 2020).
     #[serde(skip_serializing_if = "is_zero")]
     pub erasing: f64,
 }
 
-/// Whether a setting is off. Settings that are off and are younger than the first trainings are left out of the settings
-/// that a training records, so that older trainings can be resumed.
+/// Whether a setting is off. Settings that are off and are younger than the first trainings are left out of
+/// the settings that a training records, so that older trainings can be resumed.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(x: &f64) -> bool {
     *x == 0.0
@@ -92,7 +96,8 @@ impl Augment {
         Augment { crop: CropKind::None, flip: 0.0, ..Augment::default() }
     }
 
-    /// Refuses values outside their documented ranges, including those of fields that the chosen crop does not use.
+    /// Refuses values outside their documented ranges, including those of fields that the chosen crop does
+    /// not use.
     ///
     /// # Errors
     /// [`DataError::Setting`] with the field's name.

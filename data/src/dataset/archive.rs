@@ -9,13 +9,15 @@ use zip::ZipArchive;
 use super::cursor::Cursor;
 use crate::error::DataError;
 
-/// Maximum unpacked size of a member in bytes. No image file is larger, so a header that claims more is wrong.
+/// Maximum unpacked size of a member in bytes. No image file is larger, so a header that claims more is
+/// wrong.
 const MAX_MEMBER: u64 = 1 << 30;
-/// Maximum number of bytes reserved for a member before any of it is unpacked, because its header may be wrong.
+/// Maximum number of bytes reserved for a member before any of it is unpacked, because its header may be
+/// wrong.
 const MAX_RESERVE: u64 = 1 << 24;
 
-/// An open archive. Reads take `&self`, so that threads can share it: each read clones the cursor and shares the
-/// directory.
+/// An open archive. Reads take `&self`, so that threads can share it: each read clones the cursor and shares
+/// the directory.
 #[derive(Debug)]
 pub(super) struct Archive {
     path: PathBuf,

@@ -9,8 +9,8 @@ use swinq_system::files::read_at;
 /// Size of the buffer in bytes.
 const BUFFER: usize = 1 << 16;
 
-/// A read position in a shared file. Each read passes its own offset to the system, so clones do not affect each
-/// other. A clone starts at the original's position with an empty buffer.
+/// A read position in a shared file. Each read passes its own offset to the system, so clones do not affect
+/// each other. A clone starts at the original's position with an empty buffer.
 #[derive(Debug)]
 pub(super) struct Cursor {
     file: Arc<File>,

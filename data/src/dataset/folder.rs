@@ -49,8 +49,8 @@ pub(super) fn entries(folder: &Path) -> Result<Entries, DataError> {
     Ok(entries)
 }
 
-/// Lists the images in the folders `classes` of `root`, class by class. Images in subfolders of a class folder belong
-/// to that class.
+/// Lists the images in the folders `classes` of `root`, class by class. Images in subfolders of a class
+/// folder belong to that class.
 ///
 /// Returns the images' paths relative to `root`, with `prefix` before them, and their labels.
 pub(super) fn class_images(

@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Positions of images in a data set's list, in the order of use. Clones share their memory, and the positions of a
-/// whole list take none, because a list may have millions of images.
+/// Positions of images in a data set's list, in the order of use. Clones share their memory, and the
+/// positions of a whole list take none, because a list may have millions of images.
 #[derive(Clone, Debug)]
 pub struct Ids(Kind);
 

@@ -40,9 +40,9 @@ pub(super) fn read(path: &Path) -> Result<Listing, DataError> {
     parse(|| File::open(path).map(|file| BufReader::with_capacity(1 << 20, file)), path, bytes)
 }
 
-/// Parses lines `path<TAB>class`, `path<spaces>number` or `path`. A class is a number or, in all lines, a name. Either all
-/// lines have a class or none has. Blank lines are skipped. A path that is listed twice is an error. `open` opens the text of
-/// `bytes` bytes at its start.
+/// Parses lines `path<TAB>class`, `path<spaces>number` or `path`. A class is a number or, in all lines, a
+/// name. Either all lines have a class or none has. Blank lines are skipped. A path that is listed twice is
+/// an error. `open` opens the text of `bytes` bytes at its start.
 fn parse<R: BufRead>(
     open: impl Fn() -> io::Result<R>,
     path: &Path,
@@ -142,7 +142,8 @@ impl Listing {
     }
 }
 
-/// A name that occurs more than once, if there is one. Only a part of the names' hashes is in memory at a time.
+/// A name that occurs more than once, if there is one. Only a part of the names' hashes is in memory at a
+/// time.
 fn repeated(names: &Names) -> Option<String> {
     let parts = names.len().div_ceil(COMPARED) as u64;
     (0..parts).find_map(|part| {
@@ -215,8 +216,8 @@ pub(super) fn line_of(path: &Path, index: usize) -> Result<usize, DataError> {
     Ok(found)
 }
 
-/// Calls `each(line, text)` for every line that is not blank; lines are counted from 1. Line ends, surrounding whitespace
-/// and a byte order mark are removed. An error of `each` becomes the line's.
+/// Calls `each(line, text)` for every line that is not blank; lines are counted from 1. Line ends,
+/// surrounding whitespace and a byte order mark are removed. An error of `each` becomes the line's.
 fn for_each_line(
     mut reader: impl BufRead,
     path: &Path,
@@ -250,8 +251,8 @@ enum Class<'a> {
     Name(&'a str),
 }
 
-/// Splits a line into path and class. Text after a tab is a class. Text after a space that is not a number belongs to the
-/// path.
+/// Splits a line into path and class. Text after a tab is a class. Text after a space that is not a number
+/// belongs to the path.
 fn split_line(text: &str) -> Result<(&str, Option<Class<'_>>), String> {
     let (name, class, tab) = match (text.rsplit_once('\t'), text.rsplit_once(' ')) {
         (Some((name, class)), _) => (name, class, true),
@@ -279,7 +280,8 @@ fn looks_like_a_number(text: &str) -> bool {
     !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.')
 }
 
-/// The class names in `classes.txt` of `folder`, if that file exists: non-blank line n, counted from 0, names class n.
+/// The class names in `classes.txt` of `folder`, if that file exists: non-blank line n, counted from 0, names
+/// class n.
 pub(super) fn class_names(folder: &Path) -> Result<Option<Vec<String>>, DataError> {
     let path = folder.join("classes.txt");
     if !path.is_file() {

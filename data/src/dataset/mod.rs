@@ -123,7 +123,8 @@ struct Inner {
     source: Source,
     /// The list or map that was read.
     list: Option<PathBuf>,
-    /// Name of each image: a path relative to the source's folder, a path as given, or a member of the archive.
+    /// Name of each image: a path relative to the source's folder, a path as given, or a member of the
+    /// archive.
     names: Names,
     /// Class of each image; empty if the data set has no labels.
     labels: Labels,
@@ -149,21 +150,22 @@ enum Source {
 impl Dataset {
     /// Opens the data set at `path` and detects its layout:
     ///
-    /// - a folder with `{split}.zip` and `{split}_map.txt` (lines `path<TAB>class`): the official Swin layout;
+    /// - a folder with `{split}.zip` and `{split}_map.txt` (lines `path<TAB>class`): the official Swin
+    ///   layout;
     /// - `NAME.zip` with `NAME_map.txt` beside it, or that map: the same, for one archive;
-    /// - a folder with `{split}/<class>/…` or `<class>/…`: the classes are numbered in sorted order, and folders
-    ///   whose names start with a dot are ignored;
+    /// - a folder with `{split}/<class>/…` or `<class>/…`: the classes are numbered in sorted order, and
+    ///   folders whose names start with a dot are ignored;
     /// - a folder with images in it or in `{split}/`: no labels;
-    /// - a text file of any extension with lines `path<TAB>class`, `path<spaces>number` or `path`: the paths are relative to
-    ///   its folder, and a class is a number or, in all lines, a name. Names are numbered by `classes.txt`, else in sorted
-    ///   order;
+    /// - a text file of any extension with lines `path<TAB>class`, `path<spaces>number` or `path`: the paths
+    ///   are relative to its folder, and a class is a number or, in all lines, a name. Names are numbered by
+    ///   `classes.txt`, else in sorted order;
     /// - an image file: no labels.
     ///
     /// Class names come from a `classes.txt` beside the map or list, one per line, or from the class folders.
     ///
     /// # Errors
-    /// [`DataError`] if no layout is recognised, the split or a listed image is missing, a list is malformed, or an
-    /// archive is damaged.
+    /// [`DataError`] if no layout is recognised, the split or a listed image is missing, a list is malformed,
+    /// or an archive is damaged.
     pub fn open(path: &Path, split: Split) -> Result<Dataset, DataError> {
         open::open(path, split)
     }
@@ -195,8 +197,9 @@ impl Dataset {
         self.inner.layout
     }
 
-    /// Name of image `i`: its path relative to the opened folder, or `archive.zip@/member`. It does not depend on
-    /// where the data set is stored, except that images of [`Dataset::from_files`] keep the paths given.
+    /// Name of image `i`: its path relative to the opened folder, or `archive.zip@/member`. It does not
+    /// depend on where the data set is stored, except that images of [`Dataset::from_files`] keep the paths
+    /// given.
     ///
     /// # Panics
     /// If `i` is not below [`Dataset::len`]. The same holds for the other methods that take a position.
@@ -215,8 +218,8 @@ impl Dataset {
         Some(self.numbering.as_ref().map_or(label, |numbering| numbering.number(label)))
     }
 
-    /// The first image whose class is not below `classes`, in words: the list and the line, or the class folder, the image and
-    /// its class. `None` if there is no such image.
+    /// The first image whose class is not below `classes`, in words: the list and the line, or the class
+    /// folder, the image and its class. `None` if there is no such image.
     pub fn beyond(&self, classes: usize) -> Option<String> {
         let image = (0..self.inner.labels.len())
             .find(|&i| self.label(i).is_some_and(|label| label as usize >= classes))?;
@@ -236,20 +239,20 @@ impl Dataset {
         !self.inner.labels.is_empty()
     }
 
-    /// Number of classes: the number of class names if they are known, else the largest label plus one. `None` if the
-    /// data set has no labels.
+    /// Number of classes: the number of class names if they are known, else the largest label plus one.
+    /// `None` if the data set has no labels.
     pub fn num_classes(&self) -> Option<usize> {
         self.numbering.as_ref().map_or(self.inner.num_classes, |numbering| Some(numbering.names().len()))
     }
 
-    /// Whether the classes are numbered in the sorted order of their names, so that a part of a model's classes gets other
-    /// numbers than the model's.
+    /// Whether the classes are numbered in the sorted order of their names, so that a part of a model's
+    /// classes gets other numbers than the model's.
     pub fn numbered_by_name(&self) -> bool {
         self.inner.numbered_by_name && self.numbering.is_none()
     }
 
-    /// Name of each class: the folders' names, the names in the list, the lines of `classes.txt`, or the names that
-    /// [`Dataset::numbered_by`] was given.
+    /// Name of each class: the folders' names, the names in the list, the lines of `classes.txt`, or the
+    /// names that [`Dataset::numbered_by`] was given.
     pub fn class_names(&self) -> Option<&[String]> {
         match &self.numbering {
             Some(numbering) => Some(numbering.names()),
@@ -295,8 +298,8 @@ impl Dataset {
     /// Height and width of image `i` after the turn that `orientation` allows, from the headers in its file.
     ///
     /// # Errors
-    /// Those of [`Dataset::read`] and [`oriented_size`](crate::oriented_size), with the name of the file, or with the name and
-    /// offset of the archive member.
+    /// Those of [`Dataset::read`] and [`oriented_size`](crate::oriented_size), with the name of the file, or
+    /// with the name and offset of the archive member.
     pub fn image_size(&self, i: usize, orientation: Orientation) -> Result<Size, DataError> {
         let start = self.read_start(i)?;
         if let Some(size) = start.and_then(|start| size_of_start(&start, orientation)) {
@@ -337,8 +340,8 @@ impl Dataset {
     /// Reads and decodes image `i`, and turns it by the rule `orientation`.
     ///
     /// # Errors
-    /// Those of [`Dataset::read`] and [`decode_oriented`](crate::decode_oriented), with the name of the file, or with the name and
-    /// offset of the archive member.
+    /// Those of [`Dataset::read`] and [`decode_oriented`](crate::decode_oriented), with the name of the file,
+    /// or with the name and offset of the archive member.
     pub fn decode_oriented(&self, i: usize, orientation: Orientation) -> Result<RgbImage, DataError> {
         self.decode_held(i, orientation).map(|held| held.image)
     }
@@ -352,7 +355,8 @@ impl Dataset {
         Ok(held)
     }
 
-    /// The images that were turned so far when they were decoded, by this data set or a clone of it, in ascending order.
+    /// The images that were turned so far when they were decoded, by this data set or a clone of it, in
+    /// ascending order.
     pub fn turned(&self) -> Vec<usize> {
         self.inner.turned.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
@@ -379,8 +383,8 @@ impl Dataset {
     ///
     /// The sample is stratified: every class contributes the same number of images, or all of them if it has
     /// fewer, and classes drawn at random contribute one more to reach `limit`. Without labels the draw is
-    /// uniform. The result is shuffled. A limit beyond the data set gives every position, shuffled; `None` gives
-    /// every position in list order.
+    /// uniform. The result is shuffled. A limit beyond the data set gives every position, shuffled; `None`
+    /// gives every position in list order.
     pub fn sample(&self, limit: Option<usize>, seed: u64) -> Ids {
         match limit {
             Some(limit) => sample::stratified(&self.inner.labels, self.len(), limit, seed).into(),

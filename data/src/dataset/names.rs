@@ -1,15 +1,16 @@
-//! A list of names in little memory. Lists of data sets have millions of names, most of which begin and end like the
-//! one before.
+//! A list of names in little memory. Lists of data sets have millions of names, most of which begin and end
+//! like the one before.
 
 /// Names of a block. Finding a name reads at most one block.
 const BLOCK: usize = 32;
 
-/// An append-only list of texts. A text is stored as the numbers of bytes that it shares with the start and with the end
-/// of the one before it in the same block, and the bytes between the two.
+/// An append-only list of texts. A text is stored as the numbers of bytes that it shares with the start and
+/// with the end of the one before it in the same block, and the bytes between the two.
 #[derive(Clone, Default)]
 pub(super) struct Names {
-    /// For each name: the length of the shared start (one byte), the length of the shared end and that of the bytes
-    /// between (four bits each; 15 is followed by what is missing, see [`push_length`]), the bytes between.
+    /// For each name: the length of the shared start (one byte), the length of the shared end and that of the
+    /// bytes between (four bits each; 15 is followed by what is missing, see [`push_length`]), the bytes
+    /// between.
     bytes: Vec<u8>,
     /// Offset of each block.
     blocks: Vec<usize>,
@@ -50,7 +51,8 @@ impl Names {
         self.len += 1;
     }
 
-    /// Reserves `bytes` bytes, so that the list need not be copied when it grows. Memory that stays unused is never touched.
+    /// Reserves `bytes` bytes, so that the list need not be copied when it grows. Memory that stays unused is
+    /// never touched.
     pub(super) fn reserve(&mut self, bytes: usize) {
         self.bytes.reserve(bytes);
     }

@@ -104,9 +104,10 @@ fn open_folder(root: &Path, split: Split) -> Result<Dataset, DataError> {
 /// Names that folders and archives of splits have.
 const SPLITS: [&str; 8] = ["train", "training", "val", "valid", "validation", "test", "testing", "dev"];
 
-/// The splits of `root`, if its folders and archives are those of splits: if `train` or `val` is among them, or if all folders have
-/// names of splits. None of them if the folders are classes, but `split`, which is missing, is neither `train` nor `val`. Splits for
-/// validation and tests come before those for training, unless `split` is one of these.
+/// The splits of `root`, if its folders and archives are those of splits: if `train` or `val` is among them,
+/// or if all folders have names of splits. None of them if the folders are classes, but `split`, which is
+/// missing, is neither `train` nor `val`. Splits for validation and tests come before those for training,
+/// unless `split` is one of these.
 fn other_splits(root: &Path, split: &Split) -> Result<Option<Vec<String>>, DataError> {
     let folders = folder::entries(root)?.folders;
     let is_split = |name: &String| SPLITS.contains(&name.to_ascii_lowercase().as_str());
@@ -240,8 +241,8 @@ fn names_of(images: Vec<(usize, String)>) -> Vec<String> {
     images.into_iter().map(|(_, name)| name).collect()
 }
 
-/// Refuses a list in which one of the `missing` names, by their positions, is that of an image and more, a column that no tab
-/// separates, or that of an image with backslashes between its folders.
+/// Refuses a list in which one of the `missing` names, by their positions, is that of an image and more, a
+/// column that no tab separates, or that of an image with backslashes between its folders.
 fn refuse_separators(
     list: &Path,
     missing: &[(usize, String)],
@@ -283,8 +284,9 @@ const SHOWN: usize = 5;
 /// The longest list whose files are all looked for when it is opened.
 const ALL_CHECKED: usize = 1 << 20;
 
-/// Number of `names` that are no files in `folder`, and the first of them with their positions. Of a list with more than `all` names
-/// only a part is looked for, spread over the list; another missing file is an error when it is read.
+/// Number of `names` that are no files in `folder`, and the first of them with their positions. Of a list
+/// with more than `all` names only a part is looked for, spread over the list; another missing file is an
+/// error when it is read.
 fn missing_files(names: &Names, folder: &Path, all: usize) -> (usize, Vec<(usize, String)>) {
     let step = names.len().div_ceil(all).pow(2);
     let in_block = |block| {
@@ -380,9 +382,9 @@ pub(super) fn from_files(paths: &[PathBuf]) -> Result<Dataset, DataError> {
     }))
 }
 
-/// The image files that `path` names: itself, or the images directly in a folder, in sorted order. In their places stand errors:
-/// one for a path that cannot be read, a file that is no image, and a folder without images, and one for each link in a folder
-/// whose target does not exist.
+/// The image files that `path` names: itself, or the images directly in a folder, in sorted order. In their
+/// places stand errors: one for a path that cannot be read, a file that is no image, and a folder without
+/// images, and one for each link in a folder whose target does not exist.
 pub fn image_files(path: &Path) -> Vec<Result<PathBuf, DataError>> {
     match image_paths(path) {
         Ok(paths) => paths.into_iter().map(|path| DataError::dangling(&path).map_or(Ok(path), Err)).collect(),

@@ -7,8 +7,8 @@ use swinq_model::Draws;
 
 use super::labels::Labels;
 
-/// Draws `limit` of the positions `0..len` without replacement, in random order and as evenly over the classes as
-/// their sizes allow. Empty `labels` count as one class.
+/// Draws `limit` of the positions `0..len` without replacement, in random order and as evenly over the
+/// classes as their sizes allow. Empty `labels` count as one class.
 pub(super) fn stratified(labels: &Labels, len: usize, limit: usize, seed: u64) -> Vec<usize> {
     let mut draws = Draws::new(seed);
     let limit = limit.min(len);
@@ -26,8 +26,8 @@ pub(super) fn stratified(labels: &Labels, len: usize, limit: usize, seed: u64) -
         places.sort_unstable();
         drawn.insert(class, Class { seen: 0, places: places.into_iter().peekable() });
     }
-    // The second pass finds the positions of the drawn members of each class. Lists of positions of all classes would
-    // need more memory than the labels.
+    // The second pass finds the positions of the drawn members of each class. Lists of positions of all
+    // classes would need more memory than the labels.
     for position in 0..len {
         let Some(class) = drawn.get_mut(&class_of(position)) else { continue };
         if let Some((_, slot)) = class.places.next_if(|(member, _)| *member == class.seen) {
@@ -47,7 +47,8 @@ struct Class {
     places: Peekable<std::vec::IntoIter<(usize, usize)>>,
 }
 
-/// The first `count` items of `0..len` after [`Draws::shuffle_front`]. A small part of a long range takes little memory.
+/// The first `count` items of `0..len` after [`Draws::shuffle_front`]. A small part of a long range takes
+/// little memory.
 fn front(draws: &mut Draws, len: usize, count: usize) -> Vec<usize> {
     if count > len / 8 {
         let mut all: Vec<usize> = (0..len).collect();
@@ -67,12 +68,13 @@ fn front(draws: &mut Draws, len: usize, count: usize) -> Vec<usize> {
     chosen
 }
 
-/// Number of images to draw from each class, `total` in all: the same number from each class, or all of a smaller
-/// class, and one more from classes drawn at random.
+/// Number of images to draw from each class, `total` in all: the same number from each class, or all of a
+/// smaller class, and one more from classes drawn at random.
 fn quotas(sizes: &[usize], total: usize, draws: &mut Draws) -> Vec<usize> {
     let drawn_at = |level: usize| sizes.iter().map(|size| size.min(&level)).sum::<usize>();
     let largest = sizes.iter().copied().max().unwrap_or(0);
-    // Bisect for the highest level (images per class) that does not exceed the total, which grows with the level.
+    // Bisect for the highest level (images per class) that does not exceed the total, which grows with the
+    // level.
     let (mut level, mut above) = (0, largest + 1);
     while above - level > 1 {
         let middle = level + (above - level) / 2;
@@ -158,8 +160,8 @@ mod tests {
                 counts[position] += 1;
             }
         }
-        // The expected count is 1500 with a standard deviation of sqrt(5000 * 0.3 * 0.7) = 32; the bound is five
-        // of them.
+        // The expected count is 1500 with a standard deviation of sqrt(5000 * 0.3 * 0.7) = 32; the bound is
+        // five of them.
         assert!(counts.iter().all(|count| (1340..=1660).contains(count)), "{counts:?}");
     }
 }

@@ -1,4 +1,5 @@
-//! Decoding of Windows bitmaps (BMP), with Pillow's conversions to RGB. Bitmaps with run-length coding are refused.
+//! Decoding of Windows bitmaps (BMP), with Pillow's conversions to RGB. Bitmaps with run-length coding are
+//! refused.
 
 use super::{DecodedImage, Dimensions, admit};
 use crate::error::DecodeError;

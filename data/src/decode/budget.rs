@@ -1,8 +1,8 @@
 //! The memory that all decoders of the process share.
 //!
-//! Every decoder states what it will allocate after it has read the header, and waits for its share. Images are
-//! admitted in the order in which they ask, so that a large one is not passed by small ones forever. An image beyond
-//! the whole budget is admitted alone.
+//! Every decoder states what it will allocate after it has read the header, and waits for its share. Images
+//! are admitted in the order in which they ask, so that a large one is not passed by small ones forever. An
+//! image beyond the whole budget is admitted alone.
 
 use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
@@ -83,9 +83,9 @@ pub(crate) fn acquire(bytes: u64) -> Permit {
     shared().acquire(bytes)
 }
 
-/// Sets the bytes that all decoders of the process may use together, beyond the files themselves. The default is a
-/// quarter of the system's memory, or of the control group's if that is less. An image that needs more is decoded
-/// while no other is.
+/// Sets the bytes that all decoders of the process may use together, beyond the files themselves. The default
+/// is a quarter of the system's memory, or of the control group's if that is less. An image that needs more
+/// is decoded while no other is.
 pub fn set_decode_memory(bytes: u64) {
     shared().lock().limit = bytes;
     shared().changed.notify_all();

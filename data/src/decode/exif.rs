@@ -129,8 +129,8 @@ fn of_directory(bytes: &[u8]) -> Stated {
     value.map_or(Stated::Nothing, |value| Stated::Value(if is_whole(kind) { value } else { 0 }))
 }
 
-/// The first entry of `wanted` in the directory at `start` that has a value; `None` if the directory ends, or a value lies beyond the
-/// end, before the tag comes.
+/// The first entry of `wanted` in the directory at `start` that has a value; `None` if the directory ends, or
+/// a value lies beyond the end, before the tag comes.
 fn entry_in(numbers: &Numbers<'_>, start: usize, wanted: u16) -> Option<Option<Entry>> {
     let (count, limit) = (numbers.at(start, 2)?, numbers.bytes.len() as u64);
     let mut total = 0;

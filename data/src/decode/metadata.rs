@@ -25,7 +25,8 @@ impl Stated {
 /// The marker that precedes XMP in a segment of a JPEG file.
 const XMP: &[u8] = b"http://ns.adobe.com/xap/1.0/\0";
 
-/// The orientation of a JPEG file: that of its segments APP1 before the scan. Several of EXIF are one, as in Pillow.
+/// The orientation of a JPEG file: that of its segments APP1 before the scan. Several of EXIF are one, as in
+/// Pillow.
 pub(super) fn of_jpeg(bytes: &[u8]) -> Stated {
     let mut metadata = Metadata::default();
     let mut at = 2;
@@ -88,7 +89,8 @@ pub(super) fn of_png(bytes: &[u8]) -> Stated {
     Stated::new(&chunks.metadata(), false)
 }
 
-/// The orientation of a WebP file: that of its first chunk `EXIF`, else `XMP `, if the extended header states such chunks.
+/// The orientation of a WebP file: that of its first chunk `EXIF`, else `XMP `, if the extended header states
+/// such chunks.
 pub(super) fn of_webp(bytes: &[u8]) -> Stated {
     /// Flags of the extended header.
     const EXIF: u8 = 8;

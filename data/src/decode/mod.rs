@@ -1,7 +1,8 @@
 //! Decoding of image files to RGB pixels, as Pillow's `Image.open(...).convert("RGB")` does it.
 //!
-//! The first bytes decide the format, not the file's name. Whether an image is turned as EXIF states is a rule of the caller
-//! ([`Orientation`]); colour profiles are not applied. Detected damage is an error: an incomplete image is never returned.
+//! The first bytes decide the format, not the file's name. Whether an image is turned as EXIF states is a
+//! rule of the caller ([`Orientation`]); colour profiles are not applied. Detected damage is an error: an
+//! incomplete image is never returned.
 
 mod bmp;
 mod budget;
@@ -88,24 +89,23 @@ fn is_netpbm(bytes: &[u8]) -> bool {
 
 /// Decodes an image file of one of these formats. Pixels equal Pillow's, byte for byte.
 ///
-/// JPEG: grey, YCbCr, RGB, CMYK and YCCK (the last two with Adobe's inverted inks), baseline, progressive or with
-/// arithmetic coding. PNG:
-/// every colour type and depth, interlaced or not; alpha and `tRNS` are dropped; 16-bit grey saturates at 255 and
-/// other 16-bit samples keep their high byte, as in Pillow.
+/// JPEG: grey, YCbCr, RGB, CMYK and YCCK (the last two with Adobe's inverted inks), baseline, progressive or
+/// with arithmetic coding. PNG: every colour type and depth, interlaced or not; alpha and `tRNS` are dropped;
+/// 16-bit grey saturates at 255 and other 16-bit samples keep their high byte, as in Pillow.
 ///
-/// WebP: still images, lossy or lossless; alpha is dropped. BMP: palette, 16, 24 and 32 bits, without run-length coding. TIFF: the first image; bilevel, grey,
-/// RGB (8 or 16 bits, with or without alpha) and CMYK, uncompressed or with PackBits, LZW or Deflate. PGM and PPM: binary,
-/// 8 bits.
+/// WebP: still images, lossy or lossless; alpha is dropped. BMP: palette, 16, 24 and 32 bits, without
+/// run-length coding. TIFF: the first image; bilevel, grey, RGB (8 or 16 bits, with or without alpha) and
+/// CMYK, uncompressed or with PackBits, LZW or Deflate. PGM and PPM: binary, 8 bits.
 ///
 /// # Errors
-/// - [`DecodeError::Unsupported`] for a known format that is not decoded, [`DecodeError::Unknown`] for an unknown
-///   one.
+/// - [`DecodeError::Unsupported`] for a known format that is not decoded, [`DecodeError::Unknown`] for an
+///   unknown one.
 /// - [`DecodeError::TooLarge`] if the header claims more than [`MAX_PIXELS`].
-/// - [`DecodeError::Truncated`] and [`DecodeError::Corrupt`] for damaged data. A JPEG without an end marker counts as
-///   truncated even if all its pixels are there.
+/// - [`DecodeError::Truncated`] and [`DecodeError::Corrupt`] for damaged data. A JPEG without an end marker
+///   counts as truncated even if all its pixels are there.
 ///
-/// A JPEG whose scan is too short is an error, where Pillow fills in the rest, except with arithmetic coding: there
-/// it cannot be told from a scan that ends in zeros.
+/// A JPEG whose scan is too short is an error, where Pillow fills in the rest, except with arithmetic coding:
+/// there it cannot be told from a scan that ends in zeros.
 ///
 /// The call waits while other calls use the process's [memory for decoding](set_decode_memory).
 ///
@@ -115,8 +115,9 @@ pub fn decode_image(bytes: &[u8]) -> Result<RgbImage, DecodeError> {
     decode_oriented(bytes, Orientation::Stored)
 }
 
-/// [`decode_image`], turned by the rule `orientation`. The orientation is that of EXIF in JPEG, PNG (chunk eXIf) and WebP, else
-/// of XMP that is not compressed there. Damaged EXIF turns nothing. Pixels equal those of Pillow's `ImageOps.exif_transpose`.
+/// [`decode_image`], turned by the rule `orientation`. The orientation is that of EXIF in JPEG, PNG (chunk
+/// eXIf) and WebP, else of XMP that is not compressed there. Damaged EXIF turns nothing. Pixels equal those
+/// of Pillow's `ImageOps.exif_transpose`.
 ///
 /// # Errors
 /// Those of [`decode_image`].
@@ -147,8 +148,9 @@ pub(crate) fn decode_held(bytes: &[u8], orientation: Orientation) -> Result<Deco
     Ok(DecodedImage { image: turn.apply(image), permit, turned: !turn.is_none() })
 }
 
-/// The size of the image in a file, from its header: that of [`decode_image`]'s result, if the rest of the file is not
-/// damaged. The first bytes of a file are enough for most formats; where they end too early, the result is an error.
+/// The size of the image in a file, from its header: that of [`decode_image`]'s result, if the rest of the
+/// file is not damaged. The first bytes of a file are enough for most formats; where they end too early, the
+/// result is an error.
 ///
 /// # Errors
 /// Those of [`decode_image`] that follow from the header.
@@ -242,8 +244,8 @@ fn drop_every_fourth(samples: &mut Vec<u8>) {
     samples.truncate(3 * pixels);
 }
 
-/// Refuses an image without pixels or with too many, and waits for `bytes_per_pixel` of memory for each pixel, before any
-/// is allocated.
+/// Refuses an image without pixels or with too many, and waits for `bytes_per_pixel` of memory for each
+/// pixel, before any is allocated.
 fn admit(width: u64, height: u64, bytes_per_pixel: u64) -> Result<Permit, DecodeError> {
     check_size(width, height)?;
     Ok(budget::acquire(width * height * bytes_per_pixel))

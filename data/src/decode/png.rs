@@ -106,7 +106,8 @@ fn pairs(row: &[u8]) -> impl Iterator<Item = (u8, u8)> {
     row.chunks_exact(2).map(|pair| (pair[0], pair[1]))
 }
 
-/// The first `width` samples of a row of samples of at most 8 bits, packed with the most significant bits first.
+/// The first `width` samples of a row of samples of at most 8 bits, packed with the most significant bits
+/// first.
 fn samples(row: &[u8], depth: BitDepth, width: usize) -> impl Iterator<Item = u8> {
     let bits = (depth as usize).min(8);
     let (per_byte, mask) = (8 / bits, (0xff_u16 >> (8 - bits)) as u8);

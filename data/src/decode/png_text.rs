@@ -1,4 +1,5 @@
-//! The parts of a PNG file that may state an orientation: EXIF in a chunk of its own or as text, and XMP as text. Pillow reads them so.
+//! The parts of a PNG file that may state an orientation: EXIF in a chunk of its own or as text, and XMP as
+//! text. Pillow reads them so.
 
 use std::io::{ErrorKind, Read};
 
@@ -101,7 +102,8 @@ fn keyword(content: &[u8]) -> (&[u8], &[u8]) {
     }
 }
 
-/// The bytes of a zlib stream, as far as they go; `None` inside for a damaged stream, and outside for more than a text may have.
+/// The bytes of a zlib stream, as far as they go; `None` inside for a damaged stream, and outside for more
+/// than a text may have.
 fn inflated(stream: &[u8]) -> Option<Option<Vec<u8>>> {
     let mut bytes = Vec::new();
     match ZlibDecoder::new(stream).take(MOST + 1).read_to_end(&mut bytes) {

@@ -1,5 +1,5 @@
-//! Parity of crops, flips and colour adjustments with torchvision, on the tables of `make_augment_fixtures.py`,
-//! and the statistics of the draws.
+//! Parity of crops, flips and colour adjustments with torchvision, on the tables of
+//! `make_augment_fixtures.py`, and the statistics of the draws.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -92,7 +92,8 @@ fn the_draw_is_fixed_across_versions() {
 #[test]
 fn flips_have_their_probability() {
     for (flip, range) in [(0.0, 0..=0), (1.0, 4000..=4000), (0.25, 863..=1137)] {
-        // At 0.25 the expected count is 1000 with a standard deviation of 27.4, and the bound is five of them.
+        // At 0.25 the expected count is 1000 with a standard deviation of 27.4, and the bound is five of
+        // them.
         let augment = Augment { flip, ..Augment::default() };
         let count = (0..4000).filter(|&i| augment.draw((32, 32), Size::square(32), &[9, i]).flip).count();
         assert!(range.contains(&count), "{flip}: {count}");
@@ -127,8 +128,8 @@ fn jitter_covers_its_ranges_and_every_order() {
         assert!((least..least + slack).contains(&low), "{low}");
         assert!((greatest - slack..=greatest).contains(&high), "{high}");
     }
-    // The expected count of each of the 24 orders is 200 with a standard deviation of 13.8, and the bound is five
-    // of them.
+    // The expected count of each of the 24 orders is 200 with a standard deviation of 13.8, and the bound is
+    // five of them.
     assert_eq!(orders.len(), 24);
     assert!(orders.values().all(|count| (131..=269).contains(count)), "{orders:?}");
 }

@@ -39,8 +39,9 @@ fn crc32(bytes: &[u8]) -> u32 {
 #[test]
 fn every_truncation_is_an_error() {
     for (name, bytes) in fixtures() {
-        // A PNG decodes once its image data is complete, so a cut in the last checksums or in the end chunk is no
-        // error. Nor is one in the padding of the last row of a BMP, or in the last bytes of compressed data.
+        // A PNG decodes once its image data is complete, so a cut in the last checksums or in the end chunk
+        // is no error. Nor is one in the padding of the last row of a BMP, or in the last bytes of compressed
+        // data.
         let unused = match name.rsplit_once('.').unwrap().1 {
             "png" => 20,
             "bmp" => 3,

@@ -1,4 +1,5 @@
-//! Tests of data sets, decoding, preprocessing and loaders. One program, because each would link everything again.
+//! Tests of data sets, decoding, preprocessing and loaders. One program, because each would link everything
+//! again.
 
 mod augment;
 mod common;

@@ -252,7 +252,8 @@ fn damaged_texts_turn_nothing() {
 fn tiff_with_xmp(value: u16, kind: u16) -> Vec<u8> {
     let xmp = format!("<x tiff:Orientation=\"{value}\"/>");
     let whole = tiff_with(1);
-    // The entry of the tag becomes that of XMP, which is put behind the pixels and comes last in the order of tags.
+    // The entry of the tag becomes that of XMP, which is put behind the pixels and comes last in the order of
+    // tags.
     let (start, length) = (10 + 12 * 6, 12);
     let entry = |bytes: &[u8]| bytes.to_vec();
     let header = entry(&whole[..start]);
@@ -327,7 +328,8 @@ fn any_bytes_in_the_place_of_exif_are_no_error() {
     }
 }
 
-/// A folder of three images; the second and the third are turned by a quarter, and the third states so behind 200 kB.
+/// A folder of three images; the second and the third are turned by a quarter, and the third states so behind
+/// 200 kB.
 fn folder() -> tempfile::TempDir {
     let root = tempfile::tempdir().unwrap();
     put(root.path(), "a.jpg", &jpeg_with(&exif(1)));

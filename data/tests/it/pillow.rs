@@ -1,5 +1,5 @@
-//! Parity with Pillow, torchvision and timm on the files of `make_fixtures.py`: pixels and every resize and crop are
-//! equal bit for bit. `SWINQ_PARITY=FOLDER` adds a larger set of files.
+//! Parity with Pillow, torchvision and timm on the files of `make_fixtures.py`: pixels and every resize and
+//! crop are equal bit for bit. `SWINQ_PARITY=FOLDER` adds a larger set of files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -61,8 +61,9 @@ fn pixels_equal_pillows() {
     }
 }
 
-/// Without a rule, the orientation that EXIF states is not applied, as torchvision's `ImageFolder` does not apply it. The file
-/// states a quarter turn of an image that is wider than high; its pixels are among those of [`pixels_equal_pillows`].
+/// Without a rule, the orientation that EXIF states is not applied, as torchvision's `ImageFolder` does not
+/// apply it. The file states a quarter turn of an image that is wider than high; its pixels are among those
+/// of [`pixels_equal_pillows`].
 #[test]
 fn exif_orientation_is_ignored() {
     let path = folders()[0].join("kind_turned.jpg");

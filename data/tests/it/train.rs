@@ -67,7 +67,8 @@ fn threads_seeks_and_the_cache_change_nothing() {
         assert!(loader.cached_bytes() <= cache_bytes);
         cached.insert(loader.cached_bytes() / 3072);
     }
-    // Without a cache none, with 100,000 bytes 32 images of 3072 bytes, and without a limit all that were read.
+    // Without a cache none, with 100,000 bytes 32 images of 3072 bytes, and without a limit all that were
+    // read.
     assert!(cached.contains(&0) && cached.contains(&32) && cached.last() > Some(&100), "{cached:?}");
 }
 
@@ -219,8 +220,8 @@ fn a_file_that_vanishes_is_named() {
     assert!(error.contains("22.png"), "{error}");
 }
 
-/// Images of the real training split: prefetching continues past the end of an epoch, and the cache holds every
-/// image.
+/// Images of the real training split: prefetching continues past the end of an epoch, and the cache holds
+/// every image.
 #[test]
 fn cifar10_is_cached() {
     let Some(data) = std::env::var_os("SWINQ_DATA").map(PathBuf::from) else {

@@ -18,8 +18,9 @@ pub struct Limits {
 /// The changes from run `a` to run `b` that exceed `limits`, as text; none if all are within.
 ///
 /// # Errors
-/// [`EvalError::Incomparable`] if a limited figure cannot be compared: other images or another preprocessing (accuracy),
-/// another processor, GPU or number of threads (latency), a model of `a` that `b` does not have, or no such figure.
+/// [`EvalError::Incomparable`] if a limited figure cannot be compared: other images or another preprocessing
+/// (accuracy), another processor, GPU or number of threads (latency), a model of `a` that `b` does not have,
+/// or no such figure.
 pub fn exceeded(a: &Results, b: &Results, limits: &Limits) -> Result<Vec<String>, EvalError> {
     let mut found = Vec::new();
     if let Some(limit) = limits.max_drop {

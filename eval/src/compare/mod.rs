@@ -22,7 +22,8 @@ type Row = [String; 4];
 ///
 /// The text first lists differences of data and machine, and says which figures cannot be compared because of
 /// them. Then it lists the models that both runs have (the same name, precision and backend), then the models
-/// that only one run has. Changes of times and of memory that repeated runs show too are counted and not listed.
+/// that only one run has. Changes of times and of memory that repeated runs show too are counted and not
+/// listed.
 ///
 /// # Errors
 /// [`EvalError::Incomparable`] if the runs have no figure of a model in common.
@@ -188,7 +189,8 @@ fn first_size(model: &ModelResult) -> Option<[usize; 2]> {
     model.sizes.first().map(|of_size| of_size.size)
 }
 
-/// The latencies that both runs have of a model: the batch size, for a backbone with the size of the images, and the figures.
+/// The latencies that both runs have of a model: the batch size, for a backbone with the size of the images,
+/// and the figures.
 fn latencies<'a>(a: &'a ModelResult, b: &'a ModelResult) -> Vec<(String, &'a Stats, &'a Stats)> {
     let common = |a: &'a BTreeMap<usize, Stats>, b: &'a BTreeMap<usize, Stats>| {
         a.iter().filter_map(|(batch, stats)| Some((batch, stats, b.get(batch)?)))
@@ -207,8 +209,8 @@ fn latencies<'a>(a: &'a ModelResult, b: &'a ModelResult) -> Vec<(String, &'a Sta
     both.flat_map(of_size).collect()
 }
 
-/// The row of a figure, if both runs have it. The change is in percent of the first value if `relative`, else the
-/// difference.
+/// The row of a figure, if both runs have it. The change is in percent of the first value if `relative`, else
+/// the difference.
 fn figure(
     name: &str,
     pair: (Option<f64>, Option<f64>),

@@ -32,8 +32,8 @@ pub struct Point {
 
 /// The candidates of `results` that have an accuracy and a latency at the reference batch size.
 ///
-/// The error bar of a model's accuracy is the paired 95 % interval of its difference from the baseline, at the
-/// baseline's accuracy. The baseline has none.
+/// The error bar of a model's accuracy is the paired 95 % interval of its difference from the baseline, at
+/// the baseline's accuracy. The baseline has none.
 pub fn points(results: &Results, names: &[String]) -> Option<(usize, Vec<Point>)> {
     let batch = results.reference_batch()?;
     let base = results.models.first()?.top1_percent();
@@ -76,8 +76,8 @@ impl Chart {
     };
 }
 
-/// The chart: latency to the right, accuracy upwards, error bars, and the Pareto front as a dashed line. The axes
-/// begin near the data. `labelled` says which points get their name.
+/// The chart: latency to the right, accuracy upwards, error bars, and the Pareto front as a dashed line. The
+/// axes begin near the data. `labelled` says which points get their name.
 pub fn chart(
     points: &[Point],
     [width, height]: [f64; 2],
@@ -136,8 +136,8 @@ fn draw(svg: &mut Svg, point: &Point, x: &Axis, y: &Axis) -> [Box4; 3] {
     ]
 }
 
-/// The Pareto front of latencies and accuracies, by ascending latency: the points for which no other point is at
-/// least as fast and as accurate.
+/// The Pareto front of latencies and accuracies, by ascending latency: the points for which no other point is
+/// at least as fast and as accurate.
 pub fn front(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
     let dominated = |p: &[f64; 2]| points.iter().any(|q| q[0] <= p[0] && q[1] >= p[1] && q != p);
     let mut front: Vec<[f64; 2]> = points.iter().filter(|p| !dominated(p)).copied().collect();

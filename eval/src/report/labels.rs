@@ -25,8 +25,8 @@ impl Labels {
         Labels { area, taken }
     }
 
-    /// Draws `text` near the point `at`, with a line to the point if it is not beside it. Labels that are drawn first
-    /// get the best places.
+    /// Draws `text` near the point `at`, with a line to the point if it is not beside it. Labels that are
+    /// drawn first get the best places.
     pub fn draw(&mut self, svg: &mut Svg, at: [f64; 2], text: &str) {
         let width = CHARACTER * text.chars().count() as f64;
         let candidates = DISTANCES.iter().flat_map(|&distance| around(at, distance, width));

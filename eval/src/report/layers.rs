@@ -49,8 +49,8 @@ pub struct LayerRow {
 }
 
 impl Layers {
-    /// The layers of `model`, compared with those of `base` where both have times of one batch size; `None` if the
-    /// model has neither sites nor times.
+    /// The layers of `model`, compared with those of `base` where both have times of one batch size; `None`
+    /// if the model has neither sites nor times.
     pub fn new(model: &ModelResult, base: Option<&ModelResult>) -> Option<Layers> {
         let sites: BTreeMap<&str, &SiteResult> =
             model.sites.iter().map(|site| (site.site.as_str(), site)).collect();

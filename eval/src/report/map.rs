@@ -41,8 +41,8 @@ pub fn error_class(site: &SiteResult) -> String {
     }
 }
 
-/// A cell per site: columns are modules in forward order, rows are places in a module. A cell of a site that is on
-/// shows its SQNR in whole dB.
+/// A cell per site: columns are modules in forward order, rows are places in a module. A cell of a site that
+/// is on shows its SQNR in whole dB.
 fn picture(name: &str, model: &ModelResult) -> String {
     let cells: Vec<(String, String)> = model.sites.iter().map(|site| split(&site.site)).collect();
     let columns = in_order(cells.iter().map(|cell| &cell.0));
@@ -73,8 +73,8 @@ fn picture(name: &str, model: &ModelResult) -> String {
     svg.finish(width, height, &format!("Precision and quantization error of each site of {name}"))
 }
 
-/// The sites that are not INT8, grouped by reason: the reason, the number of sites, and their places. Equal places of
-/// different blocks are counted together.
+/// The sites that are not INT8, grouped by reason: the reason, the number of sites, and their places. Equal
+/// places of different blocks are counted together.
 fn off(model: &ModelResult) -> Vec<(String, usize, String)> {
     let mut groups: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for site in model.sites.iter().filter(|site| !site.enabled) {

@@ -113,7 +113,8 @@ fn effects(out: &mut String, section: &sensitivity::SensitivitySection) {
     table(out, &header, &rows);
 }
 
-/// The columns that have a value in any row: without latency there are no times, and without a baseline no speed-up.
+/// The columns that have a value in any row: without latency there are no times, and without a baseline no
+/// speed-up.
 fn filled_columns(header: &[String], rows: &[Vec<String>]) -> (Vec<String>, Vec<Vec<String>>) {
     let filled: Vec<usize> =
         (0..header.len()).filter(|&c| rows.iter().any(|row| !row[c].is_empty())).collect();

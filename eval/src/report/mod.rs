@@ -1,7 +1,9 @@
-//! The report: one HTML file that contains its style sheet, charts and pictures, and the same figures as Markdown.
+//! The report: one HTML file that contains its style sheet, charts and pictures, and the same figures as
+//! Markdown.
 //!
-//! The page loads nothing, runs no script, follows the reader's light or dark preference, prints on A4, and escapes
-//! every text from outside. Its parts are drawn from [`Results`] alone, except for the pictures in [`ReportExtras`].
+//! The page loads nothing, runs no script, follows the reader's light or dark preference, prints on A4, and
+//! escapes every text from outside. Its parts are drawn from [`Results`] alone, except for the pictures in
+//! [`ReportExtras`].
 //!
 //! | module | content |
 //! | --- | --- |
@@ -74,7 +76,8 @@ impl Thumbnail {
 pub struct ReportExtras {
     /// Title of the page; empty for the verdict.
     pub title: String,
-    /// Pictures of the images on which a model disagrees with the baseline, or is farthest from it, by position in the data set's list.
+    /// Pictures of the images on which a model disagrees with the baseline, or is farthest from it, by
+    /// position in the data set's list.
     pub thumbnails: BTreeMap<usize, Thumbnail>,
     /// The effect of each layer and site, from `swinq sensitivity`.
     pub sensitivity: Option<Sensitivity>,
@@ -83,8 +86,8 @@ pub struct ReportExtras {
 }
 
 impl ReportExtras {
-    /// The title of the report on `results`: the one given, the verdict on a search without models, or the verdict
-    /// on the models.
+    /// The title of the report on `results`: the one given, the verdict on a search without models, or the
+    /// verdict on the models.
     fn title(&self, results: &Results) -> String {
         match &self.tuning {
             _ if !self.title.is_empty() => self.title.clone(),
@@ -147,10 +150,11 @@ impl Page<'_> {
 
 /// Renders the report of `results` as one self-contained HTML file.
 ///
-/// It contains the verdict as its title, a matrix that compares all models, charts of accuracy against latency and of
-/// latency, and, for the model that the verdict is about ([`verdict::subject`]), precision, error and time of its
-/// layers, the ranges of its sites, and the classes and images that changed, or the outputs of a backbone. The conditions and the commands that
-/// reproduce the results follow. Figures that were not measured are left out.
+/// It contains the verdict as its title, a matrix that compares all models, charts of accuracy against
+/// latency and of latency, and, for the model that the verdict is about ([`verdict::subject`]), precision,
+/// error and time of its layers, the ranges of its sites, and the classes and images that changed, or the
+/// outputs of a backbone. The conditions and the commands that reproduce the results follow. Figures that
+/// were not measured are left out.
 pub fn html(results: &Results, extras: &ReportExtras) -> String {
     let names = names::short_names(&results.models);
     let subject = verdict::subject(results);

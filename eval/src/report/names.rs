@@ -5,9 +5,9 @@ use crate::results::ModelResult;
 /// Extensions of model files, which short names leave out.
 const EXTENSIONS: [&str; 5] = [".safetensors", ".pth", ".pt", ".bin", ".onnx"];
 
-/// A short name for each model, all different: the name without folders and extension. If files of different folders
-/// would have equal names, only the folders that all models share are left out. Models that still have equal names
-/// also show their precision and backend, and then a number.
+/// A short name for each model, all different: the name without folders and extension. If files of different
+/// folders would have equal names, only the folders that all models share are left out. Models that still
+/// have equal names also show their precision and backend, and then a number.
 pub fn short_names(models: &[ModelResult]) -> Vec<String> {
     let full: Vec<&str> = models.iter().map(|model| &model.name[..]).collect();
     let mut names = file_names(&full);
@@ -16,8 +16,9 @@ pub fn short_names(models: &[ModelResult]) -> Vec<String> {
     names
 }
 
-/// The names of models in tables and reports: those of their files, without folders and extensions. If files of different folders would
-/// have equal names, only the folders that all share are left out. Equal paths have equal names.
+/// The names of models in tables and reports: those of their files, without folders and extensions. If files
+/// of different folders would have equal names, only the folders that all share are left out. Equal paths
+/// have equal names.
 pub fn file_names(paths: &[&str]) -> Vec<String> {
     let full: Vec<&str> = paths.iter().map(|path| path.trim_end_matches('/')).collect();
     let file = |name: &str| name.rfind('/').map_or(0, |end| end + 1);

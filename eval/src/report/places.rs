@@ -1,7 +1,7 @@
 //! Names of sites and launches, split into the module and the place in it.
 
-/// Splits a name into its module (`2.11` for block 11 of stage 2, `merge 0` for a patch merging, or the first part)
-/// and its place in the module.
+/// Splits a name into its module (`2.11` for block 11 of stage 2, `merge 0` for a patch merging, or the first
+/// part) and its place in the module.
 pub fn split(name: &str) -> (String, String) {
     let parts: Vec<&str> = name.split('.').collect();
     match parts.as_slice() {
@@ -26,7 +26,8 @@ pub fn in_order<T: PartialEq>(values: impl IntoIterator<Item = T>) -> Vec<T> {
     seen
 }
 
-/// The distinct names in order of first appearance, each with its number if that is not 1: `a (12), b, c (2)`.
+/// The distinct names in order of first appearance, each with its number if that is not 1:
+/// `a (12), b, c (2)`.
 pub fn counted(names: &[String]) -> String {
     let shown =
         in_order(names).into_iter().map(|name| match names.iter().filter(|other| *other == name).count() {

@@ -38,8 +38,8 @@ impl Ranges {
     }
 }
 
-/// A histogram of magnitudes with heights on a logarithmic scale. The range is drawn as a line, and the columns
-/// beyond it are marked as clipped.
+/// A histogram of magnitudes with heights on a logarithmic scale. The range is drawn as a line, and the
+/// columns beyond it are marked as clipped.
 fn picture(site: &SiteResult, data: &RangeHistogram) -> String {
     let per_column = data.counts.len().div_ceil(COLUMNS).max(1);
     let sum = |bins: &[u64]| bins.iter().fold(0u64, |sum, &n| sum.saturating_add(n));

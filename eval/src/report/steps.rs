@@ -42,8 +42,8 @@ fn cfg_of(command: &str) -> Option<&str> {
     Some(&value[..end.unwrap_or(value.len())])
 }
 
-/// The command that calibrated `model`: as recorded beside the checkpoint, or rebuilt from its provenance and from `cfg`, the value
-/// of `--cfg` in the commands that measured it.
+/// The command that calibrated `model`: as recorded beside the checkpoint, or rebuilt from its provenance and
+/// from `cfg`, the value of `--cfg` in the commands that measured it.
 fn calibration(model: &ModelResult, name: &str, cfg: Option<&str>) -> Option<Step> {
     let origin = model.origin.as_ref()?;
     if let Some(command) = &origin.command {

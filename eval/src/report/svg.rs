@@ -89,8 +89,8 @@ impl Svg {
         self.push(format_args!("<polyline class=\"{class}\" points=\"{}\"/>\n", list.join(" ")));
     }
 
-    /// Adds columns of equal width `step` that stand on `bottom`, the first at `left`; `tops` are their upper ends.
-    /// All are one element.
+    /// Adds columns of equal width `step` that stand on `bottom`, the first at `left`; `tops` are their upper
+    /// ends. All are one element.
     pub fn columns(&mut self, class: &str, left: f64, step: f64, bottom: f64, tops: &[f64]) {
         let mut path = String::new();
         for (i, &top) in tops.iter().enumerate().filter(|(_, top)| **top < bottom) {
@@ -164,8 +164,8 @@ fn short(value: f64) -> impl Display {
     rounded + 0.0
 }
 
-/// A horizontal bar for a table cell: it is stretched to the cell. `parts` are the lengths of its parts and their
-/// classes, as fractions of the cell; `whisker` is drawn as a line between two fractions.
+/// A horizontal bar for a table cell: it is stretched to the cell. `parts` are the lengths of its parts and
+/// their classes, as fractions of the cell; `whisker` is drawn as a line between two fractions.
 pub fn bar(parts: &[(f64, &str)], whisker: Option<[f64; 2]>) -> String {
     let mut svg = Svg::default();
     let mut x = 0.0;
@@ -195,8 +195,8 @@ pub struct Axis {
 }
 
 impl Axis {
-    /// An axis that covers the values with a margin of 8 % of their range on both sides. The margin is 10 % of
-    /// the value if all values are equal. Values that are not finite are ignored.
+    /// An axis that covers the values with a margin of 8 % of their range on both sides. The margin is 10 %
+    /// of the value if all values are equal. Values that are not finite are ignored.
     pub fn around(values: impl IntoIterator<Item = f64>, from: f64, to: f64) -> Axis {
         let (low, high) = values
             .into_iter()

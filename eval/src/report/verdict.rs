@@ -45,9 +45,9 @@ pub struct Verdict {
 
 /// The model that the verdict and the detailed sections are about.
 ///
-/// It is the fastest INT8 model without a measurable loss of accuracy. If there is none, it is the one whose paired
-/// interval has the highest lower limit, or the fastest one if no accuracy was measured. Simulations are not
-/// considered.
+/// It is the fastest INT8 model without a measurable loss of accuracy. If there is none, it is the one whose
+/// paired interval has the highest lower limit, or the fastest one if no accuracy was measured. Simulations
+/// are not considered.
 pub fn subject(results: &Results) -> Option<usize> {
     let models = &results.models;
     let int8 = |i: &usize| models[*i].precision == Precision::Int8;
@@ -174,8 +174,8 @@ fn accuracy(own: &ModelResult) -> Option<String> {
     })
 }
 
-/// Number of images with which the interval would exclude a loss of half a point, if the difference stayed 0: its
-/// width falls with the square root of their number.
+/// Number of images with which the interval would exclude a loss of half a point, if the difference stayed 0:
+/// its width falls with the square root of their number.
 fn images_needed(interval: &Interval, images: usize) -> usize {
     let half = (interval.high - interval.low) / 2.0;
     let needed = images as f64 * (half / MARGIN).powi(2);

@@ -14,10 +14,12 @@ pub struct ClassResult {
     pub images: usize,
     /// Number of them that the model classifies correctly.
     pub top1_correct: usize,
-    /// Number of them that the model classifies correctly and the baseline does not; 0 for the baseline itself.
+    /// Number of them that the model classifies correctly and the baseline does not; 0 for the baseline
+    /// itself.
     #[serde(default)]
     pub gained: usize,
-    /// Number of them that the baseline classifies correctly and the model does not; 0 for the baseline itself.
+    /// Number of them that the baseline classifies correctly and the model does not; 0 for the baseline
+    /// itself.
     #[serde(default)]
     pub lost: usize,
 }
@@ -78,7 +80,8 @@ pub struct OutputResult {
     pub sqnr_db: f64,
     /// Cosine similarity.
     pub cosine: f64,
-    /// The norm of the error relative to the norm of the baseline's output; absent if the latter is 0 and the former is not.
+    /// The norm of the error relative to the norm of the baseline's output; absent if the latter is 0 and the
+    /// former is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub relative_error: Option<f64>,
 }

@@ -1,5 +1,5 @@
-//! The JSON of `eval` and `bench`, schema version 1 (`docs/report-schema.json`). Figures that were not measured are
-//! absent, never zero.
+//! The JSON of `eval` and `bench`, schema version 1 (`docs/report-schema.json`). Figures that were not
+//! measured are absent, never zero.
 
 mod check;
 mod decibel;
@@ -121,8 +121,8 @@ impl Results {
         }
     }
 
-    /// The batch size at which models are compared: the one for which most models have a latency; of several, the
-    /// smallest.
+    /// The batch size at which models are compared: the one for which most models have a latency; of several,
+    /// the smallest.
     pub fn reference_batch(&self) -> Option<usize> {
         let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
         for batch in self.models.iter().flat_map(|model| model.latency_ms.keys()) {
@@ -162,7 +162,8 @@ impl Results {
 /// Reads the JSON of `eval` or `bench`. Unknown keys are ignored.
 ///
 /// # Errors
-/// [`EvalError::Io`], [`EvalError::File`] if the text is not such JSON, [`EvalError::Results`] of [`Results::check`].
+/// [`EvalError::Io`], [`EvalError::File`] if the text is not such JSON, [`EvalError::Results`] of
+/// [`Results::check`].
 pub fn read_results(path: &Path) -> Result<Results, EvalError> {
     let results: Results = file::read(path, "swinq eval --json` or `swinq bench --json", SCHEMA)?;
     results.check()?;

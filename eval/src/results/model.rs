@@ -85,8 +85,8 @@ pub struct SiteResult {
     /// Bits of its codes, if it is quantized.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bits: Option<u8>,
-    /// Granularity of its scales, if it is a quantized weight; `channel` also for an activation whose channels have
-    /// their own scales and zero points.
+    /// Granularity of its scales, if it is a quantized weight; `channel` also for an activation whose
+    /// channels have their own scales and zero points.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub granularity: Option<Granularity>,
     /// How its range was chosen, if it is quantized and has a scale.
@@ -143,7 +143,8 @@ pub struct ModelResult {
     /// Its architecture, such as `Swin-T`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub architecture: Option<String>,
-    /// Height and width of the images that were timed, where sizes were asked for; absent for the model's own size.
+    /// Height and width of the images that were timed, where sizes were asked for; absent for the model's own
+    /// size.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input_size: Option<[usize; 2]>,
     /// The arithmetic with which it ran.
@@ -171,8 +172,8 @@ pub struct ModelResult {
     /// Fraction of the images for which it has the same top-1 class as the baseline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub agreement: Option<f64>,
-    /// Signal-to-quantization-noise ratio of the logits in dB, relative to the baseline's; the text `inf` if they
-    /// are equal. Of a backbone, the lowest of its outputs.
+    /// Signal-to-quantization-noise ratio of the logits in dB, relative to the baseline's; the text `inf` if
+    /// they are equal. Of a backbone, the lowest of its outputs.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "decibel")]
     pub sqnr_db: Option<f64>,
     /// Cosine similarity of the logits and the baseline's. Of a backbone, the lowest of its outputs.
@@ -181,11 +182,12 @@ pub struct ModelResult {
     /// The distance of each output of a backbone from the baseline's, over all images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub outputs: Vec<OutputResult>,
-    /// The images whose feature maps are farthest from the baseline's: those with the lowest SQNR at any output, worst first.
+    /// The images whose feature maps are farthest from the baseline's: those with the lowest SQNR at any
+    /// output, worst first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub worst_images: Vec<ImageResult>,
-    /// The times of a backbone by the size of the images, from the size that most images have. The other times of the model
-    /// are those of the first size.
+    /// The times of a backbone by the size of the images, from the size that most images have. The other
+    /// times of the model are those of the first size.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub sizes: Vec<SizeResult>,
     /// Latency by batch size.
@@ -197,8 +199,8 @@ pub struct ModelResult {
     /// Images per second by batch size.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub throughput_ips: BTreeMap<usize, f64>,
-    /// Images per second of batches from host memory that do not wait for each other, by batch size: on all GPUs of the model,
-    /// or of callers that share its CPU engine.
+    /// Images per second of batches from host memory that do not wait for each other, by batch size: on all
+    /// GPUs of the model, or of callers that share its CPU engine.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub stream_ips: BTreeMap<usize, f64>,
     /// Threads of its CPU engine that work on one image.

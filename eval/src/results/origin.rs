@@ -38,7 +38,8 @@ pub struct CalibrationSet {
     pub seed: u64,
     /// Images per batch.
     pub batch_size: usize,
-    /// How the images of a backbone were resized and padded, as its file records it: `keep, padded to multiples of 32`.
+    /// How the images of a backbone were resized and padded, as its file records it:
+    /// `keep, padded to multiples of 32`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sizing: Option<String>,
     /// SHA-256 of the preprocessed pixels, hexadecimal.

@@ -1,4 +1,5 @@
-//! The JSON of `swinq.torch.measure_gain`: a whole program with its Swins in INT8 and in float, on the same batches.
+//! The JSON of `swinq.torch.measure_gain`: a whole program with its Swins in INT8 and in float, on the same
+//! batches.
 
 use std::path::Path;
 
@@ -23,7 +24,8 @@ pub struct ProgramGain {
     pub program: String,
     /// Times of a call.
     pub times: GainTimes,
-    /// The ratio of signal to noise in dB of each output of floating point, over all batches; infinite for equal ones.
+    /// The ratio of signal to noise in dB of each output of floating point, over all batches; infinite for
+    /// equal ones.
     #[serde(with = "named::decibels")]
     pub outputs: Vec<(String, f64)>,
     /// The share of equal values of each other output, 0 to 1.
@@ -86,7 +88,8 @@ pub struct GainEnvironment {
 /// Reads the JSON of `measure_gain`. Unknown keys are ignored.
 ///
 /// # Errors
-/// [`EvalError::Io`], or [`EvalError::File`] if the text is not such JSON of version [`PROGRAM_GAIN`] with possible figures.
+/// [`EvalError::Io`], or [`EvalError::File`] if the text is not such JSON of version [`PROGRAM_GAIN`] with
+/// possible figures.
 pub fn read_program_gain(path: &Path) -> Result<ProgramGain, EvalError> {
     let gain: ProgramGain = file::read_versioned(path, WRITER, ("program_gain", PROGRAM_GAIN))?;
     gain.check("program").map_err(|error| EvalError::file(path, error))?;

@@ -1,7 +1,7 @@
 //! Histograms of the magnitudes that calibration observed, and the file that keeps them beside a checkpoint.
 //!
-//! A checkpoint holds what an engine needs and nothing else, and its bytes depend on the model only. The histograms
-//! are therefore kept in a file of their own, which names the calibration that it belongs to.
+//! A checkpoint holds what an engine needs and nothing else, and its bytes depend on the model only. The
+//! histograms are therefore kept in a file of their own, which names the calibration that it belongs to.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -38,8 +38,8 @@ impl RangeHistogram {
     /// Number of bins that [`RangeHistogram::coarse`] keeps at most.
     pub const BINS: usize = 128;
 
-    /// Adds up neighbouring bins of `counts`, each `width` wide, so that at most [`RangeHistogram::BINS`] remain.
-    /// `clipped` counts the bins that lie beyond `amax` completely, if the site has one range.
+    /// Adds up neighbouring bins of `counts`, each `width` wide, so that at most [`RangeHistogram::BINS`]
+    /// remain. `clipped` counts the bins that lie beyond `amax` completely, if the site has one range.
     pub fn coarse(counts: &[u64], width: f64, zeros: u64, max: f64, amax: Option<f64>) -> RangeHistogram {
         let factor = counts.len().div_ceil(RangeHistogram::BINS).max(1);
         let beyond = |amax: f64| ((amax / width).ceil().max(0.0) as usize).min(counts.len());

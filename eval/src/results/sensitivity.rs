@@ -1,5 +1,5 @@
-//! The JSON of `sensitivity`: the effect of each site and layer on a model's logits, and the statistics of the
-//! ranges. Schema version 1.
+//! The JSON of `sensitivity`: the effect of each site and layer on a model's logits, and the statistics of
+//! the ranges. Schema version 1.
 
 use std::path::Path;
 
@@ -66,14 +66,15 @@ pub struct Subject {
 /// Distance of a model's outputs from those of the float model on the same images.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Effect {
-    /// Signal-to-quantization-noise ratio over all logits in dB; the text `inf` if they are equal. Of a backbone, the lowest of
-    /// its outputs that count.
+    /// Signal-to-quantization-noise ratio over all logits in dB; the text `inf` if they are equal. Of a
+    /// backbone, the lowest of its outputs that count.
     #[serde(with = "decibel::plain")]
     pub sqnr_db: f64,
-    /// Cosine similarity of the two vectors of all logits. Of a backbone, the lowest of its outputs that count.
+    /// Cosine similarity of the two vectors of all logits. Of a backbone, the lowest of its outputs that
+    /// count.
     pub cosine: f64,
-    /// Mean over the images of the Kullback-Leibler divergence from the float model's class probabilities to this
-    /// model's, in nats; absent for a backbone.
+    /// Mean over the images of the Kullback-Leibler divergence from the float model's class probabilities to
+    /// this model's, in nats; absent for a backbone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kl: Option<f64>,
     /// Number of images whose top-1 class is not the float model's; absent for a backbone.
@@ -104,8 +105,8 @@ pub enum ElementKind {
 /// A site, a linear layer or an attention product, and the effect of its quantization.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Element {
-    /// Name: of the site, of the layer, of the block, or `layers.S.blocks.B.attn.qk` and `layers.S.blocks.B.attn.pv` for the
-    /// products of attention.
+    /// Name: of the site, of the layer, of the block, or `layers.S.blocks.B.attn.qk` and
+    /// `layers.S.blocks.B.attn.pv` for the products of attention.
     pub name: String,
     /// What it is.
     pub kind: ElementKind,
@@ -117,7 +118,8 @@ pub struct Element {
     pub alone: Effect,
     /// The model with the whole recipe in which only this element is left in float.
     pub without: Effect,
-    /// Half of the 95 % interval of the SQNR of `alone` in dB, over images; absent for fewer than two images and for equal outputs.
+    /// Half of the 95 % interval of the SQNR of `alone` in dB, over images; absent for fewer than two images
+    /// and for equal outputs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alone_spread_db: Option<f64>,
     /// The same of the gain, the SQNR of `without` above that of the whole recipe on the same images.
@@ -133,12 +135,14 @@ impl Element {
         if gain.is_nan() { 0.0 } else { gain }
     }
 
-    /// Whether the images separate the gain over `whole` from none: its 95 % interval excludes 0. `None` without an interval.
+    /// Whether the images separate the gain over `whole` from none: its 95 % interval excludes 0. `None`
+    /// without an interval.
     pub fn separates(&self, whole: &Effect) -> Option<bool> {
         self.gain_spread_db.map(|spread| self.gain_db(whole).abs() > spread)
     }
 
-    /// The gain over `whole` in words, as in `+0.29 ± 0.35 ?`; the mark says that it does not separate from none.
+    /// The gain over `whole` in words, as in `+0.29 ± 0.35 ?`; the mark says that it does not separate from
+    /// none.
     pub fn gain_in_words(&self, whole: &Effect) -> String {
         let spread = self.gain_spread_db.map_or(String::new(), |spread| format!(" ± {spread:.2}"));
         let mark = if self.separates(whole) == Some(false) { " ?" } else { "" };
@@ -187,8 +191,8 @@ pub struct Percentile {
     pub value: f32,
 }
 
-/// The largest magnitude of each channel, over all channels: input channels of an activation, output channels of
-/// a weight.
+/// The largest magnitude of each channel, over all channels: input channels of an activation, output channels
+/// of a weight.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ChannelSpread {
     /// Number of channels.

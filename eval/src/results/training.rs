@@ -70,12 +70,12 @@ enum Line {
     Validation(ValidationPoint),
 }
 
-/// Reads `job.yaml` and `log.jsonl` of the run in `folder`. An incomplete last line, which a killed process leaves,
-/// is ignored.
+/// Reads `job.yaml` and `log.jsonl` of the run in `folder`. An incomplete last line, which a killed process
+/// leaves, is ignored.
 ///
 /// # Errors
-/// [`EvalError::Io`] for a file that cannot be read; [`EvalError::File`] for a line that is not a record, and for a
-/// log without records.
+/// [`EvalError::Io`] for a file that cannot be read; [`EvalError::File`] for a line that is not a record, and
+/// for a log without records.
 pub fn read_training(folder: &Path) -> Result<TrainingRun, EvalError> {
     let read = |name: &str| {
         let path = folder.join(name);

@@ -1,5 +1,5 @@
-//! The JSON of `tune`: the recipes that were tried, the front of accuracy against latency, and the verdict on the
-//! recipe that was chosen. Schema version 1.
+//! The JSON of `tune`: the recipes that were tried, the front of accuracy against latency, and the verdict on
+//! the recipe that was chosen. Schema version 1.
 
 use std::path::Path;
 
@@ -41,10 +41,11 @@ pub struct Tuning {
     pub front: Vec<usize>,
     /// Index of the candidate that was chosen.
     pub chosen: usize,
-    /// Whether the chosen candidate keeps the goal's drop on the search images, with a margin of one standard error, or the goal's
-    /// SQNR.
+    /// Whether the chosen candidate keeps the goal's drop on the search images, with a margin of one standard
+    /// error, or the goal's SQNR.
     pub kept: bool,
-    /// The result for the chosen candidate on images that the search did not see; absent where a metric of the user's decides.
+    /// The result for the chosen candidate on images that the search did not see; absent where a metric of
+    /// the user's decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Verification>,
     /// Why the search ended.
@@ -68,7 +69,8 @@ pub struct Goal {
     /// The metric of the user's that decides, if one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<MetricGoal>,
-    /// The largest drop of top-1 accuracy, in percentage points; absent for a backbone, and where a metric of the user's decides.
+    /// The largest drop of top-1 accuracy, in percentage points; absent for a backbone, and where a metric of
+    /// the user's decides.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_drop: Option<f64>,
     /// The least SQNR in dB of every output of a backbone that counts; absent for a classifier.
@@ -82,7 +84,8 @@ pub struct Goal {
     pub budget_minutes: Option<f64>,
 }
 
-/// The goal for a metric of the user's, such as the box AP of a detector that contains the model. A greater value is better.
+/// The goal for a metric of the user's, such as the box AP of a detector that contains the model. A greater
+/// value is better.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct MetricGoal {
     /// The metric's name.
@@ -107,8 +110,8 @@ pub struct CostModel {
     pub image_size: Option<[usize; 2]>,
     /// SHA-256 of the table of latencies that the search used, hexadecimal.
     pub table_sha256: String,
-    /// The spread of a latency as a fraction of it: a change had to save a greater share. 0 in results of swinq 0.1.0, which had no
-    /// such rule.
+    /// The spread of a latency as a fraction of it: a change had to save a greater share. 0 in results of
+    /// swinq 0.1.0, which had no such rule.
     #[serde(default)]
     pub spread: f64,
 }
@@ -129,8 +132,8 @@ pub struct TuneImages {
 pub struct TuneCandidate {
     /// The recipe.
     pub recipe: Recipe,
-    /// The differences from the start recipe, one phrase each, such as `layers.0.blocks.0.mlp.fc2: float`. Empty for
-    /// the start recipe.
+    /// The differences from the start recipe, one phrase each, such as `layers.0.blocks.0.mlp.fc2: float`.
+    /// Empty for the start recipe.
     pub changes: Vec<String>,
     /// Predicted latency in milliseconds: the sum of the table's times of the candidate's launches.
     pub predicted_ms: f64,
@@ -143,7 +146,8 @@ pub struct TuneCandidate {
     pub int8_share: f64,
     /// Distance from the float model on the search images.
     pub effect: Effect,
-    /// Top-1 accuracy minus the float model's on the search images; absent for a backbone, and for images without labels.
+    /// Top-1 accuracy minus the float model's on the search images; absent for a backbone, and for images
+    /// without labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top1_difference: Option<Interval>,
     /// The value of the user's metric; absent if the goal has none.
@@ -168,8 +172,8 @@ pub struct Verification {
     pub verdict: Verdict,
 }
 
-/// Whether the drop of top-1 accuracy is at most the goal's, with 95 % confidence; of a backbone, whether every output that
-/// counts has the goal's SQNR.
+/// Whether the drop of top-1 accuracy is at most the goal's, with 95 % confidence; of a backbone, whether
+/// every output that counts has the goal's SQNR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -179,16 +183,16 @@ pub enum Verdict {
     Fails,
     /// The goal lies within the interval.
     NotConcluded {
-        /// About how many images would decide if the models' answers differ as often as here; absent if the drop
-        /// seen equals the goal, so that no number would.
+        /// About how many images would decide if the models' answers differ as often as here; absent if the
+        /// drop seen equals the goal, so that no number would.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         images_needed: Option<usize>,
     },
 }
 
 impl Goal {
-    /// The limit in words: `a drop of at most 0.2 points of top-1`, `an SQNR of at least 30 dB at every output`, or `a drop of AP of
-    /// at most 0.5 from 46.2`.
+    /// The limit in words: `a drop of at most 0.2 points of top-1`,
+    /// `an SQNR of at least 30 dB at every output`, or `a drop of AP of at most 0.5 from 46.2`.
     pub fn limit(&self) -> String {
         if let Some(MetricGoal { name, float, max_drop }) = &self.metric {
             return format!("a drop of {name} of at most {max_drop} from {float}");
@@ -208,8 +212,8 @@ impl Verdict {
     }
 
     /// The verdict on a difference of top-1 accuracies that was measured on `images` images; `max_drop` is in
-    /// percentage points. The number of images that would decide follows from the interval's width, which shrinks
-    /// with the square root of the number.
+    /// percentage points. The number of images that would decide follows from the interval's width, which
+    /// shrinks with the square root of the number.
     pub fn of(difference: &Interval, images: usize, max_drop: f64) -> Verdict {
         let Interval { difference, low, high } = *difference;
         let limit = -max_drop / 100.0;
@@ -230,12 +234,14 @@ impl Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SearchEnd {
-    /// A candidate reached the goal on the search images, and no change that was tried saves more than the spread of the latency.
+    /// A candidate reached the goal on the search images, and no change that was tried saves more than the
+    /// spread of the latency.
     Reached,
-    /// No candidate reached the largest drop, or the least SQNR, on the search images; the chosen one is the closest.
+    /// No candidate reached the largest drop, or the least SQNR, on the search images; the chosen one is the
+    /// closest.
     DropImpossible,
-    /// No candidate within the largest drop, or with the least SQNR, reaches the least speedup; the chosen one is the best within
-    /// the drop.
+    /// No candidate within the largest drop, or with the least SQNR, reaches the least speedup; the chosen
+    /// one is the best within the drop.
     SpeedupImpossible,
     /// The time was used up; the chosen candidate is the best so far.
     OutOfTime,

@@ -11,8 +11,9 @@ const FAR: f64 = 1.5;
 const WIDE: f64 = 0.1;
 
 impl Tuning {
-    /// Warnings that belong beside the table of candidates: predicted and measured latencies that differ by more than 1.5x, and other
-    /// processes that disturbed the measurements. Empty if the times can be relied on.
+    /// Warnings that belong beside the table of candidates: predicted and measured latencies that differ by
+    /// more than 1.5x, and other processes that disturbed the measurements. Empty if the times can be relied
+    /// on.
     pub fn warnings(&self) -> Vec<String> {
         self.differing_times().into_iter().chain(self.disturbance()).collect()
     }
@@ -73,7 +74,8 @@ impl Tuning {
         }
     }
 
-    /// Why a search ended that had time left. Changes whose predicted saving is below the spread are not tried.
+    /// Why a search ended that had time left. Changes whose predicted saving is below the spread are not
+    /// tried.
     fn reached(&self, tried: &str) -> String {
         let spread = self.spread_percent();
         let what = match self.candidates.len() {
@@ -95,7 +97,8 @@ impl Tuning {
         format!("{:.1} %", 100.0 * self.cost.spread)
     }
 
-    /// The remark of how many images would decide where the verification does not conclude; `None` if it does, or if none would.
+    /// The remark of how many images would decide where the verification does not conclude; `None` if it
+    /// does, or if none would.
     pub fn deciding_images(&self) -> Option<String> {
         let Verdict::NotConcluded { images_needed: Some(needed) } = self.verification.as_ref()?.verdict
         else {

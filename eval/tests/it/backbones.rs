@@ -10,7 +10,8 @@ use swinq_model::Size;
 
 const SIZES: [[usize; 2]; 2] = [[512, 640], [800, 1344]];
 
-/// The distances of four images with two outputs; `noise` is the relative error of the second, the first has a tenth of it.
+/// The distances of four images with two outputs; `noise` is the relative error of the second, the first has
+/// a tenth of it.
 fn errors(noise: f32) -> MapErrors {
     let mut errors = MapErrors::of_outputs(vec!["stage3".to_owned(), "stage4".to_owned()]);
     for id in 0..4 {

@@ -14,8 +14,8 @@ use swinq_model::quantized::FileRecord;
 
 const VOID: [&str; 3] = ["meta", "br", "img"];
 
-/// Checks that tags nest and close, attributes are quoted, and `<`, `>`, `&` appear in markup only. Returns the
-/// number of each element.
+/// Checks that tags nest and close, attributes are quoted, and `<`, `>`, `&` appear in markup only. Returns
+/// the number of each element.
 fn check_well_formed(page: &str) -> BTreeMap<String, usize> {
     let mut body = page.strip_prefix("<!DOCTYPE html>\n").expect("a doctype");
     let (mut open, mut counts) = (Vec::new(), BTreeMap::new());

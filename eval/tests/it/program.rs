@@ -1,4 +1,5 @@
-//! A whole program in a report. The sample is what `gain.save` in Python writes; `test_torch_gain.py` compares the two.
+//! A whole program in a report. The sample is what `gain.save` in Python writes; `test_torch_gain.py`
+//! compares the two.
 
 use std::path::{Path, PathBuf};
 

@@ -143,7 +143,8 @@ fn impossible_figures_are_neither_written_nor_read() {
             other => panic!("{expected}: {other}"),
         }
         assert!(!path.exists(), "{expected}");
-        // JSON has no NaN and no infinity. serde_json writes null, which must be absent or an error when read back.
+        // JSON has no NaN and no infinity. serde_json writes null, which must be absent or an error when read
+        // back.
         std::fs::write(&path, serde_json::to_string(&results).unwrap()).unwrap();
         if let Ok(read) = read_results(&path) {
             assert_ne!(read, results, "{expected}");

@@ -33,8 +33,8 @@ pub(super) fn fake(x: &Tensor, q: Quantizer) -> Result<Tensor> {
     times(&codes(x, q)?, q.scale())
 }
 
-/// Fake quantization of `x` `[rows, columns]` with the quantizer of each column. The product with the reciprocal
-/// is rounded before the zero point is added.
+/// Fake quantization of `x` `[rows, columns]` with the quantizer of each column. The product with the
+/// reciprocal is rounded before the zero point is added.
 pub(super) fn fake_columns(x: &Tensor, columns: &ColumnQuantizers) -> Result<Tensor> {
     let zero_points = vector(columns.zero_points(), x)?;
     let scaled = x.broadcast_mul(&vector(columns.recips(), x)?)?.broadcast_add(&zero_points)?;
@@ -62,7 +62,8 @@ fn sum_of_parts(parts: impl IntoIterator<Item = Result<Tensor>>) -> Result<Tenso
     sum.to_dtype(DType::F32)
 }
 
-/// [`reference::gelu_quadratic`](swinq_numerics::reference::gelu_quadratic), but products are rounded before they are added.
+/// [`reference::gelu_quadratic`](swinq_numerics::reference::gelu_quadratic), but products are rounded before
+/// they are added.
 pub(super) fn gelu_quadratic(x: &Tensor) -> Result<Tensor> {
     let a = x.abs()?.clamp(0f32, QUADRATIC_LAST)?;
     let intervals = round(&times(&a, QUADRATIC_PER_UNIT)?)?.to_dtype(DType::U32)?.flatten_all()?;
@@ -158,7 +159,8 @@ pub(super) fn attention(
     Ok(softmax_times_values(&logits, v, quant)?)
 }
 
-/// The products of codes of queries and keys. Heads with hi and lo codes add the products of codes with lo codes, divided by 256.
+/// The products of codes of queries and keys. Heads with hi and lo codes add the products of codes with lo
+/// codes, divided by 256.
 fn integer_scores(
     attention: &Attention<'_>,
     [(q, s_q), (k, s_k)]: [(&Tensor, Quantizer); 2],

@@ -157,13 +157,14 @@ impl Compute {
         if self.is_host() { host::scores(q, k) } else { candle::scores(q, k) }
     }
 
-    /// Normalises the vectors of the last dimension to length 1, as [`swinq_numerics::reference::normalize`] does.
+    /// Normalises the vectors of the last dimension to length 1, as [`swinq_numerics::reference::normalize`]
+    /// does.
     pub(crate) fn normalize(self, x: &Tensor) -> Result<Tensor> {
         if self.is_host() { host::normalize(x) } else { candle::normalize(x) }
     }
 
-    /// `scores * scale + (bias + mask)`: scores `[images * windows, heads, n, n]`, one scale or one for each head, bias
-    /// `[heads, n, n]`, mask `[windows, n, n]`.
+    /// `scores * scale + (bias + mask)`: scores `[images * windows, heads, n, n]`, one scale or one for each
+    /// head, bias `[heads, n, n]`, mask `[windows, n, n]`.
     pub(crate) fn logits(
         self,
         scores: &Tensor,
@@ -182,7 +183,8 @@ impl Compute {
         if self.is_host() { host::softmax(x) } else { candle::softmax(x) }
     }
 
-    /// Softmax of `logits` `[windows, heads, n, n]` over the last dimension, times `v` `[windows, heads, n, d]`.
+    /// Softmax of `logits` `[windows, heads, n, n]` over the last dimension, times `v`
+    /// `[windows, heads, n, d]`.
     pub(crate) fn attend(self, logits: &Tensor, v: &Tensor) -> Result<Tensor> {
         if self.is_host() { host::attend(logits, v) } else { candle::attend(logits, v) }
     }

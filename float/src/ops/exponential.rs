@@ -2,8 +2,8 @@
 
 use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, bail};
 
-/// `e^x` of a small f32 tensor. In host memory it is that of f64 in crate libm, rounded to f32, as in the engine: `f32::exp`
-/// calls the C runtime, whose last bit differs between systems.
+/// `e^x` of a small f32 tensor. In host memory it is that of f64 in crate libm, rounded to f32, as in the
+/// engine: `f32::exp` calls the C runtime, whose last bit differs between systems.
 pub(super) fn exp(x: &Tensor) -> Result<Tensor> {
     if x.device().is_cpu() { x.contiguous()?.apply_op1(Exp) } else { x.exp() }
 }
@@ -33,8 +33,8 @@ impl CustomOp1 for Exp {
 mod tests {
     use super::*;
 
-    /// The last bit of `f64::exp` depends on the system. None of these results lies so near the middle between two f32 that
-    /// it matters.
+    /// The last bit of `f64::exp` depends on the system. None of these results lies so near the middle
+    /// between two f32 that it matters.
     #[test]
     fn the_bits_do_not_depend_on_the_c_runtime() {
         let x = Tensor::arange(-20_000f32, 5_000.0, &candle_core::Device::Cpu).unwrap();

@@ -2,11 +2,12 @@
 //!
 //! - `host`: single passes over contiguous f32 in host memory, vectorised and on every core.
 //! - `taped::cuda`: this program's CUDA kernels, for training.
-//! - `candle`: candle's operations, on any device, differentiable by candle. The tests compare the others with it.
+//! - `candle`: candle's operations, on any device, differentiable by candle. The tests compare the others
+//!   with it.
 //!
-//! `taped` has the operations of a network ([`Ops`]): the forward pass of an implementation, and its hand-written backward
-//! pass, which is recorded if there is a tape. Attention has one implementation for each purpose, because each purpose
-//! needs different intermediate results:
+//! `taped` has the operations of a network ([`Ops`]): the forward pass of an implementation, and its
+//! hand-written backward pass, which is recorded if there is a tape. Attention has one implementation for
+//! each purpose, because each purpose needs different intermediate results:
 //!
 //! | implementation | used by | what differs |
 //! | --- | --- | --- |
@@ -41,7 +42,8 @@ pub struct Ops {
     pub compute: Compute,
     /// The type in which linear layers compute.
     pub compute_type: ComputeType,
-    /// Records them for a backward pass, if there is one. Attention is one operation then, so its parts are not available.
+    /// Records them for a backward pass, if there is one. Attention is one operation then, so its parts are
+    /// not available.
     pub tape: Option<Tape>,
 }
 

@@ -1,7 +1,7 @@
 //! How the images of a batch are divided among threads.
 
-/// Images that run at the same time: `lanes` groups of `threads` threads each take `each` images, and then the next ones, until
-/// `images` have been taken. Groups do not wait for each other.
+/// Images that run at the same time: `lanes` groups of `threads` threads each take `each` images, and then
+/// the next ones, until `images` have been taken. Groups do not wait for each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Division {
     pub(super) images: usize,
@@ -29,8 +29,9 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    /// Divides `images` images: first as many as keep every group equally busy, then the rest. A group of one thread runs
-    /// several images at a time, because it then reads each weight less often; one of several threads runs single images.
+    /// Divides `images` images: first as many as keep every group equally busy, then the rest. A group of one
+    /// thread runs several images at a time, because it then reads each weight less often; one of several
+    /// threads runs single images.
     pub(super) fn divide(self, images: usize) -> [Division; 2] {
         let lanes = self.threads.min(self.lanes).max(1);
         let rest = images % lanes;
@@ -48,13 +49,13 @@ impl Bounds {
     }
 }
 
-/// Nanoseconds by which each further thread makes a job longer: waking it, its first look at the tasks, and the wait for it.
-/// Measured with empty jobs on 4 to 64 cores (`examples/cores.rs`).
+/// Nanoseconds by which each further thread makes a job longer: waking it, its first look at the tasks, and
+/// the wait for it. Measured with empty jobs on 4 to 64 cores (`examples/cores.rs`).
 const JOB_NS_PER_THREAD: f64 = 360.0;
 
-/// The number of threads, at most `threads`, on which one image is fastest: `work_ns` nanoseconds of one thread in `jobs` jobs. On
-/// `n` threads they take `work_ns / n + jobs * JOB_NS_PER_THREAD * n`. The power of two that is nearest to the minimum divides
-/// the rows of most ops evenly.
+/// The number of threads, at most `threads`, on which one image is fastest: `work_ns` nanoseconds of one
+/// thread in `jobs` jobs. On `n` threads they take `work_ns / n + jobs * JOB_NS_PER_THREAD * n`. The power of
+/// two that is nearest to the minimum divides the rows of most ops evenly.
 pub(super) fn threads_of_one_image(work_ns: f64, jobs: usize, threads: usize) -> usize {
     let best = (work_ns / (jobs.max(1) as f64 * JOB_NS_PER_THREAD)).sqrt();
     let power = best.log2().round().clamp(0.0, 16.0);

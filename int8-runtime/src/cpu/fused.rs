@@ -69,8 +69,9 @@ impl LaunchRange {
 pub(super) enum LaunchGroup {
     /// A launch outside of blocks.
     Single(LaunchRange),
-    /// A block. The MLP takes rows in any order, so it continues in the order of the attention before it. If that order has
-    /// padding, the branches run apart, because in that order the MLP would compute rows of padding that nothing reads.
+    /// A block. The MLP takes rows in any order, so it continues in the order of the attention before it. If
+    /// that order has padding, the branches run apart, because in that order the MLP would compute rows of
+    /// padding that nothing reads.
     Block {
         /// The stage.
         stage: usize,
@@ -105,8 +106,9 @@ pub(super) fn parts<'a>(
     groups.iter().flat_map(|group| group.parts(geometry))
 }
 
-/// For each tensor the largest number of `images` for which it needs memory, if one thread runs all of them, or up to `threads`
-/// threads run one of them: tensors inside a fused block need it only for images that run launch by launch.
+/// For each tensor the largest number of `images` for which it needs memory, if one thread runs all of them,
+/// or up to `threads` threads run one of them: tensors inside a fused block need it only for images that run
+/// launch by launch.
 pub(super) fn most_images(
     groups: &[LaunchGroup],
     launches: &[Arc<Launch>],
@@ -158,7 +160,8 @@ pub(super) fn groups(launches: &[Arc<Launch>], cpu: Cpu) -> Vec<LaunchGroup> {
 }
 
 /// The branches of blocks. Each begins with a launch that gathers rows of the residual, and ends with the
-/// next launch that adds to the residual. The norm of a feature map gathers rows, too, but nothing is added before the next gather.
+/// next launch that adds to the residual. The norm of a feature map gathers rows, too, but nothing is added
+/// before the next gather.
 fn branches(launches: &[Arc<Launch>]) -> impl Iterator<Item = Range<usize>> {
     let gathers = |i: &usize| matches!(launches[*i].kernel, Kernel::Norm(..) | Kernel::Quantize(..));
     (0..launches.len()).filter(gathers).filter_map(move |first| {

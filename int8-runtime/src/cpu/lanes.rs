@@ -90,7 +90,8 @@ impl Lanes {
         self.lane(number, room).map(drop)
     }
 
-    /// Runs a division: every lane takes images from the front until none are left, and calls `task` with them.
+    /// Runs a division: every lane takes images from the front until none are left, and calls `task` with
+    /// them.
     ///
     /// # Errors
     /// [`RuntimeError::OutOfMemory`].
@@ -167,8 +168,8 @@ impl Lanes {
     }
 }
 
-/// The number of lanes of `lane` bytes each, at most `threads` and at least one, that `most` bytes and half of the memory that is
-/// free hold.
+/// The number of lanes of `lane` bytes each, at most `threads` and at least one, that `most` bytes and half
+/// of the memory that is free hold.
 pub(super) fn lanes_in(most: usize, lane: usize, threads: usize) -> usize {
     let free = available_memory().map_or(usize::MAX, |bytes| bytes / 2);
     (most.min(free) / lane.max(1)).clamp(1, threads)

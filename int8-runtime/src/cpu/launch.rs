@@ -45,8 +45,8 @@ pub(super) struct Launch {
 }
 
 impl Launch {
-    /// Runs the launch over `images`. The first launch alone reads `caller`, the caller's images, and returns whether all of
-    /// their values are finite; the others return true.
+    /// Runs the launch over `images`. The first launch alone reads `caller`, the caller's images, and returns
+    /// whether all of their values are finite; the others return true.
     pub(super) fn run(
         &self,
         pool: &mut Pool,
@@ -84,8 +84,8 @@ impl Launch {
         self.macs_per_row * self.input.map_or(0, |input| input.rows(images)) as u64
     }
 
-    /// Bytes that a run over `images` must move, with those between rows of codes; `pixels` is the bytes of the
-    /// images, for the launch that reads them.
+    /// Bytes that a run over `images` must move, with those between rows of codes; `pixels` is the bytes of
+    /// the images, for the launch that reads them.
     pub(super) fn bytes(&self, images: Images<'_>, pixels: usize) -> u64 {
         let read = self.input.map_or(pixels, |input| input.bytes(images));
         let written = self.output.bytes(images) * if self.output.residual { 2 } else { 1 };

@@ -51,13 +51,15 @@ pub(crate) struct Packed {
 impl Packed {
     /// Lowers `plan`, whose outline is `outline`, for the kernels of `cpu`.
     pub(crate) fn new(plan: &Plan<'_>, outline: &Arc<Outline>, cpu: Cpu) -> Packed {
-        // INT8 weights are packed into new memory, so what the reading of the model has left is not used again.
+        // INT8 weights are packed into new memory, so what the reading of the model has left is not used
+        // again.
         give_back_freed_memory();
         let launches = lower(plan, cpu);
         Packed { plan: Arc::clone(outline), cpu, groups: groups(&launches, cpu), launches }
     }
 
-    /// The places of tensors for batches of up to `images` on one thread, and for single images on up to `threads` threads.
+    /// The places of tensors for batches of up to `images` on one thread, and for single images on up to
+    /// `threads` threads.
     fn layout(&self, images: Images<'_>, threads: usize) -> Layout {
         let tensors = self.plan.tensors.len();
         let most = most_images(&self.groups, &self.launches, tensors, images, threads);

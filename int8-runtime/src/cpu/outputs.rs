@@ -52,7 +52,8 @@ impl Value for f16 {
     }
 }
 
-/// Copies `values`, `[images, rows, columns]`, to the bytes `output` in `form`. Returns whether all are finite there.
+/// Copies `values`, `[images, rows, columns]`, to the bytes `output` in `form`. Returns whether all are
+/// finite there.
 ///
 /// # Panics
 /// If `output` has another number of values, or is not aligned to them.

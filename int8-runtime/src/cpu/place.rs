@@ -34,8 +34,8 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Makes room for `layout`, whose sizes are in bytes, for `images` images of `size`. The contents of buffers that grow are
-    /// lost.
+    /// Makes room for `layout`, whose sizes are in bytes, for `images` images of `size`. The contents of
+    /// buffers that grow are lost.
     ///
     /// # Errors
     /// [`RuntimeError::OutOfMemory`]; the memory is as before then.

@@ -7,8 +7,8 @@ use swinq_numerics::reference::resize_bicubic;
 
 use super::lanes::lock;
 
-/// The most values that are kept of embeddings for other grids than the network's own; that of the last grid is kept in any case.
-/// Interpolation takes some percent of the time of an image.
+/// The most values that are kept of embeddings for other grids than the network's own; that of the last grid
+/// is kept in any case. Interpolation takes some percent of the time of an image.
 const MOST_VALUES: usize = 1 << 24;
 
 /// The absolute position embedding of a network, a row of values for each token.

@@ -1,4 +1,5 @@
-//! Runs a packed model for many callers: memory for each group of threads, and the prepared state of each image size.
+//! Runs a packed model for many callers: memory for each group of threads, and the prepared state of each
+//! image size.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -36,7 +37,8 @@ struct Prepared {
 /// Number of image sizes that a runner keeps prepared, beside the network's own.
 const SIZES: usize = 16;
 
-/// A large batch is divided into parts in which every thread runs as many images at a time as it may, so many times.
+/// A large batch is divided into parts in which every thread runs as many images at a time as it may, so many
+/// times.
 const ROUNDS: usize = 4;
 
 /// Runs a packed model on its own threads, with memory for tensors.
@@ -54,8 +56,8 @@ pub(crate) struct CpuRunner {
 }
 
 impl CpuRunner {
-    /// A runner of `packed`, a network of the architecture `config`, with `options`; on the threads and in the memory `shared`, if
-    /// another runner has them.
+    /// A runner of `packed`, a network of the architecture `config`, with `options`; on the threads and in
+    /// the memory `shared`, if another runner has them.
     pub(crate) fn new(
         packed: &Arc<Packed>,
         config: &SwinConfig,
@@ -147,9 +149,10 @@ impl CpuRunner {
     }
 
     /// Computes the outputs of `images` images, `input`; there must be at least one. A thread runs at most
-    /// `each` images at a time, and `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for
-    /// each output of the plan, in these `forms`, or `None` for one that is not asked for. Returns whether all values that are
-    /// read and written are finite. Calls from several threads share the threads of the runner.
+    /// `each` images at a time, and `max_batch`, or fewer if they are larger than the network's own.
+    /// `outputs` has memory for each output of the plan, in these `forms`, or `None` for one that is not
+    /// asked for. Returns whether all values that are read and written are finite. Calls from several threads
+    /// share the threads of the runner.
     pub(crate) fn infer(
         &self,
         (images, each): (usize, usize),
@@ -179,7 +182,8 @@ impl CpuRunner {
         Ok(finite.into_inner())
     }
 
-    /// Computes the outputs of the images `input`, divided by `division`. `finite` becomes false if a value is not.
+    /// Computes the outputs of the images `input`, divided by `division`. `finite` becomes false if a value
+    /// is not.
     fn run(
         &self,
         division: Division,
@@ -210,8 +214,8 @@ impl CpuRunner {
         first(&self.divide(count, usize::MAX, self.threads(), prepared))
     }
 
-    /// The median time of each launch in `runs` forwards (at least one) of the images of one group of threads, when `count`
-    /// images, `input`, are inferred.
+    /// The median time of each launch in `runs` forwards (at least one) of the images of one group of
+    /// threads, when `count` images, `input`, are inferred.
     pub(crate) fn profile(
         &self,
         count: usize,
@@ -249,7 +253,8 @@ impl CpuRunner {
         Ok(traced)
     }
 
-    /// A line for each launch of one group of threads, when `count` images of the network's own size are inferred.
+    /// A line for each launch of one group of threads, when `count` images of the network's own size are
+    /// inferred.
     pub(crate) fn launches(&self, count: usize) -> Vec<String> {
         let prepared = Arc::clone(&lock(&self.prepared)[0]);
         let Division { threads, each, .. } = self.first_division(count, &prepared);

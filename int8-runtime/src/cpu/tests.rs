@@ -49,8 +49,8 @@ struct Params {
     weight: Vec<f32>,
 }
 
-/// Four steps: pixels to the residual; codes of the residual in windows; a linear layer in float; the norm of its
-/// result, added to the residual.
+/// Four steps: pixels to the residual; codes of the residual in windows; a linear layer in float; the norm of
+/// its result, added to the residual.
 ///
 /// The linear layer reads f32, so the quantizer's result is stored dequantized.
 fn plan<'m>(params: &'m Params, quantizer: Quantizer, residual: Store) -> Plan<'m> {

@@ -1,5 +1,5 @@
-//! Variants of one model: models of one architecture that differ at some sites or parameters, run from any place
-//! between two blocks.
+//! Variants of one model: models of one architecture that differ at some sites or parameters, run from any
+//! place between two blocks.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -24,7 +24,8 @@ use crate::error::RuntimeError;
 use crate::memory::images_at_a_time;
 use crate::profile::LaunchProfile;
 
-/// A place in the network where one tensor alone is read later: the image, the residual stream, or the last output.
+/// A place in the network where one tensor alone is read later: the image, the residual stream, or the last
+/// output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Position {
     /// The step that reads the tensor next. At the last output it is the number of steps.
@@ -86,9 +87,10 @@ impl Variant {
 
 /// Runs variants of one model on the CPU.
 ///
-/// A launch that several variants have in common is made, and its weight packed, once. A run may begin and end at
-/// any [`Position`], so that what several variants share before their first difference is computed once. The
-/// results equal those of an [`Engine`](crate::Engine) bit for bit. All images of a run have one size ([`VariantRunner::set_size`]).
+/// A launch that several variants have in common is made, and its weight packed, once. A run may begin and
+/// end at any [`Position`], so that what several variants share before their first difference is computed
+/// once. The results equal those of an [`Engine`](crate::Engine) bit for bit. All images of a run have one
+/// size ([`VariantRunner::set_size`]).
 pub struct VariantRunner {
     config: SwinConfig,
     options: CpuOptions,
@@ -139,8 +141,8 @@ impl VariantRunner {
         (0..self.room().lanes).try_for_each(|lane| self.lanes.reserve(lane, self.room()))
     }
 
-    /// Sets the size of the images of further runs. Variants stay valid. Of images larger than the network's own fewer run at a
-    /// time.
+    /// Sets the size of the images of further runs. Variants stay valid. Of images larger than the network's
+    /// own fewer run at a time.
     ///
     /// # Errors
     /// A size that the network cannot process, or the system refuses memory.
@@ -163,8 +165,8 @@ impl VariantRunner {
         &self.positions
     }
 
-    /// Images of which all threads can run some at the same time: `max_batch` for each, or fewer if memory is short. A run may
-    /// have more.
+    /// Images of which all threads can run some at the same time: `max_batch` for each, or fewer if memory is
+    /// short. A run may have more.
     pub fn images_at_a_time(&self) -> usize {
         self.most * self.room().lanes
     }
@@ -219,15 +221,16 @@ impl VariantRunner {
         self.launches.retain(|_, launch| Arc::strong_count(launch) > 1);
     }
 
-    /// Index of the last position before the first launch in which the two variants differ: up to it they compute
-    /// the same. `None` if they are equal.
+    /// Index of the last position before the first launch in which the two variants differ: up to it they
+    /// compute the same. `None` if they are equal.
     pub fn first_difference(&self, a: &Variant, b: &Variant) -> Option<usize> {
         let mut launches = a.packed.launches.iter().zip(&b.packed.launches);
         let step = launches.position(|(a, b)| !Arc::ptr_eq(a, b))?;
         self.positions.iter().rposition(|position| position.step <= step)
     }
 
-    /// The outputs that a run from position `from` computes: those that a step from there on writes. Earlier ones are complete.
+    /// The outputs that a run from position `from` computes: those that a step from there on writes. Earlier
+    /// ones are complete.
     pub fn outputs_from(&self, from: usize) -> Range<usize> {
         let outputs = &self.outline.outputs;
         let computed = |output: &swinq_plan::Output| {
@@ -243,12 +246,12 @@ impl VariantRunner {
         self.geometry.rows(spec.rows) * spec.columns
     }
 
-    /// Runs `variant` over `images` images from the position of `from` to the position `to`, and writes the tensor
-    /// at `to`, f32 `[images, values]`.
+    /// Runs `variant` over `images` images from the position of `from` to the position `to`, and writes the
+    /// tensor at `to`, f32 `[images, values]`.
     ///
     /// # Panics
-    /// If there is no image, the positions are not ascending, the images have another size than the runner's, or the length of the
-    /// input or of `output` is not that of `images` images.
+    /// If there is no image, the positions are not ascending, the images have another size than the runner's,
+    /// or the length of the input or of `output` is not that of `images` images.
     pub fn run(&mut self, variant: &Variant, images: usize, from: Start<'_>, to: usize, output: &mut [f32]) {
         let position = &self.positions[to];
         let place = Place { tensor: position.tensor, spec: position.spec, residual: false };
@@ -256,9 +259,9 @@ impl VariantRunner {
         self.run_into(variant, images, from, to, &[place], &mut [Some(output)]);
     }
 
-    /// Runs `variant` over `images` images from the position of `from` to the end, and writes the outputs that are computed on
-    /// the way ([`VariantRunner::outputs_from`]): of each output f32 `[images, values]`, the tokens of a feature map one behind
-    /// the other.
+    /// Runs `variant` over `images` images from the position of `from` to the end, and writes the outputs
+    /// that are computed on the way ([`VariantRunner::outputs_from`]): of each output f32 `[images, values]`,
+    /// the tokens of a feature map one behind the other.
     ///
     /// # Panics
     /// As [`VariantRunner::run`].
@@ -282,7 +285,8 @@ impl VariantRunner {
         self.run_into(variant, images, from, self.positions.len() - 1, &places, &mut targets);
     }
 
-    /// Runs `variant` from the position of `from` to the position `to`, and writes the tensors at `places` into `outputs`.
+    /// Runs `variant` from the position of `from` to the position `to`, and writes the tensors at `places`
+    /// into `outputs`.
     fn run_into<const N: usize>(
         &mut self,
         variant: &Variant,
@@ -363,8 +367,8 @@ impl VariantRunner {
         }
     }
 
-    /// The time of each launch in one forward of `variant` over the images of one group of threads, when `images` images of
-    /// `pixels` are run.
+    /// The time of each launch in one forward of `variant` over the images of one group of threads, when
+    /// `images` images of `pixels` are run.
     ///
     /// # Panics
     /// As [`VariantRunner::run`].
@@ -417,7 +421,8 @@ fn positions(plan: &Plan<'_>) -> Vec<Position> {
     found
 }
 
-/// Tensors that are written (or are the image) before step `at`, and that a step from `at` on reads or changes.
+/// Tensors that are written (or are the image) before step `at`, and that a step from `at` on reads or
+/// changes.
 fn alive(plan: &Plan<'_>, at: usize) -> Vec<TensorId> {
     let written = |tensor: &TensorId| {
         *tensor == plan.image() || plan.steps[..at].iter().any(|step| step.output == *tensor)
@@ -429,8 +434,8 @@ fn alive(plan: &Plan<'_>, at: usize) -> Vec<TensorId> {
     alive
 }
 
-/// Whether `tensor`, which alone is alive before step `at`, is the residual stream, which is f32 in every variant:
-/// a norm, a merge, a pool or an op in place reads it, and no variant stores codes there.
+/// Whether `tensor`, which alone is alive before step `at`, is the residual stream, which is f32 in every
+/// variant: a norm, a merge, a pool or an op in place reads it, and no variant stores codes there.
 fn next_uses_are_residual(plan: &Plan<'_>, at: usize, tensor: TensorId) -> bool {
     use swinq_plan::Op;
     let reads = |op: &Op<'_>| {

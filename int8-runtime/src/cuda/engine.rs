@@ -103,8 +103,9 @@ impl CudaRunner {
         Ok(input)
     }
 
-    /// Times each of `runs` forward passes of `images` images of `size` that are already on the GPU, without copies. Feature maps
-    /// are written in f16, with the channels first. `None` if fewer images of that size run at a time.
+    /// Times each of `runs` forward passes of `images` images of `size` that are already on the GPU, without
+    /// copies. Feature maps are written in f16, with the channels first. `None` if fewer images of that size
+    /// run at a time.
     pub(crate) fn compute_times(
         &mut self,
         images: usize,
@@ -176,8 +177,8 @@ impl CudaRunner {
         Ok(profiles)
     }
 
-    /// Describes the launches for batches of `images` images of the network's own size: a line for each launch, with the chosen
-    /// kernel and the reason.
+    /// Describes the launches for batches of `images` images of the network's own size: a line for each
+    /// launch, with the chosen kernel and the reason.
     pub(crate) fn launches(&mut self, images: usize) -> Result<Vec<String>, RuntimeError> {
         self.prepare(images, self.own_size())?;
         let line = |(index, choice): &Launch| {
@@ -192,8 +193,8 @@ impl CudaRunner {
         Ok(prepared.launches.iter().map(line).chain(notes).collect())
     }
 
-    /// Runs the steps one by one on the `count` images in `pixels`, which have the network's own size, and collects the output
-    /// of each.
+    /// Runs the steps one by one on the `count` images in `pixels`, which have the network's own size, and
+    /// collects the output of each.
     pub(crate) fn trace(&mut self, count: usize, pixels: &[u8]) -> Result<Vec<Traced>, RuntimeError> {
         let size = self.own_size();
         let padded = self.sizes.padded((size, count), self.options.max_batch);
@@ -235,8 +236,8 @@ pub(super) fn embed(
     memory.run((*index, &steps[*index]), choice.as_ref(), stream, images)
 }
 
-/// As [`embed`], for a batch that is prepared for `number` images. The rows of those that are missing are copies of the first
-/// image's, so that they hold nothing that is not in the batch.
+/// As [`embed`], for a batch that is prepared for `number` images. The rows of those that are missing are
+/// copies of the first image's, so that they hold nothing that is not in the batch.
 pub(super) fn embed_in(
     number: usize,
     packed: &Packed,

@@ -29,8 +29,8 @@ pub(crate) enum Gather {
 }
 
 impl DeviceGeometry {
-    /// Copies `geometry` to the device. With `codes`, launches that add to the residual store its codes in the order of windows.
-    /// The host waits for `stream`.
+    /// Copies `geometry` to the device. With `codes`, launches that add to the residual store its codes in
+    /// the order of windows. The host waits for `stream`.
     pub(crate) fn new(
         device: &Device,
         stream: &Stream,

@@ -76,10 +76,10 @@ impl From<OutputForm> for DeviceForm {
 }
 
 impl CudaRunner {
-    /// Computes the outputs of the `images` images of `input`; there must be at least one. They run in batches of
-    /// `each` images, at most `max_batch`, or fewer if they are larger than the network's own. `outputs` has memory for each
-    /// output of the plan in these `forms`, or `None` for one that is not asked for. Copies overlap with computation, except with
-    /// [`CudaOptions::nvtx`](super::CudaOptions::nvtx).
+    /// Computes the outputs of the `images` images of `input`; there must be at least one. They run in
+    /// batches of `each` images, at most `max_batch`, or fewer if they are larger than the network's own.
+    /// `outputs` has memory for each output of the plan in these `forms`, or `None` for one that is not asked
+    /// for. Copies overlap with computation, except with [`CudaOptions::nvtx`](super::CudaOptions::nvtx).
     pub(crate) fn infer(
         &mut self,
         (images, each): (usize, usize),
@@ -156,8 +156,8 @@ impl CudaRunner {
         Ok(end)
     }
 
-    /// Chooses kernels for batches of `images` images of `size`, or as many as run at a time, records their graph, and makes room
-    /// for all outputs in f32. No-op if already prepared. Returns the number of images.
+    /// Chooses kernels for batches of `images` images of `size`, or as many as run at a time, records their
+    /// graph, and makes room for all outputs in f32. No-op if already prepared. Returns the number of images.
     pub(crate) fn prepare(&mut self, images: usize, size: Size) -> Result<usize, RuntimeError> {
         let images = images.min(self.at_a_time(size));
         let of = self.of_size(size, images)?;
@@ -176,7 +176,8 @@ impl CudaRunner {
         self.prepare_batch(images, of, Effort::Measure)
     }
 
-    /// Resets all flags, and returns their meaning. `known` is whether all outputs that are asked for have a flag.
+    /// Resets all flags, and returns their meaning. `known` is whether all outputs that are asked for have a
+    /// flag.
     ///
     /// # Errors
     /// [`RuntimeError::ResidualOverflow`] if a value in the f16 residual is not finite.
@@ -201,7 +202,8 @@ impl CudaRunner {
         }
     }
 
-    /// Computes the outputs of a part, launch by launch, with a profiler range around each launch and one around all.
+    /// Computes the outputs of a part, launch by launch, with a profiler range around each launch and one
+    /// around all.
     fn infer_marked(
         &self,
         nvtx: Nvtx,
@@ -229,8 +231,8 @@ impl CudaRunner {
         Ok(())
     }
 
-    /// The places of the feature maps of `count` images of the geometry `of`, in f16 with the channels first, as most programs
-    /// read them; none for a classifier.
+    /// The places of the feature maps of `count` images of the geometry `of`, in f16 with the channels first,
+    /// as most programs read them; none for a classifier.
     pub(super) fn maps_in_f16(&self, count: usize, of: &OfSize) -> Vec<Region> {
         let form = DeviceForm { element: OutputType::F16, channels_first: true };
         match self.packed.scores {

@@ -88,8 +88,9 @@ pub(crate) struct Images<'a> {
 pub(crate) struct Memory {
     pub(crate) tensors: Vec<DeviceTensor>,
     arena: DeviceSlice,
-    /// One u32 flag for each step, which it sets if its f16 residual holds a value that is not finite, and one for each output;
-    /// then the scores of a classifier, and outputs on their way to the host, for which there is room after the first of them.
+    /// One u32 flag for each step, which it sets if its f16 residual holds a value that is not finite, and
+    /// one for each output; then the scores of a classifier, and outputs on their way to the host, for which
+    /// there is room after the first of them.
     results: DeviceSlice,
     /// The number of steps, and that of flags.
     steps: usize,
@@ -129,8 +130,9 @@ impl Memory {
         arena <= self.arena.bytes() && results <= self.results.bytes()
     }
 
-    /// Makes room for `arena` bytes in the arena and for `results` bytes of results. What grows moves, and its contents are lost. It grows
-    /// by half at least, where the device has so much, so that images that become larger and larger move it few times.
+    /// Makes room for `arena` bytes in the arena and for `results` bytes of results. What grows moves, and
+    /// its contents are lost. It grows by half at least, where the device has so much, so that images that
+    /// become larger and larger move it few times.
     ///
     /// # Errors
     /// The device has too little free memory; the memory is as before then.
@@ -178,8 +180,8 @@ impl Memory {
         self.results.slice(self.flag_bytes, images * row)
     }
 
-    /// Puts the launches that write outputs of `images` on `stream`: for each of `written` the index of the output, its memory and its
-    /// form.
+    /// Puts the launches that write outputs of `images` on `stream`: for each of `written` the index of the
+    /// output, its memory and its form.
     pub(crate) fn write_outputs(
         &self,
         packed: &Packed,
@@ -203,8 +205,8 @@ impl Memory {
         packed.writer_of_outputs.run(stream, images.count, &outputs, &self.results.slice(0, 4 * self.steps))
     }
 
-    /// Returns the index of the first flag that is set, if there is one, and resets all flags: those of the steps come before
-    /// those of the outputs.
+    /// Returns the index of the first flag that is set, if there is one, and resets all flags: those of the
+    /// steps come before those of the outputs.
     pub(crate) fn take_flag(&self, stream: &Stream) -> Result<Option<usize>, CudaError> {
         let flags = self.flags();
         let mut words = vec![0_u32; self.flags];
@@ -265,8 +267,9 @@ impl Memory {
     }
 }
 
-/// For each tensor, the most images, up to `most`, of a batch with these grids that uses it. `touched` lists tensors with
-/// the batches of a step that uses them. The steps that a fused launch replaces run for small batches only.
+/// For each tensor, the most images, up to `most`, of a batch with these grids that uses it. `touched` lists
+/// tensors with the batches of a step that uses them. The steps that a fused launch replaces run for small
+/// batches only.
 fn most_images<'a>(
     touched: impl Iterator<Item = (&'a When, TensorId)>,
     tensors: usize,
@@ -279,8 +282,8 @@ fn most_images<'a>(
     images
 }
 
-/// The tensors that each step reads and writes, for [`Layout::new`], from the input, the output and the second output of the steps.
-/// A step reads its input while it writes both outputs.
+/// The tensors that each step reads and writes, for [`Layout::new`], from the input, the output and the
+/// second output of the steps. A step reads its input while it writes both outputs.
 fn uses(steps: impl Iterator<Item = (TensorId, TensorId, Option<TensorId>)>) -> Vec<(TensorId, TensorId)> {
     let of_step = |(input, output, second): (TensorId, TensorId, Option<TensorId>)| {
         second.map(|second| (input, second)).into_iter().chain([(input, output)])

@@ -1,5 +1,5 @@
-//! Lowers the MLP branch of a block (LayerNorm, fc1, fc2; for Swin V2 the codes of the residual, fc1, fc2, LayerNorm) to one
-//! launch where there is a kernel for it.
+//! Lowers the MLP branch of a block (LayerNorm, fc1, fc2; for Swin V2 the codes of the residual, fc1, fc2,
+//! LayerNorm) to one launch where there is a kernel for it.
 
 use swinq_cuda::ops::ResidualType;
 use swinq_cuda::ops::mlp::{DeviceMlp, MlpConfig, MlpNorm, MlpSpec};
@@ -11,8 +11,8 @@ use super::int8::{int8_linear, is_int8, is_plain};
 use super::lower::stored_codes;
 use super::step::Codes;
 
-/// The plan's steps of the MLP branch of a block, in INT8 without `.output` and residual sites. The hidden columns alone may have
-/// zero points.
+/// The plan's steps of the MLP branch of a block, in INT8 without `.output` and residual sites. The hidden
+/// columns alone may have zero points.
 struct Mlp<'a> {
     norm: &'a Norm<'a>,
     of: MlpNorm,
@@ -28,8 +28,8 @@ struct Mlp<'a> {
 }
 
 impl<'a> Mlp<'a> {
-    /// The MLP that `steps` begins with, if it does. With `next_codes` it stores the codes of the new residual that the step
-    /// after it computes.
+    /// The MLP that `steps` begins with, if it does. With `next_codes` it stores the codes of the new
+    /// residual that the step after it computes.
     fn of(steps: &'a [Step<'a>], next_codes: bool) -> Option<Mlp<'a>> {
         let [first, second, third, after @ ..] = steps else { return None };
         let (Op::Linear(fc1), Op::Linear(fc2)) = (&second.op, &third.op) else { return None };
@@ -78,7 +78,8 @@ impl<'a> Mlp<'a> {
     }
 }
 
-/// The quantizers of the columns of codes; `Some(None)` if all columns have the same, `None` if no codes are stored.
+/// The quantizers of the columns of codes; `Some(None)` if all columns have the same, `None` if no codes are
+/// stored.
 fn hidden_codes(store: &Store) -> Option<Option<&ColumnQuantizers>> {
     match store {
         Store::Codes(_) => Some(None),
@@ -102,8 +103,9 @@ pub(super) struct FusedMlp<'a> {
 }
 
 impl<'a> FusedMlp<'a> {
-    /// The MLP that `steps` begins with. `None` if `steps` does not begin with an MLP, or there is no kernel for it. With
-    /// `next_codes` it also computes the step after the MLP, if that step computes codes of the new residual.
+    /// The MLP that `steps` begins with. `None` if `steps` does not begin with an MLP, or there is no kernel
+    /// for it. With `next_codes` it also computes the step after the MLP, if that step computes codes of the
+    /// new residual.
     pub(super) fn find(
         device: &Device,
         steps: &'a [Step<'a>],

@@ -1,5 +1,5 @@
-//! The CUDA backend: runs the plan's steps as fused launches on one GPU, recorded as a graph for each number of images of
-//! each size.
+//! The CUDA backend: runs the plan's steps as fused launches on one GPU, recorded as a graph for each number
+//! of images of each size.
 
 mod engine;
 mod geometry;

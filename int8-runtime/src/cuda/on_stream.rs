@@ -25,7 +25,8 @@ pub(crate) struct Given<'a> {
 /// The memory and the form of each output that is asked for.
 pub(crate) type Targets<'a> = [Option<(&'a DeviceSlice, OutputForm)>; MOST_OUTPUTS];
 
-/// A part of a batch: its first image, the number of its images, and that of the prepared batch in which they run.
+/// A part of a batch: its first image, the number of its images, and that of the prepared batch in which they
+/// run.
 #[derive(Clone, Copy)]
 struct StreamPart {
     first: usize,
@@ -34,13 +35,15 @@ struct StreamPart {
 }
 
 impl CudaRunner {
-    /// Puts the computation of `targets` from `given` on `stream`, a stream of the caller. A batch runs in parts of as many
-    /// images as run at a time. If a value is not finite, the outputs are NaN, and `report` tells the flag. Work of other
-    /// streams that uses the arena comes first. `recorded` is whether the caller records a graph; then nothing is prepared, and
-    /// the launches are recorded one by one, because a graph cannot launch a graph that exists.
+    /// Puts the computation of `targets` from `given` on `stream`, a stream of the caller. A batch runs in
+    /// parts of as many images as run at a time. If a value is not finite, the outputs are NaN, and `report`
+    /// tells the flag. Work of other streams that uses the arena comes first. `recorded` is whether the
+    /// caller records a graph; then nothing is prepared, and the launches are recorded one by one, because a
+    /// graph cannot launch a graph that exists.
     ///
     /// # Errors
-    /// The image is none that the network can process, `recorded` and the batch is not prepared, or the driver fails.
+    /// The image is none that the network can process, `recorded` and the batch is not prepared, or the
+    /// driver fails.
     pub(crate) fn run_on(
         &mut self,
         stream: &Stream,
@@ -73,13 +76,15 @@ impl CudaRunner {
         done
     }
 
-    /// Chooses kernels for `images` images of `size`, and records the graphs of their parts, unless they are prepared.
+    /// Chooses kernels for `images` images of `size`, and records the graphs of their parts, unless they are
+    /// prepared.
     pub(crate) fn prepare_on(&mut self, images: usize, size: Size) -> Result<(), RuntimeError> {
         let of = self.of_size(size, images)?;
         self.prepare_parts((images, of.most), &of).map(drop)
     }
 
-    /// The number of images of the prepared batch in which each part of `images` images of `size` runs, if all are prepared.
+    /// The number of images of the prepared batch in which each part of `images` images of `size` runs, if
+    /// all are prepared.
     pub(super) fn prepared_parts(&self, images: usize, size: Size) -> Option<(Arc<OfSize>, Vec<usize>)> {
         let of = Arc::clone(&self.sizes.of_size(size)?.of);
         let firsts = (0..images).step_by(of.most);

@@ -49,11 +49,12 @@ pub struct CudaOptions {
     /// Maximum number of images that run at a time, in `1..=`[`MAX_BATCH`](crate::MAX_BATCH). Larger batches
     /// are split. The engine's memory grows with it.
     pub max_batch: usize,
-    /// The most pixels, height times width, of an image; 0 stands for as many as half of the free GPU memory holds. Images of
-    /// the network's own size, and smaller ones, are always accepted.
+    /// The most pixels, height times width, of an image; 0 stands for as many as half of the free GPU memory
+    /// holds. Images of the network's own size, and smaller ones, are always accepted.
     pub max_pixels: usize,
-    /// The most streams of the caller that run at the same time, each with memory of its own; further streams wait for one another.
-    /// A graph that the caller records counts as one as long as it lives, and so does inference from host memory.
+    /// The most streams of the caller that run at the same time, each with memory of its own; further streams
+    /// wait for one another. A graph that the caller records counts as one as long as it lives, and so does
+    /// inference from host memory.
     pub max_streams: usize,
     /// Element type of the residual stream; `None` is f16, or f32 for a model whose residual f16 cannot hold
     /// ([`residual_type`]).
@@ -69,7 +70,8 @@ pub struct CudaOptions {
 }
 
 impl Default for CudaOptions {
-    /// The first GPU, 32 images at a time, f16 residual stream where it fits, kernels from the tables, no profiler ranges.
+    /// The first GPU, 32 images at a time, f16 residual stream where it fits, kernels from the tables, no
+    /// profiler ranges.
     fn default() -> CudaOptions {
         CudaOptions {
             device: 0,
@@ -85,15 +87,17 @@ impl Default for CudaOptions {
 }
 
 impl CudaOptions {
-    /// The type of the residual stream that is asked for, f16 if none is. Engines and packed models have options that state it.
+    /// The type of the residual stream that is asked for, f16 if none is. Engines and packed models have
+    /// options that state it.
     pub(crate) fn residual(&self) -> ResidualType {
         self.residual.unwrap_or(ResidualType::F16)
     }
 }
 
-/// The element type of the residual stream of a model of the architecture `config` if `asked` is asked for (option `residual`). `fit`
-/// says whether f16 holds its values. If nothing is asked for, it is f32 where f16 does not hold them, and where the rows of a stage
-/// are no whole groups of the columns that kernels for f16 read at once.
+/// The element type of the residual stream of a model of the architecture `config` if `asked` is asked for
+/// (option `residual`). `fit` says whether f16 holds its values. If nothing is asked for, it is f32 where f16
+/// does not hold them, and where the rows of a stage are no whole groups of the columns that kernels for f16
+/// read at once.
 ///
 /// # Errors
 /// [`RuntimeError::F16Residual`] if f16 is asked for and does not hold the values.

@@ -29,7 +29,8 @@ pub(crate) struct Packed {
     pub(super) own: Arc<Geometry>,
 }
 
-/// An output of the network: a tensor that is alive to the end, and how it is written to the memory of its reader.
+/// An output of the network: a tensor that is alive to the end, and how it is written to the memory of its
+/// reader.
 pub(crate) struct PackedOutput {
     pub(super) name: String,
     pub(super) source: TensorId,
@@ -69,8 +70,8 @@ pub fn check_architecture(config: &SwinConfig) -> Result<(), CudaError> {
     config.stages().iter().map(Stage::head_dim).try_for_each(check_heads)
 }
 
-/// Refuses images for whose `grids` the absolute position embedding would be interpolated: each size would need a table in the memory
-/// of the GPU.
+/// Refuses images for whose `grids` the absolute position embedding would be interpolated: each size would
+/// need a table in the memory of the GPU.
 ///
 /// # Errors
 /// [`ModelError::Image`] with the reason.

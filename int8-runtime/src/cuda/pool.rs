@@ -1,5 +1,5 @@
-//! The runners of an engine. Each has an arena, in which one computation runs at a time: one runner serves inference from host
-//! memory, one each stream of the caller, and one each graph that the caller records.
+//! The runners of an engine. Each has an arena, in which one computation runs at a time: one runner serves
+//! inference from host memory, one each stream of the caller, and one each graph that the caller records.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,8 +19,8 @@ enum User {
     Host,
     /// The stream with this identity.
     Stream(u64),
-    /// A graph of the caller, with the identity of its recording. `released` is set when the graph is destroyed. Until then it may
-    /// run at any time, so that nobody else uses the runner.
+    /// A graph of the caller, with the identity of its recording. `released` is set when the graph is
+    /// destroyed. Until then it may run at any time, so that nobody else uses the runner.
     Graph {
         capture: u64,
         released: Arc<AtomicBool>,
@@ -51,8 +51,8 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// Locks the runner for one call. A panic in an earlier call does no harm: every tensor is written before it is read, so a
-    /// later call reads nothing that the earlier call left.
+    /// Locks the runner for one call. A panic in an earlier call does no harm: every tensor is written before
+    /// it is read, so a later call reads nothing that the earlier call left.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Box<CudaRunner>> {
         self.runner.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
@@ -119,7 +119,8 @@ impl Pool {
         self.of(User::Stream(id))
     }
 
-    /// The runner of `user`: its own, or an unused one, or a new one, or that of another user who has not used it for longest.
+    /// The runner of `user`: its own, or an unused one, or a new one, or that of another user who has not
+    /// used it for longest.
     ///
     /// # Errors
     /// There are as many runners as allowed, and all belong to graphs; the device has too little memory.
@@ -140,8 +141,8 @@ impl Pool {
         Ok(shared)
     }
 
-    /// The runner of the graph that the caller records: one in which `images` images of `size` are prepared. It belongs to the
-    /// graph as long as that lives.
+    /// The runner of the graph that the caller records: one in which `images` images of `size` are prepared.
+    /// It belongs to the graph as long as that lives.
     ///
     /// # Errors
     /// [`RuntimeError::NotPrepared`], or the driver fails.

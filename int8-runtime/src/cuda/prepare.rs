@@ -1,7 +1,8 @@
-//! The prepared state of a batch: the geometry of its images on the device, the kernels of its launches, and their graph.
+//! The prepared state of a batch: the geometry of its images on the device, the kernels of its launches, and
+//! their graph.
 //!
-//! To record a graph takes the host little longer than to put its launches on a stream once, and each run with it saves most of that
-//! time. So every batch has one from its first run on.
+//! To record a graph takes the host little longer than to put its launches on a stream once, and each run
+//! with it saves most of that time. So every batch has one from its first run on.
 
 use std::sync::Arc;
 
@@ -32,7 +33,8 @@ pub(super) struct Prepared {
 }
 
 impl CudaRunner {
-    /// Prepares for `images` images of the size of `of`, `each` at a time. Returns the prepared number of images of each part.
+    /// Prepares for `images` images of the size of `of`, `each` at a time. Returns the prepared number of
+    /// images of each part.
     pub(super) fn prepare_parts(
         &mut self,
         (images, each): (usize, usize),
@@ -47,8 +49,8 @@ impl CudaRunner {
         Ok(parts)
     }
 
-    /// How kernels are chosen for images of `size`, for which an inference waits: only the first batch is measured, and a new
-    /// size compiles nothing where a kernel is compiled already.
+    /// How kernels are chosen for images of `size`, for which an inference waits: only the first batch is
+    /// measured, and a new size compiles nothing where a kernel is compiled already.
     fn effort(&self, size: Size) -> Effort {
         if self.first {
             Effort::Measure
@@ -59,8 +61,9 @@ impl CudaRunner {
         }
     }
 
-    /// The state that all batches of up to `images` images of `size` share. It lives as long as a batch of that size is
-    /// prepared. More images than before need other places, so that the batches of that size are prepared anew.
+    /// The state that all batches of up to `images` images of `size` share. It lives as long as a batch of
+    /// that size is prepared. More images than before need other places, so that the batches of that size are
+    /// prepared anew.
     pub(super) fn of_size(&mut self, size: Size, images: usize) -> Result<Arc<OfSize>, RuntimeError> {
         let asked = images.min(self.options.max_batch);
         let known = self.sizes.of_size(size).map(|prepared| Arc::clone(&prepared.of));
@@ -93,14 +96,14 @@ impl CudaRunner {
         Ok(Arc::new(geometry))
     }
 
-    /// The most images of `size` at a time in inference from host memory: as many as take the memory of a full batch of images of
-    /// the network's own size. Copies overlap with the computation of small parts.
+    /// The most images of `size` at a time in inference from host memory: as many as take the memory of a
+    /// full batch of images of the network's own size. Copies overlap with the computation of small parts.
     pub(super) fn at_a_time(&self, size: Size) -> usize {
         images_at_a_time(self.options.max_batch, self.own_size(), size)
     }
 
-    /// Places for `asked` images at a time, or for fewer, if half of the free memory does not hold them, but at least for as many as
-    /// inference from host memory runs; and that number.
+    /// Places for `asked` images at a time, or for fewer, if half of the free memory does not hold them, but
+    /// at least for as many as inference from host memory runs; and that number.
     fn places(&self, grids: &Grids, asked: usize) -> Result<(Places, usize), RuntimeError> {
         let least = self.at_a_time(grids.image());
         let mut most = asked.next_power_of_two().min(self.options.max_batch).max(least);
@@ -116,8 +119,8 @@ impl CudaRunner {
         Ok((places, most))
     }
 
-    /// Makes room for so many bytes of the arena and of the results. If memory grows, all graphs are dropped, because they hold
-    /// its addresses.
+    /// Makes room for so many bytes of the arena and of the results. If memory grows, all graphs are dropped,
+    /// because they hold its addresses.
     pub(super) fn reserve(&mut self, bytes: (usize, usize)) -> Result<(), RuntimeError> {
         if self.memory.has_room(bytes) {
             return Ok(());
@@ -140,7 +143,8 @@ impl CudaRunner {
             return Ok(());
         }
         if effort == Effort::Measure || !self.sizes.has_room() {
-            // Measurements use the arena, and nothing that work on a stream uses is destroyed before it is done.
+            // Measurements use the arena, and nothing that work on a stream uses is destroyed before it is
+            // done.
             self.last.synchronize()?;
         }
         self.sizes.make_room();
@@ -179,8 +183,9 @@ impl CudaRunner {
         Ok(launches)
     }
 
-    /// Compiles the kernels for batches of `images` that can be chosen without a measurement. With the first batch also those of steps
-    /// that run for other batches alone, and loads these, so that no other batch waits for a compilation.
+    /// Compiles the kernels for batches of `images` that can be chosen without a measurement. With the first
+    /// batch also those of steps that run for other batches alone, and loads these, so that no other batch
+    /// waits for a compilation.
     fn compile(&mut self, images: usize, of: &OfSize, effort: Effort) {
         let (packed, geometry) = (Arc::clone(&self.packed), &of.geometry);
         let runs = |step: &&DeviceStep| step.when.holds(images, geometry.grids());

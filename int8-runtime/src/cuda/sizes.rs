@@ -1,14 +1,14 @@
-//! The batches for which kernels are chosen: numbers of images of a size in pixels. A batch of
-//! another number of images is padded to one of them, because preparing a batch takes far longer than an inference, and a
-//! number may occur only once, such as that of the last batch of an evaluation. A number that keeps occurring is prepared if
-//! padding would more than double the work.
+//! The batches for which kernels are chosen: numbers of images of a size in pixels. A batch of another number
+//! of images is padded to one of them, because preparing a batch takes far longer than an inference, and a
+//! number may occur only once, such as that of the last batch of an evaluation. A number that keeps occurring
+//! is prepared if padding would more than double the work.
 
 use std::collections::HashMap;
 
 use swinq_model::Size;
 
-/// Maximum number of prepared batches. Detectors see hundreds of sizes; what a batch holds on the device is about 2 MB for images of
-/// 800 x 1333 pixels.
+/// Maximum number of prepared batches. Detectors see hundreds of sizes; what a batch holds on the device is
+/// about 2 MB for images of 800 x 1333 pixels.
 const MOST: usize = 256;
 
 /// Number of batches that are padded to more than twice their size before a smaller batch is prepared.
@@ -20,8 +20,8 @@ pub(crate) type Batch = (Size, usize);
 /// The prepared batches; the most recently used one is the last.
 pub(crate) struct Sizes<T> {
     used: Vec<(Batch, T)>,
-    /// For batches that are not prepared, of sizes that are: the number of batches that were padded to more than twice their
-    /// number of images.
+    /// For batches that are not prepared, of sizes that are: the number of batches that were padded to more
+    /// than twice their number of images.
     padded: HashMap<Batch, usize>,
 }
 
@@ -31,9 +31,10 @@ impl<T> Sizes<T> {
         Sizes { used: Vec::new(), padded: HashMap::new() }
     }
 
-    /// The number of images at which a batch runs, which the caller then prepares: the smallest prepared number that holds
-    /// it, or the next power of two, at most `most`. The latter is chosen if no prepared number is large enough, and if the
-    /// batch, and [`PATIENCE`] batches before it, would leave half of the prepared batch or more empty.
+    /// The number of images at which a batch runs, which the caller then prepares: the smallest prepared
+    /// number that holds it, or the next power of two, at most `most`. The latter is chosen if no prepared
+    /// number is large enough, and if the batch, and [`PATIENCE`] batches before it, would leave half of the
+    /// prepared batch or more empty.
     pub(crate) fn padded(&mut self, (size, images): Batch, most: usize) -> usize {
         let own = images.next_power_of_two().min(most);
         let Some(prepared) = self.holding((size, images)) else { return own };

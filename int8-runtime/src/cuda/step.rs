@@ -177,7 +177,8 @@ impl fmt::Display for Choice {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Codes {
     pub(crate) tensor: TensorId,
-    /// The order of the rows. If it has padding, the launch stores no codes, and a step of its own gathers them.
+    /// The order of the rows. If it has padding, the launch stores no codes, and a step of its own gathers
+    /// them.
     pub(crate) order: Order,
 }
 
@@ -212,7 +213,8 @@ pub(crate) struct Operands<'a> {
     pub(crate) form: InputForm,
     pub(crate) output: &'a DeviceSlice,
     pub(crate) codes: Option<&'a DeviceSlice>,
-    /// The step's flag: a u32 that the step sets if its f16 residual, or an image, holds a value that is not finite.
+    /// The step's flag: a u32 that the step sets if its f16 residual, or an image, holds a value that is not
+    /// finite.
     pub(crate) flag: &'a DeviceSlice,
 }
 

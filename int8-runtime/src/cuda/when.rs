@@ -18,7 +18,8 @@ impl When {
     /// For every batch.
     pub(crate) const ANY: When = When { rows: Rows::One, range: 0..usize::MAX, padded: None };
 
-    /// For batches with at least `least` of `rows`: for every batch, if one image of the size `own` has so many.
+    /// For batches with at least `least` of `rows`: for every batch, if one image of the size `own` has so
+    /// many.
     pub(crate) fn from_rows(rows: Rows, least: usize, own: &Geometry) -> When {
         if own.rows(rows) >= least {
             When::ANY
@@ -43,8 +44,8 @@ impl When {
         self.range.contains(&(images * grids.rows(self.rows))) && self.suits(grids)
     }
 
-    /// The most images with these grids, up to `most`, of a batch for which the step runs. Any number of images counts as
-    /// enough rows.
+    /// The most images with these grids, up to `most`, of a batch for which the step runs. Any number of
+    /// images counts as enough rows.
     pub(crate) fn most(&self, most: usize, grids: &Grids) -> usize {
         if self.suits(grids) { most.min((self.range.end - 1) / grids.rows(self.rows)) } else { 0 }
     }

@@ -1,5 +1,5 @@
-//! The attention branch of a transformer block as one launch: LayerNorm, QKV, window attention, projection and
-//! residual addition, in the order of Swin V1 or V2.
+//! The attention branch of a transformer block as one launch: LayerNorm, QKV, window attention, projection
+//! and residual addition, in the order of Swin V1 or V2.
 
 use swinq_cuda::ops::window_block::{DeviceWindowBlock, WindowBlockConfig, WindowBlockSpec};
 use swinq_cuda::{CudaError, Device};
@@ -108,8 +108,8 @@ impl<'a> WindowBlock<'a> {
         &attend.expect("attention is one of the steps").name
     }
 
-    /// The batches for which the launch, which [fits](Self::fits) `device`, is faster than one for each step. `own` is the
-    /// geometry of the network's own size.
+    /// The batches for which the launch, which [fits](Self::fits) `device`, is faster than one for each step.
+    /// `own` is the geometry of the network's own size.
     pub(super) fn when(&self, device: &Device, own: &Geometry) -> When {
         let config = self.config(device).expect("the kernel fits");
         let least = config.least_windows(device.multiprocessors()) * self.attention.tokens;

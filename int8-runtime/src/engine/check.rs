@@ -11,7 +11,8 @@ use crate::memory::available_memory;
 use crate::packed::Lowered;
 
 impl Engine {
-    /// Refuses an image of `size` that the network, or on a GPU the backend, cannot process. It does not ask for the image's memory.
+    /// Refuses an image of `size` that the network, or on a GPU the backend, cannot process. It does not ask
+    /// for the image's memory.
     ///
     /// # Errors
     /// [`RuntimeError::Model`] with the reason.
@@ -73,7 +74,8 @@ impl Engine {
         Err(RuntimeError::InputNotFinite { image: index / each, row, column, channel, value })
     }
 
-    /// Refuses an image that needs more memory than allowed, before any is asked for. `held` is what the runner holds.
+    /// Refuses an image that needs more memory than allowed, before any is asked for. `held` is what the
+    /// runner holds.
     pub(super) fn check_memory(&self, size: Size, held: usize) -> Result<(), RuntimeError> {
         if size.area() <= self.input_size().area() {
             return Ok(());
@@ -93,7 +95,8 @@ impl Engine {
         Err(RuntimeError::ImageTooLarge { size, needed, allowed })
     }
 
-    /// Half of the free memory, or what the runner holds if that is more, because an image that fits into that takes no more.
+    /// Half of the free memory, or what the runner holds if that is more, because an image that fits into
+    /// that takes no more.
     fn free_memory(&self, held: usize) -> Result<usize, RuntimeError> {
         let free = match &self.packed.lowered {
             Lowered::Cuda(lowered) => lowered.device().memory()?.0,
@@ -110,7 +113,8 @@ impl Engine {
         Err(RuntimeError::Images { images, max_batch })
     }
 
-    /// The number and the pixels of the first images of `pixels`, images of `size`, at most `max_batch` images.
+    /// The number and the pixels of the first images of `pixels`, images of `size`, at most `max_batch`
+    /// images.
     pub(super) fn first_batch<'a>(
         &self,
         pixels: &'a [u8],

@@ -37,26 +37,28 @@ pub struct DeviceOutput<'a> {
 }
 
 impl Engine {
-    /// As [`Engine::run`] on `stream`, from and to memory of the engine's GPU. The work comes after what is on the stream, and the
-    /// call returns without waiting for it. The memory must live, and the images must stay as they are, until it is done.
+    /// As [`Engine::run`] on `stream`, from and to memory of the engine's GPU. The work comes after what is
+    /// on the stream, and the call returns without waiting for it. The memory must live, and the images must
+    /// stay as they are, until it is done.
     ///
-    /// Streams run at the same time, as many as [`CudaOptions::max_streams`](crate::CudaOptions); each has memory of its own for
-    /// tensors. The first call on a stream allocates that, and the first call for a size and a number of images prepares for them;
-    /// both may wait for the GPU.
+    /// Streams run at the same time, as many as [`CudaOptions::max_streams`](crate::CudaOptions); each has
+    /// memory of its own for tensors. The first call on a stream allocates that, and the first call for a
+    /// size and a number of images prepares for them; both may wait for the GPU.
     ///
-    /// If the caller records a graph on the stream ([CUDA's stream capture]), the launches become a part of the graph. The size
-    /// and the number of images must be prepared ([`Engine::prepare_on`], or a call on any stream). The graph keeps the memory
-    /// of the stream on which they were prepared as long as it lives.
+    /// If the caller records a graph on the stream ([CUDA's stream capture]), the launches become a part of
+    /// the graph. The size and the number of images must be prepared ([`Engine::prepare_on`], or a call on
+    /// any stream). The graph keeps the memory of the stream on which they were prepared as long as it lives.
     ///
-    /// A value that is not finite cannot be an error of this call. All outputs are NaN then, and the next call on this engine
-    /// fails, or [`Engine::check`].
+    /// A value that is not finite cannot be an error of this call. All outputs are NaN then, and the next
+    /// call on this engine fails, or [`Engine::check`].
     ///
     /// [CUDA's stream capture]: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#cuda-graphs
     ///
     /// # Errors
-    /// The engine runs on a CPU; the stream or memory are of another GPU; memory has another length than its values, overlaps, or
-    /// is not aligned to its elements; the errors of [`Engine::run`] that need no value of an image; [`RuntimeError::EarlierRun`];
-    /// [`RuntimeError::NotPrepared`] and [`RuntimeError::Streams`].
+    /// The engine runs on a CPU; the stream or memory are of another GPU; memory has another length than its
+    /// values, overlaps, or is not aligned to its elements; the errors of [`Engine::run`] that need no value
+    /// of an image; [`RuntimeError::EarlierRun`]; [`RuntimeError::NotPrepared`] and
+    /// [`RuntimeError::Streams`].
     pub fn run_on(
         &self,
         stream: &Stream,
@@ -82,7 +84,8 @@ impl Engine {
         self.with_room(&shared, given.size, run)
     }
 
-    /// Prepares for `images` images of `size` on `stream`, and allocates its memory; otherwise the first call on the stream does so.
+    /// Prepares for `images` images of `size` on `stream`, and allocates its memory; otherwise the first call
+    /// on the stream does so.
     ///
     /// # Errors
     /// As [`Engine::prepare`] and [`Engine::run_on`], and a stream on which the caller records a graph.
@@ -97,8 +100,8 @@ impl Engine {
         self.with_room(&shared, size, |runner| runner.prepare_on(images, size))
     }
 
-    /// Fails if an earlier [`Engine::run_on`], or a graph that holds one, met a value that is not finite. It does not wait: work that
-    /// is not done yet may fail later. An error is told once.
+    /// Fails if an earlier [`Engine::run_on`], or a graph that holds one, met a value that is not finite. It
+    /// does not wait: work that is not done yet may fail later. An error is told once.
     ///
     /// # Errors
     /// [`RuntimeError::EarlierRun`].
@@ -155,8 +158,8 @@ impl Engine {
     }
 }
 
-/// Refuses memory of another GPU than `device`, and memory that is not aligned to elements of `bytes` bytes, or does not end with
-/// one.
+/// Refuses memory of another GPU than `device`, and memory that is not aligned to elements of `bytes` bytes,
+/// or does not end with one.
 fn check_place(name: &str, device: &Device, values: &DeviceSlice, bytes: usize) -> Result<(), RuntimeError> {
     if !values.is_on(device) {
         return Err(tensor(name, "its memory is on another GPU than the engine"));

@@ -11,11 +11,13 @@ use crate::profile::LaunchProfile;
 use crate::trace::Traced;
 
 impl Engine {
-    /// The time of each launch in a forward of the first (at most `max_batch`) of `pixels`, images of `size`: on a CPU the median
-    /// of `runs` forwards (at least one); on a GPU the median of a fixed number of launches.
+    /// The time of each launch in a forward of the first (at most `max_batch`) of `pixels`, images of `size`:
+    /// on a CPU the median of `runs` forwards (at least one); on a GPU the median of a fixed number of
+    /// launches.
     ///
     /// # Errors
-    /// `pixels` is not one or more whole images, the network or the engine's memory has no room for the size, or the GPU fails.
+    /// `pixels` is not one or more whole images, the network or the engine's memory has no room for the size,
+    /// or the GPU fails.
     pub fn profile(
         &self,
         size: Size,
@@ -34,8 +36,8 @@ impl Engine {
         }
     }
 
-    /// Runs the launches one by one over the first (at most `max_batch`) of `pixels`, images of [`Engine::input_size`], and
-    /// collects the result of each launch.
+    /// Runs the launches one by one over the first (at most `max_batch`) of `pixels`, images of
+    /// [`Engine::input_size`], and collects the result of each launch.
     ///
     /// # Errors
     /// `pixels` is not one or more whole images, the system refuses memory, or the GPU fails.
@@ -63,12 +65,13 @@ impl Engine {
         }
     }
 
-    /// On a GPU, the time of each of `runs` forwards of `images` images of `size`, without copies: the images are already on the
-    /// GPU. Feature maps are written in f16, with the channels first. `None` if fewer images of that size run at a time, and on
-    /// the CPU, which makes no copies.
+    /// On a GPU, the time of each of `runs` forwards of `images` images of `size`, without copies: the images
+    /// are already on the GPU. Feature maps are written in f16, with the channels first. `None` if fewer
+    /// images of that size run at a time, and on the CPU, which makes no copies.
     ///
     /// # Errors
-    /// The errors of [`Engine::prepare`], and an image that the network cannot process, or that needs more memory than allowed.
+    /// The errors of [`Engine::prepare`], and an image that the network cannot process, or that needs more
+    /// memory than allowed.
     pub fn compute_times(
         &self,
         size: Size,

@@ -32,8 +32,8 @@ impl<'a> OutputMut<'a> {
     }
 }
 
-/// Values of an output. f16 are rounded to the nearest, ties to even; a value that f16 cannot hold is an error as one that is not
-/// finite.
+/// Values of an output. f16 are rounded to the nearest, ties to even; a value that f16 cannot hold is an
+/// error as one that is not finite.
 #[derive(Debug)]
 pub enum OutputValues<'a> {
     /// f32.
@@ -223,8 +223,8 @@ impl OutputMemory<'_> {
 }
 
 impl Engine {
-    /// The index of the output `name`, for which there is memory of so many `values`, if it was not asked for before (`taken`) and
-    /// has these for `count` images of `size`.
+    /// The index of the output `name`, for which there is memory of so many `values`, if it was not asked for
+    /// before (`taken`) and has these for `count` images of `size`.
     pub(super) fn index_of(
         &self,
         name: &str,

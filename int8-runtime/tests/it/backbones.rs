@@ -116,7 +116,8 @@ pub fn run_images(
     Ok(values)
 }
 
-/// Of every size, from the image and from every place within the network; a run computes the outputs that are still to come.
+/// Of every size, from the image and from every place within the network; a run computes the outputs that are
+/// still to come.
 #[test]
 fn variants_compute_the_engines_outputs_from_every_position() {
     for config in [backbone(), with_positions()] {
@@ -162,7 +163,8 @@ fn check_variants(float: &FloatModel) {
             }
             firsts.dedup();
             assert_eq!(firsts, [0, 1, 2], "every stage has positions");
-            // Normalised images give the same, because the engine reads the values that it would have computed.
+            // Normalised images give the same, because the engine reads the values that it would have
+            // computed.
             let values: Vec<f32> =
                 pixels.chunks(size.area() * 3).flat_map(|image| model.transform.normalised(image)).collect();
             let floats = Images { layout: ImageLayout::ChannelsFirst, ..Images::new(size, &values[..]) };

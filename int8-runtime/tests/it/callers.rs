@@ -1,4 +1,5 @@
-//! Images side by side: how a batch is divided among threads, and who calls at the same time, does not change the logits.
+//! Images side by side: how a batch is divided among threads, and who calls at the same time, does not change
+//! the logits.
 
 use std::sync::{Arc, Barrier};
 

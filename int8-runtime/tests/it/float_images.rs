@@ -1,4 +1,5 @@
-//! Images of f32 and f16, in both layouts: what the caller normalises is what the network reads, on every instruction set.
+//! Images of f32 and f16, in both layouts: what the caller normalises is what the network reads, on every
+//! instruction set.
 
 use std::collections::BTreeMap;
 
@@ -98,7 +99,8 @@ fn what_a_caller_normalises_as_the_engine_does_has_the_bits_of_bytes() {
 #[test]
 fn any_values_equal_the_simulation() {
     for_each_model(|model, size| {
-        // Values that no byte has, beyond the range of the embedding's codes, and with a fraction that f16 does not hold.
+        // Values that no byte has, beyond the range of the embedding's codes, and with a fraction that f16
+        // does not hold.
         let bytes = XorShift::new(7).bytes(2 * IMAGES * size.area() * 3);
         let value = |pair: &[u8]| f32::from(u16::from_le_bytes([pair[0], pair[1]])) / 7300.0 - 4.5;
         let values: Vec<f32> = bytes.chunks_exact(2).map(value).collect();

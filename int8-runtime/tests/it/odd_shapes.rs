@@ -132,7 +132,8 @@ fn second_configs() -> Vec<SwinConfig> {
     configs
 }
 
-/// Random weights. In a Swin V2 the last head of every block has a large factor of `QK^T`, the others a small one.
+/// Random weights. In a Swin V2 the last head of every block has a large factor of `QK^T`, the others a small
+/// one.
 fn model(config: SwinConfig) -> FloatModel {
     let mut model = random(config, 5);
     for (name, tensor) in &mut model.tensors {
@@ -175,7 +176,8 @@ fn the_engine_of_swin_v2_equals_the_simulation_and_the_float_forward() {
     compare(second_configs());
 }
 
-/// In a Swin V2 the heads with a large factor have hi and lo codes for each query and key, which lowers the noise.
+/// In a Swin V2 the heads with a large factor have hi and lo codes for each query and key, which lowers the
+/// noise.
 #[test]
 fn heads_with_a_large_factor_have_hi_and_lo_codes() {
     let config = second_configs().remove(0);
@@ -231,8 +233,9 @@ fn compare(configs: Vec<SwinConfig>) {
     }
 }
 
-/// `model` under the recipe `name`, or in float for `None`. `channels` is the default recipe with scales and zero
-/// points for the channels of every `mlp.fc2.input`. `mode1` has the GELU of files before version 4 of the numbers.
+/// `model` under the recipe `name`, or in float for `None`. `channels` is the default recipe with scales and
+/// zero points for the channels of every `mlp.fc2.input`. `mode1` has the GELU of files before version 4 of
+/// the numbers.
 fn quantized(model: &FloatModel, name: Option<&str>) -> QuantizedModel {
     let Some(name) = name else { return QuantizedModel::from_float(model.clone()).unwrap() };
     let mut progress = |_| ControlFlow::Continue(());
@@ -302,8 +305,8 @@ fn blocks_in_groups_of_windows_equal_their_launches_one_by_one() {
     assert!(fused > 1000 && apart > 1000, "{fused} launches in groups, {apart} one by one");
 }
 
-/// An engine of a network that is built for one size computes at another size what an engine of the same network that is built
-/// for the other computes.
+/// An engine of a network that is built for one size computes at another size what an engine of the same
+/// network that is built for the other computes.
 #[test]
 fn an_engine_takes_images_of_any_size() {
     let config = SwinConfig { window_policy: WindowPolicy::HuggingFace, depths: vec![2, 4], ..small() };

@@ -1,5 +1,5 @@
-//! Variants of one model: their logits equal an engine's from every position, and launches that variants share
-//! are made once.
+//! Variants of one model: their logits equal an engine's from every position, and launches that variants
+//! share are made once.
 
 use crate::common::{self, CLASSES, SIZE, pixels};
 use swinq_int8_runtime::{Backend, CpuOptions, Engine, Images, Start, VariantRunner};
@@ -34,8 +34,8 @@ fn logits_equal_the_engines_from_every_position() {
             let variant = runner.prepare(model).unwrap();
             let positions = runner.positions().to_vec();
             let last = positions.len() - 1;
-            // Image, patch norm, two halves of four blocks (the first is where the patch norm ends), the merge, the
-            // pool, the logits.
+            // Image, patch norm, two halves of four blocks (the first is where the patch norm ends), the
+            // merge, the pool, the logits.
             assert_eq!(positions.len(), 13, "{positions:?}");
             let pixels = pixels(IMAGES);
             for (at, position) in positions.iter().enumerate().take(last).skip(1) {

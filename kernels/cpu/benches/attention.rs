@@ -1,5 +1,5 @@
-//! Window attention at the sizes of Swin-T and of Swin V2-T, batch 1; throughput counts the operations of the two products
-//! (`elem` is one operation).
+//! Window attention at the sizes of Swin-T and of Swin V2-T, batch 1; throughput counts the operations of the
+//! two products (`elem` is one operation).
 //!
 //! ```text
 //! cargo bench -p swinq-kernels --bench attention -- 'int8/stage 1/avx512_vnni'

@@ -90,8 +90,8 @@ impl AlignedBuf {
     }
 }
 
-/// Values that start on a cache line. A load of a register, or of a row of a tile, that crosses cache lines takes twice the
-/// time.
+/// Values that start on a cache line. A load of a register, or of a row of a tile, that crosses cache lines
+/// takes twice the time.
 pub(crate) struct Aligned<T> {
     memory: AlignedBuf,
     len: usize,
@@ -123,8 +123,8 @@ impl<T> Default for Aligned<T> {
 impl<T: Element> From<&[T]> for Aligned<T> {
     fn from(values: &[T]) -> Aligned<T> {
         let mut memory = AlignedBuf::new(size_of_val(values));
-        // SAFETY: `memory` holds as many bytes as `values`, starts on a cache line, and is borrowed by nobody else; its zeros
-        // are values of an `Element`.
+        // SAFETY: `memory` holds as many bytes as `values`, starts on a cache line, and is borrowed by nobody
+        // else; its zeros are values of an `Element`.
         let copies =
             unsafe { std::slice::from_raw_parts_mut(memory.lines.as_mut_ptr().cast(), values.len()) };
         copies.copy_from_slice(values);

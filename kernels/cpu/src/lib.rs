@@ -1,10 +1,10 @@
-//! Every hot loop of swinq on CPUs, without knowledge of Swin: linears and their epilogues, LayerNorm with gathers,
-//! window attention, patch gathering and pooling.
+//! Every hot loop of swinq on CPUs, without knowledge of Swin: linears and their epilogues, LayerNorm with
+//! gathers, window attention, patch gathering and pooling.
 //!
-//! [`swinq_numerics::reference`] is the scalar definition of each op. An op is prepared once, for the kernel that a
-//! [`Cpu`] names, and then runs on a [`Pool`] without allocating (except for the scalar reference of
-//! attention). No op knows the size of an image: the numbers of rows and tokens, their order and the windows are given to
-//! each run.
+//! [`swinq_numerics::reference`] is the scalar definition of each op. An op is prepared once, for the kernel
+//! that a [`Cpu`] names, and then runs on a [`Pool`] without allocating (except for the scalar reference of
+//! attention). No op knows the size of an image: the numbers of rows and tokens, their order and the windows
+//! are given to each run.
 
 // Other architectures have no implementation of `lanes`, so the code over them is compiled but never used.
 #![cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]

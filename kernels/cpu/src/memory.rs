@@ -1,5 +1,5 @@
-//! Settings of the process's memory, and requests for pages. Systems other than Linux have no such requests for memory that
-//! is already mapped; there the functions do nothing.
+//! Settings of the process's memory, and requests for pages. Systems other than Linux have no such requests
+//! for memory that is already mapped; there the functions do nothing.
 
 use std::ops::Range;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
@@ -21,18 +21,18 @@ const LARGE: i32 = 64 << 20;
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 static KEEPS: AtomicBool = AtomicBool::new(false);
 
-/// Keeps up to 256 MiB of freed memory for later allocations, in blocks of up to 64 MiB, instead of giving it back to
-/// the system. A float forward allocates every result; with glibc's defaults a fifth of its time is spent on pages
-/// that the system takes back and clears again.
+/// Keeps up to 256 MiB of freed memory for later allocations, in blocks of up to 64 MiB, instead of giving it
+/// back to the system. A float forward allocates every result; with glibc's defaults a fifth of its time is
+/// spent on pages that the system takes back and clears again.
 ///
-/// For programs, at the start of `main`: it does nothing if the process already has several threads, or another
-/// allocator than glibc's. Returns whether the setting is in effect.
+/// For programs, at the start of `main`: it does nothing if the process already has several threads, or
+/// another allocator than glibc's. Returns whether the setting is in effect.
 pub fn keep_freed_memory() -> bool {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
         let threads = std::fs::read_dir("/proc/self/task").map_or(0, |tasks| tasks.count());
-        // SAFETY: `mallopt` takes integers and changes settings that allocations read. No allocation runs at the same
-        // time, because this is the only thread.
+        // SAFETY: `mallopt` takes integers and changes settings that allocations read. No allocation runs at
+        // the same time, because this is the only thread.
         let keeps = threads == 1
             && unsafe {
                 libc::mallopt(libc::M_TRIM_THRESHOLD, KEPT) == 1
@@ -45,8 +45,8 @@ pub fn keep_freed_memory() -> bool {
     false
 }
 
-/// Gives back the freed memory that [`keep_freed_memory`] has kept so far. What was needed to read a model is not needed
-/// to run it.
+/// Gives back the freed memory that [`keep_freed_memory`] has kept so far. What was needed to read a model is
+/// not needed to run it.
 pub fn give_back_freed_memory() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     if KEEPS.load(Ordering::Relaxed) {
@@ -55,8 +55,8 @@ pub fn give_back_freed_memory() {
     }
 }
 
-/// Asks for large pages for the parts of `memory` that fill them, before it is used. A system without large pages
-/// refuses, which changes nothing.
+/// Asks for large pages for the parts of `memory` that fill them, before it is used. A system without large
+/// pages refuses, which changes nothing.
 pub(crate) fn ask_for_large_pages<T>(memory: *const [T]) {
     #[cfg(target_os = "linux")]
     {
@@ -64,8 +64,8 @@ pub(crate) fn ask_for_large_pages<T>(memory: *const [T]) {
         let skipped = start.align_offset(LARGE_PAGE);
         let whole = (memory.len() * size_of::<T>()).saturating_sub(skipped) / LARGE_PAGE * LARGE_PAGE;
         if whole > 0 {
-            // SAFETY: the advice changes the pages of an address, not their values, and is refused for an address
-            // without memory.
+            // SAFETY: the advice changes the pages of an address, not their values, and is refused for an
+            // address without memory.
             unsafe { libc::madvise(start.wrapping_add(skipped).cast(), whole, libc::MADV_HUGEPAGE) };
         }
     }
@@ -73,7 +73,8 @@ pub(crate) fn ask_for_large_pages<T>(memory: *const [T]) {
     let _ = memory;
 }
 
-/// Gives the pages `bytes` of the anonymous `memory` back to the system, and keeps their addresses. A refusal changes nothing.
+/// Gives the pages `bytes` of the anonymous `memory` back to the system, and keeps their addresses. A refusal
+/// changes nothing.
 ///
 /// # Safety
 /// `bytes` are whole pages within `memory`, and nothing reads them before they are written again.

@@ -9,11 +9,11 @@ use swinq_numerics::{ImageEdge, ImageLayout, Images, Pixels, Quantizer, RowStore
 use crate::pool::{Parts, Pool};
 use crate::rows::{RowOut, units_per_task};
 
-/// Converts images to rows `[images * grid height * grid width, channels * patch * patch]`, where the grid of patches is that of
-/// [`ImageEdge::grid`]. Columns are in (channel, y, x) order, as in a convolution's
-/// weight. A table per channel maps each 8-bit pixel to its normalised value, converted for the store; values that are
-/// normalised already are converted for the store one by one. What lies below or to the right of an image has the normalised
-/// value 0.
+/// Converts images to rows `[images * grid height * grid width, channels * patch * patch]`, where the grid of
+/// patches is that of [`ImageEdge::grid`]. Columns are in (channel, y, x) order, as in a convolution's
+/// weight. A table per channel maps each 8-bit pixel to its normalised value, converted for the store; values
+/// that are normalised already are converted for the store one by one. What lies below or to the right of an
+/// image has the normalised value 0.
 ///
 /// Values come from tables or from the scalar [`Quantizer`], so every instruction set gives the same bits.
 pub struct Patches {
@@ -44,7 +44,8 @@ fn stored_code(quantizer: Quantizer, x: f32) -> u8 {
 }
 
 impl Patches {
-    /// The op for patches of `patch` by `patch` pixels, at the right and at the bottom by `edge`; `lookup[channel][byte]` is the normalised value of a pixel.
+    /// The op for patches of `patch` by `patch` pixels, at the right and at the bottom by `edge`;
+    /// `lookup[channel][byte]` is the normalised value of a pixel.
     ///
     /// # Panics
     /// If `patch` is 0, if there are no channels, or if a patch would be larger than a slice can be.
@@ -65,8 +66,8 @@ impl Patches {
         Patches { patch, edge, tables }
     }
 
-    /// Reads `count` images and writes `[count * grid height * grid width, channels * patch * patch]`. Returns whether all
-    /// values of the images are finite; otherwise the output is arbitrary.
+    /// Reads `count` images and writes `[count * grid height * grid width, channels * patch * patch]`.
+    /// Returns whether all values of the images are finite; otherwise the output is arbitrary.
     ///
     /// # Panics
     /// If a length or the variant of `out` does not match.
@@ -151,8 +152,9 @@ impl<T: Copy + Send + Sync, F: Fn(f32) -> T + Sync> Read<f16> for Normalised<F> 
     }
 }
 
-/// The f32 of a finite `value`, exactly: without a branch, so that loops over values are vectorised. The exponent and the
-/// fraction, moved to their places in an f32, are the value times `2^-112`, also of subnormal numbers.
+/// The f32 of a finite `value`, exactly: without a branch, so that loops over values are vectorised. The
+/// exponent and the fraction, moved to their places in an f32, are the value times `2^-112`, also of
+/// subnormal numbers.
 #[inline(always)]
 fn finite_to_f32(value: f16) -> f32 {
     let bits = u32::from(value.to_bits());
@@ -174,7 +176,8 @@ struct Cut {
 }
 
 impl Cut {
-    /// Cuts all images: bytes are read from `tables`, normalised values are converted by `store`. Returns whether all are finite.
+    /// Cuts all images: bytes are read from `tables`, normalised values are converted by `store`. Returns
+    /// whether all are finite.
     fn run<T: Copy + Send + Sync>(
         &self,
         pool: &mut Pool,
@@ -191,8 +194,8 @@ impl Cut {
         }
     }
 
-    /// Cuts all images, with one task for some bands: a band is a row of patches of an image. `outside` is stored for what lies
-    /// outside of an image. Returns whether all values are finite.
+    /// Cuts all images, with one task for some bands: a band is a row of patches of an image. `outside` is
+    /// stored for what lies outside of an image. Returns whether all values are finite.
     fn bands<V: Copy + Sync, R: Read<V>>(
         &self,
         pool: &mut Pool,
@@ -220,8 +223,8 @@ impl Cut {
         finite.into_inner()
     }
 
-    /// Cuts the band of the image `pixels` whose first line is `top`: first the patches that lie inside of the image, then the
-    /// others. Returns whether all values of the band are finite.
+    /// Cuts the band of the image `pixels` whose first line is `top`: first the patches that lie inside of
+    /// the image, then the others. Returns whether all values of the band are finite.
     fn band<V: Copy, R: Read<V>>(
         &self,
         top: usize,
@@ -234,8 +237,8 @@ impl Cut {
         let lines = patch.min(image.height - top);
         let inside = if lines == patch { grid.width.min(image.width / patch) } else { 0 };
         let (whole, parts) = out.split_at_mut(inside * stride);
-        // With constants for the side of a patch and the number of channels, the loops are unrolled. All published models have
-        // these.
+        // With constants for the side of a patch and the number of channels, the loops are unrolled. All
+        // published models have these.
         match (patch, channels, layout) {
             (4, 3, ImageLayout::ChannelsLast) => {
                 self.whole((4, 3, ImageLayout::ChannelsLast), top, pixels, read, whole)
@@ -290,8 +293,8 @@ impl Cut {
         }
     }
 
-    /// Writes the part of a patch that lies inside of the image, from the pixel at `top`, `left` on. `form` is the side of a
-    /// patch, the number of channels and the layout.
+    /// Writes the part of a patch that lies inside of the image, from the pixel at `top`, `left` on. `form`
+    /// is the side of a patch, the number of channels and the layout.
     #[inline(always)]
     fn part<V: Copy, R: Read<V>>(
         &self,

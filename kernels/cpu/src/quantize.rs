@@ -33,8 +33,8 @@ impl QuantizeRows {
         QuantizeRows::merging(cpu, columns, 1, store)
     }
 
-    /// The op that puts each `side_by_side` consecutive rows of the map side by side into one row of the output: with
-    /// four, the gathering of Swin's patch merging.
+    /// The op that puts each `side_by_side` consecutive rows of the map side by side into one row of the
+    /// output: with four, the gathering of Swin's patch merging.
     ///
     /// # Panics
     /// If `columns` or `side_by_side` is 0, or if their product is more than a slice can hold.
@@ -49,7 +49,8 @@ impl QuantizeRows {
     /// `[images, map.rows().len() / side_by_side, side_by_side * columns]`.
     ///
     /// # Panics
-    /// If a length or the variant of `out` does not match, or if `side_by_side` does not divide the rows of the map.
+    /// If a length or the variant of `out` does not match, or if `side_by_side` does not divide the rows of
+    /// the map.
     pub fn run(&self, pool: &mut Pool, images: usize, x: &[f32], map: &RowMap, out: RowOut<'_>) {
         check_len("QuantizeRows", "input", x.len(), &[images, map.tokens(), self.columns]);
         let rows = elements("QuantizeRows", "rows", &[images, map.rows().len()]);

@@ -64,7 +64,8 @@ impl<'a> RowSink<'a> {
         matches!(self.out, Out::Codes(..))
     }
 
-    /// The addresses of columns `from..from + len` of `R` rows from `row` on, and their quantizer, if codes are stored.
+    /// The addresses of columns `from..from + len` of `R` rows from `row` on, and their quantizer, if codes
+    /// are stored.
     ///
     /// # Panics
     /// Outside the output.
@@ -232,8 +233,8 @@ fn scale4<L: Lanes>(lanes: L, quantizer: Quantizer, [a, b, c, d]: [L::F; 4]) -> 
     [lanes.mul(a, recip), lanes.mul(b, recip), lanes.mul(c, recip), lanes.mul(d, recip)]
 }
 
-/// Adds to the residual stream: `residual = shortcut.fake(residual) + branch.fake(value)`, where `None` changes
-/// nothing.
+/// Adds to the residual stream: `residual = shortcut.fake(residual) + branch.fake(value)`, where `None`
+/// changes nothing.
 #[derive(Clone, Copy)]
 pub(crate) struct AddToResidual {
     pub(crate) branch: Option<Quantizer>,

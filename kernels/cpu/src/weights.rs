@@ -1,8 +1,9 @@
 //! Memory for the INT8 weights of engines.
 //!
-//! A small batch reads every weight once, from outside of the second-level cache, and with pages of 4 KiB it looks up an
-//! address for every page. With pages of 2 MiB Swin-B takes 4 % less time. Linux gives such pages to aligned memory that
-//! asks for them. Most weights are smaller, so the weights of all engines share chunks.
+//! A small batch reads every weight once, from outside of the second-level cache, and with pages of 4 KiB it
+//! looks up an address for every page. With pages of 2 MiB Swin-B takes 4 % less time. Linux gives such pages
+//! to aligned memory that asks for them. Most weights are smaller, so the weights of all engines share
+//! chunks.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -35,8 +36,8 @@ impl Weights {
     /// If the system refuses the memory.
     pub(crate) fn new(bytes: usize, fill: impl FnOnce(&mut [u8])) -> Weights {
         let (chunk, bytes) = take(bytes);
-        // SAFETY: `Chunk::take` gave `bytes`, which lie within the chunk, to these weights alone, of which no other
-        // reference exists yet. `Chunk::new` has initialised them with zeros.
+        // SAFETY: `Chunk::take` gave `bytes`, which lie within the chunk, to these weights alone, of which no
+        // other reference exists yet. `Chunk::new` has initialised them with zeros.
         fill(unsafe { std::slice::from_raw_parts_mut(chunk.at(bytes.start), bytes.len()) });
         Weights { chunk, bytes }
     }
@@ -44,8 +45,8 @@ impl Weights {
     /// The weights.
     pub(crate) fn as_i8(&self) -> &[i8] {
         let Weights { chunk, bytes } = self;
-        // SAFETY: `Chunk::take` gave the bytes, which lie within the chunk, to these weights alone. The chunk lives as
-        // long as `self`, and nothing writes them after `Weights::new`. Any byte is a valid i8.
+        // SAFETY: `Chunk::take` gave the bytes, which lie within the chunk, to these weights alone. The chunk
+        // lives as long as `self`, and nothing writes them after `Weights::new`. Any byte is a valid i8.
         unsafe { std::slice::from_raw_parts(chunk.at(bytes.start).cast_const().cast(), bytes.len()) }
     }
 }
@@ -104,8 +105,9 @@ impl Chunk {
     fn give_back(&self, bytes: Range<usize>) {
         let (from, to) = (bytes.start.next_multiple_of(GIVEN_BACK), bytes.end / GIVEN_BACK * GIVEN_BACK);
         if from < to {
-            // SAFETY: `from` starts a page, because the chunk starts a large page, and all bytes up to `to` belong to
-            // weights that are dropped: nothing reads them, and `Chunk::take` gives them to nobody else.
+            // SAFETY: `from` starts a page, because the chunk starts a large page, and all bytes up to `to`
+            // belong to weights that are dropped: nothing reads them, and `Chunk::take` gives them to nobody
+            // else.
             unsafe { give_back_pages(&self.memory, self.start + from..self.start + to) };
         }
     }

@@ -1,9 +1,10 @@
 // Code that the attention kernels share: parameters, bias and mask, and stores.
 //
 // Defines: STORE (STORE_CODES or STORE_HALF), FAKE (quantize and dequantize before a float store), THREADS,
-// and those of `softmax.cuh`; MASK_BITS, the bits of the f32 that is added to a logit if its query and its key lie in
-// different regions (a parameter of the launch would cost registers); HEAD_SCALES (1: each head has a factor of its
-// own); for codes also HI_LO (1: queries and keys of some heads have lo codes); in tiles also HEAD_DIM (columns of a head: 32 or 64).
+// and those of `softmax.cuh`; MASK_BITS, the bits of the f32 that is added to a logit if its query and its
+// key lie in different regions (a parameter of the launch would cost registers); HEAD_SCALES (1: each head
+// has a factor of its own); for codes also HI_LO (1: queries and keys of some heads have lo codes); in tiles
+// also HEAD_DIM (columns of a head: 32 or 64).
 #pragma once
 
 #include "cosine.cuh"
@@ -17,17 +18,18 @@
 #endif
 
 struct Params {
-    // Queries, keys and values of every window, `[windows * n, columns]`, s8 or f16. Lo codes follow the values.
+    // Queries, keys and values of every window, `[windows * n, columns]`, s8 or f16. Lo codes follow the
+    // values.
     const void* qkv;
     // With HEAD_SCALES: `logit_scale` of each head.
     const f32* logit_scales;
-    // With HI_LO: first column of the lo codes of each head's queries, then of its keys, `[2, heads]`; negative
-    // for heads with one code per value.
+    // With HI_LO: first column of the lo codes of each head's queries, then of its keys, `[2, heads]`;
+    // negative for heads with one code per value.
     const s32* low;
-    // Relative position bias, -inf for padding keys, in one of two layouts. Windows of up to 64 tokens, and in tiles: f32,
-    // `[heads, padded, padded]` (padded: n rounded up to a multiple of 64). Others: f32 or f16,
-    // `[heads, padded / 16, KEY_TILES, 32, 4]` (padded: the queries of all blocks of a window): for 16 queries and 8 keys the four
-    // elements of each lane, in the layout of `Logits`.
+    // Relative position bias, -inf for padding keys, in one of two layouts. Windows of up to 64 tokens, and
+    // in tiles: f32, `[heads, padded, padded]` (padded: n rounded up to a multiple of 64). Others: f32 or
+    // f16, `[heads, padded / 16, KEY_TILES, 32, 4]` (padded: the queries of all blocks of a window): for 16
+    // queries and 8 keys the four elements of each lane, in the layout of `Logits`.
     const void* bias;
     // Region of each token under each mask, `[masks, padded]`. Mask 0 is not read, because it masks nothing.
     const u8* regions;
@@ -88,8 +90,8 @@ INLINE f32 logit_scale_of(const Params& p, u32 head) {
 // The mask of window `window`.
 INLINE u32 mask_of(const Params& p, u32 window) { return p.masks != nullptr ? p.masks[window % p.windows] : 0; }
 
-// Transposes a block of 4 tokens and 4 channels of INT8 values that lie `raw_row` bytes apart, to channels that lie `value_row`
-// bytes apart. Word w of a channel holds tokens 16 (w / 4) + 2 (w % 4) + {0, 1, 8, 9}.
+// Transposes a block of 4 tokens and 4 channels of INT8 values that lie `raw_row` bytes apart, to channels
+// that lie `value_row` bytes apart. Word w of a channel holds tokens 16 (w / 4) + 2 (w % 4) + {0, 1, 8, 9}.
 // Row 8 j + c holds channel 8 (c / 2) + 2 j + c % 2, so that each lane gets the sums of consecutive channels.
 template <u32 raw_row, u32 value_row>
 INLINE void transpose_block(const u8* raw, u8* transposed, u32 block) {
@@ -141,8 +143,8 @@ INLINE void store_channels(const Params& p, u64 at, f32 (&y)[8]) {
 #endif
 }
 
-// Stores row lane / 4 + 8 `half` of integer sums, multiplied by `factor`, as that of query `query`, if there is one: channels
-// 8 (lane % 4) to 8 (lane % 4) + 7 of a group of 32.
+// Stores row lane / 4 + 8 `half` of integer sums, multiplied by `factor`, as that of query `query`, if there
+// is one: channels 8 (lane % 4) to 8 (lane % 4) + 7 of a group of 32.
 INLINE void store_row(const Params& p, const s32 (&sums)[4][4], int half, f32 factor, u32 window, u32 query, u32 group, u32 lane) {
     if (query >= static_cast<u32>(p.n)) return;
     f32 y[8];
@@ -171,7 +173,8 @@ INLINE void transpose_quad(u32 (&x)[4], u32 lane) {
     }
 }
 
-// `store_row` for f32 sums. The four lanes of a row exchange their channels, so that each stores eight that follow each other.
+// `store_row` for f32 sums. The four lanes of a row exchange their channels, so that each stores eight that
+// follow each other.
 INLINE void store_exchanged(const Params& p, const f32 (&sums)[4][4], int half, f32 factor, u32 window, u32 query, u32 head,
                             u32 lane) {
     u32 out[4];

@@ -8,9 +8,9 @@
 //
 // Defines: those of `attention.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8). THREADS is 128.
 
-// The more blocks, the more windows are in flight on a multiprocessor; elsewhere the limit on registers would spill. With
-// hi and lo codes, and for sm_100 and later, the compiler would spill a register without a number of blocks; for sm_80 and large
-// windows with hi and lo codes it would use so many that a block less fits.
+// The more blocks, the more windows are in flight on a multiprocessor; elsewhere the limit on registers would
+// spill. With hi and lo codes, and for sm_100 and later, the compiler would spill a register without a number
+// of blocks; for sm_80 and large windows with hi and lo codes it would use so many that a block less fits.
 // `AttentionConfig::launch` counts on these numbers.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 #define MIN_BLOCKS (HI_LO ? 3 : 4)

@@ -1,8 +1,9 @@
 // Whole windows of more than 64 tokens: the operands that a block has in shared memory, bias and mask.
 //
-// Defines: those of `attention.cuh`; THREADS, 32 for each 16 queries of a block; KEY_TILES, which is even; HELD (number of tiles of 8
-// keys whose logits stay in registers, even; those of others are computed again for each pass over them); SHARED_BIAS (1: the bias
-// lies in shared memory; 0: it is read through the caches), HALF_BIAS (1: it is f16).
+// Defines: those of `attention.cuh`; THREADS, 32 for each 16 queries of a block; KEY_TILES, which is even;
+// HELD (number of tiles of 8 keys whose logits stay in registers, even; those of others are computed again
+// for each pass over them); SHARED_BIAS (1: the bias lies in shared memory; 0: it is read through the
+// caches), HALF_BIAS (1: it is f16).
 #pragma once
 
 #include "attention.cuh"
@@ -11,7 +12,8 @@
 constexpr u32 TOKENS = 8 * KEY_TILES;
 // Number of pairs of tiles of 8 keys, and of products with 32 values that the keys need.
 constexpr int PAIRS = KEY_TILES / 2, STEPS = (PAIRS + 1) / 2;
-// How far the passes over the keys are unrolled: whole, if logits stay in registers; else not, so that registers suffice.
+// How far the passes over the keys are unrolled: whole, if logits stay in registers; else not, so that
+// registers suffice.
 constexpr int UNROLL = HELD > 0 ? KEY_TILES : 1;
 // Number of queries that a block holds: 16 for each warp.
 constexpr u32 QUERIES = THREADS / WARP * 16;

@@ -1,5 +1,6 @@
-// Window attention on f16 queries, keys and values, for windows of 65 to 256 tokens: the f16 counterpart of `attention_large_i8.cu`.
-// Sums and softmax are f32. Unnormalised probabilities, as f16, are multiplied with the values; the result is divided by their sum.
+// Window attention on f16 queries, keys and values, for windows of 65 to 256 tokens: the f16 counterpart of
+// `attention_large_i8.cu`. Sums and softmax are f32. Unnormalised probabilities, as f16, are multiplied with
+// the values; the result is divided by their sum.
 //
 // Defines: those of `attention_large.cuh`.
 #include "attention_large.cuh"

@@ -1,9 +1,11 @@
-// Window attention on INT8 queries, keys and values, for windows of 65 to 256 tokens (`reference::attention_window`).
+// Window attention on INT8 queries, keys and values, for windows of 65 to 256 tokens
+// (`reference::attention_window`).
 //
-// A block processes one head and loops over windows; it has all queries of a window, or half of them. Each of its warps has 16
-// queries. Their logits stay in registers as far as they fit. The product of probabilities and values sums integers over the keys, so
-// the order of the keys does not change the result. The probabilities therefore stay in the registers that hold them, and the values
-// are transposed to match this order.
+// A block processes one head and loops over windows; it has all queries of a window, or half of them. Each of
+// its warps has 16 queries. Their logits stay in registers as far as they fit. The product of probabilities
+// and values sums integers over the keys, so the order of the keys does not change the result. The
+// probabilities therefore stay in the registers that hold them, and the values are transposed to match this
+// order.
 //
 // Defines: those of `attention_large.cuh`, and PROBS_S8 (1: probabilities of kind s8; 0: kind u8).
 #include "attention_large.cuh"
@@ -92,7 +94,8 @@ INLINE void logits_again(const Queries& q, const Bias& bias, int pair, const Hel
     for (int i = 0; i < 8; i++) x[i / 4][i % 4] = held[pair < HELD / 2 ? pair : 0][i / 4][i % 4];
 }
 
-// The probabilities of row lane / 4 + 8 half: the largest logit, and the sums of the codes or of the exponentials.
+// The probabilities of row lane / 4 + 8 half: the largest logit, and the sums of the codes or of the
+// exponentials.
 struct Row {
     f32 largest;
 #if PROBS_S8

@@ -38,8 +38,8 @@ INLINE void mask_bias(const u8* regions, const Bias& bias, Bias& masked, u32 lan
     }
 }
 
-// Transposes 64 tokens of INT8 values that lie `raw_row` bytes apart. Each of 128 threads transposes a block of 4 tokens and 4
-// channels.
+// Transposes 64 tokens of INT8 values that lie `raw_row` bytes apart. Each of 128 threads transposes a block
+// of 4 tokens and 4 channels.
 template <u32 raw_row>
 INLINE void transpose_values(const u8* raw, u8* transposed) {
     transpose_block<raw_row, VALUE_ROW>(raw, transposed, thread_index());

@@ -1,8 +1,8 @@
-// Window attention that the kernels for whole windows leave over (`AttentionConfig::whole`): windows of more than 256 tokens, and
-// heads of 64 columns. A block processes 64 queries of one window and head.
-// It passes over the keys in tiles of 64: once for the maximum logit of each query, and once for the product
-// with the values. For probabilities of kind s8, a pass between them computes the sum of the exponentials.
-// Each pass computes the products q . k again, which is cheaper than storing them.
+// Window attention that the kernels for whole windows leave over (`AttentionConfig::whole`): windows of more
+// than 256 tokens, and heads of 64 columns. A block processes 64 queries of one window and head. It passes
+// over the keys in tiles of 64: once for the maximum logit of each query, and once for the product with the
+// values. For probabilities of kind s8, a pass between them computes the sum of the exponentials. Each pass
+// computes the products q . k again, which is cheaper than storing them.
 //
 // Entry points: `attention_i8_tiled`, `attention_f16_tiled`. Defines: those of `attention.cuh` except
 // KEY_TILES; INTEGER; PROBS_S8 if INTEGER is set. THREADS is 128.
@@ -26,7 +26,8 @@ typedef u32 Queries[2 * GROUPS][4];
 typedef u32 Probabilities[4][4];
 typedef f32 Sums[GROUPS][4][4];
 #endif
-// Bytes from one token to the next in shared memory: an odd number of 16-byte chunks, which avoids bank conflicts.
+// Bytes from one token to the next in shared memory: an odd number of 16-byte chunks, which avoids bank
+// conflicts.
 constexpr u32 ROW = HEAD_DIM * sizeof(Element) + 16;
 constexpr u32 ROW_CHUNKS = HEAD_DIM * sizeof(Element) / 16;
 
@@ -83,8 +84,8 @@ INLINE void load_queries(Queries& q, const u8* queries, u32 low, u32 lane, u32 w
 #endif
 }
 
-// Computes q . k for keys 8 t to 8 t + 7 of a tile; `keys` is the tile in shared memory, and lo codes are `low` bytes
-// after it.
+// Computes q . k for keys 8 t to 8 t + 7 of a tile; `keys` is the tile in shared memory, and lo codes are
+// `low` bytes after it.
 INLINE void scores(f32 (&x)[4], const Queries& q, const u8* keys, u32 low, int t, u32 lane) {
 #if INTEGER
     const u8* from = keys + (16 * (t / 2) + lane % 8 + lane / 16 * 8) * ROW + lane / 8 % 2 * 16;

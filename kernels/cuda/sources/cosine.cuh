@@ -1,4 +1,5 @@
-// Cosine attention (Swin V2): the common parts of the kernels that normalise and quantize queries and keys, or that multiply them.
+// Cosine attention (Swin V2): the common parts of the kernels that normalise and quantize queries and keys,
+// or that multiply them.
 #pragma once
 
 #include "prelude.cuh"
@@ -12,7 +13,8 @@ INLINE f32 inverse_length_fast(const f32 (&x)[8]) {
     return rsqrt_approx(max_f32(sum + shuffle_xor(sum, 2), 1e-24f));
 }
 
-// The codes of eight values that are multiplied by the reciprocal of their scale, in the low bytes of `rounded`.
+// The codes of eight values that are multiplied by the reciprocal of their scale, in the low bytes of
+// `rounded`.
 INLINE u32x2 codes_and_rounded(const f32 (&y)[8], f32 (&rounded)[8]) {
 #pragma unroll
     for (int i = 0; i < 8; i++) rounded[i] = max_f32(min_f32(y[i], 127.0f), -128.0f) + ROUNDER;
@@ -31,5 +33,6 @@ INLINE u32x2 lo_codes(const f32 (&y)[8], f32 (&rounded)[8]) {
                  low_bytes(bits(rounded[4]), bits(rounded[5]), bits(rounded[6]), bits(rounded[7]))};
 }
 
-// `hh + (hl + lh) / 256`, where `hh` is the product of the codes, and `hl` and `lh` are those of codes and lo codes.
+// `hh + (hl + lh) / 256`, where `hh` is the product of the codes, and `hl` and `lh` are those of codes and lo
+// codes.
 INLINE f32 with_lo_codes(s32 hh, s32 hl_and_lh) { return fma_f32(to_f32(hl_and_lh), 1.0f / 256.0f, to_f32(hh)); }

@@ -1,32 +1,36 @@
-// The epilogue of a matrix product: what happens to the sums of eight consecutive columns of a row. The GEMM kernels use it,
-// and so does `dequant.cu`, which runs after a GEMM of cuBLASLt. `reference::epilogue_i8` and `reference::epilogue_f32` define
-// it.
+// The epilogue of a matrix product: what happens to the sums of eight consecutive columns of a row. The GEMM
+// kernels use it, and so does `dequant.cu`, which runs after a GEMM of cuBLASLt. `reference::epilogue_i8` and
+// `reference::epilogue_f32` define it.
 //
 // These are the steps, in their order. The words in capitals are options: 0 or 1, unless stated.
 //
 // 1. `corrected`. CORRECTED: the INT8 operand has zero points, whose term is subtracted from the sum.
-// 2. `layer_value`. INTEGER: operands are INT8, and the sum is multiplied by their scales. OUTPUT: the layer has an `.output`
-//    site, which quantizes and dequantizes the product. Then the bias is added.
-// 3. `activated`. GELU: 0 for none; with an f32 residual GELU_ERF or GELU_QUADRATIC; with an f16 residual an approximation.
-// 4. `quantized`, if codes are stored: division by their scale. CHANNELS: each column has its own scale and zero point. FAKE:
-//    the value is also dequantized, and stored as a float.
-// 5. The store: `codes_of_eight`, `store_floats` or `add8`; without WHOLE (the number of columns is a multiple of 8)
-//    `store_one`. STORE: STORE_CODES, STORE_HALF, STORE_FLOAT, or STORE_RESIDUAL, which adds to the residual stream, in the row
-//    that `destination` returns. RESIDUAL_F32: the residual is f32; else f16.
+// 2. `layer_value`. INTEGER: operands are INT8, and the sum is multiplied by their scales. OUTPUT: the layer
+//    has an `.output` site, which quantizes and dequantizes the product. Then the bias is added.
+// 3. `activated`. GELU: 0 for none; with an f32 residual GELU_ERF or GELU_QUADRATIC; with an f16 residual an
+//    approximation.
+// 4. `quantized`, if codes are stored: division by their scale. CHANNELS: each column has its own scale and
+//    zero point. FAKE: the value is also dequantized, and stored as a float.
+// 5. The store: `codes_of_eight`, `store_floats` or `add8`; without WHOLE (the number of columns is a
+//    multiple of 8) `store_one`. STORE: STORE_CODES, STORE_HALF, STORE_FLOAT, or STORE_RESIDUAL, which adds
+//    to the residual stream, in the row that `destination` returns. RESIDUAL_F32: the residual is f32; else
+//    f16.
 //
 // `finish8` is the whole, from step 2 on. Two options replace steps:
 //
-// - HALF_GELU: `codes_in_halves` for steps 2 to 4, in packed halves. It needs INTEGER, GELU, STORE_CODES and WHOLE, without
-//   OUTPUT.
-// - HEADS: `finish_heads` for steps 4 and 5. Columns are the queries, keys and values of heads of 32 channels, and queries and
-//   keys are normalised as in `qk_norm.cu`. It needs STORE_CODES and WHOLE, without GELU and CHANNELS, and a warp whose groups of
-//   four lanes have the 32 columns of one head, and which calls `finish8` as a whole.
+// - HALF_GELU: `codes_in_halves` for steps 2 to 4, in packed halves. It needs INTEGER, GELU, STORE_CODES and
+//   WHOLE, without OUTPUT.
+// - HEADS: `finish_heads` for steps 4 and 5. Columns are the queries, keys and values of heads of 32
+//   channels, and queries and keys are normalised as in `qk_norm.cu`. It needs STORE_CODES and WHOLE, without
+//   GELU and CHANNELS, and a warp whose groups of four lanes have the 32 columns of one head, and which calls
+//   `finish8` as a whole.
 //
 // A kernel defines NUMBERS as 1 if no value that is quantized can be a NaN.
 //
-// On the host, `LinearKind` (kind.rs) has the options and defines them, and `EpilogueArrays` (epilogue.rs) has the constants.
-// A new option is a field of `LinearKind`, a line above and an `if constexpr` in its step. A new constant is a field of
-// `Epilogue`, which `EpilogueArrays::params` sets, and of `Columns` if each column has its own.
+// On the host, `LinearKind` (kind.rs) has the options and defines them, and `EpilogueArrays` (epilogue.rs)
+// has the constants. A new option is a field of `LinearKind`, a line above and an `if constexpr` in its step.
+// A new constant is a field of `Epilogue`, which `EpilogueArrays::params` sets, and of `Columns` if each
+// column has its own.
 #pragma once
 
 #include "cosine.cuh"
@@ -110,8 +114,8 @@ INLINE void load_columns(Columns& columns, const Arrays& from, s32 column) {
 // Whether there are constants that `load_channels` loads.
 constexpr bool MORE_CONSTANTS = (CHANNELS && !HALF_GELU) || CORRECTED;
 
-// Loads the constants that only CHANNELS and CORRECTED need. Arrays are padded to full groups of 32 columns, so
-// reading eight elements inside a group is always in bounds.
+// Loads the constants that only CHANNELS and CORRECTED need. Arrays are padded to full groups of 32 columns,
+// so reading eight elements inside a group is always in bounds.
 INLINE void load_channels(Columns& columns, const Epilogue& e, s32 column) {
     if constexpr (CHANNELS && !HALF_GELU) {
         load8(columns.recip, e.recip + column);
@@ -249,7 +253,8 @@ INLINE void add8(Residual* residual, f32 (&y)[8]) {
     store8(residual, y);
 }
 
-// Step 5 of STORE_RESIDUAL for an f32 residual, if columns form full groups of four alone: adds the first `count` columns.
+// Step 5 of STORE_RESIDUAL for an f32 residual, if columns form full groups of four alone: adds the first
+// `count` columns.
 INLINE void add_fours(Residual* residual, const f32 (&y)[8], s32 count) {
 #pragma unroll
     for (int i = 0; i < 8; i += 4) {
@@ -260,11 +265,12 @@ INLINE void add_fours(Residual* residual, const f32 (&y)[8], s32 count) {
     }
 }
 
-// The reciprocal of the length of a head's vector, of which this lane holds channels 8 l to 8 l + 7 for l = lane % 4.
+// The reciprocal of the length of a head's vector, of which this lane holds channels 8 l to 8 l + 7 for l =
+// lane % 4.
 INLINE f32 inverse_length(const f32 (&x)[8]) {
     if constexpr (!RESIDUAL_F32) return inverse_length_fast(x);
-    // The order of the sums is that of `reference::inverse_length`: channels c and c + 16 first, then sums that are 8
-    // and 4 channels apart.
+    // The order of the sums is that of `reference::inverse_length`: channels c and c + 16 first, then sums
+    // that are 8 and 4 channels apart.
     bool upper = thread_index() % 4 >= 2;
     f32 sum[8];
 #pragma unroll
@@ -283,10 +289,10 @@ INLINE f32 inverse_length(const f32 (&x)[8]) {
 // The number of set bits of `mask` below bit `index`.
 INLINE s32 bits_below(u64 mask, s32 index) { return count_bits(mask & ((static_cast<u64>(1) << index) - 1)); }
 
-// Turns the sums of eight channels of a vector into their codes, for ROWS rows `targets`, and stores them where `there`;
-// also the lo codes of queries and keys if the head has them. Vector `slot` is the query, key or value of head
-// slot % heads, and must be the same for the whole warp, in a way that the compiler sees: it serialises asynchronous
-// products around a branch that may diverge.
+// Turns the sums of eight channels of a vector into their codes, for ROWS rows `targets`, and stores them
+// where `there`; also the lo codes of queries and keys if the head has them. Vector `slot` is the query, key
+// or value of head slot % heads, and must be the same for the whole warp, in a way that the compiler sees: it
+// serialises asynchronous products around a branch that may diverge.
 template <int ROWS>
 INLINE void finish_heads(const Epilogue& e, const Columns& columns, const bool (&there)[ROWS], const u32 (&targets)[ROWS],
                          s32 slot, f32 (&y)[ROWS][8], const f32* tail) {
@@ -327,9 +333,9 @@ INLINE void finish_heads(const Epilogue& e, const Columns& columns, const bool (
     }
 }
 
-// Finishes the eight sums of columns `column..column + 8`, and stores them in row `target` if `there` and if the
-// columns exist. `target` may be anything otherwise. With WHOLE, only the store depends on a condition, so that
-// the compiler can interleave the arithmetic of several calls.
+// Finishes the eight sums of columns `column..column + 8`, and stores them in row `target` if `there` and if
+// the columns exist. `target` may be anything otherwise. With WHOLE, only the store depends on a condition,
+// so that the compiler can interleave the arithmetic of several calls.
 INLINE void finish8(const Epilogue& e, const Columns& columns, bool there, u32 target, s32 column, f32 (&y)[8],
                     const f32* tail) {
     u64 at = static_cast<u64>(target) * e.stride + column;

@@ -1,7 +1,7 @@
-// The products of `gemm_sm90.cu` with specialised warpgroups: one thread of a warpgroup starts copies by the copy
-// engine (TMA), which swizzles the rows and fills with zeros beyond the matrix; the other warpgroups multiply and
-// run the epilogue. Barriers in shared memory say which stages are full and which are empty, so that copies
-// run ahead by up to the number of stages.
+// The products of `gemm_sm90.cu` with specialised warpgroups: one thread of a warpgroup starts copies by the
+// copy engine (TMA), which swizzles the rows and fills with zeros beyond the matrix; the other warpgroups
+// multiply and run the epilogue. Barriers in shared memory say which stages are full and which are empty, so
+// that copies run ahead by up to the number of stages.
 //
 // A block loops over tiles of the same columns. With TURNS, each tile belongs to one warpgroup: while one
 // warpgroup runs its epilogue, the next one multiplies. Without TURNS, all warpgroups share the rows of every
@@ -42,8 +42,8 @@ struct RolesParams {
     TensorMap a, w;
 };
 
-// Copies the operands of all tiles of the block; one thread calls it. The weights of the first stages are copied
-// before the wait, because no earlier launch writes them.
+// Copies the operands of all tiles of the block; one thread calls it. The weights of the first stages are
+// copied before the wait, because no earlier launch writes them.
 INLINE void copy_tiles(const RolesParams& r, u8* shared, u8* ring, u64* full, u64* empty, u64* stay, s32 first,
                        s32 stride, s32 n0, s32 steps) {
     s32 ahead = RESIDENT || first >= r.gemm.tiles ? 0 : steps < STAGES ? steps : STAGES;

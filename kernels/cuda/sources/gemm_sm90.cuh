@@ -78,8 +78,9 @@ struct Cursor {
     }
 };
 
-// Copies scale, bias and reciprocal (with CHANNELS and HALF_GELU: `HalfCodes`) of the block's columns to shared memory, `[3][BN]`. A column with a NaN
-// constant gets scale 0 and bias 0, because the code of a NaN is 0.
+// Copies scale, bias and reciprocal (with CHANNELS and HALF_GELU: `HalfCodes`) of the block's columns to
+// shared memory, `[3][BN]`. A column with a NaN constant gets scale 0 and bias 0, because the code of a NaN
+// is 0.
 INLINE void load_constants(const Params& p, f32* to, s32 n0) {
     for (s32 i = thread_index(); i < BN; i += 128 * GROUPS_M) {
         bool there = n0 + i < p.n_packed;
@@ -124,8 +125,9 @@ struct Copies {
     const f32* recip;
 };
 
-// Runs the epilogue of a tile whose first column is `n0`; row i of a lane is written to `old.targets[i]`. `constants` is what
-// `load_constants` has written. Nothing but stores depends on a condition, so that the compiler interleaves rows.
+// Runs the epilogue of a tile whose first column is `n0`; row i of a lane is written to `old.targets[i]`.
+// `constants` is what `load_constants` has written. Nothing but stores depends on a condition, so that the
+// compiler interleaves rows.
 INLINE void finish_tile(const Params& p, const Sum (&sums)[BLOCKS][4 * EIGHTS], const Old& old, const f32* constants,
                         s32 n0, const f32* tail) {
 #pragma unroll

@@ -1,7 +1,7 @@
 // The end of the network in f32: LayerNorm with the mean over tokens, and a linear layer for few rows.
 //
-// Entry points: `pool` and `linear_f32`. Defines: THREADS; POOL, RESIDUAL_F32, STORE and FAKE for `pool`, and CHUNKS
-// (chunks of 128 columns of a row) if the residual is f16; OUTPUT for `linear_f32`.
+// Entry points: `pool` and `linear_f32`. Defines: THREADS; POOL, RESIDUAL_F32, STORE and FAKE for `pool`, and
+// CHUNKS (chunks of 128 columns of a row) if the residual is f16; OUTPUT for `linear_f32`.
 #include "moments.cuh"
 
 #if defined(POOL)
@@ -57,7 +57,8 @@ INLINE f32 warp_sum(f32 x) {
     return x;
 }
 
-// The columns of a lane of one row: 4 (lane + 32 chunk) to 4 (lane + 32 chunk) + 3 of each chunk; zeros beyond the row.
+// The columns of a lane of one row: 4 (lane + 32 chunk) to 4 (lane + 32 chunk) + 3 of each chunk; zeros
+// beyond the row.
 struct Row {
     f32x4 values[CHUNKS];
 
@@ -89,8 +90,8 @@ struct Row {
     }
 };
 
-// Adds the normalised tokens of an image, without gamma and beta: `[WARPS][128 CHUNKS]` sums, one row for each warp,
-// which processes every WARPS-th token.
+// Adds the normalised tokens of an image, without gamma and beta: `[WARPS][128 CHUNKS]` sums, one row for
+// each warp, which processes every WARPS-th token.
 INLINE void sum_tokens(const PoolParams& p, const Residual* residual, f32* partial) {
     s32 lane = thread_index() % WARP, warp = thread_index() / WARP;
     f32x4 sums[CHUNKS];
@@ -138,7 +139,8 @@ INLINE void store_mean(const PoolParams& p, s32 column, f32 y) {
 
 #if RESIDUAL_F32
 
-// Adds the first `tokens` tokens of `residual`, normalised, to the sum of each column. A thread has columns of its own.
+// Adds the first `tokens` tokens of `residual`, normalised, to the sum of each column. A thread has columns
+// of its own.
 INLINE void add_columns(const PoolParams& p, const Residual* residual, s32 tokens, const RowNorm* norms, f32* sums) {
     for (s32 column = thread_index(); column < p.columns; column += THREADS) {
         f32 gamma = p.gamma[column], beta = p.beta[column], sum = sums[column];
@@ -152,8 +154,8 @@ INLINE void add_columns(const PoolParams& p, const Residual* residual, s32 token
 
 #endif
 
-// Computes the mean of the normalised tokens of an image for each block. With an f32 residual the tokens are summed in
-// their order.
+// Computes the mean of the normalised tokens of an image for each block. With an f32 residual the tokens are
+// summed in their order.
 KERNEL(pool)(const PoolParams p) {
     f32* shared = reinterpret_cast<f32*>(shared_memory());
     wait_for_previous();

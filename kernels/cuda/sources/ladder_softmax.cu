@@ -1,9 +1,9 @@
 // The ladder of softmax over rows of f32 `[rows, columns]`. `swinq bench softmax` measures it; no engine runs
 // it.
 //
-// Defines: THREADS. For `softmax_rows`, `softmax_staged` and `softmax_codes` also COLUMNS, the number of columns. For
-// `softmax_rows` and `softmax_codes` also LANES, the number of threads that share a row: a power of two up to 32, or
-// THREADS.
+// Defines: THREADS. For `softmax_rows`, `softmax_staged` and `softmax_codes` also COLUMNS, the number of
+// columns. For `softmax_rows` and `softmax_codes` also LANES, the number of threads that share a row: a power
+// of two up to 32, or THREADS.
 #include "prelude.cuh"
 
 struct Params {
@@ -213,9 +213,9 @@ KERNEL(softmax_codes)(const Params p) {
     if (row.live && row.lane == 0) p.sums[row.row] = sum;
 }
 #elif defined(COLUMNS)
-// As `softmax_rows`, for short rows that begin at any multiple of 4 bytes. A block copies its rows, which are contiguous,
-// through shared memory in accesses of 16 bytes; each thread computes one row. Rows of an odd number of columns are in
-// different banks.
+// As `softmax_rows`, for short rows that begin at any multiple of 4 bytes. A block copies its rows, which are
+// contiguous, through shared memory in accesses of 16 bytes; each thread computes one row. Rows of an odd
+// number of columns are in different banks.
 KERNEL(softmax_staged)(const Params p) {
     f32* shared = reinterpret_cast<f32*>(shared_memory());
     s32 thread = static_cast<s32>(thread_index()), first = static_cast<s32>(block_x()) * THREADS;

@@ -18,22 +18,22 @@ INLINE void mbarrier_arrive(u64* barrier) {
 INLINE void mbarrier_arrive_expecting(u64* barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes) : "memory");
 }
-// Starts a copy of `bytes` bytes (a multiple of 16, as the addresses) to shared memory, which `barrier` counts.
-// One thread calls it.
+// Starts a copy of `bytes` bytes (a multiple of 16, as the addresses) to shared memory, which `barrier`
+// counts. One thread calls it.
 INLINE void copy_bulk(void* to, const void* from, u32 bytes, u64* barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
                  "l"(from), "r"(bytes), "r"(shared_address(barrier))
                  : "memory");
 }
-// A matrix of bytes in global memory as the copy engine sees it: its address, sizes and stride, and the box that one
-// copy takes. The driver encodes it (`tensor_map.rs`).
+// A matrix of bytes in global memory as the copy engine sees it: its address, sizes and stride, and the box
+// that one copy takes. The driver encodes it (`tensor_map.rs`).
 struct alignas(64) TensorMap {
     u64 words[16];
 };
-// Starts the copy of a box to shared memory, which `barrier` counts: the box's 128 bytes from byte `k` on of its rows
-// from `row` on, in the 128-byte swizzle (`tile_descriptor`). What lies outside the matrix is filled with zeros, and
-// counted. `map` is in the kernel's parameters. One thread calls it.
+// Starts the copy of a box to shared memory, which `barrier` counts: the box's 128 bytes from byte `k` on of
+// its rows from `row` on, in the 128-byte swizzle (`tile_descriptor`). What lies outside the matrix is filled
+// with zeros, and counted. `map` is in the kernel's parameters. One thread calls it.
 INLINE void copy_box(void* to, const TensorMap& map, s32 k, s32 row, u64* barrier) {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];" ::"r"(

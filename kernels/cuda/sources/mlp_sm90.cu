@@ -1,20 +1,22 @@
-// The MLP branch of a block in one launch, for INT8 and sm_90a: residual += fc2(GELU(fc1(LayerNorm(residual)))), and for
-// Swin V2 residual += LayerNorm(fc2(GELU(fc1(residual)))).
+// The MLP branch of a block in one launch, for INT8 and sm_90a: residual +=
+// fc2(GELU(fc1(LayerNorm(residual)))), and for Swin V2 residual += LayerNorm(fc2(GELU(fc1(residual)))).
 //
 // A warpgroup computes 64 rows by itself, and everything between the residual and the residual stays in its
-// registers. The codes of LayerNorm (of the residual for Swin V2) are the operand A of fc1. fc1 is computed in chunks of 64
-// hidden columns; the codes of a chunk are the operand A of fc2, which adds the chunk to its sums. Lane `q` of four has
-// columns 16 i + 4 q to 16 i + 4 q + 3 of its rows, for every i: `operand_column` (mlp.rs) orders the columns
-// of both weights so that a product's results are in the registers in which the next product reads them.
+// registers. The codes of LayerNorm (of the residual for Swin V2) are the operand A of fc1. fc1 is computed
+// in chunks of 64 hidden columns; the codes of a chunk are the operand A of fc2, which adds the chunk to its
+// sums. Lane `q` of four has columns 16 i + 4 q to 16 i + 4 q + 3 of its rows, for every i: `operand_column`
+// (mlp.rs) orders the columns of both weights so that a product's results are in the registers in which the
+// next product reads them.
 //
-// Weights are stored chunk by chunk, as they lie in shared memory (`pieces_descriptor`). The first STAY chunks
-// stay in shared memory. If they are not all, the others pass through a ring of STAGES slots; then all
+// Weights are stored chunk by chunk, as they lie in shared memory (`pieces_descriptor`). The first STAY
+// chunks stay in shared memory. If they are not all, the others pass through a ring of STAGES slots; then all
 // warpgroups process the same chunks, because a slot is refilled once all of them have used it.
 //
-// Defines: FORM (PRE_NORM; for Swin V2 POST_NORM, or POST_NORM_CODES, which can also store the codes of the new residual),
-// COLUMNS, HIDDEN (a multiple of 64), STAY, STAGES (0 if all chunks stay), GROUPS (warpgroups),
-// RESIDUAL_F32 (1: the residual is f32, and the results are those of the reference, bit for bit), CHANNELS (1: each hidden column
-// has a scale and a zero point of its own), HALVES (GELU and its codes in packed halves; needs an f16 residual), THREADS.
+// Defines: FORM (PRE_NORM; for Swin V2 POST_NORM, or POST_NORM_CODES, which can also store the codes of the
+// new residual), COLUMNS, HIDDEN (a multiple of 64), STAY, STAGES (0 if all chunks stay), GROUPS
+// (warpgroups), RESIDUAL_F32 (1: the residual is f32, and the results are those of the reference, bit for
+// bit), CHANNELS (1: each hidden column has a scale and a zero point of its own), HALVES (GELU and its codes
+// in packed halves; needs an f16 residual), THREADS.
 #include "moments.cuh"
 #include "wgmma.cuh"
 #include "mbarrier.cuh"
@@ -32,8 +34,8 @@ struct Params {
     const f32* constants;
     // Set to 1 if an f16 residual holds a value that is not finite.
     u32* overflow;
-    // With POST_NORM_CODES: the codes of the new residual, `[m, COLUMNS]`, null if none are stored; and the row of each
-    // token of an image, null if token t is row t.
+    // With POST_NORM_CODES: the codes of the new residual, `[m, COLUMNS]`, null if none are stored; and the
+    // row of each token of an image, null if token t is row t.
     s8* codes;
     const u32* code_rows;
     s32 m;
@@ -50,7 +52,8 @@ struct Constants {
     f32 gamma[COLUMNS], beta[COLUMNS];
     // Factors of the sums of fc1, and its bias; with HALVES, half of them (see `gelu_half2`).
     f32 hidden_scale[HIDDEN], hidden_bias[HIDDEN];
-    // Factors of the sums of fc2, and its bias. For an f16 residual the bias makes up for the zero points of the hidden columns.
+    // Factors of the sums of fc2, and its bias. For an f16 residual the bias makes up for the zero points of
+    // the hidden columns.
     f32 scale[COLUMNS], bias[COLUMNS];
 #if CHANNELS && HALVES
     // For four hidden columns: two pairs of `HalfCodes`.
@@ -131,8 +134,8 @@ INLINE void unpack(f32 (&x)[4], const Four& v) {
 INLINE Four pack(const f32 (&x)[4]) { return u32x2{pack_half2(x[0], x[1]), pack_half2(x[2], x[3])}; }
 #endif
 
-// Whether a lane holds its part of the rows in registers until the results are added. There are too few registers for
-// f32, and for LayerNorm of the results: then the rows are read again.
+// Whether a lane holds its part of the rows in registers until the results are added. There are too few
+// registers for f32, and for LayerNorm of the results: then the rows are read again.
 #define HOLD (!RESIDUAL_F32 && FORM == PRE_NORM)
 
 // A lane's part of two rows of the residual, which are eight rows apart.
@@ -226,7 +229,8 @@ INLINE void operand_of_row(const Params& p, const Constants& c, const Rows& rows
             x[j] = fma_f32(fma_f32(x[j], inverse, shift), gamma[j], beta[j]);
 #endif
         }
-        // Conversions have a low throughput, but here fewer instructions count more: the unit has little to do.
+        // Conversions have a low throughput, but here fewer instructions count more: the unit has little to
+        // do.
         codes[i] = codes_s8x4(x[0], x[1], x[2], x[3]);
     }
 }
@@ -307,8 +311,9 @@ INLINE u32 hidden_codes(const Params& p, const HiddenColumns& columns, const s32
 #endif
 }
 
-// The codes of a chunk, as the operand A of two steps of fc2. Columns 16 piece + 4 q to 16 piece + 4 q + 3 are
-// in two neighbouring blocks of eight columns of the product. `first` has the constants of the first piece.
+// The codes of a chunk, as the operand A of two steps of fc2. Columns 16 piece + 4 q to 16 piece + 4 q + 3
+// are in two neighbouring blocks of eight columns of the product. `first` has the constants of the first
+// piece.
 INLINE void hidden_operand(const Params& p, const Shared& shared, s32 chunk, s32 q, const HiddenColumns& first,
                            const s32 (&sums)[CHUNK / 2], u32 (&operand)[2][4]) {
 #pragma unroll
@@ -445,8 +450,8 @@ INLINE void finish(const Params& p, const Constants& c, s32 row, s32 q, const s3
 
 #endif
 
-// The chunks in the ring that a block uses in one tile: the index of the first in the sequence of all, and the
-// length of that sequence.
+// The chunks in the ring that a block uses in one tile: the index of the first in the sequence of all, and
+// the length of that sequence.
 struct Sequence {
     s32 first, all;
 };

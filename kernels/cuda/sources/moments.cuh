@@ -53,9 +53,9 @@ struct Sum16 {
     }
 };
 
-// The statistics of a row of `count` elements, for each of the four lanes. A lane has `pieces` of four elements;
-// `values(i)` is those with the indexes 16 i + 4 (lane % 4) to 16 i + 4 (lane % 4) + 3. MOST: no lane has more pieces, so that loops are
-// unrolled and values can be registers; 0 if that is not known.
+// The statistics of a row of `count` elements, for each of the four lanes. A lane has `pieces` of four
+// elements; `values(i)` is those with the indexes 16 i + 4 (lane % 4) to 16 i + 4 (lane % 4) + 3. MOST: no
+// lane has more pieces, so that loops are unrolled and values can be registers; 0 if that is not known.
 template <s32 MOST = 0, typename Values>
 INLINE RowNorm row_norm(s32 count, s32 pieces, f32 epsilon, const Values& values) {
     Sum16 sum, squares;

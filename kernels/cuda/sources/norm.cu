@@ -1,15 +1,16 @@
 // LayerNorm of rows gathered from the residual stream. The rows are stored in the order and the type that the
 // next linear layer reads.
 //
-// With ADD, the rows are those of a branch, in the order of its windows, and the norm of each row is added to its
-// token of the residual (Swin V2). ADD_CODES can also store the codes of the sums, which the next linear layer reads.
+// With ADD, the rows are those of a branch, in the order of its windows, and the norm of each row is added to
+// its token of the residual (Swin V2). ADD_CODES can also store the codes of the sums, which the next linear
+// layer reads.
 //
-// Entry points: `norm_exact` reads f32 and is bit-exact to the reference; it keeps short rows in registers. `norm_half` reads f16, keeps the row in
-// registers and computes its mean and variance in f32, in two passes.
+// Entry points: `norm_exact` reads f32 and is bit-exact to the reference; it keeps short rows in registers.
+// `norm_half` reads f16, keeps the row in registers and computes its mean and variance in f32, in two passes.
 //
-// Defines: those of `rows.cuh`, ADD (ADD_NONE, ADD_RESIDUAL, ADD_CODES); for `norm_exact` also HELD (pieces of four elements that a lane
-// keeps: those of a row; 0 if it reads the row again for each pass); for `norm_half` also LANES (lanes per row, a
-// power of two up to 32) and CHUNKS (chunks of 8 elements per lane).
+// Defines: those of `rows.cuh`, ADD (ADD_NONE, ADD_RESIDUAL, ADD_CODES); for `norm_exact` also HELD (pieces
+// of four elements that a lane keeps: those of a row; 0 if it reads the row again for each pass); for
+// `norm_half` also LANES (lanes per row, a power of two up to 32) and CHUNKS (chunks of 8 elements per lane).
 
 // For sm_100 and later the compiler would spill registers of rows in few chunks without a number of blocks.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && !(defined(CHUNKS) && CHUNKS > 4) && !(defined(HELD) && HELD > 6)
@@ -33,8 +34,8 @@ INLINE s8* codes_of(const Params& p, u32 token) {
     return p.codes + (static_cast<u64>(image) * p.tokens + row) * p.stride;
 }
 
-// Adds `y` to columns `at..at + count` of a token of the residual. With ADD_CODES, stores the codes of the sums as the
-// residual holds them; `codes` is the place of the token's codes.
+// Adds `y` to columns `at..at + count` of a token of the residual. With ADD_CODES, stores the codes of the
+// sums as the residual holds them; `codes` is the place of the token's codes.
 INLINE void add_values(const Params& p, u32 token, s8* codes, s32 at, const f32 (&y)[4]) {
     f32x4* to = reinterpret_cast<f32x4*>(static_cast<f32*>(p.out) + static_cast<u64>(token) * p.columns + at);
     f32x4 x = *to;
@@ -154,12 +155,13 @@ constexpr bool HOLD = CHUNKS <= 16;
 // A row in registers needs loops without indices. Rows that are read again are too long for it.
 constexpr int UNROLL = HOLD ? CHUNKS : 2;
 #if ADD != ADD_NONE
-// Whether the lanes read the token of the residual before the sums of the branch, so that they wait for memory once.
+// Whether the lanes read the token of the residual before the sums of the branch, so that they wait for
+// memory once.
 constexpr bool HOLD_TOKEN = CHUNKS <= 4;
 #endif
 
-// LANES lanes share a row. Everything that no earlier launch writes is read before the wait: the map, and gamma
-// and beta, which are copied to shared memory.
+// LANES lanes share a row. Everything that no earlier launch writes is read before the wait: the map, and
+// gamma and beta, which are copied to shared memory.
 KERNEL(norm_half)(const Params p) {
     f32* gamma_beta = reinterpret_cast<f32*>(shared_memory());
     for (s32 i = 4 * thread_index(); i < p.columns; i += 4 * THREADS) {

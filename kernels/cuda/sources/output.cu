@@ -1,11 +1,12 @@
-// Outputs of the network, written to the memory of their reader, in the order and the type that the reader asks for. The values are NaN
-// if a step has raised its flag. A value that is not finite in the type of the output raises the output's own flag.
+// Outputs of the network, written to the memory of their reader, in the order and the type that the reader
+// asks for. The values are NaN if a step has raised its flag. A value that is not finite in the type of the
+// output raises the output's own flag.
 //
-// Entry points: `maps`, which writes feature maps, whose rows are tokens of the residual, normalised if the map has a norm; and
-// `values`, which copies f32 values in their order.
+// Entry points: `maps`, which writes feature maps, whose rows are tokens of the residual, normalised if the
+// map has a norm; and `values`, which copies f32 values in their order.
 //
-// Defines: THREADS; TYPE (TYPE_F32, TYPE_F16, TYPE_BF16); for `maps` also MAPS, EXACT for an f32 residual, which is f16 otherwise, and
-// CHANNELS_FIRST (whether the order of an image is `[columns, tokens]`).
+// Defines: THREADS; TYPE (TYPE_F32, TYPE_F16, TYPE_BF16); for `maps` also MAPS, EXACT for an f32 residual,
+// which is f16 otherwise, and CHANNELS_FIRST (whether the order of an image is `[columns, tokens]`).
 #include "moments.cuh"
 
 #define TYPE_F32 0
@@ -104,8 +105,8 @@ struct alignas(AT_ONCE * sizeof(Out) < 16 ? AT_ONCE * sizeof(Out) : 16) Group {
 struct Tokens {
     u32 image, first, count;
     const u8* rows;
-    // Bytes of a token: an odd number of 16-byte chunks, so that lanes that read the same columns of successive tokens use
-    // different banks.
+    // Bytes of a token: an odd number of 16-byte chunks, so that lanes that read the same columns of
+    // successive tokens use different banks.
     u32 row;
     const RowNorm* norms;
 };
@@ -150,8 +151,8 @@ struct Columns {
         norm = p.gamma != nullptr ? tokens.norms[token] : RowNorm{0.0f, 0.0f, 0.0f};
     }
 
-    // Computes four of the columns, from column `at` of the token on, which is column `4 part` here. A thread computes so few at a
-    // time that its registers allow many blocks.
+    // Computes four of the columns, from column `at` of the token on, which is column `4 part` here. A thread
+    // computes so few at a time that its registers allow many blocks.
     INLINE void four(const Map& p, int part, s32 at, bool invalid, Out (&to)[4]) const {
         const u32 words[4] = {values.x, values.y, values.z, values.w};
         f32 x[4];
@@ -177,8 +178,8 @@ struct Columns {
 
 #if CHANNELS_FIRST
 
-// Writes the columns of the tokens: a thread has two tokens, and neighbouring threads write neighbouring tokens of a column.
-// Returns whether all values are finite.
+// Writes the columns of the tokens: a thread has two tokens, and neighbouring threads write neighbouring
+// tokens of a column. Returns whether all values are finite.
 INLINE bool store(const Map& p, const Tokens& tokens, bool invalid) {
     u32 pairs = p.tokens_each / 2, token = 2 * (thread_index() % pairs);
     if (token >= tokens.count) return true;

@@ -1,12 +1,13 @@
-// Patch embedding from pixels to the residual stream: normalisation of bytes by a table, matrix product, bias,
-// LayerNorm and position embedding. The product is summed in f32 in the order of k. For INT8 operands the f32
-// sums are exact too, because they stay below 2^24.
+// Patch embedding from pixels to the residual stream: normalisation of bytes by a table, matrix product,
+// bias, LayerNorm and position embedding. The product is summed in f32 in the order of k. For INT8 operands
+// the f32 sums are exact too, because they stay below 2^24.
 //
 // A block processes TOKENS consecutive tokens; a thread computes every THREADS-th column of them.
 //
-// Defines: those of `patch.cuh`; THREADS, TOKENS (a multiple of 4), CHANNELS (of a pixel), PATCH (side of a patch); INTEGER, OUTPUT and
-// RESIDUAL_F32 as in `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup
-// table and the weights (`[K, columns]`, k in (channel, y, x) order) are f32.
+// Defines: those of `patch.cuh`; THREADS, TOKENS (a multiple of 4), CHANNELS (of a pixel), PATCH (side of a
+// patch); INTEGER, OUTPUT and RESIDUAL_F32 as in `epilogue.cuh`; NORM and POSITION (whether there is a
+// LayerNorm, a position embedding). The lookup table and the weights (`[K, columns]`, k in (channel, y, x)
+// order) are f32.
 #define OPERAND f32
 #include "moments.cuh"
 #include "patch.cuh"
@@ -14,7 +15,8 @@
 // Floats from one token to the next.
 constexpr int X_ROW = (K + 3) / 4 * 4;
 
-// Writes the normalised patches of the block's tokens to `x`, `[TOKENS][X_ROW]`. WHOLE: no patch extends beyond its image.
+// Writes the normalised patches of the block's tokens to `x`, `[TOKENS][X_ROW]`. WHOLE: no patch extends
+// beyond its image.
 template <bool WHOLE>
 INLINE void gather(const Params& p, const f32* lookup, f32* x, s32 first) {
     for (s32 i = thread_index(); i < TOKENS * PATCH * PATCH; i += THREADS) {

@@ -1,9 +1,10 @@
-// The common parts of the patch embeddings: parameters, and the pixels of a patch. OPERAND is the type of the lookup table and
-// the weights.
+// The common parts of the patch embeddings: parameters, and the pixels of a patch. OPERAND is the type of the
+// lookup table and the weights.
 //
-// Defines: INPUT (INPUT_U8, INPUT_F32, INPUT_F16, INPUT_BF16), the type of the pixels. Bytes become operands by a table;
-// other pixels are normalised values, which become operands by the quantizer of their site: QUANTIZE (QUANTIZE_NONE,
-// QUANTIZE_CODES, QUANTIZE_FAKE). CHANNELS_FIRST: the order of an image is `[CHANNELS, height, width]`.
+// Defines: INPUT (INPUT_U8, INPUT_F32, INPUT_F16, INPUT_BF16), the type of the pixels. Bytes become operands
+// by a table; other pixels are normalised values, which become operands by the quantizer of their site:
+// QUANTIZE (QUANTIZE_NONE, QUANTIZE_CODES, QUANTIZE_FAKE). CHANNELS_FIRST: the order of an image is
+// `[CHANNELS, height, width]`.
 #pragma once
 
 #include "prelude.cuh"
@@ -42,7 +43,8 @@ struct Params {
     void* out;
     // Set to 1 if a pixel is not finite.
     u32* raised;
-    // Pixels of an image. Patches at its right and lower edges may extend beyond it; their values there are zeros.
+    // Pixels of an image. Patches at its right and lower edges may extend beyond it; their values there are
+    // zeros.
     s32 height, width;
     // Patches in a row of patches, and tokens of an image and of all images.
     s32 grid_width, tokens, total_tokens;

@@ -4,9 +4,9 @@
 //
 // A warp computes every column of 16 tokens. Weights are packed as in `gemm.cu`.
 //
-// Defines: those of `patch.cuh`; THREADS, CHANNELS (of a pixel), PATCH (side of a patch), COLUMNS (a multiple of 32); INTEGER and OUTPUT as
-// in `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a position embedding). The lookup table and the
-// weights (`[COLUMNS, ROW]`, packed) are halves.
+// Defines: those of `patch.cuh`; THREADS, CHANNELS (of a pixel), PATCH (side of a patch), COLUMNS (a multiple
+// of 32); INTEGER and OUTPUT as in `epilogue.cuh`; NORM and POSITION (whether there is a LayerNorm, a
+// position embedding). The lookup table and the weights (`[COLUMNS, ROW]`, packed) are halves.
 #define OPERAND u16
 #include "patch.cuh"
 
@@ -22,8 +22,8 @@ static_assert(COLUMNS % 32 == 0 && THREADS % 32 == 0, "whole groups of columns, 
 
 #if WORDS
 
-// Writes a row of four pixels of the image, which begins at a multiple of four bytes, to its place in the token's row of
-// `x`.
+// Writes a row of four pixels of the image, which begins at a multiple of four bytes, to its place in the
+// token's row of `x`.
 INLINE void gather_words(const u16* lookup, const u8* bytes, u16* x, s32 row) {
     u32 w[CHANNELS];
 #pragma unroll
@@ -43,8 +43,8 @@ INLINE void gather_words(const u16* lookup, const u8* bytes, u16* x, s32 row) {
 
 #endif
 
-// Writes one row of a patch's pixels, which begins at `pixel`, to its place in the token's row of `x`. The first `inside`
-// pixels lie in the image.
+// Writes one row of a patch's pixels, which begins at `pixel`, to its place in the token's row of `x`. The
+// first `inside` pixels lie in the image.
 INLINE void gather_row(const Params& p, const u16* lookup, const Pixel& pixel, s32 inside, u16* x, s32 row) {
     for (int i = 0; i < PATCH; i++) {
 #pragma unroll

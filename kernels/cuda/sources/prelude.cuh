@@ -145,8 +145,8 @@ INLINE f32 gelu(f32 x, const f32* tail) {
     return fma_f32(-a, h, positive);
 }
 
-// GELU for values that are quantized next (`reference::gelu_quadratic`). Its coefficients are in shared memory, `[32][3]`, so
-// that lanes with different intervals read different banks; see `load_quadratic`.
+// GELU for values that are quantized next (`reference::gelu_quadratic`). Its coefficients are in shared
+// memory, `[32][3]`, so that lanes with different intervals read different banks; see `load_quadratic`.
 INLINE f32 gelu_quadratic(f32 x, const f32* quadratic) {
     f32 a = min_f32(abs_f32(x), from_bits(QUADRATIC_LAST_BITS));
     f32 sum = fma_f32(a, from_bits(QUADRATIC_PER_UNIT_BITS), 8388608.0f);
@@ -175,8 +175,8 @@ INLINE void load_quadratic(f32* quadratic, u32 threads) {
     }
 }
 
-// The GELU of a program with an f32 residual: GELU is GELU_ERF or GELU_QUADRATIC. `table` is in shared memory, TAIL_FLOATS
-// values at a multiple of 8 bytes.
+// The GELU of a program with an f32 residual: GELU is GELU_ERF or GELU_QUADRATIC. `table` is in shared
+// memory, TAIL_FLOATS values at a multiple of 8 bytes.
 #define GELU_ERF 1
 #define GELU_QUADRATIC 2
 #if GELU == GELU_QUADRATIC

@@ -1,8 +1,8 @@
 // The operands of cosine attention (Swin V2): the queries and keys of each head are normalised to length 1
 // (`reference::inverse_length`), then quantized with the values.
 //
-// Entry point: `qk_norm`. Defines: THREADS; HEAD_DIM (columns of a head: 32 or 64); INPUT_F32 (1: the input is f32; 0: f16); STORE (STORE_CODES or
-// STORE_HALF).
+// Entry point: `qk_norm`. Defines: THREADS; HEAD_DIM (columns of a head: 32 or 64); INPUT_F32 (1: the input
+// is f32; 0: f16); STORE (STORE_CODES or STORE_HALF).
 #include "prelude.cuh"
 
 #define STORE_CODES 0
@@ -14,8 +14,8 @@ constexpr int GROUPS = HEAD_DIM / 16;
 struct Params {
     // Queries, keys and values, `[rows, 3 * channels]`, f32 or f16.
     const void* qkv;
-    // First column of the lo codes of each head's queries, then of its keys, `[2, heads]`; negative for heads with
-    // one code per value. Null if there are no lo codes.
+    // First column of the lo codes of each head's queries, then of its keys, `[2, heads]`; negative for heads
+    // with one code per value. Null if there are no lo codes.
     const s32* low;
     // `[rows, stride]`, s8 or f16.
     void* out;
@@ -41,7 +41,8 @@ INLINE void load_values(f32 (&x)[4], const void* from, u64 at) {
 }
 #endif
 
-// The reciprocal of the length of the vector that four lanes share. The order of the sums is that of the reference.
+// The reciprocal of the length of the vector that four lanes share. The order of the sums is that of the
+// reference.
 INLINE f32 inverse_length(const Values& x) {
     f32 sum[4];
 #pragma unroll

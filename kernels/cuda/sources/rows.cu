@@ -1,5 +1,5 @@
-// Rows gathered from the residual stream without a norm (Swin V2), in the order and the type that the next linear
-// layer reads.
+// Rows gathered from the residual stream without a norm (Swin V2), in the order and the type that the next
+// linear layer reads.
 //
 // Entry point: `rows`. Defines: those of `rows.cuh`.
 #include "rows.cuh"

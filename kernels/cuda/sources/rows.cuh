@@ -1,8 +1,8 @@
-// Rows gathered from the residual stream, and how they are stored. A row has one source token (shift and window
-// partition) or four (merging of 2 x 2 tokens).
+// Rows gathered from the residual stream, and how they are stored. A row has one source token (shift and
+// window partition) or four (merging of 2 x 2 tokens).
 //
-// Defines: THREADS, PIECES (source tokens of a row: 1 or 4), STORE (STORE_CODES, STORE_HALF, STORE_FLOAT), FAKE
-// (quantize and dequantize before a float store); EXACT for f32 input, which is f16 otherwise.
+// Defines: THREADS, PIECES (source tokens of a row: 1 or 4), STORE (STORE_CODES, STORE_HALF, STORE_FLOAT),
+// FAKE (quantize and dequantize before a float store); EXACT for f32 input, which is f16 otherwise.
 #pragma once
 
 #include "prelude.cuh"
@@ -23,8 +23,8 @@ struct Params {
     void* out;
     // Set to 1 if f16 input holds a value that is not finite; not used for f32.
     u32* overflow;
-    // With ADD_CODES: the codes of the residual, `[images * tokens, stride]`, null if none are stored; and the row of each
-    // token of one image, null if token t is row t.
+    // With ADD_CODES: the codes of the residual, `[images * tokens, stride]`, null if none are stored; and
+    // the row of each token of one image, null if token t is row t.
     s8* codes;
     const u32* code_rows;
     // Number of rows of all images.

@@ -6,9 +6,9 @@
 
 #include "prelude.cuh"
 
-// Logits of a warp's 16 queries and all keys. Without EXACT, logits are in units of ln(2): the host multiplies their
-// scale, their bias and their mask by log2(e). The layout: element [tile][2 half + b] belongs to row lane / 4 + 8 half and
-// key 8 tile + 2 (lane % 4) + b.
+// Logits of a warp's 16 queries and all keys. Without EXACT, logits are in units of ln(2): the host
+// multiplies their scale, their bias and their mask by log2(e). The layout: element [tile][2 half + b]
+// belongs to row lane / 4 + 8 half and key 8 tile + 2 (lane % 4) + b.
 typedef f32 Logits[KEY_TILES][4];
 
 // e^(logit - largest).
@@ -43,7 +43,8 @@ INLINE f32 quad_sum(f32 x) {
     return x + shuffle_xor(x, 2);
 }
 
-// The reciprocal of the sum of a row whose four lanes have partial sums by the key index mod 16, in the order of the reference.
+// The reciprocal of the sum of a row whose four lanes have partial sums by the key index mod 16, in the order
+// of the reference.
 INLINE f32 inverse_of(const f32 (&sums)[2][2]) {
     f32 low = sums[0][0] + sums[1][0], high = sums[0][1] + sums[1][1];
     low = low + shuffle_xor(low, 2), high = high + shuffle_xor(high, 2);

@@ -1,8 +1,8 @@
-// Tokens of a network that begins with blocks, in any form, to the residual stream. A tile passes through shared memory, so that it is
-// read and written along the rows of each side.
+// Tokens of a network that begins with blocks, in any form, to the residual stream. A tile passes through
+// shared memory, so that it is read and written along the rows of each side.
 //
-// Defines: those of `patch.cuh`, whose patches are single pixels here (PATCH is 1); THREADS; RESIDUAL_F32 (1: the residual is f32;
-// 0: f16).
+// Defines: those of `patch.cuh`, whose patches are single pixels here (PATCH is 1); THREADS; RESIDUAL_F32 (1:
+// the residual is f32; 0: f16).
 #define OPERAND f32
 #include "patch.cuh"
 

@@ -1,4 +1,5 @@
-// Code that the training kernels share: sums over warps and blocks, AdamW, and fake quantization with its gradients.
+// Code that the training kernels share: sums over warps and blocks, AdamW, and fake quantization with its
+// gradients.
 #pragma once
 
 #include "prelude.cuh"
@@ -27,8 +28,8 @@ INLINE f32 block_sum(f32 x, f32* shared) {
     return sum;
 }
 
-// Sum over the block in f64, or the largest value, returned to each thread; the order is fixed. `shared` has a value for each
-// thread.
+// Sum over the block in f64, or the largest value, returned to each thread; the order is fixed. `shared` has
+// a value for each thread.
 template <bool largest>
 INLINE f64 over_block(f64 x, f64* shared) {
     shared[thread_index()] = x;
@@ -60,8 +61,9 @@ struct MomentRule {
     f32 epsilon;
 };
 
-// A value after its update by AdamW, whose moments are updated in place. `keep` is the value's factor (weight decay), `rate`
-// the learning rate with the bias correction of the first moment, `unbias` that of the second moment.
+// A value after its update by AdamW, whose moments are updated in place. `keep` is the value's factor (weight
+// decay), `rate` the learning rate with the bias correction of the first moment, `unbias` that of the second
+// moment.
 INLINE f32 adamw_value(f32 value, f32 grad, f32& first, f32& second, const MomentRule& rule, f32 keep, f32 rate, f32 unbias) {
     first = first * rule.keep_first + grad * rule.add_first;
     second = second * rule.keep_second + grad * grad * rule.add_second;
@@ -139,7 +141,8 @@ INLINE void store_values(u16* to, const f32 (&x)[4]) {
 #endif
 #endif
 
-// The derivative of GELU, x phi(x) + Phi(x), from h = erfc(|x| / sqrt(2)) / 2 and the density phi. `tail` is that of `gelu`.
+// The derivative of GELU, x phi(x) + Phi(x), from h = erfc(|x| / sqrt(2)) / 2 and the density phi. `tail` is
+// that of `gelu`.
 INLINE f32 gelu_derivative(f32 x, const f32* tail) {
     f32 a = min_f32(abs_f32(x), from_bits(TAIL_LAST_BITS));
     f32 h = gelu_tail(a, tail);

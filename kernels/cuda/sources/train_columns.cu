@@ -1,10 +1,10 @@
-// Operations on the values of a layer's columns: the bias and GELU of the MLP's hidden layer, fake quantization with a scale
-// and a zero point for each column, the conversion to the type of matrix products, and the sums of columns; forward and
-// backward in one pass each.
+// Operations on the values of a layer's columns: the bias and GELU of the MLP's hidden layer, fake
+// quantization with a scale and a zero point for each column, the conversion to the type of matrix products,
+// and the sums of columns; forward and backward in one pass each.
 //
-// Entry points: `columns_forward`, `columns_backward`. Defines: THREADS; VECTOR (values per access, 1 or 4); OUT, the type of
-// the results; GELU (1: the values are x + bias, then GELU); FAKE, one of the FAKE_ constants; STEPS (whether the gradient of
-// the common scale is computed).
+// Entry points: `columns_forward`, `columns_backward`. Defines: THREADS; VECTOR (values per access, 1 or 4);
+// OUT, the type of the results; GELU (1: the values are x + bias, then GELU); FAKE, one of the FAKE_
+// constants; STEPS (whether the gradient of the common scale is computed).
 #include "train.cuh"
 
 #define FAKE_OFF 0
@@ -22,7 +22,8 @@ struct Params {
     const f32* table;
     // Forward: the results; backward: the gradient of `x`. `[rows, columns]`.
     Operand* out;
-    // Backward: the sums of the gradient of `x`, before it is rounded, over the rows of each part, `[parts, columns]`.
+    // Backward: the sums of the gradient of `x`, before it is rounded, over the rows of each part,
+    // `[parts, columns]`.
     f32* sums;
     // Backward with STEPS: the part of each block in the gradient of the common scale.
     f32* steps;

@@ -11,8 +11,8 @@ struct Controls {
     f64 partner_share;
     // The highest loss with which parameters are updated.
     f64 most_loss;
-    // Learning rates of weights and of scales with the bias correction of the first moment, and the factor of weights that
-    // decay.
+    // Learning rates of weights and of scales with the bias correction of the first moment, and the factor of
+    // weights that decay.
     f64 rate_weights, rate_scales, keep;
     // The bias correction of the second moment.
     f64 unbias;
@@ -20,8 +20,8 @@ struct Controls {
 
 // The result of an iteration.
 struct Outcome {
-    // The loss: cross-entropy, divergence, relative error of feature maps and their weighted sum; and the number of images that
-    // are classified correctly.
+    // The loss: cross-entropy, divergence, relative error of feature maps and their weighted sum; and the
+    // number of images that are classified correctly.
     f64 labels, kl, outputs, total, correct;
     // Norm of the gradient without the factor of the loss.
     f64 norm;

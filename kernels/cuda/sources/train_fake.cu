@@ -3,8 +3,9 @@
 //
 // Entry points: `fake_forward`, `fake_backward`, `fake_steps`. Defines: THREADS; VECTOR (values per access, 1
 // or 4); TABLE (1: scales are in memory, one per row, and a NaN stays a NaN; 0: one scale in the parameters,
-// and a NaN becomes 0); FACTORS (whether the columns have factors, which are multiplied before fake quantization and divided
-// out behind it); STEPS (whether the gradients of scales are computed); OUT, the type of the results of `fake_forward`.
+// and a NaN becomes 0); FACTORS (whether the columns have factors, which are multiplied before fake
+// quantization and divided out behind it); STEPS (whether the gradients of scales are computed); OUT, the
+// type of the results of `fake_forward`.
 #include "train.cuh"
 
 struct Params {

@@ -1,5 +1,5 @@
-// The loss of a batch's logits in f64, and its gradient: cross-entropy with the labels, and the divergence from a teacher.
-// `qat/src/loss.rs` has the definition.
+// The loss of a batch's logits in f64, and its gradient: cross-entropy with the labels, and the divergence
+// from a teacher. `qat/src/loss.rs` has the definition.
 //
 // Entry points: `loss_of_images`, `loss_of_batch`. Defines: THREADS.
 #include "train.cuh"

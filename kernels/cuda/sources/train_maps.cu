@@ -12,7 +12,8 @@ struct Params {
     const Controls* controls;
     // The gradient of the map, times the factor of the loss.
     f32* gradient;
-    // Of each part of an image the sum of the squares of the errors and that of the teacher's values, `[images, parts, 2]`.
+    // Of each part of an image the sum of the squares of the errors and that of the teacher's values,
+    // `[images, parts, 2]`.
     f64* partial;
     // Of each image the relative error, and the gradient of an error of 1, `[images, 2]`.
     f64* of_images;

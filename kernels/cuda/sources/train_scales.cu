@@ -1,4 +1,5 @@
-// The scales of weights in training, computed on the device: from the largest magnitude of each row, or from learned ratios.
+// The scales of weights in training, computed on the device: from the largest magnitude of each row, or from
+// learned ratios.
 //
 // Entry points: `row_maxima`, `scale_table`. Defines: THREADS.
 #include "train.cuh"

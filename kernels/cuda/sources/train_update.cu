@@ -1,4 +1,5 @@
-// The update of all parameters by AdamW. The parameters lie one after the other, and so do the gradients and the moments.
+// The update of all parameters by AdamW. The parameters lie one after the other, and so do the gradients and
+// the moments.
 //
 // Entry points, in this order: `measure`, `decide`, `update`; and `add`. Defines: THREADS.
 #include "train.cuh"
@@ -30,7 +31,8 @@ struct Params {
     // Moving average of the parameters, or null.
     f32* average;
     const u8* kinds;
-    // Of each block of `measure` the sum of the squares of gradients, and whether a parameter is not finite, `[2, blocks]`.
+    // Of each block of `measure` the sum of the squares of gradients, and whether a parameter is not finite,
+    // `[2, blocks]`.
     f64* partial;
     const Controls* controls;
     Outcome* outcome;

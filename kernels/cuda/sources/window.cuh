@@ -1,13 +1,13 @@
-// A window in the registers of a group of four warps: parameters, constants in shared memory, and the rows of each lane.
-// `window_block.cu` describes the layout and the defines.
+// A window in the registers of a group of four warps: parameters, constants in shared memory, and the rows of
+// each lane. `window_block.cu` describes the layout and the defines.
 #pragma once
 
 #define EXACT 0
 #include "cosine.cuh"
 #include "softmax.cuh"
 
-// Added to a logit if its query and its key lie in different regions: -100 log2(e), because logits are in units of
-// ln(2).
+// Added to a logit if its query and its key lie in different regions: -100 log2(e), because logits are in
+// units of ln(2).
 constexpr f32 MASK = -144.26950408889634f;
 
 // The weights of more heads do not fit any multiprocessor.
@@ -31,7 +31,8 @@ struct Params {
     f32 epsilon;
     // Scale of the values, divided by 255 times the scale of the projection's input.
     f32 value_scale;
-    // COSINE: the reciprocal of the scale of QKV's input, divided by 255, and those of the queries and of the keys.
+    // COSINE: the reciprocal of the scale of QKV's input, divided by 255, and those of the queries and of the
+    // keys.
     f32 input_recip, query_recip, key_recip;
     // Bit h is set if the queries and keys of head h have hi and lo codes for each value.
     u32 hi_lo;
@@ -145,7 +146,8 @@ INLINE void load_rows(const Params& p, const Place& at, Halves& x) {
     }
 }
 
-// The sums of a warp's rows: that of row lane / 4 + 8 half is sums [2 half]. The product with ones adds up the rows.
+// The sums of a warp's rows: that of row lane / 4 + 8 half is sums [2 half]. The product with ones adds up
+// the rows.
 INLINE void row_sums(const Halves& x, f32 (&sums)[4]) {
     const u32 ones[2] = {0x3c003c00u, 0x3c003c00u};
 #pragma unroll

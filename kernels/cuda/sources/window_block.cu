@@ -1,21 +1,24 @@
-// The attention branch of a transformer block in one launch, for INT8 products, an f16 residual and windows of up to 64
-// tokens. Swin V1: LayerNorm, QKV, window attention, projection and the residual addition. Swin V2 (COSINE): QKV of the
-// residual itself, normalised queries and keys, window attention, projection, LayerNorm and the residual addition.
+// The attention branch of a transformer block in one launch, for INT8 products, an f16 residual and windows
+// of up to 64 tokens. Swin V1: LayerNorm, QKV, window attention, projection and the residual addition. Swin
+// V2 (COSINE): QKV of the residual itself, normalised queries and keys, window attention, projection,
+// LayerNorm and the residual addition.
 //
 // A group of four warps processes a window, and each warp has 16 of its rows (tokens). Only keys and values
 // pass through shared memory, because every row needs them all. Everything else stays in the registers of the
-// lane that computed it: lane `l` of a warp holds rows l / 4 and l / 4 + 8, and of every 32 channels the eight
-// from 8 (l % 4) on. The operands and the results of all products have this layout (docs/cuda.md).
+// lane that computed it: lane `l` of a warp holds rows l / 4 and l / 4 + 8, and of every 32 channels the
+// eight from 8 (l % 4) on. The operands and the results of all products have this layout (docs/cuda.md).
 //
 // A block keeps all weights and constants in shared memory, as the host has laid them out, and its groups
 // loop over windows.
 //
-// Defines: THREADS (128 for each group), BUFFERS (buffers of a group for keys and values: 1 or 2), HEADS (heads of 32
-// channels), TOKENS (tokens of a window), KEY_TILES (tiles of 8 keys: TOKENS / 8, rounded up), COSINE (0 or 1), HI_LO
-// (1, with COSINE: queries and keys of some heads have hi and lo codes for each value).
+// Defines: THREADS (128 for each group), BUFFERS (buffers of a group for keys and values: 1 or 2), HEADS
+// (heads of 32 channels), TOKENS (tokens of a window), KEY_TILES (tiles of 8 keys: TOKENS / 8, rounded up),
+// COSINE (0 or 1), HI_LO (1, with COSINE: queries and keys of some heads have hi and lo codes for each
+// value).
 #include "window_heads.cuh"
 
-// Loads a warp's rows from the residual and quantizes them, in Swin V1 after LayerNorm. Padding becomes zeros.
+// Loads a warp's rows from the residual and quantizes them, in Swin V1 after LayerNorm. Padding becomes
+// zeros.
 INLINE void input_codes(const Params& p, const Constants& constants, const Place& at, Rows& rows) {
     Halves x;
     load_rows(p, at, x);
@@ -86,8 +89,8 @@ INLINE void add_to_residual(u16* to, const u32x4& old, const f32 (&y)[8]) {
 
 #if COSINE
 
-// Projects the warp's rows, normalises the results and adds them to the residual. The results are rounded to halves, as
-// they are where a launch of its own normalises them.
+// Projects the warp's rows, normalises the results and adds them to the residual. The results are rounded to
+// halves, as they are where a launch of its own normalises them.
 INLINE void project(const Params& p, const Constants& constants, const Place& at, const Rows& rows) {
     Halves branch = {};
 #pragma unroll 1
@@ -146,8 +149,8 @@ INLINE void project(const Params& p, const Constants& constants, const Place& at
 
 #endif
 
-// Heads whose code is written out, which saves registers: the first heads have few results to keep, and the last ones
-// no longer need the rows.
+// Heads whose code is written out, which saves registers: the first heads have few results to keep, and the
+// last ones no longer need the rows.
 constexpr int HEADS_AT_ONCE = COSINE && HEADS <= 3 ? HEADS : 1;
 
 KERNEL(window_block)(const Params p) {

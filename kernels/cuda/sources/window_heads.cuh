@@ -1,4 +1,5 @@
-// Attention of one head of a window: keys and values into shared memory, queries, probabilities and the weighted values.
+// Attention of one head of a window: keys and values into shared memory, queries, probabilities and the
+// weighted values.
 #pragma once
 
 #include "window.cuh"

@@ -25,7 +25,8 @@ use super::{CudaError, Program, library, sources};
 const MAGIC: &[u8; 8] = b"SWINQCU1";
 const HEADER: usize = 8 + 8 + 32;
 
-/// Folder of compiled kernels: `$SWINQ_CACHE`, else `swinq` in the user's folder for caches; `None` if that is unknown, too.
+/// Folder of compiled kernels: `$SWINQ_CACHE`, else `swinq` in the user's folder for caches; `None` if that
+/// is unknown, too.
 ///
 /// | system | the user's folder for caches |
 /// | --- | --- |

@@ -21,8 +21,8 @@ impl Capture {
         self.id
     }
 
-    /// Sets `released` when the graph that is being recorded is destroyed, with all its executable copies. Call it before the
-    /// recording ends.
+    /// Sets `released` when the graph that is being recorded is destroyed, with all its executable copies.
+    /// Call it before the recording ends.
     ///
     /// # Errors
     /// The driver fails.
@@ -30,8 +30,8 @@ impl Capture {
         let shared = Arc::into_raw(Arc::clone(released)).cast_mut().cast::<c_void>();
         let (mut object, destroy) = (std::ptr::null_mut(), Some(set_released as Destroy));
         let flags = sys::CUuserObject_flags::CU_USER_OBJECT_NO_DESTRUCTOR_SYNC as u32;
-        // SAFETY: the driver writes one handle. It calls `set_released` once, with the pointer to which the `Arc` above gave one
-        // reference, which `set_released` takes.
+        // SAFETY: the driver writes one handle. It calls `set_released` once, with the pointer to which the
+        // `Arc` above gave one reference, which `set_released` takes.
         let status = unsafe { sys::cuUserObjectCreate(&mut object, shared, destroy, 1, flags) };
         if let Err(error) = check("cuUserObjectCreate", status) {
             // SAFETY: no object has taken the reference.
@@ -67,7 +67,8 @@ impl Stream {
         let mut graph = std::ptr::null_mut();
         let null = std::ptr::null_mut();
         let info = capture_info()?;
-        // SAFETY: the stream is alive; the driver writes a status, a number and a handle, and nothing where the pointer is null.
+        // SAFETY: the stream is alive; the driver writes a status, a number and a handle, and nothing where
+        // the pointer is null.
         let result = unsafe { info(self.handle(), &mut status, &mut id, &mut graph, null, null.cast()) };
         check("cuStreamGetCaptureInfo", result)?;
         match status {
@@ -90,10 +91,12 @@ type Info = unsafe extern "C" fn(
     *mut usize,
 ) -> sys::CUresult;
 
-/// The driver's `cuStreamGetCaptureInfo_v2`. The bindings have only its third version, which drivers before CUDA 12.3 lack.
+/// The driver's `cuStreamGetCaptureInfo_v2`. The bindings have only its third version, which drivers before
+/// CUDA 12.3 lack.
 #[cfg(not(feature = "linked"))]
 fn capture_info() -> Result<impl std::ops::Deref<Target = Info>, CudaError> {
-    // SAFETY: every driver since CUDA 11.3 exports this function with this type. A stream exists, so a driver is loaded.
+    // SAFETY: every driver since CUDA 11.3 exports this function with this type. A stream exists, so a driver
+    // is loaded.
     let found = unsafe { sys::culib().get::<Info>(b"cuStreamGetCaptureInfo_v2\0") };
     found.map_err(|_| CudaError::Unsupported("the driver has no cuStreamGetCaptureInfo_v2".into()))
 }
@@ -137,8 +140,8 @@ fn capture_info() -> Result<Info, CudaError> {
     Ok(third)
 }
 
-/// Lets this thread allocate and wait while a stream is recorded; dropping it restores what was allowed before. Use it for work
-/// that has nothing to do with the recorded streams.
+/// Lets this thread allocate and wait while a stream is recorded; dropping it restores what was allowed
+/// before. Use it for work that has nothing to do with the recorded streams.
 pub struct Relaxed {
     before: CUstreamCaptureMode,
 }

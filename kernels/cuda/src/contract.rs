@@ -4,9 +4,9 @@ use std::fmt::Write;
 
 use swinq_numerics::reference::{CODE_FLOOR, FLOOR, math};
 
-/// Text of `contract.cuh`: the constants of `reference/math.rs` and the floors of the logits. They are written
-/// as bits, because compilers may convert decimals differently. `TAIL_BITS` and
-/// `QUADRATIC_BITS` (`[power][column]`), `EXP_BITS` and `EXP_255_BITS` are arrays of u32; the others are macros.
+/// Text of `contract.cuh`: the constants of `reference/math.rs` and the floors of the logits. They are
+/// written as bits, because compilers may convert decimals differently. `TAIL_BITS` and `QUADRATIC_BITS`
+/// (`[power][column]`), `EXP_BITS` and `EXP_255_BITS` are arrays of u32; the others are macros.
 pub fn contract_header() -> String {
     let mut header = String::from("#pragma once\n");
     push_array(&mut header, "TAIL_BITS", math::TAIL.0.as_flattened());

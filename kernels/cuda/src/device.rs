@@ -78,8 +78,8 @@ impl Drop for Context {
     }
 }
 
-/// Restores the context that was current on this thread, when dropped. Libraries that share the thread, such as PyTorch, take the
-/// current context for that of their device.
+/// Restores the context that was current on this thread, when dropped. Libraries that share the thread, such
+/// as PyTorch, take the current context for that of their device.
 pub struct KeepContext {
     before: sys::CUcontext,
 }
@@ -104,7 +104,8 @@ impl KeepContext {
 
 impl Drop for KeepContext {
     fn drop(&mut self) {
-        // SAFETY: the context was current, and null stands for none. A context that was destroyed since is an error of the driver.
+        // SAFETY: the context was current, and null stands for none. A context that was destroyed since is an
+        // error of the driver.
         let _ = unsafe { sys::cuCtxSetCurrent(self.before) };
     }
 }
@@ -210,8 +211,9 @@ impl Device {
         Ok(Device { inner: Arc::new(Inner { context, facts, modules: Mutex::default() }) })
     }
 
-    /// Makes the device's context current on this thread. The functions of this module call it themselves; those that free, and
-    /// [`Device::memory`] and [`Device::holds`], restore the context that was current before.
+    /// Makes the device's context current on this thread. The functions of this module call it themselves;
+    /// those that free, and [`Device::memory`] and [`Device::holds`], restore the context that was current
+    /// before.
     ///
     /// # Errors
     /// The driver fails.
@@ -282,13 +284,15 @@ impl Device {
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
     }
 
-    /// Whether `ptr` is an address of this GPU's memory, or of memory that the driver moves between the GPUs and the host.
+    /// Whether `ptr` is an address of this GPU's memory, or of memory that the driver moves between the GPUs
+    /// and the host.
     pub fn holds(&self, ptr: u64) -> bool {
         use sys::CUpointer_attribute as Pointer;
         let Ok(_bound) = self.inner.context.bound() else { return false };
         let get = |attribute| {
             let mut value: c_int = -1;
-            // SAFETY: a context is current; the driver writes at most one int, and fails for an address that it does not know.
+            // SAFETY: a context is current; the driver writes at most one int, and fails for an address that
+            // it does not know.
             let status = unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), attribute, ptr) };
             (status == CUresult::CUDA_SUCCESS).then_some(value)
         };

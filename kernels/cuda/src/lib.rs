@@ -1,5 +1,5 @@
-//! NVIDIA GPUs: detection of libraries at run time, devices, memory, kernels compiled from `kernels/cuda/sources`,
-//! launches, graphs, and the matrix products of cuBLASLt.
+//! NVIDIA GPUs: detection of libraries at run time, devices, memory, kernels compiled from
+//! `kernels/cuda/sources`, launches, graphs, and the matrix products of cuBLASLt.
 //!
 //! Building needs no CUDA toolkit, and a machine without CUDA runs everything else. [`library`] detects the
 //! installed libraries. A function that needs a missing library returns [`CudaError::MissingLibrary`].

@@ -147,7 +147,8 @@ impl Upload {
         self.to.slice(begin, bytes.len())
     }
 
-    /// Copies all arrays to the device. The copy is complete when this returns; it waits for earlier work on `stream`.
+    /// Copies all arrays to the device. The copy is complete when this returns; it waits for earlier work on
+    /// `stream`.
     ///
     /// # Errors
     /// The stream is being captured, or the driver fails.
@@ -178,8 +179,8 @@ impl DeviceSlice {
     /// Memory that the caller owns: `bytes` bytes at the address `ptr`. Dropping the slice does not free it.
     ///
     /// # Safety
-    /// The bytes are memory that `device` can access. They live until the last work that uses this slice, or a slice of it, is
-    /// done; in a captured graph, as long as the graph.
+    /// The bytes are memory that `device` can access. They live until the last work that uses this slice, or
+    /// a slice of it, is done; in a captured graph, as long as the graph.
     pub unsafe fn of_caller(device: &Device, ptr: u64, bytes: usize) -> DeviceSlice {
         let allocation = Allocation { context: Arc::clone(device.context()), ptr, bytes, of_caller: true };
         DeviceSlice { allocation: Arc::new(allocation), offset: 0, bytes }
@@ -290,8 +291,8 @@ impl DeviceSlice {
         for offset in (0..self.bytes).step_by(pattern.bytes) {
             let bytes = pattern.bytes.min(self.bytes - offset);
             let to = self.ptr() + offset as u64;
-            // SAFETY: these slices hold two allocations with `bytes` bytes each, which are freed only after the work that uses
-            // them (`Allocation::drop`). A graph in which this is captured holds them too.
+            // SAFETY: these slices hold two allocations with `bytes` bytes each, which are freed only after
+            // the work that uses them (`Allocation::drop`). A graph in which this is captured holds them too.
             let copy = || unsafe { sys::cuMemcpyDtoDAsync_v2(to, pattern.ptr(), bytes, stream.handle()) };
             stream.submit(|_| {}, || check("cuMemcpyDtoDAsync", copy()))?;
         }

@@ -42,7 +42,8 @@ struct Functions {
 
 impl Functions {
     fn load() -> Option<Functions> {
-        // SAFETY: this loads the library, which runs NVIDIA's initialisers; the user's loader path selects the file.
+        // SAFETY: this loads the library, which runs NVIDIA's initialisers; the user's loader path selects
+        // the file.
         let library = names::NCCL.iter().find_map(|file| unsafe { Opened::new(*file) }.ok())?;
         let library: &'static Opened = Box::leak(Box::new(library));
         // SAFETY: each name has the type that nccl.h (2.18 and newer) declares.
@@ -123,9 +124,9 @@ impl UniqueId {
     }
 }
 
-/// A communicator: the GPUs of several processes, as one of them sees them. Sums run on its stream beside other work. A graph
-/// that has recorded a sum must be dropped, and the stream that it ran on synchronised, before the communicator is dropped: NCCL
-/// waits for that.
+/// A communicator: the GPUs of several processes, as one of them sees them. Sums run on its stream beside
+/// other work. A graph that has recorded a sum must be dropped, and the stream that it ran on synchronised,
+/// before the communicator is dropped: NCCL waits for that.
 pub struct Communicator {
     functions: &'static Functions,
     handle: Comm,
@@ -137,12 +138,13 @@ pub struct Communicator {
     started: bool,
 }
 
-// SAFETY: NCCL's communicators, and the driver's streams and events, may be used from any thread, one at a time, which
-// `&mut self` ensures.
+// SAFETY: NCCL's communicators, and the driver's streams and events, may be used from any thread, one at a
+// time, which `&mut self` ensures.
 unsafe impl Send for Communicator {}
 
 impl Communicator {
-    /// Joins the other processes on the GPU of `training`, as rank `rank` of `size`. Returns when all of them have.
+    /// Joins the other processes on the GPU of `training`, as rank `rank` of `size`. Returns when all of them
+    /// have.
     ///
     /// # Errors
     /// NCCL is missing or fails.
@@ -178,8 +180,8 @@ impl Communicator {
         Ok(created)
     }
 
-    /// Starts to replace `values` with their sums over all processes, after the work on the stream of `training`. They must not
-    /// be used before [`Communicator::join`]. May be captured with that stream.
+    /// Starts to replace `values` with their sums over all processes, after the work on the stream of
+    /// `training`. They must not be used before [`Communicator::join`]. May be captured with that stream.
     ///
     /// # Errors
     /// NCCL or the driver fails.
@@ -187,8 +189,8 @@ impl Communicator {
         let count = values.len();
         let address = values.device_ptr_mut(training.cuda()).0;
         self.follow(training.stream().handle(), self.stream, 0)?;
-        // SAFETY: `count` values at `address`, which the caller does not use before `join`, after which the stream of the
-        // training waits for the sum; memory is freed in the order of that stream.
+        // SAFETY: `count` values at `address`, which the caller does not use before `join`, after which the
+        // stream of the training waits for the sum; memory is freed in the order of that stream.
         let status = unsafe {
             let values = address as *mut c_void;
             (self.functions.all_reduce)(values, values, count, FLOAT32, SUM, self.handle, self.stream)
@@ -220,12 +222,13 @@ impl Communicator {
         self.functions.check("ncclAllReduce", status)
     }
 
-    /// Ends sums that wait for a process that is gone; they are not usable. NCCL returns only when no graph has recorded its
-    /// work any more, so that a thread of its own waits for it.
+    /// Ends sums that wait for a process that is gone; they are not usable. NCCL returns only when no graph
+    /// has recorded its work any more, so that a thread of its own waits for it.
     pub fn abort(mut self) {
         let handle = std::mem::replace(&mut self.handle, std::ptr::null_mut());
         let (abort, handle) = (self.functions.abort, handle as usize);
-        // SAFETY: the communicator is alive, and only this thread uses it from now on. A failure has no remedy.
+        // SAFETY: the communicator is alive, and only this thread uses it from now on. A failure has no
+        // remedy.
         std::thread::spawn(move || unsafe { abort(handle as Comm) });
     }
 

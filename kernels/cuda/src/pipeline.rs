@@ -1,5 +1,5 @@
-//! Repeats work from host memory to host memory. Copies from and to pinned memory surround it, and the copy of the next input
-//! overlaps the computation of the current one.
+//! Repeats work from host memory to host memory. Copies from and to pinned memory surround it, and the copy
+//! of the next input overlaps the computation of the current one.
 
 use std::sync::Arc;
 
@@ -18,9 +18,9 @@ const COPIED_AT_ONCE: usize = 256 << 10;
 /// Maximum number of threads that copy one input; more threads are not faster.
 const COPYING_THREADS: usize = 8;
 
-/// The threads that copy inputs of up to `bytes` bytes, because one thread copies more slowly than a GPU computes; `None` if one
-/// is enough. They are kept between inputs: to start and to end threads locks the address space of the process, on which all of
-/// its pipelines would wait.
+/// The threads that copy inputs of up to `bytes` bytes, because one thread copies more slowly than a GPU
+/// computes; `None` if one is enough. They are kept between inputs: to start and to end threads locks the
+/// address space of the process, on which all of its pipelines would wait.
 fn copying_threads(bytes: usize) -> Result<Option<ThreadPool>, CudaError> {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = (bytes / BYTES_PER_THREAD).min(cores).min(COPYING_THREADS);
@@ -32,8 +32,9 @@ fn copying_threads(bytes: usize) -> Result<Option<ThreadPool>, CudaError> {
     threads.map(Some).map_err(|source| CudaError::CopyingThreads(source.to_string()))
 }
 
-/// Copies `from` to `to`, which is as long, on `threads` if it is long enough for two. A caller that is itself a thread of rayon
-/// copies alone: waiting for `threads`, it would take up other work of its pool, which may wait for this very pipeline.
+/// Copies `from` to `to`, which is as long, on `threads` if it is long enough for two. A caller that is
+/// itself a thread of rayon copies alone: waiting for `threads`, it would take up other work of its pool,
+/// which may wait for this very pipeline.
 fn copy_on(threads: Option<&ThreadPool>, to: &mut [u8], from: &[u8]) {
     assert_eq!(to.len(), from.len(), "a copy between two lengths");
     let alone = from.len() < 2 * BYTES_PER_THREAD || rayon::current_thread_index().is_some();
@@ -82,8 +83,8 @@ struct Slot {
 }
 
 impl Pipeline {
-    /// Allocates buffers for inputs and outputs of up to `input_bytes` and `output_bytes` of work on `compute`. Each output begins
-    /// with `flags` u32 flags, which the work sets and nothing resets.
+    /// Allocates buffers for inputs and outputs of up to `input_bytes` and `output_bytes` of work on
+    /// `compute`. Each output begins with `flags` u32 flags, which the work sets and nothing resets.
     ///
     /// # Errors
     /// The device or the host has too little memory, or the driver fails.
@@ -136,9 +137,10 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Runs `parts` one after the other, from host memory to host memory. `work` puts the work of the part with this index on the
-    /// stream; it reads the input, which is on the device then. Flags and outputs are in `output` on the device at the end. Returns
-    /// the index of the first flag that is set after any of the parts.
+    /// Runs `parts` one after the other, from host memory to host memory. `work` puts the work of the part
+    /// with this index on the stream; it reads the input, which is on the device then. Flags and outputs are
+    /// in `output` on the device at the end. Returns the index of the first flag that is set after any of the
+    /// parts.
     ///
     /// # Errors
     /// The driver or the work fails.

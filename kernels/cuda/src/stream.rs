@@ -56,13 +56,14 @@ impl Stream {
         Ok(Stream::with(Arc::clone(device.context()), handle, Owner::This))
     }
 
-    /// Wraps a stream that the caller owns, a `cudaStream_t` or `CUstream` of the primary context of `device`; 0 is the default
-    /// stream. Dropping the object waits for nothing, and leaves the stream as it is.
+    /// Wraps a stream that the caller owns, a `cudaStream_t` or `CUstream` of the primary context of
+    /// `device`; 0 is the default stream. Dropping the object waits for nothing, and leaves the stream as it
+    /// is.
     ///
     /// # Safety
     /// - `handle` is 0, or a stream of the primary context of `device` that lives as long as this object.
-    /// - What is put on the stream through this object uses kernels, graphs and memory that live until the work is done. This
-    ///   object keeps nothing alive.
+    /// - What is put on the stream through this object uses kernels, graphs and memory that live until the
+    ///   work is done. This object keeps nothing alive.
     pub unsafe fn of_caller(device: &Device, handle: u64) -> Stream {
         Stream::with(Arc::clone(device.context()), handle as sys::CUstream, Owner::Caller)
     }
@@ -157,14 +158,16 @@ impl Stream {
         call()
     }
 
-    /// Keeps `kept` alive until the stream has been synchronised, unless the caller of [`Stream::of_caller`] does.
+    /// Keeps `kept` alive until the stream has been synchronised, unless the caller of [`Stream::of_caller`]
+    /// does.
     pub(crate) fn keep_busy(&self, kept: KeepAlive) {
         if !matches!(self.owner, Owner::Caller) {
             self.busy().insert(Arc::as_ptr(&kept).cast::<()>() as usize, kept);
         }
     }
 
-    /// The stream's identity among those of its device. The driver may use that of a stream that is destroyed again.
+    /// The stream's identity among those of its device. The driver may use that of a stream that is destroyed
+    /// again.
     pub fn id(&self) -> u64 {
         self.handle as u64
     }

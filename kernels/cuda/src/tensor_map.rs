@@ -16,8 +16,8 @@ const BOX_BYTES: u32 = 128;
 /// Maximum number of rows of a box.
 const MOST_ROWS: u32 = 256;
 
-/// A matrix in device memory, and the box of it that one copy takes (`TensorMap` of mbarrier.cuh). It holds an
-/// address: the memory must live as long as launches that have the map among their parameters.
+/// A matrix in device memory, and the box of it that one copy takes (`TensorMap` of mbarrier.cuh). It holds
+/// an address: the memory must live as long as launches that have the map among their parameters.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub struct TensorMap {
@@ -25,16 +25,16 @@ pub struct TensorMap {
 }
 
 impl TensorMap {
-    /// Describes the matrix at the beginning of `matrix`: `rows` rows of `bytes` bytes, `stride` bytes apart. A
-    /// box has `box_rows` rows of 128 bytes, which are written to shared memory in the 128-byte swizzle; outside
-    /// the matrix it has zeros.
+    /// Describes the matrix at the beginning of `matrix`: `rows` rows of `bytes` bytes, `stride` bytes apart.
+    /// A box has `box_rows` rows of 128 bytes, which are written to shared memory in the 128-byte swizzle;
+    /// outside the matrix it has zeros.
     ///
     /// # Errors
     /// The driver is older than CUDA 12 ([`TensorMap::supported`]), or refuses the sizes.
     ///
     /// # Panics
-    /// If the matrix is longer than `matrix`, `stride` or the address is not a multiple of 16, or a box has no row
-    /// or more than 256.
+    /// If the matrix is longer than `matrix`, `stride` or the address is not a multiple of 16, or a box has
+    /// no row or more than 256.
     pub fn new(
         matrix: &DeviceSlice,
         (rows, bytes, stride): (usize, usize, usize),
@@ -49,8 +49,8 @@ impl TensorMap {
         let (sizes, strides) = ([bytes as u64, rows as u64], [stride as u64]);
         let (each, steps) = ([BOX_BYTES, box_rows], [1, 1]);
         let mut map = CUtensorMap { opaque: [0; 16] };
-        // SAFETY: the driver only encodes its arguments. The arrays have the two dimensions (and, for strides, the
-        // one between rows) that the rank states, and outlive the call.
+        // SAFETY: the driver only encodes its arguments. The arrays have the two dimensions (and, for
+        // strides, the one between rows) that the rank states, and outlive the call.
         let result = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map,

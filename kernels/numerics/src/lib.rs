@@ -1,7 +1,9 @@
-//! The number contract of swinq, without knowledge of Swin: what every op computes, and the values that describe an op.
+//! The number contract of swinq, without knowledge of Swin: what every op computes, and the values that
+//! describe an op.
 //!
-//! [`mod@reference`] is the scalar definition of each op. Whoever computes an op on a CPU or on a GPU equals it. The other
-//! modules hold quantizers, the order and the layout of rows, and the parameters of ops that every backend has.
+//! [`mod@reference`] is the scalar definition of each op. Whoever computes an op on a CPU or on a GPU equals
+//! it. The other modules hold quantizers, the order and the layout of rows, and the parameters of ops that
+//! every backend has.
 //!
 //! This crate has no loop over vector registers, no thread and no `unsafe`.
 

@@ -94,8 +94,8 @@ impl ColumnQuantizers {
         }
     }
 
-    /// One column for each of `factors`: its scale is `scale * factor`, rounded to f32, and its reciprocal that
-    /// of this scale. `None` if the lengths differ, or if a scale or its reciprocal is not positive and
+    /// One column for each of `factors`: its scale is `scale * factor`, rounded to f32, and its reciprocal
+    /// that of this scale. `None` if the lengths differ, or if a scale or its reciprocal is not positive and
     /// finite.
     pub fn channels(scale: f32, factors: &[f32], zero_points: &[i8]) -> Option<ColumnQuantizers> {
         if factors.len() != zero_points.len() {

@@ -6,9 +6,9 @@ use crate::quantizer::Quantizer;
 pub const LINE: usize = 64;
 
 /// Bytes from one row of codes to the next: `columns` rounded up to a multiple of 4, because INT8 products
-/// read codes in groups of four. Long rows of whole cache lines are an odd number of lines apart, so that a column of
-/// 16 or 32 rows does not compete for a few sets of the first-level cache. The bytes after the last column may hold
-/// anything, because their weights are zero.
+/// read codes in groups of four. Long rows of whole cache lines are an odd number of lines apart, so that a
+/// column of 16 or 32 rows does not compete for a few sets of the first-level cache. The bytes after the last
+/// column may hold anything, because their weights are zero.
 #[inline]
 pub fn code_stride(columns: usize) -> usize {
     const LONG: usize = 8 * LINE;

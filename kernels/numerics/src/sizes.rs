@@ -1,8 +1,9 @@
-//! Sizes of operands. Every size that the constructor or the run of an op derives from its arguments is computed here, so
-//! that a product that overflows is an error and not a smaller number.
+//! Sizes of operands. Every size that the constructor or the run of an op derives from its arguments is
+//! computed here, so that a product that overflows is an error and not a smaller number.
 
-/// The product of `shape`, if the product of the sizes that are not 0 is at most `isize::MAX`: no slice has more
-/// elements. The product of some of the sizes cannot overflow then, nor can [`code_stride`](crate::code_stride).
+/// The product of `shape`, if the product of the sizes that are not 0 is at most `isize::MAX`: no slice has
+/// more elements. The product of some of the sizes cannot overflow then, nor can
+/// [`code_stride`](crate::code_stride).
 fn volume(shape: &[usize]) -> Option<usize> {
     let product = shape.iter().try_fold(1_usize, |product, &size| product.checked_mul(size.max(1)))?;
     let volume = if shape.contains(&0) { 0 } else { product };

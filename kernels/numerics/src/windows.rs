@@ -24,7 +24,8 @@ impl Size {
         Size { height: side, width: side }
     }
 
-    /// Height times width. Sizes of images and grids are bounded where they enter the program, so that this cannot overflow.
+    /// Height times width. Sizes of images and grids are bounded where they enter the program, so that this
+    /// cannot overflow.
     pub const fn area(self) -> usize {
         self.height * self.width
     }
@@ -44,7 +45,8 @@ impl Size {
         Size { height: f(self.height, other.height), width: f(self.width, other.width) }
     }
 
-    /// Bytes of `images` images of this size with `channels` channels of a byte each; `None` if the number overflows.
+    /// Bytes of `images` images of this size with `channels` channels of a byte each; `None` if the number
+    /// overflows.
     pub fn image_bytes(self, channels: usize, images: usize) -> Option<usize> {
         [self.width, channels, images].iter().try_fold(self.height, |bytes, &size| bytes.checked_mul(size))
     }
@@ -61,7 +63,8 @@ impl fmt::Display for Size {
     }
 }
 
-/// Number of masks of a block's windows ([`AttentionSpec::regions`](crate::AttentionSpec::regions)). Mask 0 masks nothing.
+/// Number of masks of a block's windows ([`AttentionSpec::regions`](crate::AttentionSpec::regions)). Mask 0
+/// masks nothing.
 pub const MASKS: usize = 4;
 
 /// The attention windows of one image: the order of their tokens, and the mask of each.
@@ -75,8 +78,8 @@ impl Windows {
     /// Windows whose tokens `map` lists, window by window. `masks` has the number of the mask of each window.
     ///
     /// # Panics
-    /// Without a window, if the rows of `map` are not divided evenly among the windows, or for a mask that is not below
-    /// [`MASKS`].
+    /// Without a window, if the rows of `map` are not divided evenly among the windows, or for a mask that is
+    /// not below [`MASKS`].
     pub fn new(map: RowMap, masks: Vec<u8>) -> Windows {
         let (rows, windows) = (map.rows().len(), masks.len());
         assert!(windows > 0 && rows.is_multiple_of(windows), "{rows} rows in {windows} windows");

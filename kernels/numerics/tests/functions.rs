@@ -1,4 +1,5 @@
-//! Compares the transcendental functions with f64, where the error of a naive f32 implementation sets the bound.
+//! Compares the transcendental functions with f64, where the error of a naive f32 implementation sets the
+//! bound.
 
 use swinq_numerics::reference;
 
@@ -49,7 +50,8 @@ fn exp_255_errs_by_less_than_its_bound() {
     assert_eq!([0.0, -0.0, -11.0].map(|x| libm::rintf(reference::exp_255(x))), [255.0, 255.0, 0.0]);
 }
 
-/// The sums lie close to the middle between two numbers of f32, and rounding them to f64 first gives the middle.
+/// The sums lie close to the middle between two numbers of f32, and rounding them to f64 first gives the
+/// middle.
 #[test]
 fn fma_is_rounded_once() {
     let (square, tiny) = (1.0 + 2f32.powi(-12), 2f32.powi(-60));

@@ -131,7 +131,8 @@ impl SwinConfig {
         Ok(())
     }
 
-    /// Whether stage `stage` of a network of tokens has no blocks: merging lies before its first blocks or behind its last ones.
+    /// Whether stage `stage` of a network of tokens has no blocks: merging lies before its first blocks or
+    /// behind its last ones.
     fn is_merging_alone(&self, stage: usize) -> bool {
         let last = self.depths.len() - 1;
         let with_blocks = |others: &[usize]| others.iter().all(|&depth| depth > 0) && !others.is_empty();
@@ -143,7 +144,8 @@ impl SwinConfig {
         self.takes_tokens() && self.depths[stage] == 0 && with_blocks(others)
     }
 
-    /// Checks the fields of which only one version knows the meaning: factors of `QK^T` and windows of positions.
+    /// Checks the fields of which only one version knows the meaning: factors of `QK^T` and windows of
+    /// positions.
     fn check_positions(&self) -> Result<(), ModelError> {
         let windows = &self.pretrained_window_sizes;
         if self.version == SwinVersion::V1 {
@@ -209,13 +211,13 @@ impl SwinConfig {
         Err(ModelError::config("DATA.IMG_SIZE", text))
     }
 
-    /// The token grid of every stage for an image of `image` pixels. The image is seen as a fresh model of the checkpoint's
-    /// library sees it.
+    /// The token grid of every stage for an image of `image` pixels. The image is seen as a fresh model of
+    /// the checkpoint's library sees it.
     ///
     /// # Errors
-    /// [`ModelError::Image`] for an image that the network cannot process: one that is too large, that the patch does not
-    /// divide where the library does not pad, or for which a stage would have another window than its parameters;
-    /// [`ModelError::Config`] if the configuration states that size.
+    /// [`ModelError::Image`] for an image that the network cannot process: one that is too large, that the
+    /// patch does not divide where the library does not pad, or for which a stage would have another window
+    /// than its parameters; [`ModelError::Config`] if the configuration states that size.
     pub fn grids(&self, image: Size) -> Result<Vec<Grid>, ModelError> {
         self.checked_grids(image).map_err(|error| match error {
             ModelError::Config { field, problem } if field == "DATA.IMG_SIZE" && image != self.image_size => {

@@ -65,8 +65,9 @@ impl Grid {
         tokens(self.partition_rows(shifted))
     }
 
-    /// Window partition of the image after padding and, for odd blocks, a cyclic shift. Row `i` of `[windows * n]` holds the
-    /// token at that place of the window order, or [`PAD`]; window reverse writes row `i` back to that token.
+    /// Window partition of the image after padding and, for odd blocks, a cyclic shift. Row `i` of
+    /// `[windows * n]` holds the token at that place of the window order, or [`PAD`]; window reverse writes
+    /// row `i` back to that token.
     pub fn partition_rows(&self, shifted: bool) -> Vec<u32> {
         let (shift, size) = (self.shift_of(shifted), self.size);
         let source = |at: usize, shift: usize, padded: usize, side: usize| {
@@ -94,7 +95,8 @@ impl Grid {
         tokens
     }
 
-    /// The number of the mask of each window ([`Stage::mask_regions`](super::Stage::mask_regions)): 0 in even blocks.
+    /// The number of the mask of each window ([`Stage::mask_regions`](super::Stage::mask_regions)): 0 in even
+    /// blocks.
     pub fn masks(&self, shifted: bool) -> Vec<u8> {
         let (shift, windows) = (self.shift_of(shifted), self.window_grid());
         let divided = |at: usize, windows: usize, shift: usize| u8::from(shift > 0 && at + 1 == windows);
@@ -110,8 +112,8 @@ impl Grid {
         tokens(self.merge_rows())
     }
 
-    /// Patch merging's gather of the image: four rows for each merged token, in Microsoft's order: top left, bottom left, top
-    /// right, bottom right. [`PAD`] is the padding of an odd grid.
+    /// Patch merging's gather of the image: four rows for each merged token, in Microsoft's order: top left,
+    /// bottom left, top right, bottom right. [`PAD`] is the padding of an odd grid.
     pub fn merge_rows(&self) -> Vec<u32> {
         let (size, merged) = (self.size, self.merged());
         let at = |y: usize, x: usize| {

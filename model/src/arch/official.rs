@@ -7,13 +7,13 @@ use super::{SwinConfig, SwinVersion, Windows};
 impl SwinConfig {
     /// An official Swin by Microsoft's or timm's name. `None` for other names.
     ///
-    /// - V1, such as `swin_tiny_patch4_window7_224`: 224 pixels with window 7, and 384 pixels with window 12; the
-    ///   suffixes `_22k`, `_22kto1k` and `_22kto1k_finetune` are accepted.
-    /// - V2, such as `swinv2_tiny_patch4_window8_256` or `swinv2_tiny_window8_256`: 256 pixels with windows 8 and 16;
-    ///   base and large also 192 pixels with window 12 (ImageNet-22k), and its fine-tuned forms `12to16_192to256` and
-    ///   `12to24_192to384` with or without the suffix `_22kto1k_ft`.
-    /// - Swin-S3 (Chen et al., "Searching the Search Space of Vision Transformer", NeurIPS 2021), such as `swin_s3_tiny_224`:
-    ///   tiny, small and base, whose stages have windows of their own.
+    /// - V1, such as `swin_tiny_patch4_window7_224`: 224 pixels with window 7, and 384 pixels with window 12;
+    ///   the suffixes `_22k`, `_22kto1k` and `_22kto1k_finetune` are accepted.
+    /// - V2, such as `swinv2_tiny_patch4_window8_256` or `swinv2_tiny_window8_256`: 256 pixels with windows 8
+    ///   and 16; base and large also 192 pixels with window 12 (ImageNet-22k), and its fine-tuned forms
+    ///   `12to16_192to256` and `12to24_192to384` with or without the suffix `_22kto1k_ft`.
+    /// - Swin-S3 (Chen et al., "Searching the Search Space of Vision Transformer", NeurIPS 2021), such as
+    ///   `swin_s3_tiny_224`: tiny, small and base, whose stages have windows of their own.
     pub fn official(name: &str) -> Option<SwinConfig> {
         if let Some(rest) = name.strip_prefix("swinv2_") {
             return official_v2(name, rest);

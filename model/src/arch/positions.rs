@@ -16,8 +16,8 @@ pub enum PositionSizes {
     /// All: the code of detectors interpolates the embedding to the grid of the image
     /// ([`resize_bicubic`](swinq_numerics::reference::resize_bicubic)).
     Bicubic,
-    /// Whole patches: transformers' `interpolate_pos_encoding` does the same, but to the whole patches of an image, which it pads.
-    /// It takes the places for a square.
+    /// Whole patches: transformers' `interpolate_pos_encoding` does the same, but to the whole patches of an
+    /// image, which it pads. It takes the places for a square.
     BicubicWholePatches,
 }
 
@@ -28,12 +28,14 @@ impl PositionSizes {
 }
 
 impl SwinConfig {
-    /// Whether the absolute position embedding is interpolated for images whose first stage has `grid` tokens.
+    /// Whether the absolute position embedding is interpolated for images whose first stage has `grid`
+    /// tokens.
     pub fn resizes_position(&self, grid: Size) -> bool {
         self.ape && grid != self.own_patches()
     }
 
-    /// The grid of the places of the absolute position embedding: that of the tokens of the network's own image size.
+    /// The grid of the places of the absolute position embedding: that of the tokens of the network's own
+    /// image size.
     pub fn own_patches(&self) -> Size {
         self.patches(self.image_size)
     }

@@ -278,7 +278,8 @@ fn both(lengths: impl Fn(Side) -> Lengths) -> [Limit; 2] {
 }
 
 impl WindowPolicy {
-    /// The rule of a stage with windows of `window` tokens, whose parameters are for windows of `own_window` tokens. At the network's own image size the grid is `own`.
+    /// The rule of a stage with windows of `window` tokens, whose parameters are for windows of `own_window`
+    /// tokens. At the network's own image size the grid is `own`.
     fn rules(self, window: Size, own_window: Size, own: Size) -> GridRule {
         let at_least = both(|side| Lengths::AtLeast(side.of(own_window)));
         let shrunk = own_window.zip(window, |own, window| usize::from(own < window));

@@ -2,7 +2,8 @@
 
 use swinq_numerics::{MASKS, Size};
 
-/// A stage, as far as its parameters depend on it. The grid of its tokens depends on the image: [`Grid`](super::Grid).
+/// A stage, as far as its parameters depend on it. The grid of its tokens depends on the image:
+/// [`Grid`](super::Grid).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
     /// Index of the stage.
@@ -17,7 +18,8 @@ pub struct Stage {
     pub hidden: usize,
     /// The window that the stage uses, in tokens.
     pub window: Size,
-    /// The cyclic shift of odd blocks on an axis that is shifted, in tokens. The image decides which axes are.
+    /// The cyclic shift of odd blocks on an axis that is shifted, in tokens. The image decides which axes
+    /// are.
     pub shift: Size,
     /// Whether patch merging follows the stage: true for every stage but the last.
     pub merge: bool,
@@ -55,11 +57,12 @@ impl Stage {
         index
     }
 
-    /// The regions of the attention masks: the region of each token of a window under each mask, `[MASKS, n]`. Two tokens
-    /// attend to each other only if their regions are equal.
+    /// The regions of the attention masks: the region of each token of a window under each mask,
+    /// `[MASKS, n]`. Two tokens attend to each other only if their regions are equal.
     ///
-    /// A cyclic shift joins tokens of opposite edges of the grid in its last row and last column of windows. Mask number
-    /// `2 y + x` divides a window at `window - shift` on the axes whose `y` and `x` are 1, so mask 0 divides nothing.
+    /// A cyclic shift joins tokens of opposite edges of the grid in its last row and last column of windows.
+    /// Mask number `2 y + x` divides a window at `window - shift` on the axes whose `y` and `x` are 1, so
+    /// mask 0 divides nothing.
     pub fn mask_regions(&self) -> Vec<u8> {
         let beyond = |at: usize, window: usize, shift: usize| u8::from(at >= window - shift);
         let (Size { height, width }, shift) = (self.window, self.shift);

@@ -25,10 +25,11 @@ pub enum Input {
     /// Images, which a patch embedding turns into tokens.
     #[default]
     Images,
-    /// The tokens themselves: a grid of them is an image of patches of one pixel, with a channel for each of the first stage. The
-    /// network is a stack of blocks of a larger model, and it is a backbone whose outputs have no norm. A stage before its first
-    /// blocks, or behind its last ones, has none: the merging of patches before or behind the stack. Bytes stand for tokens as for
-    /// pixels: the transform of the model gives their values.
+    /// The tokens themselves: a grid of them is an image of patches of one pixel, with a channel for each of
+    /// the first stage. The network is a stack of blocks of a larger model, and it is a backbone whose
+    /// outputs have no norm. A stage before its first blocks, or behind its last ones, has none: the merging
+    /// of patches before or behind the stack. Bytes stand for tokens as for pixels: the transform of the
+    /// model gives their values.
     Tokens,
 }
 
@@ -52,8 +53,8 @@ pub struct StageOutput {
     pub name: String,
     /// The stage, from 0.
     pub stage: usize,
-    /// Whether a LayerNorm follows, with the parameters `norm{stage}.weight` and `norm{stage}.bias`. The next stage reads the
-    /// tokens without it.
+    /// Whether a LayerNorm follows, with the parameters `norm{stage}.weight` and `norm{stage}.bias`. The next
+    /// stage reads the tokens without it.
     pub norm: bool,
 }
 
@@ -82,7 +83,8 @@ impl StageOutput {
         StageOutput { name: StageOutput::usual_name(stage), stage, norm }
     }
 
-    /// The usual name of stage `stage`, counted from 0: `stage1` for the first one. Messages name stages so, too.
+    /// The usual name of stage `stage`, counted from 0: `stage1` for the first one. Messages name stages so,
+    /// too.
     pub fn usual_name(stage: usize) -> String {
         format!("stage{}", stage + 1)
     }
@@ -129,8 +131,8 @@ pub enum Scores {
 }
 
 impl SwinConfig {
-    /// The function that turns the logits into scores. A single logit is that of a class that is there or is not; softmax would
-    /// make it 1.
+    /// The function that turns the logits into scores. A single logit is that of a class that is there or is
+    /// not; softmax would make it 1.
     pub fn scores(&self) -> Scores {
         match self.problem {
             Problem::Regression => Scores::Number,

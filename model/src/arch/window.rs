@@ -7,48 +7,52 @@ use super::SwinVersion;
 
 /// The rule of a library for windows, shift and padding. The names are those in files.
 ///
-/// Libraries differ in four ways: which side of a grid decides whether one window covers it, whether such a window shrinks,
-/// whether the grid is padded before the cyclic shift or after it, and whether the image or the configuration's image size
-/// decides all that.
+/// Libraries differ in four ways: which side of a grid decides whether one window covers it, whether such a
+/// window shrinks, whether the grid is padded before the cyclic shift or after it, and whether the image or
+/// the configuration's image size decides all that.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WindowPolicy {
-    /// Microsoft's rule. A stage whose shorter side is no larger than the window uses that side as the window, and is not
-    /// shifted. Every other grid must be a multiple of the window, and every grid to merge must be even; other sizes are
-    /// refused.
+    /// Microsoft's rule. A stage whose shorter side is no larger than the window uses that side as the
+    /// window, and is not shifted. Every other grid must be a multiple of the window, and every grid to merge
+    /// must be even; other sizes are refused.
     Microsoft,
-    /// The rule of Hugging Face's Swin V1. The window shrinks as under Microsoft's rule. Other grids are padded after the norm
-    /// with zeros, up to a multiple of the window; odd grids are padded with zeros before merging.
+    /// The rule of Hugging Face's Swin V1. The window shrinks as under Microsoft's rule. Other grids are
+    /// padded after the norm with zeros, up to a multiple of the window; odd grids are padded with zeros
+    /// before merging.
     HuggingFace,
-    /// As [`WindowPolicy::HuggingFace`], for the network's own image size only. Files of version 2 have this rule for Hugging
-    /// Face, timm and mmpretrain wherever the three agree at the network's own image size.
+    /// As [`WindowPolicy::HuggingFace`], for the network's own image size only. Files of version 2 have this
+    /// rule for Hugging Face, timm and mmpretrain wherever the three agree at the network's own image size.
     ShrinkAndPad,
-    /// torchvision's rule. The window keeps its size and every grid is padded to a multiple of it. An axis that one window
-    /// covers is not shifted. Pixels at the right and at the bottom that fill no patch are left out.
+    /// torchvision's rule. The window keeps its size and every grid is padded to a multiple of it. An axis
+    /// that one window covers is not shifted. Pixels at the right and at the bottom that fill no patch are
+    /// left out.
     Pad,
-    /// timm's rule. The window shrinks on each axis to that of the grid, and an axis that one window covers is not shifted. The
-    /// grid is shifted first and padded then. Odd grids are padded with zeros before merging.
+    /// timm's rule. The window shrinks on each axis to that of the grid, and an axis that one window covers
+    /// is not shifted. The grid is shifted first and padded then. Odd grids are padded with zeros before
+    /// merging.
     Timm,
-    /// timm's rule with `strict_img_size=False`: as [`WindowPolicy::Timm`], but the configuration's image size decides window
-    /// and shift for every image.
+    /// timm's rule with `strict_img_size=False`: as [`WindowPolicy::Timm`], but the configuration's image
+    /// size decides window and shift for every image.
     TimmAnySize,
-    /// timm's rule with `always_partition=True`: the window keeps its size and odd blocks are always shifted, whatever the image. The
-    /// grid is shifted first and padded then.
+    /// timm's rule with `always_partition=True`: the window keeps its size and odd blocks are always shifted,
+    /// whatever the image. The grid is shifted first and padded then.
     TimmAlwaysPartition,
-    /// The rule of Hugging Face's Swin V2. The height of the configuration's image size, halved and rounded down from stage to
-    /// stage, decides for both axes whether the window shrinks and the shift is left out. Grids are padded as under
-    /// [`WindowPolicy::HuggingFace`], and odd ones are rounded up to merge.
+    /// The rule of Hugging Face's Swin V2. The height of the configuration's image size, halved and rounded
+    /// down from stage to stage, decides for both axes whether the window shrinks and the shift is left out.
+    /// Grids are padded as under [`WindowPolicy::HuggingFace`], and odd ones are rounded up to merge.
     HuggingFaceV2,
-    /// The rule of mmpretrain without `pad_small_map`. The window of a stage is no larger than its grid at the network's own
-    /// image size. A grid whose shorter side is that of the window is not shifted, a smaller one is refused, every other one is
-    /// padded.
+    /// The rule of mmpretrain without `pad_small_map`. The window of a stage is no larger than its grid at
+    /// the network's own image size. A grid whose shorter side is that of the window is not shifted, a
+    /// smaller one is refused, every other one is padded.
     Mmpretrain,
-    /// The rule of detectors: of Microsoft's detection repository, mmdetection, detectron2, Hugging Face's backbones, and
-    /// mmpretrain with `pad_small_map`. The window keeps its size, odd blocks are always shifted, and every grid is padded.
+    /// The rule of detectors: of Microsoft's detection repository, mmdetection, detectron2, Hugging Face's
+    /// backbones, and mmpretrain with `pad_small_map`. The window keeps its size, odd blocks are always
+    /// shifted, and every grid is padded.
     Detection,
-    /// The rule of the networks of SwinIR and of Swin2SR in the code of its authors, whose image sizes are in tokens. The shorter
-    /// side of the configuration's image size decides, as under Microsoft's rule, for every image. Every grid must be a multiple
-    /// of the window.
+    /// The rule of the networks of SwinIR and of Swin2SR in the code of its authors, whose image sizes are in
+    /// tokens. The shorter side of the configuration's image size decides, as under Microsoft's rule, for
+    /// every image. Every grid must be a multiple of the window.
     Restoration,
 }
 
@@ -62,8 +66,8 @@ pub(super) struct WindowRule {
 }
 
 impl WindowPolicy {
-    /// Window and shift for a grid of `grid` tokens, of a stage with windows of `window` tokens. At the network's own image
-    /// size the grid is `own`.
+    /// Window and shift for a grid of `grid` tokens, of a stage with windows of `window` tokens. At the
+    /// network's own image size the grid is `own`.
     pub(super) fn rule(self, window: Size, own: Size, grid: Size) -> WindowRule {
         let grid = if self.is_as_built() { own } else { grid };
         let shift = window.map(|side| side / 2);
@@ -96,8 +100,8 @@ impl WindowPolicy {
         }
     }
 
-    /// The rule by which the library of a classifier with this rule reads it as a backbone; `None` if this rule does not tell
-    /// the library.
+    /// The rule by which the library of a classifier with this rule reads it as a backbone; `None` if this
+    /// rule does not tell the library.
     pub(crate) fn of_backbone(self, version: SwinVersion) -> Option<WindowPolicy> {
         match (self, version) {
             (WindowPolicy::ShrinkAndPad, _) => None,
@@ -139,7 +143,8 @@ impl WindowPolicy {
         !(self == WindowPolicy::Microsoft || self.is_timm())
     }
 
-    /// The treatment of pixels that fill no whole patch. torchvision embeds patches by a convolution without padding.
+    /// The treatment of pixels that fill no whole patch. torchvision embeds patches by a convolution without
+    /// padding.
     pub fn image_edge(self) -> ImageEdge {
         if self == WindowPolicy::Pad { ImageEdge::Cut } else { ImageEdge::Padded }
     }

@@ -10,7 +10,8 @@ use super::size::Stored;
 
 /// The attention windows of the stages of a network, in tokens: one for all stages, or one for each.
 ///
-/// In files one window is a number or `[height, width]`, and the windows of stages are a list of `[height, width]`.
+/// In files one window is a number or `[height, width]`, and the windows of stages are a list of
+/// `[height, width]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
     /// One for all stages, or one for each: then they are not all equal.

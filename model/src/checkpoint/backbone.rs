@@ -8,11 +8,11 @@ use crate::error::ModelError;
 use crate::params::{MAX_STAGES, depths, name_list};
 use crate::tensor::StateDict;
 
-/// `config` as a backbone with the parameters `tensors`, from which those of no output are removed, and remarks on what was
-/// left out.
+/// `config` as a backbone with the parameters `tensors`, from which those of no output are removed, and
+/// remarks on what was left out.
 ///
-/// The outputs are those of the stages `wanted`, else of the stages `stated` by the model's description, else of those for
-/// which the file has norms, else of all stages in the file.
+/// The outputs are those of the stages `wanted`, else of the stages `stated` by the model's description, else
+/// of those for which the file has norms, else of all stages in the file.
 ///
 /// # Errors
 /// [`ModelError::Config`] for no output, or for one of a stage that the network does not have.

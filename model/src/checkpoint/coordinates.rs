@@ -1,5 +1,5 @@
-//! The facts in the buffers `relative_coords_table` of a Swin V2: its windows, and the windows by which relative positions are
-//! divided.
+//! The facts in the buffers `relative_coords_table` of a Swin V2: its windows, and the windows by which
+//! relative positions are divided.
 
 use swinq_numerics::Size;
 
@@ -22,8 +22,8 @@ pub(super) struct Coordinates {
     stage: usize,
     /// The window in which the network was trained last.
     window: Size,
-    /// The window that divides relative rows, and the one that divides relative columns; `None` for a side of one token, whose
-    /// only value is 0.
+    /// The window that divides relative rows, and the one that divides relative columns; `None` for a side of
+    /// one token, whose only value is 0.
     divisors: [Option<usize>; 2],
 }
 
@@ -98,7 +98,8 @@ pub(super) fn decided(mut config: SwinConfig, tables: &[Coordinates]) -> SwinCon
     config
 }
 
-/// A sentence on the pretrained windows of `config`, if `silent`, the configuration that was given, does not name them.
+/// A sentence on the pretrained windows of `config`, if `silent`, the configuration that was given, does not
+/// name them.
 pub(super) fn remark(silent: &SwinConfig, config: &SwinConfig) -> Option<String> {
     (silent.pretrained_window_sizes != config.pretrained_window_sizes).then(|| {
         format!(
@@ -109,9 +110,9 @@ pub(super) fn remark(silent: &SwinConfig, config: &SwinConfig) -> Option<String>
     })
 }
 
-/// Refuses `config` if a buffer says that the network was trained with other windows, or with positions that were divided by
-/// other windows: it would run, but give other results than it was trained for. Windows of an earlier training may differ, if
-/// the configuration names them.
+/// Refuses `config` if a buffer says that the network was trained with other windows, or with positions that
+/// were divided by other windows: it would run, but give other results than it was trained for. Windows of an
+/// earlier training may differ, if the configuration names them.
 pub(super) fn check(config: &SwinConfig, tables: &[Coordinates]) -> Result<(), ModelError> {
     let stages = config.stages();
     for table in tables {

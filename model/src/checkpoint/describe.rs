@@ -1,5 +1,5 @@
-//! The description of a bare file of weights: the configuration that was given, a quantized checkpoint that was made from
-//! the file, or the shipped configuration whose parameters have the same shapes.
+//! The description of a bare file of weights: the configuration that was given, a quantized checkpoint that
+//! was made from the file, or the shipped configuration whose parameters have the same shapes.
 
 use std::path::{Path, PathBuf};
 
@@ -96,8 +96,8 @@ impl Bare<'_> {
         Ok(Description { note: Some(note), ..described(cfg) })
     }
 
-    /// The shipped configurations with the overrides `opts` that have exactly these parameters, with any number of
-    /// classes. Those that differ in their names only count once.
+    /// The shipped configurations with the overrides `opts` that have exactly these parameters, with any
+    /// number of classes. Those that differ in their names only count once.
     fn shipped(&self, opts: &[(String, String)]) -> Vec<LoadedConfig> {
         let classes = self.tensors.get("head.weight").map_or(0, |head| head.shape[0]);
         let opts = [&[("MODEL.NUM_CLASSES".to_owned(), classes.to_string())], opts].concat();
@@ -178,8 +178,8 @@ impl Bytes<'_> {
         Ok(Some(Description { config, transform, note: Some(note), ..made }))
     }
 
-    /// The description in the quantized checkpoints that were made from this file, the first of these checkpoints, and a
-    /// remark on differences between them.
+    /// The description in the quantized checkpoints that were made from this file, the first of these
+    /// checkpoints, and a remark on differences between them.
     ///
     /// # Errors
     /// [`ModelError::File`] if they describe it differently.
@@ -227,8 +227,8 @@ impl Bytes<'_> {
         beside
     }
 
-    /// The descriptions in those of `paths` that are quantized checkpoints made from this file. Of checkpoints that state
-    /// the same description, the first that is not damaged is read.
+    /// The descriptions in those of `paths` that are quantized checkpoints made from this file. Of
+    /// checkpoints that state the same description, the first that is not damaged is read.
     fn made_from_this(&self, paths: &[PathBuf]) -> Vec<(Description, PathBuf)> {
         let mut found = Vec::new();
         let mut known: Vec<serde_json::Value> = Vec::new();
@@ -255,8 +255,8 @@ impl Bytes<'_> {
 }
 
 impl Description {
-    /// In what `other` differs from this description, if it does, and the options that decide. Names of configurations do not count, nor do
-    /// transforms if `any_transform`.
+    /// In what `other` differs from this description, if it does, and the options that decide. Names of
+    /// configurations do not count, nor do transforms if `any_transform`.
     fn difference(&self, other: &Description, any_transform: bool) -> Option<String> {
         if !self.config.is_stated_like(&other.config) {
             return Some("different architectures; pass --cfg NAME or --cfg FILE.yaml".to_owned());

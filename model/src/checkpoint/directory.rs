@@ -14,8 +14,8 @@ enum Library {
     Timm,
 }
 
-/// Architecture, transform and labels. The `cfg` of `options`, if given, replaces the architecture and the transform that `config.json`
-/// of transformers or timm describes.
+/// Architecture, transform and labels. The `cfg` of `options`, if given, replaces the architecture and the
+/// transform that `config.json` of transformers or timm describes.
 ///
 /// # Errors
 /// [`ModelError::File`] naming the file and the field that is missing or not supported.
@@ -35,8 +35,8 @@ pub(super) fn describe(folder: &Path, options: &LoadOptions) -> Result<Descripti
     read(folder, &json, processor, options)
 }
 
-/// The description in `json`, a `config.json`. `processor` reads the file of transformers with this name that states the
-/// preprocessing, if there is one. `folder` names both in messages.
+/// The description in `json`, a `config.json`. `processor` reads the file of transformers with this name that
+/// states the preprocessing, if there is one. `folder` names both in messages.
 ///
 /// # Errors
 /// [`ModelError::File`] naming the field that is missing or not supported.
@@ -82,7 +82,8 @@ fn with_overrides(described: Description, opts: &[(String, String)]) -> Result<D
     Ok(Description { config, transform, labels, ..described })
 }
 
-/// The library of `json`, which has what `task` needs. `has_backbone` says that transformers finds a Swin for a backbone in it.
+/// The library of `json`, which has what `task` needs. `has_backbone` says that transformers finds a Swin for
+/// a backbone in it.
 fn library(json: &Json, task: Task, has_backbone: bool) -> Result<Library, ModelError> {
     match (json.text("model_type")?.as_deref(), json.get("architecture"), task) {
         (Some("swin" | "swinv2"), ..) => Ok(Library::Transformers),

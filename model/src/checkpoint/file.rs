@@ -49,8 +49,8 @@ impl CheckpointFile {
         sha256([self.bytes()])
     }
 
-    /// The file's tensors, and a remark if it has several state dictionaries; the key `weights` chooses one of a file of
-    /// `torch.save`. The format is detected from the content, not from the file's name.
+    /// The file's tensors, and a remark if it has several state dictionaries; the key `weights` chooses one
+    /// of a file of `torch.save`. The format is detected from the content, not from the file's name.
     ///
     /// # Errors
     /// [`ModelError::File`] with the reason.

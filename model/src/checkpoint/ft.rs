@@ -83,12 +83,13 @@ fn is_siteless(key: &str) -> bool {
         .any(|q| key.ends_with(&format!("{q}{SUFFIX}")))
 }
 
-/// Reads the ranges (amax) of a checkpoint that FasterTransformer calibrated, by site. Ranges of the inputs of norms are
-/// skipped, because these have no site. A weight's per-channel ranges are reduced to the largest.
+/// Reads the ranges (amax) of a checkpoint that FasterTransformer calibrated, by site. Ranges of the inputs
+/// of norms are skipped, because these have no site. A weight's per-channel ranges are reduced to the
+/// largest.
 ///
 /// # Errors
-/// A Swin V2; a file that is unreadable or has no ranges; a range that belongs to no site of `config`; a range of an activation
-/// that is not a positive, finite scalar.
+/// A Swin V2; a file that is unreadable or has no ranges; a range that belongs to no site of `config`; a
+/// range of an activation that is not a positive, finite scalar.
 pub fn import_ft_amax(path: &Path, config: &SwinConfig) -> Result<BTreeMap<Site, f32>, ModelError> {
     if config.version == SwinVersion::V2 {
         let problem = "FasterTransformer's ranges of a Swin V2 belong to another arithmetic: its queries include the \

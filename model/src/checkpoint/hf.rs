@@ -1,4 +1,5 @@
-//! Directories of Hugging Face transformers: `config.json`, and `preprocessor_config.json` or `processor_config.json`.
+//! Directories of Hugging Face transformers: `config.json`, and `preprocessor_config.json` or
+//! `processor_config.json`.
 
 use std::path::Path;
 
@@ -26,7 +27,8 @@ pub(super) struct Backbone {
     pub alone: bool,
 }
 
-/// The Swin in the model that `json` describes: the model itself, or the backbone or the encoder of a larger one.
+/// The Swin in the model that `json` describes: the model itself, or the backbone or the encoder of a larger
+/// one.
 ///
 /// # Errors
 /// [`ModelError::File`] naming a field of another type.
@@ -76,8 +78,9 @@ pub(super) fn refuse_quantized(json: &Json) -> Result<(), ModelError> {
     Err(json.error(field, problem))
 }
 
-/// The backbone that `json`, its part of `config.json`, describes. `processor` reads the files that state the preprocessing.
-/// Mean, deviation, filter and divisor of sizes are taken from it, the size is not. With `any_transform`, the caller replaces the transform.
+/// The backbone that `json`, its part of `config.json`, describes. `processor` reads the files that state the
+/// preprocessing. Mean, deviation, filter and divisor of sizes are taken from it, the size is not. With
+/// `any_transform`, the caller replaces the transform.
 pub(super) fn describe_backbone(
     folder: &Path,
     json: &Json,
@@ -136,8 +139,8 @@ pub(super) fn stages(json: &Json) -> Result<Option<Vec<usize>>, ModelError> {
 }
 
 /// The model that the folder's files describe. Absent fields have the defaults of transformers' `SwinConfig`
-/// and `Swinv2Config`, which are equal. With `any_transform`, the caller replaces the transform, so that the `preprocessor`
-/// that states it is not read and may be absent.
+/// and `Swinv2Config`, which are equal. With `any_transform`, the caller replaces the transform, so that the
+/// `preprocessor` that states it is not read and may be absent.
 pub(super) fn describe(
     folder: &Path,
     json: &Json,
@@ -235,7 +238,8 @@ pub(super) fn problem(json: &Json) -> Result<Problem, ModelError> {
     }
 }
 
-/// Class names by index from `id2label`; `None` if they are absent or transformers' placeholders `LABEL_0`, ….
+/// Class names by index from `id2label`; `None` if they are absent or transformers' placeholders `LABEL_0`,
+/// ….
 pub(super) fn labels(json: &Json) -> Result<Option<Labels>, ModelError> {
     let Some(table) = json.object("id2label")? else { return Ok(None) };
     let mut labels = Vec::new();

@@ -106,7 +106,8 @@ impl Json {
         self.typed(field, "a whole number or a height and a width", extent)
     }
 
-    /// Windows: one for all stages, or a list with one for each. Two whole numbers are always a height and a width, as in timm.
+    /// Windows: one for all stages, or a list with one for each. Two whole numbers are always a height and a
+    /// width, as in timm.
     pub(super) fn windows(&self, field: &str) -> Result<Option<Windows>, ModelError> {
         self.typed(field, "a whole number, a height and a width, or a window for each stage", |value| {
             if let Some(window) = extent(value) {

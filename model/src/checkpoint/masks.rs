@@ -1,11 +1,11 @@
-//! The sizes of images that buffers `attn_mask` state. Microsoft's code, and timm before 0.9, store the mask of shifted windows for
-//! the images of the training.
+//! The sizes of images that buffers `attn_mask` state. Microsoft's code, and timm before 0.9, store the mask
+//! of shifted windows for the images of the training.
 
 use super::network::Network;
 use crate::arch::{StageOutput, SwinConfig};
 
-/// A sentence on a mask in `network` of another number of windows, or of their tokens, than images of the size of `config` have in
-/// its stage.
+/// A sentence on a mask in `network` of another number of windows, or of their tokens, than images of the
+/// size of `config` have in its stage.
 pub(super) fn remark(network: &Network<'_>, config: &SwinConfig) -> Option<String> {
     let grids = config.own_grids();
     let masks = network.tensors.iter().filter(|(name, _)| name.ends_with(".attn_mask"));

@@ -60,13 +60,14 @@ pub struct InMemory<'a> {
     pub documents: Option<Documents>,
     /// The preprocessing, if it does not come from the description.
     pub transform: Option<Transform>,
-    /// The rule for windows of the code that runs the model, if it is not that of the library that reads such names.
+    /// The rule for windows of the code that runs the model, if it is not that of the library that reads such
+    /// names.
     pub window_policy: Option<WindowPolicy>,
 }
 
 impl InMemory<'_> {
-    /// SHA-256 of the tensors in the order of their names, hexadecimal: of each, its name, its element type, its sizes and
-    /// its bytes, the first three in text.
+    /// SHA-256 of the tensors in the order of their names, hexadecimal: of each, its name, its element type,
+    /// its sizes and its bytes, the first three in text.
     fn sha256(&self) -> String {
         sha256(self.tensors.iter().flat_map(|(name, TensorView { element, shape, bytes })| {
             let about = format!("{name:?} {element:?} {shape:?}\n").into_bytes();
@@ -111,13 +112,14 @@ impl<'a> TensorView<'a> {
     }
 }
 
-/// Loads a float Swin whose parameters are in memory, as [`load_float_with_remarks`](super::load_float_with_remarks) loads
-/// a file.
+/// Loads a float Swin whose parameters are in memory, as
+/// [`load_float_with_remarks`](super::load_float_with_remarks) loads a file.
 ///
 /// The source that the result records has the name of the model and the SHA-256 of its tensors.
 ///
 /// # Errors
-/// Those of [`load_float`](super::load_float), and [`ModelError::Tensor`] for a tensor with a wrong number of bytes.
+/// Those of [`load_float`](super::load_float), and [`ModelError::Tensor`] for a tensor with a wrong number of
+/// bytes.
 pub fn load_float_from_memory(model: &InMemory<'_>, options: &LoadOptions) -> Result<Loaded, ModelError> {
     let name = Path::new(&model.name);
     let any_transform = options.any_transform || model.transform.is_some();

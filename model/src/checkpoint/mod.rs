@@ -56,29 +56,32 @@ const OWN: &str = "swinq";
 /// How to read a checkpoint.
 #[derive(Clone, Debug, Default)]
 pub struct LoadOptions {
-    /// Architecture and transform. They replace a directory's own description. Without them, a bare file is described by
-    /// the quantized checkpoints that were made from it (in `described_by`, else in the same folder), or by the only shipped
-    /// configuration whose parameters have the same shapes.
+    /// Architecture and transform. They replace a directory's own description. Without them, a bare file is
+    /// described by the quantized checkpoints that were made from it (in `described_by`, else in the same
+    /// folder), or by the only shipped configuration whose parameters have the same shapes.
     pub cfg: Option<LoadedConfig>,
-    /// Overrides of the configuration that is found if `cfg` is `None`: that of a directory, or that of a bare file.
+    /// Overrides of the configuration that is found if `cfg` is `None`: that of a directory, or that of a
+    /// bare file.
     pub opts: Vec<(String, String)>,
-    /// What the network is read as; if `None`, what its description says, else a classifier. The checkpoint of a classifier
-    /// may be read as a backbone: its final norm and its head are left out.
+    /// What the network is read as; if `None`, what its description says, else a classifier. The checkpoint
+    /// of a classifier may be read as a backbone: its final norm and its head are left out.
     pub task: Option<Task>,
-    /// For a backbone, the stages whose outputs it has, from 0. If `None`, those that its description names, else those for
-    /// which the file has norms, else all.
+    /// For a backbone, the stages whose outputs it has, from 0. If `None`, those that its description names,
+    /// else those for which the file has norms, else all.
     pub outputs: Option<Vec<usize>>,
     /// Naming convention; detected from the tensor names if `None`.
     pub dialect: Option<Dialect>,
-    /// The key of the state dictionary in a file of `torch.save`. If `None`, it is searched as [`load_float`] says.
+    /// The key of the state dictionary in a file of `torch.save`. If `None`, it is searched as [`load_float`]
+    /// says.
     pub weights: Option<String>,
-    /// What the names of the network's tensors begin with, if the file has other tensors too. If `None`, a beginning that all
-    /// names have is left out, and a backbone is found among other tensors.
+    /// What the names of the network's tensors begin with, if the file has other tensors too. If `None`, a
+    /// beginning that all names have is left out, and a backbone is found among other tensors.
     pub prefix: Option<String>,
-    /// The rule for windows of the code that runs the network, if it is known; `None` takes that of the library that reads such
-    /// names.
+    /// The rule for windows of the code that runs the network, if it is known; `None` takes that of the
+    /// library that reads such names.
     pub window_policy: Option<WindowPolicy>,
-    /// Quantized checkpoints that may have been made from the file. One that was describes it if `cfg` is `None`.
+    /// Quantized checkpoints that may have been made from the file. One that was describes it if `cfg` is
+    /// `None`.
     pub described_by: Vec<PathBuf>,
     /// Whether the caller replaces the transform, so that quantized checkpoints may disagree about it.
     pub any_transform: bool,
@@ -109,7 +112,8 @@ struct Description {
     /// A sentence on where the description was found, if neither the files of the model nor the caller give
     /// it.
     note: Option<String>,
-    /// Whether the transform states the orientation of images; otherwise the library that reads such names decides.
+    /// Whether the transform states the orientation of images; otherwise the library that reads such names
+    /// decides.
     orientation_stated: bool,
 }
 
@@ -154,48 +158,52 @@ impl Labels {
 pub struct Loaded {
     /// The model.
     pub model: FloatModel,
-    /// Whether the file does not describe the model and no configuration was given, so that another file or the shapes did.
+    /// Whether the file does not describe the model and no configuration was given, so that another file or
+    /// the shapes did.
     pub description_found: bool,
     /// Remarks for the user, one sentence each.
     pub remarks: Vec<String>,
-    /// The stored tensors that are parameters, in the order of their names; empty for a file in this program's own format.
+    /// The stored tensors that are parameters, in the order of their names; empty for a file in this
+    /// program's own format.
     pub stored: Vec<StoredParameter>,
 }
 
 /// Loads a float Swin.
 ///
 /// `path` is one of:
-/// - a file of `torch.save`, in either format. The state dictionary is searched under `state_dict_ema` and `model_ema`,
-///   averages of the weights, then under `model`, `state_dict` and `model_state_dict`, in this order, then at the top level.
-/// - a pickle whose state dictionary, searched in the same way, has numpy arrays, such as detectron2's `.pkl`.
+/// - a file of `torch.save`, in either format. The state dictionary is searched under `state_dict_ema` and
+///   `model_ema`, averages of the weights, then under `model`, `state_dict` and `model_state_dict`, in this
+///   order, then at the top level.
+/// - a pickle whose state dictionary, searched in the same way, has numpy arrays, such as detectron2's
+///   `.pkl`.
 /// - a safetensors file.
 /// - an index of shards in either format, `model.safetensors.index.json` or `pytorch_model.bin.index.json`.
 /// - a directory of Hugging Face transformers or timm: `config.json`, then `model.safetensors` or
 ///   `pytorch_model.bin`, whole or in shards; transformers also needs `preprocessor_config.json`.
 /// - a float model that this program wrote, such as a training's `float.safetensors`. It needs no `options`.
 ///
-/// Parameters may be f32, f16, bf16 or f64; f64 is rounded. The result has f32 tensors under the
-/// names of [`parameters`](crate::params::parameters). The version of Swin is detected from the tensor names. What all names
-/// begin with, such as `module.`, is left out.
+/// Parameters may be f32, f16, bf16 or f64; f64 is rounded. The result has f32 tensors under the names of
+/// [`parameters`](crate::params::parameters). The version of Swin is detected from the tensor names. What all
+/// names begin with, such as `module.`, is left out.
 ///
-/// The dialect decides the window policy and the mask, even if `options.cfg` gives the architecture. The transform comes from
-/// `options.cfg` if given, else from the directory. Unless the directory gives it, the dialect decides whether images are turned
-/// ([`Dialect::orientation`]).
+/// The dialect decides the window policy and the mask, even if `options.cfg` gives the architecture. The
+/// transform comes from `options.cfg` if given, else from the directory. Unless the directory gives it, the
+/// dialect decides whether images are turned ([`Dialect::orientation`]).
 ///
-/// A backbone ([`Task::Features`]) is found in the file of a larger model. It has the norms of outputs that the file has, and
-/// the window policy of the library that reads such files as backbones. If nothing describes a Swin V1, the shapes do, with
-/// ImageNet's mean and deviation.
+/// A backbone ([`Task::Features`]) is found in the file of a larger model. It has the norms of outputs that
+/// the file has, and the window policy of the library that reads such files as backbones. If nothing
+/// describes a Swin V1, the shapes do, with ImageNet's mean and deviation.
 ///
 /// # Errors
-/// A file that is damaged, of another kind, or tries to execute code; a bare file without `options.cfg`; tensors that
-/// are missing, unexpected, of another shape, or not finite; another version of Swin than the configuration's; an
-/// impossible architecture.
+/// A file that is damaged, of another kind, or tries to execute code; a bare file without `options.cfg`;
+/// tensors that are missing, unexpected, of another shape, or not finite; another version of Swin than the
+/// configuration's; an impossible architecture.
 pub fn load_float(path: &Path, options: &LoadOptions) -> Result<FloatModel, ModelError> {
     Ok(load_float_with_remarks(path, options)?.model)
 }
 
-/// [`load_float`], with remarks: where the description of a bare file was found if it was not given, what was left out of
-/// names and tensors, that the file has no hash.
+/// [`load_float`], with remarks: where the description of a bare file was found if it was not given, what was
+/// left out of names and tensors, that the file has no hash.
 ///
 /// # Errors
 /// Those of [`load_float`].
@@ -238,7 +246,8 @@ fn load_own(path: &Path, options: &LoadOptions) -> Result<Loaded, ModelError> {
                        (`swinq inspect` names it)";
         ModelError::file(path, problem)
     })?;
-    // A model derived from this file names this file as its source, not the checkpoint its training started from.
+    // A model derived from this file names this file as its source, not the checkpoint its training started
+    // from.
     let source = Source { file: shown(path), sha256: file.sha256(), dialect: OWN.to_owned() };
     let (model, left_out) = own_for_task(path, FloatModel { source, ..model }, options)?;
     let remarks = info.warning(path).into_iter().chain(left_out).collect();

@@ -20,14 +20,15 @@ pub(super) struct Network<'a> {
 }
 
 impl<'a> Network<'a> {
-    /// Finds the network for `task` in `tensors`, those of the file at `path`. `dialect` is what the user states.
+    /// Finds the network for `task` in `tensors`, those of the file at `path`. `dialect` is what the user
+    /// states.
     ///
-    /// A classifier stands under `prefix` if it is given, else under what all names begin with. A backbone is found among
-    /// other tensors too; `prefix` chooses one of several.
+    /// A classifier stands under `prefix` if it is given, else under what all names begin with. A backbone is
+    /// found among other tensors too; `prefix` chooses one of several.
     ///
     /// # Errors
-    /// No network under `prefix`; names of no dialect or of another than `dialect`; other tensors beside a classifier, without
-    /// a `prefix`; several backbones; another network than a Swin.
+    /// No network under `prefix`; names of no dialect or of another than `dialect`; other tensors beside a
+    /// classifier, without a `prefix`; several backbones; another network than a Swin.
     pub(super) fn find(
         path: &Path,
         tensors: RawDict<'a>,
@@ -153,7 +154,8 @@ impl<'a> Network<'a> {
     }
 }
 
-/// Last components of the names of numbers that tools keep beside parameters: thop's counts, and that of an average.
+/// Last components of the names of numbers that tools keep beside parameters: thop's counts, and that of an
+/// average.
 const COUNTERS: [&str; 3] = ["total_ops", "total_params", "n_averaged"];
 
 /// The last component of the name of a tensor.
@@ -161,8 +163,8 @@ fn last_component(name: &str) -> &str {
     name.rsplit('.').next().unwrap_or(name)
 }
 
-/// `tensors` without counters and without the copies of parameters that mmcv's averaging keeps in buffers, such as
-/// `ema_backbone_norm3_weight`, and a remark that names them.
+/// `tensors` without counters and without the copies of parameters that mmcv's averaging keeps in buffers,
+/// such as `ema_backbone_norm3_weight`, and a remark that names them.
 fn without_counters<'a>(path: &Path, mut tensors: RawDict<'a>) -> (RawDict<'a>, Option<String>) {
     let is_counter = |name: &str| COUNTERS.contains(&last_component(name));
     let is_copy = |name: &str| name.starts_with("ema_") && !name.contains('.');

@@ -33,8 +33,8 @@ pub(super) fn stored(network: &Network<'_>) -> Vec<StoredParameter> {
     network.tensors.keys().filter_map(parameter).collect()
 }
 
-/// The parameters of `network` in f32 and in our names; q, k and v are joined. The bias of the keys of a Swin V2 becomes zeros:
-/// most files have none, and torchvision does not use the one that it stores.
+/// The parameters of `network` in f32 and in our names; q, k and v are joined. The bias of the keys of a Swin
+/// V2 becomes zeros: most files have none, and torchvision does not use the one that it stores.
 ///
 /// # Errors
 /// [`ModelError::Tensor`] for a parameter that is not a float tensor, occurs twice, or lacks a third.
@@ -83,8 +83,8 @@ pub(super) fn read(network: &Network<'_>) -> Result<StateDict, ModelError> {
     Ok(whole)
 }
 
-/// The values of [`Values::Unfolded`] in our order: column `c * 4 + k` becomes column `part * channels + c`. A row that is not
-/// four tokens long is left alone: its shape is refused later.
+/// The values of [`Values::Unfolded`] in our order: column `c * 4 + k` becomes column `part * channels + c`.
+/// A row that is not four tokens long is left alone: its shape is refused later.
 fn token_by_token(tensor: HostTensor) -> HostTensor {
     /// For each of our tokens (0, 0), (1, 0), (0, 1), (1, 1), its place among those of `torch.nn.Unfold`.
     const PLACES: [usize; 4] = [0, 2, 1, 3];

@@ -1,4 +1,5 @@
-//! The preprocessing that an image processor of transformers states. Fields that its file lacks have the defaults of its class.
+//! The preprocessing that an image processor of transformers states. Fields that its file lacks have the
+//! defaults of its class.
 
 use serde_json::Value;
 use swinq_numerics::Size;
@@ -11,7 +12,8 @@ use crate::pixels::{ChannelOrder, Orientation};
 
 /// The defaults of a class. Every class rescales by 1/255 and normalises.
 struct Class {
-    /// Names without `ImageProcessor` and what follows; older versions of transformers call it a `FeatureExtractor`.
+    /// Names without `ImageProcessor` and what follows; older versions of transformers call it a
+    /// `FeatureExtractor`.
     names: &'static [&'static str],
     filter: Filter,
     statistics: Statistics,
@@ -190,8 +192,8 @@ pub(super) fn statistics(json: &Json, channels: usize) -> Result<(Vec<f32>, Vec<
     Ok((mean, or_default(json, "image_std", std, |class| Some(default(class).1))?))
 }
 
-/// The number whose multiples the sides of resized images are, if the file states it. The processors of MaskFormer and Mask2Former
-/// resize so; those of other classes do not, and 0 says that they do not.
+/// The number whose multiples the sides of resized images are, if the file states it. The processors of
+/// MaskFormer and Mask2Former resize so; those of other classes do not, and 0 says that they do not.
 ///
 /// # Errors
 /// [`ModelError::File`] for another number than 0 to 4096.
@@ -208,8 +210,8 @@ pub(super) fn size_divisor(json: &Json) -> Result<Option<usize>, ModelError> {
     }
 }
 
-/// The resize that `size` describes: a side or `{height, width}` resizes both sides; `{shortest_edge}` resizes in
-/// proportion and needs a crop. Images must get the size `wanted`.
+/// The resize that `size` describes: a side or `{height, width}` resizes both sides; `{shortest_edge}`
+/// resizes in proportion and needs a crop. Images must get the size `wanted`.
 fn resize(json: &Json, wanted: Size, crop: bool) -> Result<Resize, ModelError> {
     let sides =
         |field: &str| match json.get(field) {

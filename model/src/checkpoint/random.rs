@@ -7,10 +7,11 @@ use crate::params::parameters;
 use crate::quantized::{FloatModel, Source};
 use crate::tensor::{HostTensor, StateDict};
 
-/// A model with random parameters. Weights have the distribution N(0, 1 / fan-in); norm weights are uniform in
-/// 0.7..1.3; biases, bias tables and position embeddings have N(0, 0.5^2). The factors of `QK^T` that a Swin V2 learns are
-/// between 5 and 100, on a logarithmic scale; its keys have no bias. A seed gives the same bits on every machine.
-/// The model stands for a trained checkpoint in measurements; its predictions mean nothing.
+/// A model with random parameters. Weights have the distribution N(0, 1 / fan-in); norm weights are uniform
+/// in 0.7..1.3; biases, bias tables and position embeddings have N(0, 0.5^2). The factors of `QK^T` that a
+/// Swin V2 learns are between 5 and 100, on a logarithmic scale; its keys have no bias. A seed gives the same
+/// bits on every machine. The model stands for a trained checkpoint in measurements; its predictions mean
+/// nothing.
 pub fn random_model(loaded: &LoadedConfig, seed: u64) -> FloatModel {
     let mut tensors = StateDict::new();
     for (index, (name, shape)) in parameters(&loaded.config).into_iter().enumerate() {
@@ -60,8 +61,8 @@ fn uniform(draws: &mut Draws) -> f32 {
     (draws.next() >> 40) as f32 / (1 << 24) as f32
 }
 
-/// Approximately normal with mean 0 and variance 1: the sum of twelve uniform 16-bit numbers (Irwin-Hall). The sum is
-/// exact in f32, so it is equal on every machine.
+/// Approximately normal with mean 0 and variance 1: the sum of twelve uniform 16-bit numbers (Irwin-Hall).
+/// The sum is exact in f32, so it is equal on every machine.
 fn normal(draws: &mut Draws) -> f32 {
     let mut sum = 0u64;
     for _ in 0..3 {

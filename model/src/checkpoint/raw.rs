@@ -15,7 +15,8 @@ pub(crate) enum DType {
     Bf16,
     F32,
     F64,
-    /// Any other type, with its element size in bytes. Only buffers have such types, and buffers are never read.
+    /// Any other type, with its element size in bytes. Only buffers have such types, and buffers are never
+    /// read.
     Other(usize),
 }
 
@@ -59,7 +60,8 @@ impl<'a> RawTensor<'a> {
     /// A tensor of `shape` that starts at element `offset` of `storage`; `strides` are in elements.
     ///
     /// # Errors
-    /// An element lies outside the storage, or the tensor has more elements than the storage because it repeats them.
+    /// An element lies outside the storage, or the tensor has more elements than the storage because it
+    /// repeats them.
     pub(crate) fn new(
         dtype: DType,
         shape: Vec<usize>,
@@ -72,7 +74,8 @@ impl<'a> RawTensor<'a> {
         Ok(RawTensor { dtype, shape, strides, storage: Storage::Bytes(bytes) })
     }
 
-    /// A tensor that starts at the first character of `text`, each of which stands for the byte of its code point.
+    /// A tensor that starts at the first character of `text`, each of which stands for the byte of its code
+    /// point.
     ///
     /// # Errors
     /// A character is no byte, or those of [`new`](RawTensor::new).
@@ -149,7 +152,8 @@ impl<'a> RawTensor<'a> {
             data.push(read(stored[at]));
             for dim in (0..index.len()).rev() {
                 index[dim] += 1;
-                // A dimension of size 1 may have any stride: the step below takes it back, so overflow is harmless.
+                // A dimension of size 1 may have any stride: the step below takes it back, so overflow is
+                // harmless.
                 at = at.wrapping_add(self.strides[dim]);
                 if index[dim] < self.shape[dim] {
                     break;
@@ -170,8 +174,8 @@ impl<'a> Storage<'a> {
                 let mut bytes = vec![0; length];
                 let (mut next, mut before) = (0, 0);
                 for byte in text.bytes() {
-                    // Characters from 0x80 on are 0xc2 or 0xc3 and a byte below 0xc0, which overwrites it. No branch
-                    // depends on the values, which are as good as random.
+                    // Characters from 0x80 on are 0xc2 or 0xc3 and a byte below 0xc0, which overwrites it. No
+                    // branch depends on the values, which are as good as random.
                     bytes[next] = byte | u8::from(before == 0xc3) << 6;
                     next += usize::from(byte < 0xc0);
                     before = byte;
@@ -185,7 +189,8 @@ impl<'a> Storage<'a> {
 /// The number of elements of a tensor that starts at element `offset` of a storage of `length` bytes.
 ///
 /// # Errors
-/// An element lies outside the storage, or the tensor has more elements than the storage because it repeats them.
+/// An element lies outside the storage, or the tensor has more elements than the storage because it repeats
+/// them.
 fn check_layout(
     dtype: DType,
     shape: &[usize],

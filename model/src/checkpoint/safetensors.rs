@@ -20,8 +20,8 @@ pub(super) fn is_safetensors(bytes: &[u8]) -> bool {
         && bytes.get(8) == Some(&b'{')
 }
 
-/// Checks what the reader of the crate `safetensors` does not: that no name is stated twice, that there are not so
-/// many names that they would fill the memory, and that only spaces follow the header's JSON.
+/// Checks what the reader of the crate `safetensors` does not: that no name is stated twice, that there are
+/// not so many names that they would fill the memory, and that only spaces follow the header's JSON.
 ///
 /// # Errors
 /// The problem.
@@ -63,8 +63,9 @@ pub(super) fn read(bytes: &[u8]) -> Result<RawDict<'_>, String> {
     Ok(tensors)
 }
 
-/// Whether the file at `path` is a quantized checkpoint: a safetensors file whose `__metadata__` has the key `swinq`.
-/// Only the header is read. A file that is unreadable or of another kind is not a quantized checkpoint.
+/// Whether the file at `path` is a quantized checkpoint: a safetensors file whose `__metadata__` has the key
+/// `swinq`. Only the header is read. A file that is unreadable or of another kind is not a quantized
+/// checkpoint.
 pub fn is_quantized_file(path: impl AsRef<Path>) -> bool {
     read_header(path.as_ref()).is_ok_and(|header| header.metadata.is_some_and(|m| m.swinq.is_some()))
 }

@@ -42,8 +42,8 @@ impl<'a> Shapes<'a> {
         fc1.first().zip(fc1.get(1)).map(|(&hidden, &dim)| hidden as f64 / dim as f64)
     }
 
-    /// The facts in the keys of a configuration, and the keys of what is missing. `windows` are those that buffers tell, by
-    /// stage.
+    /// The facts in the keys of a configuration, and the keys of what is missing. `windows` are those that
+    /// buffers tell, by stage.
     pub(super) fn facts(&self, windows: &[Option<Size>]) -> String {
         let window = match self.version {
             SwinVersion::V1 => checks::windows(self.tensors).first().copied().map(Size::square),
@@ -70,9 +70,10 @@ impl<'a> Shapes<'a> {
         format!("The shapes give {facts}; they do not give {missing} and the preprocessing")
     }
 
-    /// The architecture `name` of a backbone, without its outputs, if the shapes tell all of it: they do for a Swin V1 whose
-    /// stages have the same window, with a rule for windows by which no image changes it. `places` are those of an absolute
-    /// position embedding, if it says more than their number: then they are taken for a square.
+    /// The architecture `name` of a backbone, without its outputs, if the shapes tell all of it: they do for
+    /// a Swin V1 whose stages have the same window, with a rule for windows by which no image changes it.
+    /// `places` are those of an absolute position embedding, if it says more than their number: then they are
+    /// taken for a square.
     pub(super) fn backbone(
         &self,
         name: &str,

@@ -1,4 +1,5 @@
-//! Damaged and hostile files give an error or a valid result, never a panic, in memory bounded by the file's size.
+//! Damaged and hostile files give an error or a valid result, never a panic, in memory bounded by the file's
+//! size.
 
 use proptest::prelude::*;
 

@@ -37,8 +37,8 @@ const READ: [&str; 15] = [
     "dynamic_img_size",
 ];
 
-/// The model that the file describes: the named architecture with the changes of `model_args`, and the transform of
-/// `pretrained_cfg`.
+/// The model that the file describes: the named architecture with the changes of `model_args`, and the
+/// transform of `pretrained_cfg`.
 pub(super) fn describe(json: &Json) -> Result<Description, ModelError> {
     let cfg = json.object("pretrained_cfg")?.unwrap_or_else(|| json.clone());
     let config = config(json, &cfg)?;
@@ -167,8 +167,8 @@ fn input(cfg: &Json) -> Result<Option<(usize, Size)>, ModelError> {
     }
 }
 
-/// Class names by index: `label_names`, or else those of ImageNet-1k for a model of `classes` classes that was trained on
-/// it last. The files that timm publishes for ImageNet have no `label_names`.
+/// Class names by index: `label_names`, or else those of ImageNet-1k for a model of `classes` classes that
+/// was trained on it last. The files that timm publishes for ImageNet have no `label_names`.
 pub(super) fn labels(json: &Json, classes: usize) -> Result<Option<Labels>, ModelError> {
     let cfg = json.object("pretrained_cfg")?;
     let names = match json.texts("label_names")? {
@@ -189,8 +189,8 @@ pub(super) fn labels(json: &Json, classes: usize) -> Result<Option<Labels>, Mode
     }))
 }
 
-/// timm's evaluation transform: the shorter side is resized to `floor(size / crop_pct)` and the center is cropped. With
-/// `crop_mode: squash` both sides are resized. Absent fields have timm's defaults for Swin.
+/// timm's evaluation transform: the shorter side is resized to `floor(size / crop_pct)` and the center is
+/// cropped. With `crop_mode: squash` both sides are resized. Absent fields have timm's defaults for Swin.
 fn transform(cfg: &Json, config: &SwinConfig) -> Result<Transform, ModelError> {
     let (size, channels) = (config.image_size, config.in_chans);
     if let Some((_, input)) = input(cfg)?.filter(|&(_, input)| input != size) {

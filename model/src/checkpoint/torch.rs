@@ -1,6 +1,6 @@
-//! Reading pickles: files of `torch.save`, in the zip format (PyTorch 1.6 and later) and the older format, and those of
-//! Python's `pickle` alone, whose tensors are arrays of numpy (detectron2's `.pkl`) or tensors of torch, each with a file of
-//! `torch.save` for its storage (the `.pkl` of Mask2Former's converter).
+//! Reading pickles: files of `torch.save`, in the zip format (PyTorch 1.6 and later) and the older format,
+//! and those of Python's `pickle` alone, whose tensors are arrays of numpy (detectron2's `.pkl`) or tensors
+//! of torch, each with a file of `torch.save` for its storage (the `.pkl` of Mask2Former's converter).
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -16,8 +16,8 @@ use crate::params::name_list;
 
 /// The magic number of the older format, little-endian.
 const LEGACY_MAGIC: [u8; 10] = [0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19];
-/// Keys of averaged weights (EMA) of a training, which timm's loader takes before the weights themselves. [`OF_MMENGINE`] is none
-/// of them: there `state_dict` is the average.
+/// Keys of averaged weights (EMA) of a training, which timm's loader takes before the weights themselves.
+/// [`OF_MMENGINE`] is none of them: there `state_dict` is the average.
 const AVERAGES: [&str; 2] = ["state_dict_ema", "model_ema"];
 /// The key of the weights themselves in mmengine's files with an average.
 const OF_MMENGINE: &str = "ema_state_dict";
@@ -36,9 +36,9 @@ fn is_zip(bytes: &[u8]) -> bool {
     bytes.starts_with(b"PK\x03\x04")
 }
 
-/// The tensors of the file's state dictionary, and a remark if it has several. The dictionary is that under the key `weights`,
-/// else it is searched under the keys of [`WRAPPERS`], then at the top level.
-/// Each tensor is one of torch or an array of numpy, whose values the result borrows.
+/// The tensors of the file's state dictionary, and a remark if it has several. The dictionary is that under
+/// the key `weights`, else it is searched under the keys of [`WRAPPERS`], then at the top level. Each tensor
+/// is one of torch or an array of numpy, whose values the result borrows.
 ///
 /// # Errors
 /// The error is a text that describes the fault of the file.
@@ -65,7 +65,8 @@ pub(super) fn read<'a>(
 /// Bytes of each storage, by its name in the pickle.
 type Storages<'a> = HashMap<String, &'a [u8]>;
 
-/// The storages in files within a pickle, by the place of each file, so that one which many tensors have is read once.
+/// The storages in files within a pickle, by the place of each file, so that one which many tensors have is
+/// read once.
 type SavedStorages<'a> = HashMap<*const u8, (StorageRef, &'a [u8])>;
 
 fn tensor<'a>(
@@ -98,7 +99,8 @@ fn tensor<'a>(
     RawTensor::new(storage.dtype, tensor.shape.clone(), tensor.strides.clone(), tensor.offset, bytes)
 }
 
-/// The storage in a file of `torch.save` in the older format that holds nothing else, as Python's pickle has it for a tensor.
+/// The storage in a file of `torch.save` in the older format that holds nothing else, as Python's pickle has
+/// it for a tensor.
 fn saved_storage(file: &[u8]) -> Result<(StorageRef, &[u8]), String> {
     let other = || "its storage is no file of torch.save that holds a storage alone".to_owned();
     let magic = pickle::read(file)?;
@@ -138,7 +140,8 @@ fn state_dict<'a>(
             .ok_or_else(|| format!("has no `{key}`{}", to_choose(&dictionaries)))?;
         return Ok((under(key, id)?.0, None));
     }
-    // A value that a training script does not compute is None or empty; an average may be no dictionary of tensors, too.
+    // A value that a training script does not compute is None or empty; an average may be no dictionary of
+    // tensors, too.
     let given = |key: &str, id: Id| {
         let empty = *pickle.get(id) == Object::None || pickle.entries(id).is_some_and(|all| all.is_empty());
         !empty && (!AVERAGES.contains(&key) || holds_tensors(pickle, id))
@@ -180,8 +183,8 @@ struct Dictionaries<'a, 'b> {
 }
 
 impl Dictionaries<'_, '_> {
-    /// Adds those among `entries`, which lie at the path `above`, and up to `depth` levels below. Below the top level only those with
-    /// weights count: trainings keep single tensors everywhere.
+    /// Adds those among `entries`, which lie at the path `above`, and up to `depth` levels below. Below the
+    /// top level only those with weights count: trainings keep single tensors everywhere.
     fn add(&mut self, entries: &Entries<'_>, above: &str, depth: usize) {
         for &(name, id) in entries {
             let Some(inner) = self.pickle.entries(id) else { continue };
@@ -255,8 +258,9 @@ fn read_zip(bytes: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
 /// Name and byte range of each entry; torch.save never compresses entries.
 fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
     let unreadable = |e: zip::result::ZipError| damaged("zip archive", e);
-    // The archive begins with the file. The crate's search for the begin takes the second entry of the directory for the first if
-    // that has 76 bytes (a name of 21 characters before `/data.pkl`), as many as the records that torch.save writes behind it.
+    // The archive begins with the file. The crate's search for the begin takes the second entry of the
+    // directory for the first if that has 76 bytes (a name of 21 characters before `/data.pkl`), as many as
+    // the records that torch.save writes behind it.
     let config = zip::read::Config { archive_offset: zip::read::ArchiveOffset::Known(0) };
     let mut archive = zip::ZipArchive::with_config(config, Cursor::new(bytes)).map_err(unreadable)?;
     // An archive of TorchScript has compressed entries.
@@ -286,7 +290,8 @@ fn zip_entries(bytes: &[u8]) -> Result<HashMap<String, Range<usize>>, String> {
     Ok(entries)
 }
 
-/// Reads a file that starts with a pickle: of the older format, whose first pickle is its magic number, or of one pickle.
+/// Reads a file that starts with a pickle: of the older format, whose first pickle is its magic number, or of
+/// one pickle.
 fn read_pickles(bytes: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
     let first = pickle::read(bytes)?;
     let rest = &bytes[first.consumed..];
@@ -304,8 +309,8 @@ fn is_magic(first: &Pickle<'_>) -> bool {
     *first.get(first.root) == Object::Long(&LEGACY_MAGIC)
 }
 
-/// Reads the older format after its magic number. Four pickles follow: protocol, system description, object, storage
-/// names. Each storage follows with its number of elements (i64) and its values.
+/// Reads the older format after its magic number. Four pickles follow: protocol, system description, object,
+/// storage names. Each storage follows with its number of elements (i64) and its values.
 fn read_legacy(mut rest: &[u8]) -> Result<(Pickle<'_>, Storages<'_>), String> {
     let mut next = || -> Result<Pickle<'_>, String> {
         let pickle = pickle::read(rest)?;

@@ -1,7 +1,7 @@
 //! The files that hold a model's tensors: one file, or shards that an index lists.
 //!
-//! The index is Hugging Face's `model.safetensors.index.json` or `pytorch_model.bin.index.json`: `weight_map` names for each
-//! tensor the file of the index's folder that holds it.
+//! The index is Hugging Face's `model.safetensors.index.json` or `pytorch_model.bin.index.json`: `weight_map`
+//! names for each tensor the file of the index's folder that holds it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path, PathBuf};
@@ -29,7 +29,8 @@ pub(super) fn of_shard(path: &Path, error: ModelError) -> ModelError {
     ModelError::file(path, problem)
 }
 
-/// The index beside the file at `path`, if the file is one of several shards of it by its name (`model-00001-of-00002.safetensors`).
+/// The index beside the file at `path`, if the file is one of several shards of it by its name
+/// (`model-00001-of-00002.safetensors`).
 fn index_of_shard(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.to_str()?;
     let (numbered, ending) = name.rsplit_once('.')?;
@@ -68,7 +69,8 @@ impl Weights {
     /// Reads the file at `path`, or the shards of the index at `path`.
     ///
     /// # Errors
-    /// A file that cannot be read or is too large; an index that is no index, or names a file outside of its folder.
+    /// A file that cannot be read or is too large; an index that is no index, or names a file outside of its
+    /// folder.
     pub(super) fn open(path: &Path) -> Result<Weights, ModelError> {
         if !is_index(path) {
             return Ok(Weights(vec![Shard { file: CheckpointFile::open(path)?, listed: None }]));
@@ -93,8 +95,8 @@ impl Weights {
     /// The tensors of all files, under the key `weights` if it is given, and remarks on other keys.
     ///
     /// # Errors
-    /// [`ModelError::File`] with the fault of a file; a shard that lacks a tensor of the index, or has one that the index does
-    /// not place in it.
+    /// [`ModelError::File`] with the fault of a file; a shard that lacks a tensor of the index, or has one
+    /// that the index does not place in it.
     pub(super) fn tensors(&self, weights: Option<&str>) -> Result<(RawDict<'_>, Vec<String>), ModelError> {
         let (mut all, mut remarks) = (RawDict::new(), Vec::new());
         for shard in &self.0 {
@@ -127,7 +129,8 @@ impl Shard {
     }
 }
 
-/// The files that the index at `path` lists, each with its tensors. A tensor that is listed twice is an error of its JSON.
+/// The files that the index at `path` lists, each with its tensors. A tensor that is listed twice is an error
+/// of its JSON.
 fn shards(path: &Path) -> Result<BTreeMap<PathBuf, BTreeSet<String>>, ModelError> {
     let index = Json::read(path)?;
     let missing = || index.error("weight_map", "is missing: the file is no index of shards");
@@ -147,8 +150,9 @@ fn shards(path: &Path) -> Result<BTreeMap<PathBuf, BTreeSet<String>>, ModelError
 /// The path of the shard `name` of the index at `index`.
 ///
 /// # Errors
-/// `name` is no plain file name, or a link that leads out of the folder in which the index, or the file that a link of its
-/// name leads to, lies. (In the cache of Hugging Face's hub all files of a model are links into one folder.)
+/// `name` is no plain file name, or a link that leads out of the folder in which the index, or the file that
+/// a link of its name leads to, lies. (In the cache of Hugging Face's hub all files of a model are links into
+/// one folder.)
 fn shard_path(index: &Path, name: &str) -> Result<PathBuf, ModelError> {
     let folder = index.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut components = Path::new(name).components();

@@ -1,9 +1,9 @@
-//! Every key of `config.py` in Microsoft's Swin Transformer repository, as a dotted path, and two that Microsoft's
-//! file does not have: `OUT_FEATURES` of detectron2's configurations, the stages of a backbone that are outputs, and `TAKES_TOKENS`,
-//! true for a stack of blocks.
+//! Every key of `config.py` in Microsoft's Swin Transformer repository, as a dotted path, and two that
+//! Microsoft's file does not have: `OUT_FEATURES` of detectron2's configurations, the stages of a backbone
+//! that are outputs, and `TAKES_TOKENS`, true for a stack of blocks.
 //!
-//! `super` reads the keys that decide the architecture or the evaluation transform. The other keys are listed so that
-//! files written for Microsoft's code are accepted unchanged; they have no effect.
+//! `super` reads the keys that decide the architecture or the evaluation transform. The other keys are listed
+//! so that files written for Microsoft's code are accepted unchanged; they have no effect.
 
 use crate::nearest::nearest_key;
 

@@ -1,4 +1,5 @@
-//! Configurations in Microsoft's YAML keys: files with `BASE` includes, overrides, and the shipped configurations.
+//! Configurations in Microsoft's YAML keys: files with `BASE` includes, overrides, and the shipped
+//! configurations.
 
 mod keys;
 mod presets;
@@ -24,15 +25,17 @@ const MAX_PARAMETERS: u128 = 1 << 31;
 /// A configuration with every field resolved, and its origin.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoadedConfig {
-    /// Architecture. Its sizes are checked. Whether the windows divide every grid is checked when the checkpoint's
-    /// dialect is known ([`crate::load_float`]), or by [`SwinConfig::validate`].
+    /// Architecture. Its sizes are checked. Whether the windows divide every grid is checked when the
+    /// checkpoint's dialect is known ([`crate::load_float`]), or by [`SwinConfig::validate`].
     pub config: SwinConfig,
-    /// Evaluation transform: `DATA.IMG_SIZE`, `TEST.CROP`, `DATA.INTERPOLATION`, ImageNet's mean and deviation.
+    /// Evaluation transform: `DATA.IMG_SIZE`, `TEST.CROP`, `DATA.INTERPOLATION`, ImageNet's mean and
+    /// deviation.
     pub transform: Transform,
-    /// Whether the user's file or overrides set `TEST.CROP`; a shipped configuration that sets it does not count.
+    /// Whether the user's file or overrides set `TEST.CROP`; a shipped configuration that sets it does not
+    /// count.
     pub states_crop: bool,
-    /// The stages whose outputs a backbone has, from 0 and in ascending order: `MODEL.SWIN.OUT_FEATURES`. A configuration that
-    /// states them is that of a backbone.
+    /// The stages whose outputs a backbone has, from 0 and in ascending order: `MODEL.SWIN.OUT_FEATURES`. A
+    /// configuration that states them is that of a backbone.
     pub stages: Option<Vec<usize>>,
     /// Highest rate of DropPath in training: `MODEL.DROP_PATH_RATE`.
     pub drop_path: f64,
@@ -82,19 +85,20 @@ pub fn shipped_backbones() -> impl Iterator<Item = &'static str> {
     swinq_configs::BACKBONES.iter().map(|(name, _)| *name)
 }
 
-/// Loads a configuration written in Microsoft's keys. Later sources override earlier ones: the `BASE` files (relative to
-/// the file), the file, `opts`. Keys that are not set have the defaults of Microsoft's `config.py`. As in Microsoft's
-/// code, `DATA.DATASET: imagenet22K` means 21841 classes unless `MODEL.NUM_CLASSES` is set.
+/// Loads a configuration written in Microsoft's keys. Later sources override earlier ones: the `BASE` files
+/// (relative to the file), the file, `opts`. Keys that are not set have the defaults of Microsoft's
+/// `config.py`. As in Microsoft's code, `DATA.DATASET: imagenet22K` means 21841 classes unless
+/// `MODEL.NUM_CLASSES` is set.
 ///
-/// `name_or_path` is an existing file, a path that ends in `.yaml` or `.yml`, or a shipped name (`configs/swin`,
-/// `configs/swinv2`, `configs/backbones`). A shipped name may have the suffix of Microsoft's checkpoint: `_22k`, `_22kto1k` or
-/// `_22kto1k_finetune`; that of a backbone may go on as in its repository (`mask-rcnn_swin-t-p4-w7_fpn_1x_coco`), and `-` and `_`
-/// mean the same in it. The window policy is Microsoft's; [`crate::load_float`] replaces it with the policy of the
-/// checkpoint's dialect.
+/// `name_or_path` is an existing file, a path that ends in `.yaml` or `.yml`, or a shipped name
+/// (`configs/swin`, `configs/swinv2`, `configs/backbones`). A shipped name may have the suffix of Microsoft's
+/// checkpoint: `_22k`, `_22kto1k` or `_22kto1k_finetune`; that of a backbone may go on as in its repository
+/// (`mask-rcnn_swin-t-p4-w7_fpn_1x_coco`), and `-` and `_` mean the same in it. The window policy is
+/// Microsoft's; [`crate::load_float`] replaces it with the policy of the checkpoint's dialect.
 ///
 /// # Errors
-/// An unreadable file; an unknown key, with the nearest known one; a value of the wrong type; `MODEL.TYPE` other than
-/// `swin` and `swinv2`; impossible sizes.
+/// An unreadable file; an unknown key, with the nearest known one; a value of the wrong type; `MODEL.TYPE`
+/// other than `swin` and `swinv2`; impossible sizes.
 pub fn load_config(name_or_path: &str, opts: &[(String, String)]) -> Result<LoadedConfig, ModelError> {
     let path = Path::new(name_or_path);
     let is_yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
@@ -276,7 +280,8 @@ const WINDOW_SIZES: &str = "a whole number, a height and a width, or a window fo
 
 fn resolve(name: String, settings: &Settings) -> Result<SwinConfig, ModelError> {
     let version = version(settings)?;
-    // Each version has its own section; keys of the other one in a file have no effect, as in Microsoft's code.
+    // Each version has its own section; keys of the other one in a file have no effect, as in Microsoft's
+    // code.
     let key = |name: &str| leaf(version, name);
     let size = |key, default| field(settings, key, "a whole number", default, Value::as_size);
     let extent = |key, default| field(settings, key, "a whole number or two", default, Value::as_extent);

@@ -1,5 +1,5 @@
-//! Merges YAML files and overrides into one value per key. Later sources override earlier ones: the `BASE` files, the
-//! file, the overrides.
+//! Merges YAML files and overrides into one value per key. Later sources override earlier ones: the `BASE`
+//! files, the file, the overrides.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -90,8 +90,8 @@ impl Settings {
         Ok(())
     }
 
-    /// `included` says that the file was named by another one. Errors do not show its content then: whoever wrote the
-    /// configuration may not be allowed to read the file.
+    /// `included` says that the file was named by another one. Errors do not show its content then: whoever
+    /// wrote the configuration may not be allowed to read the file.
     fn assign_section(
         &mut self,
         prefix: &str,

@@ -23,8 +23,8 @@ pub(super) enum Value {
 const MAX_DEPTH: usize = 8;
 
 impl Value {
-    /// The value of a text under yacs's rule: a Python literal (`None`, `True`, `1e-8`, `[2, 2, 6, 2]`, `(0.9, 0.999)`,
-    /// `'x'`) if the text is one, else the text itself.
+    /// The value of a text under yacs's rule: a Python literal (`None`, `True`, `1e-8`, `[2, 2, 6, 2]`,
+    /// `(0.9, 0.999)`, `'x'`) if the text is one, else the text itself.
     pub(super) fn from_text(text: &str) -> Value {
         let mut rest = text.trim();
         match literal(&mut rest, MAX_DEPTH) {
@@ -70,7 +70,8 @@ impl Value {
         }
     }
 
-    /// Windows: one for all stages, or a list with one for each. Two whole numbers are always a height and a width, as in timm.
+    /// Windows: one for all stages, or a list with one for each. Two whole numbers are always a height and a
+    /// width, as in timm.
     pub(super) fn as_windows(&self) -> Option<Windows> {
         if let Some(window) = self.as_extent() {
             return Some(window.into());

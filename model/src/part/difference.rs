@@ -8,8 +8,8 @@ const LONGEST: usize = 80;
 /// A value that differs: its path, such as `recipe.rules[2].calibrator`, and the two values.
 type Difference = (String, String, String);
 
-/// The first difference of two documents; one of settings goes before one of hashes, because a user's setting says more than a
-/// hash. `None` if the documents are equal.
+/// The first difference of two documents; one of settings goes before one of hashes, because a user's setting
+/// says more than a hash. `None` if the documents are equal.
 pub fn first_difference(a: &Value, b: &Value) -> Option<Difference> {
     let mut all = Vec::new();
     collect(String::new(), a, b, &mut all);

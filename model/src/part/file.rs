@@ -26,7 +26,8 @@ impl PartFile {
     /// Reads the part at `path`. It takes as much memory as the file has bytes.
     ///
     /// # Errors
-    /// [`ModelError::Io`]; [`ModelError::File`] for a file that is no part, is damaged, or has another version.
+    /// [`ModelError::Io`]; [`ModelError::File`] for a file that is no part, is damaged, or has another
+    /// version.
     pub fn read(path: &Path) -> Result<PartFile, ModelError> {
         // The kind of the file is checked before all of it is read.
         let stated = stated_document(path)?;

@@ -1,8 +1,9 @@
 //! Parts: the contributions of several processes to a calibration or an evaluation, to be merged later.
 //!
-//! A part is one safetensors file. The JSON under its metadata key `swinq_part` states the version of the format, a hash
-//! (XXH3-128) of tensors and JSON, the kind of the part, its shard, `run`, which is equal in all parts of a run, and `own`,
-//! which is not. `docs/scale.md` describes the files. This module knows neither calibration nor evaluation.
+//! A part is one safetensors file. The JSON under its metadata key `swinq_part` states the version of the
+//! format, a hash (XXH3-128) of tensors and JSON, the kind of the part, its shard, `run`, which is equal in
+//! all parts of a run, and `own`, which is not. `docs/scale.md` describes the files. This module knows
+//! neither calibration nor evaluation.
 
 mod difference;
 mod file;

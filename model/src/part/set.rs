@@ -20,8 +20,9 @@ impl PartSet {
     /// Checks that `paths` are the parts of one run, each once and in any order. Only headers are read.
     ///
     /// # Errors
-    /// [`ModelError::Io`] and [`ModelError::File`] for a file that is no part or damaged; [`ModelError::File`] for parts
-    /// of different runs, which names the difference, and for shards that are missing or given twice.
+    /// [`ModelError::Io`] and [`ModelError::File`] for a file that is no part or damaged;
+    /// [`ModelError::File`] for parts of different runs, which names the difference, and for shards that are
+    /// missing or given twice.
     ///
     /// # Panics
     /// If `paths` is empty.

@@ -9,8 +9,8 @@ use serde::{Deserialize, Serialize};
 /// The most shards of a run.
 pub const MAX_SHARDS: usize = 65_536;
 
-/// One of `count` shards. Shards divide the batches of a run in order: each has consecutive batches, and the numbers of
-/// batches differ by at most 1.
+/// One of `count` shards. Shards divide the batches of a run in order: each has consecutive batches, and the
+/// numbers of batches differ by at most 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shard {

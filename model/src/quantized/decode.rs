@@ -147,7 +147,8 @@ fn channel_sites(
     }
 }
 
-/// Sets the window policy of the library whose checkpoint the model is made from, where the file has the common one.
+/// Sets the window policy of the library whose checkpoint the model is made from, where the file has the
+/// common one.
 fn state_library(Document { architecture, provenance, .. }: &mut Document) {
     if architecture.window_policy == WindowPolicy::ShrinkAndPad
         && let Ok(dialect) = provenance.source.dialect.parse::<Dialect>()

@@ -1,7 +1,8 @@
-//! The quantized-checkpoint file, versions 2 and 3: one safetensors file, specified in `docs/quantized-checkpoint.md`.
+//! The quantized-checkpoint file, versions 2 and 3: one safetensors file, specified in
+//! `docs/quantized-checkpoint.md`.
 //!
-//! The tensors are authoritative. The JSON under the metadata key `swinq` describes them; JSON that contradicts them is
-//! refused.
+//! The tensors are authoritative. The JSON under the metadata key `swinq` describes them; JSON that
+//! contradicts them is refused.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,15 +20,17 @@ use crate::error::ModelError;
 use crate::recipe::{Calibrator, Granularity, Kind, Ptq, Recipe};
 use crate::site::Site;
 
-/// The newest version of the format. It is written only for models that version 2 cannot state: backbones, and those with images that
-/// are not square or not RGB, with windows that are not square, or with a window policy or a resizing that version 2 does not name. A
-/// new key of the document needs a new version, because older programs refuse keys that they do not know as damage. This crate also
-/// reads version 1, which has no hash.
+/// The newest version of the format. It is written only for models that version 2 cannot state: backbones,
+/// and those with images that are not square or not RGB, with windows that are not square, or with a window
+/// policy or a resizing that version 2 does not name. A new key of the document needs a new version, because
+/// older programs refuse keys that they do not know as damage. This crate also reads version 1, which has no
+/// hash.
 pub const FORMAT_VERSION: u64 = 3;
-/// The newest version of the number contract (`docs/inference.md`) that this crate knows. Version 2 has channels
-/// with their own scales and zero points, version 3 has Swin V2. Version 4 has quadratic GELU for values that are
-/// quantized next; files of older versions keep the GELU by the error function. Version 5 has LayerNorm in f32, version
-/// 6 has weights of attention by a power of two; files of older versions have both, too.
+/// The newest version of the number contract (`docs/inference.md`) that this crate knows. Version 2 has
+/// channels with their own scales and zero points, version 3 has Swin V2. Version 4 has quadratic GELU for
+/// values that are quantized next; files of older versions keep the GELU by the error function. Version 5 has
+/// LayerNorm in f32, version 6 has weights of attention by a power of two; files of older versions have both,
+/// too.
 pub const NUMBERS_VERSION: u64 = 6;
 /// Metadata key of the JSON document.
 pub const METADATA_KEY: &str = "swinq";
@@ -64,8 +67,8 @@ pub(super) struct Document {
     /// The hash of the tensors and of this document ([`super::hash`]); absent in version 1 of the format.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<String>,
-    /// The version of the number contract that the file states ([`QuantizedModel::numbers`]). In version 1 of the format it
-    /// may be absent, which is version 1 of the contract.
+    /// The version of the number contract that the file states ([`QuantizedModel::numbers`]). In version 1 of
+    /// the format it may be absent, which is version 1 of the contract.
     #[serde(default = "first")]
     pub numbers: u64,
     pub architecture: SwinConfig,
@@ -140,9 +143,10 @@ impl QuantizedModel {
     /// Reads a quantized checkpoint, after its hash is verified. Float tensors may be F32, F16 or BF16.
     ///
     /// # Errors
-    /// [`ModelError::Io`] if the file cannot be read. Other errors name the tensor or site: another kind of file, another
-    /// format version, a content that does not have the file's hash, tensors that are missing, unexpected, or of a wrong
-    /// shape or type, unusable scales, and metadata that contradicts the tensors or itself.
+    /// [`ModelError::Io`] if the file cannot be read. Other errors name the tensor or site: another kind of
+    /// file, another format version, a content that does not have the file's hash, tensors that are missing,
+    /// unexpected, or of a wrong shape or type, unusable scales, and metadata that contradicts the tensors or
+    /// itself.
     pub fn load(path: &Path) -> Result<QuantizedModel, ModelError> {
         Ok(QuantizedModel::load_with_info(path)?.0)
     }
@@ -170,8 +174,8 @@ impl QuantizedModel {
         decode::decode(path, bytes)
     }
 
-    /// A hash (XXH3-128) of everything that has an effect on the model's outputs or names its classes, as a text. Unlike
-    /// the hash of the file it does not depend on the provenance, such as the paths of files.
+    /// A hash (XXH3-128) of everything that has an effect on the model's outputs or names its classes, as a
+    /// text. Unlike the hash of the file it does not depend on the provenance, such as the paths of files.
     ///
     /// # Errors
     /// A range on a site that uses none.

@@ -13,8 +13,8 @@ pub(crate) fn placeholder() -> String {
     format!("{ALGORITHM}{}", "0".repeat(DIGITS))
 }
 
-/// The value of the key `hash` for a file with this `document`, in which the digits of the hash are zeros, and these
-/// `tensors`: names with type, shape and bytes, in the order of their names.
+/// The value of the key `hash` for a file with this `document`, in which the digits of the hash are zeros,
+/// and these `tensors`: names with type, shape and bytes, in the order of their names.
 ///
 /// The hash is XXH3-128 with seed 0 over the text of the document, a newline and, for each tensor, the line
 /// `NAME DTYPE [SIZE, SIZE]`, a newline and its bytes.

@@ -1,8 +1,10 @@
-//! A Swin with its recipe applied: INT8 weights where the recipe enables them, and a scale for every enabled activation.
+//! A Swin with its recipe applied: INT8 weights where the recipe enables them, and a scale for every enabled
+//! activation.
 //!
-//! This is the content of the quantized-checkpoint file, through which calibration and training hand models to the
-//! engine. A float model is a quantized model whose sites are all off ([`QuantizedModel::from_float`]), so that the
-//! plan, the file and its hash have one kind of model. Both conversions move the parameters.
+//! This is the content of the quantized-checkpoint file, through which calibration and training hand models
+//! to the engine. A float model is a quantized model whose sites are all off
+//! ([`QuantizedModel::from_float`]), so that the plan, the file and its hash have one kind of model. Both
+//! conversions move the parameters.
 
 mod channels;
 mod decode;
@@ -69,8 +71,8 @@ impl FloatModel {
 pub struct SiteState {
     /// The recipe's setting.
     pub spec: SiteSpec,
-    /// The range: the calibrated or fixed amax of an enabled `s8` activation, `None` for every other site. With
-    /// `channels` it only defines the scale.
+    /// The range: the calibrated or fixed amax of an enabled `s8` activation, `None` for every other site.
+    /// With `channels` it only defines the scale.
     pub amax: Option<f32>,
     /// The scales and zero points of the channels, if they have their own.
     pub channels: Option<ChannelCodes>,
@@ -99,7 +101,8 @@ pub struct QuantizedModel {
     pub labels: Option<Vec<String>>,
     /// The recipe, as given.
     pub recipe: Recipe,
-    /// The GELU of `mlp.fc1` where its result is quantized next, at `mlp.fc2.input`. Elsewhere it is [`Gelu::Erf`].
+    /// The GELU of `mlp.fc1` where its result is quantized next, at `mlp.fc2.input`. Elsewhere it is
+    /// [`Gelu::Erf`].
     pub gelu: Gelu,
     /// Every site of the model.
     pub sites: BTreeMap<Site, SiteState>,
@@ -124,8 +127,8 @@ impl QuantizedModel {
         Ok(QuantizedModel::of_parts(&model, recipe, sites, params))
     }
 
-    /// A model with the description and the origin of `float`, and with these sites and parameters. The caller checks that
-    /// they fit together ([`QuantizedModel::validate`]).
+    /// A model with the description and the origin of `float`, and with these sites and parameters. The
+    /// caller checks that they fit together ([`QuantizedModel::validate`]).
     pub fn of_parts(
         float: &FloatModel,
         recipe: Recipe,
@@ -168,8 +171,8 @@ impl QuantizedModel {
         self.sites.get(&site).unwrap_or_else(|| panic!("{site} is not a site of {}", self.config.name))
     }
 
-    /// The factors of `QK^T` and the relative position bias of a block of `stage`. Both versions of Swin have them in this
-    /// form, which is computed here for Swin V2.
+    /// The factors of `QK^T` and the relative position bias of a block of `stage`. Both versions of Swin have
+    /// them in this form, which is computed here for Swin V2.
     ///
     /// # Panics
     /// If the model lacks a parameter of the block.
@@ -200,10 +203,12 @@ impl QuantizedModel {
         Ok(Some(scale_of(amax)))
     }
 
-    /// The quantizers of the channels of an activation site that has [`ChannelCodes`]; `None` for other sites.
+    /// The quantizers of the channels of an activation site that has [`ChannelCodes`]; `None` for other
+    /// sites.
     ///
     /// # Errors
-    /// [`ModelError::Site`] if the site may not have them, is off, has no usable range, or if they do not fit.
+    /// [`ModelError::Site`] if the site may not have them, is off, has no usable range, or if they do not
+    /// fit.
     pub fn column_quantizers(&self, site: Site) -> Result<Option<ColumnQuantizers>, ModelError> {
         let Some(channels) = &self.site(site).channels else { return Ok(None) };
         let (Site::Input(Linear::Fc2(block)), Some(step)) = (site, self.activation_scale(site)?) else {
@@ -215,8 +220,8 @@ impl QuantizedModel {
         channels.quantizers(site, step, hidden).map(Some)
     }
 
-    /// The float values of every parameter. INT8 weights are dequantized; the factors of [`ChannelCodes`], which
-    /// their codes include, are divided out.
+    /// The float values of every parameter. INT8 weights are dequantized; the factors of [`ChannelCodes`],
+    /// which their codes include, are divided out.
     pub fn float_tensors(&self) -> StateDict {
         let mut tensors: StateDict =
             self.params.iter().map(|(name, param)| (name.clone(), param.to_float())).collect();
@@ -258,9 +263,9 @@ impl QuantizedModel {
         if self.site(Site::Input(Linear::Fc2(block))).spec.enabled { self.gelu } else { Gelu::Erf }
     }
 
-    /// The version of the number contract (`docs/inference.md`) that a file of the model states: the newest, unless the
-    /// model has [`Gelu::Erf`] where GELU is quantized next. Then it is the oldest that has the model's other features: 3
-    /// for a Swin V2, 2 for channels with their own scales and zero points, else 1.
+    /// The version of the number contract (`docs/inference.md`) that a file of the model states: the newest,
+    /// unless the model has [`Gelu::Erf`] where GELU is quantized next. Then it is the oldest that has the
+    /// model's other features: 3 for a Swin V2, 2 for channels with their own scales and zero points, else 1.
     pub fn numbers(&self) -> u64 {
         let quantized_gelu =
             |linear| matches!(linear, Linear::Fc2(_)) && self.site(Site::Input(linear)).spec.enabled;
@@ -274,8 +279,9 @@ impl QuantizedModel {
         }
     }
 
-    /// Checks everything that the engine relies on: every parameter is present, has its shape and is finite; weights are
-    /// stored as the recipe says; every scale is positive and finite; every enabled activation has a range.
+    /// Checks everything that the engine relies on: every parameter is present, has its shape and is finite;
+    /// weights are stored as the recipe says; every scale is positive and finite; every enabled activation
+    /// has a range.
     ///
     /// # Errors
     /// The error names the tensor or site, and the next step.
@@ -365,8 +371,8 @@ pub fn amax_of(scale: f32) -> f32 {
     Int8::MAX * scale
 }
 
-/// The largest plausible scale of an activation or a weight. Values of a network that need a larger one would lose
-/// their squares, which norms sum in f32.
+/// The largest plausible scale of an activation or a weight. Values of a network that need a larger one would
+/// lose their squares, which norms sum in f32.
 pub const LARGEST_SCALE: f32 = 1e9;
 
 /// Checks that `amax` is usable as a range: positive, with a scale of at most [`LARGEST_SCALE`] and a finite

@@ -15,7 +15,8 @@ pub struct Source {
     pub file: String,
     /// SHA-256 of its bytes, hexadecimal.
     pub sha256: String,
-    /// Naming convention of its tensors: `microsoft`, `timm`, `hf`, `torchvision`, `ft`, `swinq`, or `random`.
+    /// Naming convention of its tensors: `microsoft`, `timm`, `hf`, `torchvision`, `ft`, `swinq`, or
+    /// `random`.
     pub dialect: String,
 }
 
@@ -31,8 +32,8 @@ pub struct CalibrationRecord {
     pub seed: u64,
     /// Images per batch; 1 for a backbone, unless the images of a batch are padded to a common size.
     pub batch_size: usize,
-    /// How the images of a backbone were resized, `keep`, `800x1344` or `short:800,long:1333`, and after that how they were padded, if
-    /// they were: `keep, padded to multiples of 32`.
+    /// How the images of a backbone were resized, `keep`, `800x1344` or `short:800,long:1333`, and after that
+    /// how they were padded, if they were: `keep, padded to multiples of 32`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sizing: Option<String>,
     /// The magnitude of the residual stream in float; absent if no image was read, and in older files.
@@ -120,7 +121,8 @@ impl fmt::Display for Chosen {
     }
 }
 
-/// The validation that chose a model among others. Its score on these images is therefore too high an estimate.
+/// The validation that chose a model among others. Its score on these images is therefore too high an
+/// estimate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Chosen {
@@ -133,8 +135,8 @@ pub struct Chosen {
     pub score: Score,
 }
 
-/// The score by which a validation compares the models of a training; more is better. In a document it is the key `top1` or
-/// `sqnr_db`.
+/// The score by which a validation compares the models of a training; more is better. In a document it is the
+/// key `top1` or `sqnr_db`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Score {
     /// Of a classifier: the fraction of the images that are classified correctly, 0 to 1.
@@ -171,8 +173,8 @@ pub struct Provenance {
     pub tool_version: String,
     /// The float checkpoint.
     pub source: Source,
-    /// The calibration; absent if none ran, because ranges were imported or given, or the model is in float. Its list of
-    /// images is empty if no image was needed, because the recipe fixes every range.
+    /// The calibration; absent if none ran, because ranges were imported or given, or the model is in float.
+    /// Its list of images is empty if no image was needed, because the recipe fixes every range.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationRecord>,
     /// The file of ranges that were imported; absent if they were calibrated or fixed by the recipe.
@@ -181,7 +183,8 @@ pub struct Provenance {
     /// The training after the calibration, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub training: Option<TrainingRecord>,
-    /// Where the class names come from, in words; absent if there are none or the float checkpoint holds them.
+    /// Where the class names come from, in words; absent if there are none or the float checkpoint holds
+    /// them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub labels_from: Option<String>,
 }

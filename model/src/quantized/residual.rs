@@ -13,12 +13,14 @@ use crate::site::BlockId;
 /// The largest finite f16.
 pub const F16_MAX: f32 = 65504.0;
 
-/// How many times the magnitude of a calibration has to fit f16, because other images have larger values. Of trained Swins, 50 to 250
-/// images reach up to 1.7 times as much as 8 of them, and images of noise, of flat colours and of stripes no more than photographs.
+/// How many times the magnitude of a calibration has to fit f16, because other images have larger values. Of
+/// trained Swins, 50 to 250 images reach up to 1.7 times as much as 8 of them, and images of noise, of flat
+/// colours and of stripes no more than photographs.
 pub const F16_MARGIN: f32 = 4.0;
 
-/// The largest magnitude of the residual stream in each block, one list for each stage: of the stream that the block reads, of the
-/// stream after each of its two additions, and of the results of the linear layers that write to it, before a norm.
+/// The largest magnitude of the residual stream in each block, one list for each stage: of the stream that
+/// the block reads, of the stream after each of its two additions, and of the results of the linear layers
+/// that write to it, before a norm.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ResidualRange(Vec<Vec<f32>>);
@@ -34,8 +36,8 @@ impl ResidualRange {
         (!stages.is_empty()).then_some(ResidualRange(stages))
     }
 
-    /// The magnitudes `found` at the layers of `config`, by its blocks. A stack of blocks has stages that merge only: a magnitude there
-    /// counts for the nearest block before it, or else behind it.
+    /// The magnitudes `found` at the layers of `config`, by its blocks. A stack of blocks has stages that
+    /// merge only: a magnitude there counts for the nearest block before it, or else behind it.
     pub fn by_block(config: &SwinConfig, found: &BTreeMap<BlockId, f32>) -> BTreeMap<BlockId, f32> {
         let depths = &config.depths;
         let last = |stage: usize| Some(BlockId { stage, block: depths[stage].checked_sub(1)? });
@@ -94,7 +96,8 @@ pub enum F16Residual {
         /// The magnitude in the calibration.
         largest: f32,
     },
-    /// The model does not state the magnitude: its calibration read no image or is of an older version, or it is in float.
+    /// The model does not state the magnitude: its calibration read no image or is of an older version, or it
+    /// is in float.
     Unknown,
 }
 
@@ -117,7 +120,8 @@ impl fmt::Display for F16Residual {
 }
 
 impl QuantizedModel {
-    /// Whether f16 holds the residual stream: [`F16_MARGIN`] times the magnitude of the calibration is at most [`F16_MAX`].
+    /// Whether f16 holds the residual stream: [`F16_MARGIN`] times the magnitude of the calibration is at
+    /// most [`F16_MAX`].
     pub fn f16_residual(&self) -> F16Residual {
         let range = self.provenance.calibration.as_ref().and_then(|record| record.residual.as_ref());
         match range.map(ResidualRange::largest) {

@@ -1,5 +1,5 @@
-//! The task and the outputs that a document states (`docs/quantized-checkpoint.md`, "Task and outputs"). Those that this version
-//! does not know are refused by name.
+//! The task and the outputs that a document states (`docs/quantized-checkpoint.md`, "Task and outputs").
+//! Those that this version does not know are refused by name.
 
 use serde_json::{Value, json};
 
@@ -12,8 +12,8 @@ const LOGITS: &str = "logits";
 const FEATURES: &str = "features";
 const STAGE: &str = "stage";
 
-/// Checks `task` and `outputs` of the `architecture` of a document of version 3. Those of a classifier are taken out, because
-/// [`SwinConfig`](crate::SwinConfig) does not state them.
+/// Checks `task` and `outputs` of the `architecture` of a document of version 3. Those of a classifier are
+/// taken out, because [`SwinConfig`](crate::SwinConfig) does not state them.
 ///
 /// # Errors
 /// The problem and the remedy: an unknown task, an unknown kind of output, or outputs of another task.

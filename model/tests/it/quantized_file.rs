@@ -132,7 +132,8 @@ fn backbones_round_trip() {
     refused(&["needs a newer swinq"], &|a| a["outputs"][0]["kind"] = json!("mask"));
 }
 
-/// The parts of a file: tensors by name, and the JSON. [`Parts::load`] assembles a file from them and reads it.
+/// The parts of a file: tensors by name, and the JSON. [`Parts::load`] assembles a file from them and reads
+/// it.
 #[derive(Clone)]
 struct Parts {
     tensors: BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>,

@@ -9,8 +9,8 @@ use super::{Lowering, Sizing};
 use crate::graph::Attribute;
 use crate::options::{ProbsForm, Target};
 
-/// The order of axes that puts the heads before the tokens: `[batch, windows, tokens, heads, channels]` becomes
-/// `[batch, windows, heads, tokens, channels]`.
+/// The order of axes that puts the heads before the tokens: `[batch, windows, tokens, heads, channels]`
+/// becomes `[batch, windows, heads, tokens, channels]`.
 const HEADS_FIRST: [i64; 5] = [0, 1, 3, 2, 4];
 /// The order for keys: `[batch, windows, heads, channels, tokens]`.
 const TRANSPOSED: [i64; 5] = [0, 1, 3, 4, 2];
@@ -24,7 +24,8 @@ struct Operand {
 }
 
 impl Lowering<'_> {
-    /// Attention `name` of the rows `qkv`, whose queries and keys are normalised here if `normalise` (Swin V2).
+    /// Attention `name` of the rows `qkv`, whose queries and keys are normalised here if `normalise` (Swin
+    /// V2).
     pub(super) fn attention(&mut self, name: &str, op: &Attention<'_>, qkv: &str, normalise: bool) -> String {
         let [q, k, v] = self.heads(name, op, qkv);
         let [q, k] = [("q", q), ("k", k)].map(|(which, x)| match normalise {
@@ -101,7 +102,8 @@ impl Lowering<'_> {
         self.graph.node("Div", &format!("{name}.unit"), &[x, &length], &[])
     }
 
-    /// Queries or keys through their site; `factor` is part of the value of a code. `order` puts the heads first.
+    /// Queries or keys through their site; `factor` is part of the value of a code. `order` puts the heads
+    /// first.
     fn operand(
         &mut self,
         site: &str,
@@ -117,8 +119,9 @@ impl Lowering<'_> {
                 let codes = self.quantize(site, &x, q.scale(), q.scale() * factor);
                 Operand { high: self.transpose(&heads, &codes, order), low: None }
             }
-            // Several nodes read the codes. ONNX Runtime copies DequantizeLinear for each, but not a Transpose behind it. On
-            // x86 the first operand of its INT8 products is unsigned, and it converts only codes with one reader.
+            // Several nodes read the codes. ONNX Runtime copies DequantizeLinear for each, but not a
+            // Transpose behind it. On x86 the first operand of its INT8 products is unsigned, and it converts
+            // only codes with one reader.
             Some(q) => {
                 let x = self.transpose(&heads, &x, order);
                 let unsigned = self.options.target == Target::Ort && *order == HEADS_FIRST;
@@ -130,8 +133,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// The second codes of queries or keys, in steps of 1/256 of a code: the codes of the first codes' error. Heads with one
-    /// code have zeros here, which leaves their product as it is.
+    /// The second codes of queries or keys, in steps of 1/256 of a code: the codes of the first codes' error.
+    /// Heads with one code have zeros here, which leaves their product as it is.
     fn lo_codes(&mut self, site: &str, op: &Attention<'_>, [x, high]: [&str; 2], scale: f32) -> String {
         let mut rest = self.graph.node("Sub", &format!("{site}.error"), &[x, high], &[]);
         if op.hi_lo.contains(&false) {

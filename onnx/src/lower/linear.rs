@@ -24,8 +24,8 @@ impl Lowering<'_> {
         } else if let Some(sums) = &correction {
             bias.iter_mut().zip(sums).for_each(|(bias, sum)| *bias += sum);
         }
-        // The product of a reduction is the residual, which several nodes read. ONNX Runtime gives up the INT8 product if one of
-        // them is QuantizeLinear, unless another node comes first.
+        // The product of a reduction is the residual, which several nodes read. ONNX Runtime gives up the
+        // INT8 product if one of them is QuantizeLinear, unless another node comes first.
         let is_residual = op.is_int8() && matches!(op.layer, swinq_model::Linear::Reduction(_));
         if is_residual || bias.iter().any(|bias| *bias != 0.0) {
             y = self.add_row(&layer, &y, &bias);
@@ -33,8 +33,8 @@ impl Lowering<'_> {
         Ok(if op.gelu.is_some() { self.gelu(&layer, y) } else { y })
     }
 
-    /// `y` plus a row. The constant is `[1, 1, columns]`: ONNX Runtime makes a float Gemm of a MatMul and an Add of
-    /// `[columns]`, and would lose the INT8 product.
+    /// `y` plus a row. The constant is `[1, 1, columns]`: ONNX Runtime makes a float Gemm of a MatMul and an
+    /// Add of `[columns]`, and would lose the INT8 product.
     fn add_row(&mut self, name: &str, y: &str, row: &[f32]) -> String {
         let row = self.graph.floats(&format!("{name}.bias"), &[1, 1, row.len()], row);
         self.graph.node("Add", name, &[y, &row], &[])
@@ -55,8 +55,8 @@ impl Lowering<'_> {
         let per_channel = codes.scales.len() > 1;
         let shape = if per_channel { &[op.n][..] } else { &[] };
         let scale = self.graph.scales(&format!("{name}.scale"), shape, &codes.scales);
-        // ONNX Runtime makes codes of weights unsigned where INT8 sums would saturate. It changes the zero point with them, and
-        // fails where two weights share one.
+        // ONNX Runtime makes codes of weights unsigned where INT8 sums would saturate. It changes the zero
+        // point with them, and fails where two weights share one.
         let zero = self.graph.codes(&format!("{name}.zero"), shape, &vec![0; codes.scales.len()]);
         let axis: &[Attribute<'_>] = if per_channel { &[Attribute::Int("axis", 0)] } else { &[] };
         let weight = self.graph.node("DequantizeLinear", &name, &[&constant, &scale, &zero], axis);
@@ -81,13 +81,15 @@ impl Lowering<'_> {
 
     /// Codes with a scale and a zero point for each channel, for a product that runs in INT8.
     ///
-    /// The weight includes the factors `f` of the scales, so the product has one scale `s`. Runtimes have INT8 products
-    /// for codes with one scale only, so the graph divides by the factors and adds the zero points first:
+    /// The weight includes the factors `f` of the scales, so the product has one scale `s`. Runtimes have
+    /// INT8 products for codes with one scale only, so the graph divides by the factors and adds the zero
+    /// points first:
     ///
     /// ```text
     /// code = round(x / (s f) + z) = round((x / f + z s) / s)
     /// ```
-    /// The linear layer subtracts the zero points' part of the sums ([`zero_point_sums`]). The values of the codes are f16 if `half`.
+    /// The linear layer subtracts the zero points' part of the sums ([`zero_point_sums`]). The values of the
+    /// codes are f16 if `half`.
     pub(super) fn channel_codes(
         &mut self,
         site: &str,
@@ -117,7 +119,8 @@ impl Lowering<'_> {
         scale.expect("codes with scales of channels are the input of an INT8 product")
     }
 
-    /// The values of codes with a scale and a zero point for each channel, for a product that runs in float, in f16 if `half`.
+    /// The values of codes with a scale and a zero point for each channel, for a product that runs in float,
+    /// in f16 if `half`.
     pub(super) fn channel_fake(
         &mut self,
         site: &str,

@@ -1,7 +1,8 @@
 //! Turns the steps of a plan into nodes.
 //!
-//! A value of the graph is `[batch, rows, columns]` of the plan's tensor, always float: a tensor that the plan holds as
-//! codes is the value behind QuantizeLinear and DequantizeLinear here, and the runtime fuses these with the product.
+//! A value of the graph is `[batch, rows, columns]` of the plan's tensor, always float: a tensor that the
+//! plan holds as codes is the value behind QuantizeLinear and DequantizeLinear here, and the runtime fuses
+//! these with the product.
 
 mod attention;
 mod grid;
@@ -32,8 +33,8 @@ pub(crate) enum Sizing<'a> {
     Free(&'a SizeRules),
 }
 
-/// The graph of `plan`, named `name`, for images of the sizes `sizing`. `mean` and `std` normalise the pixels. In an f16 graph the
-/// residual stream is f32 if `f32_residual`.
+/// The graph of `plan`, named `name`, for images of the sizes `sizing`. `mean` and `std` normalise the
+/// pixels. In an f16 graph the residual stream is f32 if `f32_residual`.
 pub(crate) fn lower(
     (plan, sizing): (&Plan<'_>, Sizing<'_>),
     name: &str,
@@ -184,8 +185,8 @@ impl Lowering<'_> {
         self.options.fp16 && !self.residual.contains(&tensor.0)
     }
 
-    /// Whether the values are f16 behind the site of the result of `step`: those of the residual, and operands of products
-    /// that are added to it, are not, and neither are maps, which are f32 outputs.
+    /// Whether the values are f16 behind the site of the result of `step`: those of the residual, and
+    /// operands of products that are added to it, are not, and neither are maps, which are f32 outputs.
     fn stores_half(&self, index: usize, step: &Step<'_>) -> bool {
         let is_map = |output: &Output| output.tensor == step.output && output.kind != OutputKind::Logits;
         let product = self.reader(index, step).map_or(step.output, |reader| reader.output);
@@ -211,7 +212,8 @@ impl Lowering<'_> {
     fn store(&mut self, index: usize, step: &Step<'_>, x: String) -> Result<String, OnnxError> {
         let half = self.stores_half(index, step);
         match &step.store {
-            // The parts are the sites of queries, keys and values, which attention passes its operands through.
+            // The parts are the sites of queries, keys and values, which attention passes its operands
+            // through.
             Store::Codes(parts) if parts.len() > 1 => Ok(x),
             Store::F32 | Store::Residual { .. } => Ok(self.cast(x, half)),
             Store::Fake(q) => Ok(self.quantize_for(&self.site(index, step), &x, q.scale(), half)),
@@ -235,7 +237,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// The rows of a branch's end: back in the order of the tokens, and added to the residual, if the step adds to it.
+    /// The rows of a branch's end: back in the order of the tokens, and added to the residual, if the step
+    /// adds to it.
     fn finish_branch(
         &mut self,
         index: usize,
@@ -256,7 +259,8 @@ impl Lowering<'_> {
         Ok(self.graph.node("Add", &sum, &[&residual, &y], &[]))
     }
 
-    /// QuantizeLinear and DequantizeLinear at `site`: codes in steps of `scale`, which stand for multiples of `meaning`.
+    /// QuantizeLinear and DequantizeLinear at `site`: codes in steps of `scale`, which stand for multiples of
+    /// `meaning`.
     fn quantize(&mut self, site: &str, x: &str, scale: f32, meaning: f32) -> String {
         let (zero, half) = (self.graph.zero_s8(), self.graph.is_half());
         self.quantize_to(site, x, scale, (meaning, half), &zero)
@@ -268,8 +272,8 @@ impl Lowering<'_> {
         self.quantize_to(site, x, scale, (scale, half), &zero)
     }
 
-    /// Codes of `x` in steps of `scale` and of the type of the zero point `zero`, and their values, multiples of `meaning`, which are
-    /// f16 if `half`.
+    /// Codes of `x` in steps of `scale` and of the type of the zero point `zero`, and their values, multiples
+    /// of `meaning`, which are f16 if `half`.
     fn quantize_to(
         &mut self,
         site: &str,

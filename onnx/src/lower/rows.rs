@@ -165,8 +165,8 @@ impl Lowering<'_> {
         let mut places = self.range(&part("tokens"), 0, &axis.side);
         if shifted {
             let period = if shifts_first { &axis.side } else { &axis.padded };
-            // Runtimes differ in remainders of negative numbers: a grid that is shifted first may be shorter than the
-            // shift.
+            // Runtimes differ in remainders of negative numbers: a grid that is shifted first may be shorter
+            // than the shift.
             let shift = match shifts_first {
                 true => self.arithmetic("Mod", &part("shift"), &axis.shift, period),
                 false => axis.shift.clone(),

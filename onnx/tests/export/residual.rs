@@ -70,8 +70,8 @@ fn every_recipe_of_every_architecture_has_an_f32_residual() {
     );
 }
 
-/// The residual additions are f32: their operands come from f32 constants only, which the structural check compares. Products of
-/// branches have as many codes as without an f32 residual.
+/// The residual additions are f32: their operands come from f32 constants only, which the structural check
+/// compares. Products of branches have as many codes as without an f32 residual.
 fn check_types(model: &QuantizedModel, found: &ModelProto) {
     let constants: BTreeMap<&str, i32> =
         graph(found).initializer.iter().map(|tensor| (tensor.name(), tensor.data_type())).collect();

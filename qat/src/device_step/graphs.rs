@@ -66,7 +66,8 @@ impl DeviceStep {
             }
             Err(error) => {
                 self.stop_recording(failure.map_or_else(|| error.to_string(), |error| error.to_string()));
-                // What was freed while it failed left an error behind, which the next use of the device would return.
+                // What was freed while it failed left an error behind, which the next use of the device would
+                // return.
                 let _ = device.cuda_stream().context().check_err();
                 Ok(false)
             }

@@ -8,7 +8,8 @@ use super::{DeviceStep, Pass, PassInputs};
 use crate::error::QatError;
 
 impl DeviceStep {
-    /// The gradients of the maps that have a weight in the loss, with their ids. The loss is stored or added on the device.
+    /// The gradients of the maps that have a weight in the loss, with their ids. The loss is stored or added
+    /// on the device.
     pub(super) fn loss_of_maps(
         &self,
         maps: &[Tensor],

@@ -20,7 +20,8 @@ pub(super) struct Sink<'a> {
     known: &'a BTreeSet<String>,
     /// Whether no other gradients exist.
     settled: bool,
-    /// For each bucket the gradients that are missing; it is exchanged when there are none. Empty if that is not known.
+    /// For each bucket the gradients that are missing; it is exchanged when there are none. Empty if that is
+    /// not known.
     missing: Vec<usize>,
     sent: usize,
     /// The parameters whose first gradient this is.
@@ -28,7 +29,8 @@ pub(super) struct Sink<'a> {
 }
 
 impl<'a> Sink<'a> {
-    /// For a pass of `student`. The gradients of `known` parameters exist; `settled` says that there are no others.
+    /// For a pass of `student`. The gradients of `known` parameters exist; `settled` says that there are no
+    /// others.
     pub fn new(
         student: &Student,
         pass: Pass,

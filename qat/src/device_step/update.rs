@@ -14,8 +14,8 @@ use crate::scales::LIMIT;
 use crate::student::{Student, decays, is_scale};
 
 impl DeviceStep {
-    /// Finds the parameters that have a gradient in any process. Call it after the passes of an iteration; only the first
-    /// call does anything. `sum` adds values over all processes.
+    /// Finds the parameters that have a gradient in any process. Call it after the passes of an iteration;
+    /// only the first call does anything. `sum` adds values over all processes.
     pub fn settle(
         &mut self,
         student: &Student,
@@ -35,8 +35,8 @@ impl DeviceStep {
         Ok(())
     }
 
-    /// The update of the parameters, unless something is not finite or the loss is too high. Call [`DeviceStep::settle`]
-    /// before.
+    /// The update of the parameters, unless something is not finite or the loss is too high. Call
+    /// [`DeviceStep::settle`] before.
     pub fn update(&mut self, student: &Student, job: &Job) -> Result<(), QatError> {
         let (_, values) = student.flat().expect("the student is on a GPU");
         let kinds = self.kinds.as_ref().expect("settled before");
@@ -63,7 +63,8 @@ impl DeviceStep {
         Ok(())
     }
 
-    /// Waits for the iteration, and reads its result. `waiting` is called now and then meanwhile; its error ends the wait.
+    /// Waits for the iteration, and reads its result. `waiting` is called now and then meanwhile; its error
+    /// ends the wait.
     pub fn outcome(
         &mut self,
         waiting: &mut dyn FnMut() -> Result<(), QatError>,

@@ -13,8 +13,8 @@ use super::values::Device;
 /// The number of processes among the keys of an identity, if it is not 1.
 const PROCESSES: &str = "processes";
 
-/// Keys and sections that have no effect on the trained model: outputs, observation, and cost. The rules for images of the model in
-/// use are contents.
+/// Keys and sections that have no effect on the trained model: outputs, observation, and cost. The rules for
+/// images of the model in use are contents.
 const WITHOUT_INFLUENCE: [&str; 14] = [
     "orientation",
     "channels",

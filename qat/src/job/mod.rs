@@ -66,21 +66,23 @@ pub struct Job {
     /// Configuration of a bare float checkpoint: a shipped name, or a YAML file in Microsoft's keys. Default:
     /// the checkpoint's own description.
     pub cfg: Option<String>,
-    /// Overrides of keys of that configuration or, without `cfg`, of the checkpoint's own description, such as
-    /// `{MODEL.NUM_CLASSES: 10}`. Default: none.
+    /// Overrides of keys of that configuration or, without `cfg`, of the checkpoint's own description, such
+    /// as `{MODEL.NUM_CLASSES: 10}`. Default: none.
     pub opts: BTreeMap<String, Value>,
-    /// The beginning of the names of the network's tensors, if the float checkpoints have other tensors too. Default: none.
+    /// The beginning of the names of the network's tensors, if the float checkpoints have other tensors too.
+    /// Default: none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
-    /// The key of the state dictionary, if the float checkpoints have several. Default: as for `swinq calibrate`.
+    /// The key of the state dictionary, if the float checkpoints have several. Default: as for
+    /// `swinq calibrate`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<String>,
-    /// The family whose preprocessing the float checkpoints get: `ms`, `timm`, `torchvision` or `hf`. Default: that of the
-    /// configuration or of the folder.
+    /// The family whose preprocessing the float checkpoints get: `ms`, `timm`, `torchvision` or `hf`.
+    /// Default: that of the configuration or of the folder.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transform: Option<String>,
-    /// Whether images are turned as their files state: `exif` or `stored`. Default: the rule of `model`, else that of the
-    /// library that reads such checkpoints.
+    /// Whether images are turned as their files state: `exif` or `stored`. Default: the rule of `model`, else
+    /// that of the library that reads such checkpoints.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub orientation: Option<String>,
     /// The order of the channels before the network: `rgb` or `bgr`. Default: that of `model`, else `rgb`.
@@ -102,8 +104,8 @@ pub struct Job {
     pub batch_size: usize,
     /// Batches per iteration on each process; the gradients of all are averaged. 1 to 65536. Default 1.
     pub accumulate: usize,
-    /// Whether the backward pass recomputes activations instead of keeping them: less memory, more time, the same model.
-    /// Default false.
+    /// Whether the backward pass recomputes activations instead of keeping them: less memory, more time, the
+    /// same model. Default false.
     pub recompute: bool,
     /// Seed of the images' order, augmentation, DropPath and random weights. Default 0.
     pub seed: u64,
@@ -259,8 +261,8 @@ impl Job {
         self.schedule_length_on(1, images)
     }
 
-    /// The length of the run over `images` training images on several processes, each of which computes `accumulate` batches of
-    /// an iteration.
+    /// The length of the run over `images` training images on several processes, each of which computes
+    /// `accumulate` batches of an iteration.
     pub fn schedule_length_on(&self, processes: usize, images: usize) -> ScheduleLength {
         ScheduleLength::new(self.length(), images, self.batch_size * self.accumulate * processes)
     }

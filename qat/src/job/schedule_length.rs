@@ -9,9 +9,9 @@ pub enum Length {
     Iterations(u64),
 }
 
-/// The length of a run over a known number of images. Every iteration uses the same number of images, `batch_size * accumulate`
-/// on each process, because batches cross the ends of epochs: iteration `i` starts with image `i * images_per_iteration` of the
-/// concatenated epochs.
+/// The length of a run over a known number of images. Every iteration uses the same number of images,
+/// `batch_size * accumulate` on each process, because batches cross the ends of epochs: iteration `i` starts
+/// with image `i * images_per_iteration` of the concatenated epochs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduleLength {
     images: u64,

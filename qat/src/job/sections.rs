@@ -107,14 +107,15 @@ pub struct ScheduleKeys {
     pub kind: ScheduleKind,
 }
 
-/// Whether a key is off. Keys that are younger than the first trainings are left out of what is written where they are off, so
-/// that older trainings can be resumed.
+/// Whether a key is off. Keys that are younger than the first trainings are left out of what is written where
+/// they are off, so that older trainings can be resumed.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_zero(x: &f64) -> bool {
     *x == 0.0
 }
 
-/// `loss`: a sum of parts, each with its weight. Labels and divergence are for classifiers, outputs for backbones.
+/// `loss`: a sum of parts, each with its weight. Labels and divergence are for classifiers, outputs for
+/// backbones.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LossKeys {
@@ -131,7 +132,8 @@ pub struct LossKeys {
     /// Weight of the relative error of a backbone's outputs against the teacher's, at least 0. Default 0.
     #[serde(skip_serializing_if = "is_zero")]
     pub outputs: f64,
-    /// Weights of single outputs among them, by name (`stage1`), at least 0; the others have 1. Default: none.
+    /// Weights of single outputs among them, by name (`stage1`), at least 0; the others have 1. Default:
+    /// none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub output_weights: BTreeMap<String, f64>,
     /// Weight of the mean squared difference to the teacher's block outputs, at least 0. Default 0.
@@ -158,7 +160,8 @@ impl LossKeys {
         self.kl > 0.0 || self.outputs > 0.0 || self.features > 0.0
     }
 
-    /// The share of each output of the backbone `config` in the loss of the outputs; their sum is 1, unless all weights are 0.
+    /// The share of each output of the backbone `config` in the loss of the outputs; their sum is 1, unless
+    /// all weights are 0.
     pub fn weights_of(&self, config: &SwinConfig) -> Vec<f64> {
         let weight = |name: &String| self.output_weights.get(name).copied().unwrap_or(1.0);
         let weights: Vec<f64> = config.outputs.iter().map(|output| weight(&output.name)).collect();
@@ -167,7 +170,8 @@ impl LossKeys {
     }
 }
 
-/// `mixing`: how pairs of images of a batch are mixed. Off by default; then it is left out of what is written.
+/// `mixing`: how pairs of images of a batch are mixed. Off by default; then it is left out of what is
+/// written.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MixingKeys {
@@ -207,7 +211,8 @@ pub struct ValidateKeys {
     pub limit: Option<usize>,
     /// Images per batch, 1 to 65536. Default 64.
     pub batch_size: usize,
-    /// The size of a backbone's validation images: a text that swinq's option `--size` takes. Default `keep`, the images' own.
+    /// The size of a backbone's validation images: a text that swinq's option `--size` takes. Default `keep`,
+    /// the images' own.
     #[serde(skip_serializing_if = "is_keep")]
     pub size: String,
 }

@@ -13,8 +13,8 @@ impl Job {
     /// Checks that the job's keys suit the task of the network `config`.
     ///
     /// # Errors
-    /// [`JobError::Key`]: labels, classes or mixed labels for a backbone; outputs or sizes for a classifier; an output that the
-    /// backbone does not have.
+    /// [`JobError::Key`]: labels, classes or mixed labels for a backbone; outputs or sizes for a classifier;
+    /// an output that the backbone does not have.
     pub fn check_network(&self, config: &SwinConfig) -> Result<(), JobError> {
         let (what, unfit) = match config.is_backbone() {
             true => ("a backbone", self.keys_of_classifiers()),

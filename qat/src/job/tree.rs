@@ -188,8 +188,9 @@ pub(super) const SYNONYMS: [(&str, &str); 15] = [
     ("use_checkpoint", "recompute"),
 ];
 
-/// The known key most similar to the unknown `key`: the part of `key` that is a known value if there is one; else the key
-/// that others call so; else the key with the most similar last part, then the most similar path.
+/// The known key most similar to the unknown `key`: the part of `key` that is a known value if there is one;
+/// else the key that others call so; else the key with the most similar last part, then the most similar
+/// path.
 fn nearest_key(key: &str, schema: &Value) -> String {
     let known = keys(schema);
     let above = key.match_indices('.').map(|(at, _)| &key[..at]);

@@ -31,8 +31,8 @@ pub struct IterationRecord {
     pub top1: Option<f64>,
     /// Training images per second since the previous record.
     pub images_per_second: f64,
-    /// Images per second that the threads of the loader can give, with all of them at work: those of this process,
-    /// times the number of processes. Measured on the images loaded since the previous record.
+    /// Images per second that the threads of the loader can give, with all of them at work: those of this
+    /// process, times the number of processes. Measured on the images loaded since the previous record.
     pub loader_images_per_second: Option<f64>,
     /// Fraction of the time since the previous record in which the training waited for images, 0 to 1.
     pub loader_wait: Option<f64>,
@@ -49,7 +49,8 @@ pub struct ValidationRecord {
     pub epoch: f64,
     /// Number of images.
     pub images: u64,
-    /// The fraction of the images whose label had the highest score, 0 to 1, or the mean SQNR of a backbone's outputs.
+    /// The fraction of the images whose label had the highest score, 0 to 1, or the mean SQNR of a backbone's
+    /// outputs.
     pub score: Score,
     /// Fraction of the images whose label was among the five highest scores.
     pub top5: Option<f64>,
@@ -114,8 +115,8 @@ impl Record {
         }
     }
 
-    /// Every number except the iteration, in the order of the JSON line. Younger keys than the first logs' are absent where they
-    /// do not apply.
+    /// Every number except the iteration, in the order of the JSON line. Younger keys than the first logs'
+    /// are absent where they do not apply.
     fn values(&self) -> Vec<(String, Option<f64>)> {
         let named = |values: Vec<(&str, Option<f64>)>| -> Vec<(String, Option<f64>)> {
             values.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()

@@ -1,4 +1,5 @@
-//! Gradients in buckets: the ranks add the gradients of the last layers while the backward pass computes those of the first.
+//! Gradients in buckets: the ranks add the gradients of the last layers while the backward pass computes
+//! those of the first.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -8,11 +9,12 @@ use candle_core::{Device, Result, Tensor, bail};
 /// Values of a bucket, about: 4 MiB.
 const VALUES: usize = 1 << 20;
 
-/// The gradients of some parameters, one after the other, and then for each parameter the number of ranks that have a gradient
-/// of it (a batch whose images were all left out as corrupt has none).
+/// The gradients of some parameters, one after the other, and then for each parameter the number of ranks
+/// that have a gradient of it (a batch whose images were all left out as corrupt has none).
 pub type Bucket = Vec<f32>;
 
-/// Which gradient stands where. It follows from the names and shapes of the parameters, so that all ranks have the same.
+/// Which gradient stands where. It follows from the names and shapes of the parameters, so that all ranks
+/// have the same.
 #[derive(Debug)]
 pub struct Layout {
     /// The parameters of each bucket, in order.
@@ -78,7 +80,8 @@ impl Layout {
         vec![0.0; values(slots) + slots.len()]
     }
 
-    /// The gradients in `buckets` by name, on `device`; parameters without a gradient on any rank are left out.
+    /// The gradients in `buckets` by name, on `device`; parameters without a gradient on any rank are left
+    /// out.
     ///
     /// # Errors
     /// Errors of candle.
@@ -101,8 +104,9 @@ fn values(slots: &[Slot]) -> usize {
     slots.last().map_or(0, |slot| slot.start + slot.len)
 }
 
-/// Sorts parameters by the time at which the backward pass finishes their gradients: head, last norm, stages with the norms of
-/// their outputs and their blocks from the last to the first, patch embedding. A parameter at another place would only delay its bucket.
+/// Sorts parameters by the time at which the backward pass finishes their gradients: head, last norm, stages
+/// with the norms of their outputs and their blocks from the last to the first, patch embedding. A parameter
+/// at another place would only delay its bucket.
 fn distance_from_loss(name: &str) -> (usize, usize, usize, &str) {
     let path = name.strip_prefix(crate::scales::RATIO).unwrap_or(name);
     let number = |after: &str| -> Option<usize> {
@@ -120,7 +124,8 @@ fn distance_from_loss(name: &str) -> (usize, usize, usize, &str) {
     }
 }
 
-/// Fills buckets with the gradients of a backward pass, and sends each bucket as soon as it and those before it are full.
+/// Fills buckets with the gradients of a backward pass, and sends each bucket as soon as it and those before
+/// it are full.
 pub struct Filler<'a> {
     layout: &'a Layout,
     sender: Sender<Bucket>,

@@ -38,9 +38,9 @@ pub struct Rendezvous {
 }
 
 impl Rendezvous {
-    /// The rendezvous of the rank that `info` describes. Later, a rank is taken to hang if it sends nothing for `timeout` (rank
-    /// 0: twice as long, because it may be waiting for another). Rank 0 listens from now on; with port 0, on a free port, which
-    /// [`Rendezvous::info`] then states.
+    /// The rendezvous of the rank that `info` describes. Later, a rank is taken to hang if it sends nothing
+    /// for `timeout` (rank 0: twice as long, because it may be waiting for another). Rank 0 listens from now
+    /// on; with port 0, on a free port, which [`Rendezvous::info`] then states.
     ///
     /// # Errors
     /// [`RankError::Connect`] if the address is unknown or in use.
@@ -211,8 +211,9 @@ fn check(hello: &Hello, job: &Identity) -> Result<(), String> {
     hello.job.check_resumes(job).map_err(|error| format!("has another job: {error}"))
 }
 
-/// Listens on `port`: for this machine alone if `host` is this machine's loopback address by name or number, else on all of
-/// its addresses, because the name of a machine may stand for another of them here than elsewhere.
+/// Listens on `port`: for this machine alone if `host` is this machine's loopback address by name or number,
+/// else on all of its addresses, because the name of a machine may stand for another of them here than
+/// elsewhere.
 fn listen(host: &str, port: u16) -> std::io::Result<TcpListener> {
     let loopback = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     if loopback {

@@ -1,7 +1,8 @@
 //! A connection to another rank: messages over TCP.
 //!
-//! A message is a header of 16 bytes and its content. The header holds the magic number `SWRK`, the kind of the message (one
-//! byte), three zero bytes, and the length of the content (u64). All numbers are little-endian.
+//! A message is a header of 16 bytes and its content. The header holds the magic number `SWRK`, the kind of
+//! the message (one byte), three zero bytes, and the length of the content (u64). All numbers are
+//! little-endian.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -50,7 +51,8 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// A connection to `rank`. The other side is taken to hang if it sends nothing, or takes nothing, for `timeout`.
+    /// A connection to `rank`. The other side is taken to hang if it sends nothing, or takes nothing, for
+    /// `timeout`.
     pub(super) fn new(stream: TcpStream, rank: usize, timeout: Duration) -> Result<Connection, RankError> {
         let address = stream.peer_addr().map_or_else(|_| "unknown address".to_owned(), |a| a.to_string());
         let mut connection = Connection { stream, rank, address, timeout };
@@ -79,7 +81,8 @@ impl Connection {
         sent.map_err(|error| self.write_error(&error))
     }
 
-    /// The content of the next message, which must be of the kind `wanted`, into `content`, whose length it must have.
+    /// The content of the next message, which must be of the kind `wanted`, into `content`, whose length it
+    /// must have.
     pub(super) fn receive_into(&mut self, wanted: Kind, content: &mut [u8]) -> Result<(), RankError> {
         let length = self.header(wanted)?;
         if length != content.len() as u64 {
@@ -158,8 +161,8 @@ impl Connection {
         let _ = self.send(Kind::End, &reason.as_bytes()[..end]);
     }
 
-    /// The error of a failed write. A rank that ends sends its reason before it closes the connection, so that the reason may
-    /// be there to read.
+    /// The error of a failed write. A rank that ends sends its reason before it closes the connection, so
+    /// that the reason may be there to read.
     fn write_error(&mut self, error: &std::io::Error) -> RankError {
         let found = self.error(error);
         if !matches!(found, RankError::Gone { .. }) {

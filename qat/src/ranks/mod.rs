@@ -1,10 +1,12 @@
 //! Data-parallel training on several processes (ranks), which exchange gradients over TCP.
 //!
-//! Every rank trains a copy of the model on batches of its own. The gradients of all ranks are added in the order of the
-//! ranks, by rank 0, and every rank applies the same update. So all copies keep the same bits. Rank 0 also validates, and writes every
-//! file. For a fixed number of ranks the result has the same bits in every run on the CPU.
+//! Every rank trains a copy of the model on batches of its own. The gradients of all ranks are added in the
+//! order of the ranks, by rank 0, and every rank applies the same update. So all copies keep the same bits.
+//! Rank 0 also validates, and writes every file. For a fixed number of ranks the result has the same bits in
+//! every run on the CPU.
 //!
-//! Each rank has one connection, to rank 0. Connections are neither authenticated nor encrypted, as in PyTorch.
+//! Each rank has one connection, to rank 0. Connections are neither authenticated nor encrypted, as in
+//! PyTorch.
 
 mod buckets;
 mod connect;
@@ -55,8 +57,8 @@ impl ProcessGroup {
         self.info.is_first()
     }
 
-    /// Replaces `values` with their sums over all ranks, added in the order of the ranks. Every rank must call this with the
-    /// same number of values.
+    /// Replaces `values` with their sums over all ranks, added in the order of the ranks. Every rank must
+    /// call this with the same number of values.
     ///
     /// # Errors
     /// A rank that is gone or silent, or that ended the training.
@@ -81,8 +83,8 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// [`ProcessGroup::sum`] of each of the `count` buckets that come from `buckets`. Ends without a result if the sender is
-    /// dropped before it has sent them all.
+    /// [`ProcessGroup::sum`] of each of the `count` buckets that come from `buckets`. Ends without a result
+    /// if the sender is dropped before it has sent them all.
     ///
     /// # Errors
     /// The errors of [`ProcessGroup::sum`].
@@ -95,8 +97,9 @@ impl ProcessGroup {
         Ok(sums)
     }
 
-    /// Runs `work` on rank 0 only, and returns its result on every rank. Meanwhile rank 0 sends the others heartbeat messages, so
-    /// that the work may take longer than the time limit. A failure on rank 0 is left to [`ProcessGroup::end`] to tell.
+    /// Runs `work` on rank 0 only, and returns its result on every rank. Meanwhile rank 0 sends the others
+    /// heartbeat messages, so that the work may take longer than the time limit. A failure on rank 0 is left
+    /// to [`ProcessGroup::end`] to tell.
     ///
     /// # Errors
     /// The error of `work` on rank 0; a rank that is gone or silent, or that ended the training.
@@ -153,7 +156,8 @@ impl ProcessGroup {
         })
     }
 
-    /// Looks, without waiting, whether another rank has ended, or whether this one has waited for `waited` and thus too long.
+    /// Looks, without waiting, whether another rank has ended, or whether this one has waited for `waited`
+    /// and thus too long.
     ///
     /// # Errors
     /// The rank that is gone or silent, or its reason for ending the training.

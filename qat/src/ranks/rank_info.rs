@@ -35,10 +35,10 @@ impl RankInfo {
         self.rank == 0
     }
 
-    /// The rank that the environment states by the variables of PyTorch's launcher, torchrun: `RANK`, `WORLD_SIZE`,
-    /// `MASTER_ADDR`, `MASTER_PORT` and, for the GPU, `LOCAL_RANK` and `LOCAL_WORLD_SIZE`. `None` if neither `RANK` nor
-    /// `WORLD_SIZE` is set. torchrun itself listens on `MASTER_PORT`, and says so by `TORCHELASTIC_USE_AGENT_STORE`; rank 0
-    /// then waits on the port after it.
+    /// The rank that the environment states by the variables of PyTorch's launcher, torchrun: `RANK`,
+    /// `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` and, for the GPU, `LOCAL_RANK` and `LOCAL_WORLD_SIZE`.
+    /// `None` if neither `RANK` nor `WORLD_SIZE` is set. torchrun itself listens on `MASTER_PORT`, and says
+    /// so by `TORCHELASTIC_USE_AGENT_STORE`; rank 0 then waits on the port after it.
     ///
     /// # Errors
     /// [`RankError::Environment`] for a variable that is missing or has an impossible value.

@@ -14,7 +14,8 @@ use crate::mixing::Partners;
 pub(super) type Seeds = Vec<(TensorId, Tensor)>;
 
 impl Student {
-    /// The loss of the batch whose forward pass gave `outputs`, and the gradients of the outputs and of the blocks.
+    /// The loss of the batch whose forward pass gave `outputs`, and the gradients of the outputs and of the
+    /// blocks.
     pub(super) fn losses(
         &mut self,
         keys: &LossKeys,

@@ -15,8 +15,8 @@ use crate::error::QatError;
 /// The teacher's outputs for a batch.
 #[derive(Debug)]
 pub struct TeacherOutput {
-    /// The network's outputs ([`Swin::outputs`]). They stay on the device, so that the host does not wait for the teacher
-    /// before it starts the student.
+    /// The network's outputs ([`Swin::outputs`]). They stay on the device, so that the host does not wait for
+    /// the teacher before it starts the student.
     pub outputs: Vec<Tensor>,
     /// The blocks' outputs, if the loss compares them.
     pub features: BTreeMap<BlockId, Tensor>,
@@ -46,7 +46,8 @@ impl Sites for BlockOutputs {
 }
 
 impl Teacher {
-    /// The network of `model`; `features` says whether the loss compares the blocks' outputs. On a GPU the operations are `ops`.
+    /// The network of `model`; `features` says whether the loss compares the blocks' outputs. On a GPU the
+    /// operations are `ops`.
     ///
     /// # Errors
     /// The errors of [`Swin::new`].

@@ -57,8 +57,8 @@ impl OnDevice {
 }
 
 impl Trainer {
-    /// Whether iterations run without the host: on a GPU, without the feature loss, which the host computes, and on several
-    /// processes with NCCL on all of them.
+    /// Whether iterations run without the host: on a GPU, without the feature loss, which the host computes,
+    /// and on several processes with NCCL on all of them.
     pub(super) fn iterates_on_device(&mut self) -> Result<bool, QatError> {
         if let Some(decided) = self.on_device.decided {
             return Ok(decided);
@@ -162,8 +162,8 @@ impl Trainer {
         self.conclude(step, &outcome, labelled, source)
     }
 
-    /// The pass over a batch: as a graph if all processes that exchange gradients in it can, because NCCL's sums must be in
-    /// graphs on all of them or on none.
+    /// The pass over a batch: as a graph if all processes that exchange gradients in it can, because NCCL's
+    /// sums must be in graphs on all of them or on none.
     fn pass(&mut self, step: &mut DeviceStep, loaded: &Loaded, pass: Pass) -> Result<(), QatError> {
         let (group, count) = (&mut self.group, loaded.batch.len());
         let share = 1.0 / (self.job.accumulate * group.size()) as f64;
@@ -218,7 +218,8 @@ impl Trainer {
         Ok(Loaded { number, batch, partners, staged: false })
     }
 
-    /// Reads the batch after `part`, while the GPU computes. An error is that of the iteration that needs the batch.
+    /// Reads the batch after `part`, while the GPU computes. An error is that of the iteration that needs the
+    /// batch.
     fn read_ahead(&mut self, step: &mut DeviceStep, source: &mut dyn BatchSource, part: usize) {
         let iteration = self.progress.iteration;
         let number = match part + 1 < self.job.accumulate {

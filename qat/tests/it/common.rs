@@ -10,8 +10,8 @@ pub use swinq_testing::model::{
     StripedImages as Images, odd, padded, random, random_channels, second, second_padded, shifted,
 };
 
-/// `float`, calibrated on images of `source`. A shipped recipe leaves the float weights as they are, from which the tests
-/// compute what they expect.
+/// `float`, calibrated on images of `source`. A shipped recipe leaves the float weights as they are, from
+/// which the tests compute what they expect.
 pub fn calibrated(float: &FloatModel, recipe: &str, source: &mut Images) -> QuantizedModel {
     let recipe = match Recipe::shipped(recipe) {
         Some(recipe) => recipe.with_ptq(Ptq::Basic),

@@ -1,8 +1,8 @@
 //! Files that several processes use at the same time.
 //!
-//! A *held* file belongs to the process that opened it until that process closes it or ends. Unix holds files by advisory
-//! locks (`flock`). Windows holds them by share modes, because its locks would keep readers from a file that has
-//! just got its final name.
+//! A *held* file belongs to the process that opened it until that process closes it or ends. Unix holds files
+//! by advisory locks (`flock`). Windows holds them by share modes, because its locks would keep readers from
+//! a file that has just got its final name.
 
 #[cfg(unix)]
 mod unix;
@@ -29,8 +29,8 @@ pub enum Hold {
     Removed,
 }
 
-/// Opens the file at `path` for reading and writing, creates it if there is none, and holds it. Others may read it. A file
-/// system without locks is as good as any, but holds nothing.
+/// Opens the file at `path` for reading and writing, creates it if there is none, and holds it. Others may
+/// read it. A file system without locks is as good as any, but holds nothing.
 ///
 /// # Errors
 /// The file cannot be opened.
@@ -38,8 +38,8 @@ pub fn hold(path: &Path) -> io::Result<Hold> {
     system::hold(path)
 }
 
-/// Removes the file at `path`, which [`hold`] gave as `file`, and closes it. Whoever opened it meanwhile finds in [`hold`] that it
-/// is gone.
+/// Removes the file at `path`, which [`hold`] gave as `file`, and closes it. Whoever opened it meanwhile
+/// finds in [`hold`] that it is gone.
 ///
 /// # Errors
 /// The file cannot be removed. It is closed all the same.
@@ -47,12 +47,12 @@ pub fn remove_held(path: &Path, file: File) -> io::Result<()> {
     system::remove_held(path, file)
 }
 
-/// Creates a file at `path`, open for reading and writing, and holds it. It may be renamed while it is held. On Unix it has
-/// the permissions of the umask, on Windows those of its folder.
+/// Creates a file at `path`, open for reading and writing, and holds it. It may be renamed while it is held.
+/// On Unix it has the permissions of the umask, on Windows those of its folder.
 ///
 /// # Errors
-/// [`io::ErrorKind::AlreadyExists`] if there is such a file, or if [`remove_abandoned`] of another process removes it at the same
-/// time; other errors of the system.
+/// [`io::ErrorKind::AlreadyExists`] if there is such a file, or if [`remove_abandoned`] of another process
+/// removes it at the same time; other errors of the system.
 pub fn create_held(path: &Path) -> io::Result<File> {
     system::create_held(path)
 }
@@ -65,8 +65,8 @@ pub fn remove_abandoned(path: &Path) -> io::Result<()> {
     system::remove_abandoned(path)
 }
 
-/// Gives the file `from` the name `to`, on the same file system, and replaces the file of this name. Whoever has that file
-/// open goes on reading what it was. No moment is without a file `to`.
+/// Gives the file `from` the name `to`, on the same file system, and replaces the file of this name. Whoever
+/// has that file open goes on reading what it was. No moment is without a file `to`.
 ///
 /// # Errors
 /// The system's.
@@ -75,14 +75,14 @@ pub fn replace(from: &Path, to: &Path) -> io::Result<()> {
     std::fs::rename(from, to)
 }
 
-/// Whether [`replace`] leaves a file of these properties as it is: on Windows, one with the attribute read-only. Unix asks for
-/// the permission of the folder alone.
+/// Whether [`replace`] leaves a file of these properties as it is: on Windows, one with the attribute
+/// read-only. Unix asks for the permission of the folder alone.
 pub fn is_protected(file: &Metadata) -> bool {
     system::is_protected(file)
 }
 
-/// Makes the names in `folder` as durable as the content of its files is after [`File::sync_all`]. Windows has no such
-/// request; NTFS writes names to its journal.
+/// Makes the names in `folder` as durable as the content of its files is after [`File::sync_all`]. Windows
+/// has no such request; NTFS writes names to its journal.
 ///
 /// # Errors
 /// The system's.

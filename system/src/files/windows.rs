@@ -27,7 +27,8 @@ pub(super) fn hold(path: &Path) -> io::Result<Hold> {
     }
 }
 
-/// A file whose share mode forbids removal is closed before. If another process has opened it since, it keeps it.
+/// A file whose share mode forbids removal is closed before. If another process has opened it since, it keeps
+/// it.
 pub(super) fn remove_held(path: &Path, file: File) -> io::Result<()> {
     drop(file);
     remove_file(path)

@@ -1,4 +1,5 @@
-//! Figures of macOS, by `sysctl`. It needs none of the system's frameworks, so that programs can be linked on other systems.
+//! Figures of macOS, by `sysctl`. It needs none of the system's frameworks, so that programs can be linked on
+//! other systems.
 
 use std::str::FromStr;
 

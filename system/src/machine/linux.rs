@@ -61,7 +61,8 @@ fn busy_ticks(stat: &str) -> Option<f64> {
     Some(at(0)? + at(1)? + at(2)? + at(5)? + at(6)? + at(7)?)
 }
 
-/// User and system ticks of a process in its `stat` file. The fields follow the name, which is in parentheses.
+/// User and system ticks of a process in its `stat` file. The fields follow the name, which is in
+/// parentheses.
 fn own_ticks(stat: &str) -> Option<f64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     Some(fields.next()?.parse::<f64>().ok()? + fields.next()?.parse::<f64>().ok()?)

@@ -35,8 +35,8 @@ pub fn permitted_memory() -> Option<u64> {
     system::memory().into_iter().chain(system::group_limit()).min()
 }
 
-/// Bytes that this process could take now: what the system reports as available, or less if a control group of Linux limits
-/// the process.
+/// Bytes that this process could take now: what the system reports as available, or less if a control group
+/// of Linux limits the process.
 pub fn available_memory() -> Option<u64> {
     system::available_memory().into_iter().chain(system::group_left()).min()
 }

@@ -18,8 +18,8 @@ use swinq_model::{
 use swinq_testing::XorShift;
 use swinq_testing::model::random_channels;
 
-/// The repository's root: that of the folder where the tests were built or, if the test programs were copied to
-/// another machine, the current folder.
+/// The repository's root: that of the folder where the tests were built or, if the test programs were copied
+/// to another machine, the current folder.
 pub fn root() -> PathBuf {
     let built = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("`cli` is a folder of the repository");
     if built.is_dir() { built.to_owned() } else { PathBuf::from(".") }
@@ -41,8 +41,8 @@ pub fn float_model() -> FloatModel {
     load_float(&sample_model(), &LoadOptions { cfg: Some(cfg), ..LoadOptions::default() }).unwrap()
 }
 
-/// The bundled model as a backbone under the rule of detectors: both stages are outputs, the first with a norm of random
-/// parameters.
+/// The bundled model as a backbone under the rule of detectors: both stages are outputs, the first with a
+/// norm of random parameters.
 pub fn backbone() -> FloatModel {
     let FloatModel { config, mut tensors, .. } = float_model();
     let outputs = vec![StageOutput::of_stage(0, true), StageOutput::of_stage(1, false)];
@@ -131,8 +131,9 @@ pub fn refused(assert: Assert, code: i32, words: &[&str]) {
     }
 }
 
-/// Runs `command` and sends SIGTERM as soon as it handles signals. Asserts that a run that the signal reached before it
-/// wrote `output` ends with exit code 143 and leaves no file. A run that is faster than the signal does not count.
+/// Runs `command` and sends SIGTERM as soon as it handles signals. Asserts that a run that the signal reached
+/// before it wrote `output` ends with exit code 143 and leaves no file. A run that is faster than the signal
+/// does not count.
 #[cfg(target_os = "linux")]
 #[track_caller]
 pub fn terminated_before_it_writes(command: &mut std::process::Command, output: &Path) {
@@ -175,8 +176,9 @@ pub fn write_png(path: &Path, size: Size, pixels: &[u8]) {
     encoder.write_header().unwrap().write_image_data(pixels).unwrap();
 }
 
-/// Gives the input of `mlp.fc2` of every block for which `wanted` is true random factors and zero points. The weights are
-/// those of `model`, which refinement may have rewritten; `float` is the model that it was made of.
+/// Gives the input of `mlp.fc2` of every block for which `wanted` is true random factors and zero points. The
+/// weights are those of `model`, which refinement may have rewritten; `float` is the model that it was made
+/// of.
 pub fn with_channels(
     mut model: QuantizedModel,
     float: &FloatModel,
@@ -201,8 +203,8 @@ pub fn blocks(model: &QuantizedModel) -> Vec<BlockId> {
     stages.flat_map(|s| (0..s.depth).map(move |block| BlockId { stage: s.index, block })).collect()
 }
 
-/// Writes into the table `latencies.json` of a folder whether other processes disturbed its times (`null` if not), which depends on the
-/// machine. Returns the table.
+/// Writes into the table `latencies.json` of a folder whether other processes disturbed its times (`null` if
+/// not), which depends on the machine. Returns the table.
 pub fn set_disturbed(folder: &Path, value: &str) -> Vec<u8> {
     let path = folder.join("latencies.json");
     let text = std::fs::read_to_string(&path).unwrap();

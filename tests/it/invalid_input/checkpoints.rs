@@ -16,8 +16,8 @@ struct Entry {
     data: Vec<u8>,
 }
 
-/// Rewrites a safetensors file with `change` applied to its tensors and metadata. A quantized checkpoint becomes one of
-/// version 1, which has no hash, so that what is changed is found by itself.
+/// Rewrites a safetensors file with `change` applied to its tensors and metadata. A quantized checkpoint
+/// becomes one of version 1, which has no hash, so that what is changed is found by itself.
 fn rewrite(from: &Path, to: &Path, change: impl FnOnce(&mut Vec<Entry>, &mut serde_json::Value)) {
     let bytes = std::fs::read(from).unwrap();
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();

@@ -16,8 +16,8 @@ fn image_folder(folder: &Folder, classes: &[&str]) {
     }
 }
 
-/// Evaluates the sample, whose classes have the names `labels`, on the file or folder `data`. The predictions are written
-/// to `p.csv`.
+/// Evaluates the sample, whose classes have the names `labels`, on the file or folder `data`. The predictions
+/// are written to `p.csv`.
 fn eval(folder: &Folder, labels: &[&str], data: &str) -> assert_cmd::assert::Assert {
     let labels = folder.write("labels.txt", labels.join("\n"));
     let mut command = swinq(["eval", "--no-latency", "--labels"]);

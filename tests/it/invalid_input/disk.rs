@@ -1,4 +1,5 @@
-//! Disks without space, and processes that are killed while they write. A limit on the size of files stands for the disk.
+//! Disks without space, and processes that are killed while they write. A limit on the size of files stands
+//! for the disk.
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;

@@ -187,7 +187,8 @@ fn too_many_threads() {
     folder.refuses("threads", "20000", 1, &["threads", "20000", "at most 1024"]);
 }
 
-/// A training does not replace its own inputs: here the float checkpoint is a file, and a folder, where the output goes.
+/// A training does not replace its own inputs: here the float checkpoint is a file, and a folder, where the
+/// output goes.
 #[test]
 fn the_inputs_are_kept() {
     let folder = Folder::new(&format!("{}steps: 1\n", data()));

@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use crate::common::root;
 
-/// The folders of the sources that are searched. Most strings of the program (`cli`) are names of its arguments.
+/// The folders of the sources that are searched. Most strings of the program (`cli`) are names of its
+/// arguments.
 const FOLDERS: [&str; 3] = ["model/src", "qat/src", "src"];
 
 /// A string in a source.

@@ -1,5 +1,6 @@
-//! What messages advise is accepted: every message in the sources of `model`, `qat` and the library that names an option of
-//! the program has a situation here that provokes it, and each remedy that it names is carried out.
+//! What messages advise is accepted: every message in the sources of `model`, `qat` and the library that
+//! names an option of the program has a situation here that provokes it, and each remedy that it names is
+//! carried out.
 
 mod figures;
 mod literals;

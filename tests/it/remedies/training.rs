@@ -122,8 +122,8 @@ fn checkpoints(book: &Book) {
     book.advised(message, "qat --resume\nqat --restart");
 }
 
-/// How a job reads its float checkpoint: the options that describe it when it is calibrated, the file and the keys of the job, the
-/// refusal, and the keys that it advises.
+/// How a job reads its float checkpoint: the options that describe it when it is calibrated, the file and the
+/// keys of the job, the refusal, and the keys that it advises.
 type Reading = (&'static str, &'static [&'static str], &'static str, &'static [&'static str]);
 
 const READINGS: [Reading; 5] = [

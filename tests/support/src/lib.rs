@@ -1,7 +1,8 @@
 //! Code that the tests of several crates share: generators of random numbers, comparisons and, with the
 //! feature `model`, small models and images; with the feature `numerics`, quantizers and row maps.
 //!
-//! Without these features this crate depends on no crate of the workspace, so every crate can use it in its unit tests.
+//! Without these features this crate depends on no crate of the workspace, so every crate can use it in its
+//! unit tests.
 
 mod compare;
 #[cfg(feature = "model")]

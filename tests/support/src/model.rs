@@ -85,7 +85,8 @@ pub fn gray_rectangle() -> SwinConfig {
     }
 }
 
-/// A stack of three blocks of 20 channels, whose heads are 10 wide, with SwinIR's windows: it takes grids of tokens.
+/// A stack of three blocks of 20 channels, whose heads are 10 wide, with SwinIR's windows: it takes grids of
+/// tokens.
 pub fn stack() -> SwinConfig {
     SwinConfig {
         name: "stack".to_owned(),
@@ -104,7 +105,8 @@ pub fn stack() -> SwinConfig {
     .into_backbone(vec![StageOutput::of_stage(0, false)])
 }
 
-/// [`stack`] as a Swin V2 of transformers, with a merging of patches behind its blocks and both outputs, on a grid that is padded.
+/// [`stack`] as a Swin V2 of transformers, with a merging of patches behind its blocks and both outputs, on a
+/// grid that is padded.
 pub fn second_stack() -> SwinConfig {
     let outputs = [0, 1].map(|stage| StageOutput::of_stage(stage, false));
     SwinConfig {

@@ -5,7 +5,8 @@ use serde_json::Value;
 /// Keywords without effect on validation.
 const ANNOTATIONS: [&str; 4] = ["$schema", "$defs", "title", "description"];
 
-/// The contradictions between `value` and `schema`, each with its place as a JSON pointer; none if it conforms.
+/// The contradictions between `value` and `schema`, each with its place as a JSON pointer; none if it
+/// conforms.
 ///
 /// # Panics
 /// For a keyword that this validator does not know, so that no part of a schema is ignored.

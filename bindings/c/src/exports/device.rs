@@ -18,9 +18,10 @@ use super::tensor::{
 use crate::handles;
 use crate::status::{Failure, Status, guard};
 
-/// Prepares for `images` images of `height` and `width` on `stream`, a `cudaStream_t` of the engine's GPU; NULL is the default
-/// stream. Otherwise the first call of `swinq_engine_run` on the stream prepares, which takes far longer than later calls, and
-/// cannot while a graph is recorded. Fails with `SWINQ_STATUS_ARGUMENT` for an engine on a CPU.
+/// Prepares for `images` images of `height` and `width` on `stream`, a `cudaStream_t` of the engine's GPU;
+/// NULL is the default stream. Otherwise the first call of `swinq_engine_run` on the stream prepares, which
+/// takes far longer than later calls, and cannot while a graph is recorded. Fails with
+/// `SWINQ_STATUS_ARGUMENT` for an engine on a CPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_engine_prepare(
     engine: *const swinq_engine,
@@ -35,14 +36,16 @@ pub unsafe extern "C" fn swinq_engine_prepare(
         if images == 0 {
             return Err(Failure::argument("images", "is 0"));
         }
-        // SAFETY: the caller of this function states that the stream is valid. The engine keeps alive what it puts there.
+        // SAFETY: the caller of this function states that the stream is valid. The engine keeps alive what it
+        // puts there.
         let stream = unsafe { Stream::of_caller(device, stream.addr() as u64) };
         served.engine.prepare_on(&stream, Size::new(height, width), images).map_err(Failure::of_run)
     })
 }
 
-/// Fails with `SWINQ_STATUS_ENGINE` if an earlier call of `swinq_engine_run` with memory of a GPU, or a graph that holds one, met a
-/// value that is not finite; `swinq_last_error` names it. It does not wait: synchronize the stream first. An error is told once.
+/// Fails with `SWINQ_STATUS_ENGINE` if an earlier call of `swinq_engine_run` with memory of a GPU, or a graph
+/// that holds one, met a value that is not finite; `swinq_last_error` names it. It does not wait: synchronize
+/// the stream first. An error is told once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_engine_check(engine: *const swinq_engine) -> Status {
     guard(|| handles::engine(engine.addr())?.engine.check().map_err(Failure::of_run))
@@ -59,7 +62,8 @@ fn gpu(engine: &Engine) -> Result<(&Device, u32), Failure> {
 /// Puts the computation of the `count` tensors at `outputs` from `input` on `stream`.
 ///
 /// # Safety
-/// The pointers, and those of the tensors, are null or valid until the work is done; the stream is one of the engine's GPU.
+/// The pointers, and those of the tensors, are null or valid until the work is done; the stream is one of the
+/// engine's GPU.
 pub(super) unsafe fn run_on(
     engine: &Engine,
     input: &swinq_tensor,
@@ -96,8 +100,8 @@ pub(super) unsafe fn run_on(
     let outputs: Vec<DeviceOutput<'_>> =
         found.iter().map(|(name, tensor, values)| output(name, tensor, values)).collect();
     let element = input_type(input);
-    // SAFETY: the caller states that the stream is valid. The engine keeps alive what it puts there, except the tensors, whose
-    // memory the caller keeps.
+    // SAFETY: the caller states that the stream is valid. The engine keeps alive what it puts there, except
+    // the tensors, whose memory the caller keeps.
     let stream = unsafe { Stream::of_caller(device, stream.addr() as u64) };
     let images = DeviceImages { size, values: &values, element, layout };
     engine.run_on(&stream, images, &outputs).map_err(named)

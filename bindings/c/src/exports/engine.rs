@@ -19,7 +19,8 @@ pub const SWINQ_BACKEND_CPU: u32 = 1;
 /// `backend`: the GPU; an error if none can be used.
 pub const SWINQ_BACKEND_CUDA: u32 = 2;
 
-/// How an engine is made. Set every field to zero and `size` to `sizeof(swinq_engine_options)` for the defaults.
+/// How an engine is made. Set every field to zero and `size` to `sizeof(swinq_engine_options)` for the
+/// defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct swinq_engine_options {
@@ -33,20 +34,21 @@ pub struct swinq_engine_options {
     pub threads: usize,
     /// Images that run at a time, on a CPU at most 2 on each thread; larger batches are split. 0 is 8.
     pub max_batch: usize,
-    /// 1 for an f32 residual stream on a GPU, which gives the CPU's bits; 0 for f16, or f32 if f16 does not hold the stream.
+    /// 1 for an f32 residual stream on a GPU, which gives the CPU's bits; 0 for f16, or f32 if f16 does not
+    /// hold the stream.
     pub residual_f32: u32,
     /// Must be 0.
     pub reserved: u32,
-    /// The most pixels, height times width, of an image. 0 is as many as half of the free memory holds. Images of the model's
-    /// own size, and smaller ones, are always accepted.
+    /// The most pixels, height times width, of an image. 0 is as many as half of the free memory holds.
+    /// Images of the model's own size, and smaller ones, are always accepted.
     pub max_pixels: usize,
     /// Threads of the CPU engine that work on one image; 0 is as many as make it faster.
     pub image_threads: usize,
-    /// The most bytes for the tensors of images of one size, which the CPU engine runs side by side; 0 is a quarter of the
-    /// machine's memory.
+    /// The most bytes for the tensors of images of one size, which the CPU engine runs side by side; 0 is a
+    /// quarter of the machine's memory.
     pub max_memory: usize,
-    /// The most streams of a GPU on which the engine runs at the same time, each with memory of its own; a recorded graph counts
-    /// as one as long as it lives. 0 is 4.
+    /// The most streams of a GPU on which the engine runs at the same time, each with memory of its own; a
+    /// recorded graph counts as one as long as it lives. 0 is 4.
     pub max_streams: usize,
 }
 
@@ -101,11 +103,12 @@ pub unsafe extern "C" fn swinq_engine_get_output_count(
     })
 }
 
-/// Describes output `index` for one image of `height` and `width`: writes its name, type, layout, rank and shape to `output`,
-/// as many fields as `output->size` has room for. The layout of a feature map is `SWINQ_LAYOUT_NCHW`; it may be asked for in
-/// `SWINQ_LAYOUT_NHWC` or, `[images, tokens, channels]`, in `SWINQ_LAYOUT_ROWS`. The name is valid until the engine is freed.
-/// `shape[0]` is the number of images, 1, and `data` is NULL; set both for `swinq_engine_run`. Fails with
-/// `SWINQ_STATUS_ARGUMENT` if the engine has no such output, or if the network cannot process such an image.
+/// Describes output `index` for one image of `height` and `width`: writes its name, type, layout, rank and
+/// shape to `output`, as many fields as `output->size` has room for. The layout of a feature map is
+/// `SWINQ_LAYOUT_NCHW`; it may be asked for in `SWINQ_LAYOUT_NHWC` or, `[images, tokens, channels]`, in
+/// `SWINQ_LAYOUT_ROWS`. The name is valid until the engine is freed. `shape[0]` is the number of images, 1,
+/// and `data` is NULL; set both for `swinq_engine_run`. Fails with `SWINQ_STATUS_ARGUMENT` if the engine has
+/// no such output, or if the network cannot process such an image.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_engine_get_output(
     engine: *const swinq_engine,
@@ -129,8 +132,8 @@ pub unsafe extern "C" fn swinq_engine_get_output(
     })
 }
 
-/// Frees an engine. A call that runs on another thread meanwhile completes. NULL is allowed, and a handle that was freed
-/// is an error.
+/// Frees an engine. A call that runs on another thread meanwhile completes. NULL is allowed, and a handle
+/// that was freed is an error.
 #[unsafe(no_mangle)]
 pub extern "C" fn swinq_engine_free(engine: *mut swinq_engine) -> Status {
     guard(|| handles::remove(engine.addr(), "engine", |object| matches!(object, Object::Engine(_))))

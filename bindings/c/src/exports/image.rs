@@ -7,9 +7,10 @@ use crate::handles;
 use crate::memory;
 use crate::status::{Failure, Status, guard};
 
-/// Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes an image of the height, the width
-/// and the channels that `swinq_model_get_info` states to `pixels`, whose size is `capacity`. Models take one or three
-/// channels; three have the order of the model. The bytes equal Pillow's.
+/// Brings a decoded image, `rgb` of `height * width * 3` bytes, to the model's input: writes an image of the
+/// height, the width and the channels that `swinq_model_get_info` states to `pixels`, whose size is
+/// `capacity`. Models take one or three channels; three have the order of the model. The bytes equal
+/// Pillow's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_preprocess(
     model: *const swinq_model,
@@ -31,8 +32,8 @@ pub unsafe extern "C" fn swinq_preprocess(
     })
 }
 
-/// Decodes the image file in the `length` bytes at `file` (JPEG, PNG, WebP, BMP, TIFF, PNM), turns it by the model's rule for
-/// EXIF, and brings it to the model's input as `swinq_preprocess` does.
+/// Decodes the image file in the `length` bytes at `file` (JPEG, PNG, WebP, BMP, TIFF, PNM), turns it by the
+/// model's rule for EXIF, and brings it to the model's input as `swinq_preprocess` does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_decode(
     model: *const swinq_model,

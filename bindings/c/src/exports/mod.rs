@@ -1,9 +1,9 @@
 //! The functions and structures of the interface. Their documentation becomes that of the header.
 //!
 //! # Safety
-//! It is the same for every function: each pointer is NULL, which is an error where the description does not allow it,
-//! or valid for as much as the description says, and no other thread writes to that memory during the call. Handles are
-//! checked.
+//! It is the same for every function: each pointer is NULL, which is an error where the description does not
+//! allow it, or valid for as much as the description says, and no other thread writes to that memory during
+//! the call. Handles are checked.
 
 #![allow(unsafe_code)]
 #![allow(non_camel_case_types)]
@@ -35,7 +35,8 @@ pub use model::*;
 pub use run::*;
 pub use tensor::*;
 
-/// Version of this interface. It changes with each change that breaks a program, as the major version of the library does.
+/// Version of this interface. It changes with each change that breaks a program, as the major version of the
+/// library does.
 pub const SWINQ_ABI_VERSION: u32 = 0;
 
 /// A model, float or quantized. Threads may share it.
@@ -43,9 +44,9 @@ pub struct swinq_model {
     _opaque: [u8; 0],
 }
 
-/// A model that is ready to run, with threads and buffers of its own. Threads may share it; on a CPU their calls run at the
-/// same time on the engine's threads, on a GPU those with images in host memory one after another. Engines of one model share
-/// its packed weights.
+/// A model that is ready to run, with threads and buffers of its own. Threads may share it; on a CPU their
+/// calls run at the same time on the engine's threads, on a GPU those with images in host memory one after
+/// another. Engines of one model share its packed weights.
 pub struct swinq_engine {
     _opaque: [u8; 0],
 }
@@ -67,8 +68,8 @@ pub extern "C" fn swinq_version() -> *const c_char {
     VERSION.as_ptr()
 }
 
-/// What was wrong with the last call of this thread, in UTF-8; empty if it succeeded. The string belongs to the library
-/// and is valid until the thread's next call.
+/// What was wrong with the last call of this thread, in UTF-8; empty if it succeeded. The string belongs to
+/// the library and is valid until the thread's next call.
 #[unsafe(no_mangle)]
 pub extern "C" fn swinq_last_error() -> *const c_char {
     last_message()

@@ -14,34 +14,38 @@ use crate::handles::{self, Object};
 use crate::memory::{self, Versioned};
 use crate::status::{Failure, Status, guard};
 
-/// How a model is opened. Set every field to zero and `size` to `sizeof(swinq_open_options)` for the defaults.
+/// How a model is opened. Set every field to zero and `size` to `sizeof(swinq_open_options)` for the
+/// defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct swinq_open_options {
     /// Size of this structure.
     pub size: usize,
-    /// Configuration of a bare float checkpoint: a shipped name, or a YAML file. NULL for a quantized checkpoint and for
-    /// a directory.
+    /// Configuration of a bare float checkpoint: a shipped name, or a YAML file. NULL for a quantized
+    /// checkpoint and for a directory.
     pub cfg: *const c_char,
     /// File of class names, one per line; NULL for those of the model.
     pub labels: *const c_char,
-    /// Whether images are turned as EXIF in their files states: `exif` or `stored`; NULL for the rule of the library that reads
-    /// such a checkpoint, or of a quantized checkpoint.
+    /// Whether images are turned as EXIF in their files states: `exif` or `stored`; NULL for the rule of the
+    /// library that reads such a checkpoint, or of a quantized checkpoint.
     pub orientation: *const c_char,
-    /// Order of the three channels before the network: `rgb` or `bgr`; NULL for `rgb`, or that of a quantized checkpoint.
+    /// Order of the three channels before the network: `rgb` or `bgr`; NULL for `rgb`, or that of a quantized
+    /// checkpoint.
     pub channels: *const c_char,
-    /// Naming convention of the tensors of a float checkpoint: `microsoft`, `timm`, `hf`, `torchvision`, `openmmlab`, `old-timm` or
-    /// `ft`; NULL detects it. It chooses between two namings of a network under one prefix.
+    /// Naming convention of the tensors of a float checkpoint: `microsoft`, `timm`, `hf`, `torchvision`,
+    /// `openmmlab`, `old-timm` or `ft`; NULL detects it. It chooses between two namings of a network under
+    /// one prefix.
     pub dialect: *const c_char,
-    /// The beginning of the names of the network's tensors, such as `model.`, if a float checkpoint has other tensors too; NULL
-    /// leaves out a beginning that all names have.
+    /// The beginning of the names of the network's tensors, such as `model.`, if a float checkpoint has other
+    /// tensors too; NULL leaves out a beginning that all names have.
     pub prefix: *const c_char,
-    /// The key of the state dictionary in a file of `torch.save` that has several, such as `state_dict_ema`; NULL takes an average
-    /// of the weights if there is one.
+    /// The key of the state dictionary in a file of `torch.save` that has several, such as `state_dict_ema`;
+    /// NULL takes an average of the weights if there is one.
     pub weights: *const c_char,
 }
 
-/// How a model is quantized. Set every field to zero and `size` to `sizeof(swinq_quantize_options)` for the defaults.
+/// How a model is quantized. Set every field to zero and `size` to `sizeof(swinq_quantize_options)` for the
+/// defaults.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct swinq_quantize_options {
@@ -55,9 +59,9 @@ pub struct swinq_quantize_options {
     pub seed: u64,
     /// Images per batch; 0 is 8.
     pub batch_size: usize,
-    /// Called with the numbers of images or layers done and of all, on the thread of the call; may be NULL. A result
-    /// other than 0 stops the calibration with `SWINQ_STATUS_STOPPED`. It must return: no exception and no `longjmp`
-    /// may leave it.
+    /// Called with the numbers of images or layers done and of all, on the thread of the call; may be NULL. A
+    /// result other than 0 stops the calibration with `SWINQ_STATUS_STOPPED`. It must return: no exception
+    /// and no `longjmp` may leave it.
     pub progress: Option<unsafe extern "C" fn(user: *mut c_void, done: usize, total: usize) -> c_int>,
     /// The first argument of `progress`.
     pub user: *mut c_void,
@@ -157,8 +161,8 @@ unsafe fn open_options(given: &swinq_open_options) -> Result<OpenOptions, Failur
     })
 }
 
-/// Opens the model at `path` (UTF-8): a quantized or float checkpoint, or a Hugging Face or timm directory. `options`
-/// may be NULL. Writes a handle to `model`, which the caller frees with `swinq_model_free`.
+/// Opens the model at `path` (UTF-8): a quantized or float checkpoint, or a Hugging Face or timm directory.
+/// `options` may be NULL. Writes a handle to `model`, which the caller frees with `swinq_model_free`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_model_open(
     path: *const c_char,
@@ -176,9 +180,9 @@ pub unsafe extern "C" fn swinq_model_open(
     })
 }
 
-/// Quantizes a float model: finds the ranges of its activations on images of the training part of the data set at
-/// `data_path`, which may be an ImageFolder, a Swin zip folder, a list file or a folder of images. `options` may be NULL.
-/// Writes a handle of the new model to `quantized`.
+/// Quantizes a float model: finds the ranges of its activations on images of the training part of the data
+/// set at `data_path`, which may be an ImageFolder, a Swin zip folder, a list file or a folder of images.
+/// `options` may be NULL. Writes a handle of the new model to `quantized`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_model_quantize(
     model: *const swinq_model,
@@ -248,8 +252,8 @@ pub unsafe extern "C" fn swinq_model_get_info(
     })
 }
 
-/// Writes the name of a class (UTF-8, with a zero byte at its end) to the `capacity` bytes at `name`. Fails with
-/// `SWINQ_STATUS_ARGUMENT` if the model has no such name, or if it does not fit.
+/// Writes the name of a class (UTF-8, with a zero byte at its end) to the `capacity` bytes at `name`. Fails
+/// with `SWINQ_STATUS_ARGUMENT` if the model has no such name, or if it does not fit.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_model_get_label(
     model: *const swinq_model,

@@ -28,8 +28,8 @@ pub(super) const INPUT: &str = "pixels";
 pub struct swinq_run_options {
     /// Size of this structure.
     pub size: usize,
-    /// For tensors in memory of a GPU: the `cudaStream_t` on which the engine runs; NULL is the default stream. Must be NULL for
-    /// tensors in the host's memory.
+    /// For tensors in memory of a GPU: the `cudaStream_t` on which the engine runs; NULL is the default
+    /// stream. Must be NULL for tensors in the host's memory.
     pub stream: *mut c_void,
     /// Must be 0.
     pub reserved: usize,
@@ -42,21 +42,23 @@ unsafe impl Versioned for swinq_run_options {
     }
 }
 
-/// Computes outputs of images. `inputs` is one tensor, `SWINQ_LAYOUT_NHWC`, `[images, height, width, channels]`, or
-/// `SWINQ_LAYOUT_NCHW`, `[images, channels, height, width]`: any number of images of any height and width that the network can
-/// process. `SWINQ_TYPE_U8` are 8-bit pixels, resized but not normalised; `SWINQ_TYPE_F32` and `SWINQ_TYPE_F16` are values that
-/// the caller has normalised, which must be finite. `outputs` has the tensors to write, each output at most once, as
-/// `swinq_engine_get_output` describes them for that height and width, with the number of images in `shape[0]`, in
-/// `SWINQ_TYPE_F32` or `SWINQ_TYPE_F16`. They must not overlap each other or the images. `options` may be NULL. Images that the
-/// network cannot process, or that need more memory than `max_pixels` allows, are `SWINQ_STATUS_ARGUMENT`. After the first call
-/// for a height, a width and a number of images it allocates nothing on a CPU, as long as the size is among those used last.
+/// Computes outputs of images. `inputs` is one tensor, `SWINQ_LAYOUT_NHWC`,
+/// `[images, height, width, channels]`, or `SWINQ_LAYOUT_NCHW`, `[images, channels, height, width]`: any
+/// number of images of any height and width that the network can process. `SWINQ_TYPE_U8` are 8-bit pixels,
+/// resized but not normalised; `SWINQ_TYPE_F32` and `SWINQ_TYPE_F16` are values that the caller has
+/// normalised, which must be finite. `outputs` has the tensors to write, each output at most once, as
+/// `swinq_engine_get_output` describes them for that height and width, with the number of images in
+/// `shape[0]`, in `SWINQ_TYPE_F32` or `SWINQ_TYPE_F16`. They must not overlap each other or the images.
+/// `options` may be NULL. Images that the network cannot process, or that need more memory than `max_pixels`
+/// allows, are `SWINQ_STATUS_ARGUMENT`. After the first call for a height, a width and a number of images it
+/// allocates nothing on a CPU, as long as the size is among those used last.
 ///
-/// On a GPU all tensors may lie in its memory (`SWINQ_DEVICE_CUDA`), in `SWINQ_TYPE_BF16` too. The work is then put on
-/// `options->stream` after what is there, and the call returns without waiting for it: the memory must stay valid until it is
-/// done. Streams run at the same time, as many as `max_streams`. While the caller records a graph on the stream
-/// (`cudaStreamBeginCapture`), the work becomes a part of it; the height, width and number of images must be prepared
-/// (`swinq_engine_prepare`). A value that is not finite makes all outputs NaN, and is an error of the next call on the engine, or
-/// of `swinq_engine_check`.
+/// On a GPU all tensors may lie in its memory (`SWINQ_DEVICE_CUDA`), in `SWINQ_TYPE_BF16` too. The work is
+/// then put on `options->stream` after what is there, and the call returns without waiting for it: the memory
+/// must stay valid until it is done. Streams run at the same time, as many as `max_streams`. While the caller
+/// records a graph on the stream (`cudaStreamBeginCapture`), the work becomes a part of it; the height, width
+/// and number of images must be prepared (`swinq_engine_prepare`). A value that is not finite makes all
+/// outputs NaN, and is an error of the next call on the engine, or of `swinq_engine_check`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn swinq_engine_run(
     engine: *const swinq_engine,
@@ -91,8 +93,8 @@ fn check_count(argument: &str, count: usize, most: usize) -> Result<(), Failure>
 /// Runs `engine` on the one tensor at `inputs`, and writes the `count` tensors at `outputs`.
 ///
 /// # Safety
-/// The pointers, and those of the tensors, are null or valid; those in memory of a GPU until the work on the stream is done. The
-/// stream is one of the engine's GPU.
+/// The pointers, and those of the tensors, are null or valid; those in memory of a GPU until the work on the
+/// stream is done. The stream is one of the engine's GPU.
 unsafe fn run(
     engine: &Engine,
     inputs: *const swinq_tensor,
@@ -150,19 +152,21 @@ unsafe fn run(
 /// The values of the output `tensor`.
 ///
 /// # Safety
-/// The pointer of the tensor is null, or that of as many values of the type `T` as its shape states, which nothing else accesses.
+/// The pointer of the tensor is null, or that of as many values of the type `T` as its shape states, which
+/// nothing else accesses.
 unsafe fn output_values<'a, T, const N: usize>(
     tensor: &swinq_tensor,
     taken: &mut Taken<N>,
     place: Place,
 ) -> Result<&'a mut [T], Failure> {
     let (data, elements) = claim(tensor, taken, place)?;
-    // SAFETY: the caller states it; `taken` established that the memory does not overlap that of another tensor.
+    // SAFETY: the caller states it; `taken` established that the memory does not overlap that of another
+    // tensor.
     unsafe { memory::slice_mut(data, elements, place) }
 }
 
-/// Refuses an input of another name, type, layout, rank or number of channels than engines take, or in other memory than that of
-/// `memory`. The engine checks height and width.
+/// Refuses an input of another name, type, layout, rank or number of channels than engines take, or in other
+/// memory than that of `memory`. The engine checks height and width.
 ///
 /// # Safety
 /// The tensor's name is null or valid.
@@ -189,7 +193,8 @@ pub(super) unsafe fn check_input(
     Err(Failure::argument(place, problem))
 }
 
-/// The layout of the images `input`, which [`swinq_tensor::check_image`] accepts: their number, height, width and channels.
+/// The layout of the images `input`, which [`swinq_tensor::check_image`] accepts: their number, height, width
+/// and channels.
 pub(super) fn arranged(input: &swinq_tensor) -> (ImageLayout, [usize; 4]) {
     let [images, a, b, c] = input.shape;
     match input.layout {

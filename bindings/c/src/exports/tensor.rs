@@ -36,7 +36,8 @@ pub const SWINQ_DEVICE_CUDA: u32 = 1;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct swinq_tensor {
-    /// Size of this structure: also the distance of the elements of an array of tensors, which all have the same.
+    /// Size of this structure: also the distance of the elements of an array of tensors, which all have the
+    /// same.
     pub size: usize,
     /// Name of the input (`pixels`) or output (`swinq_engine_get_output`). NULL is the only one.
     pub name: *const c_char,
@@ -50,8 +51,8 @@ pub struct swinq_tensor {
     pub rank: usize,
     /// Elements along each dimension, slowest first. Only the first `rank` count.
     pub shape: [usize; 4],
-    /// Distance of neighbours along each dimension, in elements. All zero: the array is dense, which it must be in this
-    /// version. Along a dimension of one element any distance is dense.
+    /// Distance of neighbours along each dimension, in elements. All zero: the array is dense, which it must
+    /// be in this version. Along a dimension of one element any distance is dense.
     pub strides: [isize; 4],
     /// Memory in which the array lies: `SWINQ_DEVICE_HOST` or `SWINQ_DEVICE_CUDA`.
     pub device_type: u32,
@@ -77,8 +78,8 @@ unsafe impl Versioned for swinq_tensor {
     }
 }
 
-/// The tensor of `output` in f32 for `images` images of `size`, which the network can process, without memory and name. A
-/// feature map has the `layout` that is asked for, if it can have it, else `SWINQ_LAYOUT_NCHW`.
+/// The tensor of `output` in f32 for `images` images of `size`, which the network can process, without memory
+/// and name. A feature map has the `layout` that is asked for, if it can have it, else `SWINQ_LAYOUT_NCHW`.
 pub(super) fn describe(
     engine: &Engine,
     output: &Output,
@@ -139,7 +140,8 @@ impl swinq_tensor {
         Err(Failure::argument(place, problem))
     }
 
-    /// Refuses a tensor of another type, layout, rank or memory than `expected`, without elements, or that is not dense.
+    /// Refuses a tensor of another type, layout, rank or memory than `expected`, without elements, or that is
+    /// not dense.
     pub(super) fn check_kind(&self, expected: &swinq_tensor, place: Place) -> Result<(), Failure> {
         let kinds = [
             ("type", self.r#type, expected.r#type, type_name(expected.r#type)),
@@ -263,10 +265,12 @@ impl<const N: usize> Taken<N> {
     }
 }
 
-/// The tensor `place.index` of the array at `tensors`. The first tensor's size is the distance of the elements.
+/// The tensor `place.index` of the array at `tensors`. The first tensor's size is the distance of the
+/// elements.
 ///
 /// # Safety
-/// `tensors` is null or points to more than `place.index` structures of as many bytes as the first field of the first says.
+/// `tensors` is null or points to more than `place.index` structures of as many bytes as the first field of
+/// the first says.
 pub(super) unsafe fn read(tensors: *const swinq_tensor, place: Place) -> Result<swinq_tensor, Failure> {
     if tensors.is_null() {
         return Err(Failure::null(place.array));

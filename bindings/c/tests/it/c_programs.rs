@@ -1,5 +1,5 @@
-//! C programs that use the interface, built with the C compiler and its address sanitizer, and linked to the shared and
-//! to the static library.
+//! C programs that use the interface, built with the C compiler and its address sanitizer, and linked to the
+//! shared and to the static library.
 //!
 //! Without a C compiler the tests print that they are skipped, unless `REQUIRE_IMPL` names `host_kernels`.
 
@@ -48,8 +48,8 @@ fn installed() -> tempfile::TempDir {
     folder
 }
 
-/// Compiles `source` with the sanitizers, and links it with `library`: `-lswinq` from the folder `shared`, or the path of the
-/// archive.
+/// Compiles `source` with the sanitizers, and links it with `library`: `-lswinq` from the folder `shared`, or
+/// the path of the archive.
 fn build(compiler: &str, source: &Path, library: &str, shared: &Path, program: &Path) {
     build_with(&[], compiler, source, library, shared, program);
 }
@@ -213,8 +213,8 @@ fn tokens_of_any_grid_have_the_maps_of_the_library() {
     compare_runs("tokens of any grid", &model, &runs);
 }
 
-/// The arguments for programs that use CUDA's runtime, and its folder: beside NVRTC on the loader's path, as PyPI's packages put
-/// it. `None` if it is not there, after printing that `test` is skipped.
+/// The arguments for programs that use CUDA's runtime, and its folder: beside NVRTC on the loader's path, as
+/// PyPI's packages put it. `None` if it is not there, after printing that `test` is skipped.
 fn cuda_runtime(test: &str) -> Option<(Vec<String>, PathBuf)> {
     let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
     let with_headers = |folder: &PathBuf| {

@@ -1,5 +1,6 @@
-//! `include/swinq.h` declares what the crate exports: the same functions with the same parameters, and the same
-//! structures with the same fields, in the same order. cbindgen writes the header, but is not a dependency.
+//! `include/swinq.h` declares what the crate exports: the same functions with the same parameters, and the
+//! same structures with the same fields, in the same order. cbindgen writes the header, but is not a
+//! dependency.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +20,8 @@ fn named<'a>(text: &'a str, before: &str, after: &str) -> Vec<(&'a str, &'a str)
     bodies.filter_map(|(body, _)| body.split_once(['(', '{', ' '])).collect()
 }
 
-/// The last identifier of a declaration in C, without the length of an array; of a function's pointer the name of the pointer.
+/// The last identifier of a declaration in C, without the length of an array; of a function's pointer the
+/// name of the pointer.
 fn c_name(declaration: &str) -> Option<String> {
     let declaration = declaration.rsplit_once('[').map_or(declaration, |(declaration, _)| declaration);
     let declaration =

@@ -1,4 +1,5 @@
-//! Starts the other processes of `swinq qat --devices`. This process is rank 0, so that a signal to it stops all.
+//! Starts the other processes of `swinq qat --devices`. This process is rank 0, so that a signal to it stops
+//! all.
 
 use std::cell::RefCell;
 use std::ffi::OsString;
@@ -64,7 +65,8 @@ impl Others {
     pub fn start(args: &QatArgs, first: &RankInfo) -> anyhow::Result<Others> {
         let others = Others(RefCell::default());
         for (rank, device) in args.devices.iter().enumerate().skip(1) {
-            // The device is given by name, so that it does not depend on the number of the process on its machine.
+            // The device is given by name, so that it does not depend on the number of the process on its
+            // machine.
             let info = RankInfo { rank, local_rank: 0, ..first.clone() };
             let mut command = Command::new(std::env::current_exe().context("starting another process")?);
             command

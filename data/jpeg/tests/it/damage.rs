@@ -1,5 +1,5 @@
-//! Damaged and hostile files: lost samples are errors, harmless oddities are not, and nothing crosses the border but a
-//! result.
+//! Damaged and hostile files: lost samples are errors, harmless oddities are not, and nothing crosses the
+//! border but a result.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,6 @@
-//! Pixels equal Pillow's, byte for byte, in both builds of the decoder (with the feature `simd` and without): on the
-//! JPEG files of `data/tests/fixtures`, and with `SWINQ_JPEGS=FOLDER` on those that `make_jpegs.py` wrote.
+//! Pixels equal Pillow's, byte for byte, in both builds of the decoder (with the feature `simd` and without):
+//! on the JPEG files of `data/tests/fixtures`, and with `SWINQ_JPEGS=FOLDER` on those that `make_jpegs.py`
+//! wrote.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,10 @@
 //! Fake quantization of activations whose channels have their own scales and zero points, with
 //! straight-through gradients, and the product of a weight's columns with constants.
 //!
-//! The forward pass follows the number contract: `(code - z) s_j` with `code = round(clamp(fma(x, 1 / s_j, z)))`
-//! and `s_j = s f_j`. The factors `f_j` and the zero points are constants. Gradients are those of
-//! [`fake_quantize`](super::fake_quantize): with `u = x / s_j + z`, the gradient of a learned `s` is
-//! `f_j (code - u)` inside the range and `f_j (code - z)` outside.
+//! The forward pass follows the number contract: `(code - z) s_j` with
+//! `code = round(clamp(fma(x, 1 / s_j, z)))` and `s_j = s f_j`. The factors `f_j` and the zero points are
+//! constants. Gradients are those of [`fake_quantize`](super::fake_quantize): with `u = x / s_j + z`, the
+//! gradient of a learned `s` is `f_j (code - u)` inside the range and `f_j (code - z)` outside.
 
 use std::sync::Arc;
 
@@ -24,7 +24,8 @@ pub struct FakeChannels {
     pub quantizer: Quantizer,
     /// The quantizer of each channel for this scale.
     pub columns: Arc<ColumnQuantizers>,
-    /// The quantizers on the device, `[3 * channels]`: reciprocals of the scales, zero points, scales; for CUDA.
+    /// The quantizers on the device, `[3 * channels]`: reciprocals of the scales, zero points, scales; for
+    /// CUDA.
     pub resident: Option<Tensor>,
     /// The trained parameter behind the common scale, if it is learned.
     pub learned: Option<LearnedScale>,

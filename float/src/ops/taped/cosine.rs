@@ -1,5 +1,6 @@
-//! The operations before the product of queries and keys in Swin V2: normalisation, fake quantization, and the learned factor
-//! of each head. In host memory it is one pass, on other devices it is candle's operations.
+//! The operations before the product of queries and keys in Swin V2: normalisation, fake quantization, and
+//! the learned factor of each head. In host memory it is one pass, on other devices it is candle's
+//! operations.
 
 use candle_core::{D, Result, Tensor, bail};
 use swinq_numerics::reference::{SHORTEST, inverse_length};
@@ -15,8 +16,8 @@ use crate::threads::{map_each, zeros};
 /// Rows of a part. It is fixed, so that sums over parts do not depend on the number of threads.
 const PART: usize = 256;
 
-/// Vectors get a gradient if their reciprocal length is below this bound. It is less than that of [`SHORTEST`], so that
-/// no rounding of the square root decides.
+/// Vectors get a gradient if their reciprocal length is below this bound. It is less than that of
+/// [`SHORTEST`], so that no rounding of the square root decides.
 const LARGEST_INVERSE: f32 = 0.999 / SHORTEST;
 
 /// The inputs of one call.
@@ -41,10 +42,10 @@ struct CosineGradients {
     scales: [Option<Tensor>; 2],
 }
 
-/// Queries, keys and values `[rows, 3 * c]`, of which the queries become `factor * site(q / |q|)` and the keys
-/// `site(k / |k|)` in every head, with `factor = exp(min(logarithm, ln 100))` and `logarithms` `[heads, 1, 1]`. Lengths
-/// are those of [`swinq_numerics::reference::inverse_length`]. The product of the results is the scaled product of cosine
-/// attention.
+/// Queries, keys and values `[rows, 3 * c]`, of which the queries become `factor * site(q / |q|)` and the
+/// keys `site(k / |k|)` in every head, with `factor = exp(min(logarithm, ln 100))` and `logarithms`
+/// `[heads, 1, 1]`. Lengths are those of [`swinq_numerics::reference::inverse_length`]. The product of the
+/// results is the scaled product of cosine attention.
 ///
 /// A vector shorter than [`SHORTEST`] gets no gradient: the derivative there is 1e12.
 ///
@@ -169,8 +170,8 @@ impl Inputs {
         })
     }
 
-    /// The gradient of the query (`which` 0) or key (1) `x` of one head: replaces `grad`, that of the result, and adds
-    /// to `sums`. `scratch` holds twice `d` values.
+    /// The gradient of the query (`which` 0) or key (1) `x` of one head: replaces `grad`, that of the result,
+    /// and adds to `sums`. `scratch` holds twice `d` values.
     ///
     /// ```text
     /// u = x / |x|       dx = (g - u (g . u)) / |x|       with g the gradient of u

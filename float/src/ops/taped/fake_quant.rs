@@ -143,9 +143,9 @@ fn fake_quantize_as(
     Ok(out)
 }
 
-/// Fake quantization of a weight, whose first dimension is the output channels. `factors` `[2, columns]` are factors of the
-/// columns, which are multiplied before and divided out behind it, and their reciprocals. On CUDA the result has the
-/// compute type.
+/// Fake quantization of a weight, whose first dimension is the output channels. `factors` `[2, columns]` are
+/// factors of the columns, which are multiplied before and divided out behind it, and their reciprocals. On
+/// CUDA the result has the compute type.
 ///
 /// # Errors
 /// Errors of candle.

@@ -1,5 +1,5 @@
-//! The hidden layer of an MLP in one operation: bias, GELU and the fake quantization of the next layer's input. On CUDA the
-//! values that lie between them are not stored.
+//! The hidden layer of an MLP in one operation: bias, GELU and the fake quantization of the next layer's
+//! input. On CUDA the values that lie between them are not stored.
 
 use candle_core::{Result, Tensor};
 
@@ -32,8 +32,8 @@ impl FakeHidden {
     }
 }
 
-/// `fake(gelu(product + bias))`: `product` `[rows, columns]`, `bias` `[columns]`. On CUDA the result has the compute
-/// type.
+/// `fake(gelu(product + bias))`: `product` `[rows, columns]`, `bias` `[columns]`. On CUDA the result has the
+/// compute type.
 ///
 /// # Errors
 /// Shapes that do not fit.

@@ -7,13 +7,15 @@ use crate::ops::Compute;
 use crate::threads::map_each;
 
 /// The relative squared error of each image, and its gradient. `x` and `target` are maps of `images` images,
-/// `[images * tokens, c]`. The error of image i is `sum (x - target)^2 / sum target^2` over the values of the image, the inverse of
-/// its signal-to-noise ratio. The gradient, with respect to `x`, is that of the sum of the images' errors, times `factor`.
+/// `[images * tokens, c]`. The error of image i is `sum (x - target)^2 / sum target^2` over the values of the
+/// image, the inverse of its signal-to-noise ratio. The gradient, with respect to `x`, is that of the sum of
+/// the images' errors, times `factor`.
 ///
 /// The squares are added in f64 on the host, in parts of fixed size and in order; on other devices in f32.
 ///
 /// # Errors
-/// Shapes that differ, a number of rows that is not a multiple of `images`, and a map of `target` that is zero everywhere.
+/// Shapes that differ, a number of rows that is not a multiple of `images`, and a map of `target` that is
+/// zero everywhere.
 pub fn relative_errors(
     compute: Compute,
     x: &Tensor,

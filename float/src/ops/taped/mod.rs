@@ -1,6 +1,6 @@
-//! The operations of a network ([`Ops`]) with hand-written backward passes, which are recorded if there is a tape. On the
-//! host an operation is a single pass over f32, and on CUDA (feature `cuda`) a single kernel; otherwise it is the same
-//! formula in candle's operations.
+//! The operations of a network ([`Ops`]) with hand-written backward passes, which are recorded if there is a
+//! tape. On the host an operation is a single pass over f32, and on CUDA (feature `cuda`) a single kernel;
+//! otherwise it is the same formula in candle's operations.
 //!
 //! Sums over rows (gradients of biases, norms, tables and scales) are taken in parts of fixed size and added
 //! in order, so that they do not depend on the number of threads.
@@ -47,8 +47,8 @@ impl Ops {
         }
     }
 
-    /// The gather: `[images * source_rows, c]` to `[images * rows, parts * c]`. For a backward pass it uses each source row at
-    /// most once.
+    /// The gather: `[images * source_rows, c]` to `[images * rows, parts * c]`. For a backward pass it uses
+    /// each source row at most once.
     pub(crate) fn gather(&self, x: &Tensor, gather: &Gather) -> Result<Tensor> {
         let compute = self.compute;
         let out = compute.gather(x, gather)?;

@@ -6,8 +6,8 @@ use crate::ops::Ops;
 use crate::ops::candle::{bounded, hidden_positions};
 use crate::weights::PositionMlp;
 
-/// The table of relative position biases, `[rows, heads]`, for the relative positions `[rows, 2]`: `16 sigmoid(MLP)`. The
-/// table is small, so every implementation uses candle's operations, in f32.
+/// The table of relative position biases, `[rows, heads]`, for the relative positions `[rows, 2]`:
+/// `16 sigmoid(MLP)`. The table is small, so every implementation uses candle's operations, in f32.
 pub(crate) fn position_table(ops: &Ops, coordinates: &Tensor, mlp: &PositionMlp) -> Result<Tensor> {
     let hidden = hidden_positions(coordinates, mlp)?;
     let table = bounded(&hidden.matmul(&mlp.output.t()?.contiguous()?)?)?;

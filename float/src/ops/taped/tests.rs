@@ -403,7 +403,8 @@ fn relative_bias_tables() {
     agree("bias", &table, |t, x| relative_bias(t, &x[0], &index, 3), plain);
 }
 
-/// Normalisation, sites and factors of queries and keys, differentiated by candle; learned scales are `x[2..]`.
+/// Normalisation, sites and factors of queries and keys, differentiated by candle; learned scales are
+/// `x[2..]`.
 fn cosine_by_candle(x: &[Tensor], heads: usize, fake: bool) -> Result<Tensor> {
     let (rows, width) = x[0].dims2()?;
     let (c, d) = (width / 3, width / 3 / heads);
@@ -517,7 +518,8 @@ fn relative_errors_and_their_gradients_are_those_of_finite_differences() {
     }
 }
 
-/// Parts of fixed size are added in order: an image of several parts, and one that is no whole number of them.
+/// Parts of fixed size are added in order: an image of several parts, and one that is no whole number of
+/// them.
 #[test]
 fn relative_errors_of_large_maps() {
     let shape = [2 * 1111, 48];

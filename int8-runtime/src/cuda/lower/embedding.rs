@@ -24,7 +24,8 @@ pub(super) struct Embedding<'a> {
 }
 
 impl<'a> Embedding<'a> {
-    /// The patch embedding at the beginning of `steps`, and the number of its steps; `None` for a network of tokens.
+    /// The patch embedding at the beginning of `steps`, and the number of its steps; `None` for a network of
+    /// tokens.
     pub(super) fn find(steps: &'a [Step<'a>]) -> Option<(Embedding<'a>, usize)> {
         let [first, step, rest @ ..] = steps else { return None };
         let (Op::Patches(patches), Op::Linear(linear)) = (&first.op, &step.op) else { return None };
@@ -126,7 +127,8 @@ impl Lowering<'_> {
         })
     }
 
-    /// Checks that rows of the residual consist of full groups of the columns that kernels read and write at once.
+    /// Checks that rows of the residual consist of full groups of the columns that kernels read and write at
+    /// once.
     fn check_width(&self, columns: usize) -> Result<(), CudaError> {
         let group = self.residual.columns_at_once();
         if columns.is_multiple_of(group) {

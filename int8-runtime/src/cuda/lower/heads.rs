@@ -1,5 +1,6 @@
-//! Heads of fewer channels than the columns that they have in the kernels. The weights before and after attention are filled up with zeros, so that queries,
-//! keys, values and results of the missing channels are zeros, which change no sum.
+//! Heads of fewer channels than the columns that they have in the kernels. The weights before and after
+//! attention are filled up with zeros, so that queries, keys, values and results of the missing channels are
+//! zeros, which change no sum.
 
 use std::borrow::Cow;
 

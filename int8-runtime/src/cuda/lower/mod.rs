@@ -56,7 +56,8 @@ pub(crate) fn lower(
     Ok(Lowered { steps, tensors, outputs })
 }
 
-/// The launches of `images` images of the network's own size, as [`lower`] makes them. Nothing is compiled or copied.
+/// The launches of `images` images of the network's own size, as [`lower`] makes them. Nothing is compiled or
+/// copied.
 pub(crate) fn launches(
     device: &Device,
     plan: &Plan<'_>,
@@ -128,7 +129,8 @@ impl<'a> Lowering<'a> {
         Ok(launches)
     }
 
-    /// The launch that reads the images, or the tokens of a network that begins with blocks, and the number of its steps.
+    /// The launch that reads the images, or the tokens of a network that begins with blocks, and the number
+    /// of its steps.
     fn first<'b>(&'b self, all: Span<'b>) -> (Planned<'b>, usize) {
         let Some((embedding, count)) = Embedding::find(all.steps) else {
             let build = move |name, when| self.tokens(&all.steps[0], name, when);

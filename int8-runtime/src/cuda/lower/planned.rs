@@ -1,4 +1,5 @@
-//! A launch that is decided upon, and not built yet: its kernel is not compiled, and its weights are not on the device.
+//! A launch that is decided upon, and not built yet: its kernel is not compiled, and its weights are not on
+//! the device.
 
 use std::ops::Range;
 

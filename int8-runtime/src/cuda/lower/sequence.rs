@@ -26,7 +26,8 @@ struct Fused<'a> {
 }
 
 impl Lowering<'_> {
-    /// Appends the launches for the first of the steps of `span` to `to`. Returns the number of steps that they compute.
+    /// Appends the launches for the first of the steps of `span` to `to`. Returns the number of steps that
+    /// they compute.
     pub(super) fn next<'b>(&'b self, span: Span<'b>, to: &mut Vec<Planned<'b>>) -> Result<usize, CudaError> {
         let Some(Fused { launches, count, when }) = self.fused(span)? else {
             return self.unfused(span, &When::ANY, to);
@@ -41,7 +42,8 @@ impl Lowering<'_> {
         Ok(count)
     }
 
-    /// The launches that compute one branch of a block at the beginning of `span`, if there is a kernel for it.
+    /// The launches that compute one branch of a block at the beginning of `span`, if there is a kernel for
+    /// it.
     fn fused<'b>(&'b self, span: Span<'b>) -> Result<Option<Fused<'b>>, CudaError> {
         if !self.fuse {
             return Ok(None);
@@ -67,8 +69,8 @@ impl Lowering<'_> {
         Ok(Some(Fused { launches, count: count + mlp.count, when: mlp.when }))
     }
 
-    /// Appends the launches for the first of the steps of `span`, but no launch for a whole branch of a block. Returns the number of
-    /// steps that they compute.
+    /// Appends the launches for the first of the steps of `span`, but no launch for a whole branch of a
+    /// block. Returns the number of steps that they compute.
     fn unfused<'b>(
         &'b self,
         span: Span<'b>,
@@ -86,15 +88,15 @@ impl Lowering<'_> {
         Ok(1)
     }
 
-    /// The attention branch at the beginning of `steps`, if one kernel computes it. The kernel rounds as an f16 residual
-    /// permits.
+    /// The attention branch at the beginning of `steps`, if one kernel computes it. The kernel rounds as an
+    /// f16 residual permits.
     fn attention_half<'b>(&self, steps: &'b [Step<'b>]) -> Option<WindowBlock<'b>> {
         let block = WindowBlock::find(steps).filter(|_| self.fuse && self.residual == ResidualType::F16)?;
         block.fits(self.device).then_some(block)
     }
 
-    /// The launch of the MLP that `span` begins with, if it does and there is a kernel for it. It runs for batches that are
-    /// large enough.
+    /// The launch of the MLP that `span` begins with, if it does and there is a kernel for it. It runs for
+    /// batches that are large enough.
     fn mlp<'b>(&'b self, span: Span<'b>) -> Option<Fused<'b>> {
         // A fused attention branch quantizes the residual itself.
         let next_codes = self.attention_half(span.steps.get(4..).unwrap_or_default()).is_none();
@@ -123,8 +125,9 @@ impl Lowering<'_> {
         Some(Fused { launches, count, when })
     }
 
-    /// Appends the launch for the norm at the beginning of `span` that adds to the residual, if there is one. The codes of the
-    /// residual, which the next linear layer reads, are stored with it. Returns the number of steps that are computed then.
+    /// Appends the launch for the norm at the beginning of `span` that adds to the residual, if there is one.
+    /// The codes of the residual, which the next linear layer reads, are stored with it. Returns the number
+    /// of steps that are computed then.
     fn norm_and_add<'b>(
         &'b self,
         span: Span<'b>,
@@ -163,8 +166,8 @@ impl Lowering<'_> {
         Ok(Some(count))
     }
 
-    /// The launch of the first step of `span` for images whose windows have padding: a launch that adds to the residual stores no
-    /// codes then.
+    /// The launch of the first step of `span` for images whose windows have padding: a launch that adds to
+    /// the residual stores no codes then.
     fn padded_codes<'b>(&'b self, codes: Codes, span: Span<'b>, when: &When) -> Option<Planned<'b>> {
         match codes.order {
             Order::Tokens(_) => None,
@@ -172,8 +175,8 @@ impl Lowering<'_> {
         }
     }
 
-    /// The launch of the QKV layer at the beginning of `span` and of the normalisation after it, if there are these two
-    /// steps and one launch computes them: if the results are codes.
+    /// The launch of the QKV layer at the beginning of `span` and of the normalisation after it, if there are
+    /// these two steps and one launch computes them: if the results are codes.
     fn heads<'b>(&'b self, span: Span<'b>, when: &When) -> Option<Planned<'b>> {
         let [first, second, ..] = span.steps else { return None };
         let (Op::Linear(linear), Op::QkNorm(heads)) = (&first.op, &second.op) else { return None };

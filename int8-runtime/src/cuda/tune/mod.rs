@@ -166,7 +166,8 @@ impl Tuner {
         tile.map(|tile| linear.kind().program(tile)).into_iter().collect()
     }
 
-    /// Loads one of our kernels for a layer that no batch runs yet, for [`Effort::Reuse`]. A failure is told when a batch needs it.
+    /// Loads one of our kernels for a layer that no batch runs yet, for [`Effort::Reuse`]. A failure is told
+    /// when a batch needs it.
     pub(crate) fn load(&mut self, linear: &DeviceLinear, m: usize) {
         let tile = self.tiles(linear, m, Effort::Compile).into_iter().next();
         if let Some(own) = tile.filter(|_| self.gemm != Gemm::CublasLt).and_then(|tile| linear.own(tile).ok())
@@ -185,7 +186,8 @@ impl Tuner {
         }
     }
 
-    /// Tiles in the order in which they are tried: those of the table first, or those of kernels that are loaded.
+    /// Tiles in the order in which they are tried: those of the table first, or those of kernels that are
+    /// loaded.
     fn tiles(&self, linear: &DeviceLinear, m: usize, effort: Effort) -> Vec<Tile> {
         let mut tiles = linear.tiles(m);
         if self.effort != Autotune::Off {
@@ -199,8 +201,8 @@ impl Tuner {
         tiles
     }
 
-    /// The kernel that [`Effort::Reuse`] prefers, if a measured tile tells it: the loaded one whose number of rows is nearest. To rank
-    /// all tiles takes the host longer than many an inference.
+    /// The kernel that [`Effort::Reuse`] prefers, if a measured tile tells it: the loaded one whose number of
+    /// rows is nearest. To rank all tiles takes the host longer than many an inference.
     fn reusable(&self, linear: &DeviceLinear, m: usize) -> Option<Arc<OwnLinear>> {
         if self.effort == Autotune::Off || self.gemm == Gemm::CublasLt {
             return None;

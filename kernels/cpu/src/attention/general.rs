@@ -40,8 +40,8 @@ struct Window<'a> {
     low: Option<WithLo<'a>>,
 }
 
-/// The operands of the products of codes with lo codes: the codes of each query and then its lo codes, times the lo
-/// codes of each key and then its codes.
+/// The operands of the products of codes with lo codes: the codes of each query and then its lo codes, times
+/// the lo codes of each key and then its codes.
 struct WithLo<'a> {
     queries: Rows<'a, u8>,
     /// Length of the rows of `queries`.

@@ -1,9 +1,9 @@
 //! Attention within windows: `softmax(scale * QK^T + bias + mask) V`, for every window and head.
 //!
-//! [`swinq_numerics::reference::attention_window`] is the definition, which every instruction set equals bit for bit.
-//! Each of the two products is computed in integers if both its operands are quantized, else in f32 on the
-//! values that their sites return. Queries, keys, values, logits and probabilities of one window and head
-//! stay in a thread's scratch memory; only the result is written, where the projection reads it.
+//! [`swinq_numerics::reference::attention_window`] is the definition, which every instruction set equals bit
+//! for bit. Each of the two products is computed in integers if both its operands are quantized, else in f32
+//! on the values that their sites return. Queries, keys, values, logits and probabilities of one window and
+//! head stay in a thread's scratch memory; only the result is written, where the projection reads it.
 //!
 //! There are three bodies: `scalar` calls the reference; `general` handles every combination of sites and any
 //! size by vectors; `int8_u8` handles Swin's usual case, INT8 products with U8 probabilities, with fewer
@@ -59,8 +59,8 @@ pub struct WindowAttention {
     tables: Tables,
     /// How logits are computed, for each head.
     finish: Vec<Finish>,
-    /// Whether results of integers, in units of a stored code, are below 2^31. A result is a mean of values, weighted by
-    /// the probabilities, so none exceeds the largest value.
+    /// Whether results of integers, in units of a stored code, are below 2^31. A result is a mean of values,
+    /// weighted by the probabilities, so none exceeds the largest value.
     results_are_bounded: bool,
     /// A zero for each key of a query's logits, if a head has hi and lo codes.
     zeros: Vec<f32>,
@@ -102,8 +102,8 @@ impl WindowAttention {
     /// Prepares the op.
     ///
     /// # Panics
-    /// If a size is 0, an operand would be longer than a slice can be, the length of `scales`, `hi_lo`, `bias`
-    /// or `regions` does not match its shape, or mask 0 has several regions.
+    /// If a size is 0, an operand would be longer than a slice can be, the length of `scales`, `hi_lo`,
+    /// `bias` or `regions` does not match its shape, or mask 0 has several regions.
     pub fn new(cpu: Cpu, spec: AttentionSpec<'_>) -> WindowAttention {
         let sizes = [spec.heads, spec.head_dim, spec.tokens];
         assert!(!sizes.contains(&0), "WindowAttention: heads, head_dim, tokens are {sizes:?}");
@@ -138,13 +138,14 @@ impl WindowAttention {
         }
     }
 
-    /// Reads the windows of `images` images, writes `[images * masks.len() * n, heads * d]`. `masks` has the number of the
-    /// mask of each window of one image ([`AttentionSpec::regions`]), so its length is the number of these windows.
+    /// Reads the windows of `images` images, writes `[images * masks.len() * n, heads * d]`. `masks` has the
+    /// number of the mask of each window of one image ([`AttentionSpec::regions`]), so its length is the
+    /// number of these windows.
     ///
     /// # Panics
-    /// If `masks` is empty, or has a number that is not below [`MASKS`], or one that is not 0 although the op has no
-    /// regions; if a length or the variant of `out` does not match; or if the input is codes and one of the sites q, k, v
-    /// is off.
+    /// If `masks` is empty, or has a number that is not below [`MASKS`], or one that is not 0 although the op
+    /// has no regions; if a length or the variant of `out` does not match; or if the input is codes and one
+    /// of the sites q, k, v is off.
     pub fn run(&self, pool: &mut Pool, images: usize, masks: &[u8], input: AttentionIn<'_>, out: RowOut<'_>) {
         let (Shape { heads, d, n, .. }, windows) = (self.shape, masks.len());
         self.check_masks(masks);
@@ -337,7 +338,8 @@ impl Kernel for TwoCodes<'_, '_> {
     }
 }
 
-/// Runs a body that is compiled apart from the usual one. In one function, the usual one takes up to twice as long.
+/// Runs a body that is compiled apart from the usual one. In one function, the usual one takes up to twice as
+/// long.
 #[inline(never)]
 fn apart(cpu: Cpu, body: impl Kernel) {
     dispatch(cpu, body);

@@ -159,8 +159,8 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Rows of the first operand's codes and then the second's, in `out`: each is filled up to a multiple of four with code 0.
-/// Returns the rows and their length.
+/// Rows of the first operand's codes and then the second's, in `out`: each is filled up to a multiple of four
+/// with code 0. Returns the rows and their length.
 pub(super) fn join<'o>(
     (n, d): (usize, usize),
     [first, second]: [Rows<'_, u8>; 2],

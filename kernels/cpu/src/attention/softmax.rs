@@ -1,5 +1,6 @@
-//! Turns the logits of one query into the weights of its keys, as [`swinq_numerics::reference::attention_row_exp`] and
-//! [`swinq_numerics::reference::attention_row_u8`] define them.
+//! Turns the logits of one query into the weights of its keys, as
+//! [`swinq_numerics::reference::attention_row_exp`] and [`swinq_numerics::reference::attention_row_u8`]
+//! define them.
 
 use swinq_numerics::Quantizer;
 use swinq_numerics::reference::{CODE_FLOOR, FLOOR};

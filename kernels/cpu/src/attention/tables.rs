@@ -11,8 +11,8 @@ use crate::buffer::Aligned;
 /// Keys are padded to a multiple of this number, the most keys that any instruction set processes at once.
 pub(super) const KEY_BLOCK: usize = 16;
 
-/// Bias and masks of one block's windows. Rows are padded to full key blocks, bias with -inf, so that a padded
-/// key gets no weight.
+/// Bias and masks of one block's windows. Rows are padded to full key blocks, bias with -inf, so that a
+/// padded key gets no weight.
 pub(super) struct Tables {
     n: usize,
     /// Keys with their padding.
@@ -28,7 +28,8 @@ pub(super) struct Tables {
 }
 
 impl Tables {
-    /// The tables for `bias`, and for the regions of tokens and the value that is added to logits between them.
+    /// The tables for `bias`, and for the regions of tokens and the value that is added to logits between
+    /// them.
     pub(super) fn new(shape: Shape, bias: &[f32], regions: Option<(&[u8], f32)>) -> Tables {
         let Shape { heads, n, .. } = shape;
         check_len("WindowAttention", "bias", bias.len(), &[heads, n, n]);
@@ -46,8 +47,8 @@ impl Tables {
         self.has_regions
     }
 
-    /// Bias and mask (if anything in the window is masked) of the queries from `query` on: rows of padded keys, and the
-    /// length of a row.
+    /// Bias and mask (if anything in the window is masked) of the queries from `query` on: rows of padded
+    /// keys, and the length of a row.
     pub(super) fn from(
         &self,
         Unit { mask, head, .. }: Unit,

@@ -38,19 +38,20 @@ pub struct FusedBlock {
 pub struct FusedRows<'a> {
     /// The token of each row, window by window.
     pub map: &'a RowMap,
-    /// The number of the mask of each window, as in [`WindowAttention::run`](crate::WindowAttention::run); empty if no op
-    /// is an attention.
+    /// The number of the mask of each window, as in [`WindowAttention::run`](crate::WindowAttention::run);
+    /// empty if no op is an attention.
     pub masks: &'a [u8],
 }
 
 impl FusedBlock {
-    /// Prepares `ops` over rows of a residual of `columns` columns, in tasks of about `task_rows` rows. [`BlockOp`] says
-    /// which ops read the residual and which read the result of the op before them. Linears that store
-    /// [`Store::Residual`](crate::Store::Residual) and residual norms add to the residual.
+    /// Prepares `ops` over rows of a residual of `columns` columns, in tasks of about `task_rows` rows.
+    /// [`BlockOp`] says which ops read the residual and which read the result of the op before them. Linears
+    /// that store [`Store::Residual`](crate::Store::Residual) and residual norms add to the residual.
     ///
     /// # Panics
-    /// If an op cannot read the result of the op before it, if the last op does not add to the residual, if two
-    /// attentions have windows of different sizes, or if `task_rows` rows of a result are more than a slice can hold.
+    /// If an op cannot read the result of the op before it, if the last op does not add to the residual, if
+    /// two attentions have windows of different sizes, or if `task_rows` rows of a result are more than a
+    /// slice can hold.
     pub fn new(ops: Vec<BlockOp>, columns: usize, task_rows: usize) -> FusedBlock {
         let (window, mut result) = (window_of(&ops), None);
         let unit_rows = window.unwrap_or(1);
@@ -72,8 +73,8 @@ impl FusedBlock {
         self.window.unwrap_or(1)
     }
 
-    /// Units of [`unit_rows`](FusedBlock::unit_rows) rows in `images` images of `rows` rows each, the length of
-    /// [`FusedRows::map`].
+    /// Units of [`unit_rows`](FusedBlock::unit_rows) rows in `images` images of `rows` rows each, the length
+    /// of [`FusedRows::map`].
     ///
     /// # Panics
     /// If they have more rows than a slice can hold.
@@ -84,8 +85,8 @@ impl FusedBlock {
     /// Runs the ops over `residual`, f32 `[images * rows.map.tokens(), columns]`.
     ///
     /// # Panics
-    /// If `residual` has another length, if the windows of an attention do not cover the rows of an image, if a mask is one
-    /// that an attention does not have, or if there are masks without an attention.
+    /// If `residual` has another length, if the windows of an attention do not cover the rows of an image, if
+    /// a mask is one that an attention does not have, or if there are masks without an attention.
     pub fn run(&self, pool: &mut Pool, images: usize, rows: FusedRows<'_>, residual: &mut [f32]) {
         self.run_tasks(pool, images, rows, residual, None);
     }

@@ -43,8 +43,8 @@ pub(super) struct Intermediate {
 }
 
 impl Intermediate {
-    /// Checks that two results of `rows` rows fit in memory, so that [`Intermediate::bytes`] of no more rows cannot
-    /// overflow.
+    /// Checks that two results of `rows` rows fit in memory, so that [`Intermediate::bytes`] of no more rows
+    /// cannot overflow.
     ///
     /// # Panics
     /// If they do not.

@@ -157,8 +157,8 @@ unsafe fn write_pair_of_codes_of_numbers(at: [*mut u8; 2], [first, second]: [[__
     }
 }
 
-/// The codes of values already multiplied by the reciprocal scale, except that values far below the range become the
-/// smallest i32; instructions that pack saturate everything below -128.
+/// The codes of values already multiplied by the reciprocal scale, except that values far below the range
+/// become the smallest i32; instructions that pack saturate everything below -128.
 #[inline]
 #[target_feature(enable = "avx2")]
 fn codes(scaled: __m256) -> __m256i {

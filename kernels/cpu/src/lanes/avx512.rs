@@ -54,8 +54,8 @@ fn folds(x: [__m512; 16]) -> __m512 {
     ones(twos(four(0), four(1)), twos(four(2), four(3)))
 }
 
-/// The codes of values already multiplied by the reciprocal scale, except that values far below the range become the
-/// smallest i32; instructions that narrow saturate everything below -128.
+/// The codes of values already multiplied by the reciprocal scale, except that values far below the range
+/// become the smallest i32; instructions that narrow saturate everything below -128.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn codes(scaled: __m512) -> __m512i {

@@ -196,8 +196,8 @@ pub(crate) trait Lanes: Copy {
     fn sqrt(self, x: Self::F) -> Self::F;
     /// The larger; `b` if either is a NaN.
     fn max(self, a: Self::F, b: Self::F) -> Self::F;
-    /// [`fold`](swinq_numerics::reference::fold) of sixteen lanes: the lanes of both registers, or of the first alone
-    /// if it has sixteen.
+    /// [`fold`](swinq_numerics::reference::fold) of sixteen lanes: the lanes of both registers, or of the
+    /// first alone if it has sixteen.
     fn fold(self, x: [Self::F; 2]) -> f32;
     /// The fold of each register: the upper half of its lanes is added to the lower, down to one.
     fn folds(self, x: [Self::F; 16]) -> [f32; 16];
@@ -213,8 +213,8 @@ pub(crate) trait Lanes: Copy {
     fn gelu(self, x: Self::F) -> Self::F;
     /// [`gelu_quadratic`](swinq_numerics::reference::gelu_quadratic) of each lane.
     fn gelu_quadratic(self, x: Self::F) -> Self::F;
-    /// `h(|x|)` of [`tail`](swinq_numerics::reference::math::tail) of each lane: the standard normal distribution at
-    /// `-|x|`.
+    /// `h(|x|)` of [`tail`](swinq_numerics::reference::math::tail) of each lane: the standard normal
+    /// distribution at `-|x|`.
     fn gelu_tail(self, x: Self::F) -> Self::F;
 
     fn add_i(self, a: Self::I, b: Self::I) -> Self::I;

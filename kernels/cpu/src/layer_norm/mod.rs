@@ -4,7 +4,8 @@
 //! ```text
 //! y = (x - mean) / sqrt(var + eps) * gamma + beta          var: biased, over the channels of the row
 //! ```
-//! The definition is [`swinq_numerics::reference::layer_norm_row`], which every instruction set equals bit for bit.
+//! The definition is [`swinq_numerics::reference::layer_norm_row`], which every instruction set equals bit
+//! for bit.
 
 mod norms;
 mod ops;
@@ -35,17 +36,18 @@ pub(crate) struct Affine<'a> {
     pub(crate) largest: f32,
 }
 
-/// A bound on the magnitudes of the results of a row whose variance is finite; NaN or infinite if there is none. A value's
-/// square is at most the sum of the row's squares, so `(x - mean) / sqrt(var)` and the shift are at most `sqrt(n)` each,
-/// and twice that with all rounding errors. The sums of gamma and of beta bound their values and keep a NaN.
+/// A bound on the magnitudes of the results of a row whose variance is finite; NaN or infinite if there is
+/// none. A value's square is at most the sum of the row's squares, so `(x - mean) / sqrt(var)` and the shift
+/// are at most `sqrt(n)` each, and twice that with all rounding errors. The sums of gamma and of beta bound
+/// their values and keep a NaN.
 fn largest_result(gamma: &[f32], beta: &[f32]) -> f32 {
     let sum = |x: &[f32]| x.iter().map(|x| x.abs()).sum::<f32>();
     4.0 * (gamma.len() as f32).sqrt() * sum(gamma) + sum(beta)
 }
 
 impl Affine<'_> {
-    /// Whether all results of rows with these norms, times the reciprocal scale, are numbers with magnitudes below 2^31. A
-    /// NaN or an infinity in a row makes its mean infinite or NaN.
+    /// Whether all results of rows with these norms, times the reciprocal scale, are numbers with magnitudes
+    /// below 2^31. A NaN or an infinity in a row makes its mean infinite or NaN.
     fn results_are_numbers(&self, norms: &Norms, quantizer: Quantizer) -> bool {
         norms.finite && self.largest * quantizer.recip() < 1e9
     }
@@ -58,7 +60,8 @@ pub(crate) trait Target {
     fn put_scalar(self, affine: Affine<'_>, x: Option<&[f32]>, buffer: &mut [f32]);
     /// As [`Target::put_scalar`], with vectors and the norm of the row, which is already computed.
     fn put_vector<L: Lanes>(self, lanes: L, affine: Affine<'_>, norm: RowNorm, x: Option<&[f32]>);
-    /// As [`Target::put_vector`] of each row `i` of `group` into `out(i)`, if there is a faster way; returns whether there is.
+    /// As [`Target::put_vector`] of each row `i` of `group` into `out(i)`, if there is a faster way; returns
+    /// whether there is.
     #[inline(always)]
     fn put_group<L: Lanes>(
         _lanes: L,

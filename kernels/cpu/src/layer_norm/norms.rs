@@ -12,7 +12,8 @@ const LINE: usize = 16;
 
 /// Rows of one length that are normalised together.
 pub(crate) struct Group<'x> {
-    /// The rows, all of one length; a row without a source, and a row beyond the last, has another one for a stand-in.
+    /// The rows, all of one length; a row without a source, and a row beyond the last, has another one for a
+    /// stand-in.
     pub(super) rows: [&'x [f32]; ROWS],
     pub(super) count: usize,
     /// Whether each row has a source.
@@ -38,8 +39,8 @@ impl<'x> Group<'x> {
         group
     }
 
-    /// Prefetches the first lines of each row into the second-level cache. The processor fetches the others by itself;
-    /// to prefetch all of them takes longer where they are in that cache.
+    /// Prefetches the first lines of each row into the second-level cache. The processor fetches the others
+    /// by itself; to prefetch all of them takes longer where they are in that cache.
     #[inline(always)]
     pub(super) fn prefetch<L: Lanes>(&self, lanes: L) {
         for row in &self.rows[..self.count] {
@@ -117,7 +118,8 @@ pub(super) fn norms<L: Lanes, const R: usize>(lanes: L, eps: f32, group: &Group<
     Norms { means, inverses, shifts, finite }
 }
 
-/// Sixteen partial sums of each row, which have one length. A register holds sixteen lanes, or the sums of the two halves.
+/// Sixteen partial sums of each row, which have one length. A register holds sixteen lanes, or the sums of
+/// the two halves.
 #[inline(always)]
 fn sums_of<L: Lanes, const R: usize>(lanes: L, rows: &[&[f32]; R]) -> [L::F; R] {
     let mut sums = [[lanes.splat(0.0); R]; 2];
@@ -126,7 +128,8 @@ fn sums_of<L: Lanes, const R: usize>(lanes: L, rows: &[&[f32]; R]) -> [L::F; R] 
     for at in (0..whole).step_by(16) {
         for (half, sums) in sums.iter_mut().enumerate().take(16 / L::N) {
             for (row, sum) in rows.iter().zip(sums) {
-                // SAFETY: `at + 16` is at most the length of the rows, which the caller has checked to be one.
+                // SAFETY: `at + 16` is at most the length of the rows, which the caller has checked to be
+                // one.
                 *sum = lanes.add(*sum, unsafe { lanes.read(row.as_ptr().add(at + half * L::N)) });
             }
         }
@@ -153,7 +156,8 @@ fn differences_of<L: Lanes, const R: usize>(
     for at in (0..whole).step_by(16) {
         for half in 0..16 / L::N {
             for (i, row) in rows.iter().enumerate() {
-                // SAFETY: `at + 16` is at most the length of the rows, which the caller has checked to be one.
+                // SAFETY: `at + 16` is at most the length of the rows, which the caller has checked to be
+                // one.
                 let x = unsafe { lanes.read(row.as_ptr().add(at + half * L::N)) };
                 let d = lanes.sub(x, means[i]);
                 rests[half][i] = lanes.add(rests[half][i], d);

@@ -177,9 +177,9 @@ impl MergeNorm {
         MergeNorm { affine, store }
     }
 
-    /// Reads `x`, f32 `[images * map.tokens(), c]`; writes `[images * map.rows().len() / 4, 4c]`. Row `i` of an image is
-    /// the norm of its rows `map.rows()[4 * i..4 * i + 4]`, side by side in that order; [`PAD`] is a row of zeros,
-    /// inserted before the norm.
+    /// Reads `x`, f32 `[images * map.tokens(), c]`; writes `[images * map.rows().len() / 4, 4c]`. Row `i` of
+    /// an image is the norm of its rows `map.rows()[4 * i..4 * i + 4]`, side by side in that order; [`PAD`]
+    /// is a row of zeros, inserted before the norm.
     ///
     /// # Panics
     /// If a length or the variant of `out` does not match, or if the rows of the map are no multiple of four.

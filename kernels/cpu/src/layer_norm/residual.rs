@@ -14,8 +14,8 @@ use crate::rows::{MapRows, units_per_task};
 
 /// LayerNorm that adds its result to the residual stream:
 /// `residual = shortcut.fake(residual) + branch.fake(LayerNorm(x))`, as
-/// [`add_layer_norm_row`](swinq_numerics::reference::add_layer_norm_row) defines it. The window reverse happens in its
-/// writes.
+/// [`add_layer_norm_row`](swinq_numerics::reference::add_layer_norm_row) defines it. The window reverse
+/// happens in its writes.
 pub struct ResidualNorm {
     affine: Owned,
     branch: Option<Quantizer>,
@@ -40,8 +40,8 @@ impl ResidualNorm {
     }
 
     /// Adds the norm of row `(b, i)` of `x` to row `(b, map.rows()[i])` of `residual`; rows of
-    /// [`PAD`](swinq_numerics::PAD) are dropped. `x` is f32 `[images, map.rows().len(), c]`, `residual` is f32
-    /// `[images, map.tokens(), c]`.
+    /// [`PAD`](swinq_numerics::PAD) are dropped. `x` is f32 `[images, map.rows().len(), c]`, `residual` is
+    /// f32 `[images, map.tokens(), c]`.
     ///
     /// # Panics
     /// If a length does not match.

@@ -40,8 +40,8 @@ pub(super) fn rows<'x, L: Lanes, T: Target>(
         if let Some(next) = &next {
             next.prefetch(lanes);
         }
-        // Rows that are summed side by side, because the additions of one row wait for each other: as many as registers
-        // hold the sums of.
+        // Rows that are summed side by side, because the additions of one row wait for each other: as many as
+        // registers hold the sums of.
         let norms = match L::N {
             16 => norms::<L, 4>(lanes, affine.eps, &group),
             _ => norms::<L, 2>(lanes, affine.eps, &group),
@@ -87,7 +87,8 @@ pub(super) unsafe fn codes_of_numbers<L: Lanes>(
             for (&row, scaled) in pair.iter().zip(&mut scaled) {
                 let normed = Normed::new(lanes, norms.of(row));
                 for (i, y) in scaled.iter_mut().enumerate() {
-                    // SAFETY: the rows of a group have one length, `len`, of which `at + 2 N` is at most the last.
+                    // SAFETY: the rows of a group have one length, `len`, of which `at + 2 N` is at most the
+                    // last.
                     let x = unsafe { lanes.read(group.rows[row].as_ptr().add(at + i * L::N)) };
                     *y = lanes.mul(normed.of(lanes, x, gamma[i], beta[i]), recip);
                 }

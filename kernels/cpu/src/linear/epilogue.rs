@@ -99,5 +99,6 @@ fn pad(values: &[f32], padded: usize) -> Aligned<f32> {
     values.into()
 }
 
-/// The greatest magnitude, in units of a code and without the zero point, that is stored without range checks.
+/// The greatest magnitude, in units of a code and without the zero point, that is stored without range
+/// checks.
 const LIMIT: f64 = (1u64 << 30) as f64;

@@ -34,8 +34,8 @@ impl LinearF32 {
         LinearF32::packed(kernel, &spec, kernel.layout.pack_f32(n, k, weight))
     }
 
-    /// As [`LinearF32::new`], with `weight` stored by inputs, `[k, n]`: the product with this matrix, not with its
-    /// transpose.
+    /// As [`LinearF32::new`], with `weight` stored by inputs, `[k, n]`: the product with this matrix, not
+    /// with its transpose.
     ///
     /// # Panics
     /// As [`LinearF32::new`].

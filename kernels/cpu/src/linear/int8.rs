@@ -36,8 +36,8 @@ impl LinearI8 {
         LinearI8::with_zero_points(cpu, spec, codes, multiplier, &[])
     }
 
-    /// As [`LinearI8::new`], for an input whose code `q` in column k stands for `q - zero_points[k]`. The zero
-    /// points are subtracted in INT32: accumulators start from
+    /// As [`LinearI8::new`], for an input whose code `q` in column k stands for `q - zero_points[k]`. The
+    /// zero points are subtracted in INT32: accumulators start from
     /// [`-correction_i8`](swinq_numerics::reference::correction_i8). No zero points stand for zeros.
     ///
     /// # Panics

@@ -40,8 +40,9 @@ pub(crate) struct Int8Kernel {
     pub(crate) peak: Option<Peak>,
 }
 
-/// Computes the results of a block from the initial accumulator of each column (padded to full panels) and stores them through the epilogue. The last argument is the thread's scratch
-/// memory, which the kernel grows as needed.
+/// Computes the results of a block from the initial accumulator of each column (padded to full panels) and
+/// stores them through the epilogue. The last argument is the thread's scratch memory, which the kernel grows
+/// as needed.
 ///
 /// Calling it is sound if [`Int8Kernel::is_available`].
 pub(super) type BlockI8 = unsafe fn(&Block<'_, u8, i8>, &[i32], &Epilogue, &Dest<'_>, &mut AlignedBuf);

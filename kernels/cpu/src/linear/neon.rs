@@ -1,5 +1,5 @@
-//! AArch64: the tiles of all NEON kernels, 8 rows by 8 columns of accumulators in 16 registers, and f32 products by
-//! fused multiply-add.
+//! AArch64: the tiles of all NEON kernels, 8 rows by 8 columns of accumulators in 16 registers, and f32
+//! products by fused multiply-add.
 
 use std::arch::aarch64::*;
 

@@ -72,7 +72,8 @@ struct Input<'a> {
 }
 
 impl Input<'_> {
-    /// The first bytes of the rows of each pair. Of an odd number of rows the last one is both rows of its pair.
+    /// The first bytes of the rows of each pair. Of an odd number of rows the last one is both rows of its
+    /// pair.
     #[inline(always)]
     fn pairs<const P: usize>(&self) -> [[*const u8; 2]; P] {
         let row = |r: usize| self.from[r.min(self.rows - 1) * self.stride..].as_ptr();
@@ -103,7 +104,8 @@ fn tile_i8<const P: usize>(input: Input<'_>, weight: &[i8], initial: &[i32; COLU
         add_group(&mut acc, &x.map(|x| x[1]), high);
     }
     if let [group] = last {
-        // SAFETY: bytes `8 (whole - 1)..8 whole` of each row, which are inside the input by the assertion above.
+        // SAFETY: bytes `8 (whole - 1)..8 whole` of each row, which are inside the input by the assertion
+        // above.
         let eight = |row: *const u8| unsafe { vld1_u8(row.add(INPUTS * (whole - 1))) };
         add_group(&mut acc, &rows.map(|[a, b]| vcombine_u8(eight(a), eight(b))), group);
     }

@@ -25,8 +25,8 @@ impl Layout {
         n.div_ceil(self.columns)
     }
 
-    /// Columns, including the padding of the last panel. [`Layout::pack_i8`] or [`Layout::pack_f32`] of a weight with
-    /// `n` columns checked that this does not overflow.
+    /// Columns, including the padding of the last panel. [`Layout::pack_i8`] or [`Layout::pack_f32`] of a
+    /// weight with `n` columns checked that this does not overflow.
     pub(super) fn padded(self, n: usize) -> usize {
         self.panels(n) * self.columns
     }
@@ -54,8 +54,8 @@ impl Layout {
         }
     }
 
-    /// Copies `weight` `[k, n]`, the weights of an input side by side, to the start of `packed`. Columns beyond n are left
-    /// as they are.
+    /// Copies `weight` `[k, n]`, the weights of an input side by side, to the start of `packed`. Columns
+    /// beyond n are left as they are.
     ///
     /// # Panics
     /// If the layout groups inputs.
@@ -100,9 +100,10 @@ impl Layout {
     }
 }
 
-/// `-sum_k (added + zero_points[k]) * weight[c][k]` of each column, padded with zeros to `padded`: the initial
-/// accumulator. It compensates for `added`, which the kernel's input has in addition to its codes (128 for
-/// bytes), and for the zero points of the input's codes. `zero_points` may be empty, which stands for zeros.
+/// `-sum_k (added + zero_points[k]) * weight[c][k]` of each column, padded with zeros to `padded`: the
+/// initial accumulator. It compensates for `added`, which the kernel's input has in addition to its codes
+/// (128 for bytes), and for the zero points of the input's codes. `zero_points` may be empty, which stands
+/// for zeros.
 ///
 /// From this start every partial sum of products is at most 255 * 128 * k in magnitude, because a code minus
 /// its zero point, and a byte, are at most 255. This fits an i32 for k up to 65793.

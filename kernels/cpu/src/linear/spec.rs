@@ -13,8 +13,8 @@ pub enum Store {
     Fake(ColumnQuantizers),
     /// Writes its code as `u8 = code + 128`.
     Codes(ColumnQuantizers),
-    /// Adds it to the residual stream: `residual = shortcut.fake(residual) + branch.fake(value)`, where `None`
-    /// changes nothing.
+    /// Adds it to the residual stream: `residual = shortcut.fake(residual) + branch.fake(value)`, where
+    /// `None` changes nothing.
     Residual {
         /// Quantizer of the linear's value.
         branch: Option<Quantizer>,

@@ -13,8 +13,8 @@ use crate::buffer::AlignedBuf;
 use crate::cpu::Cpu;
 use crate::pool::{Parts, Pool};
 
-/// Rows of a part. They are added in registers, one after the other. As a stride it is not a power of two, whose
-/// multiples would share a few sets of the first-level cache.
+/// Rows of a part. They are added in registers, one after the other. As a stride it is not a power of two,
+/// whose multiples would share a few sets of the first-level cache.
 const PART: usize = 496;
 
 /// Parts that are packed before they are multiplied, so that they are still in a cache.
@@ -22,8 +22,8 @@ const PARTS: usize = 8;
 
 /// `out = a^T b`: `a` `[rows, m]`, `b` `[rows, n]`, `out` `[m, n]`, all row-major.
 ///
-/// The sums of parts of 496 rows are added in order, so the bits are the same on every processor and with any number of
-/// threads.
+/// The sums of parts of 496 rows are added in order, so the bits are the same on every processor and with any
+/// number of threads.
 ///
 /// # Panics
 /// If a length does not match the sizes.
@@ -59,8 +59,8 @@ pub fn transposed_product(
                 let panel_len = kernel.layout.panel_len(k);
                 let (rows, panels) = (rows.clone(), panels.clone());
                 let block = Block { input, stride: k, k, weight, panel_len, rows, panels };
-                // SAFETY: the kernel belongs to the `Isa` of a `Cpu`, which exists only if the processor has the
-                // instructions.
+                // SAFETY: the kernel belongs to the `Isa` of a `Cpu`, which exists only if the processor has
+                // the instructions.
                 unsafe { (kernel.block)(&block, &epilogue, &dest) }
             }
         });
@@ -116,7 +116,8 @@ impl Packed {
     }
 }
 
-/// Writes the transpose of `x` `[rows, columns]` to the start of `out`, in squares that fit the first-level cache.
+/// Writes the transpose of `x` `[rows, columns]` to the start of `out`, in squares that fit the first-level
+/// cache.
 fn transpose(columns: usize, x: &[f32], out: &mut [f32]) {
     const SIDE: usize = 16;
     let rows = x.len() / columns;

@@ -7,8 +7,8 @@ use std::thread::{Builder, JoinHandle, Thread};
 use super::team::Team;
 use super::{SPINS, Scratch};
 
-/// Threads that several callers share. A caller asks for a [`Turn`], which states how many threads it may use, its own
-/// included; its [`Pool`](super::Pool)s then borrow them.
+/// Threads that several callers share. A caller asks for a [`Turn`], which states how many threads it may
+/// use, its own included; its [`Pool`](super::Pool)s then borrow them.
 pub struct Crew {
     shared: Arc<Shared>,
     handles: Vec<JoinHandle<()>>,
@@ -76,8 +76,8 @@ impl Crew {
         self.handles.len() + 1
     }
 
-    /// Waits until this caller may use a thread, callers in the order in which they came, and grants it up to `most`
-    /// threads: its part of the threads if other callers use some or wait.
+    /// Waits until this caller may use a thread, callers in the order in which they came, and grants it up to
+    /// `most` threads: its part of the threads if other callers use some or wait.
     pub fn turn(&self, most: usize) -> Turn<'_> {
         let (threads, shared) = (self.threads(), &*self.shared);
         let mut state = shared.state();
@@ -192,8 +192,8 @@ impl Shared {
         self.state.lock().unwrap_or_else(|e| e.into_inner())
     }
 
-    /// Lends `team` `count` workers, or as many as are free, and returns how many: the first of `members`. It has the workers
-    /// that the team had last; one that keeps its place is not disturbed.
+    /// Lends `team` `count` workers, or as many as are free, and returns how many: the first of `members`. It
+    /// has the workers that the team had last; one that keeps its place is not disturbed.
     pub(super) fn lend(&self, team: &Arc<Team>, count: usize, members: &mut Vec<usize>) -> usize {
         let mut lent = 0;
         let mut state = self.state();
@@ -231,8 +231,8 @@ impl Shared {
         team.wakes(number).for_each(|worker| self.workers[worker].wake());
     }
 
-    /// The life of worker `index`: it performs tasks of the team that it is posted to, spins while there are none, and then
-    /// sleeps.
+    /// The life of worker `index`: it performs tasks of the team that it is posted to, spins while there are
+    /// none, and then sleeps.
     fn serve(&self, index: usize) {
         let worker = &self.workers[index];
         let _ = worker.thread.set(std::thread::current());

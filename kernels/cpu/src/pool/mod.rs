@@ -1,8 +1,9 @@
 //! Threads for ops. Running a job allocates nothing.
 //!
-//! A [`Crew`] has the threads; a [`Pool`] borrows some of them and runs jobs on them. Each thread starts with its own
-//! contiguous share of a job's tasks and then takes tasks from the shares of the others. Ops number their tasks by rows, so
-//! that a thread finds the rows that it wrote in the previous op in its own second-level cache.
+//! A [`Crew`] has the threads; a [`Pool`] borrows some of them and runs jobs on them. Each thread starts with
+//! its own contiguous share of a job's tasks and then takes tasks from the shares of the others. Ops number
+//! their tasks by rows, so that a thread finds the rows that it wrote in the previous op in its own
+//! second-level cache.
 
 mod crew;
 mod parts;
@@ -81,8 +82,8 @@ impl Pool {
         Pool { crew: Arc::clone(crew), team, members, lent: 0, scratch: Scratch::new(0) }
     }
 
-    /// Borrows threads until the pool has `threads`, the caller included, or fewer if the crew has no more free ones. It keeps
-    /// them until it gives them back or is dropped.
+    /// Borrows threads until the pool has `threads`, the caller included, or fewer if the crew has no more
+    /// free ones. It keeps them until it gives them back or is dropped.
     pub fn borrow(&mut self, threads: usize) {
         self.give_back();
         if threads > 1 || !self.members.is_empty() {
@@ -155,9 +156,9 @@ impl Pool {
         });
     }
 
-    /// Divides `items` items into groups of `each`, the last may be smaller, and runs `task(group, outputs, scratch)` for every
-    /// group, as [`Pool::run`] does. `group` is the range of its items, and `outputs` has the group's part of each of `outs`,
-    /// the same number of values for each item.
+    /// Divides `items` items into groups of `each`, the last may be smaller, and runs
+    /// `task(group, outputs, scratch)` for every group, as [`Pool::run`] does. `group` is the range of its
+    /// items, and `outputs` has the group's part of each of `outs`, the same number of values for each item.
     ///
     /// # Panics
     /// If `each` is 0, or an output's values are not a multiple of `items`, and as [`Pool::run`].

@@ -1,4 +1,5 @@
-//! One job at a time for the threads of a team: tasks that are taken one by one, and counted when they are done.
+//! One job at a time for the threads of a team: tasks that are taken one by one, and counted when they are
+//! done.
 
 use std::any::Any;
 use std::ops::Range;
@@ -27,8 +28,9 @@ impl Share {
         Share { next: AtomicU64::new(0), end: AtomicU32::new(0) }
     }
 
-    /// Offers the tasks of `tasks` of job `job`. All tasks of the job before have been taken. The order of the two stores
-    /// keeps a thread that is late by a job from the new tasks: if it sees the new end, its exchange fails.
+    /// Offers the tasks of `tasks` of job `job`. All tasks of the job before have been taken. The order of
+    /// the two stores keeps a thread that is late by a job from the new tasks: if it sees the new end, its
+    /// exchange fails.
     fn offer(&self, job: u32, tasks: Range<usize>) {
         let [start, end] =
             [tasks.start, tasks.end].map(|task| u32::try_from(task).expect("a job of 2^32 tasks"));
@@ -54,11 +56,12 @@ impl Share {
 
 /// The state that the threads of a [`Pool`](super::Pool) share.
 ///
-/// A job ends when its tasks are done. Nobody waits for a thread that took no task: one that wakes up late, or that the
-/// system runs late, finds the tasks taken.
+/// A job ends when its tasks are done. Nobody waits for a thread that took no task: one that wakes up late,
+/// or that the system runs late, finds the tasks taken.
 pub(super) struct Team {
-    /// The number of the current job. It returns to a number after 2^32 jobs; a thread that is late by exactly that many would
-    /// take a task of the current job as one of its own job, which has the same effect.
+    /// The number of the current job. It returns to a number after 2^32 jobs; a thread that is late by
+    /// exactly that many would take a task of the current job as one of its own job, which has the same
+    /// effect.
     job: AtomicU32,
     /// A [`Job`] on the stack of the leader, which is valid while a task of the job is not done.
     task: AtomicPtr<Job<'static>>,
@@ -109,8 +112,8 @@ impl Team {
         self.job.load(Ordering::SeqCst)
     }
 
-    /// Runs a job of `tasks` tasks on `threads` threads: this one, and those that see the new job after `wake`. A job needs no
-    /// more threads than it has tasks.
+    /// Runs a job of `tasks` tasks on `threads` threads: this one, and those that see the new job after
+    /// `wake`. A job needs no more threads than it has tasks.
     ///
     /// # Panics
     /// Resumes the first panic of a task after all tasks are done.
@@ -132,8 +135,8 @@ impl Team {
         for (share, tasks) in self.shares.iter().zip(shares(tasks, threads)) {
             share.offer(number, tasks);
         }
-        // Sequentially consistent, as the loads of a thread that is about to sleep: either it sees the job, or `wake` sees
-        // that it sleeps.
+        // Sequentially consistent, as the loads of a thread that is about to sleep: either it sees the job,
+        // or `wake` sees that it sleeps.
         self.job.store(number, Ordering::SeqCst);
         wake();
         self.work(0, number, scratch);
@@ -155,8 +158,9 @@ impl Team {
         scratch.intermediate.reserve(intermediate.load(Ordering::Relaxed));
     }
 
-    /// Performs tasks of job `job` until none is left: first those of the share of `thread`, then those of the threads after
-    /// it. Returns whether the job has that many threads; one that has ended has no task left.
+    /// Performs tasks of job `job` until none is left: first those of the share of `thread`, then those of
+    /// the threads after it. Returns whether the job has that many threads; one that has ended has no task
+    /// left.
     pub(super) fn work(&self, thread: usize, job: u32, scratch: &mut Scratch) -> bool {
         let threads = self.threads.load(Ordering::Relaxed);
         if thread >= threads {
@@ -174,8 +178,9 @@ impl Team {
 
     /// Performs a task that this thread has taken.
     fn perform(&self, index: usize, scratch: &mut Scratch) {
-        // SAFETY: `take` returned a task of the current job, which is not done before the subtraction below. `Team::lead` waits
-        // for it, so the job on its stack and the task function that it borrows are alive; and it stores no other job before.
+        // SAFETY: `take` returned a task of the current job, which is not done before the subtraction below.
+        // `Team::lead` waits for it, so the job on its stack and the task function that it borrows are alive;
+        // and it stores no other job before.
         let task = unsafe { (*self.task.load(Ordering::Acquire)).task };
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| task(index, scratch))) {
             let mut first = self.panic.lock().unwrap_or_else(|e| e.into_inner());

@@ -1,5 +1,5 @@
-//! The operands of cosine attention (Liu et al., "Swin Transformer V2", CVPR 2022): the queries and keys of each head are
-//! normalised to length 1, then quantized.
+//! The operands of cosine attention (Liu et al., "Swin Transformer V2", CVPR 2022): the queries and keys of
+//! each head are normalised to length 1, then quantized.
 
 mod vector;
 
@@ -50,8 +50,8 @@ impl Sizes {
         (part * self.heads + head) * self.d
     }
 
-    /// The first column of the lo codes of `part` of the head at `position` among those with hi and lo codes, counted from
-    /// the first lo code.
+    /// The first column of the lo codes of `part` of the head at `position` among those with hi and lo codes,
+    /// counted from the first lo code.
     #[inline(always)]
     fn low_column(self, part: usize, position: usize) -> usize {
         (part * self.hi_lo + position) * self.d
@@ -76,7 +76,8 @@ impl QkNorm {
     /// Prepares the op.
     ///
     /// # Panics
-    /// If a size is 0, a row would be longer than a slice can be, or `hi_lo` has elements, but not one for each head.
+    /// If a size is 0, a row would be longer than a slice can be, or `hi_lo` has elements, but not one for
+    /// each head.
     pub fn new(cpu: Cpu, spec: &QkNormSpec<'_>) -> QkNorm {
         let (heads, d) = (spec.heads, spec.head_dim);
         assert!(heads > 0 && d > 0, "QkNorm: {heads} heads of {d} channels");
@@ -200,7 +201,8 @@ impl Kernel for Rows<'_> {
 
     #[inline(always)]
     fn vector<L: Lanes>(self, lanes: L) {
-        // With a constant number of channels, loops over them are unrolled. All published models have heads of 32.
+        // With a constant number of channels, loops over them are unrolled. All published models have heads
+        // of 32.
         match self.op.sizes {
             sizes @ Sizes { d: 32, .. } => vector::rows(lanes, self, Sizes { d: 32, ..sizes }),
             sizes => vector::rows(lanes, self, sizes),

@@ -82,8 +82,8 @@ fn codes<L: Lanes>(
     }
 }
 
-/// [`inverse_length`](swinq_numerics::reference::inverse_length) of the queries of `head` in each of the `count` rows of `x`, then
-/// of its keys. The last row stands in for rows after it.
+/// [`inverse_length`](swinq_numerics::reference::inverse_length) of the queries of `head` in each of the
+/// `count` rows of `x`, then of its keys. The last row stands in for rows after it.
 #[inline(always)]
 fn factors<L: Lanes>(lanes: L, sizes: Sizes, head: usize, count: usize, x: &[f32]) -> [f32; 2 * TOGETHER] {
     let (wide, d, last) = (sizes.wide(), sizes.d, count - 1);
@@ -92,8 +92,8 @@ fn factors<L: Lanes>(lanes: L, sizes: Sizes, head: usize, count: usize, x: &[f32
         let x = &x[sizes.column(part, head)..];
         assert!(x.len() >= last * wide + d);
         for (row, sum) in sums.iter_mut().enumerate() {
-            // SAFETY: a vector of a row up to `last`, in bounds by the assertion. Without checks the loop is unrolled,
-            // and the sums stay in registers.
+            // SAFETY: a vector of a row up to `last`, in bounds by the assertion. Without checks the loop is
+            // unrolled, and the sums stay in registers.
             let x = unsafe { x.get_unchecked(row.min(last) * wide..).get_unchecked(..d) };
             *sum = squares(lanes, x);
         }
@@ -108,8 +108,8 @@ fn factors<L: Lanes>(lanes: L, sizes: Sizes, head: usize, count: usize, x: &[f32
     factors
 }
 
-/// The sixteen sums of squares of `x` of which [`inverse_length`](swinq_numerics::reference::inverse_length) takes the fold; of
-/// fewer lanes, the two halves are added.
+/// The sixteen sums of squares of `x` of which [`inverse_length`](swinq_numerics::reference::inverse_length)
+/// takes the fold; of fewer lanes, the two halves are added.
 #[inline(always)]
 fn squares<L: Lanes>(lanes: L, x: &[f32]) -> L::F {
     let mut sums = [lanes.splat(0.0); 2];
@@ -165,7 +165,8 @@ fn load<L: Lanes>(lanes: L, x: &[f32]) -> L::F {
     if x.len() == L::N { lanes.load(x) } else { lanes.load_part(x) }
 }
 
-/// The values that [`lo_code`](swinq_numerics::reference::lo_code) rounds, from values already multiplied by the reciprocal scale.
+/// The values that [`lo_code`](swinq_numerics::reference::lo_code) rounds, from values already multiplied by
+/// the reciprocal scale.
 #[inline(always)]
 pub(crate) fn lo_scaled<L: Lanes>(lanes: L, scaled: L::F) -> L::F {
     let high = lanes.float(lanes.round(lanes.clamp(scaled)));

@@ -1,5 +1,5 @@
-//! [`swinq_numerics::reference::gelu`] and [`swinq_numerics::reference::exp`] on vector registers, bit for bit, for epilogues
-//! and attention. Both are inlined into loops that keep their constants in registers.
+//! [`swinq_numerics::reference::gelu`] and [`swinq_numerics::reference::exp`] on vector registers, bit for
+//! bit, for epilogues and attention. Both are inlined into loops that keep their constants in registers.
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx2;

@@ -36,7 +36,8 @@ fn int8(probs: Probs) -> AttentionQuant {
     AttentionQuant { q: Some(step(Q)), k: Some(step(K)), v: Some(step(V)), scores: None, probs }
 }
 
-/// Regions `[MASKS, n]` of windows that are divided not at all, from left to right, from top to bottom, and in both ways.
+/// Regions `[MASKS, n]` of windows that are divided not at all, from left to right, from top to bottom, and
+/// in both ways.
 pub(crate) fn regions(n: usize) -> Vec<u8> {
     let side = n.isqrt();
     let region = |(mask, i): (usize, usize)| {

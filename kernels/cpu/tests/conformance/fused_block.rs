@@ -237,7 +237,8 @@ fn linear_out<'a>(rows: &'a mut Option<Rows>, residual: &'a mut [f32], map: &'a 
     rows.as_mut().map_or(LinearOut::Residual { residual, map }, |rows| rows.out().into())
 }
 
-/// A block of `kind` with windows of `tokens` tokens: both its halves, one of them, or one whose norm comes last.
+/// A block of `kind` with windows of `tokens` tokens: both its halves, one of them, or one whose norm comes
+/// last.
 fn ops(cpu: Cpu, kind: u32, shape: Shape, tokens: usize) -> Ops {
     let mut maker = Maker { cpu, kind, rng: Rng(u64::from(kind) + 1) };
     if kind % 5 == 4 {

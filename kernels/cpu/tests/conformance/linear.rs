@@ -11,7 +11,8 @@ use swinq_kernels::linear::{LinearF32, LinearI8, LinearOut, LinearSpec, Store};
 use swinq_kernels::{Cpu, Pool};
 use swinq_numerics::{ColumnQuantizers, Gelu, PAD, Quantizer, RowMap, code_stride, reference};
 
-/// Rows, columns, inputs: around the tiles (1, 6, 8, 14, 16 and 32 rows; 8, 16 and 32 columns) and Swin's own.
+/// Rows, columns, inputs: around the tiles (1, 6, 8, 14, 16 and 32 rows; 8, 16 and 32 columns) and Swin's
+/// own.
 const SHAPES: [(usize, usize, usize); 25] = [
     (0, 16, 8),
     (1, 1, 1),

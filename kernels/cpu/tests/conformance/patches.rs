@@ -59,7 +59,8 @@ impl Case {
         (0..values.len()).map(|i| values[order(i)]).collect()
     }
 
-    /// Patches of `values`, f32 `[images, height, width, channels]`, computed element by element from the definition.
+    /// Patches of `values`, f32 `[images, height, width, channels]`, computed element by element from the
+    /// definition.
     fn cut(&self, values: &[f32]) -> Vec<f32> {
         let Case { images, image, patch, channels, edge } = *self;
         let grid = image.map(|pixels| match edge {
@@ -83,8 +84,8 @@ impl Case {
         out
     }
 
-    /// Panics unless the patches of images of every type and layout, in each form and cut by `threads` threads, are those of the
-    /// definition.
+    /// Panics unless the patches of images of every type and layout, in each form and cut by `threads`
+    /// threads, are those of the definition.
     fn check(&self, threads: usize) {
         let pixels = self.pixels();
         let values = self.normalised(&pixels);

@@ -1,5 +1,5 @@
-//! Numbers of images, rows, tokens and channels whose products overflow are refused by every constructor and every
-//! `run`: with empty slices, a product that wrapped to 0 would be accepted.
+//! Numbers of images, rows, tokens and channels whose products overflow are refused by every constructor and
+//! every `run`: with empty slices, a product that wrapped to 0 would be accepted.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -13,7 +13,8 @@ use swinq_numerics::{
     AttentionQuant, AttentionSpec, ImageEdge, Images, Probs, QkNormSpec, Quantizer, RowMap, RowStore, Size,
 };
 
-/// Numbers that are too large. Four times the last one, or 16 times the one before it, is 2^64, which wraps to 0.
+/// Numbers that are too large. Four times the last one, or 16 times the one before it, is 2^64, which wraps
+/// to 0.
 const LARGE: [usize; 3] = [usize::MAX / 2, 1 << 60, 1 << 62];
 
 /// Channels.

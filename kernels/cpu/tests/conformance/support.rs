@@ -19,8 +19,8 @@ pub fn for_each_cpu(check: impl Fn(Cpu)) {
     available.into_iter().for_each(check);
 }
 
-/// Panics unless one op that runs over images of one size, of another, and of the first again gives the bits of a new op
-/// for each run.
+/// Panics unless one op that runs over images of one size, of another, and of the first again gives the bits
+/// of a new op for each run.
 pub fn assert_sizes_leave_no_trace<O, S: Copy>(
     [first, second]: [S; 2],
     new: impl Fn() -> O,

@@ -1,8 +1,8 @@
 //! Directories and files that no other user can have written.
 //!
-//! Unix has owners and permissions for that. On Windows they are as private as their folder: the default, `%LOCALAPPDATA%`,
-//! is open to the user, the administrators and the system alone, and whoever sets `SWINQ_CACHE` names a folder with such
-//! permissions.
+//! Unix has owners and permissions for that. On Windows they are as private as their folder: the default,
+//! `%LOCALAPPDATA%`, is open to the user, the administrators and the system alone, and whoever sets
+//! `SWINQ_CACHE` names a folder with such permissions.
 
 #[cfg(unix)]
 pub(super) use unix::{create_dir, create_file, is_own};

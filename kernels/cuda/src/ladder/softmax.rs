@@ -18,11 +18,11 @@ pub enum SoftmaxRung {
     Naive,
     /// One warp per row, maximum and sum in one pass; result in f32.
     Online,
-    /// Several rows per warp, with values in registers; result in f32. Short rows that do not begin at multiples of 16
-    /// bytes pass through shared memory.
+    /// Several rows per warp, with values in registers; result in f32. Short rows that do not begin at
+    /// multiples of 16 bytes pass through shared memory.
     Rows,
-    /// The codes of the INT8 attention ([`attention_row_u8`](swinq_numerics::reference::attention_row_u8)), with values
-    /// in registers; result in u8, and the sum of each row's codes in u32.
+    /// The codes of the INT8 attention ([`attention_row_u8`](swinq_numerics::reference::attention_row_u8)),
+    /// with values in registers; result in u8, and the sum of each row's codes in u32.
     Codes,
 }
 
@@ -30,7 +30,8 @@ pub enum SoftmaxRung {
 const STAGED_THREADS: u32 = 64;
 const STAGED_COLUMNS: usize = 64;
 
-/// Whether rows of `columns` values pass through shared memory: short rows that do not begin at multiples of 16 bytes.
+/// Whether rows of `columns` values pass through shared memory: short rows that do not begin at multiples of
+/// 16 bytes.
 fn staged(columns: usize) -> bool {
     columns <= STAGED_COLUMNS && !columns.is_multiple_of(4)
 }
@@ -114,8 +115,8 @@ impl Softmax {
     /// Compiles `rung` for rows of `columns` values.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`] if such a row does not fit into registers; NVRTC is missing, the source does
-    /// not compile, or the driver fails.
+    /// [`CudaError::Unsupported`] if such a row does not fit into registers; NVRTC is missing, the source
+    /// does not compile, or the driver fails.
     ///
     /// # Panics
     /// If `columns` is 2^31 or more.
@@ -130,9 +131,9 @@ impl Softmax {
         Ok(Softmax { kernel, rung, columns })
     }
 
-    /// Writes the softmax of the `rows` rows of `x`, f32 `[rows, columns]`, to `out`, which has the same shape and
-    /// is contiguous. [`SoftmaxRung::Codes`] also writes the sums of the codes to `sums`, `[rows]`; other
-    /// rungs do not use `sums`.
+    /// Writes the softmax of the `rows` rows of `x`, f32 `[rows, columns]`, to `out`, which has the same
+    /// shape and is contiguous. [`SoftmaxRung::Codes`] also writes the sums of the codes to `sums`, `[rows]`;
+    /// other rungs do not use `sums`.
     ///
     /// # Errors
     /// The driver fails.

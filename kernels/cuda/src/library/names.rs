@@ -1,4 +1,5 @@
-//! Names of the CUDA libraries' files, and where they come from. cudarc opens the driver, NVRTC and cuBLAS, by names of its own.
+//! Names of the CUDA libraries' files, and where they come from. cudarc opens the driver, NVRTC and cuBLAS,
+//! by names of its own.
 //!
 //! The loader of Linux looks in `LD_LIBRARY_PATH`, that of Windows in `PATH`. macOS has no CUDA.
 

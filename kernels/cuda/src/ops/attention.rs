@@ -17,8 +17,8 @@ pub const HEAD_DIM: usize = 32;
 /// Most channels of a head. The kernels of separate launches run such heads.
 pub const WIDE_HEAD_DIM: usize = 64;
 
-/// The columns of a head of `channels` channels in the kernels: [`HEAD_DIM`] or [`WIDE_HEAD_DIM`]. The columns beyond its channels are
-/// zeros.
+/// The columns of a head of `channels` channels in the kernels: [`HEAD_DIM`] or [`WIDE_HEAD_DIM`]. The
+/// columns beyond its channels are zeros.
 pub fn head_columns(channels: usize) -> usize {
     if channels <= HEAD_DIM { HEAD_DIM } else { WIDE_HEAD_DIM }
 }
@@ -64,14 +64,14 @@ struct Scales {
 }
 
 impl DeviceAttention {
-    /// Prepares attention for `spec` (except its `store`), storing results as `store`. With an f32 residual, INT8 attention is
-    /// bit-exact to the reference. A head has [`head_columns`] columns in the input and in the output. Those beyond its
-    /// channels are zeros.
+    /// Prepares attention for `spec` (except its `store`), storing results as `store`. With an f32 residual,
+    /// INT8 attention is bit-exact to the reference. A head has [`head_columns`] columns in the input and in
+    /// the output. Those beyond its channels are zeros.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`] if a head has more than [`WIDE_HEAD_DIM`] channels, if only some of the sites of
-    /// q, k, v and the probabilities are on, or if a site of the scores is on. Also if the kernel does not
-    /// compile, or the device has too little memory.
+    /// [`CudaError::Unsupported`] if a head has more than [`WIDE_HEAD_DIM`] channels, if only some of the
+    /// sites of q, k, v and the probabilities are on, or if a site of the scores is on. Also if the kernel
+    /// does not compile, or the device has too little memory.
     ///
     /// # Panics
     /// If a length does not match, or mask 0 has several regions.
@@ -111,14 +111,15 @@ impl DeviceAttention {
         })
     }
 
-    /// Reads the rows of `images` images, window by window, and writes `[images * windows * n, channels]`. `windows` are
-    /// those of each image; the op uses their masks.
+    /// Reads the rows of `images` images, window by window, and writes `[images * windows * n, channels]`.
+    /// `windows` are those of each image; the op uses their masks.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short, windows have another number of tokens, or windows are masked and the op has no regions.
+    /// If a slice is too short, windows have another number of tokens, or windows are masked and the op has
+    /// no regions.
     pub fn run(
         &self,
         stream: &Stream,
@@ -157,8 +158,8 @@ impl DeviceAttention {
             recip,
             scale,
         };
-        // SAFETY: `Params` is the kernel's parameter. The windows that the kernel accesses are
-        // within the lengths checked above, bias and regions were laid out for the same shape, every mask is below
+        // SAFETY: `Params` is the kernel's parameter. The windows that the kernel accesses are within the
+        // lengths checked above, bias and regions were laid out for the same shape, every mask is below
         // `MASKS`, and the slices are held.
         unsafe { launch(&self.kernel, config, stream, &params) }
     }
@@ -197,8 +198,9 @@ fn config(
     })
 }
 
-/// The first column of the lo codes of each head's queries, then of its keys, `[2, heads]`; -1 for heads with one
-/// code per value. The lo codes follow the values, all of the queries before all of the keys. A head has `head_dim` columns.
+/// The first column of the lo codes of each head's queries, then of its keys, `[2, heads]`; -1 for heads with
+/// one code per value. The lo codes follow the values, all of the queries before all of the keys. A head has
+/// `head_dim` columns.
 pub fn low_columns(hi_lo: &[bool], head_dim: usize) -> Vec<i32> {
     let mut next = (3 * hi_lo.len()..).map(|slot| int(slot * head_dim));
     let of_operand = hi_lo.iter().chain(hi_lo);

@@ -1,9 +1,10 @@
-//! GELU and its codes in packed halves, with an f16 residual: for which scales, and the constants of the kernels.
+//! GELU and its codes in packed halves, with an f16 residual: for which scales, and the constants of the
+//! kernels.
 
 use half::f16;
 
-/// Reciprocals of the scale of codes without a zero point for which GELU may be in halves: no code is less than -128 (GELU
-/// is -0.17 at least), and the reciprocal is a normal f16.
+/// Reciprocals of the scale of codes without a zero point for which GELU may be in halves: no code is less
+/// than -128 (GELU is -0.17 at least), and the reciprocal is a normal f16.
 const RECIPS: std::ops::RangeInclusive<f32> = 1e-3..=750.0;
 /// The same for codes with zero points, which are clamped to -128.
 const CHANNEL_RECIPS: std::ops::RangeInclusive<f32> = 1e-3..=65504.0;
@@ -22,15 +23,15 @@ pub(super) fn suits_channels(recips: &[f32]) -> bool {
     recips.iter().all(|recip| CHANNEL_RECIPS.contains(recip))
 }
 
-/// Rewrites the factor and the bias of a column for GELU in halves. It does not pass on a NaN, so a column with a NaN gets
-/// zeros, because the code of a NaN is 0.
+/// Rewrites the factor and the bias of a column for GELU in halves. It does not pass on a NaN, so a column
+/// with a NaN gets zeros, because the code of a NaN is 0.
 pub(super) fn argument(factor: &mut f32, bias: &mut f32) {
     let number = !factor.is_nan() && !bias.is_nan();
     (*factor, *bias) = if number { (ARGUMENT * *factor, ARGUMENT * *bias) } else { (0.0, 0.0) };
 }
 
-/// The `HalfCodes` of every two columns, as bits in floats: two reciprocals in a word, then 1536 plus the two zero points. A
-/// missing last column counts as zeros.
+/// The `HalfCodes` of every two columns, as bits in floats: two reciprocals in a word, then 1536 plus the two
+/// zero points. A missing last column counts as zeros.
 pub fn half_codes(recips: &[f32], zero_points: &[f32]) -> Vec<f32> {
     assert_eq!(recips.len(), zero_points.len(), "half codes: quantizers");
     let word = |pair: &[f32], add: f32| {

@@ -7,8 +7,8 @@ use crate::params::head::{LinearParams, PoolParams};
 use crate::{CudaError, Device, DeviceBuf, DeviceSlice, Kernel, LaunchConfig, Program, Stream, launch};
 
 const LINEAR_THREADS: u32 = 128;
-/// Columns of an f16 row that a warp reads at once, maximum number of warps of the pool's block, and floats of shared
-/// memory for their sums.
+/// Columns of an f16 row that a warp reads at once, maximum number of warps of the pool's block, and floats
+/// of shared memory for their sums.
 const POOL_COLUMNS: usize = 128;
 const POOL_WARPS: usize = 16;
 const POOL_FLOATS: usize = (48 << 10) / 4;
@@ -75,7 +75,8 @@ impl DevicePool {
         LaunchConfig { shared: shared as u32, pdl: true, ..LaunchConfig::linear(images as u32, threads) }
     }
 
-    /// Tokens of an image of `tokens` tokens whose norms the kernel has in shared memory at a time, for an f32 residual.
+    /// Tokens of an image of `tokens` tokens whose norms the kernel has in shared memory at a time, for an
+    /// f32 residual.
     pub fn tokens_each(tokens: usize) -> usize {
         tokens.min(POOL_TOKENS)
     }
@@ -106,8 +107,8 @@ impl DevicePool {
         })
     }
 
-    /// Reads the residual of `images` images of `tokens` tokens and writes `[images, columns]`. Sets the u32 at
-    /// `overflow` to 1 if an f16 residual holds a value that is not finite; nothing resets it.
+    /// Reads the residual of `images` images of `tokens` tokens and writes `[images, columns]`. Sets the u32
+    /// at `overflow` to 1 if an f16 residual holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.

@@ -1,5 +1,5 @@
-//! The geometry of an image size, on the device: orders of rows, and the masks of windows. Ops get it when they run, and
-//! all ops of a stage can share it. Clones share the memory.
+//! The geometry of an image size, on the device: orders of rows, and the masks of windows. Ops get it when
+//! they run, and all ops of a stage can share it. Clones share the memory.
 
 use swinq_numerics::{RowMap, Windows};
 
@@ -43,8 +43,8 @@ impl DeviceMap {
     }
 }
 
-/// The attention windows of an image on the device: the order of their tokens, and their masks. It takes the bytes of the
-/// map, and if a window is masked 1 byte for each window.
+/// The attention windows of an image on the device: the order of their tokens, and their masks. It takes the
+/// bytes of the map, and if a window is masked 1 byte for each window.
 #[derive(Clone)]
 pub struct DeviceWindows {
     map: DeviceMap,
@@ -96,8 +96,8 @@ impl DeviceWindows {
     /// The masks, for an op whose windows have `tokens` tokens and which has `regions` or not.
     ///
     /// # Panics
-    /// If windows have another number of tokens, or windows are masked and the op has no regions; the message begins with
-    /// `what`.
+    /// If windows have another number of tokens, or windows are masked and the op has no regions; the message
+    /// begins with `what`.
     pub(super) fn masks_for(&self, what: &str, tokens: usize, regions: bool) -> Option<&DeviceSlice> {
         assert_eq!(self.tokens(), tokens, "{what}: tokens of a window");
         assert!(regions || self.masks.is_none(), "{what}: windows are masked, and the op has no regions");
@@ -105,7 +105,8 @@ impl DeviceWindows {
     }
 }
 
-/// The row of each token of an image: the inverse of a [`RowMap`] without padding. It takes 4 bytes for each token.
+/// The row of each token of an image: the inverse of a [`RowMap`] without padding. It takes 4 bytes for each
+/// token.
 #[derive(Clone)]
 pub struct TokenRows {
     pub(super) slice: DeviceSlice,

@@ -99,8 +99,8 @@ pub struct MlpConfig {
 }
 
 impl MlpConfig {
-    /// The configuration for `columns` channels and `hidden` hidden columns on a GPU whose blocks have `shared` bytes of shared
-    /// memory; `None` if the kernel does not support these sizes.
+    /// The configuration for `columns` channels and `hidden` hidden columns on a GPU whose blocks have
+    /// `shared` bytes of shared memory; `None` if the kernel does not support these sizes.
     ///
     /// # Panics
     /// If GELU is in halves with an f32 residual.
@@ -172,8 +172,8 @@ impl MlpConfig {
             .define("THREADS", 128 * self.groups() as i64)
     }
 
-    /// Launch configuration for `m` rows on a GPU with `multiprocessors`, each of which runs one block. Blocks
-    /// get rows in turn, so that few rows are spread over many blocks.
+    /// Launch configuration for `m` rows on a GPU with `multiprocessors`, each of which runs one block.
+    /// Blocks get rows in turn, so that few rows are spread over many blocks.
     pub fn launch(&self, m: usize, multiprocessors: u32) -> LaunchConfig {
         let blocks = m.div_ceil(ROWS).min(multiprocessors as usize);
         let slots = self.stay + self.stages();
@@ -236,14 +236,16 @@ impl MlpConfig {
         all
     }
 
-    /// The least number of rows for which the launch is faster than LayerNorm and two linear layers on a device with
-    /// `multiprocessors`, by measurement: where weights pass through a ring, blocks with few rows mostly wait for them.
+    /// The least number of rows for which the launch is faster than LayerNorm and two linear layers on a
+    /// device with `multiprocessors`, by measurement: where weights pass through a ring, blocks with few rows
+    /// mostly wait for them.
     pub fn least_rows(&self, multiprocessors: u32) -> usize {
         if self.stages() == 0 { 1 } else { ROWS * multiprocessors as usize / 4 }
     }
 
-    /// The constants of the codes of hidden columns in the order of `Constants` of the kernel, and what the zero points add to
-    /// each sum of fc2, whose weight is `codes`. A column that is not among the `numbers` has code 0.
+    /// The constants of the codes of hidden columns in the order of `Constants` of the kernel, and what the
+    /// zero points add to each sum of fc2, whose weight is `codes`. A column that is not among the `numbers`
+    /// has code 0.
     fn channel_constants(
         &self,
         quantizers: &ColumnQuantizers,
@@ -355,15 +357,15 @@ impl DeviceMlp {
         self.config.kind.form == MlpForm::PostNormCodes
     }
 
-    /// Adds the MLP to the `m` rows of `residual`, and writes their `codes`, if they are given. Sets the u32 at `overflow` to 1
-    /// if an f16 residual holds a value that is not finite; nothing resets it.
+    /// Adds the MLP to the `m` rows of `residual`, and writes their `codes`, if they are given. Sets the u32
+    /// at `overflow` to 1 if an f16 residual holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short, codes are given although the op does not store any, or the codes have the rows of tokens
-    /// and the `m` rows are not those of whole images.
+    /// If a slice is too short, codes are given although the op does not store any, or the codes have the
+    /// rows of tokens and the `m` rows are not those of whole images.
     pub fn run(
         &self,
         stream: &Stream,
@@ -392,9 +394,10 @@ impl DeviceMlp {
             hidden_recip: self.recips[1],
             code_recip: self.recips[2],
         };
-        // SAFETY: `Params` is the kernel's parameter. The lengths of the residual and of the codes were checked above,
-        // `code_rows` has a row below `tokens` for each token of an image, and weights and constants were laid out by the
-        // configuration for which the kernel was compiled; the slices are held.
+        // SAFETY: `Params` is the kernel's parameter. The lengths of the residual and of the codes were
+        // checked above, `code_rows` has a row below `tokens` for each token of an image, and weights and
+        // constants were laid out by the configuration for which the kernel was compiled; the slices are
+        // held.
         unsafe { launch(&self.kernel, self.config.launch(m, self.multiprocessors), stream, &params) }
     }
 }

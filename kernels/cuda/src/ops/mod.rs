@@ -2,8 +2,8 @@
 //! any allocation, for images of any size: what depends on the size is given when the op runs.
 //!
 //! Codes on the device are plain INT8. Rows of codes and of f16 values are [`row_stride`] apart. The residual
-//! residual is f16 or f32 ([`ResidualType`]). With an f32 residual and INT8 products, every op is bit-exact to the
-//! reference.
+//! residual is f16 or f32 ([`ResidualType`]). With an f32 residual and INT8 products, every op is bit-exact
+//! to the reference.
 
 pub mod attention;
 pub mod half_gelu;
@@ -58,7 +58,8 @@ impl ResidualType {
         }
     }
 
-    /// Columns of the residual that kernels read and write at once, in 16 bytes: its rows are whole groups of so many.
+    /// Columns of the residual that kernels read and write at once, in 16 bytes: its rows are whole groups of
+    /// so many.
     pub fn columns_at_once(self) -> usize {
         16 / self.bytes()
     }
@@ -128,8 +129,8 @@ pub fn row_stride(columns: usize, element_bytes: usize) -> usize {
     (columns * element_bytes).next_multiple_of(16) / element_bytes
 }
 
-/// Checks that `slice` holds as many bytes as the product of `sizes`, of which the last is often the bytes of an element,
-/// and is aligned for 16-byte accesses.
+/// Checks that `slice` holds as many bytes as the product of `sizes`, of which the last is often the bytes of
+/// an element, and is aligned for 16-byte accesses.
 ///
 /// # Panics
 /// If it does not or is not, or if the product overflows; the message begins with `what`.
@@ -139,8 +140,8 @@ pub(super) fn expect(what: &str, slice: &DeviceSlice, sizes: &[usize]) {
     assert!(slice.ptr().is_multiple_of(16), "{what} is not aligned to 16 bytes");
 }
 
-/// A launch on a stream: its functions return the addresses for the parameters. They check that slices are those that the kernel
-/// expects, and hold them until the work is done.
+/// A launch on a stream: its functions return the addresses for the parameters. They check that slices are
+/// those that the kernel expects, and hold them until the work is done.
 pub(super) struct Call<'a>(pub(super) &'a Stream);
 
 impl Call<'_> {
@@ -150,8 +151,8 @@ impl Call<'_> {
         self.own(slice)
     }
 
-    /// The address of `slice`, which has the product of `sizes` elements of `bytes` bytes, and is aligned to its elements: it may
-    /// belong to a caller of the engine.
+    /// The address of `slice`, which has the product of `sizes` elements of `bytes` bytes, and is aligned to
+    /// its elements: it may belong to a caller of the engine.
     ///
     /// # Panics
     /// If it does not or is not, or if the product overflows; the message begins with `what`.
@@ -175,7 +176,8 @@ impl Call<'_> {
         self.own(slice)
     }
 
-    /// The address of an array of the op itself, whose length is checked where it is made; 0 if there is none.
+    /// The address of an array of the op itself, whose length is checked where it is made; 0 if there is
+    /// none.
     pub(super) fn own<'s>(&self, slice: impl Into<Option<&'s DeviceSlice>>) -> u64 {
         slice.into().map_or(0, |slice| {
             self.0.hold(slice);

@@ -140,8 +140,9 @@ impl DeviceNorm {
         DeviceNorm::new(device, config, (gamma, beta), epsilon, NormResult::Store(store))
     }
 
-    /// LayerNorm with `gamma` and `beta` of the rows of a branch, which have the type of the residual. The results are
-    /// added to the residual's tokens. With a quantizer for `codes`, the op can also store the codes of the sums.
+    /// LayerNorm with `gamma` and `beta` of the rows of a branch, which have the type of the residual. The
+    /// results are added to the residual's tokens. With a quantizer for `codes`, the op can also store the
+    /// codes of the sums.
     ///
     /// # Errors
     /// The kernel does not compile, or the device has too little memory.
@@ -190,8 +191,8 @@ impl DeviceNorm {
         matches!(self.result, NormResult::AddAndCode(_))
     }
 
-    /// Reads the residual of `images` images and writes their rows in this order. Sets the u32 at `overflow` to 1 if an
-    /// f16 residual holds a value that is not finite; nothing resets it.
+    /// Reads the residual of `images` images and writes their rows in this order. Sets the u32 at `overflow`
+    /// to 1 if an f16 residual holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
@@ -227,16 +228,16 @@ impl DeviceNorm {
         unsafe { launch(&self.kernel, self.config.launch(rows.total()), stream, &params) }
     }
 
-    /// Normalises the rows of the branches of `images` images, which have this order, and adds them to their `residual`,
-    /// where [`DeviceNorm::adds`]. Writes the codes of the residual, if they are given. Sets the u32 at `overflow` as
-    /// [`DeviceNorm::run`] does, for the branch.
+    /// Normalises the rows of the branches of `images` images, which have this order, and adds them to their
+    /// `residual`, where [`DeviceNorm::adds`]. Writes the codes of the residual, if they are given. Sets the
+    /// u32 at `overflow` as [`DeviceNorm::run`] does, for the branch.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short, the codes have the rows of another number of tokens, codes are given although the op does
-    /// not store any, or the op does not add to the residual.
+    /// If a slice is too short, the codes have the rows of another number of tokens, codes are given although
+    /// the op does not store any, or the op does not add to the residual.
     pub fn run_residual(
         &self,
         stream: &Stream,
@@ -268,7 +269,8 @@ impl DeviceNorm {
         unsafe { launch(&self.kernel, self.config.launch(rows.total()), stream, &params) }
     }
 
-    /// The parameters of a launch that reads the first memory, writes the second, and may set the flag in the third.
+    /// The parameters of a launch that reads the first memory, writes the second, and may set the flag in the
+    /// third.
     fn params(&self, call: &Call<'_>, rows: &ImageRows<'_>, memory: [u64; 3]) -> Params {
         // The kernels count lanes in 32 bits.
         int(rows.total() * LANES_PER_ROW);

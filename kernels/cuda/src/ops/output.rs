@@ -1,4 +1,5 @@
-//! Outputs of the network in the memory of their reader: feature maps, with their norm if they have one, and scores.
+//! Outputs of the network in the memory of their reader: feature maps, with their norm if they have one, and
+//! scores.
 
 use super::{Call, ResidualType, int};
 use crate::kernel::Kernels;
@@ -9,8 +10,8 @@ use crate::{CudaError, Device, DeviceBuf, DeviceSlice, LaunchConfig, Program, St
 const THREADS: u32 = 256;
 /// The most tokens of a block: four lanes compute the norm of one.
 const MOST_TOKENS: usize = THREADS as usize / 4;
-/// The most bytes of a block's tokens in shared memory, unless two tokens have more: several blocks fit a multiprocessor, and
-/// small maps of many columns keep the GPU busy.
+/// The most bytes of a block's tokens in shared memory, unless two tokens have more: several blocks fit a
+/// multiprocessor, and small maps of many columns keep the GPU busy.
 const MOST_BYTES: usize = 32 << 10;
 
 /// Element type of an output.
@@ -196,8 +197,8 @@ impl OutputWriter {
         OutputWriter { device, config, maps: Kernels::new(), values: Kernels::new() }
     }
 
-    /// Writes `outputs` of `images` images. One launch writes all maps of a form. If one of the u32 `flags` of the steps is set, all
-    /// values are NaN.
+    /// Writes `outputs` of `images` images. One launch writes all maps of a form. If one of the u32 `flags`
+    /// of the steps is set, all values are NaN.
     ///
     /// # Errors
     /// A kernel does not compile, or the driver fails.
@@ -250,8 +251,8 @@ impl OutputWriter {
             *to = self.map(&call, images, map, first);
         }
         let kernel = self.maps.get(form, || self.device.kernel(&self.config.program(form)))?;
-        // SAFETY: `MapsParams` is the kernel's parameter. Inputs and outputs have the lengths that `map` checks, gamma and beta those
-        // of a row; the slices are held.
+        // SAFETY: `MapsParams` is the kernel's parameter. Inputs and outputs have the lengths that `map`
+        // checks, gamma and beta those of a row; the slices are held.
         unsafe { launch(&kernel, config, stream, &params) }
     }
 
@@ -297,7 +298,8 @@ impl OutputWriter {
             count: int(count),
         };
         let kernel = self.values.get(element, || self.device.kernel(&values_program(element)))?;
-        // SAFETY: `ValuesParams` is the kernel's parameter. Input and output have the lengths checked above; the slices are held.
+        // SAFETY: `ValuesParams` is the kernel's parameter. Input and output have the lengths checked above;
+        // the slices are held.
         unsafe { launch(&kernel, values_launch(count), stream, &params) }
     }
 }

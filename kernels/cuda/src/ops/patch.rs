@@ -175,7 +175,8 @@ impl PatchConfig {
         self.k().next_multiple_of(16) + 8
     }
 
-    /// The patches of an image of `size` pixels. Those at its right and lower edges may extend beyond it, unless they are cut.
+    /// The patches of an image of `size` pixels. Those at its right and lower edges may extend beyond it,
+    /// unless they are cut.
     pub fn grid(&self, size: Size) -> Size {
         self.edge.grid(size, self.patch)
     }
@@ -224,8 +225,8 @@ impl PatchConfig {
     }
 }
 
-/// A patch embedding prepared for a device. The kernel for images of other forms than [`InputForm::PIXELS`] is compiled at its
-/// first use.
+/// A patch embedding prepared for a device. The kernel for images of other forms than [`InputForm::PIXELS`]
+/// is compiled at its first use.
 pub struct DevicePatchEmbed {
     device: Device,
     kernels: Kernels<InputForm>,
@@ -253,7 +254,8 @@ impl DevicePatchEmbed {
     /// kernel does not compile, or the device has too little memory.
     ///
     /// # Panics
-    /// If a length does not match, the number of columns is not a multiple of 4, or there are not 1 to 16 channels.
+    /// If a length does not match, the number of columns is not a multiple of 4, or there are not 1 to 16
+    /// channels.
     pub fn new(device: &Device, spec: &PatchSpec<'_>) -> Result<DevicePatchEmbed, CudaError> {
         let config = config(spec);
         let (columns, k) = (config.columns, config.k());
@@ -299,9 +301,9 @@ impl DevicePatchEmbed {
         self.kernels.get(form, || self.device.kernel(&self.config.program(form, self.input)))
     }
 
-    /// Reads images of `size` pixels in `form`, and writes the residual `[images * tokens, columns]`: a token for each patch of
-    /// [`PatchConfig::grid`]. The normalised values beyond an image are zeros. Sets the u32 at `raised` to 1 if a value is not
-    /// finite; nothing resets it.
+    /// Reads images of `size` pixels in `form`, and writes the residual `[images * tokens, columns]`: a token
+    /// for each patch of [`PatchConfig::grid`]. The normalised values beyond an image are zeros. Sets the u32
+    /// at `raised` to 1 if a value is not finite; nothing resets it.
     ///
     /// # Errors
     /// The kernel for `form` does not compile, or the driver fails.

@@ -41,8 +41,8 @@ impl QkNormConfig {
     }
 }
 
-/// Normalises queries and keys and quantizes them and the values, prepared for a device. [`QkNormSpec`] defines
-/// the result, except that one without codes is f16.
+/// Normalises queries and keys and quantizes them and the values, prepared for a device. [`QkNormSpec`]
+/// defines the result, except that one without codes is f16.
 pub struct DeviceQkNorm {
     kernel: Kernel,
     config: QkNormConfig,
@@ -55,11 +55,12 @@ pub struct DeviceQkNorm {
 }
 
 impl DeviceQkNorm {
-    /// Prepares the op. Its input has the type of the residual stream. A head has [`head_columns`] columns in the input and in
-    /// the output. Those beyond its channels are zeros.
+    /// Prepares the op. Its input has the type of the residual stream. A head has [`head_columns`] columns in
+    /// the input and in the output. Those beyond its channels are zeros.
     ///
     /// # Errors
-    /// [`CudaError::Unsupported`] if a head has too many channels. Also if the kernel does not compile, or the device has too little memory.
+    /// [`CudaError::Unsupported`] if a head has too many channels. Also if the kernel does not compile, or
+    /// the device has too little memory.
     pub fn new(
         device: &Device,
         spec: &QkNormSpec<'_>,
@@ -81,8 +82,8 @@ impl DeviceQkNorm {
         })
     }
 
-    /// Reads `rows` rows of queries, keys and values, `[rows, 3 * channels]`, and writes as many. Sets the u32 at
-    /// `overflow` to 1 if f16 input holds a value that is not finite; nothing resets it.
+    /// Reads `rows` rows of queries, keys and values, `[rows, 3 * channels]`, and writes as many. Sets the
+    /// u32 at `overflow` to 1 if f16 input holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
@@ -116,8 +117,8 @@ impl DeviceQkNorm {
             stride: int(stride),
             recip: self.recips,
         };
-        // SAFETY: `Params` is the kernel's parameter. Every row that the kernel accesses is within the lengths
-        // checked above, the columns of lo codes are within a row, and the slices are held.
+        // SAFETY: `Params` is the kernel's parameter. Every row that the kernel accesses is within the
+        // lengths checked above, the columns of lo codes are within a row, and the slices are held.
         unsafe { launch(&self.kernel, QkNormConfig::launch(rows, self.heads), stream, &params) }
     }
 }

@@ -36,7 +36,8 @@ impl DeviceReport {
         LaunchConfig { shared: 4 * (THREADS + 1), pdl: true, ..LaunchConfig::linear(1, THREADS) }
     }
 
-    /// Puts a launch on `stream` that tells the host the first of `flags`, u32s, that is set, and resets them.
+    /// Puts a launch on `stream` that tells the host the first of `flags`, u32s, that is set, and resets
+    /// them.
     ///
     /// # Errors
     /// The driver fails.
@@ -48,15 +49,17 @@ impl DeviceReport {
             word,
             count: int(flags.bytes() / 4),
         };
-        // SAFETY: `Params` is the kernel's parameter. It writes the flags, which are held, and the word, which the stream
-        // keeps, and which the device can access: page-locked memory has one address for both.
+        // SAFETY: `Params` is the kernel's parameter. It writes the flags, which are held, and the word,
+        // which the stream keeps, and which the device can access: page-locked memory has one address for
+        // both.
         unsafe { launch(&self.kernel, DeviceReport::launch(), stream, &params) }
     }
 
-    /// Takes the index of a flag that a launch has told. Launches that are not done yet may tell another one later.
+    /// Takes the index of a flag that a launch has told. Launches that are not done yet may tell another one
+    /// later.
     pub fn take(&self) -> Option<usize> {
-        // SAFETY: the word is initialised and aligned, and lives as long as `self`. The host accesses it only here, by atomic
-        // operations; a device writes whole words.
+        // SAFETY: the word is initialised and aligned, and lives as long as `self`. The host accesses it only
+        // here, by atomic operations; a device writes whole words.
         let word = unsafe { AtomicU32::from_ptr(self.word.address().cast()) };
         // Most calls find nothing and only read.
         match word.load(Ordering::Acquire) {

@@ -34,8 +34,8 @@ impl Params {
     }
 }
 
-/// A program of `rows.cuh` with the defines that it needs: `(file, entry)`, the source tokens of a row, the type of
-/// the input, and how rows are stored.
+/// A program of `rows.cuh` with the defines that it needs: `(file, entry)`, the source tokens of a row, the
+/// type of the input, and how rows are stored.
 pub(super) fn row_program(
     (file, entry): (&'static str, &'static str),
     pieces: usize,
@@ -155,8 +155,8 @@ impl DeviceRows {
         Ok(DeviceRows { kernel: device.kernel(&config.program(store))?, config, store })
     }
 
-    /// Reads the residual of `images` images and writes their rows in this order. Sets the u32 at `overflow` to 1 if an
-    /// f16 residual holds a value that is not finite; nothing resets it.
+    /// Reads the residual of `images` images and writes their rows in this order. Sets the u32 at `overflow`
+    /// to 1 if an f16 residual holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
@@ -187,8 +187,8 @@ impl DeviceRows {
         // The kernel counts threads in 32 bits.
         int(rows.total() * columns / 8);
         let params = Params::new(&call, &rows, columns, self.store, memory);
-        // SAFETY: `Params` is the kernel's parameter. The maps were constructed so that every row and token that
-        // the kernel accesses is within the lengths checked above; the slices are held.
+        // SAFETY: `Params` is the kernel's parameter. The maps were constructed so that every row and token
+        // that the kernel accesses is within the lengths checked above; the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(rows.total()), stream, &params) }
     }
 }

@@ -51,7 +51,8 @@ pub struct DeviceTokens {
 }
 
 impl DeviceTokens {
-    /// Prepares the op for tokens with as many channels as `lookup`, which has the value of each byte of each channel.
+    /// Prepares the op for tokens with as many channels as `lookup`, which has the value of each byte of each
+    /// channel.
     ///
     /// # Errors
     /// The device has too little memory.
@@ -65,8 +66,9 @@ impl DeviceTokens {
         Ok(DeviceTokens { device: device.clone(), kernels: Kernels::new(), config, lookup })
     }
 
-    /// Reads the tokens of `images` grids of `size`, `[images, height, width, channels]` or in the order of `form`, and writes the
-    /// residual `[images * tokens, channels]`. Sets the u32 at `raised` to 1 if a value is not finite; nothing resets it.
+    /// Reads the tokens of `images` grids of `size`, `[images, height, width, channels]` or in the order of
+    /// `form`, and writes the residual `[images * tokens, channels]`. Sets the u32 at `raised` to 1 if a
+    /// value is not finite; nothing resets it.
     ///
     /// # Errors
     /// The kernel for `form` does not compile, or the driver fails.
@@ -97,8 +99,8 @@ impl DeviceTokens {
             ..Params::default()
         };
         let kernel = self.kernels.get(form, || self.device.kernel(&self.config.program(form)))?;
-        // SAFETY: `Params` is the kernel's parameter. Tokens and residual have the lengths checked above, and the table has 256 values
-        // for each channel; the slices are held.
+        // SAFETY: `Params` is the kernel's parameter. Tokens and residual have the lengths checked above, and
+        // the table has 256 values for each channel; the slices are held.
         unsafe { launch(&kernel, self.config.launch(total), stream, &params) }
     }
 }

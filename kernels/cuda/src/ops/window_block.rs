@@ -1,5 +1,5 @@
-//! The attention branch of a transformer block in one launch: LayerNorm, QKV, window attention, projection and
-//! the residual addition; in Swin V2 the LayerNorm follows the projection.
+//! The attention branch of a transformer block in one launch: LayerNorm, QKV, window attention, projection
+//! and the residual addition; in Swin V2 the LayerNorm follows the projection.
 
 use swinq_numerics::{AttentionSpec, Probs, Quantizer};
 
@@ -90,7 +90,8 @@ impl WindowBlockConfig {
     /// Bytes of `Constants` in window.cuh.
     fn constants(&self) -> usize {
         let (heads, tiles) = (self.heads, self.key_tiles());
-        // The weights of 4 x 32 rows per head, the bias, scale and bias of 5 x 32 columns per head, and the logit scales.
+        // The weights of 4 x 32 rows per head, the bias, scale and bias of 5 x 32 columns per head, and the
+        // logit scales.
         heads * (128 * 32 * heads + 4 * tiles * 32 * 8 + 5 * 32 * 8) + 4 * MOST_HEADS
     }
 
@@ -119,8 +120,9 @@ impl WindowBlockConfig {
             .define("HI_LO", self.hi_lo().into())
     }
 
-    /// The least number of windows for which this launch is faster than a launch for each op on a device with `multiprocessors`. A
-    /// single window takes longer the more heads there are; then the launch pays off only if it fills most multiprocessors.
+    /// The least number of windows for which this launch is faster than a launch for each op on a device with
+    /// `multiprocessors`. A single window takes longer the more heads there are; then the launch pays off
+    /// only if it fills most multiprocessors.
     pub fn least_windows(&self, multiprocessors: u32) -> usize {
         if self.heads <= 4 { 0 } else { multiprocessors as usize * 3 / 4 }
     }
@@ -148,7 +150,8 @@ pub struct DeviceWindowBlock {
 }
 
 impl DeviceWindowBlock {
-    /// Whether [`DeviceWindowBlock::new`] accepts a block with this attention on `device`; returns the configuration if so.
+    /// Whether [`DeviceWindowBlock::new`] accepts a block with this attention on `device`; returns the
+    /// configuration if so.
     pub fn config(
         device: &Device,
         post_norm: bool,
@@ -191,14 +194,15 @@ impl DeviceWindowBlock {
         })
     }
 
-    /// Updates the residual of `images` images with `windows` each, f16 `[images * tokens, channels]`. Sets the u32 at
-    /// `overflow` to 1 if the residual holds a value that is not finite; nothing resets it.
+    /// Updates the residual of `images` images with `windows` each, f16 `[images * tokens, channels]`. Sets
+    /// the u32 at `overflow` to 1 if the residual holds a value that is not finite; nothing resets it.
     ///
     /// # Errors
     /// The driver fails.
     ///
     /// # Panics
-    /// If a slice is too short, windows have another number of tokens, or windows are masked and the op has no regions.
+    /// If a slice is too short, windows have another number of tokens, or windows are masked and the op has
+    /// no regions.
     pub fn run(
         &self,
         stream: &Stream,
@@ -228,9 +232,9 @@ impl DeviceWindowBlock {
             hi_lo: self.hi_lo,
         };
         int(images * map.tokens);
-        // SAFETY: `Params` is the kernel's parameter. The map's tokens are below the number of
-        // tokens of an image, for which the residual's length was checked; constants and regions were laid out
-        // for this kernel, every mask is below `MASKS`, and the slices are held.
+        // SAFETY: `Params` is the kernel's parameter. The map's tokens are below the number of tokens of an
+        // image, for which the residual's length was checked; constants and regions were laid out for this
+        // kernel, every mask is below `MASKS`, and the slices are held.
         unsafe { launch(&self.kernel, self.config.launch(total, self.multiprocessors), stream, &params) }
     }
 }

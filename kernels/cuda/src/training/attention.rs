@@ -126,7 +126,8 @@ impl Training {
         let params = Params { out: call.write(&mut out), ..params(&mut call, attention, inputs) };
         let compiled = attention.compiled();
         let config = compiled.forward_launch(windows, heads);
-        // SAFETY: `Params` is the kernel's parameter. The inputs' lengths are checked, and `out` has a row for each token.
+        // SAFETY: `Params` is the kernel's parameter. The inputs' lengths are checked, and `out` has a row
+        // for each token.
         unsafe { self.launch(&compiled.forward(), config, &params)? };
         drop(call);
         Ok(out)
@@ -165,8 +166,9 @@ impl Training {
             ..params(&mut call, attention, inputs)
         };
         assert!(params.grad.is_multiple_of(16), "attention_gradient: not aligned to 16 bytes");
-        // SAFETY: `Params` is the kernel's parameter. The inputs' lengths are checked, `qkv` is as long as its gradient, and
-        // every part has room, for each head, for the gradients of the bias and of five scales.
+        // SAFETY: `Params` is the kernel's parameter. The inputs' lengths are checked, `qkv` is as long as
+        // its gradient, and every part has room, for each head, for the gradients of the bias and of five
+        // scales.
         unsafe { self.launch(&compiled.backward(learned), config, &params)? };
         drop(call);
         let steps = learned.then(|| self.column_sums(&dsteps.as_view(), 5)).transpose()?;

@@ -1,5 +1,5 @@
-//! Operations on the values of a layer's columns: bias and GELU, fake quantization with a scale and a zero point for each
-//! column, conversion to the type of matrix products, and sums of columns.
+//! Operations on the values of a layer's columns: bias and GELU, fake quantization with a scale and a zero
+//! point for each column, conversion to the type of matrix products, and sums of columns.
 
 use cudarc::driver::{CudaSlice, CudaView};
 use swinq_numerics::Quantizer;
@@ -22,8 +22,8 @@ pub enum FakeColumns<'a> {
     Off,
     /// One scale for all columns.
     Tensor(Quantizer),
-    /// A scale and a zero point for each column, `[3, columns]`: reciprocals of the scales, zero points, scales. The scales are
-    /// multiples of the common scale of the quantizer.
+    /// A scale and a zero point for each column, `[3, columns]`: reciprocals of the scales, zero points,
+    /// scales. The scales are multiples of the common scale of the quantizer.
     Columns(&'a CudaView<'a, f32>, Quantizer),
 }
 
@@ -145,8 +145,9 @@ impl Training {
         Ok(out)
     }
 
-    /// The gradients of [`Training::columns`] given that of its results, `grad`. `x` may be `None` if nothing but the sums and
-    /// the conversion is asked for. `learned` is the factor of the gradient of the common scale.
+    /// The gradients of [`Training::columns`] given that of its results, `grad`. `x` may be `None` if nothing
+    /// but the sums and the conversion is asked for. `learned` is the factor of the gradient of the common
+    /// scale.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.

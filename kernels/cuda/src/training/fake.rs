@@ -72,15 +72,15 @@ impl FakeProgram {
 }
 
 impl Training {
-    /// Fake-quantizes `x` with codes from `low` to `high`. `factors` `[2, columns]` are factors of the columns, which are
-    /// multiplied before and divided out behind it, and their reciprocals.
+    /// Fake-quantizes `x` with codes from `low` to `high`. `factors` `[2, columns]` are factors of the
+    /// columns, which are multiplied before and divided out behind it, and their reciprocals.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
     ///
     /// # Panics
-    /// If the number of rows does not divide the number of values or exceeds 65535, or there are no values; if `factors` has
-    /// another length.
+    /// If the number of rows does not divide the number of values or exceeds 65535, or there are no values;
+    /// if `factors` has another length.
     pub fn fake_quantize<T: Element>(
         &self,
         x: &CudaView<'_, f32>,

@@ -49,8 +49,9 @@ pub fn patches_launch(count: usize) -> LaunchConfig {
 }
 
 impl Training {
-    /// The normalised patches of `pixels` `[images, height, width, channels]`: `[images * rows * columns, channels * patch^2]`, a
-    /// row channel by channel. `table` `[channels, 256]` has the value of each byte.
+    /// The normalised patches of `pixels` `[images, height, width, channels]`:
+    /// `[images * rows * columns, channels * patch^2]`, a row channel by channel. `table` `[channels, 256]`
+    /// has the value of each byte.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
@@ -80,8 +81,8 @@ impl Training {
             columns: uint(columns),
             count: uint(count),
         };
-        // SAFETY: `Params` is the kernel's parameter. It writes `count` values, and reads a value of the table and a pixel
-        // of the images for each that lies in an image.
+        // SAFETY: `Params` is the kernel's parameter. It writes `count` values, and reads a value of the
+        // table and a pixel of the images for each that lies in an image.
         unsafe { self.launch(&patches_program(), patches_launch(count), &params)? };
         drop(call);
         Ok(out)

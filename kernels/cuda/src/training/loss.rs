@@ -55,8 +55,8 @@ impl LossProgram {
 }
 
 impl Training {
-    /// The gradient of the loss of `logits` `[images, classes]`, times the factor of the loss in `controls`. Stores the loss
-    /// in `outcome`, or adds it.
+    /// The gradient of the loss of `logits` `[images, classes]`, times the factor of the loss in `controls`.
+    /// Stores the loss in `outcome`, or adds it.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
@@ -96,8 +96,8 @@ impl Training {
             classes: uint(classes),
             first: weights.first.into(),
         };
-        // SAFETY: `Params` is the kernels' parameter. The arrays have the lengths checked above. A label is an
-        // index of the logits only if it is below `classes`, which the kernel checks.
+        // SAFETY: `Params` is the kernels' parameter. The arrays have the lengths checked above. A label is
+        // an index of the logits only if it is below `classes`, which the kernel checks.
         unsafe {
             self.launch(
                 &LossProgram::program("loss_of_images"),

@@ -53,8 +53,9 @@ impl MapsProgram {
 }
 
 impl Training {
-    /// The gradient of the loss of `map` `[images, values]`, times the factor of the loss in `controls`. Stores the loss in
-    /// `outcome`, or adds it. An image whose `target` is zero everywhere makes it infinite or a NaN.
+    /// The gradient of the loss of `map` `[images, values]`, times the factor of the loss in `controls`.
+    /// Stores the loss in `outcome`, or adds it. An image whose `target` is zero everywhere makes it infinite
+    /// or a NaN.
     ///
     /// # Errors
     /// The kernels do not compile, or the driver fails.
@@ -100,8 +101,8 @@ impl Training {
             ("gradient", MapsProgram::gradient_launch(count)),
         ];
         for (entry, config) in launches {
-            // SAFETY: `Params` is the kernels' parameter. The arrays have the lengths checked above: `squares` has a block for
-            // each part, and the others have loops over images and over values.
+            // SAFETY: `Params` is the kernels' parameter. The arrays have the lengths checked above:
+            // `squares` has a block for each part, and the others have loops over images and over values.
             unsafe { self.launch(&MapsProgram::program(entry), config, &params)? };
         }
         drop(call);

@@ -71,8 +71,9 @@ impl Training {
         let device = Device::open(stream.context().ordinal())?;
         let own = Stream::shared(&device, stream)?;
         keep_freed_memory(stream.context())?;
-        // SAFETY: all work on memory of this context, that of its other users included, is put on this one stream, whose
-        // order takes the place of events. With events, every allocation makes two, and nothing can be captured.
+        // SAFETY: all work on memory of this context, that of its other users included, is put on this one
+        // stream, whose order takes the place of events. With events, every allocation makes two, and nothing
+        // can be captured.
         unsafe { stream.context().disable_event_tracking() };
         let (kernels, products) = (Mutex::default(), Mutex::default());
         Ok(Training { device, stream: own, cuda: Arc::clone(stream), kernels, products })
@@ -132,7 +133,8 @@ impl Training {
 
     /// [`Training::allocate`], for values that kernels pass on to later kernels.
     fn scratch(&self, len: usize) -> Result<CudaSlice<f64>, CudaError> {
-        // SAFETY: any bits are a valid f64, and every caller launches a kernel that writes all values before others read them.
+        // SAFETY: any bits are a valid f64, and every caller launches a kernel that writes all values before
+        // others read them.
         let slice = unsafe { self.cuda.alloc::<f64>(len) };
         slice.map_err(|error| failed("cuMemAllocAsync", error))
     }
@@ -232,7 +234,8 @@ fn uint(size: usize) -> u32 {
     int(size).unsigned_abs()
 }
 
-/// Launch configuration of a loop over `count` values. Beyond 16,384 blocks, a thread computes several values.
+/// Launch configuration of a loop over `count` values. Beyond 16,384 blocks, a thread computes several
+/// values.
 fn loop_launch(count: usize) -> LaunchConfig {
     LaunchConfig::linear(uint(count).div_ceil(THREADS).min(16_384), THREADS)
 }

@@ -61,8 +61,8 @@ impl Handle {
         let address = workspace.device_ptr_mut(&training.cuda).0;
         let handle = cublas::create_handle().map_err(|error| wrong("cublasCreate", error))?;
         let created = Handle { handle, _workspace: workspace };
-        // SAFETY: the handle was just created. The stream outlives it, because `Training` owns both, and the handle owns the
-        // workspace.
+        // SAFETY: the handle was just created. The stream outlives it, because `Training` owns both, and the
+        // handle owns the workspace.
         unsafe {
             let stream = training.cuda.cu_stream().cast();
             cublas::set_stream(handle, stream).map_err(|error| wrong("cublasSetStream", error))?;
@@ -75,7 +75,8 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        // SAFETY: created in `new` and destroyed only here. The driver frees the workspace after the work on its stream.
+        // SAFETY: created in `new` and destroyed only here. The driver frees the workspace after the work on
+        // its stream.
         let _ = unsafe { cublas::destroy_handle(self.handle) };
     }
 }
@@ -121,8 +122,8 @@ impl Training {
             [if a_transposed { m } else { k }, if b_transposed { k } else { n }, n].map(int);
         self.device.bind()?;
         // cuBLAS is column-major, so it computes the transposed product from the operands in reverse order.
-        // SAFETY: the operands have `m k` and `k n` values and the result `m n`, in rows of these strides; the guards hold
-        // them until the work is on the stream, and the stream's order frees them after it.
+        // SAFETY: the operands have `m k` and `k n` values and the result `m n`, in rows of these strides;
+        // the guards hold them until the work is on the stream, and the stream's order frees them after it.
         unsafe {
             cublas::gemm_ex(
                 handle,

@@ -59,8 +59,8 @@ pub enum RowScales<'a> {
 }
 
 impl Training {
-    /// The scales of a weight's rows, their reciprocals and the factors of their gradients, `[3, rows]`. `largest` is the
-    /// largest code.
+    /// The scales of a weight's rows, their reciprocals and the factors of their gradients, `[3, rows]`.
+    /// `largest` is the largest code.
     ///
     /// # Errors
     /// The kernel does not compile, or the driver fails.
@@ -109,8 +109,8 @@ impl Training {
             ..Params::default()
         };
         let config = ScalesProgram::maxima_launch(rows, columns);
-        // SAFETY: `Params` is the kernel's parameter. The weight has `rows * columns` values, the factors two for each
-        // column, and `maxima` has a value for each block.
+        // SAFETY: `Params` is the kernel's parameter. The weight has `rows * columns` values, the factors two
+        // for each column, and `maxima` has a value for each block.
         unsafe { self.launch(&ScalesProgram::program("row_maxima"), config, &params)? };
         drop(call);
         Ok(maxima)
@@ -121,7 +121,8 @@ impl Training {
         let mut call = Call::new(self);
         let params = Params { table: call.write(&mut table), rows: uint(rows), ..params };
         let config = ScalesProgram::table_launch(rows);
-        // SAFETY: as above. The caller checked and holds what `params` names: `parts` values or one value for each row.
+        // SAFETY: as above. The caller checked and holds what `params` names: `parts` values or one value for
+        // each row.
         unsafe { self.launch(&ScalesProgram::program("scale_table"), config, &params)? };
         drop(call);
         Ok(table)

@@ -84,8 +84,8 @@ impl Staging {
         training.expect("staging", &to, bytes);
         let from = self.memory.as_slice::<u8>()[..bytes].as_ptr();
         let (address, _to) = to.device_ptr_mut(&training.cuda);
-        // SAFETY: both sides have `bytes` bytes. The memory is neither written nor freed before the event behind the copy
-        // is reached (`wait`), and no graph repeats the copy (`submit_now`).
+        // SAFETY: both sides have `bytes` bytes. The memory is neither written nor freed before the event
+        // behind the copy is reached (`wait`), and no graph repeats the copy (`submit_now`).
         let copy =
             || unsafe { sys::cuMemcpyHtoDAsync_v2(address, from.cast(), bytes, training.stream.handle()) };
         training.stream.submit_now("a copy of a batch", || check("cuMemcpyHtoDAsync", copy()))?;

@@ -154,8 +154,8 @@ impl UpdateProgram {
 }
 
 impl Training {
-    /// Updates all parameters by their gradients, unless the loss, the gradient or a parameter is not finite or the loss is
-    /// above the highest in `controls`. `outcome` has the loss, and gets the rest.
+    /// Updates all parameters by their gradients, unless the loss, the gradient or a parameter is not finite
+    /// or the loss is above the highest in `controls`. `outcome` has the loss, and gets the rest.
     ///
     /// # Errors
     /// The kernels do not compile, or the driver fails.
@@ -192,8 +192,8 @@ impl Training {
             blocks,
             rule,
         };
-        // SAFETY: `Params` is the kernels' parameter. All arrays of parameters have `count` values, and those that are
-        // written are borrowed mutably; `partial` has two values for each block of `measure`.
+        // SAFETY: `Params` is the kernels' parameter. All arrays of parameters have `count` values, and those
+        // that are written are borrowed mutably; `partial` has two values for each block of `measure`.
         unsafe {
             self.launch(&UpdateProgram::program("measure"), config, &params)?;
             self.launch(&UpdateProgram::program("decide"), UpdateProgram::decide_launch(), &params)?;
@@ -222,8 +222,8 @@ impl Training {
             count: uint(count),
             ..Params::default()
         };
-        // SAFETY: `Params` is the kernel's parameter; `add` uses two arrays of `count` values, one of them borrowed
-        // mutably.
+        // SAFETY: `Params` is the kernel's parameter; `add` uses two arrays of `count` values, one of them
+        // borrowed mutably.
         unsafe { self.launch(&UpdateProgram::program("add"), UpdateProgram::launch(count), &params) }
     }
 }

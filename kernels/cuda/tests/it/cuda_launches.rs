@@ -155,8 +155,8 @@ fn norms() {
     }
 }
 
-/// Configurations of attention with both element types, by tokens per window and heads, for a GPU where a block may have `limit`
-/// bytes of shared memory.
+/// Configurations of attention with both element types, by tokens per window and heads, for a GPU where a
+/// block may have `limit` bytes of shared memory.
 fn attentions(limit: u32) -> impl Iterator<Item = AttentionConfig> {
     let of = move |tokens| {
         [(3, HEAD_DIM), (6, HEAD_DIM), (24, HEAD_DIM), (48, HEAD_DIM), (3, WIDE_HEAD_DIM)]

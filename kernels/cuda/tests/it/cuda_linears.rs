@@ -37,8 +37,8 @@ enum Case {
     /// As `Residual` and `Output`, of an input with zero points.
     CorrectedResidual,
     CorrectedOutput,
-    /// Codes of normalised queries and keys, and of values; every other head has hi and lo codes. For columns that are whole
-    /// heads.
+    /// Codes of normalised queries and keys, and of values; every other head has hi and lo codes. For columns
+    /// that are whole heads.
     Heads,
 }
 

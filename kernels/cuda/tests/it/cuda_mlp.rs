@@ -140,9 +140,9 @@ impl Problem {
         all
     }
 
-    /// The residual of `m` rows after the launch, and whether the overflow flag is set. `numbers` is the type of the residual, and
-    /// whether GELU is in halves. The codes of a single row are not stored; those of whole images of [`IMAGE`] tokens are
-    /// stored in the order of a map.
+    /// The residual of `m` rows after the launch, and whether the overflow flag is set. `numbers` is the type
+    /// of the residual, and whether GELU is in halves. The codes of a single row are not stored; those of
+    /// whole images of [`IMAGE`] tokens are stored in the order of a map.
     fn run(
         &self,
         device: &Device,

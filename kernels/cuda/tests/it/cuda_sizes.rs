@@ -1,5 +1,5 @@
-//! Runs each op on images of several sizes in turn. Without a GPU the tests are skipped; with `REQUIRE_IMPL=cuda` they
-//! fail.
+//! Runs each op on images of several sizes in turn. Without a GPU the tests are skipped; with
+//! `REQUIRE_IMPL=cuda` they fail.
 
 use swinq_cuda::ops::attention::{DeviceAttention, HEAD_DIM};
 use swinq_cuda::ops::patch::{DevicePatchEmbed, InputForm, InputSite, PatchSpec};

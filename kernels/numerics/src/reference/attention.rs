@@ -19,8 +19,8 @@ pub enum Probs {
 /// that contains a 1, and its products are still normal numbers; subnormal numbers would be slow.
 pub const FLOOR: f32 = -60.0;
 
-/// Codes of logits are clamped to this difference from the largest one: `255 e^-11` is less than a half, so that the code
-/// is 0.
+/// Codes of logits are clamped to this difference from the largest one: `255 e^-11` is less than a half, so
+/// that the code is 0.
 pub const CODE_FLOOR: f32 = -11.0;
 
 /// The largest of `logits`, ignoring NaNs; -inf if there is none.

@@ -1,7 +1,8 @@
-//! Bicubic interpolation of a grid, with the weights and the places of PyTorch's `interpolate(mode="bicubic")`, `align_corners=False`.
+//! Bicubic interpolation of a grid, with the weights and the places of PyTorch's
+//! `interpolate(mode="bicubic")`, `align_corners=False`.
 //!
-//! Keys, "Cubic Convolution Interpolation for Digital Image Processing", IEEE Transactions on Acoustics, Speech, and Signal
-//! Processing, 1981, with the parameter -3/4.
+//! Keys, "Cubic Convolution Interpolation for Digital Image Processing", IEEE Transactions on Acoustics,
+//! Speech, and Signal Processing, 1981, with the parameter -3/4.
 
 use crate::Size;
 
@@ -45,8 +46,9 @@ fn far(x: f64) -> f64 {
     ((A * x - 5.0 * A) * x + 8.0 * A) * x - 4.0 * A
 }
 
-/// `table`, a row of values for each place of the grid `from`, interpolated to the grid `to`: first the columns of the grid, then its
-/// rows. Places beyond an edge are those of the edge. Sums are f64, and the result is rounded to f32 once.
+/// `table`, a row of values for each place of the grid `from`, interpolated to the grid `to`: first the
+/// columns of the grid, then its rows. Places beyond an edge are those of the edge. Sums are f64, and the
+/// result is rounded to f32 once.
 ///
 /// # Panics
 /// If `table` has no whole rows, or `from` is empty.
@@ -85,7 +87,8 @@ mod tests {
         assert!(resize_bicubic(&table, Size::new(5, 7), Size::new(9, 4)).iter().all(|x| *x == 3.5));
     }
 
-    /// `torch.nn.functional.interpolate(x, size=(3, 5), mode="bicubic")` of `x[0, 0, y, x] = sin(2 y + x)` of 2 x 3 places.
+    /// `torch.nn.functional.interpolate(x, size=(3, 5), mode="bicubic")` of `x[0, 0, y, x] = sin(2 y + x)` of
+    /// 2 x 3 places.
     #[test]
     fn values_are_those_of_pytorch() {
         let table: Vec<f32> = (0..6).map(|i| ((2 * (i / 3) + i % 3) as f32).sin()).collect();

@@ -24,9 +24,9 @@ impl RowNorm {
     /// inverse = 1 / sqrt(var + eps)
     /// shift = -(rest * inverse)
     /// ```
-    /// `sum16` has sixteen partial sums, selected by the index mod 16 and summed in the order of the index from 0 on;
-    /// then [`fold`]. `rest` is most of the rounding error of the mean, which would dominate the errors of rows whose mean
-    /// is large compared with their spread.
+    /// `sum16` has sixteen partial sums, selected by the index mod 16 and summed in the order of the index
+    /// from 0 on; then [`fold`]. `rest` is most of the rounding error of the mean, which would dominate the
+    /// errors of rows whose mean is large compared with their spread.
     #[inline]
     pub fn of(x: &[f32], eps: f32) -> RowNorm {
         let count = x.len() as f32;
@@ -62,8 +62,8 @@ pub fn fold(mut sums: [f32; 16]) -> f32 {
     sums[0]
 }
 
-/// `out = (x - mean) / sqrt(var + eps) * gamma + beta` over one row, with the biased variance: the row's [`RowNorm`],
-/// applied to each element.
+/// `out = (x - mean) / sqrt(var + eps) * gamma + beta` over one row, with the biased variance: the row's
+/// [`RowNorm`], applied to each element.
 #[inline]
 pub fn layer_norm_row(x: &[f32], gamma: &[f32], beta: &[f32], eps: f32, out: &mut [f32]) {
     let norm = RowNorm::of(x, eps);

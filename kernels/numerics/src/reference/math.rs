@@ -6,9 +6,9 @@
 //! exp(x)  = 2^n * p(x - n * ln(2))    n = round(x / ln(2))
 //! ```
 //! `h` is a polynomial per interval; it goes to zero without cancellation, so that GELU keeps its accuracy in
-//! the negative tail. There are two forms ([`Gelu`]). The accurate one has degree 5, and `h` is 0 from |x| = 5.6 on,
-//! where `a * h(a)` is below 6.1e-8. The other one has degree 2; its error, at most 6.4e-6, is far below one step of
-//! the codes that follow. `p` has degree 6.
+//! the negative tail. There are two forms ([`Gelu`]). The accurate one has degree 5, and `h` is 0 from |x| =
+//! 5.6 on, where `a * h(a)` is below 6.1e-8. The other one has degree 2; its error, at most 6.4e-6, is far
+//! below one step of the codes that follow. `p` has degree 6.
 
 /// Coefficients of `h`, one row per power, one column per interval. Column `i` is the Chebyshev interpolant
 /// of `h` in `u = a * TAIL_PER_UNIT - i`, |u| <= 1/2; the last column is the zero beyond the range.
@@ -127,9 +127,9 @@ pub static TAIL: Tail = Tail([
 #[repr(C, align(64))]
 pub struct Tail(pub [[f32; 16]; 6]);
 
-/// Coefficients of `h` for [`gelu_quadratic`], one row per power of `a`, one column per interval. Column `i` has the
-/// least maximal error of `a * h(a)` for `a * QUADRATIC_PER_UNIT` in [i - 1/2, i + 1/2]; the last column is the zero
-/// beyond the range.
+/// Coefficients of `h` for [`gelu_quadratic`], one row per power of `a`, one column per interval. Column `i`
+/// has the least maximal error of `a * h(a)` for `a * QUADRATIC_PER_UNIT` in [i - 1/2, i + 1/2]; the last
+/// column is the zero beyond the range.
 pub static QUADRATIC: Quadratic = Quadratic([
     [
         0.50000554,
@@ -257,7 +257,8 @@ pub const ROUNDER: f32 = 8_388_608.0;
 /// `p` of `exp`, lowest power first: least maximal relative error over [-ln(2) / 2, ln(2) / 2].
 pub const EXP: [f32; 7] = [1.0, 1.0, 0.499_999_9, 0.166_664_2, 0.041_668_23, 0.008_374_857, 0.001_383_679_2];
 
-/// 1.5 * 2^23: adding it rounds an f32 of magnitude below 2^22 to an integer, held in the low bits of the sum.
+/// 1.5 * 2^23: adding it rounds an f32 of magnitude below 2^22 to an integer, held in the low bits of the
+/// sum.
 pub const SIGNED_ROUNDER: f32 = 12_582_912.0;
 
 /// `p` of [`exp_255`], lowest power first: least maximal relative error of `255 * 2^f` over [-1/2, 1/2].
@@ -274,7 +275,8 @@ pub const EXP_RANGE: (f32, f32) = (-104.0, 89.0);
 
 /// `a * b + c`, rounded once.
 ///
-/// Where the processor's instruction is not enabled, `f32::mul_add` calls the C runtime, and that of mingw-w64 rounds twice.
+/// Where the processor's instruction is not enabled, `f32::mul_add` calls the C runtime, and that of
+/// mingw-w64 rounds twice.
 #[inline(always)]
 pub fn fma(a: f32, b: f32, c: f32) -> f32 {
     if cfg!(all(windows, target_env = "gnu")) { libm::fmaf(a, b, c) } else { a.mul_add(b, c) }
@@ -317,8 +319,8 @@ impl Gelu {
     }
 }
 
-/// GELU with an absolute error of at most 6.4e-6, for values that are quantized next: a step of their codes is some
-/// thousand times larger.
+/// GELU with an absolute error of at most 6.4e-6, for values that are quantized next: a step of their codes
+/// is some thousand times larger.
 ///
 /// ```text
 /// a = min(|x|, last)          i = low 5 bits of fma(a, per_unit, 2^23)
@@ -386,8 +388,8 @@ pub fn exp(x: f32) -> f32 {
     p * power_of_two(half) * power_of_two(n - half)
 }
 
-/// `255 e^x` for x in [-11, 0], within a relative error of 3e-6: the weights of attention before they are rounded to
-/// codes, which it changes by less than 0.001 of a code.
+/// `255 e^x` for x in [-11, 0], within a relative error of 3e-6: the weights of attention before they are
+/// rounded to codes, which it changes by less than 0.001 of a code.
 ///
 /// ```text
 /// s = fma(x, log2(e), 1.5 * 2^23)     n = s - 1.5 * 2^23

@@ -1,6 +1,7 @@
-//! The scalar definition of every op. It is the contract: every implementation must equal it bit for bit. This is possible for floating point too, because the order of operations is
-//! part of each definition, and every operation is one that IEEE 754 rounds correctly (sums, products, fused
-//! multiply-adds, quotients, square roots). The payload of a NaN is unspecified.
+//! The scalar definition of every op. It is the contract: every implementation must equal it bit for bit.
+//! This is possible for floating point too, because the order of operations is part of each definition, and
+//! every operation is one that IEEE 754 rounds correctly (sums, products, fused multiply-adds, quotients,
+//! square roots). The payload of a NaN is unspecified.
 
 mod attention;
 mod bicubic;
@@ -34,7 +35,8 @@ pub fn code(scaled: f32) -> i8 {
     rint(Int8::clamp(scaled)) as i8
 }
 
-/// Rounds a value of magnitude below 2^22 to the nearest integer, ties to even: one unit in the last place of the sum is 1.
+/// Rounds a value of magnitude below 2^22 to the nearest integer, ties to even: one unit in the last place of
+/// the sum is 1.
 #[inline(always)]
 fn rint(x: f32) -> f32 {
     (x + math::SIGNED_ROUNDER) - math::SIGNED_ROUNDER
@@ -43,8 +45,9 @@ fn rint(x: f32) -> f32 {
 /// Steps of a lo code in one hi code.
 pub const LO_STEPS: f32 = 256.0;
 
-/// The lo code of a value that is already multiplied by the reciprocal scale: the rounding error of the hi code ([`code`]), in
-/// steps of 1/256. With both codes, a hi/lo split, the value is about `code + lo_code / 256`.
+/// The lo code of a value that is already multiplied by the reciprocal scale: the rounding error of the hi
+/// code ([`code`]), in steps of 1/256. With both codes, a hi/lo split, the value is about
+/// `code + lo_code / 256`.
 ///
 /// Lo codes are between -127 and 127, so that a sum splits into a hi and a lo code in one way only.
 #[inline]

@@ -5,7 +5,8 @@ use super::{fma, fold};
 /// The smallest length that a vector is divided by.
 pub const SHORTEST: f32 = 1e-12;
 
-/// The factor that normalises `x`: the reciprocal of its length, or `1e12` for shorter vectors than [`SHORTEST`].
+/// The factor that normalises `x`: the reciprocal of its length, or `1e12` for shorter vectors than
+/// [`SHORTEST`].
 ///
 /// ```text
 /// s[i] = sum of x[j]^2 over j = i mod 16      f32, one fused multiply-add for each j, ascending from s[i] = 0
@@ -25,8 +26,8 @@ pub fn inverse_length(x: &[f32]) -> f32 {
     1.0 / if length < SHORTEST { SHORTEST } else { length }
 }
 
-/// Normalises `x`, the queries or the keys of one token and head: each value times [`inverse_length`]. Zeros stay
-/// zeros.
+/// Normalises `x`, the queries or the keys of one token and head: each value times [`inverse_length`]. Zeros
+/// stay zeros.
 #[inline(always)]
 pub fn normalize(x: &mut [f32]) {
     let factor = inverse_length(x);

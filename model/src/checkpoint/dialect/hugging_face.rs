@@ -1,6 +1,6 @@
-//! Hugging Face transformers: query, key and value stand apart. Saved files and the modules of transformers 5 have
-//! different names; both are read. Backbones have the norms of their outputs in `hidden_states_norms`, by the names of the
-//! stages or, in MaskFormer's, by their numbers.
+//! Hugging Face transformers: query, key and value stand apart. Saved files and the modules of transformers 5
+//! have different names; both are read. Backbones have the norms of their outputs in `hidden_states_norms`,
+//! by the names of the stages or, in MaskFormer's, by their numbers.
 
 use super::table::{Group, Place, Reader, Row, Table, reader, row, same, third};
 use super::{ClassOrder, Dialect};
@@ -73,8 +73,8 @@ pub(super) const HUGGING_FACE: Table = Table {
     preprocessing: Some(Family::HuggingFace),
 };
 
-/// Norms of outputs. Backbones of transformers 5 save a final norm, which they do not use, under the name that it has in
-/// classifiers.
+/// Norms of outputs. Backbones of transformers 5 save a final norm, which they do not use, under the name
+/// that it has in classifiers.
 const OUTPUTS: &[Row] = &[
     row("norm{s}.{*}", "hidden_states_norms.stage{s+1}.{*}"),
     row("norm{s}.{*}", "hidden_states_norms.{s}.{*}").alias(),

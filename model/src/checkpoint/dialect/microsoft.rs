@@ -1,5 +1,6 @@
-//! Microsoft's Swin Transformer repository, and what has the same names: the backbones of detectors (Microsoft's own,
-//! detectron2's, Mask2Former, Grounding DINO, BiRefNet), FasterTransformer's calibrated checkpoints, timm before 0.9.
+//! Microsoft's Swin Transformer repository, and what has the same names: the backbones of detectors
+//! (Microsoft's own, detectron2's, Mask2Former, Grounding DINO, BiRefNet), FasterTransformer's calibrated
+//! checkpoints, timm before 0.9.
 
 use super::table::{Group, NO_TRUNK, Place, Reader, SEQUENTIAL_HEAD, SPLIT_BIAS, Table, reader, same};
 use super::{ClassOrder, Dialect};
@@ -26,7 +27,8 @@ pub(super) const MICROSOFT: Table = Table {
     other_policies: &[],
     readers: &[
         Reader { marks: &["norm{s}.{*}"], window_policies: [WindowPolicy::Detection; 2] },
-        // Detectors start with Microsoft's classifiers of the first version. No detector reads those of the second.
+        // Detectors start with Microsoft's classifiers of the first version. No detector reads those of the
+        // second.
         reader([WindowPolicy::Detection, WindowPolicy::Microsoft]),
     ],
     mask: [-100.0, -100.0],

@@ -25,8 +25,8 @@ pub use table::Values;
 pub enum Dialect {
     /// Microsoft's Swin Transformer repository: `layers.{s}.downsample`, `head`.
     Microsoft,
-    /// timm 0.9 and later: the downsample belongs to the next stage, and the classifier is `head.fc`. Earlier versions
-    /// of timm use Microsoft's names.
+    /// timm 0.9 and later: the downsample belongs to the next stage, and the classifier is `head.fc`. Earlier
+    /// versions of timm use Microsoft's names.
     Timm,
     /// Hugging Face transformers: separate tensors for q, k and v; the classifier is `classifier`.
     HuggingFace,
@@ -36,8 +36,9 @@ pub enum Dialect {
     OpenMmLab,
     /// FasterTransformer's calibrated checkpoints: Microsoft's names, and ranges in `*_quantizer._amax`.
     FasterTransformer,
-    /// timm before 0.9 inside of MiDaS and Donut: Microsoft's names under `pretrained.model.` or `encoder.model.`. As
-    /// backbones, these networks take images of the sizes that Microsoft's classifiers take.
+    /// timm before 0.9 inside of MiDaS and Donut: Microsoft's names under `pretrained.model.` or
+    /// `encoder.model.`. As backbones, these networks take images of the sizes that Microsoft's classifiers
+    /// take.
     OldTimm,
 }
 
@@ -51,7 +52,8 @@ pub enum ClassOrder {
     Natural,
 }
 
-/// The tables. Of those with the same anchor, the first with a mark among the names is detected, else Microsoft's.
+/// The tables. Of those with the same anchor, the first with a mark among the names is detected, else
+/// Microsoft's.
 static TABLES: [Table; 7] = [
     hugging_face::HUGGING_FACE,
     torchvision::TORCHVISION,

@@ -20,7 +20,8 @@ pub(crate) struct Naming {
     pub dialect: Dialect,
     /// The version of the Swin: V2 if a tensor is of cosine attention.
     pub version: SwinVersion,
-    /// The common beginning of all names of the network: attributes of wrappers, such as `module.`, each with its point.
+    /// The common beginning of all names of the network: attributes of wrappers, such as `module.`, each with
+    /// its point.
     pub root: String,
     /// The attribute of the layers in a classifier, with its point, where the dialect has one.
     pub trunk: &'static str,
@@ -82,8 +83,8 @@ impl Naming {
         Naming { final_norm: naming.is_of_classifier(&names), ..naming }
     }
 
-    /// Whether the only norm of an output among `names`, which lack the root, is the final norm of a classifier: that of the
-    /// last stage, in a file with a head.
+    /// Whether the only norm of an output among `names`, which lack the root, is the final norm of a
+    /// classifier: that of the last stage, in a file with a head.
     fn is_of_classifier(&self, names: &[&str]) -> bool {
         let classifier = Naming { final_norm: true, ..self.clone() };
         let head = |name: &&str| matches!(&classifier.renamed(name).0[..], "head.weight" | "head.bias");
@@ -94,8 +95,8 @@ impl Naming {
             && norms.iter().all(|name| classifier.renamed(name).0.starts_with("norm."))
     }
 
-    /// The rule for windows of a network whose description has the rule `stated`, which counts if it is one of the
-    /// dialect's.
+    /// The rule for windows of a network whose description has the rule `stated`, which counts if it is one
+    /// of the dialect's.
     pub(crate) fn window_policy(&self, stated: WindowPolicy) -> WindowPolicy {
         if self.table().other_policies.contains(&stated) { stated } else { self.policy }
     }
@@ -123,8 +124,9 @@ impl Naming {
         name.starts_with(self.trunk) || self.renamed(name).0 != name
     }
 
-    /// The parameter to which the tensor `name` belongs; `name` is without the root. A name that the dialect does not have
-    /// is kept, so that [`check_parameters`](crate::params::check_parameters) reports it as unexpected.
+    /// The parameter to which the tensor `name` belongs; `name` is without the root. A name that the dialect
+    /// does not have is kept, so that [`check_parameters`](crate::params::check_parameters) reports it as
+    /// unexpected.
     pub(crate) fn target(&self, name: &str) -> Target {
         let buffer = BUFFERS.contains(&name.rsplit('.').next().unwrap_or(name));
         if buffer || self.table().dropped.iter().any(|p| pattern::matches(p, name, self.last).is_some()) {
@@ -134,8 +136,8 @@ impl Naming {
         Target::Parameter(ours, values)
     }
 
-    /// Whether the tensor `name`, which lacks the root, has a name of the network's dialect that dialects with other names for the
-    /// projection of patches do not have.
+    /// Whether the tensor `name`, which lacks the root, has a name of the network's dialect that dialects
+    /// with other names for the projection of patches do not have.
     pub(crate) fn has_own_name(&self, name: &str) -> bool {
         let inner = name.strip_prefix(self.trunk).unwrap_or(name);
         match self.known(name) {
@@ -162,8 +164,8 @@ impl Naming {
         })
     }
 
-    /// The name of the parameter `ours` in the file, root included; `{query,key,value}` if it has several. `None` if it is
-    /// `ours`.
+    /// The name of the parameter `ours` in the file, root included; `{query,key,value}` if it has several.
+    /// `None` if it is `ours`.
     pub(crate) fn stored_name(&self, ours: &str) -> Option<String> {
         let stored = |(group, row): (&Group, &Row)| {
             let captures = pattern::matches(&join(group.ours, row.ours), ours, self.last)?;
@@ -236,8 +238,8 @@ fn network(task: Task, prefix: &str, anchor: &str, keys: &[&str]) -> FoundNetwor
     FoundNetwork { naming: placed(dialect, task, prefix, keys), mark: marked.map(|(_, key)| key.to_owned()) }
 }
 
-/// The names of a network of `dialect`, read for `task`, whose layers begin with `prefix`, which may end with an attribute of
-/// the dialect.
+/// The names of a network of `dialect`, read for `task`, whose layers begin with `prefix`, which may end with
+/// an attribute of the dialect.
 pub(crate) fn placed(dialect: Dialect, task: Task, prefix: &str, keys: &[&str]) -> Naming {
     let mut trunks = dialect.table().trunks.iter().filter(|(_, trunk)| !trunk.is_empty());
     let trunk = trunks.find_map(|&(_, trunk)| attributes(prefix, trunk)).unwrap_or_default();

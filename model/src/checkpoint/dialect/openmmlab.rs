@@ -1,6 +1,7 @@
-//! OpenMMLab (mmpretrain, and the detectors of mmdetection, mmsegmentation and BEVFusion): attention in `attn.w_msa`, the
-//! MLP in `ffn.layers`, norms numbered by their stages. Patches are merged by `torch.nn.Unfold`, so that the columns of
-//! merging have another order than in all other dialects. Nothing but the names tells these files apart.
+//! OpenMMLab (mmpretrain, and the detectors of mmdetection, mmsegmentation and BEVFusion): attention in
+//! `attn.w_msa`, the MLP in `ffn.layers`, norms numbered by their stages. Patches are merged by
+//! `torch.nn.Unfold`, so that the columns of merging have another order than in all other dialects. Nothing
+//! but the names tells these files apart.
 
 use super::table::{Group, Place, Reader, Table, reader, row, same, third};
 use super::{ClassOrder, Dialect};

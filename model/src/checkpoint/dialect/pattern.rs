@@ -16,7 +16,8 @@ pub(super) struct Captures<'a> {
     text: &'a str,
 }
 
-/// The values of the placeholders of `pattern` in `name`, if the whole name follows it. `last` is the last stage.
+/// The values of the placeholders of `pattern` in `name`, if the whole name follows it. `last` is the last
+/// stage.
 pub(super) fn matches<'a>(pattern: &str, name: &'a str, last: usize) -> Option<Captures<'a>> {
     follow(pattern, name, last, Captures::default())
 }

@@ -5,9 +5,11 @@ use crate::arch::{PositionSizes, SwinVersion, WindowPolicy};
 use crate::family::Family;
 use crate::pixels::Orientation;
 
-/// A naming convention. Its rows are read both ways: a stored name to the parameter, and the parameter to the stored name.
+/// A naming convention. Its rows are read both ways: a stored name to the parameter, and the parameter to the
+/// stored name.
 ///
-/// A name that no row has keeps its name, so Microsoft's table has only what its own files have beside parameters.
+/// A name that no row has keeps its name, so Microsoft's table has only what its own files have beside
+/// parameters.
 pub(crate) struct Table {
     /// The dialect.
     pub dialect: Dialect,
@@ -15,26 +17,29 @@ pub(crate) struct Table {
     pub names: &'static [&'static str],
     /// The beginning of all names in files that are detected as this dialect; empty if nothing tells.
     pub within: &'static [&'static str],
-    /// The module whose parameters every file has and no other network has: the projection of patches, without the trunk.
+    /// The module whose parameters every file has and no other network has: the projection of patches,
+    /// without the trunk.
     pub anchor: &'static str,
-    /// Patterns of names, without the trunk, that tell this dialect from others with the same anchor. Without any, the anchor
-    /// tells it.
+    /// Patterns of names, without the trunk, that tell this dialect from others with the same anchor. Without
+    /// any, the anchor tells it.
     pub marks: &'static [&'static str],
-    /// The attributes that hold the layers in a whole classifier: the names of [`Place::Trunk`] follow one of them, those
-    /// of [`Place::Root`] do not. Files without the attribute are read too. Both versions are listed, also if the library has
-    /// only one of them.
+    /// The attributes that hold the layers in a whole classifier: the names of [`Place::Trunk`] follow one of
+    /// them, those of [`Place::Root`] do not. Files without the attribute are read too. Both versions are
+    /// listed, also if the library has only one of them.
     pub trunks: &'static [(SwinVersion, &'static str)],
     /// Renamed parameters.
     pub groups: &'static [Group],
     /// Parameters that only backbones have, beside those of `groups`: the norms `norm{s}` of their outputs.
     pub backbone: &'static [Group],
-    /// Patterns of tensors that are no parameters, beside the buffers of all dialects: names with the trunk, if there is one.
+    /// Patterns of tensors that are no parameters, beside the buffers of all dialects: names with the trunk,
+    /// if there is one.
     pub dropped: &'static [&'static str],
     /// The rule of the original code for windows, for Swin V1 and V2.
     pub window_policies: [WindowPolicy; 2],
     /// Rules that a description of the model may state instead.
     pub other_policies: &'static [WindowPolicy],
-    /// The rules of the libraries that read files as backbones, for the first reader of which the file has a mark.
+    /// The rules of the libraries that read files as backbones, for the first reader of which the file has a
+    /// mark.
     pub readers: &'static [Reader],
     /// The original code's addend for the logits of masked tokens, for Swin V1 and V2.
     pub mask: [f64; 2],
@@ -52,7 +57,8 @@ pub(crate) struct Table {
 
 /// A library that reads files of a dialect as backbones.
 pub(crate) struct Reader {
-    /// Patterns of names, with the trunk if there is one, of which the files have at least one. Empty for all other files.
+    /// Patterns of names, with the trunk if there is one, of which the files have at least one. Empty for all
+    /// other files.
     pub marks: &'static [&'static str],
     /// Its rule for windows, for Swin V1 and V2.
     pub window_policies: [WindowPolicy; 2],
@@ -117,10 +123,11 @@ pub enum Values {
     Whole,
     /// They are one third of the parameter's rows: the query (0), key (1) or value (2).
     Third(usize),
-    /// The columns are those of a merge by `torch.nn.Unfold`: channel by channel the tokens (0, 0), (0, 1), (1, 0), (1, 1).
-    /// Ours are token by token, (0, 0), (1, 0), (0, 1), (1, 1).
+    /// The columns are those of a merge by `torch.nn.Unfold`: channel by channel the tokens (0, 0), (0, 1),
+    /// (1, 0), (1, 1). Ours are token by token, (0, 0), (1, 0), (0, 1), (1, 1).
     Unfolded,
-    /// A value of each channel at each place, `[1, channels, height, width]` or, as ours, `[1, height * width, channels]`.
+    /// A value of each channel at each place, `[1, channels, height, width]` or, as ours,
+    /// `[1, height * width, channels]`.
     Map,
 }
 

@@ -1,7 +1,7 @@
 //! Arrays of numpy inside a pickle, as tensors.
 //!
-//! `ndarray.__reduce_ex__` writes an array as an empty one whose state is set afterwards (protocols 2 to 4, and arrays that
-//! are not contiguous), or as a call of `_frombuffer` (protocol 5).
+//! `ndarray.__reduce_ex__` writes an array as an empty one whose state is set afterwards (protocols 2 to 4,
+//! and arrays that are not contiguous), or as a call of `_frombuffer` (protocol 5).
 
 use super::object::{ArrayRef, Id, Object, Pickle};
 use super::rebuild::sizes;
@@ -34,8 +34,8 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// The array `_frombuffer(values, dtype, shape, *order)`: an order is `C`, `F`, or `K` with the axes that the array of
-    /// order `C` is transposed to.
+    /// The array `_frombuffer(values, dtype, shape, *order)`: an order is `C`, `F`, or `K` with the axes that
+    /// the array of order `C` is transposed to.
     fn buffer(
         &self,
         values: Id,

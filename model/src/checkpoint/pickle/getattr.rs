@@ -2,20 +2,21 @@
 //!
 //! Python's pickle module writes a method as such a call, one of a class before protocol 4 only:
 //!
-//! - The training checkpoints of mmengine keep the history of each logged value in a `HistoryBuffer`, with a dictionary of its
-//!   statistics, which are methods of that class: `getattr(HistoryBuffer, 'min')`.
-//! - Functions of torch such as `torch.relu`, among the arguments of a training, are methods of a class of torch's.
+//! - The training checkpoints of mmengine keep the history of each logged value in a `HistoryBuffer`, with a
+//!   dictionary of its statistics, which are methods of that class: `getattr(HistoryBuffer, 'min')`.
+//! - Functions of torch such as `torch.relu`, among the arguments of a training, are methods of a class of
+//!   torch's.
 //! - A method of an object, such as a schedule's, is bound to it.
 //!
-//! The result is a method, which can be kept and neither called nor asked for an attribute. Every other use of `getattr` is
-//! refused, because attacks reach any function through it.
+//! The result is a method, which can be kept and neither called nor asked for an attribute. Every other use
+//! of `getattr` is refused, because attacks reach any function through it.
 
 use super::danger::refusal;
 use super::machine::{CONSTANTS, MAX_NAME};
 use super::object::{Id, Object};
 
-/// The function by its names in Python 3 and 2: objects that exist from the start of every pickle. The stack gives them to
-/// nothing but a call.
+/// The function by its names in Python 3 and 2: objects that exist from the start of every pickle. The stack
+/// gives them to nothing but a call.
 const NAMES: [(Id, &str, &str); 2] =
     [(FIRST, "builtins", "builtins.getattr"), (FIRST + 1, "__builtin__", "__builtin__.getattr")];
 /// They follow the constants of the machine.

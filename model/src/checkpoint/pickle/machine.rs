@@ -1,7 +1,8 @@
 //! A pickle machine that runs no code: it builds an arena of plain objects.
 //!
-//! It reads the opcodes of protocols 2 to 5 (Python's documentation, module `pickletools`). It understands calls of the
-//! few functions that rebuild tensors, arrays and ordered dictionaries; any other call becomes an opaque object.
+//! It reads the opcodes of protocols 2 to 5 (Python's documentation, module `pickletools`). It understands
+//! calls of the few functions that rebuild tensors, arrays and ordered dictionaries; any other call becomes
+//! an opaque object.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -27,7 +28,8 @@ pub(super) const CONSTANTS: usize = 5;
 /// Reads one pickle from the front of `bytes`. Nothing in it is executed.
 ///
 /// # Errors
-/// The pickle is truncated, has an opcode that no checkpoint has, or names a class or function that marks an attack.
+/// The pickle is truncated, has an opcode that no checkpoint has, or names a class or function that marks an
+/// attack.
 pub(crate) fn read(bytes: &[u8]) -> Result<Pickle<'_>, String> {
     let constants: [Object; CONSTANTS] = [
         Object::None,
@@ -58,7 +60,8 @@ struct Machine<'a> {
     objects: Vec<Object<'a>>,
     stack: Stack,
     memo: HashMap<u32, Id>,
-    /// Number of dictionary entries copied from lists; bounded, because one short call copies a list of any length.
+    /// Number of dictionary entries copied from lists; bounded, because one short call copies a list of any
+    /// length.
     copied: usize,
 }
 
@@ -195,7 +198,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// APPEND, APPENDS, SETITEM, SETITEMS and ADDITEMS add items to an object. Items of an opaque object are dropped.
+    /// APPEND, APPENDS, SETITEM, SETITEMS and ADDITEMS add items to an object. Items of an opaque object are
+    /// dropped.
     fn fill(&mut self, opcode: u8) -> Result<(), String> {
         let items = match opcode {
             b'a' => vec![self.stack.pop()?],

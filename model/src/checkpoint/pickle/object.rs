@@ -68,7 +68,8 @@ pub(crate) enum Object<'a> {
     Global(Arc<str>),
     Storage(StorageRef),
     Tensor(TensorRef),
-    /// A type of numpy: the code that it was made from, and its state (version, byte order, ...) once it is set.
+    /// A type of numpy: the code that it was made from, and its state (version, byte order, ...) once it is
+    /// set.
     Dtype {
         code: Id,
         state: Option<Id>,

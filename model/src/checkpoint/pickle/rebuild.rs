@@ -17,7 +17,8 @@ pub(super) enum Called<'a> {
     New(Object<'a>),
 }
 
-/// The object that `callee(*arguments)` describes; an opaque object if the callee is not known. Nothing is executed.
+/// The object that `callee(*arguments)` describes; an opaque object if the callee is not known. Nothing is
+/// executed.
 pub(super) fn call<'a>(objects: &[Object<'a>], callee: Id, arguments: Id) -> Result<Called<'a>, String> {
     let name = name_of(objects, callee);
     let Object::Tuple(items) = &objects[arguments as usize] else {

@@ -3,7 +3,8 @@
 use super::getattr;
 use super::object::Id;
 
-/// Most objects, stack entries, marks and memo entries of one pickle, each; ample for large training checkpoints.
+/// Most objects, stack entries, marks and memo entries of one pickle, each; ample for large training
+/// checkpoints.
 pub(super) const MAX_ITEMS: usize = 1 << 20;
 
 /// A stack of objects. A mark separates the entries above it from those below: no pop crosses an open mark.

@@ -252,7 +252,8 @@ fn values(body: &[u8]) -> Result<(Vec<usize>, Vec<f32>), String> {
     Ok((tensor.shape, tensor.data))
 }
 
-/// The numbers from 0 in f32. Their bytes are those of the characters in `latin1` too, two bytes each from 0x80 on.
+/// The numbers from 0 in f32. Their bytes are those of the characters in `latin1` too, two bytes each from
+/// 0x80 on.
 fn numbers(count: u8) -> Vec<u8> {
     (0..count).flat_map(|value| f32::from(value).to_le_bytes()).collect()
 }

@@ -1,4 +1,5 @@
-//! One small backbone in the names of every library loads to the same parameters, also from the file of a larger model.
+//! One small backbone in the names of every library loads to the same parameters, also from the file of a
+//! larger model.
 
 use serde_json::json;
 use swinq_model::{HostTensor, Loaded, PositionSizes, StageOutput, SwinConfig, SwinVersion, Task};
@@ -172,7 +173,8 @@ fn outputs(config: &SwinConfig) -> Vec<(&str, bool)> {
     config.outputs.iter().map(|output| (output.name.as_str(), output.norm)).collect()
 }
 
-/// A configuration that states outputs is that of a backbone, and its outputs go before those that the file or the folder says.
+/// A configuration that states outputs is that of a backbone, and its outputs go before those that the file
+/// or the folder says.
 #[test]
 fn a_configuration_states_the_outputs() {
     let config = SwinConfig { task: Task::Classification, outputs: Vec::new(), num_classes: 10, ..config() };
@@ -561,7 +563,8 @@ fn own_files_describe_backbones_and_what_was_made_from_a_file_does_not() {
     assert_eq!(float.config.version, SwinVersion::V1);
 }
 
-/// A large model is saved in shards: the backbone may lie in several, beside other tensors, and in a folder or as an index.
+/// A large model is saved in shards: the backbone may lie in several, beside other tensors, and in a folder
+/// or as an index.
 #[test]
 fn a_backbone_is_found_in_shards() {
     let by_name = |stage: usize| format!("hidden_states_norms.stage{}", stage + 1);

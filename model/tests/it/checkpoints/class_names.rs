@@ -8,7 +8,8 @@ use swinq_model::{LoadOptions, QuantizedModel, load_float};
 
 use super::{edited, fixture};
 
-/// The directory of timm with a head of `classes` classes and no names, and with these changes of its `config.json`.
+/// The directory of timm with a head of `classes` classes and no names, and with these changes of its
+/// `config.json`.
 fn directory(classes: usize, edit: impl Fn(&mut Value)) -> tempfile::TempDir {
     let folder = edited("timm", "config.json", |json| {
         json.as_object_mut().unwrap().remove("label_names");

@@ -1,4 +1,5 @@
-//! Checkpoints of mmpretrain (`tests/parity/make_mmpretrain.py`). `float/tests/parity.rs` compares their logits.
+//! Checkpoints of mmpretrain (`tests/parity/make_mmpretrain.py`). `float/tests/parity.rs` compares their
+//! logits.
 
 use swinq_model::SwinVersion;
 

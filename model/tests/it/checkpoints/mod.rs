@@ -1,5 +1,5 @@
-//! One small Swin in every dialect and format loads to the same parameters, and errors name their reason. The files come
-//! from `make_checkpoints.py`.
+//! One small Swin in every dialect and format loads to the same parameters, and errors name their reason. The
+//! files come from `make_checkpoints.py`.
 
 mod backbones;
 mod class_names;
@@ -363,8 +363,8 @@ fn grids_that_windows_do_not_divide_follow_the_dialect() {
         let grid = load_float(&fixture(name), &odd).unwrap().config.own_grids().swap_remove(0);
         assert_eq!((grid.padded, grid.shifts_first), (Size::square(9), name.starts_with("timm")), "{name}");
     }
-    // 16 pixels give 4x4 tokens, then 2x2, which is smaller than the window. torchvision keeps the window; Hugging Face
-    // shrinks it, so the table no longer fits.
+    // 16 pixels give 4x4 tokens, then 2x2, which is smaller than the window. torchvision keeps the window;
+    // Hugging Face shrinks it, so the table no longer fits.
     let small = options_with(&[("DATA.IMG_SIZE", "16")]);
     assert_eq!(
         load_float(&fixture("torchvision.pth"), &small).unwrap().config.stages()[1].window,

@@ -1,5 +1,5 @@
-//! Pickles without torch.save, of arrays of numpy and of tensors; training checkpoints with methods and modules. The files come from
-//! `make_pickles.py`.
+//! Pickles without torch.save, of arrays of numpy and of tensors; training checkpoints with methods and
+//! modules. The files come from `make_pickles.py`.
 
 use super::*;
 

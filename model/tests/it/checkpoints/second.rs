@@ -1,5 +1,5 @@
-//! One small Swin V2 in every dialect loads to the same parameters, and errors name their reason. The files come from
-//! `make_checkpoints_v2.py`.
+//! One small Swin V2 in every dialect loads to the same parameters, and errors name their reason. The files
+//! come from `make_checkpoints_v2.py`.
 
 use std::fs;
 use std::path::PathBuf;
@@ -126,7 +126,8 @@ fn grids_that_windows_do_not_divide_follow_the_dialect() {
     assert_eq!(transformers, [[7, 9, 1], [4, 6, 0]]);
     let found: Vec<[usize; 3]> = grids("hf", &options_with(&[("DATA.IMG_SIZE", "44")]));
     assert_eq!(found, [[11, 12, 1], [6, 6, 1]]);
-    // 16 pixels give 4x4 tokens, then 2x2. torchvision keeps the window, the others shrink it: the bias follows.
+    // 16 pixels give 4x4 tokens, then 2x2. torchvision keeps the window, the others shrink it: the bias
+    // follows.
     let small = options_with(&[("DATA.IMG_SIZE", "16")]);
     let windows = |name: &str| load_float(&fixture(name), &small).unwrap().config.stages()[1].window;
     assert_eq!((windows("torchvision.pth"), windows("hf")), (Size::square(3), Size::square(2)));

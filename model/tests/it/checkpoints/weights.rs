@@ -1,5 +1,5 @@
-//! Files with several state dictionaries, heads in a `Sequential`, and numbers that tools keep beside parameters. The files come
-//! from `make_weights.py`.
+//! Files with several state dictionaries, heads in a `Sequential`, and numbers that tools keep beside
+//! parameters. The files come from `make_weights.py`.
 
 use super::*;
 

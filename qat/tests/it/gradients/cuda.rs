@@ -54,13 +54,13 @@ fn farthest_from(want: &(f64, Gradients), got: &(f64, Gradients)) -> (f64, Strin
     errors.farthest()
 }
 
-/// Tolerance of the best of [`BATCHES`] batches on the GPU against the CPU, with quantization. Products differ in their last
-/// bits there, so that a network with many sites has other codes in every batch.
+/// Tolerance of the best of [`BATCHES`] batches on the GPU against the CPU, with quantization. Products
+/// differ in their last bits there, so that a network with many sites has other codes in every batch.
 const CODES: f64 = 5e-2;
 
-/// Compares losses and gradients of several batches: candle's operations on the GPU with the CPU, and our kernels on the GPU
-/// with candle's operations there, whose products have the same bits. With quantization, one code that differs may change a
-/// whole gradient ([`agree`]), so that not every batch can be compared.
+/// Compares losses and gradients of several batches: candle's operations on the GPU with the CPU, and our
+/// kernels on the GPU with candle's operations there, whose products have the same bits. With quantization,
+/// one code that differs may change a whole gradient ([`agree`]), so that not every batch can be compared.
 fn gpu_agrees(what: &str, mut case: Case) {
     let Some(gpu) = gpu() else { return };
     let (mut composed_off, mut fused_off) = (Vec::new(), Vec::new());
@@ -152,8 +152,8 @@ fn gpu_updates() {
     }
 }
 
-/// Iterations without the host, launched as graphs from the second one on, give the losses of iterations in which the host
-/// takes part.
+/// Iterations without the host, launched as graphs from the second one on, give the losses of iterations in
+/// which the host takes part.
 #[test]
 fn gpu_iterations() {
     let Some(Gpu { device, .. }) = &gpu() else { return };

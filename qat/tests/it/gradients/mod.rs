@@ -99,9 +99,10 @@ impl Case {
         self
     }
 
-    /// A student whose learned scales are below their initial values, by factors without simple ratios to each other. Two
-    /// sites in a row may have one range, such as `qkv.output` and `q`: with a simple ratio of their scales, such as 3/4,
-    /// many values would lie halfway between two codes, where the last bit decides.
+    /// A student whose learned scales are below their initial values, by factors without simple ratios to
+    /// each other. Two sites in a row may have one range, such as `qkv.output` and `q`: with a simple ratio
+    /// of their scales, such as 3/4, many values would lie halfway between two codes, where the last bit
+    /// decides.
     pub(crate) fn student(&self) -> Student {
         self.student_on(&Device::Cpu, Compute::host().unwrap())
     }
@@ -153,10 +154,11 @@ fn distance(a: &[f32], b: &[f32]) -> f64 {
     (difference / squares(&mut b.iter().map(|&b| f64::from(b)))).sqrt()
 }
 
-/// Compares the student's losses and gradients of [`BATCHES`] batches with the reference's. Sums in another order may round
-/// a value to the neighbouring code, and in a network this small one code may change a whole gradient. Where no code
-/// differs, only rounding does. So one batch must agree within [`ROUNDING`], which a wrong formula exceeds in every batch,
-/// and all within [`NOISE`]; without quantization all agree within [`ROUNDING`].
+/// Compares the student's losses and gradients of [`BATCHES`] batches with the reference's. Sums in another
+/// order may round a value to the neighbouring code, and in a network this small one code may change a whole
+/// gradient. Where no code differs, only rounding does. So one batch must agree within [`ROUNDING`], which a
+/// wrong formula exceeds in every batch, and all within [`NOISE`]; without quantization all agree within
+/// [`ROUNDING`].
 fn agree(what: &str, mut case: Case) {
     let most = if case.quantized.is_some() { NOISE } else { ROUNDING };
     let far = (0..BATCHES).map(|batch| {
@@ -205,9 +207,9 @@ fn farthest(what: &str, case: &Case) -> (f64, String) {
     errors.farthest()
 }
 
-/// The distances of a loss and of gradients. The gradient of a scale is one sum of terms of both signs; where the terms cancel,
-/// one different code may change the sum a lot. A wrong formula changes the gradients of all scales of a kind, so their median
-/// counts.
+/// The distances of a loss and of gradients. The gradient of a scale is one sum of terms of both signs; where
+/// the terms cancel, one different code may change the sum a lot. A wrong formula changes the gradients of
+/// all scales of a kind, so their median counts.
 struct Errors {
     of_loss: f64,
     of_parameters: Vec<(f64, String)>,
@@ -266,8 +268,8 @@ fn float_training() {
     }
 }
 
-/// A network of a Swin V2 whose factors of `q k^T` are 5 to 8: with those of random models, up to 100, one different code
-/// changes the softmax so much that no gradient can be compared.
+/// A network of a Swin V2 whose factors of `q k^T` are 5 to 8: with those of random models, up to 100, one
+/// different code changes the softmax so much that no gradient can be compared.
 fn swin_v2(config: SwinConfig, recipe: Option<&str>, learned: impl Fn(Site) -> bool) -> Case {
     let mut case = Case::new(config, None, &learned);
     let scales = case.float.tensors.iter_mut().filter(|(name, _)| name.ends_with("logit_scale"));
@@ -306,13 +308,15 @@ fn the_default_recipe() {
     }
 }
 
-/// A backbone by the rule of detectors; the first output has a norm and the second has none, or the other way round.
+/// A backbone by the rule of detectors; the first output has a norm and the second has none, or the other way
+/// round.
 fn backbone(first: bool) -> SwinConfig {
     let config = SwinConfig { window_policy: WindowPolicy::Detection, ..shifted() };
     config.into_backbone(vec![StageOutput::of_stage(0, first), StageOutput::of_stage(1, !first)])
 }
 
-/// Images of another size than that for which the network was built, whose sides are no multiple of the patch.
+/// Images of another size than that for which the network was built, whose sides are no multiple of the
+/// patch.
 #[test]
 fn backbones() {
     for (first, size) in [(true, Size::new(32, 32)), (false, Size::new(37, 22))] {

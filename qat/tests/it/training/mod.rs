@@ -20,8 +20,8 @@ use swinq_qat::log::IterationRecord;
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Begin, Hooks, IterationReport, Outcome, QatError, Start, Trainer, Validation, run};
 
-/// A job with every kind of state: learned scales everywhere, accumulation, DropPath, mixed images, a moving average, a
-/// warmup.
+/// A job with every kind of state: learned scales everywhere, accumulation, DropPath, mixed images, a moving
+/// average, a warmup.
 pub(crate) const FULL: &str = "quantization: {activation_scales: learned, weight_scales: learned}\naccumulate: 2\n\
                         drop_path: 0.3\noptimizer: {lr: 1e-3, lr_scales: 1e-2, ema: 0.9}\nschedule: {warmup_steps: 2}\n\
                         mixing: {mixup: 0.8, cutmix: 1, probability: 0.7}\n";

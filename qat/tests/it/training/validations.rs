@@ -83,8 +83,8 @@ fn an_interrupted_validation_is_made_again() {
     }
 }
 
-/// A process that is killed after its validation and before its checkpoint repeats both; one that is killed after its
-/// checkpoint has both.
+/// A process that is killed after its validation and before its checkpoint repeats both; one that is killed
+/// after its checkpoint has both.
 #[test]
 fn a_validation_is_recorded_before_its_checkpoint() {
     struct Order(Watch, PathBuf, Vec<bool>);

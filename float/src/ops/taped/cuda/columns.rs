@@ -70,7 +70,8 @@ pub(in super::super) fn channels_gradient(
     sink.add(x, dx)
 }
 
-/// The gradient of the values in the compute type, and the sums of its columns. Adds the gradient of a learned scale.
+/// The gradient of the values in the compute type, and the sums of its columns. Adds the gradient of a
+/// learned scale.
 fn gradient(
     x: &Tensor,
     of: Columns<'_>,

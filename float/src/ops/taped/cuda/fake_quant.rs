@@ -61,7 +61,8 @@ fn gradient(
 }
 
 /// Fake quantization of a weight, in the compute type, recorded. `table` `[3, rows]` has the scales, their
-/// reciprocals and the factors of their gradients, `factors` `[2, columns]` the factors of the columns and their reciprocals.
+/// reciprocals and the factors of their gradients, `factors` `[2, columns]` the factors of the columns and
+/// their reciprocals.
 pub(in super::super) fn fake_quantize_weight(
     ops: &Ops,
     w: &Tensor,
@@ -99,8 +100,8 @@ fn with_table<R>(
     run(FakeSteps::Rows(&table), factors.as_ref())
 }
 
-/// The scales of a weight's `rows`, of which the largest magnitude becomes the code `largest`, with their reciprocals and the
-/// factor 1, `[3 * rows]`. `factors` `[2, columns]` are factors of the columns.
+/// The scales of a weight's `rows`, of which the largest magnitude becomes the code `largest`, with their
+/// reciprocals and the factor 1, `[3 * rows]`. `factors` `[2, columns]` are factors of the columns.
 ///
 /// # Errors
 /// The kernel does not compile, or the driver fails.
@@ -117,8 +118,8 @@ pub fn scales_of_weight(
     Ok(tensor(training.row_scales(of, largest).map_err(failed)?, &device, 3 * rows))
 }
 
-/// The scales of a weight's rows that are learned as `ratios` to the initial scales `base`, `[rows]` each, with their
-/// reciprocals and the factors of their gradients, `[3 * rows]`.
+/// The scales of a weight's rows that are learned as `ratios` to the initial scales `base`, `[rows]` each,
+/// with their reciprocals and the factors of their gradients, `[3 * rows]`.
 ///
 /// # Errors
 /// The kernel does not compile, or the driver fails.

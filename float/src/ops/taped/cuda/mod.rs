@@ -220,8 +220,9 @@ pub(super) fn table_gradient(table: &Tensor, index: &Tensor, grad: &Tensor) -> R
     unary(grad, table.shape(), |training, grad| training.table_gradient(grad, &index, rows))
 }
 
-/// The normalised patches of `pixels`, u8 `[images, height, width, channels]`, as [`Swin`](crate::Swin) gathers them for a `grid` of
-/// patches: `[images * tokens, channels * patch^2]`. `table` `[channels, 256]` has the value of each byte.
+/// The normalised patches of `pixels`, u8 `[images, height, width, channels]`, as [`Swin`](crate::Swin)
+/// gathers them for a `grid` of patches: `[images * tokens, channels * patch^2]`. `table` `[channels, 256]`
+/// has the value of each byte.
 ///
 /// # Errors
 /// The kernel does not compile, or the driver fails.

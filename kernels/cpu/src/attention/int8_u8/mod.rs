@@ -27,8 +27,8 @@ const CHUNK: usize = 64;
 /// One value for each query of a chunk.
 type Column<T> = [T; CHUNK];
 
-/// Whether this path handles `unit`: it needs codes in registers that are full, and for a head with hi and lo codes for each
-/// query and key no lone key.
+/// Whether this path handles `unit`: it needs codes in registers that are full, and for a head with hi and lo
+/// codes for each query and key no lone key.
 pub(super) fn suits<L: Lanes>(op: &WindowAttention, unit: Unit, input: AttentionIn<'_>) -> bool {
     matches!(input, AttentionIn::Codes(_))
         && (op.low[unit.head].is_none() || op.shape.n % L::N != 1)
@@ -131,7 +131,8 @@ impl<'s> Int8Scratch<'s> {
     }
 }
 
-/// Computes attention of `unit`, which [`suits`] accepts. `HI_LO` says whether its queries and keys have hi and lo codes.
+/// Computes attention of `unit`, which [`suits`] accepts. `HI_LO` says whether its queries and keys have hi
+/// and lo codes.
 #[inline(always)]
 pub(super) fn unit<L: Lanes, const HI_LO: bool>(
     lanes: L,

@@ -106,8 +106,8 @@ impl Chunk<'_> {
             for values in &mut values {
                 *values = [lanes.mul(values[0], recip), lanes.mul(values[1], recip)];
             }
-            // SAFETY: the addresses are those of `2 N` bytes. Each unit belongs to one task, and two units differ in
-            // their rows or in the columns of their heads, so that nobody else writes these bytes.
+            // SAFETY: the addresses are those of `2 N` bytes. Each unit belongs to one task, and two units
+            // differ in their rows or in the columns of their heads, so that nobody else writes these bytes.
             return unsafe { write_codes(lanes, rows, values, self.op.results_are_bounded) };
         }
         for (r, values) in values.into_iter().enumerate() {
@@ -120,7 +120,8 @@ impl Chunk<'_> {
     }
 }
 
-/// Writes codes of `2 N` interleaved columns at each of `rows`; `bounded` says that their magnitudes are below 2^31.
+/// Writes codes of `2 N` interleaved columns at each of `rows`; `bounded` says that their magnitudes are
+/// below 2^31.
 ///
 /// # Safety
 /// `2 N` bytes at each of `rows` are writable.

@@ -18,7 +18,8 @@ impl Chunk<'_> {
         work: &mut Int8Scratch<'_>,
         largest: &mut Column<f32>,
     ) {
-        // Whether there are registers for the sums of more than four queries with all keys: 21 or 24 of AVX-512's 32.
+        // Whether there are registers for the sums of more than four queries with all keys: 21 or 24 of
+        // AVX-512's 32.
         let many = L::TILE >= 4 && queries.low.is_none();
         let mut row = 0;
         while row < self.count {

@@ -56,8 +56,8 @@ impl Chunk<'_> {
         }
     }
 
-    /// Stores the codes of the `B` blocks of register `pack` of query `row`, in the order of [`Lanes::pack`]; returns
-    /// their sums by lane.
+    /// Stores the codes of the `B` blocks of register `pack` of query `row`, in the order of [`Lanes::pack`];
+    /// returns their sums by lane.
     #[inline(always)]
     fn row_weights<L: Lanes, const B: usize>(
         &self,

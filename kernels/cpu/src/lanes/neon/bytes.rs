@@ -38,8 +38,8 @@ pub(super) fn usdot(mut acc: int32x4_t, u: int32x4_t, s: int32x4_t) -> int32x4_t
     acc
 }
 
-/// [`usdot`] by two signed products: `u * s = (u - 128) * s - (-128) * s`. Loops that multiply one `s` with several
-/// `u` compute the second product once.
+/// [`usdot`] by two signed products: `u * s = (u - 128) * s - (-128) * s`. Loops that multiply one `s` with
+/// several `u` compute the second product once.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 pub(super) fn usdot_by_signed(acc: int32x4_t, u: int32x4_t, s: int32x4_t) -> int32x4_t {
@@ -99,8 +99,8 @@ pub(super) unsafe fn interleave_rows(rows: [*const u8; 4]) -> [[int32x4_t; 2]; 2
     [[low[0], high[0]], [low[1], high[1]]]
 }
 
-/// Bytes `code + 128` of eight values already multiplied by the reciprocal scale. The conversion rounds ties to
-/// even, turns a NaN into 0 and saturates, and so does narrowing, which is the clamp.
+/// Bytes `code + 128` of eight values already multiplied by the reciprocal scale. The conversion rounds ties
+/// to even, turns a NaN into 0 and saturates, and so does narrowing, which is the clamp.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn codes(low: float32x4_t, high: float32x4_t) -> uint8x8_t {

@@ -1,6 +1,6 @@
-//! Up to two rows beyond full tiles, such as the last row of 49 = 3 * 16 + 1. On tiles they take as long as 16 rows, so
-//! they are multiplied by `vpdpbusd` after each step of the tiles, which has loaded most of the weights into the
-//! first-level cache.
+//! Up to two rows beyond full tiles, such as the last row of 49 = 3 * 16 + 1. On tiles they take as long as
+//! 16 rows, so they are multiplied by `vpdpbusd` after each step of the tiles, which has loaded most of the
+//! weights into the first-level cache.
 
 use std::arch::x86_64::*;
 use std::ops::Range;

@@ -72,8 +72,8 @@ fn block_real(
     dest: &Dest<'_>,
     scratch: &mut AlignedBuf,
 ) {
-    // SAFETY: the kernel is available, so the probe has found that this process may use tiles. Nothing else in
-    // this crate uses them while a block is computed.
+    // SAFETY: the kernel is available, so the probe has found that this process may use tiles. Nothing else
+    // in this crate uses them while a block is computed.
     block(unsafe { Real::assume() }, block_of, initial, epilogue, dest, scratch);
 }
 
@@ -142,8 +142,8 @@ fn multiply(
     });
 }
 
-/// The rows of each product: full tiles, and the remaining rows. Every tile of the processor is multiplied as 16 rows, so
-/// equal shares would waste more of them. [`FewRows`] belong to the last product.
+/// The rows of each product: full tiles, and the remaining rows. Every tile of the processor is multiplied as
+/// 16 rows, so equal shares would waste more of them. [`FewRows`] belong to the last product.
 fn products(rows: Range<usize>) -> impl Iterator<Item = Range<usize>> + Clone {
     let tiles_end = rows.start + on_tiles(rows.len());
     let end_of = move |from: usize| if from + ROWS < tiles_end { from + ROWS } else { rows.end };

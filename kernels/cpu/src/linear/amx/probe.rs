@@ -89,8 +89,9 @@ pub(super) fn examine(
     test().map_err(Refusal::WrongResults)
 }
 
-/// Asks Linux for the use of tiles by all threads of this process. Linux allocates a thread's memory for tiles
-/// when the thread first uses them. It refuses if a thread has a signal stack that is too small to save them.
+/// Asks Linux for the use of tiles by all threads of this process. Linux allocates a thread's memory for
+/// tiles when the thread first uses them. It refuses if a thread has a signal stack that is too small to save
+/// them.
 #[cfg(target_os = "linux")]
 fn request_permission() -> io::Result<()> {
     /// From `asm/prctl.h`.

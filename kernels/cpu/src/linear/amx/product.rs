@@ -1,8 +1,8 @@
-//! Accumulators of up to 32 rows by one panel of 32 columns: 2 by 2 tiles of 16 by 16. There is room for [`FEW`] more
-//! rows.
+//! Accumulators of up to 32 rows by one panel of 32 columns: 2 by 2 tiles of 16 by 16. There is room for
+//! [`FEW`] more rows.
 //!
-//! A panel of packed weights has, for each group of four inputs, 16 columns in each of two lines of 64 bytes. These
-//! lines are the rows of two tiles. A step multiplies up to 16 groups.
+//! A panel of packed weights has, for each group of four inputs, 16 columns in each of two lines of 64 bytes.
+//! These lines are the rows of two tiles. A step multiplies up to 16 groups.
 
 use std::ops::Range;
 
@@ -35,10 +35,10 @@ impl Accumulators {
 
 /// How inputs are divided into steps, and the shapes of the tiles.
 ///
-/// Tiles 0 to 3 hold accumulators: tile `2 i + j` has rows `16 i..` and columns `16 j..`. If all steps have the
-/// same number of groups, tiles 4 and 5 hold inputs and tiles 6 and 7 weights. If the last step has fewer, it
-/// needs tiles of other shapes: tiles 4 and 6 hold the operands of full steps, tiles 5 and 7 those of the last
-/// step.
+/// Tiles 0 to 3 hold accumulators: tile `2 i + j` has rows `16 i..` and columns `16 j..`. If all steps have
+/// the same number of groups, tiles 4 and 5 hold inputs and tiles 6 and 7 weights. If the last step has
+/// fewer, it needs tiles of other shapes: tiles 4 and 6 hold the operands of full steps, tiles 5 and 7 those
+/// of the last step.
 pub(super) struct Steps {
     /// Steps of `groups` groups.
     count: usize,
@@ -101,7 +101,8 @@ impl Operands<'_> {
 pub(super) enum WeightLoad {
     /// They stay in the first-level cache for [`FewRows`](super::few_rows::FewRows).
     Keep,
-    /// They displace nothing in the first-level cache, where the inputs of a product's rows then stay for all panels.
+    /// They displace nothing in the first-level cache, where the inputs of a product's rows then stay for all
+    /// panels.
     Pass,
 }
 
@@ -109,7 +110,8 @@ impl WeightLoad {
     /// The most groups of inputs, 512 inputs, for which the first-level cache has room beside the weights.
     const BESIDE_WEIGHTS: usize = 8 * GROUPS;
 
-    /// The faster way for products of `groups` groups of inputs; `few` says whether there are rows beyond full tiles.
+    /// The faster way for products of `groups` groups of inputs; `few` says whether there are rows beyond
+    /// full tiles.
     #[inline(always)]
     pub(super) fn of(groups: usize, few: bool) -> WeightLoad {
         if few || groups <= WeightLoad::BESIDE_WEIGHTS { WeightLoad::Keep } else { WeightLoad::Pass }
@@ -118,15 +120,16 @@ impl WeightLoad {
 
 /// Configured tiles that multiply rows of inputs with panels of weights.
 pub(super) trait Multiply {
-    /// Takes the rows of `operands` for the products that follow. Tiles that load inputs in each product ignore it.
+    /// Takes the rows of `operands` for the products that follow. Tiles that load inputs in each product
+    /// ignore it.
     ///
     /// # Panics
     /// If the operands are too short.
     #[inline(always)]
     fn take_rows(&mut self, _operands: Operands<'_>) {}
 
-    /// Computes the accumulators of the rows asked for, which were taken last; those of other rows may have any value.
-    /// Calls `after` with the groups of each step.
+    /// Computes the accumulators of the rows asked for, which were taken last; those of other rows may have
+    /// any value. Calls `after` with the groups of each step.
     ///
     /// # Panics
     /// If the operands are too short.
@@ -181,8 +184,9 @@ impl<T: Tiles> Multiply for Products<T> {
         let Products { tiles, steps } = self;
         let (tiles, full) = (tiles.tiles(), steps.count * steps.groups);
         operands.check(if TWO { ROWS } else { TILE_ROWS }, full + steps.rest);
-        // SAFETY: `Products::new` has configured the tiles for the steps: 4 to 7 alike without a rest, otherwise 4
-        // and 6 for full steps and 5 and 7 for the rest. All tiles of the steps lie within the operands by the check.
+        // SAFETY: `Products::new` has configured the tiles for the steps: 4 to 7 alike without a rest,
+        // otherwise 4 and 6 for full steps and 5 and 7 for the rest. All tiles of the steps lie within the
+        // operands by the check.
         unsafe {
             start::<T, TWO>(tiles, operands.initial);
             for i in 0..steps.count {
@@ -208,8 +212,8 @@ impl<T: Tiles> Multiply for Products<T> {
 /// The tiles are configured by [`Products::new`].
 #[inline(always)]
 unsafe fn start<T: Tiles, const TWO: bool>(tiles: &mut T, initial: &[i32; COLUMNS]) {
-    // SAFETY: `Products::new` has configured tiles 0 to 3 as 16 by 16 accumulators, and a stride of 0 loads the same 16
-    // columns 16 times.
+    // SAFETY: `Products::new` has configured tiles 0 to 3 as 16 by 16 accumulators, and a stride of 0 loads
+    // the same 16 columns 16 times.
     unsafe {
         tiles.load::<0, _>(initial, 0, 0);
         tiles.load::<1, _>(initial, 16, 0);
@@ -220,13 +224,13 @@ unsafe fn start<T: Tiles, const TWO: bool>(tiles: &mut T, initial: &[i32; COLUMN
     }
 }
 
-/// Multiplies the groups of step `step`. Tiles `A0` and `A1` hold the inputs of the first and the second 16 rows, `B0`
-/// and `B1` the weights of the first and the second 16 columns. `A0` may be `A1`, and `B0` may be `B1` at the cost of
-/// one more load.
+/// Multiplies the groups of step `step`. Tiles `A0` and `A1` hold the inputs of the first and the second 16
+/// rows, `B0` and `B1` the weights of the first and the second 16 columns. `A0` may be `A1`, and `B0` may be
+/// `B1` at the cost of one more load.
 ///
 /// # Safety
-/// [`Products::new`] has configured the tiles, `A0` to `B1` for the groups of this step, and all tiles of the step lie
-/// within the operands.
+/// [`Products::new`] has configured the tiles, `A0` to `B1` for the groups of this step, and all tiles of the
+/// step lie within the operands.
 #[inline(always)]
 unsafe fn step<
     T: Tiles,
@@ -283,8 +287,8 @@ unsafe fn load_weights<T: Tiles, const B: usize, const PASS: bool>(tiles: &mut T
 #[inline(always)]
 unsafe fn store<T: Tiles, const TWO: bool>(tiles: &mut T, out: &mut Accumulators) {
     let out = out.0.as_flattened_mut();
-    // SAFETY: `Products::new` has configured tiles 0 to 3 as 16 by 16 accumulators, and `out` holds 2 by 2 of them, whose
-    // rows are `STRIDE` bytes apart.
+    // SAFETY: `Products::new` has configured tiles 0 to 3 as 16 by 16 accumulators, and `out` holds 2 by 2 of
+    // them, whose rows are `STRIDE` bytes apart.
     unsafe {
         tiles.store::<0, _>(out, 0, STRIDE);
         tiles.store::<1, _>(out, 16, STRIDE);

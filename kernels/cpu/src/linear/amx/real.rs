@@ -4,8 +4,8 @@
 //! `asm!` to the next. This is sound although the compiler does not know of it: no Rust type lives in a tile
 //! register (the class `tmm_reg` can only be clobbered), so compiled code never touches one. Called functions
 //! could, as the calling convention lets them, but between configuration and release only functions of this
-//! crate, which use tiles nowhere else, and the standard library's `memcpy`, which does not use AMX, are called.
-//! The operating system saves and restores tiles when it switches threads or delivers a signal.
+//! crate, which use tiles nowhere else, and the standard library's `memcpy`, which does not use AMX, are
+//! called. The operating system saves and restores tiles when it switches threads or delivers a signal.
 
 use std::arch::asm;
 use std::marker::PhantomData;
@@ -29,7 +29,8 @@ impl Real {
         Real { shapes: None, thread: PhantomData }
     }
 
-    /// With debug assertions, checks that tile `tile` lies within `len` elements of type `E` from element `at` on.
+    /// With debug assertions, checks that tile `tile` lies within `len` elements of type `E` from element
+    /// `at` on.
     #[inline(always)]
     fn check<E>(&self, tile: usize, len: usize, at: usize, stride: usize) {
         if cfg!(debug_assertions) {
@@ -56,12 +57,13 @@ macro_rules! tiles {
     };
 }
 
-/// Loads tile `$t` from elements `$e` by `$instruction`, with the arguments and the promise of [`Tiles::load`].
+/// Loads tile `$t` from elements `$e` by `$instruction`, with the arguments and the promise of
+/// [`Tiles::load`].
 macro_rules! load {
     ($instruction:literal, $t:ident, $e:ident, $tiles:ident, $from:ident, $at:ident, $stride:ident) => {{
         $tiles.check::<$e>($t, $from.len(), $at, $stride);
-        // SAFETY: `Real::assume`; by the caller's promise the tile is configured, and all of its bytes are inside
-        // `from`.
+        // SAFETY: `Real::assume`; by the caller's promise the tile is configured, and all of its bytes are
+        // inside `from`.
         unsafe {
             tiles!(
                 concat!($instruction, " tmm{t}, [{from} + {stride}*1]"),
@@ -126,8 +128,8 @@ impl Tiles for Real {
     #[inline(always)]
     unsafe fn store<const T: usize, E: Element>(&mut self, to: &mut [E], at: usize, stride: usize) {
         self.check::<E>(T, to.len(), at, stride);
-        // SAFETY: `Real::assume`; by the caller's promise the tile is configured, and all of its bytes are inside
-        // `to`. Any bytes are values of `E`.
+        // SAFETY: `Real::assume`; by the caller's promise the tile is configured, and all of its bytes are
+        // inside `to`. Any bytes are values of `E`.
         unsafe {
             tiles!(
                 "tilestored [{to} + {stride}*1], tmm{t}",

@@ -1,5 +1,5 @@
-//! Products with 65 to 128 inputs. The inputs of 32 rows fill four tiles, which are loaded once and multiplied with all
-//! panels of a block.
+//! Products with 65 to 128 inputs. The inputs of 32 rows fill four tiles, which are loaded once and
+//! multiplied with all panels of a block.
 
 use std::ops::Range;
 
@@ -9,8 +9,8 @@ use super::tile::{Config, Configured, ROW_BYTES, Shape, TILE_ROWS, Tiles};
 
 /// Tiles for products with 65 to 128 inputs.
 ///
-/// Tiles 0 and 1 hold accumulators of the first and the second 16 rows, 2 and 3 the weights of a step, 4 and 5 the first
-/// 64 inputs of the rows, and 6 and 7 the rest.
+/// Tiles 0 and 1 hold accumulators of the first and the second 16 rows, 2 and 3 the weights of a step, 4 and
+/// 5 the first 64 inputs of the rows, and 6 and 7 the rest.
 pub(super) struct Resident<T: Tiles> {
     tiles: Configured<T>,
     /// Groups of four inputs after the first 64.
@@ -68,9 +68,9 @@ impl<T: Tiles> Multiply for Resident<T> {
         operands.check(TILE_ROWS, groups);
         for half in 0..COLUMNS / TILE_ROWS {
             let (columns, bytes) = (half * TILE_ROWS, half * ROW_BYTES);
-            // SAFETY: `Resident::new` has configured the tiles. Both tiles of weights lie within the panel by the
-            // check, a stride of 0 loads the same 16 columns 16 times, and `out` holds 2 by 2 tiles, whose rows are
-            // `STRIDE` bytes apart.
+            // SAFETY: `Resident::new` has configured the tiles. Both tiles of weights lie within the panel by
+            // the check, a stride of 0 loads the same 16 columns 16 times, and `out` holds 2 by 2 tiles,
+            // whose rows are `STRIDE` bytes apart.
             unsafe {
                 tiles.load::<0, _>(initial, columns, 0);
                 tiles.load::<2, _>(panel, bytes, GROUP_BYTES);

@@ -10,8 +10,9 @@ use super::tile::{ROW_BYTES, TILE_ROWS};
 use crate::buffer::AlignedBuf;
 
 /// Input rows that start on cache lines: a load of a tile whose rows cross cache lines takes more than twice
-/// the time. If the rows of the block do not start on cache lines, they are copied once and multiplied with all of
-/// its panels. If they do, only the rows of the last product may be copied, so that its tiles can be loaded whole.
+/// the time. If the rows of the block do not start on cache lines, they are copied once and multiplied with
+/// all of its panels. If they do, only the rows of the last product may be copied, so that its tiles can be
+/// loaded whole.
 pub(super) struct AlignedRows<'a> {
     input: &'a [u8],
     input_stride: usize,
@@ -76,8 +77,8 @@ fn whole_products(rows: usize) -> usize {
     if on_tiles(rows).is_multiple_of(TILE_ROWS) { rows } else { rows / ROWS * ROWS }
 }
 
-/// Copies `row`, a multiple of four bytes, to the start of `copy`. Calls of `memcpy` would take most of the time of a
-/// small product.
+/// Copies `row`, a multiple of four bytes, to the start of `copy`. Calls of `memcpy` would take most of the
+/// time of a small product.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
 fn copy_row(row: &[u8], copy: &mut [u8]) {

@@ -89,8 +89,8 @@ impl Case {
     }
 }
 
-/// The accumulators of `tiles`, which are configured for `groups` groups of inputs. Calls `after` with the groups of each
-/// step.
+/// The accumulators of `tiles`, which are configured for `groups` groups of inputs. Calls `after` with the
+/// groups of each step.
 pub(super) fn run<T: Tiles>(
     tiles: T,
     groups: usize,

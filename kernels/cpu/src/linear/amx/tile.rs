@@ -2,8 +2,8 @@
 //! configures before it uses them.
 //!
 //! [`Real`](super::real::Real) executes the instructions, [`Emulated`](super::emulated::Emulated) computes
-//! the same results in plain Rust. Everything above this layer is generic over it. The instructions are those of the
-//! Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
+//! the same results in plain Rust. Everything above this layer is generic over it. The instructions are those
+//! of the Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2.
 
 pub(super) use crate::buffer::Element;
 
@@ -78,8 +78,9 @@ impl Config {
 
 /// The tile registers of one thread. Strides are in bytes.
 ///
-/// The methods that use tiles are unsafe because the processor's tiles check nothing in a release build: the checks
-/// of each call took as many instructions as the loop around them. The emulation panics where a call is wrong.
+/// The methods that use tiles are unsafe because the processor's tiles check nothing in a release build: the
+/// checks of each call took as many instructions as the loop around them. The emulation panics where a call
+/// is wrong.
 pub(super) trait Tiles {
     /// `ldtilecfg`: sets the shapes of all tiles, and all values to zero.
     fn configure(&mut self, config: &Config);
@@ -94,8 +95,8 @@ pub(super) trait Tiles {
     /// The tiles are configured, and the tile lies within `from`.
     unsafe fn load<const T: usize, E: Element>(&mut self, from: &[E], at: usize, stride: usize);
 
-    /// `tileloaddt1`: as [`Tiles::load`], of bytes that displace nothing in the first-level cache. Tiles without a cache
-    /// load them as others.
+    /// `tileloaddt1`: as [`Tiles::load`], of bytes that displace nothing in the first-level cache. Tiles
+    /// without a cache load them as others.
     ///
     /// # Safety
     /// As for [`Tiles::load`].
@@ -112,7 +113,8 @@ pub(super) trait Tiles {
     /// ```
     ///
     /// # Safety
-    /// The tiles are configured, with as many rows in C as in A, columns in C as in B, and groups in A as in B.
+    /// The tiles are configured, with as many rows in C as in A, columns in C as in B, and groups in A as in
+    /// B.
     unsafe fn dot<const C: usize, const A: usize, const B: usize>(&mut self);
 
     /// `tilestored`: stores tile `T` from element `at` of `to` on.

@@ -1,7 +1,7 @@
 //! Faster epilogues for full panels, without the site `.output` and without values that could be a NaN, as in
 //! a quantized Swin. The number of rows of a tile is a constant, because loops over any number of rows would
-//! check their bounds. Two rows of a tile become codes at once, because narrowing instructions run on the ports
-//! of `vpdpbusd`, where each of them delays the next tile.
+//! check their bounds. Two rows of a tile become codes at once, because narrowing instructions run on the
+//! ports of `vpdpbusd`, where each of them delays the next tile.
 
 use std::arch::x86_64::*;
 
@@ -80,8 +80,9 @@ impl Columns {
     /// The codes of two rows, as bytes `code + 128`, one row after the other, for the given reciprocal scales
     /// and zero points.
     ///
-    /// Packs as [`Lanes::write_pair_of_codes_of_numbers`](crate::lanes::Lanes::write_pair_of_codes_of_numbers) does, but
-    /// calling it takes linears 2 to 10 % longer.
+    /// Packs as
+    /// [`Lanes::write_pair_of_codes_of_numbers`](crate::lanes::Lanes::write_pair_of_codes_of_numbers) does,
+    /// but calling it takes linears 2 to 10 % longer.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     fn pair<A: Accumulator, F: Activation>(

@@ -51,7 +51,8 @@ impl<'a, W> Prefetch<'a, W> {
         }
     }
 
-    /// Prefetches what belongs to `groups`. A line of weights on the border of two calls is prefetched by both.
+    /// Prefetches what belongs to `groups`. A line of weights on the border of two calls is prefetched by
+    /// both.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")]
     pub(in crate::linear) fn all(&self, groups: Range<usize>) {

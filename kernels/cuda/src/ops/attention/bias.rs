@@ -2,8 +2,8 @@
 
 use std::f32::consts::LOG2_E;
 
-/// The bias `[heads, n, n]` as f32 `[heads, padded, padded]`, multiplied by `unit`: -inf for padding keys and zeros for padding
-/// queries. As little-endian bytes.
+/// The bias `[heads, n, n]` as f32 `[heads, padded, padded]`, multiplied by `unit`: -inf for padding keys and
+/// zeros for padding queries. As little-endian bytes.
 pub fn bias_rows(bias: &[f32], n: usize, padded: usize, unit: f32) -> Vec<u8> {
     let heads = bias.len() / (n * n);
     let value = |i: usize| {
@@ -13,11 +13,12 @@ pub fn bias_rows(bias: &[f32], n: usize, padded: usize, unit: f32) -> Vec<u8> {
     (0..heads * padded * padded).flat_map(|i| value(i).to_le_bytes()).collect()
 }
 
-/// The bias `[heads, n, n]` for each head, tile of 16 queries, tile of 8 keys (`tiles` of them) and lane: the four elements that
-/// the lane has of a product of the tiles. -inf for padding keys and zeros for padding queries. As little-endian bytes.
+/// The bias `[heads, n, n]` for each head, tile of 16 queries, tile of 8 keys (`tiles` of them) and lane: the
+/// four elements that the lane has of a product of the tiles. -inf for padding keys and zeros for padding
+/// queries. As little-endian bytes.
 ///
-/// With `halves` f16 in units of ln(2), else f32. Of halves, the largest bias of a query becomes 0: the softmax stays the same, and
-/// the keys with the largest weights have the smallest rounding errors.
+/// With `halves` f16 in units of ln(2), else f32. Of halves, the largest bias of a query becomes 0: the
+/// softmax stays the same, and the keys with the largest weights have the smallest rounding errors.
 pub fn bias_fragments(bias: &[f32], n: usize, tiles: (usize, usize), halves: bool) -> Vec<u8> {
     let largest = |row: &[f32]| row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let largest: Vec<f32> = bias.chunks_exact(n).map(largest).collect();

@@ -19,7 +19,8 @@ const TINY_TOKENS: usize = 40;
 const TINY_BLOCKS: i64 = 4;
 /// Number of blocks of bit-exact tiled kernels with u8 probabilities that the compiler leaves registers for.
 const TILED_BLOCKS: i64 = 3;
-/// Parts of a multiprocessor, each with warps of its own; the registers of each; and the most that a thread has.
+/// Parts of a multiprocessor, each with warps of its own; the registers of each; and the most that a thread
+/// has.
 const SCHEDULERS: u32 = 4;
 const REGISTERS: u32 = 16_384;
 const MOST_REGISTERS: u32 = 248;
@@ -77,8 +78,8 @@ enum Layout {
 }
 
 impl AttentionConfig {
-    /// The kernel for the window. With hi and lo codes and probabilities of kind `s8`, the kernels for whole windows would need more
-    /// registers than some GPUs have.
+    /// The kernel for the window. With hi and lo codes and probabilities of kind `s8`, the kernels for whole
+    /// windows would need more registers than some GPUs have.
     fn layout(&self) -> Layout {
         let large = |parts, shared_bias| Layout::Large { parts, shared_bias };
         let layouts: &[Layout] = match (self.tokens, self.hi_lo) {
@@ -86,7 +87,8 @@ impl AttentionConfig {
             (_, true) if self.probs_s8 => &[],
             (..=SMALL_TOKENS, _) => return Layout::Small,
             (..=TWO_BLOCKS, _) => &[large(1, true), large(1, false)],
-            // The bias of so many operands in shared memory would leave room for one block of half as many warps.
+            // The bias of so many operands in shared memory would leave room for one block of half as many
+            // warps.
             (..=WHOLE_TOKENS, true) => &[large(2, false)],
             (..=WHOLE_TOKENS, false) => &[large(1, true), large(2, true), large(2, false)],
             _ => &[],
@@ -198,8 +200,8 @@ impl AttentionConfig {
         let program = program.define("KEY_TILES", self.key_tiles() as i64).define("HELD", held as i64);
         let program =
             program.define("HALF_BIAS", (!self.exact).into()).define("SHARED_BIAS", shared_bias.into());
-        // The compiler spills registers so that more blocks fit, unless it is told how many it may use; where it needs few, how many
-        // blocks there are.
+        // The compiler spills registers so that more blocks fit, unless it is told how many it may use; where
+        // it needs few, how many blocks there are.
         if held == 0 {
             return program.define("MIN_BLOCKS", blocks.into());
         }
@@ -223,8 +225,8 @@ impl AttentionConfig {
         self.shared_of(self.layout())
     }
 
-    /// Bytes of shared memory of a block of this layout. Of whole windows: the operands of two, the transposed INT8 values, and the
-    /// bias.
+    /// Bytes of shared memory of a block of this layout. Of whole windows: the operands of two, the
+    /// transposed INT8 values, and the bias.
     fn shared_of(&self, layout: Layout) -> u32 {
         let queries = 16 * self.warps(layout);
         let (keys, shared_bias) = match layout {
@@ -243,8 +245,8 @@ impl AttentionConfig {
         (operands + bias) as u32
     }
 
-    /// Bytes of shared memory of a block of the kernel for tiles: queries, then the keys and values of every tile, then the
-    /// transposed INT8 values; lo codes of queries and keys.
+    /// Bytes of shared memory of a block of the kernel for tiles: queries, then the keys and values of every
+    /// tile, then the transposed INT8 values; lo codes of queries and keys.
     fn tiled_shared(&self) -> u32 {
         let padded = self.tokens.next_multiple_of(TILE);
         let row = self.head_dim * if self.elements == AttentionElements::Codes { 1 } else { 2 } + 16;

@@ -84,7 +84,8 @@ impl EpilogueArrays {
         })
     }
 
-    /// The parameters for `n` columns, which are written from the address `out` on, rows `stride` elements apart.
+    /// The parameters for `n` columns, which are written from the address `out` on, rows `stride` elements
+    /// apart.
     pub(super) fn params(
         &self,
         call: &Call<'_>,
@@ -127,8 +128,9 @@ fn column_scales(spec: &DeviceLinearSpec<'_>) -> Vec<f32> {
     }
 }
 
-/// The zero point and the scale of each column's codes; none unless columns have their own. Codes of a column with
-/// a NaN constant get the zero point 0, because some kernels store the code of 0 there, and the code of a NaN is 0.
+/// The zero point and the scale of each column's codes; none unless columns have their own. Codes of a column
+/// with a NaN constant get the zero point 0, because some kernels store the code of 0 there, and the code of
+/// a NaN is 0.
 fn column_codes(spec: &DeviceLinearSpec<'_>, scale: &[f32], bias: &[f32]) -> Option<(Vec<f32>, Vec<f32>)> {
     match &spec.store {
         LinearStore::ChannelFake(columns) => {

@@ -40,8 +40,9 @@ pub enum LinearStore {
     ChannelCodes(ColumnQuantizers),
     /// Quantized and dequantized with a scale and a zero point per column, then stored as f16.
     ChannelFake(ColumnQuantizers),
-    /// INT8 codes of queries, keys and values, `[3, heads, 32]`, of at most [`MOST_HEADS`] heads; queries and keys are normalised first
-    /// ([`QkNormSpec`](swinq_numerics::QkNormSpec)). The lo codes of heads with hi and lo codes follow.
+    /// INT8 codes of queries, keys and values, `[3, heads, 32]`, of at most [`MOST_HEADS`] heads; queries and
+    /// keys are normalised first ([`QkNormSpec`](swinq_numerics::QkNormSpec)). The lo codes of heads with hi
+    /// and lo codes follow.
     Heads {
         /// The sites q, k and v.
         sites: [Quantizer; 3],
@@ -82,8 +83,8 @@ pub struct DeviceLinearSpec<'a> {
     pub residual: ResidualType,
 }
 
-/// Constants for which the kernels of a linear layer are compiled, without the tile: the options of `epilogue.cuh`, which begins
-/// with the steps that they select.
+/// Constants for which the kernels of a linear layer are compiled, without the tile: the options of
+/// `epilogue.cuh`, which begins with the steps that they select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct LinearKind {
     /// Whether operands are INT8; if not, they are f16.
@@ -98,8 +99,8 @@ pub struct LinearKind {
     pub half_gelu: bool,
     /// Whether the codes of the results have a scale and a zero point per column.
     pub channels: bool,
-    /// Whether the zero-point term of the input is subtracted from the sums. Otherwise it is part of the bias, if there are
-    /// zero points.
+    /// Whether the zero-point term of the input is subtracted from the sums. Otherwise it is part of the
+    /// bias, if there are zero points.
     pub corrected: bool,
     /// Whether columns are queries, keys and values, of which queries and keys are normalised.
     pub heads: bool,
@@ -111,8 +112,8 @@ pub struct LinearKind {
     pub residual: ResidualType,
 }
 
-/// Whether GELU and its codes are computed in packed halves: with an f16 residual, for INT8 layers without an `.output` site that
-/// store codes in full groups of eight columns.
+/// Whether GELU and its codes are computed in packed halves: with an f16 residual, for INT8 layers without an
+/// `.output` site that store codes in full groups of eight columns.
 fn in_halves(spec: &DeviceLinearSpec<'_>) -> bool {
     let layer = spec.gelu.is_some()
         && spec.output.is_none()
@@ -153,7 +154,8 @@ impl LinearKind {
             LinearStore::Residual => (ops::STORE_RESIDUAL, false),
         };
         let corrected = match spec.weight {
-            // With an f16 residual results are not those of the reference to the bit, so that the bias may round.
+            // With an f16 residual results are not those of the reference to the bit, so that the bias may
+            // round.
             DeviceWeight::Codes { zero_points, .. } => {
                 !zero_points.is_empty() && (spec.residual == ResidualType::F32 || spec.output.is_some())
             }
@@ -256,8 +258,8 @@ impl LinearKind {
 }
 
 impl fmt::Display for LinearKind {
-    /// Describes the kind in words, which the tables of tiles use as its name. Scales and zero points per column
-    /// are not part of it, because they hardly change the time of a tile.
+    /// Describes the kind in words, which the tables of tiles use as its name. Scales and zero points per
+    /// column are not part of it, because they hardly change the time of a tile.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (integer, residual) = (self.integer, self.residual);
         f.write_str(if integer { "int8" } else { "f16" })?;

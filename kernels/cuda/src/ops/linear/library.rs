@@ -40,8 +40,8 @@ impl LinearKind {
 impl DeviceLinear {
     /// cuBLASLt's algorithms for `m` rows, the most promising first. Results are s32 (f32 for f16 operands);
     /// if there is an `.output` site, algorithms with s8 results are included too. Empty if n or k is not a
-    /// multiple of 16, and for [`LinearStore::Heads`](super::LinearStore::Heads), which the second launch does not
-    /// compute.
+    /// multiple of 16, and for [`LinearStore::Heads`](super::LinearStore::Heads), which the second launch
+    /// does not compute.
     ///
     /// # Errors
     /// cuBLASLt fails, a kernel does not compile, or the device has too little memory.

@@ -212,8 +212,8 @@ impl OwnLinear {
             a: TensorMap::new(a, (m, linear.k_bytes(), row_bytes), rows)?,
             w: TensorMap::new(&linear.weight, (n_packed, linear.k_bytes(), row_bytes), columns)?,
         };
-        // SAFETY: as above; `RolesParams` is the parameter of kernels with roles. The maps describe the input and
-        // the padded weight, and the boxes have the sizes for which the tile was compiled.
+        // SAFETY: as above; `RolesParams` is the parameter of kernels with roles. The maps describe the input
+        // and the padded weight, and the boxes have the sizes for which the tile was compiled.
         unsafe { launch(&self.kernel, config, stream, &params) }
     }
 }

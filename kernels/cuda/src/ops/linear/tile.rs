@@ -179,15 +179,16 @@ impl Tile {
         let (stages, resident, depth) =
             (u32::from(self.stages), u32::from(self.resident), u32::from(self.depth));
         if self.instruction.has_roles() {
-            // As for `Wgmma` below, plus barriers: two per stage, one per warpgroup, one for weights that stay.
+            // As for `Wgmma` below, plus barriers: two per stage, one per warpgroup, one for weights that
+            // stay.
             let stage = (self.rows() as u32 + if resident > 0 { 0 } else { columns }) * depth;
             let barriers = 8 * (2 * stages + u32::from(self.groups()) + 1);
             return stages * stage + resident * columns * depth + 12 * columns + 384 + barriers + 1024;
         }
         match (self.instruction, resident) {
             (Instruction::Mma, _) => stages * (rows + columns) * (depth + 16) + 384,
-            // Swizzled rows have no padding and begin at a multiple of 1024 bytes; scale, bias and reciprocal of
-            // the columns follow.
+            // Swizzled rows have no padding and begin at a multiple of 1024 bytes; scale, bias and reciprocal
+            // of the columns follow.
             (Instruction::Wgmma, 0) => stages * (rows + columns) * depth + 12 * columns + 384 + 1024,
             (_, _) => (stages * rows + resident * columns) * depth + 12 * columns + 384 + 1024,
         }

@@ -18,8 +18,8 @@ pub fn programs() -> impl Iterator<Item = (Program, &'static str)> {
     ARCHS.into_iter().flat_map(move |arch| programs.clone().into_iter().map(move |program| (program, arch)))
 }
 
-/// The most registers of a thread of `program`, if it is a program of the ladder. Two blocks must share the 65536 registers
-/// of a multiprocessor; four, unless a thread holds many values.
+/// The most registers of a thread of `program`, if it is a program of the ladder. Two blocks must share the
+/// 65536 registers of a multiprocessor; four, unless a thread holds many values.
 pub fn most_registers(program: &Program) -> Option<u32> {
     let many = ["gemm_tiled", "softmax_rows", "softmax_staged", "softmax_codes"].contains(&program.entry);
     program.file.starts_with("ladder_").then_some(if many { 128 } else { 64 })

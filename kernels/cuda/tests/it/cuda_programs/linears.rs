@@ -107,8 +107,8 @@ fn kinds() -> Vec<LinearKind> {
     kinds
 }
 
-/// The kinds of the shipped recipes that use the most registers: FC1 whose columns have quantizers of their own, QKV of Swin
-/// V2, residual additions for each residual, FC1 for an f32 residual, and FC1 in f16.
+/// The kinds of the shipped recipes that use the most registers: FC1 whose columns have quantizers of their
+/// own, QKV of Swin V2, residual additions for each residual, FC1 for an f32 residual, and FC1 in f16.
 fn usual_kinds() -> [LinearKind; 6] {
     [
         kind(true, false, Some(ResidualType::F16), Role::ChannelCodes),

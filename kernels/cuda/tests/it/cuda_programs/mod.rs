@@ -2,16 +2,18 @@
 //! with `REQUIRE_IMPL=nvrtc` a missing NVRTC is a failure.
 //!
 //! sm_90a, the architecture with the most instructions, has the large set of programs: every tile shape of a
-//! linear layer with the epilogues that use the most registers, every epilogue with one tile, and all variants
-//! of the other ops. sm_75, the oldest architecture, and sm_89, which has the code paths of sm_80 and less shared memory,
-//! have a small set ([`Scope`]). Of each set a sample is compiled: the first program of each entry, and every third or fourth
-//! after it. All kernels of the ladder, which benchmarks use, are compiled.
+//! linear layer with the epilogues that use the most registers, every epilogue with one tile, and all
+//! variants of the other ops. sm_75, the oldest architecture, and sm_89, which has the code paths of sm_80
+//! and less shared memory, have a small set ([`Scope`]). Of each set a sample is compiled: the first program
+//! of each entry, and every third or fourth after it. All kernels of the ladder, which benchmarks use, are
+//! compiled.
 //!
 //! Programs that differ only in their entry are one compilation, as in an engine ([`Unit`]).
 //!
-//! `SWINQ_COMPILE=archs` compiles the whole sets, and adds [`MORE_ARCHS`], which use the same code paths: run it after changes
-//! of kernels. `SWINQ_COMPILE=all` also compiles every tile shape with every epilogue for every architecture, which takes much
-//! longer. Any other value compiles only the programs whose description contains it, such as `attention_f16` or `STORE=2`.
+//! `SWINQ_COMPILE=archs` compiles the whole sets, and adds [`MORE_ARCHS`], which use the same code paths: run
+//! it after changes of kernels. `SWINQ_COMPILE=all` also compiles every tile shape with every epilogue for
+//! every architecture, which takes much longer. Any other value compiles only the programs whose description
+//! contains it, such as `attention_f16` or `STORE=2`.
 //!
 //! NVRTC compiles one program at a time in a process, so the test starts itself once for each core.
 
@@ -116,12 +118,12 @@ fn one_share() {
     let Ok(share) = std::env::var(SHARE) else { return };
     let (share, processes) = share.split_once(' ').unwrap();
     let (share, processes): (u64, u64) = (share.parse().unwrap(), processes.parse().unwrap());
-    // Neighbouring programs differ in one constant, so shares of every n-th program would take different times. A
-    // multiplicative hash of the index distributes them at random.
+    // Neighbouring programs differ in one constant, so shares of every n-th program would take different
+    // times. A multiplicative hash of the index distributes them at random.
     let of_share = |i: u64| (i.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) % processes == share;
     for (unit, arch) in (0..).zip(work()).filter(|&(i, _)| of_share(i)).map(|(_, unit)| unit) {
-        // Before the compilation, so that a crash has a name. Start a new line, because the test harness may have written to
-        // the current one.
+        // Before the compilation, so that a crash has a name. Start a new line, because the test harness may
+        // have written to the current one.
         unit.iter().for_each(|program| println!("\ncompiled {program} {arch}"));
         let start = Instant::now();
         let faults = faults(&unit, arch);

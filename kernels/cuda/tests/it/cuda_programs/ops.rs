@@ -49,8 +49,8 @@ pub fn programs(arch: &Arch, scope: Scope) -> Vec<Program> {
     .concat()
 }
 
-/// The MLP branch of a block, which needs `wgmma`, for all widths; weights stay in shared memory or pass through
-/// a ring.
+/// The MLP branch of a block, which needs `wgmma`, for all widths; weights stay in shared memory or pass
+/// through a ring.
 fn mlps(arch: &Arch) -> Vec<Program> {
     if arch.name != "sm_90a" {
         return Vec::new();
@@ -177,7 +177,8 @@ fn norms(scope: Scope) -> Vec<Program> {
             }
         }
     }
-    // The norms of Swin V2, which add to the residual; those that keep a row in registers and one that does not.
+    // The norms of Swin V2, which add to the residual; those that keep a row in registers and one that does
+    // not.
     for (residual, columns) in RESIDUALS.into_iter().flat_map(|s| [96, 384, 768, 1536, 6144].map(|c| (s, c)))
     {
         for result in [NormResult::Add, NormResult::AddAndCode(quantizer())] {

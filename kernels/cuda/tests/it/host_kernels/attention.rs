@@ -1,4 +1,5 @@
-//! Window attention: `attention_i8.cu` and `attention_f16.cu`, `attention_large_i8.cu`, `attention_large_f16.cu` and `attention_tiled.cu`.
+//! Window attention: `attention_i8.cu` and `attention_f16.cu`, `attention_large_i8.cu`,
+//! `attention_large_f16.cu` and `attention_tiled.cu`.
 
 use std::f32::consts::LOG2_E;
 
@@ -42,8 +43,8 @@ struct Case {
 
 impl Case {
     /// The first window of an image has small queries, so that its probabilities are nearly uniform; the last
-    /// window's queries are extreme. The first window is not masked, and the others have the other masks in turn. Some
-    /// biases are as large as the mask.
+    /// window's queries are extreme. The first window is not masked, and the others have the other masks in
+    /// turn. Some biases are as large as the mask.
     fn new(heads: usize, n: usize, windows: usize, images: usize, masked: bool) -> Case {
         Case::of((heads, HEAD_DIM), n, windows, images, masked)
     }
@@ -105,7 +106,8 @@ impl Case {
         Case { limit, ..self }
     }
 
-    /// The case with a bias that the kernels for larger windows hold exactly as halves, up to a constant of each query.
+    /// The case with a bias that the kernels for larger windows hold exactly as halves, up to a constant of
+    /// each query.
     fn with_half_bias(mut self) -> Case {
         for row in self.bias.chunks_exact_mut(self.n) {
             let largest = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -202,8 +204,8 @@ impl Case {
         out
     }
 
-    /// A launch with the parameters up to `logit_scale`. `unit` is the factor of all logits: of the products, before the
-    /// scales of heads.
+    /// A launch with the parameters up to `logit_scale`. `unit` is the factor of all logits: of the products,
+    /// before the scales of heads.
     fn launch(&self, config: AttentionConfig, store: DeviceStore, unit: f32) -> Launch {
         // With one multiprocessor, a block processes several windows.
         let (each, launch) = config.launch(self.total(), 1);
@@ -274,7 +276,8 @@ fn padded_rows<T: Copy>(x: &[T], width: usize, bytes: usize, pad: T) -> Vec<T> {
 }
 
 /// Windows with full and partial tiles, with one tile, one token and several tiles; one or several heads;
-/// with and without a mask; windows whose queries two blocks share; GPUs with little shared memory; wide heads.
+/// with and without a mask; windows whose queries two blocks share; GPUs with little shared memory; wide
+/// heads.
 fn cases() -> [Case; 18] {
     [
         Case::new(3, 49, 4, 2, true),
@@ -397,8 +400,8 @@ fn the_exponential_unit_is_near_the_reference() {
     }
 }
 
-/// Images of different numbers of windows pass through the same programs with the same regions: whole windows and windows
-/// in tiles. The windows of one image are not masked.
+/// Images of different numbers of windows pass through the same programs with the same regions: whole windows
+/// and windows in tiles. The windows of one image are not masked.
 #[test]
 fn one_program_attends_in_images_of_several_sizes() {
     let store = DeviceStore::Codes(step(0.01));

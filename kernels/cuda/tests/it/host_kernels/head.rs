@@ -34,9 +34,9 @@ fn pooling_gives_the_reference() {
         (ResidualType::F16, DeviceStore::Float),
         (ResidualType::F16, DeviceStore::Codes(step(0.015625))),
     ];
-    // Fewer and more tokens than the block's groups of four lanes or its warps process at once; full and partial
-    // groups of sixteen columns, and partial chunks of an f16 row; rows for which a block has fewer warps; more tokens
-    // than a block has norms of at a time.
+    // Fewer and more tokens than the block's groups of four lanes or its warps process at once; full and
+    // partial groups of sixteen columns, and partial chunks of an f16 row; rows for which a block has fewer
+    // warps; more tokens than a block has norms of at a time.
     let sizes =
         [(2, 49, 96), (1, 1, 32), (3, 130, 40), (1, 49, 768), (5, 5, 268), (1, 9, 1536), (1, 2049, 8)];
     for (images, tokens, columns) in sizes {

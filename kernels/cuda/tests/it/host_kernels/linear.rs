@@ -112,7 +112,8 @@ impl Kind {
         }
     }
 
-    /// The sites of queries, keys and values, and the heads with hi and lo codes, if the layer normalises heads.
+    /// The sites of queries, keys and values, and the heads with hi and lo codes, if the layer normalises
+    /// heads.
     fn heads(&self) -> Option<(&[Quantizer; 3], &[bool])> {
         match &self.store {
             LinearStore::Heads { sites, hi_lo } => Some((sites, hi_lo)),
@@ -365,8 +366,9 @@ impl Case {
         assert_same(&decode(got), &want, what);
     }
 
-    /// Panics unless `got` has the codes of the reference for queries, keys and values. With an f16 residual the length of a
-    /// vector has an error, which may change codes of values near the middle of two, and lo codes by one.
+    /// Panics unless `got` has the codes of the reference for queries, keys and values. With an f16 residual
+    /// the length of a vector has an error, which may change codes of values near the middle of two, and lo
+    /// codes by one.
     pub fn check_heads(&self, kind: &Kind, got: &[u8], what: &str) {
         let (sites, hi_lo) = kind.heads().expect("heads");
         let (stride, width) = (self.stride(kind), self.n / 3);

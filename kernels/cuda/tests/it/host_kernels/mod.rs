@@ -1,6 +1,6 @@
 //! Runs the CUDA kernels on this machine's CPU. Their sources are compiled with the primitives of
-//! `kernels/cuda/sources/host`, under the address and undefined-behaviour sanitizers. Each kernel runs with two
-//! orders of its threads, whose results must agree.
+//! `kernels/cuda/sources/host`, under the address and undefined-behaviour sanitizers. Each kernel runs with
+//! two orders of its threads, whose results must agree.
 //!
 //! A C++ compiler is needed (`$CXX`, `c++`, `g++` or `clang++`). Without one every test says that it is
 //! skipped, or fails if `REQUIRE_IMPL` contains `host_kernels`.

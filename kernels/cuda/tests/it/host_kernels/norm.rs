@@ -1,5 +1,5 @@
-//! `norm.cu` and `rows.cu`: gathered rows with LayerNorm and without, and LayerNorm of rows that are added to the
-//! residual.
+//! `norm.cu` and `rows.cu`: gathered rows with LayerNorm and without, and LayerNorm of rows that are added to
+//! the residual.
 
 use swinq_cuda::ops::norm::{NormConfig, NormResult};
 use swinq_cuda::ops::rows::RowsConfig;
@@ -279,8 +279,8 @@ impl Branch {
         Branch { case, residual }
     }
 
-    /// The buffers after the launch: the residual, the flag, and the codes if they are stored, in the order of a map or of
-    /// the tokens.
+    /// The buffers after the launch: the residual, the flag, and the codes if they are stored, in the order
+    /// of a map or of the tokens.
     fn run(
         &self,
         compiler: &Compiler,

@@ -277,8 +277,8 @@ fn the_residual_is_the_reference() {
     cases.iter().for_each(|case| check(compiler, case));
 }
 
-/// Rectangles, patches that extend beyond the right edge, the lower edge or both, images smaller than a patch, and 1, 2, 4
-/// and 16 channels.
+/// Rectangles, patches that extend beyond the right edge, the lower edge or both, images smaller than a
+/// patch, and 1, 2, 4 and 16 channels.
 #[test]
 fn images_of_any_size_and_channels_give_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
@@ -303,7 +303,8 @@ fn images_of_any_size_and_channels_give_the_reference() {
     cases.iter().for_each(|case| check(compiler, case));
 }
 
-/// Covers full and partial groups of 64 tokens, patches of 1, 2 and 4 pixels, and blocks that process several groups.
+/// Covers full and partial groups of 64 tokens, patches of 1, 2 and 4 pixels, and blocks that process several
+/// groups.
 #[test]
 fn an_f16_residual_is_near_the_reference() {
     let Some(compiler) = Compiler::get() else { return };
@@ -320,8 +321,8 @@ fn an_f16_residual_is_near_the_reference() {
     cases.iter().for_each(|case| check_half(compiler, case));
 }
 
-/// As for an f32 residual. If a patch extends beyond the image, pixels are read byte by byte, and a block that walks writes
-/// zeros where the group before had pixels.
+/// As for an f32 residual. If a patch extends beyond the image, pixels are read byte by byte, and a block
+/// that walks writes zeros where the group before had pixels.
 #[test]
 fn images_of_any_size_and_channels_are_near_the_reference() {
     let Some(compiler) = Compiler::get() else { return };

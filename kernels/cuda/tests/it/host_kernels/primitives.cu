@@ -229,8 +229,8 @@ KERNEL(places)(const Params p) {
     if (thread_index() < 4) out[thread_index()] = place[thread_index()];
 }
 
-// For each of `n` f32 values: GELU in both forms, and `exp_below` and `exp_255` of minus its magnitude, which is limited to 60
-// and to 11.
+// For each of `n` f32 values: GELU in both forms, and `exp_below` and `exp_255` of minus its magnitude, which
+// is limited to 60 and to 11.
 KERNEL(functions)(const Params p) {
     f32* tail = reinterpret_cast<f32*>(shared_memory());
     f32* quadratic = tail + TAIL_FLOATS;

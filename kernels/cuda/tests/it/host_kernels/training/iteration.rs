@@ -1,4 +1,5 @@
-//! The kernels of iterations without the host: operations on columns, scales of weights, images, loss and update.
+//! The kernels of iterations without the host: operations on columns, scales of weights, images, loss and
+//! update.
 
 use half::{bf16, f16};
 use swinq_cuda::training::{
@@ -179,8 +180,8 @@ fn learned_scales_of_weights() {
     assert_same(&table, &want, "learned scales");
 }
 
-/// Images that patches fill, of one and of three channels; images that lack pixels of the last patches, which are zero; and
-/// images with more pixels than the patches.
+/// Images that patches fill, of one and of three channels; images that lack pixels of the last patches, which
+/// are zero; and images with more pixels than the patches.
 #[test]
 fn patches_of_images() {
     let Some(compiler) = Compiler::get() else { return };
