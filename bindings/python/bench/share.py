@@ -62,10 +62,10 @@ def profiled(program, swin, batch: dict, device: str, count: int) -> float:
 def compared(row: str, device: str, rounds: int, count: int, threads: int) -> list[tuple[str, float, float]]:
     """The share of a program that is reported and that of the profiler, before and after."""
     name, number, size = ROWS[row]
-    program, more = made(name, number)
     dtype = torch.float16 if device == "cuda" else torch.float32
+    program, batch = made(name, images(number, *size).to(dtype))
     program = program.to(device, dtype).eval()
-    batch = {"pixel_values": images(number, *size).to(device, dtype), **{key: value.to(device) for key, value in more.items()}}
+    batch = {key: value.to(device) for key, value in batch.items()}
     found = []
     for _ in range(rounds):
         report = swinq.torch.quantize(program, [batch], ptq="basic", samples=number, threads=threads)
