@@ -47,10 +47,10 @@ class Batches(CalibrationDataReader):
 
 
 def export(program, images, path):
-    """Writes a prepared program as a graph whose batch is free."""
+    """Writes a prepared program as a graph whose batch is free. PyTorch takes a batch of one for a constant, so it sees two."""
     options = {"input_names": ["images"], "dynamic_shapes": ({0: torch.export.Dim("batch")},), "external_data": False}
     with torch.no_grad():
-        torch.onnx.export(program, (images,), path, **options)
+        torch.onnx.export(program, (torch.cat([images, images]),), path, **options)
 
 
 def nodes_of(path, swin):
