@@ -87,16 +87,21 @@ impl Cache {
     }
 }
 
-/// Refuses a file of measurements whose folder does not exist, or that is a folder.
+/// Refuses a file of measurements whose folder does not exist, or that is a folder. `argument` names it.
 ///
 /// # Errors
-/// [`Error::NotFound`] for the folder, [`Error::Io`] for a file that is one.
-pub(crate) fn check_kept(path: Option<&Path>) -> Result<(), Error> {
+/// [`Error::Argument`].
+pub(crate) fn check_kept(argument: &'static str, path: Option<&Path>) -> Result<(), Error> {
     let Some(path) = path else { return Ok(()) };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     match folder.filter(|folder| !folder.is_dir()) {
-        Some(folder) => Err(Error::NotFound { path: folder.to_owned() }),
-        None if path.is_dir() => Err(Error::io(path)(ErrorKind::IsADirectory.into())),
+        Some(folder) => {
+            let problem = format!("{}: there is no folder {}", path.display(), folder.display());
+            Err(Error::argument(argument, problem))
+        }
+        None if path.is_dir() => {
+            Err(Error::argument(argument, format!("{} is a folder; name a file", path.display())))
+        }
         None => Ok(()),
     }
 }

@@ -112,6 +112,7 @@ mod class_numbers;
 mod class_order;
 #[cfg(feature = "float")]
 pub mod doctor;
+mod ending;
 mod engine;
 mod error;
 mod evaluate;
@@ -146,6 +147,7 @@ mod tune;
 
 pub use backend::{BackendChoice, CPU_BATCH, DEFAULT_BATCH, EngineOptions};
 pub use batches::ImageBatches;
+pub use ending::FileKind;
 pub use error::Error;
 pub use evaluate::{
     Candidate, CandidateRunner, EvaluateOptions, Observer, Predicted, ReportFiles, environment, evaluate,

@@ -14,7 +14,7 @@ use swinq_model::{
 };
 
 use crate::engine::PackedWeights;
-use crate::{Error, preprocessing};
+use crate::{Error, FileKind, preprocessing};
 
 /// The most bytes of a file of class names; ImageNet-22k's have half of it.
 const MAX_LABELS: u64 = MAX_WRITTEN;
@@ -476,9 +476,14 @@ impl Model {
     /// The file is written completely or not at all.
     ///
     /// # Errors
-    /// An error if the file cannot be written.
+    /// [`Error::Argument`] for a name with the ending of another format, such as `.onnx`; an error if the file
+    /// cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
-        Ok(self.inner.model.save(path.as_ref())?)
+        let path = path.as_ref();
+        FileKind::Safetensors
+            .check(path)
+            .map_err(|problem| Error::argument("path", format!("{}: {problem}", path.display())))?;
+        Ok(self.inner.model.save(path)?)
     }
 
     /// Whether `other` is a handle of the same model.

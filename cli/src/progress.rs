@@ -14,6 +14,8 @@ pub struct Progress {
     label: String,
     unit: &'static str,
     total: usize,
+    /// Units that were done before, which take no time.
+    known: usize,
     start: Instant,
     printed: Instant,
 }
@@ -39,18 +41,28 @@ impl Progress {
                 .with_prefix(swinq::model::printable_name(label).into_owned())
         });
         let now = Instant::now();
-        Progress { bar, label: label.to_owned(), unit, total, start: now, printed: now }
+        Progress { bar, label: label.to_owned(), unit, total, known: 0, start: now, printed: now }
+    }
+
+    /// The same with so many units done before.
+    fn after(mut self, known: usize) -> Progress {
+        self.known = known;
+        self
     }
 
     /// Shows that `done` units are done.
     pub fn set(&mut self, done: usize) {
+        let made = done.saturating_sub(self.known);
         if let Some(bar) = &self.bar {
-            return bar.set_position(done as u64);
+            bar.set_position(done as u64);
+            if made == 0 {
+                bar.reset_eta();
+            }
+            return;
         }
-        if self.printed.elapsed() >= LINE_EVERY && done > 0 {
+        if self.printed.elapsed() >= LINE_EVERY && made > 0 {
             self.printed = Instant::now();
-            let rate = done as f64 / self.start.elapsed().as_secs_f64();
-            let eta = (self.total.saturating_sub(done)) as f64 / rate;
+            let (rate, eta) = rate_and_rest(self.known, done, self.total, self.start.elapsed());
             let Progress { label, unit, total, .. } = self;
             note!("{label}: {done}/{total} {unit}, {rate:.1} {unit}/s, ETA {eta:.0} s");
         }
@@ -62,9 +74,17 @@ impl Progress {
             bar.finish_and_clear();
         }
         let seconds = self.start.elapsed().as_secs_f64();
-        let Progress { label, unit, .. } = &self;
-        note!("{label}: {done} {unit} in {seconds:.1} s, {:.1} {unit}/s", done as f64 / seconds);
+        let Progress { label, unit, known, .. } = &self;
+        let made = done.saturating_sub(*known);
+        note!("{label}: {made} {unit} in {seconds:.1} s, {:.1} {unit}/s", made as f64 / seconds);
     }
+}
+
+/// Units in a second, and the seconds until the end, where `done` of `total` units are done, `known` of them
+/// before the time `elapsed` began.
+fn rate_and_rest(known: usize, done: usize, total: usize, elapsed: Duration) -> (f64, f64) {
+    let rate = done.saturating_sub(known) as f64 / elapsed.as_secs_f64();
+    (rate, total.saturating_sub(done) as f64 / rate)
 }
 
 impl Drop for Progress {
@@ -78,20 +98,30 @@ impl Drop for Progress {
 /// Progress of a command with several stages: the current one, and how much of it is done. Each stage ends
 /// with a line that says how long it took.
 #[derive(Default)]
-pub struct Stages(Option<(&'static str, Progress, usize)>);
+pub struct Stages {
+    current: Option<(&'static str, Progress, usize)>,
+    /// Units of the next stage that are done already.
+    known: usize,
+}
 
 impl Stages {
     /// Shows that `done` of `total` units of the stage `label` are done. Another label than before begins a
     /// stage.
     pub fn set(&mut self, label: &'static str, unit: &'static str, done: usize, total: usize) {
-        if self.0.as_ref().is_none_or(|(current, ..)| *current != label) {
+        if self.current.as_ref().is_none_or(|(current, ..)| *current != label) {
             self.finish();
-            self.0 = Some((label, Progress::counting(label, unit, total), 0));
+            let progress = Progress::counting(label, unit, total).after(std::mem::take(&mut self.known));
+            self.current = Some((label, progress, 0));
         }
-        if let Some((_, progress, seen)) = &mut self.0 {
+        if let Some((_, progress, seen)) = &mut self.current {
             *seen = done;
             progress.set(done);
         }
+    }
+
+    /// So many units of the next stage are done already. They count for neither its speed nor its end.
+    pub fn set_known(&mut self, known: usize) {
+        self.known = known;
     }
 
     /// Shows a step of a calibration.
@@ -114,8 +144,20 @@ impl Stages {
 
     /// Ends the current stage, if there is one.
     pub fn finish(&mut self) {
-        if let Some((_, progress, done)) = self.0.take() {
+        if let Some((_, progress, done)) = self.current.take() {
             progress.finish(done);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn units_that_were_done_before_count_for_no_speed() {
+        let ten_seconds = Duration::from_secs(10);
+        assert_eq!(rate_and_rest(0, 20, 100, ten_seconds), (2.0, 40.0));
+        assert_eq!(rate_and_rest(60, 80, 100, ten_seconds), (2.0, 10.0));
     }
 }

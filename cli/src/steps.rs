@@ -38,6 +38,7 @@ impl Steps {
             swinq::SensitivityProgress::Cost(cost) => {
                 self.finish();
                 note!("{}", cost_in_words(&cost));
+                self.stages.set_known(cost.known);
             }
             swinq::SensitivityProgress::Stopped(_) => self.finish(),
         }
@@ -58,6 +59,7 @@ impl Steps {
             TuneProgress::DisturbedTable => note!(
                 "the table of latencies was measured while other processes used the machine, and is measured again"
             ),
+            TuneProgress::Float(done, all) => self.stages.set("float model", "images", done, all),
             TuneProgress::Latencies(done, all) => self.stages.set("time launches", "models", done, all),
             TuneProgress::Probe => {}
             TuneProgress::Trial { number, speedup, sqnr_db, difference, changes, value: _ } => {

@@ -49,13 +49,13 @@ impl SitePattern {
     }
 }
 
-/// Patterns that match some of `sites` and resemble `pattern`, which matches none: the same with `**` for `*`
+/// Patterns that match some of `names` and resemble `pattern`, which matches none: the same with `**` for `*`
 /// (a regular expression within a name instead of for all of it), else those with one part of the name
-/// replaced by the most similar parts of the sites' names, at most three. Empty if there is no such pattern.
-pub fn nearest_patterns(pattern: &str, sites: impl IntoIterator<Item = Site>) -> Vec<String> {
+/// replaced by the most similar parts of the names, at most three. Empty if there is no such pattern.
+pub fn nearest_patterns(pattern: &str, names: impl IntoIterator<Item: ToString>) -> Vec<String> {
     /// The most edits of a part that count as a mistake.
     const EDITS: usize = 2;
-    let names: Vec<String> = sites.into_iter().map(|site| site.to_string()).collect();
+    let names: Vec<String> = names.into_iter().map(|name| name.to_string()).collect();
     let parts: BTreeSet<&str> = names.iter().flat_map(|name| name.split('.')).collect();
     let wanted: Vec<&str> = pattern.split('.').collect();
     let matches = |pattern: SitePattern| names.iter().any(|name| pattern.matches(name));

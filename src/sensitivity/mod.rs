@@ -67,7 +67,7 @@ impl SensitivityOptions {
     fn check(&self, model: &Model, parts: &PartsOf) -> Result<(Metric, Vec<ModelElement>), Error> {
         check_recipe(model, &self.recipe)?;
         check_ptq(model.config(), &self.recipe)?;
-        check_kept(self.cache.as_deref())?;
+        check_kept("cache", self.cache.as_deref())?;
         let metric = Metric::new(model.config(), &self.sqnr_of)?;
         Ok((metric, parts.find(&self.recipe, model.config())?))
     }

@@ -1,6 +1,6 @@
 //! The parts of a model by their kind and name.
 
-use swinq_model::{Recipe, SitePattern, SwinConfig};
+use swinq_model::{Recipe, SitePattern, SwinConfig, nearest_patterns};
 
 use super::elements::{
     ElementId, ModelElement, QuantizedSites, block_kinds, blocks, layer_kinds, layers, sites,
@@ -48,11 +48,16 @@ impl PartsOf {
             PartKinds::Sites => sites(model),
             PartKinds::LayersAndSites => [layers(model), sites(model)].concat(),
         };
-        let example = all.first().map_or(String::new(), |part| format!("; one of them is {}", part.kind));
+        let similar = nearest_patterns(&self.pattern, all.iter().map(|part| &part.kind));
+        let hint = match (similar.as_slice(), all.first()) {
+            ([], None) => String::new(),
+            ([], Some(part)) => format!("; one of them is {}", part.kind),
+            (similar, _) => format!("; did you mean `{}`?", similar.join("`, `")),
+        };
         let found: Vec<ModelElement> =
             all.into_iter().filter(|part| pattern.matches(&part.kind.to_string())).collect();
         match found.is_empty() {
-            true => Err(refuse(format!("matches none of the quantized parts{example}"))),
+            true => Err(refuse(format!("matches none of the quantized parts{hint}"))),
             false => Ok(found),
         }
     }

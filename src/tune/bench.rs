@@ -10,6 +10,7 @@ use swinq_eval::{Collected, EffectSums, Interval, Load, top1_difference};
 use swinq_int8_runtime::{LaunchSteps, Outline, Plan, Variant, VariantRunner};
 use swinq_model::{Batch, Logits, QuantizedModel, Recipe, Size};
 
+use super::TuneProgress;
 use super::budget::Budget;
 use super::changes::{Space, State};
 use super::judge::Judge;
@@ -113,7 +114,7 @@ impl Bench {
     pub(super) fn new(
         parts: Parts,
         (space, budget): (&Space, Budget),
-        progress: &mut dyn FnMut(usize, usize) -> Result<(), Error>,
+        progress: &mut dyn FnMut(TuneProgress<'_>) -> Result<(), Error>,
     ) -> Result<Bench, Error> {
         let Parts { mut quantizer, start, metric, search, cache, table, table_path, engine, size, cores } =
             parts;
@@ -150,7 +151,7 @@ impl Bench {
             predicted,
             float_ms,
         };
-        bench.keep_references(&mut || progress(0, families.len() + 2))?;
+        bench.keep_references(progress)?;
         let mut recipes = vec![bench.start.clone(), float.clone()];
         recipes.extend(families.iter().map(|state| space.recipe(state)));
         for (done, recipe) in recipes.iter().enumerate() {
@@ -160,7 +161,7 @@ impl Bench {
             }
             bench.predict(recipe)?;
             bench.runner.forget_unused();
-            progress(done + 1, recipes.len())?;
+            progress(TuneProgress::Latencies(done + 1, recipes.len()))?;
         }
         if !budget.is_over() {
             bench.table.settle();
@@ -237,9 +238,13 @@ impl Bench {
     }
 
     /// Runs the float model on the search images, and keeps its outputs: those of the first group, and as
-    /// many more as may be kept. `tick` is called after every group.
-    fn keep_references(&mut self, tick: &mut dyn FnMut() -> Result<(), Error>) -> Result<(), Error> {
-        let mut bytes = 0;
+    /// many more as may be kept. `progress` is called after every group.
+    fn keep_references(
+        &mut self,
+        progress: &mut dyn FnMut(TuneProgress<'_>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (mut bytes, mut done) = (0, 0);
+        let all = self.groups.iter().map(Batch::len).sum();
         for index in 0..self.groups.len() {
             if index > 0 && bytes > KEPT_BYTES {
                 break;
@@ -247,7 +252,8 @@ impl Bench {
             let outputs = outputs_of(&mut self.runner, &self.float, &self.groups[index])?;
             bytes += outputs.iter().map(|output| output.len() * size_of::<f32>()).sum::<usize>();
             self.references[index] = Some(outputs);
-            tick()?;
+            done += self.groups[index].len();
+            progress(TuneProgress::Float(done, all))?;
         }
         Ok(())
     }

@@ -90,8 +90,8 @@ impl TuneOptions {
         check_numbers(self)?;
         check_recipe(model, &self.recipe)?;
         check_ptq(model.config(), &self.recipe)?;
-        check_kept(self.cache.as_deref())?;
-        check_kept(self.latencies.as_deref())?;
+        check_kept("cache", self.cache.as_deref())?;
+        check_kept("latencies", self.latencies.as_deref())?;
         if let Some(table) = self.latencies.as_deref().filter(|table| table.exists()) {
             let hardware = self.engine.clone().resolved()?.describe()?;
             Latencies::check(table, &hardware, self.batch_size)?;
@@ -118,6 +118,8 @@ pub enum TuneProgress<'a> {
     Cache(CacheContents),
     /// The table of latencies was written while other processes disturbed the times, and is measured again.
     DisturbedTable,
+    /// Search images that the float model has run: done, all.
+    Float(usize, usize),
     /// Models whose launches are timed: done, all.
     Latencies(usize, usize),
     /// A measurement goes on.

@@ -90,8 +90,7 @@ impl<'a> Run<'a> {
             size,
             cores: environment(engine.threads)?.cores.unwrap_or(1),
         };
-        let mut timed = |done, all| report(progress, TuneProgress::Latencies(done, all));
-        let bench = Bench::new(parts, (&space, budget), &mut timed)?;
+        let bench = Bench::new(parts, (&space, budget), &mut |step| report(progress, step))?;
         Ok((Run { options, engine, size, bench, budget }, space))
     }
 

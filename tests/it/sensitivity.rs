@@ -208,6 +208,7 @@ fn chosen_parts_alone_are_measured_and_the_first_row_has_its_command() {
     let results = read_sensitivity(&output).unwrap();
     assert_eq!((results.layers.len(), results.sites.len(), results.site_images), (0, 6, 4));
     refused(run(&output, &["--only", "layers.7.**"]), 1, &["layers.7", "one of them is"]);
+    refused(run(&output, &["--only", "layers.0.*"]), 1, &["did you mean `layers.0.**`"]);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pyo3::prelude::*;
 use swinq::model::Size;
 use swinq::onnx::{BatchSize, ExportOptions, ImageSize, InputForm, ProbsForm, Target};
-use swinq::{Error, export_onnx};
+use swinq::{Error, FileKind, export_onnx};
 
 use crate::error::{choice, raise, raise_as};
 use crate::model::Model;
@@ -42,6 +42,9 @@ pub fn export(py: Python<'_>, model: &Model, path: PathBuf, options: GraphOption
         checkpoint_hash: None,
     };
     options.check().map_err(|error| raise(py, &error.into()))?;
+    FileKind::Onnx
+        .check(&path)
+        .map_err(|problem| raise_as(py, "ArgumentError", format!("path: {}: {problem}", path.display())))?;
     let model = model.model.clone();
     let written = work::run(py, None, move |reporter| {
         let file = export_onnx(&model, &options)?;

@@ -11,6 +11,7 @@ mod error;
 mod evaluate;
 mod export;
 mod images;
+mod load;
 mod model;
 mod quantize;
 mod search;
@@ -37,6 +38,8 @@ mod native {
     use super::export::export;
     #[pymodule_export]
     use super::images::{Collector, Images};
+    #[pymodule_export]
+    use super::load::LoadMeter;
     #[pymodule_export]
     use super::model::{Model, SiteRow};
     #[pymodule_export]

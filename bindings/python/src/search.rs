@@ -229,6 +229,7 @@ pub fn tune(
         let mut progress = |progress: TuneProgress<'_>| match progress {
             TuneProgress::Calibrate(step) => shared.step(step_of(step)),
             TuneProgress::Cache(found) => shared.tell(Question::Cache(found)),
+            TuneProgress::Float(done, all) => shared.step(("float model", done, all)),
             TuneProgress::Latencies(done, all) => shared.step(("time launches", done, all)),
             TuneProgress::Trial { number, .. } => shared.step(("trial", number, number)),
             TuneProgress::Probe | TuneProgress::Verify(..) | TuneProgress::DisturbedTable => shared.check(),

@@ -4,6 +4,7 @@ import json
 import math
 import tempfile
 import unittest
+from dataclasses import replace
 from pathlib import Path
 
 from needed import need
@@ -209,12 +210,16 @@ class Files(unittest.TestCase):
             batches=8,
             device="cpu",
             threads=2,
+            other_cores=None,
         )
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "gain.json"
             gain.save(path)
             found = path.read_text().replace(f'"{torch.__version__}"', '"2.15.0"')
         self.assertEqual(found, SAMPLE.read_text())
+        disturbed = replace(gain, other_cores=1.25)
+        self.assertEqual(disturbed.results["environment"]["other_cores"], 1.25)
+        self.assertIn("Other processes used 1.2 cores meanwhile: these times are disturbed.", str(disturbed).splitlines())
 
 
 if __name__ == "__main__":

@@ -186,6 +186,13 @@ class Tune(unittest.TestCase):
         with self.assertRaisesRegex(LookupError, "no such class"):
             self.tune(model, Metric(model, fail))
         self.assertIs(model.backbone, original)
+        calibrated = []
+        calibrate = lambda model: calibrated.append(model(SEEN))  # noqa: E731
+        for search in (swinq.torch.tune, swinq.torch.sensitivity):
+            options = {"max_drop": 1.0} if search is swinq.torch.tune else {}
+            with self.assertRaisesRegex(swinq.ArgumentError, "evaluate: returned nan"):
+                search(model, calibrate, Metric(model, lambda calls: float("nan")), ptq="basic", **options)
+        self.assertEqual(calibrated, [], "a metric that fails does so before the calibration")
         nothing = Metric(model)
         for options, text in (
             ({"max_drop": -1}, "max_drop: -1"),
@@ -194,6 +201,8 @@ class Tune(unittest.TestCase):
             ({"module": "heads"}, "module: `heads` is no Swin.*backbone"),
             ({"ptq": "reconstruct"}, "reconstruct"),
             ({"metric": None, "cache": "unnamed"}, "metric: is missing"),
+            ({"metric": "a", "cache": self.folder / "no folder/cache"}, "cache: .*there is no folder"),
+            ({"latencies": self.folder}, "latencies: .* is a folder"),
         ):
             with self.subTest(text), self.assertRaisesRegex(swinq.ArgumentError, text):
                 self.tune(model, nothing, **options)
@@ -304,6 +313,8 @@ class Sensitivity(unittest.TestCase):
             self.assertEqual(sites.parts[0].name, "layers.1.blocks.0.mlp.fc1.input")
             with self.assertRaisesRegex(swinq.ArgumentError, "matches none of the quantized parts; one of them is"):
                 swinq.torch.sensitivity(model, [SEEN], metric, only="layers.7.**", **options)
+            with self.assertRaisesRegex(swinq.ArgumentError, r"did you mean `layers\.1\.\*\*`"):
+                swinq.torch.sensitivity(model, [SEEN], metric, only="layers.1.*", **options)
             with self.assertRaisesRegex(swinq.ArgumentError, "parts: `heads` is none of layers, blocks, sites"):
                 swinq.torch.sensitivity(model, [SEEN], metric, parts="heads", **options)
 

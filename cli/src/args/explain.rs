@@ -26,6 +26,7 @@ pub fn exit(error: clap::Error, words: &[OsString]) -> ! {
 /// `error` with a tip that the parser does not know.
 fn explain(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     if let Some(tip) = tip(&error, words) {
+        error.remove(ContextKind::SuggestedValue);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
     }
     error
@@ -35,6 +36,10 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
     let has = |wanted: &str| words.iter().any(|word| word == wanted);
     let argument = match error.get(ContextKind::InvalidArg) {
         Some(ContextValue::String(argument)) => argument.as_str(),
+        _ => "",
+    };
+    let value = match error.get(ContextKind::InvalidValue) {
+        Some(ContextValue::String(value)) => value.as_str(),
         _ => "",
     };
     match error.kind() {
@@ -48,8 +53,25 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
         ErrorKind::UnknownArgument if argument == "--limit" && has("calibrate") => {
             Some("--batches N and --batch-size N set the number of images")
         }
+        ErrorKind::UnknownArgument if argument == "--config" => {
+            Some("--cfg NAME|FILE takes the configuration of a bare float checkpoint")
+        }
+        ErrorKind::UnknownArgument if is_negative(argument) => {
+            Some("the option before it takes no negative number")
+        }
+        ErrorKind::InvalidValue if argument.starts_with("--backend") && GPU.contains(&value) => {
+            Some("the backend of NVIDIA GPUs is 'cuda'")
+        }
         _ => None,
     }
+}
+
+/// Names that others give a GPU.
+const GPU: [&str; 3] = ["gpu", "nvidia", "tensorrt"];
+
+/// Whether an unknown argument is a number below zero.
+fn is_negative(argument: &str) -> bool {
+    argument.strip_prefix('-').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit() || c == '.'))
 }
 
 /// The text of `error` with the middle of long words left out; `None` if no word is long.
@@ -90,6 +112,20 @@ mod tests {
         assert!(tune.contains("--images N"), "{tune}");
         let calibrate = error(&["swinq", "calibrate", "m", "--limit", "4"]).to_string();
         assert!(calibrate.contains("--batches N"), "{calibrate}");
+    }
+
+    #[test]
+    fn names_of_other_tools_get_the_option_that_is_meant() {
+        for (words, tip) in [
+            (&["calibrate", "m.pth", "--config", "swin_tiny"][..], "--cfg NAME|FILE"),
+            (&["bench", "m", "--threads", "-2"], "takes no negative number"),
+            (&["bench", "m", "--backend", "gpu"], "NVIDIA GPUs is 'cuda'"),
+        ] {
+            let words: Vec<&str> = std::iter::once("swinq").chain(words.iter().copied()).collect();
+            let error = error(&words).to_string();
+            assert!(error.contains(tip) && !error.contains("a similar value"), "{error}");
+            assert!(!error.contains("as a value, use"), "{error}");
+        }
     }
 
     #[test]

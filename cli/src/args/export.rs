@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use swinq::Sizing;
 use swinq::onnx::{BatchSize, ExportOptions, ImageSize, InputForm, ProbsForm, Target};
+use swinq::{FileKind, Sizing};
 
 use super::FloatArgs;
+use super::shared::file;
 
 /// Arguments of `export`.
 #[derive(Clone, Debug, Args)]
@@ -16,7 +17,7 @@ pub struct ExportArgs {
     #[command(flatten)]
     pub float: FloatArgs,
     /// The ONNX file to write.
-    #[arg(long, value_name = "FILE.onnx")]
+    #[arg(short = 'o', long, visible_alias = "output", value_name = "FILE.onnx", value_parser = file(FileKind::Onnx))]
     pub onnx: PathBuf,
     /// Version of ONNX's operators.
     #[arg(long, value_name = "18..23", default_value_t = 20)]

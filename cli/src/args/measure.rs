@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use clap::{ArgGroup, Args, ValueEnum};
 use swinq::model::Size;
-use swinq::{FloatDevice, Shard, Sizing, Split};
+use swinq::{FileKind, FloatDevice, Shard, Sizing, Split};
 use swinq_ladder::LadderCommand;
 use swinq_ladder::parse::{at_least_one, batch, seconds, threads};
 
 use super::search::points;
-use super::shared::multiple;
+use super::shared::{file, multiple};
 use super::{BackendArgs, DataArgs, FloatArgs, Threads};
 
 /// Arguments of `eval`.
@@ -71,16 +71,16 @@ pub struct EvalArgs {
     #[arg(short, long, value_name = "FILE", requires = "shard")]
     pub output: Option<PathBuf>,
     /// Write the results as JSON; `-` is standard output, and other text then goes to standard error.
-    #[arg(long, value_name = "FILE", help_heading = "Report options")]
+    #[arg(long, value_name = "FILE", value_parser = file(FileKind::Json), help_heading = "Report options")]
     pub json: Option<PathBuf>,
     /// Write a report as one self-contained HTML page.
-    #[arg(long, value_name = "FILE", help_heading = "Report options")]
+    #[arg(long, value_name = "FILE", value_parser = file(FileKind::Html), help_heading = "Report options")]
     pub report: Option<PathBuf>,
     /// Write the report as Markdown.
-    #[arg(long, value_name = "FILE", help_heading = "Report options")]
+    #[arg(long, value_name = "FILE", value_parser = file(FileKind::Markdown), help_heading = "Report options")]
     pub markdown: Option<PathBuf>,
     /// Write the class that each model, a classifier, predicts for each image as CSV.
-    #[arg(long, value_name = "FILE.csv", help_heading = "Report options")]
+    #[arg(long, value_name = "FILE.csv", value_parser = file(FileKind::Csv), help_heading = "Report options")]
     pub predictions: Option<PathBuf>,
     /// Leave out the quantization noise of each site, which the files show.
     #[arg(long, help_heading = "Report options")]
@@ -171,7 +171,7 @@ pub struct BenchArgs {
     #[arg(long)]
     pub profile: bool,
     /// Write the results as JSON; `-` is standard output, and other text then goes to standard error.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = file(FileKind::Json))]
     pub json: Option<PathBuf>,
 }
 
@@ -185,13 +185,13 @@ pub struct MergeArgs {
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
     /// Also write a report of the evaluation as one self-contained HTML page, without pictures of images.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = file(FileKind::Html))]
     pub report: Option<PathBuf>,
     /// Also write the report as Markdown.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = file(FileKind::Markdown))]
     pub markdown: Option<PathBuf>,
     /// Also write the class that each model predicts for each image as CSV.
-    #[arg(long, value_name = "FILE.csv")]
+    #[arg(long, value_name = "FILE.csv", value_parser = file(FileKind::Csv))]
     pub predictions: Option<PathBuf>,
 }
 

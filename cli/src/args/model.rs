@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use clap_complete::Shell;
-use swinq::{DEFAULT_BATCH, Sizing};
+use swinq::{DEFAULT_BATCH, FileKind, Sizing};
 use swinq_ladder::parse::{at_least_one, batch};
 
+use super::shared::file;
 use super::{BackendArgs, FloatArgs, PaddingArgs, Threads};
 
 /// Arguments of `predict`.
@@ -31,7 +32,7 @@ pub struct PredictArgs {
     #[arg(long)]
     pub json: bool,
     /// Write the logits, f32 `[images, classes]`, under the key `logits`.
-    #[arg(long, value_name = "FILE.safetensors")]
+    #[arg(long, value_name = "FILE.safetensors", value_parser = file(FileKind::Safetensors))]
     pub logits: Option<PathBuf>,
     #[command(flatten)]
     pub backend: BackendArgs,
@@ -58,7 +59,7 @@ pub struct FeaturesArgs {
     pub images: Vec<PathBuf>,
     /// File to write: the tensors `I.stageK` of image I, counted from 0, and stage K, f32
     /// `[channels, height, width]`.
-    #[arg(long, value_name = "FILE.safetensors")]
+    #[arg(short = 'o', long, visible_alias = "output", value_name = "FILE.safetensors", value_parser = file(FileKind::Safetensors))]
     pub features: PathBuf,
     #[command(flatten)]
     pub float: FloatArgs,

@@ -1,12 +1,12 @@
 //! Arguments of the commands that measure or search recipes: `sensitivity` and `tune`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use swinq::{PartKinds, PartsOf, Sizing, Split};
+use swinq::{FileKind, PartKinds, PartsOf, Sizing, Split};
 use swinq_ladder::parse::{at_least_one, batch, positive};
 
-use super::shared::CALIBRATION_IMAGES;
+use super::shared::{CALIBRATION_IMAGES, file};
 use super::{BackendArgs, CalibrationArgs, DataArgs, FloatArgs, Threads};
 
 /// The model and the images of `sensitivity` and `tune`.
@@ -53,10 +53,10 @@ pub struct SensitivityArgs {
     #[arg(long, value_name = "PATTERN", default_value = "**", hide_default_value = true)]
     pub only: String,
     /// Layers to print, from the most sensitive.
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = at_least_one)]
     pub top: usize,
     /// File to write: the results as JSON. Finished measurements are kept beside it, in FILE.cache.
-    #[arg(short, long, value_name = "FILE")]
+    #[arg(short, long, value_name = "FILE", value_parser = file(FileKind::Json))]
     pub output: PathBuf,
 }
 
@@ -85,9 +85,9 @@ impl SensitivityArgs {
 }
 
 impl SubjectArgs {
-    /// The words of the `calibrate` command that makes a checkpoint with the recipe of these arguments,
-    /// except that `part` stays in float.
-    pub fn calibrate_without(&self, part: &str) -> Vec<String> {
+    /// The words of the `calibrate` command that writes the checkpoint `output` with the recipe of these
+    /// arguments, except that `part` stays in float.
+    pub fn calibrate_without(&self, part: &str, output: &Path) -> Vec<String> {
         let CalibrationArgs { recipe, ptq, calibration_split, calibration_images, seed } = &self.calibration;
         let mut words = vec!["swinq".to_owned(), "calibrate".to_owned(), self.model.display().to_string()];
         let mut add = |option: &str, value: String| words.extend([option.to_owned(), value]);
@@ -111,7 +111,7 @@ impl SubjectArgs {
         self.size.iter().for_each(|size| add("--size", size.to_string()));
         ptq.iter().for_each(|ptq| add("--ptq", ptq.to_string()));
         add("--disable", part.to_owned());
-        add("-o", "int8.safetensors".to_owned());
+        add("-o", output.display().to_string());
         words.extend(self.float.words());
         words
     }
@@ -146,11 +146,11 @@ pub struct TuneArgs {
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = batch)]
     pub batch_size: usize,
     /// Table of measured latencies: read if it exists, and extended (default: OUTPUT.latencies.json).
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = file(FileKind::Json))]
     pub latencies: Option<PathBuf>,
     /// Write a report of the search, and of float and the tuned model on the verification images, as one HTML
     /// page.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = file(FileKind::Html))]
     pub report: Option<PathBuf>,
     /// Quantized checkpoint to write. Beside it are written OUTPUT.yaml (the recipe), OUTPUT.json (all
     /// candidates and the front), OUTPUT.latencies.json (the table of latencies) and OUTPUT.cache (finished
@@ -169,6 +169,8 @@ pub fn points(text: &str) -> Result<f64, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use clap::Parser;
 
     use super::super::{Cli, Command};
@@ -182,7 +184,8 @@ mod tests {
                     --opts MODEL.NUM_CLASSES 10 DATA.IMG_SIZE 256";
         let words = std::iter::once("swinq").chain(line.split_whitespace());
         let Command::Sensitivity(args) = Cli::try_parse_from(words).unwrap().command else { unreachable!() };
-        let words = args.subject.calibrate_without("layers.0.downsample.reduction");
+        let words =
+            args.subject.calibrate_without("layers.0.downsample.reduction", Path::new("s.safetensors"));
         let Command::Calibrate(found) = Cli::try_parse_from(&words).unwrap().command else { unreachable!() };
         assert_eq!(format!("{:?}", found.float), format!("{:?}", args.subject.float), "{words:?}");
         assert_eq!(found.batches * found.batch_size, 20);

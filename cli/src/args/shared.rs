@@ -4,14 +4,20 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::Context;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use swinq::int8_runtime::cuda::{Autotune, Gemm};
 use swinq::model::{Ptq, StageOutput};
-use swinq::{ChannelOrder, Dialect, Images, Orientation, Padding, Recipe, Split, Task};
+use swinq::{ChannelOrder, Dialect, FileKind, Images, Orientation, Padding, Recipe, Split, Task};
 use swinq_ladder::parse::{at_least_one, threads};
 
 use super::Usage;
 use crate::images_arg;
+
+/// The parser of the path of a file of a kind, which is written. It refuses the ending of another kind.
+pub fn file(kind: FileKind) -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(move |path| kind.named(path))
+}
 
 /// Arguments for reading a float checkpoint.
 #[derive(Clone, Debug, Default, Args)]
@@ -349,6 +355,37 @@ impl FromStr for Threads {
                 0 => Err("after `=` must be a number of threads of at least 1".to_owned()),
                 n => Ok(Threads { most: n, of_image: n }),
             },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use crate::args::Cli;
+
+    #[test]
+    fn a_name_with_the_ending_of_another_format_is_refused() {
+        for (line, name) in [
+            ("eval m --data-path d --report r.md", "name it r.html"),
+            ("eval m --data-path d --markdown r.html", "name it r.md"),
+            ("eval m --data-path d --json r.csv", "name it r.json"),
+            ("eval m --data-path d --predictions r.json", "name it r.csv"),
+            ("merge a b -o r.json --report r.json", "name it r.html"),
+            ("bench m --json m.safetensors", "name it m.json"),
+            ("sensitivity m --data-path d -o s.safetensors", "name it s.json"),
+            ("tune m --data-path d -o q.safetensors --report r.json", "name it r.html"),
+            ("predict m x.png --logits l.npz", "name it l.safetensors"),
+            ("features m x.png -o f.npz", "name it f.safetensors"),
+            ("export m -o m.safetensors", "name it m.onnx"),
+        ] {
+            let parsed = |line: &str| Cli::try_parse_from(["swinq"].into_iter().chain(line.split(' ')));
+            let error = parsed(line).unwrap_err().to_string();
+            assert!(error.contains(name), "{line}: {error}");
+            let right = name.rsplit(' ').next().unwrap();
+            let (start, _) = line.rsplit_once(' ').unwrap();
+            assert!(parsed(&format!("{start} {right}")).is_ok(), "{line}");
         }
     }
 }

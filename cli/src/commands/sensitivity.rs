@@ -95,8 +95,9 @@ fn print_command(results: &Sensitivity, args: &SensitivityArgs) {
         } else {
             ""
         };
+        let checkpoint = args.output.with_extension("int8.safetensors");
         say!("\nto leave {} in float{doubt}:", first.name);
-        say!("  {}", shell::join(&args.subject.calibrate_without(&first.name)));
+        say!("  {}", shell::join(&args.subject.calibrate_without(&first.name, &checkpoint)));
     }
 }
 

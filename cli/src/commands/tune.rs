@@ -103,6 +103,12 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     let (search, verification) = (images.len().div_ceil(2), images.len() / 2);
     info!("images       {} of {}: {search} on which recipes are compared,", images.len(), images.describe());
     info!("             and {} on which the chosen recipe is verified", counted(verification, "other"));
+    if let Some(minutes) = args.budget {
+        info!(
+            "budget       {minutes} minutes for the timing of launches and the search; the calibrations before and behind"
+        );
+        info!("             them and the verification are not counted");
+    }
     let mut steps = Steps::new(&cache);
     let found = swinq::tune(model, &options, &train, &images, &mut |progress| steps.show_tune(progress));
     let tuned = found.map_err(|error| stopped(error, &cache))?;

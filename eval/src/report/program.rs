@@ -70,8 +70,11 @@ fn metric(metric: &GainMetric) -> String {
 
 fn conditions(gain: &ProgramGain) -> String {
     let environment = &gain.environment;
+    let load = environment.other_cores.map_or(String::new(), |cores| {
+        format!(" Other processes used {cores:.1} cores meanwhile, so that the times are disturbed.")
+    });
     format!(
-        "Medians of {} on {}, in turn, without torch.compile. PyTorch {} with {}.",
+        "Medians of {} on {}, in turn, without torch.compile. PyTorch {} with {}.{load}",
         counted(gain.batches, "batch").replace("batchs", "batches"),
         environment.device,
         environment.torch,

@@ -52,7 +52,7 @@ impl ProgramGain {
         for (kind, value) in metric {
             within(&format!("{at}.metric.{kind}"), Some(value), f64::MIN, f64::MAX)?;
         }
-        Ok(())
+        within(&format!("{at}.environment.other_cores"), self.environment.other_cores, 0.0, f64::MAX)
     }
 }
 

@@ -83,6 +83,10 @@ pub struct GainEnvironment {
     pub torch_threads: usize,
     /// PyTorch's version.
     pub torch: String,
+    /// The mean number of cores that other processes kept busy, if they were so many that the times are
+    /// disturbed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub other_cores: Option<f64>,
 }
 
 /// Reads the JSON of `measure_gain`. Unknown keys are ignored.

@@ -110,8 +110,8 @@ pub struct CostModel {
     pub image_size: Option<[usize; 2]>,
     /// SHA-256 of the table of latencies that the search used, hexadecimal.
     pub table_sha256: String,
-    /// The spread of a latency as a fraction of it: a change had to save a greater share. 0 in results of
-    /// swinq 0.1.0, which had no such rule.
+    /// The spread of a latency as a fraction of it: a change had to save a greater share. 0 in older
+    /// results, which had no such rule.
     #[serde(default)]
     pub spread: f64,
 }

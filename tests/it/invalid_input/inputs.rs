@@ -57,6 +57,11 @@ fn a_class_count_mismatch_between_data_and_model() {
 }
 
 /// Commands that can leave out corrupt images say how.
+/// The name of the output of a command.
+fn output_of(command: &str) -> &'static str {
+    if command == "sensitivity" { "out.json" } else { "out.safetensors" }
+}
+
 #[test]
 fn corrupt_images_and_the_option_that_leaves_them_out() {
     let folder = Folder::new();
@@ -68,12 +73,11 @@ fn corrupt_images_and_the_option_that_leaves_them_out() {
     folder.write("data/c.jpg", &image);
     folder.write("data/list.txt", "a.jpg\t0\nb.jpg\t0\nc.jpg\t0\n");
     let list = folder.path("data/list.txt");
-    let out = folder.path("out.safetensors");
     let option = "--skip-corrupt N leaves out";
-    let float = |command: &str, more: &[&str]| {
-        let mut command = swinq([command]);
+    let float = |name: &str, more: &[&str]| {
+        let mut command = swinq([name]);
         command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("--data-path").arg(&list).args(more);
-        command.arg("-o").arg(&out).assert()
+        command.arg("-o").arg(folder.path(output_of(name))).assert()
     };
     refused(float("calibrate", &[]), 1, &["a.jpg", option]);
     refused(float("sensitivity", &["--calibration-images", "1"]), 1, &[".jpg", option]);
@@ -122,13 +126,17 @@ fn options_that_no_run_can_have_are_refused_before_an_image_is_read() {
     let [recipe, all_off, table] = [&recipe, &all_off, &table].map(|path| path.to_str().unwrap());
     let nowhere = folder.path("none/file");
     let nowhere = nowhere.to_str().unwrap();
-    let out = folder.path("out.safetensors");
     let run = |command: &str, more: &[&str]| {
         let mut swinq = swinq([command]);
         swinq.args(["--data-path"]).arg(&list).args(more);
         match command {
             "eval" => swinq.arg(&good),
-            _ => swinq.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg("-o").arg(&out),
+            _ => swinq
+                .arg(sample_model())
+                .arg("--cfg")
+                .arg(sample_cfg())
+                .arg("-o")
+                .arg(folder.path(output_of(command))),
         };
         swinq.assert()
     };

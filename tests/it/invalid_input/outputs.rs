@@ -149,8 +149,9 @@ fn outputs_that_would_replace_an_input() {
     let image = common::root().join("tests/data/airplane.jpg");
     let mut command = swinq(["predict"]);
     refused(command.arg(&good).arg(&image).arg("--logits").arg(&good).assert(), 1, &["replace the input"]);
+    let plain = folder.write("plain", std::fs::read(&good).unwrap());
     let mut command = swinq(["eval"]);
-    command.arg(&good).arg("--data-path").arg(sample_data()).arg("--json").arg(&good);
+    command.arg(&plain).arg("--data-path").arg(sample_data()).arg("--json").arg(&plain);
     refused(command.assert(), 1, &["replace the input"]);
     let names = folder.write("names.txt", "a\nb\nc\nd\ne\nf\ng\nh\ni\nj\n");
     let data = sample_data();

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .. import _native
 from .record import evaluating
-from .timing import FirstCall, Times, clock_of, devices_of, medians
+from .timing import FirstCall, Times, clock_of, devices_of, in_words, medians
 
 #: The documented next step, where the rest of the program takes most of the time, and where the Swin does.
 REST = (
@@ -27,6 +28,8 @@ class Share:
     after: Times
     #: The device of the images.
     device: str
+    #: The cores that other processes kept busy meanwhile, if they were so many that the times are disturbed.
+    other_cores: float | None = None
 
     @property
     def advice(self) -> str:
@@ -35,7 +38,8 @@ class Share:
 
     def __str__(self) -> str:
         before, after = (f"{100 * part.share:.0f} % of {part.program_ms:.3g} ms" for part in (self.before, self.after))
-        return f"the Swin's share of a call: {before} before, {after} after (eager, {self.device}). {self.advice}"
+        text = f"the Swin's share of a call: {before} before, {after} after (eager, {self.device}). {self.advice}"
+        return f"{text}. {in_words(self.other_cores)}".removesuffix(". ")
 
 
 class ShareOf:
@@ -44,6 +48,7 @@ class ShareOf:
     def __init__(self, first: FirstCall, model: Any, swins: Mapping[Any, Any]) -> None:
         """``swins`` are the modules that will be replaced, with the devices of their images."""
         self._call, self._before = first.call, None
+        self._disturbances: list[float] = []
         self._device = str(next(iter(swins.values())))
         self._clock = clock_of({*swins.values(), *devices_of(model)})
         self._problem: str | None = "the calibration calls no Swin within a call of the model itself"
@@ -53,9 +58,12 @@ class ShareOf:
     def _measured(self, model: Any, swins: Iterable[Any]) -> tuple[Times | None, str | None]:
         """The times, or why there are none."""
         assert self._call is not None
+        meter = _native.LoadMeter()
         try:
             with evaluating(model):
-                return medians(self._call, model, swins, self._clock), None
+                found = medians(self._call, model, swins, self._clock)
+            self._disturbances += filter(None, [meter.disturbance()])
+            return found, None
         except Exception as error:  # Whatever the program raises: the share is a remark, and must not undo a replacement.
             return None, f"a call of the calibration, made again, raises {type(error).__name__}: {error}"
 
@@ -67,4 +75,4 @@ class ShareOf:
         if after is None:
             warnings.warn(f"model: with its Swins in INT8 {problem}", stacklevel=4)
             return None, problem
-        return Share(self._before, after, self._device), None
+        return Share(self._before, after, self._device, max(self._disturbances, default=None)), None

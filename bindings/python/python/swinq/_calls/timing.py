@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_map
 
 from .._readers.stacks import called, is_list
 
-#: The most calls that are timed, and the seconds after which no further one begins.
-CALLS, SECONDS = 3, 1.0
+#: Pairs of a number and of seconds: a further call is timed while one of them holds for both. Short calls differ most, and cost least.
+BOUNDS = ((3, 1.0), (21, 0.2))
 
 #: Gives seconds. That of a GPU first waits for the work there.
 Clock = Callable[[], float]
@@ -113,6 +113,11 @@ def clock_of(devices: Iterable[Any]) -> Clock:
     return now
 
 
+def in_words(other_cores: float | None) -> str:
+    """A sentence about times that were measured while other processes kept so many cores busy; nothing for ``None``."""
+    return "" if other_cores is None else f"Other processes used {other_cores:.1f} cores meanwhile: these times are disturbed."
+
+
 def devices_of(model: Any) -> set[Any]:
     """The devices of the parameters and buffers of a model."""
     return {tensor.device for tensor in (*model.parameters(), *model.buffers())}
@@ -125,11 +130,11 @@ def times_of(calls: Iterable[tuple[float, float]]) -> Times:
 
 
 def medians(call: Call, model: Any, swins: Iterable[Any], clock: Clock) -> Times:
-    """The medians of up to :data:`CALLS` calls after one that is not timed. None begins after :data:`SECONDS`, but for the first."""
+    """The medians of calls after one that is not timed: one, and more by :data:`BOUNDS`."""
     call.timed(model, swins, clock)
     found: list[tuple[float, float]] = []
     start = clock()
-    while len(found) < CALLS and (not found or clock() - start < SECONDS):
+    while not found or any(len(found) < count and clock() - start < seconds for count, seconds in BOUNDS):
         found.append(call.timed(model, swins, clock)[1:])
     return times_of(found)
 

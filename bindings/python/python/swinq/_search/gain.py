@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from .._calls.outputs import is_nested
-from .._calls.timing import Times
+from .._calls.timing import Times, in_words
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ class Gain:
     batches: int
     device: str
     threads: int
+    #: The cores that other processes kept busy meanwhile, if they were so many that the times are disturbed.
+    other_cores: float | None
 
     @property
     def results(self) -> dict[str, Any]:
@@ -48,6 +50,7 @@ class Gain:
             kind: {"program_ms": times.program_ms, "swin_ms": times.swin_ms, "share": times.share}
             for kind, times in (("float", self.float_times), ("int8", self.int8_times))
         }
+        load = {} if self.other_cores is None else {"other_cores": self.other_cores}
         value = {"name": self.metric, "float": self.float_value, "int8": self.int8_value}
         return {
             "program_gain": 1,
@@ -58,7 +61,7 @@ class Gain:
             "incomparable": self.incomparable,
             "metric": None if self.float_value is None else value,
             "batches": self.batches,
-            "environment": {"device": self.device, "torch_threads": self.threads, "torch": torch.__version__},
+            "environment": {"device": self.device, "torch_threads": self.threads, "torch": torch.__version__} | load,
         }
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -81,6 +84,7 @@ class Gain:
         rows += [f"{name}: {reason}" for name, reason in self.incomparable.items()]
         if not (self.sqnr_db or self.equal or self.incomparable):
             rows.append("no tensors in tuples, lists and dictionaries among the outputs, so that none is compared")
+        rows += filter(None, [in_words(self.other_cores)])
         head = f"{f'medians, {self.device}':24}{'float':>12}{'INT8':>12}{'INT8/float':>12}"
         return "\n".join([head, *rows])
 

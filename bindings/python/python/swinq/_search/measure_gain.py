@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import _native
 from .._calls.record import BATCHES, NO_BATCH, arguments_of, device_of, evaluating, is_iterable, running
 from .._calls.timing import Call, clock_of, devices_of, times_of
 from .._common.errors import ArgumentError, count
@@ -55,10 +56,11 @@ def measure_gain(
         raise ArgumentError(f"evaluate: a {type(evaluate).__name__} is no function of the model")
     if not is_iterable(loader):
         raise ArgumentError(f"loader: a {type(loader).__name__} is no iterable of {BATCHES}")
-    pair, noise = Pair(model), Noise()
+    pair, noise, meter = Pair(model), Noise(), _native.LoadMeter()
     calls = [_compared(pair, index, batch, noise) for index, batch in enumerate(islice(loader, batches))]
     if not calls:
         raise ArgumentError(f"loader: {NO_BATCH}")
+    other_cores = meter.disturbance()
     found = [None, None] if evaluate is None else [_evaluated(pair, quantized, evaluate) for quantized in (False, True)]
     name = "metric" if evaluate is None else metric or name_of(evaluate) or "metric"
     return Gain(
@@ -74,6 +76,7 @@ def measure_gain(
         batches=len(calls),
         device=", ".join(sorted(map(str, pair.devices))),
         threads=torch.get_num_threads(),
+        other_cores=other_cores,
     )
 
 

@@ -65,7 +65,8 @@ def tune(
         model: any ``torch.nn.Module``, on any device, with one Swin in float.
         calibrate: as for :func:`swinq.torch.quantize`.
         evaluate: a function of the model that returns a finite number, of which more is better: box AP, mean IoU. The model is in
-            evaluation mode, without gradients. For the same model it must return the same number.
+            evaluation mode, without gradients. For the same model it must return the same number. It is first called with the float
+            model, before the calibration, unless the cache exists.
         max_drop: the most that the metric may be below that of the float model, in its unit: 0.005 for half a point of an IoU in 0..1.
         recipe: the recipe from which the search starts, as for :func:`swinq.quantize`.
         ptq: as for :func:`swinq.quantize`, but for ``reconstruct``, which is refused.
@@ -114,6 +115,7 @@ def tune(
     def check(float_model: Model) -> None:
         engine = program.engine(device_of(model))
         _native.check_tune(float_model._native, text, engine, batch_size, goal, kept)
+        program.try_metric(function)
 
     with observed(progress) as function:
         swin = program.record(Calibration(calibrate, samples, check, function), module)
@@ -171,6 +173,7 @@ def sensitivity(
 
     def check(float_model: Model) -> None:
         _native.check_sensitivity(float_model._native, text, chosen, kept)
+        program.try_metric(function)
 
     with observed(progress) as function:
         swin = program.record(Calibration(calibrate, samples, check, function), module)
@@ -203,6 +206,8 @@ class Program:
             raise ArgumentError(f"metric: is missing; {evaluate!r} has no name by which the cache could know its values again")
         self.model, self.evaluate, self.options, self.backend = model, evaluate, options, backend
         self.metric, self.cache = name_of_metric or "metric", cache
+        #: The metric of the float model, once it was asked for.
+        self.float_value: float | None = None
         #: The options of engines that are numbers, and the other one.
         self.numbers = {name: value for name, value in options.items() if name != "residual"}
         self.residual: str = options.get("residual", "auto")
@@ -233,23 +238,41 @@ class Program:
         context = "" if self.cache is None else " ".join((digest(self.model), *self.swin.names, engine.backend, engine.residual))
         return Caller(self.value, self.metric, context, lambda *what: found_in(self.cache, *what), progress)
 
+    def try_metric(self, progress: Progress | None) -> None:
+        """Asks for the metric of the float model before the calibration, so that a metric that fails does so at once. A cache may have
+        it from an earlier run."""
+        if self.cache is not None and os.path.exists(self.cache):
+            return
+        if progress is not None:
+            progress("float value", 0, 1)
+        self.value(None)
+        if progress is not None:
+            progress("float value", 1, 1)
+
     def value(self, native: _native.Model | None) -> float:
         """The metric of the program with a candidate in the place of its Swin, or as it is."""
-        model, swin = self.model, None
-        if native is not None:
-            swin = in_place_of(self.swin, Model(native), self.backend, self.options, Engines())
-            model = exchanged(model, self.swin.module, swin)
+        if native is None:
+            if self.float_value is None:
+                self.float_value = self._evaluated(self.model)
+            return self.float_value
+        swin = in_place_of(self.swin, Model(native), self.backend, self.options, Engines())
+        model = exchanged(self.model, self.swin.module, swin)
         try:
-            with torch.no_grad(), evaluating(model):
-                return finite(self.evaluate(model))
+            return self._evaluated(model)
         finally:
-            if swin is not None:
-                exchanged(model, swin, self.swin.module)
+            exchanged(model, swin, self.swin.module)
+
+    def _evaluated(self, model: Any) -> float:
+        """The metric of a model."""
+        with torch.no_grad(), evaluating(model):
+            return finite(self.evaluate(model))
 
 
 def one(model: Any, module: str | None) -> dict[Any, list[str]]:
     """The Swin in a model, or the one of a name, with the names of its places."""
     places = swins_of(model)
+    if not places:
+        raise ArgumentError(f"model: has no Swin in float. {none_in(model)}")
     if module is not None:
         chosen = {swin: names for swin, names in places.items() if module in names}
         if not chosen:
@@ -257,15 +280,12 @@ def one(model: Any, module: str | None) -> dict[Any, list[str]]:
         return chosen
     if len(places) > 1:
         raise ArgumentError(f"model: has {len(places)} Swins; `module` chooses one{named(places)}")
-    if not places:
-        raise ArgumentError(f"model: has no Swin in float. {none_in(model)}")
     return places
 
 
 def named(places: Mapping[Any, list[str]]) -> str:
     """The names of Swins, as the end of a message."""
-    names = [repr(names[0]) for names in places.values()]
-    return f": {', '.join(names)}" if names else ", which has none"
+    return f": {', '.join(repr(names[0]) for names in places.values())}"
 
 
 def finite(value: Any) -> float:
