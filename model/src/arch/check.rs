@@ -207,7 +207,11 @@ impl SwinConfig {
         if image.height.is_multiple_of(patch) && image.width.is_multiple_of(patch) {
             return Ok(());
         }
-        let text = format!("{} is not a multiple of PATCH_SIZE {patch}; use a multiple of it", image.short());
+        let remedy = match image == self.image_size {
+            true => "use a multiple of it".to_owned(),
+            false => format!("pad or resize the images to multiples of it (--pad-to {patch}, --size)"),
+        };
+        let text = format!("{} is not a multiple of PATCH_SIZE {patch}; {remedy}", image.short());
         Err(ModelError::config("DATA.IMG_SIZE", text))
     }
 
