@@ -28,7 +28,7 @@ import timm
 import torch_full
 import torch_openmmlab
 from torch_models import images, redraw
-from torch_support import leaves
+from torch_support import Inside, leaves
 
 import swinq.torch
 
@@ -45,6 +45,14 @@ ROWS = {
     "mmsegmentation UPerNet Swin-T, 512x512": ("mmsegmentation, UPerNet", 1, (512, 512)),
     "mmdet RetinaNet Swin-T, 800x1344": ("mmdet, RetinaNet", 1, (800, 1344)),
     "mmdet Mask2Former Swin-T, 800x1344": ("mmdet, Mask2Former", 1, (800, 1344)),
+    "MaskFormer Swin-B, 640x640": ("MaskFormer, Swin-B", 1, (640, 640)),
+    "OneFormer Swin-T, 512x512": ("OneFormer, Swin-T", 1, (512, 512)),
+    "timm Swin-S features_only, 512x512": ("timm, Swin-S features_only", 1, (512, 512)),
+    "timm Swin V2-B features_only, 256x256": ("timm, Swin V2-B features_only", 1, (256, 256)),
+    "torchvision Swin-B features, 512x512": ("torchvision, Swin-B features", 1, (512, 512)),
+    "torchvision Swin V2-S, 256x256": ("torchvision, Swin V2-S", 1, (256, 256)),
+    "mmpretrain Swin-T classifier, 224x224": ("mmpretrain, Swin classifier", 1, (224, 224)),
+    "mmpretrain Swin V2-T classifier, 256x256": ("mmpretrain, Swin V2 classifier", 1, (256, 256)),
     "Donut's encoder, 2560x1920": ("Donut, donut-base", 1, (2560, 1920)),
 }
 
@@ -90,6 +98,9 @@ def made(name: str, pixels: torch.Tensor):
     if name in torch_openmmlab.PROGRAMS:
         program, _ = torch_full.of_openmmlab(name)
         return program, torch_openmmlab.arguments(name, pixels)
+    if name in torch_full.BACKBONES:
+        make, _ = torch_full.BACKBONES[name]
+        return redraw(Inside(make()), seed=1), {"x": pixels}
     make, _ = torch_full.TRANSFORMERS[name]
     program, more = make()
     program = redraw(program, seed=1)
