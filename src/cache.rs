@@ -46,13 +46,10 @@ impl Cache {
     /// The cache of the run `key` in the file `path`, which is made if it does not exist.
     ///
     /// # Errors
-    /// [`Error::Io`] or [`Error::Model`] if the file cannot be read or written.
+    /// [`Error::Argument`] for a file that holds something else; [`Error::Io`] or [`Error::Model`] if it
+    /// cannot be read or written.
     pub(crate) fn open(path: &Path, key: &str) -> Result<Cache, Error> {
-        let (entries, found) = match std::fs::read(path) {
-            Ok(bytes) => read(&bytes, key),
-            Err(error) if error.kind() == ErrorKind::NotFound => Default::default(),
-            Err(error) => return Err(Error::io(path)(error)),
-        };
+        let (entries, found) = read(&content(path)?, key);
         write_atomic(path, |out| {
             out.write_all(line(&header(key)).as_bytes())?;
             entries.iter().try_for_each(|(name, value)| out.write_all(line(&entry(name, value)).as_bytes()))
@@ -85,6 +82,32 @@ impl Cache {
         self.entries.insert(name.to_owned(), value);
         Ok(())
     }
+}
+
+/// The content of the cache's file at `path`; empty if there is none.
+fn content(path: &Path) -> Result<Vec<u8>, Error> {
+    let bytes = match std::fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        read => read.map_err(Error::io(path))?,
+    };
+    // A damaged header must not hide the measurement behind it.
+    if bytes.is_empty() || bytes.split(|&byte| byte == b'\n').take(2).any(|line| checked(line).is_some()) {
+        return Ok(bytes);
+    }
+    let problem = format!(
+        "{} holds something else than finished measurements, and is left as it is; name another file, or remove it",
+        path.display()
+    );
+    Err(Error::argument("cache", problem))
+}
+
+/// Refuses the file of a cache that cannot be one.
+///
+/// # Errors
+/// [`Error::Argument`]; [`Error::Io`] if it cannot be read.
+pub(crate) fn check_cache(path: Option<&Path>) -> Result<(), Error> {
+    check_kept("cache", path)?;
+    path.map_or(Ok(()), |path| content(path).map(drop))
 }
 
 /// Refuses a file of measurements whose folder does not exist, or that is a folder. `argument` names it.
@@ -235,8 +258,25 @@ mod tests {
         assert_eq!(cache.found(), CacheContents { kept: 0, damaged: 0, replaced: true });
         assert_eq!(values(&cache), [None; 3]);
         drop(cache);
-        std::fs::write(&path, b"not a cache\n").unwrap();
+        // A header that is damaged, before a measurement that is not.
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replacen("swinq", "qniws", 1) + &line(&entry("a", &1.0.into()))).unwrap();
         assert_eq!(Cache::open(&path, "two").unwrap().found().damaged, 1);
+    }
+
+    #[test]
+    fn a_file_that_holds_something_else_is_left_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("notes");
+        for text in ["not a cache\n", "one line\nand another\n", "\n\nx"] {
+            std::fs::write(&path, text).unwrap();
+            for refused in [Cache::open(&path, "key").map(drop), check_cache(Some(&path))] {
+                assert!(refused.unwrap_err().to_string().contains("name another file, or remove it"));
+            }
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
+        }
+        std::fs::write(&path, "").unwrap();
+        check_cache(Some(&path)).unwrap();
     }
 
     #[test]

@@ -29,6 +29,11 @@ impl Cost {
         Cost { measurements: 0, known: 0, images, time: Duration::ZERO }
     }
 
+    /// Adds seconds between the measurements.
+    pub(super) fn wait(&mut self, seconds: f64) {
+        self.time += Duration::from_secs_f64(seconds);
+    }
+
     /// Adds a measurement.
     pub(super) fn add(&mut self, work: Work) {
         self.measurements += 1;
@@ -49,7 +54,8 @@ mod tests {
         for (seconds, is_known) in [(1.5, false), (3.0, true), (0.5, false)] {
             cost.add(Work { seconds, is_known });
         }
-        let time = Duration::from_secs(2);
+        cost.wait(1.0);
+        let time = Duration::from_secs(3);
         assert_eq!(cost, Cost { measurements: 3, known: 1, images: 8, time });
     }
 }

@@ -25,7 +25,7 @@ use swinq_eval::{DataInfo, EvalError};
 use swinq_model::quantized::FloatModel;
 use swinq_model::{Batch, BatchSource, QuantizedModel, Recipe};
 
-use crate::cache::{CacheContents, RunKey, check_kept};
+use crate::cache::{CacheContents, RunKey, check_cache};
 use crate::calibration::{batches_for, check_recipe};
 use crate::quantizer::{ModelQuantizer, check_ptq};
 use crate::{Error, Images, Model, ReadOptions};
@@ -67,7 +67,7 @@ impl SensitivityOptions {
     fn check(&self, model: &Model, parts: &PartsOf) -> Result<(Metric, Vec<ModelElement>), Error> {
         check_recipe(model, &self.recipe)?;
         check_ptq(model.config(), &self.recipe)?;
-        check_kept("cache", self.cache.as_deref())?;
+        check_cache(self.cache.as_deref())?;
         let metric = Metric::new(model.config(), &self.sqnr_of)?;
         Ok((metric, parts.find(&self.recipe, model.config())?))
     }

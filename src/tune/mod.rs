@@ -26,7 +26,7 @@ use swinq_eval::Interval;
 use swinq_eval::results::tune::{Goal, MetricGoal, TuneImages, Tuning};
 use swinq_model::{Batch, Recipe, SwinConfig};
 
-use crate::cache::{Cache, CacheContents, check_kept};
+use crate::cache::{Cache, CacheContents, check_cache, check_kept};
 use crate::calibration::check_recipe;
 use crate::evaluation::Evaluation;
 use crate::limits::check_batch_size;
@@ -90,7 +90,7 @@ impl TuneOptions {
         check_numbers(self)?;
         check_recipe(model, &self.recipe)?;
         check_ptq(model.config(), &self.recipe)?;
-        check_kept("cache", self.cache.as_deref())?;
+        check_cache(self.cache.as_deref())?;
         check_kept("latencies", self.latencies.as_deref())?;
         if let Some(table) = self.latencies.as_deref().filter(|table| table.exists()) {
             let hardware = self.engine.clone().resolved()?.describe()?;

@@ -84,7 +84,7 @@ fn message(error: &Error) -> String {
 
 /// A message of the program with its options in Python's words.
 pub fn in_python(message: &str) -> String {
-    const WORDS: [(&str, &str); 30] = [
+    const WORDS: [(&str, &str); 31] = [
         ("pass --cfg NAME or --cfg FILE.yaml", "pass cfg=, a name of swinq.shipped_configs() or a YAML file"),
         (
             "State --transform timm or --transform ms to decide",
@@ -115,11 +115,20 @@ pub fn in_python(message: &str) -> String {
         ("--prefix", "prefix="),
         ("--transform", "preprocessing="),
         ("--orientation", "orientation="),
+        ("with --labels", "with swinq.open(..., labels=)"),
         ("--labels", "labels="),
         ("--recipe", "recipe="),
         ("--data-path", "images"),
     ];
-    WORDS.iter().fold(message.to_owned(), |message, (option, word)| message.replace(option, word))
+    let message =
+        WORDS.iter().fold(message.to_owned(), |message, (option, word)| message.replace(option, word));
+    // Arrays and tensors are padded and resized by the caller.
+    match message.split_once(" (--pad-to ") {
+        Some((before, after)) => {
+            after.split_once(')').map_or(message.clone(), |(_, rest)| before.to_owned() + rest)
+        }
+        None => message,
+    }
 }
 
 /// `value` in JSON.

@@ -28,6 +28,9 @@ fn explain(mut error: clap::Error, words: &[OsString]) -> clap::Error {
     if let Some(tip) = tip(&error, words) {
         error.remove(ContextKind::SuggestedValue);
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
+    } else if error.kind() == ErrorKind::UnknownArgument && error.get(ContextKind::SuggestedArg).is_none() {
+        // The parser proposes to pass the word as a model or an image, which it is not.
+        error.remove(ContextKind::Suggested);
     }
     error
 }
@@ -53,6 +56,12 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
         ErrorKind::UnknownArgument if argument == "--limit" && has("calibrate") => {
             Some("--batches N and --batch-size N set the number of images")
         }
+        ErrorKind::UnknownArgument if has("calibrate") && SAMPLES.contains(&argument) => {
+            Some("--batches N and --batch-size N set the number of images")
+        }
+        ErrorKind::InvalidValue if argument.starts_with("--target") && value.starts_with("trt") => {
+            Some("TensorRT is 'tensorrt'")
+        }
         ErrorKind::UnknownArgument if argument == "--config" => {
             Some("--cfg NAME|FILE takes the configuration of a bare float checkpoint")
         }
@@ -65,6 +74,9 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
         _ => None,
     }
 }
+
+/// Names that others give the number of images of a calibration.
+const SAMPLES: [&str; 5] = ["--samples", "--num-samples", "--images", "--num-images", "--calib-size"];
 
 /// Names that others give a GPU.
 const GPU: [&str; 3] = ["gpu", "nvidia", "tensorrt"];
@@ -120,6 +132,9 @@ mod tests {
             (&["calibrate", "m.pth", "--config", "swin_tiny"][..], "--cfg NAME|FILE"),
             (&["bench", "m", "--threads", "-2"], "takes no negative number"),
             (&["bench", "m", "--backend", "gpu"], "NVIDIA GPUs is 'cuda'"),
+            (&["export", "m", "-o", "x.onnx", "--target", "trt"], "TensorRT is 'tensorrt'"),
+            (&["calibrate", "m.pth", "--num-samples", "64"], "--batches N"),
+            (&["predict", "--model", "m", "x.png"], "unexpected argument '--model'"),
         ] {
             let words: Vec<&str> = std::iter::once("swinq").chain(words.iter().copied()).collect();
             let error = error(&words).to_string();

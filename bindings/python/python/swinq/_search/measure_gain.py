@@ -57,11 +57,18 @@ def measure_gain(
     if not is_iterable(loader):
         raise ArgumentError(f"loader: a {type(loader).__name__} is no iterable of {BATCHES}")
     pair, noise, meter = Pair(model), Noise(), _native.LoadMeter()
-    calls = [_compared(pair, index, batch, noise) for index, batch in enumerate(islice(loader, batches))]
+    calls: list[tuple[tuple[float, float], tuple[float, float]]] = []
+    found: list[float | None] = [None, None]
+    for index, batch in enumerate(islice(loader, batches)):
+        calls.append(_compared(pair, index, batch, noise))
+        if index == 0 and evaluate is not None:
+            # A metric that fails does so before the other batches.
+            found[0] = _evaluated(pair, False, evaluate)
     if not calls:
         raise ArgumentError(f"loader: {NO_BATCH}")
     other_cores = meter.disturbance()
-    found = [None, None] if evaluate is None else [_evaluated(pair, quantized, evaluate) for quantized in (False, True)]
+    if evaluate is not None:
+        found[1] = _evaluated(pair, True, evaluate)
     name = "metric" if evaluate is None else metric or name_of(evaluate) or "metric"
     return Gain(
         float_times=times_of(each for each, _ in calls),
