@@ -82,8 +82,9 @@ class BeforeTheWork(Case):
             ({"batch_size": 0}, "batch_size: is 0"),
             ({"module": "neck"}, "module: `neck`"),
             ({"ptq": "reconstruct"}, 'ptq="reconstruct"'),
-            ({"cache": folder}, "no such folder"),
-            ({"cache": tempfile.gettempdir()}, "directory"),
+            ({"cache": folder}, "there is no folder"),
+            ({"cache": tempfile.gettempdir()}, "is a folder"),
+            ({"cache": __file__}, "holds something else than finished measurements"),
             ({"latencies": folder}, "no such folder"),
         ]
         self.refuse(swinq.torch.tune, [*OF_RECIPES, *OF_ENGINES, *cases], metric, max_drop=0.1)
@@ -101,7 +102,8 @@ class BeforeTheWork(Case):
             ({"only": "layers.7.**"}, "only: `layers.7.\\*\\*`: matches none of the quantized parts"),
             ({"only": "re:("}, "only"),
             ({"ptq": "reconstruct"}, "reconstruct"),
-            ({"cache": tempfile.gettempdir()}, "directory"),
+            ({"cache": tempfile.gettempdir()}, "is a folder"),
+            ({"cache": __file__}, "holds something else than finished measurements"),
         ]
         self.refuse(swinq.torch.sensitivity, [*OF_RECIPES, *OF_ENGINES, *cases], metric)
 

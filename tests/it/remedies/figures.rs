@@ -20,6 +20,7 @@ fn go_on<T>(_: T) -> ControlFlow<()> {
 /// Every message of this kind.
 pub fn cases(book: &Book) {
     images(book);
+    patches(book);
     quantized(book);
     ranges(book);
     numbers_of_classes(book);
@@ -42,6 +43,16 @@ fn images(book: &Book) {
             }
         }
     }
+}
+
+/// A picture whose sides are no multiples of the patch, before a backbone that takes none.
+fn patches(book: &Book) {
+    let size = Size::new(26, 25);
+    write_png(&book.path("odd.png"), size, &[9; 26 * 25 * 3]);
+    let line = "features timm/model.safetensors --cfg small.yaml";
+    let message = says(book.open(line).unwrap().config().grids(size).unwrap_err(), "multiple of PATCH_SIZE");
+    // `program` carries them out.
+    book.advised(message, &format!("{line} odd.png --pad-to 4\n{line} odd.png --size 24x24"));
 }
 
 fn pictures(book: &Book, folder: &str) -> Images {

@@ -112,12 +112,13 @@ def tune(
         latencies = f"{os.fspath(cache)}.latencies.json"
     kept = Kept(program.cache_path, None if latencies is None else os.fspath(latencies))
 
-    def check(float_model: Model) -> None:
-        engine = program.engine(device_of(model))
-        _native.check_tune(float_model._native, text, engine, batch_size, goal, kept)
-        program.try_metric(function)
-
     with observed(progress) as function:
+
+        def check(float_model: Model) -> None:
+            engine = program.engine(device_of(model))
+            _native.check_tune(float_model._native, text, engine, batch_size, goal, kept)
+            program.try_metric(function)
+
         swin = program.record(Calibration(calibrate, samples, check, function), module)
         found = _native.tune(
             swin.model._native, collected_images(swin), text, program.engine(), batch_size, goal, kept, program.caller(function)
@@ -171,11 +172,12 @@ def sensitivity(
     program, text = Program(model, evaluate, (metric, cache), backend, options), recipe_text(recipe, ptq)
     chosen, kept = Parts(parts, only), Kept(program.cache_path)
 
-    def check(float_model: Model) -> None:
-        _native.check_sensitivity(float_model._native, text, chosen, kept)
-        program.try_metric(function)
-
     with observed(progress) as function:
+
+        def check(float_model: Model) -> None:
+            _native.check_sensitivity(float_model._native, text, chosen, kept)
+            program.try_metric(function)
+
         swin = program.record(Calibration(calibrate, samples, check, function), module)
         found = _native.sensitivity(
             swin.model._native, collected_images(swin), text, options.get("threads", 0), chosen, kept, program.caller(function)
