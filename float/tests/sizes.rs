@@ -15,6 +15,7 @@ use swinq_model::{
     WindowPolicy, load_config, load_float_from_memory,
 };
 use swinq_testing::model::{random, small};
+use swinq_testing::relative_distance;
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -70,13 +71,6 @@ fn images(channels: usize, size: Size) -> Tensor {
     Tensor::from_vec(values, (2, channels, size.height, size.width), &Device::Cpu).unwrap()
 }
 
-fn relative_l2(got: &[f32], want: &[f32]) -> f64 {
-    assert_eq!(got.len(), want.len());
-    let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
-    let errors = squares(&mut got.iter().zip(want).map(|(g, w)| f64::from(g - w)));
-    (errors / squares(&mut want.iter().map(|&w| f64::from(w)))).sqrt()
-}
-
 #[test]
 fn logits_are_those_of_the_libraries_at_every_size() {
     let folder = format!("{}/tests/fixtures/sizes", env!("CARGO_MANIFEST_DIR"));
@@ -92,7 +86,9 @@ fn logits_are_those_of_the_libraries_at_every_size() {
         for (size, want) in logits {
             let found = swin.forward(&images(model.config.in_chans, size), &mut Float);
             let error = match found {
-                Ok(found) => relative_l2(&found.flatten_all().unwrap().to_vec1::<f32>().unwrap(), &want),
+                Ok(found) => {
+                    relative_distance(&found.flatten_all().unwrap().to_vec1::<f32>().unwrap(), &want)
+                }
                 Err(error) => {
                     wrong.push(format!("{name} at {size}: {error}"));
                     continue;

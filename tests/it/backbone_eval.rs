@@ -2,32 +2,31 @@
 //! images.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
-use crate::backbones::{calibrate, folder, maps};
-use crate::common::{self, refused, sample_cfg, sample_model, stderr, stdout, swinq};
+use crate::backbones::folder;
+use crate::common::{self, Folder, refused, sample_cfg, sample_model, stderr, stdout, swinq};
 use assert_cmd::assert::Assert;
 use serde_json::Value;
 use swinq::eval::{Distortion, LatencyOptions};
 use swinq::{Candidate, EngineOptions, EvaluateOptions, Images, Model, Split};
 
 /// A folder with a backbone, its quantized form `q.safetensors`, and pictures.
-fn quantized() -> tempfile::TempDir {
+fn quantized() -> Folder {
     let folder = folder();
-    calibrate(folder.path(), "q.safetensors", &["--batches", "2"]).success();
+    folder.calibrate("q.safetensors", &["--batches", "2"]).success();
     folder
 }
 
 /// `swinq eval` of the models on the pictures, without latency, on the CPU.
-fn eval(folder: &Path, models: &[&str], more: &[&str]) -> Assert {
+fn eval(folder: &Folder, models: &[&str], more: &[&str]) -> Assert {
     let mut command = swinq(["eval", "--no-latency", "--backend", "cpu"]);
-    command.args(models.iter().map(|model| folder.join(model)));
-    command.arg("--data-path").arg(folder.join("photos")).args(more).assert()
+    command.args(models.iter().map(|model| folder.path(model)));
+    command.arg("--data-path").arg(folder.path("photos")).args(more).assert()
 }
 
 /// The JSON of such an evaluation.
-fn json(folder: &Path, models: &[&str], more: &[&str]) -> Value {
-    let path = folder.join("results.json");
+fn json(folder: &Folder, models: &[&str], more: &[&str]) -> Value {
+    let path = folder.path("results.json");
     eval(folder, models, &[&["--json", path.to_str().unwrap()], more].concat()).success();
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
@@ -36,13 +35,13 @@ fn json(folder: &Path, models: &[&str], more: &[&str]) -> Value {
 fn outputs_are_measured_against_the_first_model() {
     let folder = quantized();
     let models = ["backbone.safetensors", "q.safetensors"];
-    let found = json(folder.path(), &models, &[]);
+    let found = json(&folder, &models, &[]);
     let int8 = &found["models"][1];
     assert_eq!((&int8["images"], &found["data"]["sizing"]), (&9.into(), &"keep".into()));
-    let (float, own) = (maps(folder.path(), models[0]), maps(folder.path(), models[1]));
+    let (float, own) = (folder.maps(models[0], &[]), folder.maps(models[1], &[]));
     for (index, name) in ["stage1", "stage2"].into_iter().enumerate() {
         let mut expected = Distortion::default();
-        for ((key, reference), (_, other)) in
+        for ((key, (_, reference)), (_, (_, other))) in
             float.iter().zip(&own).filter(|((key, _), _)| key.ends_with(name))
         {
             expected.update(reference, other).unwrap_or_else(|error| panic!("{key}: {error}"));
@@ -70,9 +69,9 @@ fn outputs_are_measured_against_the_first_model() {
     assert!(found["models"][0]["outputs"].is_null() && int8["top1_correct"].is_null());
 
     // Batches have no effect on a figure; sizes do.
-    let single = json(folder.path(), &models, &["--batch-size", "1"]);
+    let single = json(&folder, &models, &["--batch-size", "1"]);
     assert_eq!(single["models"][1]["outputs"], int8["outputs"]);
-    let resized = json(folder.path(), &models, &["--size", "48x64"]);
+    let resized = json(&folder, &models, &["--size", "48x64"]);
     assert_eq!(resized["data"]["sizing"], "48x64");
     assert_eq!(resized["models"][1]["worst_images"][0]["size"], serde_json::json!([48, 64]));
     assert_ne!(resized["models"][1]["outputs"], int8["outputs"]);
@@ -81,9 +80,9 @@ fn outputs_are_measured_against_the_first_model() {
 #[test]
 fn a_report_shows_outputs_and_pictures_and_simulations_run() {
     let folder = quantized();
-    let report = folder.path().join("report.html");
+    let report = folder.path("report.html");
     let more = ["--simulate=exact", "--report", report.to_str().unwrap()];
-    let run = eval(folder.path(), &["backbone.safetensors", "q.safetensors"], &more).success();
+    let run = eval(&folder, &["backbone.safetensors", "q.safetensors"], &more).success();
     let text = stdout(&run);
     assert!(text.contains("SQNR stage1") && text.contains("farthest from the baseline"), "{text}");
     let page = std::fs::read_to_string(&report).unwrap();
@@ -91,11 +90,11 @@ fn a_report_shows_outputs_and_pictures_and_simulations_run() {
 
     // The engine has the bits of the reference and of the simulation in float.
     for simulate in ["--simulate=exact", "--simulate"] {
-        let found = json(folder.path(), &["q.safetensors"], &[simulate]);
+        let found = json(&folder, &["q.safetensors"], &[simulate]);
         assert_eq!(found["models"][1]["sqnr_db"], "inf", "{simulate}");
     }
     // A float backbone equals itself.
-    let same = json(folder.path(), &["backbone.safetensors", "backbone.safetensors"], &[]);
+    let same = json(&folder, &["backbone.safetensors", "backbone.safetensors"], &[]);
     assert_eq!(same["models"][1]["outputs"][0]["sqnr_db"], "inf");
     assert!(same["models"][1]["worst_images"].is_null());
 }
@@ -103,10 +102,10 @@ fn a_report_shows_outputs_and_pictures_and_simulations_run() {
 #[test]
 fn latency_is_measured_by_size() {
     let folder = quantized();
-    let images = Images::open(folder.path().join("photos"), Split::Val, None, 0).unwrap();
+    let images = Images::open(folder.path("photos"), Split::Val, None, 0).unwrap();
     let engine = EngineOptions::cpu(2);
     let candidate = |name: &str| {
-        let model = Model::open(folder.path().join(name)).unwrap();
+        let model = Model::open(folder.path(name)).unwrap();
         Candidate::engine(name, &model, &engine).unwrap()
     };
     let mut candidates = [candidate("backbone.safetensors"), candidate("q.safetensors")];
@@ -126,26 +125,25 @@ fn latency_is_measured_by_size() {
 #[test]
 fn what_cannot_be_compared_is_explained() {
     let folder = quantized();
-    let path = folder.path();
     let both = ["backbone.safetensors", "q.safetensors"];
     let more = ["--predictions", "p.csv"];
-    refused(eval(path, &["q.safetensors"], &[]), 1, &["give the float checkpoint first", "swinq bench"]);
-    refused(eval(path, &both, &more), 2, &["--predictions lists classes", "swinq features"]);
+    refused(eval(&folder, &["q.safetensors"], &[]), 1, &["give the float checkpoint first", "swinq bench"]);
+    refused(eval(&folder, &both, &more), 2, &["--predictions lists classes", "swinq features"]);
     let stage2 = ["--outputs", "stage2"];
-    calibrate(path, "last.safetensors", &[&stage2[..], &["--batches", "1"]].concat()).success();
+    folder.calibrate("last.safetensors", &[&stage2[..], &["--batches", "1"]].concat()).success();
     let last = ["backbone.safetensors", "last.safetensors"];
-    refused(eval(path, &last, &[]), 1, &["has the outputs stage2 (", "--outputs"]);
-    assert_eq!(json(path, &last, &stage2)["models"][1]["outputs"].as_array().unwrap().len(), 1);
+    refused(eval(&folder, &last, &[]), 1, &["has the outputs stage2 (", "--outputs"]);
+    assert_eq!(json(&folder, &last, &stage2)["models"][1]["outputs"].as_array().unwrap().len(), 1);
     refused(
-        eval(path, &both, &stage2),
+        eval(&folder, &both, &stage2),
         1,
         &["q.safetensors is quantized and has the outputs stage1, stage2"],
     );
 
-    let classifier = path.join("classifier.safetensors");
+    let classifier = folder.path("classifier.safetensors");
     common::calibrate(&classifier, &["--batches", "1"]).success();
     let pair = ["backbone.safetensors", "classifier.safetensors"];
-    refused(eval(path, &pair, &[]), 1, &["is a backbone and", "--task features"]);
+    refused(eval(&folder, &pair, &[]), 1, &["is a backbone and", "--task features"]);
     let mut command = swinq(["eval", "--no-latency", "--size", "keep"]);
     let run = command
         .arg(sample_model())
@@ -156,18 +154,18 @@ fn what_cannot_be_compared_is_explained() {
     refused(run.assert(), 2, &["--size is for backbones"]);
 
     // A file that is no image is named, and may be left out.
-    std::fs::write(path.join("photos/4.png"), b"no image").unwrap();
-    refused(eval(path, &both, &[]), 1, &["4.png"]);
-    let run = eval(path, &both, &["--skip-corrupt", "1"]).success();
+    std::fs::write(folder.image(4), b"no image").unwrap();
+    refused(eval(&folder, &both, &[]), 1, &["4.png"]);
+    let run = eval(&folder, &both, &["--skip-corrupt", "1"]).success();
     assert!(stderr(&run).contains("left out") && stderr(&run).contains("4.png"), "{}", stderr(&run));
 }
 
 #[test]
 fn parts_merge_into_the_results_of_one_run() {
     let folder = quantized();
-    let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let at = |name: &str| folder.path(name).to_str().unwrap().to_owned();
     let models = ["backbone.safetensors", "q.safetensors"];
-    let expected = json(folder.path(), &models, &["--batch-size", "2"]);
+    let expected = json(&folder, &models, &["--batch-size", "2"]);
     let parts: Vec<String> = (1..=3).map(|index| at(&format!("{index}.part"))).collect();
     for (index, part) in parts.iter().enumerate() {
         let shard = format!("{}/3", index + 1);

@@ -1,14 +1,12 @@
 //! `sensitivity` and `tune` of backbones, by the SQNR of their outputs, and weights of 4 bits.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use crate::backbones::folder;
-use crate::common::{self, refused, stdout, swinq};
+use crate::common::{self, Folder, backbone_with_outliers, go_on, refused, stdout, swinq};
 use swinq::eval::Sensitivity;
 use swinq::eval::results::sensitivity::{ranking, read_sensitivity};
 use swinq::eval::results::tune::{SearchEnd, Verdict};
-use swinq::model::quantized::FloatModel;
 use swinq::model::{Ptq, QuantizedModel};
 use swinq::{
     CalibrateOptions, Candidate, EngineOptions, Error, EvaluateOptions, Images, Model, PartKinds, PartsOf,
@@ -16,29 +14,13 @@ use swinq::{
     TuneProgress, Tuned, calibrate, evaluate,
 };
 
-fn go<T>(_: T) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
-
-/// The backbone with an outlier channel before a layer of its second stage: the same function, worse in INT8.
-fn with_outliers() -> FloatModel {
-    let mut model = common::backbone();
-    for parameter in ["weight", "bias"] {
-        model.tensors.get_mut(&format!("layers.1.blocks.0.norm2.{parameter}")).unwrap().data[5] *= 64.0;
-    }
-    let weight = model.tensors.get_mut("layers.1.blocks.0.mlp.fc1.weight").unwrap();
-    let (_, columns) = weight.matrix();
-    weight.data.iter_mut().skip(5).step_by(columns).for_each(|w| *w /= 64.0);
-    model
-}
-
 /// The pictures of several sizes in `folder`.
-fn images(folder: &Path) -> Images {
-    Images::open(folder.join("photos"), Split::Val, None, 0).unwrap()
+fn images(folder: &Folder) -> Images {
+    Images::open(folder.path("photos"), Split::Val, None, 0).unwrap()
 }
 
 /// Two of them, of two sizes.
-fn two(folder: &Path) -> Images {
+fn two(folder: &Folder) -> Images {
     images(folder).first(2)
 }
 
@@ -47,7 +29,7 @@ fn basic() -> Recipe {
 }
 
 fn sensitivity(
-    folder: &Path,
+    folder: &Folder,
     sqnr_of: &[&str],
     progress: &mut dyn FnMut(SensitivityProgress<'_>) -> ControlFlow<()>,
 ) -> Result<Sensitivity, Error> {
@@ -57,18 +39,18 @@ fn sensitivity(
         sizing: Sizing::Keep,
         sqnr_of: sqnr_of.iter().map(|name| (*name).to_owned()).collect(),
         threads: 2,
-        cache: Some(folder.join("cache")),
+        cache: Some(folder.path("cache")),
     };
-    let model = Model::from_float(with_outliers()).unwrap();
+    let model = Model::from_float(backbone_with_outliers()).unwrap();
     let parts = PartsOf::all(PartKinds::LayersAndSites);
     swinq::sensitivity(model, &options, &parts, &two(folder), &two(folder), progress)
 }
 
 /// The SQNR of each output of the quantized model against float on `images`, as `eval` measures it.
 fn outputs(images: &Images, recipe: Recipe) -> Vec<f64> {
-    let float = Model::from_float(with_outliers()).unwrap();
+    let float = Model::from_float(backbone_with_outliers()).unwrap();
     let options = CalibrateOptions { recipe, ..CalibrateOptions::default() };
-    let int8 = calibrate(float.clone(), &options, images, &mut go).unwrap().model;
+    let int8 = calibrate(float.clone(), &options, images, &mut go_on).unwrap().model;
     let candidate = |model: &Model| Candidate::engine("m", model, &EngineOptions::cpu(2)).unwrap();
     let go = &mut |_: usize, _: usize| ControlFlow::Continue(());
     let mut candidates = [candidate(&float), candidate(&int8)];
@@ -84,7 +66,7 @@ fn the_effect_of_layers_is_that_on_outputs() {
         measured += usize::from(matches!(progress, SensitivityProgress::Measure(..)));
         if measured == 40 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
-    assert!(matches!(sensitivity(folder.path(), &[], &mut stop), Err(Error::Interrupted)));
+    assert!(matches!(sensitivity(&folder, &[], &mut stop), Err(Error::Interrupted)));
     let mut kept = 0;
     let mut watch = |progress: SensitivityProgress<'_>| {
         if let SensitivityProgress::Cache(found) = progress {
@@ -92,7 +74,7 @@ fn the_effect_of_layers_is_that_on_outputs() {
         }
         ControlFlow::Continue(())
     };
-    let found = sensitivity(folder.path(), &[], &mut watch).unwrap();
+    let found = sensitivity(&folder, &[], &mut watch).unwrap();
     assert!(kept > 30, "{kept} measurements of the stopped run are used");
     assert_eq!((found.images, found.float_correct, found.whole.kl), (2, None, None));
     assert_eq!(found.data.as_ref().unwrap().sizing.as_deref(), Some("keep"));
@@ -100,7 +82,7 @@ fn the_effect_of_layers_is_that_on_outputs() {
     // The whole recipe is what `eval` measures.
     let names: Vec<&str> = found.whole.outputs.iter().map(|output| &output.name[..]).collect();
     assert_eq!(names, ["stage1", "stage2"]);
-    let expected = outputs(&two(folder.path()), basic());
+    let expected = outputs(&two(&folder), basic());
     for (output, db) in found.whole.outputs.iter().zip(&expected) {
         assert!((output.sqnr_db - db).abs() < 1e-6, "{output:?} against {db}");
     }
@@ -113,17 +95,17 @@ fn the_effect_of_layers_is_that_on_outputs() {
     assert_eq!(planted.without.outputs[0], found.whole.outputs[0]);
     let off =
         Rule { pattern: "layers.1.blocks.0.mlp.fc1.*".to_owned(), enable: Some(false), ..Rule::default() };
-    let expected = outputs(&two(folder.path()), basic().with_rule(off));
+    let expected = outputs(&two(&folder), basic().with_rule(off));
     assert!((planted.without.outputs[1].sqnr_db - expected[1]).abs() < 1e-6, "{planted:?} {expected:?}");
     assert!(layer("layers.0.blocks.0.mlp.fc1").alone.outputs.iter().all(|output| output.sqnr_db < 90.0));
     assert!(found.blocks.len() > 6 && !found.ranges.is_empty());
 
     let error =
-        sensitivity(folder.path(), &["stage3"], &mut |_| ControlFlow::Continue(())).unwrap_err().to_string();
+        sensitivity(&folder, &["stage3"], &mut |_| ControlFlow::Continue(())).unwrap_err().to_string();
     assert!(error.contains("no output stage3") && error.contains("stage1, stage2"), "{error}");
 }
 
-fn tune(folder: &Path, min_sqnr: Option<f64>) -> Result<Tuned, Error> {
+fn tune(folder: &Folder, min_sqnr: Option<f64>) -> Result<Tuned, Error> {
     let options = TuneOptions {
         recipe: basic(),
         read: ReadOptions::default(),
@@ -135,10 +117,10 @@ fn tune(folder: &Path, min_sqnr: Option<f64>) -> Result<Tuned, Error> {
         min_sqnr,
         min_speedup: None,
         budget: None,
-        cache: Some(folder.join("cache")),
-        latencies: Some(folder.join("latencies.json")),
+        cache: Some(folder.path("cache")),
+        latencies: Some(folder.path("latencies.json")),
     };
-    let model = Model::from_float(with_outliers()).unwrap();
+    let model = Model::from_float(backbone_with_outliers()).unwrap();
     swinq::tune(model, &options, &images(folder), &images(folder), &mut |_: TuneProgress<'_>| {
         ControlFlow::Continue(())
     })
@@ -147,9 +129,9 @@ fn tune(folder: &Path, min_sqnr: Option<f64>) -> Result<Tuned, Error> {
 #[test]
 fn a_search_reaches_the_sqnr_of_an_output() {
     let folder = folder();
-    let start = outputs(&images(folder.path()), basic())[1];
+    let start = outputs(&images(&folder), basic())[1];
     let least = start + 3.0;
-    let tuned = tune(folder.path(), Some(least)).unwrap();
+    let tuned = tune(&folder, Some(least)).unwrap();
     let results = &tuned.results;
     let chosen = &results.candidates[results.chosen];
     println!("{start:.1} dB, {:?}, {:?}, {:?}", chosen.changes, chosen.effect, results.verification);
@@ -170,28 +152,23 @@ fn a_search_reaches_the_sqnr_of_an_output() {
     );
 
     // Everything is kept: the second search measures nothing, and ends at the same recipe.
-    common::set_disturbed(folder.path(), "null");
-    let again = tune(folder.path(), Some(least)).unwrap();
+    common::set_disturbed(folder.as_path(), "null");
+    let again = tune(&folder, Some(least)).unwrap();
     assert_eq!(again.model.as_quantized(), tuned.model.as_quantized());
     assert_eq!(again.results.candidates[again.results.chosen].predicted_ms, chosen.predicted_ms);
 
-    let error = tune(folder.path(), None).unwrap_err().to_string();
+    let error = tune(&folder, None).unwrap_err().to_string();
     assert!(error.contains("min_sqnr") && error.contains("is a backbone"), "{error}");
 }
 
 #[test]
 fn the_program_measures_and_tunes_backbones() {
     let folder = folder();
-    QuantizedModel::from_float(with_outliers())
-        .unwrap()
-        .save(&folder.path().join("backbone.safetensors"))
-        .unwrap();
+    QuantizedModel::from_float(backbone_with_outliers()).unwrap().save(&folder.backbone()).unwrap();
     let run = |command: &str, output: &str, more: &[&str]| {
         let mut run = swinq([command]);
-        run.arg(folder.path().join("backbone.safetensors"))
-            .arg("--data-path")
-            .arg(folder.path().join("photos"));
-        run.args(["--ptq", "basic", "-o"]).arg(folder.path().join(output)).args(more).assert()
+        run.arg(folder.backbone()).arg("--data-path").arg(folder.path("photos"));
+        run.args(["--ptq", "basic", "-o"]).arg(folder.path(output)).args(more).assert()
     };
     let shown =
         run("sensitivity", "s.json", &["--size", "32x48", "--images", "2", "--sqnr-of", "stage2"]).success();
@@ -200,13 +177,13 @@ fn the_program_measures_and_tunes_backbones() {
         text.contains("stage2 alone") && !text.contains("stage1 alone") && !text.contains("top-1"),
         "{text}"
     );
-    let found = read_sensitivity(&folder.path().join("s.json")).unwrap();
+    let found = read_sensitivity(&folder.path("s.json")).unwrap();
     assert_eq!(found.data.unwrap().sizing.as_deref(), Some("32x48"));
 
     refused(run("tune", "t.safetensors", &[]), 2, &["--min-sqnr", "no accuracy"]);
     refused(run("tune", "t.safetensors", &["--max-drop", "1"]), 2, &["--max-drop is for classifiers"]);
     // A search that ends at once writes everything.
-    let report = folder.path().join("report.html");
+    let report = folder.path("report.html");
     let more =
         ["--backend", "cpu", "--size", "32x48", "--min-sqnr", "300", "--budget", "0.00001", "--report"];
     let shown = run("tune", "t.safetensors", &[&more[..], &[report.to_str().unwrap()]].concat());
@@ -215,7 +192,7 @@ fn the_program_measures_and_tunes_backbones() {
     assert!(text.contains("an SQNR of at least 300 dB at every output does not hold"), "{text}");
     let page = std::fs::read_to_string(report).unwrap();
     assert!(page.contains("Outputs and images") && page.contains("The goal fails: an SQNR of"), "{text}");
-    assert!(QuantizedModel::load(&folder.path().join("t.safetensors")).unwrap().config.is_backbone());
+    assert!(QuantizedModel::load(&folder.path("t.safetensors")).unwrap().config.is_backbone());
 }
 
 #[test]
@@ -226,7 +203,7 @@ fn reconstruction_helps_weights_of_four_bits() {
         Recipe::shipped("default").unwrap().with_rule(weights).with_ptq(ptq)
     };
     let [basic, rebuilt] =
-        [Ptq::Basic, Ptq::Reconstruct].map(|ptq| outputs(&images(folder.path()).first(6), recipe(ptq)));
+        [Ptq::Basic, Ptq::Reconstruct].map(|ptq| outputs(&images(&folder).first(6), recipe(ptq)));
     println!("4 bits: basic {basic:.1?} dB, reconstruct {rebuilt:.1?} dB");
     assert!(
         basic.iter().zip(&rebuilt).all(|(basic, rebuilt)| rebuilt - basic >= 3.0),

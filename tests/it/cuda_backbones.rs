@@ -6,9 +6,10 @@ use swinq_int8_runtime::cuda::{CudaOptions, Gemm, ResidualType};
 use swinq_int8_runtime::{Backend, Engine, ImageLayout, Images, OutputLayout, OutputMut, RuntimeError};
 use swinq_model::quantized::Param;
 use swinq_model::{QuantizedModel, Size, StageOutput, SwinConfig, SwinVersion, WindowPolicy};
+use swinq_testing::sqnr_db;
 
 use crate::common::gpu;
-use crate::cuda::{cpu, float, images_of, options, quantized, small, sqnr_db};
+use crate::cuda::{cpu, float, images_of, options, quantized, small};
 
 /// Sizes whose grids are whole windows, padded in every way, smaller than a window, and larger than a batch
 /// of the own size.
@@ -122,7 +123,7 @@ fn an_f16_residual_is_as_far_from_the_float_network_as_an_f32_residual() {
             let of = |engine: &Engine| maps(engine, size, &pixels, OutputLayout::ChannelsFirst);
             let (exact, half, full) = (of(&exact), of(&half), of(&full));
             for ((exact, half), full) in exact.iter().zip(&half).zip(&full) {
-                let [half, full] = [half, full].map(|map| sqnr_db(exact, map));
+                let [half, full] = [half, full].map(|map| sqnr_db(map, exact));
                 println!("{}, {size}: f16 {half:.2} dB, f32 {full:.2} dB", config.name);
                 assert!(half > full - 1.0, "{}, {size}: f16 {half} dB, f32 {full} dB", config.name);
             }
@@ -249,7 +250,7 @@ fn images_of_normalised_values_have_the_bits_of_the_cpu() {
                     let place = format!("{}, {recipe}, {size}, {layout:?}", config.name);
                     if recipe == "float" {
                         let pairs = expected.iter().zip(&found);
-                        pairs.for_each(|(cpu, gpu)| assert!(sqnr_db(cpu, gpu) > 50.0, "{place}"));
+                        pairs.for_each(|(cpu, gpu)| assert!(sqnr_db(gpu, cpu) > 50.0, "{place}"));
                     } else {
                         assert!(found == expected, "{place}");
                     }

@@ -6,9 +6,10 @@ use swinq_int8_runtime::cuda::{Gemm, ResidualType};
 use swinq_int8_runtime::{Backend, Engine, ImageLayout, Images, OutputLayout, OutputMut, Pixels};
 use swinq_model::{Size, StageOutput, SwinConfig};
 use swinq_testing::model::{maps, second_stack, stack, stack_behind_merging, tokens};
+use swinq_testing::sqnr_db;
 
 use crate::common::gpu;
-use crate::cuda::{cpu, float, options, quantized, sqnr_db};
+use crate::cuda::{cpu, float, options, quantized};
 
 /// Grids of whole windows, and grids that are padded where the rule of the stack takes them.
 const SIZES: [(usize, usize); 6] = [(8, 12), (4, 20), (16, 4), (13, 18), (9, 7), (64, 120)];
@@ -80,7 +81,7 @@ fn an_f16_residual_is_near_the_cpu() {
         let halves: Vec<f16> = tokens(&model.config, size, 3).into_iter().map(f16::from_f32).collect();
         let expected = run(&cpu, size, &halves[..], ImageLayout::ChannelsLast);
         let found = run(&engine, size, &halves[..], ImageLayout::ChannelsLast);
-        let near = sqnr_db(&expected[0], &found[0]);
+        let near = sqnr_db(&found[0], &expected[0]);
         assert!(near > 35.0, "{}: {near:.1} dB", model.config.name);
     }
 }

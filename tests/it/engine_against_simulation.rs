@@ -1,21 +1,18 @@
 //! The engine's logits equal those of the simulation (the float forward with fake quantization) bit for bit,
 //! for the shipped recipes and random recipes, on every instruction set of this processor, for both samples.
 
-use std::ops::ControlFlow;
-
+use crate::common::sample::{calibrated, run};
 use crate::common::subject::Subject;
-use crate::common::{blocks, float_model, root, sample_data, with_channels};
+use crate::common::{blocks, float_model, root, with_channels};
 use candle_core::Device;
 use proptest::prelude::*;
-use swinq_calib::{CalibrateOptions, calibrate};
-use swinq_data::{Dataset, Loader, LoaderOptions, Split};
-use swinq_eval::{Collected, collect, fidelity};
+use swinq_eval::fidelity;
 use swinq_float::FloatClassifier;
 use swinq_int8_runtime::{Backend, CpuOptions, Engine};
 use swinq_kernels::Cpu;
 use swinq_model::quantized::{ChannelCodes, FloatModel};
 use swinq_model::site::all_sites;
-use swinq_model::{BlockId, Classifier, Granularity, Kind, Linear, Ptq, QuantizedModel, Recipe, Rule, Site};
+use swinq_model::{BlockId, Granularity, Kind, Linear, Ptq, QuantizedModel, Recipe, Rule, Site};
 
 /// The trained Swin V2, with a factor of `q k^T` in the first head of each block that makes it use hi and lo
 /// codes.
@@ -26,22 +23,8 @@ fn swin_v2() -> FloatModel {
     model
 }
 
-fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
-    let dataset = Dataset::open(&sample_data(), split).unwrap();
-    let ids = dataset.sample(Some(images), 7);
-    let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
-    Loader::new(dataset, ids, model.transform.clone(), options).unwrap()
-}
-
 fn quantized(model: &FloatModel, recipe: &Recipe) -> QuantizedModel {
-    let mut progress = |_| ControlFlow::Continue(());
-    let options = CalibrateOptions { imported: None, device: &Device::Cpu, progress: &mut progress };
-    calibrate(model, recipe, &mut loader(model, Split::Train, 32), options).unwrap().model
-}
-
-fn run(classifier: &dyn Classifier, model: &FloatModel, images: usize) -> Collected {
-    let mut progress = |_, _| ControlFlow::Continue(());
-    collect(classifier, &mut loader(model, Split::Val, images), &mut progress).unwrap()
+    calibrated(model, recipe, &Device::Cpu).model
 }
 
 fn engine(model: &QuantizedModel, cpu: Cpu) -> Engine {

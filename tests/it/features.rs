@@ -1,16 +1,15 @@
 //! `features` and the library's `Features`: feature maps of images of any size.
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use crate::common::folder::{Maps, read_maps};
 use crate::common::{
-    self, backbone, calibrate, files, float_model, refused, root, sample_cfg, sample_model, stderr, stdout,
-    swinq, write_backbone, write_png,
+    self, Folder, backbone, calibrate, files, float_model, refused, root, sample_cfg, sample_model, stderr,
+    stdout, swinq, write_png,
 };
 use assert_cmd::assert::Assert;
 use candle_core::Device;
-use safetensors::SafeTensors;
 use swinq::{EngineOptions, Error, FeatureOptions, Features, Model, Sizing};
 use swinq_data::{decode_image, preprocess};
 use swinq_float::{Float, Swin};
@@ -22,47 +21,10 @@ use swinq_testing::{XorShift, relative_distance};
 /// network's own size.
 const SIZES: [(usize, usize); 7] = [(65, 97), (40, 100), (65, 97), (56, 56), (9, 14), (40, 100), (65, 97)];
 
-/// Maps by their names in a file: shape and values.
-type Maps = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
-
-/// A folder with a backbone and images of noise.
-struct Folder(tempfile::TempDir);
-
 impl Folder {
-    fn new() -> Folder {
-        let folder = Folder(tempfile::tempdir().unwrap());
-        write_backbone(&folder.model());
-        for (index, (height, width)) in SIZES.into_iter().enumerate() {
-            let pixels = XorShift::new(index as u64 + 1).bytes(3 * height * width);
-            write_png(&folder.image(index), Size::new(height, width), &pixels);
-        }
-        folder
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn model(&self) -> PathBuf {
-        self.path("backbone.safetensors")
-    }
-
-    fn image(&self, index: usize) -> PathBuf {
-        self.path(&format!("{index}.png"))
-    }
-
+    /// All pictures.
     fn images(&self) -> Vec<PathBuf> {
         (0..SIZES.len()).map(|index| self.image(index)).collect()
-    }
-
-    fn output(&self) -> PathBuf {
-        self.path("maps.safetensors")
-    }
-
-    /// `swinq features` of `images` with more words.
-    fn features(&self, images: &[PathBuf], more: &[&str]) -> Assert {
-        let mut command = swinq(["features"]);
-        command.arg(self.model()).args(images).arg("--features").arg(self.output()).args(more).assert()
     }
 
     /// The file that [`Folder::features`] wrote, which it removes.
@@ -73,14 +35,9 @@ impl Folder {
     }
 }
 
-fn read(bytes: &[u8]) -> Maps {
-    let file = SafeTensors::deserialize(bytes).unwrap();
-    let of_tensor = |(name, view): (String, safetensors::tensor::TensorView<'_>)| {
-        assert_eq!(view.dtype(), safetensors::Dtype::F32);
-        let (words, _) = view.data().as_chunks::<4>();
-        (name, (view.shape().to_vec(), words.iter().map(|&word| f32::from_le_bytes(word)).collect()))
-    };
-    file.tensors().into_iter().map(of_tensor).collect()
+/// `swinq features` of `images` by the backbone, with more words.
+fn features(folder: &Folder, images: &[PathBuf], more: &[&str]) -> Assert {
+    folder.features("backbone.safetensors", images, more)
 }
 
 /// The maps of image number `index`, which is at `path`, by the float forward of `model`.
@@ -110,7 +67,7 @@ fn check(bytes: &[u8], images: &[(usize, PathBuf)], sizing: Sizing) {
 /// [`check`] for another model.
 #[track_caller]
 fn check_model(model: &FloatModel, bytes: &[u8], images: &[(usize, PathBuf)], sizing: Sizing) {
-    let found = read(bytes);
+    let found = read_maps(bytes);
     let expected: Maps =
         images.iter().flat_map(|(index, path)| expected(model, path, *index, sizing)).collect();
     let names = |maps: &Maps| maps.keys().cloned().collect::<Vec<_>>();
@@ -129,38 +86,38 @@ fn numbered(images: Vec<PathBuf>) -> Vec<(usize, PathBuf)> {
 
 #[test]
 fn maps_equal_the_float_forward_at_every_size() {
-    let folder = Folder::new();
-    let run = folder.features(&folder.images(), &["--backend", "cpu"]).success();
+    let folder = Folder::of_noise(&SIZES);
+    let run = features(&folder, &folder.images(), &["--backend", "cpu"]).success();
     assert!(stdout(&run).contains("feature maps of 7 images"), "{}", stdout(&run));
     let bytes = folder.written();
     check(&bytes, &numbered(folder.images()), Sizing::Keep);
-    let shape = |name: &str| read(&bytes)[name].0.clone();
+    let shape = |name: &str| read_maps(&bytes)[name].0.clone();
     assert_eq!((shape("0.stage1"), shape("0.stage2")), (vec![64, 17, 25], vec![128, 9, 13]));
 
     for (text, sizing) in [
         ("48x100", Sizing::Exact(Size::new(48, 100))),
         ("short:60,long:90", Sizing::Shorter { short: 60, long: 90 }),
     ] {
-        folder.features(&folder.images()[..4], &["--size", text]).success();
+        features(&folder, &folder.images()[..4], &["--size", text]).success();
         check(&folder.written(), &numbered(folder.images()[..4].to_vec()), sizing);
     }
 }
 
 #[test]
 fn no_map_depends_on_the_batch_size_or_on_other_images() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     let of_batch = |size: &str, threads: &str| {
-        folder.features(&folder.images(), &["--batch-size", size, "--threads", threads]).success();
+        features(&folder, &folder.images(), &["--batch-size", size, "--threads", threads]).success();
         folder.written()
     };
     let bytes = of_batch("1", "1");
     for (size, threads) in [("2", "1"), ("3", "2"), ("8", "0")] {
         assert!(of_batch(size, threads) == bytes, "batches of {size}");
     }
-    let maps = read(&bytes);
+    let maps = read_maps(&bytes);
     let order = [4, 2, 0, 6, 5, 3, 1];
-    folder.features(&order.map(|index| folder.image(index)), &[]).success();
-    let other = read(&folder.written());
+    features(&folder, &order.map(|index| folder.image(index)), &[]).success();
+    let other = read_maps(&folder.written());
     for (number, index) in order.into_iter().enumerate() {
         for stage in ["stage1", "stage2"] {
             assert_eq!(
@@ -171,37 +128,37 @@ fn no_map_depends_on_the_batch_size_or_on_other_images() {
         }
     }
     // A folder stands for its images in sorted order, and paths come from standard input too.
-    let photos = folder.path("photos");
-    std::fs::create_dir(&photos).unwrap();
+    let three = folder.path("three");
+    std::fs::create_dir(&three).unwrap();
     for index in 0..3 {
-        std::fs::copy(folder.image(index), photos.join(format!("{index}.png"))).unwrap();
+        std::fs::copy(folder.image(index), three.join(format!("{index}.png"))).unwrap();
     }
-    folder.features(&[folder.image(3), photos], &[]).success();
-    let of_folder = read(&folder.written());
+    features(&folder, &[folder.image(3), three], &[]).success();
+    let of_folder = read_maps(&folder.written());
     assert_eq!((of_folder.len(), &of_folder["1.stage2"]), (8, &maps["0.stage2"]));
     let mut command = swinq(["features"]);
-    command.arg(folder.model()).args(["-", "--features"]).arg(folder.output());
+    command.arg(folder.backbone()).args(["-", "--features"]).arg(folder.output());
     command.write_stdin(format!("{}\n", folder.image(0).display())).assert().success();
-    assert_eq!(read(&folder.written())["0.stage1"], maps["0.stage1"]);
+    assert_eq!(read_maps(&folder.written())["0.stage1"], maps["0.stage1"]);
 }
 
 #[test]
 fn an_image_that_cannot_be_read_keeps_its_number_and_stops_no_other() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     let good = std::fs::read(folder.image(1)).unwrap();
     let [cut, text, absent] = ["cut.png", "notes.md", "absent.png"].map(|name| folder.path(name));
     // The header is whole.
     std::fs::write(&cut, &good[..good.len() / 2]).unwrap();
     std::fs::write(&text, "no image").unwrap();
     let images = [folder.image(0), cut.clone(), absent, folder.image(1), text, folder.image(2)];
-    let run = folder.features(&images, &[]);
+    let run = features(&folder, &images, &[]);
     let words =
         ["image 1: ", "cut.png", "image 2: ", "absent.png", "image 4: ", "notes.md", "3 images have no"];
     refused(run, 1, &words);
     check(&folder.written(), &[0, 3, 5].map(|index| (index, images[index].clone())), Sizing::Keep);
 
     // Images above the limit; one of the network's own size is never.
-    let run = folder.features(&folder.images(), &["--max-pixels", "4000"]);
+    let run = features(&folder, &folder.images(), &["--max-pixels", "4000"]);
     refused(run, 1, &["image 0: ", "0.png", "--max-pixels", "image 2: ", "image 6: ", "3 images"]);
     check(&folder.written(), &[1, 3, 4, 5].map(|index| (index, folder.image(index))), Sizing::Keep);
 
@@ -209,37 +166,37 @@ fn an_image_that_cannot_be_read_keeps_its_number_and_stops_no_other() {
     let large = folder.path("large.png");
     let bytes = std::fs::read(folder.image(0)).unwrap();
     std::fs::write(&large, &bytes[..40]).unwrap();
-    let run = folder.features(std::slice::from_ref(&large), &["--max-pixels", "4000"]);
+    let run = features(&folder, std::slice::from_ref(&large), &["--max-pixels", "4000"]);
     assert!(stderr(&run).contains("65x97 pixels needs"), "{}", stderr(&run));
     refused(run, 1, &["image 0: ", "large.png", "--max-pixels"]);
     refused(
-        folder.features(&[large], &["--size", "5000x10"]),
+        features(&folder, &[large], &["--size", "5000x10"]),
         1,
         &["large.png: images of 5000x10", "resize the image"],
     );
 
     // Nothing is written without a map, and an older file stays.
     std::fs::write(folder.output(), "old").unwrap();
-    refused(folder.features(&[cut], &[]), 1, &["cut.png", "1 image has no feature maps"]);
+    refused(features(&folder, &[cut], &[]), 1, &["cut.png", "1 image has no feature maps"]);
     assert_eq!(std::fs::read(folder.output()).unwrap(), b"old");
-    assert!(!files(folder.0.path()).iter().any(|name| name.ends_with(".part")));
+    assert!(!files(folder.as_path()).iter().any(|name| name.ends_with(".part")));
 }
 
 #[test]
 fn an_image_of_a_size_that_the_network_cannot_process_is_named() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     let mut float = backbone();
     float.config = SwinConfig { window_policy: WindowPolicy::Timm, ..float.config };
-    QuantizedModel::from_float(float).unwrap().save(&folder.model()).unwrap();
-    let run = folder.features(&[folder.image(0), folder.image(3)], &[]);
+    QuantizedModel::from_float(float).unwrap().save(&folder.backbone()).unwrap();
+    let run = features(&folder, &[folder.image(0), folder.image(3)], &[]);
     refused(run, 1, &["image 0: ", "0.png", "multiple of PATCH_SIZE"]);
-    assert_eq!(read(&folder.written()).len(), 2);
+    assert_eq!(read_maps(&folder.written()).len(), 2);
 }
 
 /// The sample's own file is a classifier of timm's names: it has no norms of outputs, and the rule is timm's.
 #[test]
 fn the_checkpoint_of_a_classifier_is_read_as_a_backbone() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     // No stage has fewer tokens on a side than its window.
     let images = [folder.image(3), folder.path("wide.png")];
     write_png(&images[1], Size::new(64, 100), &XorShift::new(9).bytes(3 * 64 * 100));
@@ -274,15 +231,15 @@ fn the_checkpoint_of_a_classifier_is_read_as_a_backbone() {
             .arg(folder.output())
             .assert()
             .success();
-        let found = read(&folder.written());
+        let found = read_maps(&folder.written());
         assert_eq!(found.keys().collect::<Vec<_>>(), ["0.stage2", "1.stage2"], "{model}");
-        assert_eq!(found["1.stage2"].0, read(&bytes)["1.stage2"].0);
+        assert_eq!(found["1.stage2"].0, read_maps(&bytes)["1.stage2"].0);
     }
 }
 
 #[test]
 fn wrong_command_lines_are_explained() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     let images = [folder.image(0)];
     for (words, code, expected) in [
         (&["--size", "800"][..], 2, &["short:800,long:1333"][..]),
@@ -291,22 +248,22 @@ fn wrong_command_lines_are_explained() {
         (&["--max-pixels", "x"], 2, &["--max-pixels"]),
         (&["--cfg", "swin_tiny_patch4_window7_224"], 2, &["--cfg"]),
     ] {
-        refused(folder.features(&images, words), code, expected);
+        refused(features(&folder, &images, words), code, expected);
     }
-    refused(swinq(["features"]).arg(folder.model()).arg(folder.image(0)).assert(), 2, &["--features"]);
+    refused(swinq(["features"]).arg(folder.backbone()).arg(folder.image(0)).assert(), 2, &["--features"]);
     refused(
-        swinq(["features"]).arg(folder.model()).arg("--features").arg(folder.output()).assert(),
+        swinq(["features"]).arg(folder.backbone()).arg("--features").arg(folder.output()).assert(),
         2,
         &["IMAGE"],
     );
     let to = |path: &Path| {
         let mut command = swinq(["features"]);
-        command.arg(folder.model()).arg(folder.image(0)).arg("--features").arg(path).assert()
+        command.arg(folder.backbone()).arg(folder.image(0)).arg("--features").arg(path).assert()
     };
-    refused(to(folder.0.path()), 1, &["is a folder"]);
+    refused(to(folder.as_path()), 1, &["is a folder"]);
     refused(to(&folder.path("absent/maps")), 1, &["absent", "does not exist"]);
     refused(to(&folder.image(0)), 1, &["replace the input"]);
-    refused(to(&folder.model()), 1, &["replace the input"]);
+    refused(to(&folder.backbone()), 1, &["replace the input"]);
     assert!(!folder.output().exists());
     let int8 = folder.path("q.safetensors");
     calibrate(&int8, &["--batches", "1", "--ptq", "basic"]).success();
@@ -319,16 +276,16 @@ fn wrong_command_lines_are_explained() {
 
 #[test]
 fn other_commands_refuse_backbones() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     let image = folder.image(3);
-    let run = swinq(["predict"]).arg(folder.model()).arg(&image).assert();
+    let run = swinq(["predict"]).arg(folder.backbone()).arg(&image).assert();
     refused(run, 1, &["backbone.safetensors: ", "is a backbone", "`swinq features`"]);
     let mut command = swinq(["predict", "--task", "features"]);
     let run = command.arg(sample_model()).arg("--cfg").arg(sample_cfg()).arg(&image).assert();
     refused(run, 1, &["model.safetensors: ", "is a backbone", "`swinq features`"]);
     let job = format!(
         "float: {}\noutput: {}\nquant: false\ndata: {{path: {}}}\n",
-        folder.model().display(),
+        folder.backbone().display(),
         folder.path("run").display(),
         common::sample_data().display()
     );
@@ -340,14 +297,14 @@ fn other_commands_refuse_backbones() {
 #[cfg(target_os = "linux")]
 #[test]
 fn a_run_that_is_stopped_leaves_nothing() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     let maps = folder.path("maps");
     std::fs::create_dir(&maps).unwrap();
     let output = maps.join("f.safetensors");
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_swinq"));
     command
         .arg("features")
-        .arg(folder.model())
+        .arg(folder.backbone())
         .args(vec![folder.image(0); 300])
         .arg("--features")
         .arg(&output);
@@ -357,8 +314,8 @@ fn a_run_that_is_stopped_leaves_nothing() {
 
 #[test]
 fn the_library_gives_maps_batch_by_batch() {
-    let folder = Folder::new();
-    let engine = Model::open(folder.model()).unwrap().engine(&EngineOptions::cpu(2)).unwrap();
+    let folder = Folder::of_noise(&SIZES);
+    let engine = Model::open(folder.backbone()).unwrap().engine(&EngineOptions::cpu(2)).unwrap();
     let options = FeatureOptions { batch_size: 2, threads: 1, ..FeatureOptions::default() };
     let paths = [folder.image(0), folder.path("absent.png"), folder.image(1), folder.image(2)];
     let mut features = Features::new(&engine, &paths, options).unwrap();
@@ -385,7 +342,7 @@ fn the_library_gives_maps_batch_by_batch() {
     });
     assert_eq!(left_out.unwrap().len(), 1);
     assert_eq!(steps, [(1, 4), (3, 4), (4, 4)]);
-    assert_eq!(read(&folder.written()), found);
+    assert_eq!(read_maps(&folder.written()), found);
     assert!(matches!(write(&mut |_, _| ControlFlow::Break(())), Err(Error::Interrupted)));
     assert!(!folder.output().exists());
 
@@ -399,7 +356,7 @@ fn the_library_gives_maps_batch_by_batch() {
     let image = root().join("tests/data/airplane.png");
     let nothing: [&Path; 0] = [];
     classifier.check_classifier().unwrap();
-    let backbone = Model::open(folder.model()).unwrap();
+    let backbone = Model::open(folder.backbone()).unwrap();
     assert!(matches!(backbone.check_classifier(), Err(Error::Backbone { .. })));
     let engine = backbone.engine(&EngineOptions::cpu(1)).unwrap();
     let images = swinq::Images::from_files(&[image]).unwrap();
@@ -411,8 +368,8 @@ fn the_library_gives_maps_batch_by_batch() {
 /// An image is named by the program's warning, not by the results.
 #[test]
 fn a_quiet_run_prints_warnings_only() {
-    let folder = Folder::new();
-    let run = folder.features(&[folder.image(0), folder.path("absent.png")], &["-q"]).code(1);
+    let folder = Folder::of_noise(&SIZES);
+    let run = features(&folder, &[folder.image(0), folder.path("absent.png")], &["-q"]).code(1);
     assert_eq!(stdout(&run), "");
     let said = stderr(&run);
     assert!(said.starts_with("warning: image 1: ") && said.lines().count() == 2, "{said}");
@@ -420,11 +377,11 @@ fn a_quiet_run_prints_warnings_only() {
 
 #[test]
 fn bench_times_backbones_at_several_sizes() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     let results = folder.path("bench.json");
     let words =
         ["--backend", "cpu", "--size", "65x97,40x100", "--batch-size", "1,2", "--seconds", "0.05", "--json"];
-    swinq(["bench"]).arg(folder.model()).args(words).arg(&results).assert().success();
+    swinq(["bench"]).arg(folder.backbone()).args(words).arg(&results).assert().success();
     let results: serde_json::Value = serde_json::from_slice(&std::fs::read(results).unwrap()).unwrap();
     let models = results["models"].as_array().unwrap();
     assert_eq!(models.len(), 2, "{results}");

@@ -3,15 +3,13 @@
 //! Without these they print that they are skipped, or fail if `REQUIRE_IMPL` names `candle_cuda`.
 
 use std::collections::BTreeMap;
-use std::ops::ControlFlow;
 use std::process::Command;
 use std::sync::Mutex;
 
-use crate::common::{float_model, sample_data, with_channels};
+use crate::common::sample::{self, calibrated};
+use crate::common::{float_model, with_channels};
 use candle_core::{Device, Tensor};
-use swinq_calib::{CalibrateOptions, Calibrated, calibrate};
-use swinq_data::{Dataset, Loader, LoaderOptions, Split};
-use swinq_eval::{Collected, collect, fidelity};
+use swinq_eval::{Collected, fidelity};
 use swinq_float::ops::Compute;
 use swinq_float::{FakeQuant, FloatClassifier, Swin};
 use swinq_model::quantized::FloatModel;
@@ -19,22 +17,8 @@ use swinq_model::{
     Batch, BoxError, Classifier, HostTensor, Kind, Logits, Ptq, QuantizedModel, Recipe, Rule, Size, Transform,
 };
 
-fn loader(model: &FloatModel, split: Split, images: usize) -> Loader {
-    let dataset = Dataset::open(&sample_data(), split).unwrap();
-    let ids = dataset.sample(Some(images), 7);
-    let options = LoaderOptions { batch_size: 16, threads: 1, prefetch: 1, skip_corrupt: 0 };
-    Loader::new(dataset, ids, model.transform.clone(), options).unwrap()
-}
-
-fn calibrated(model: &FloatModel, recipe: &Recipe, device: &Device) -> Calibrated {
-    let mut progress = |_| ControlFlow::Continue(());
-    let options = CalibrateOptions { imported: None, device, progress: &mut progress };
-    calibrate(model, recipe, &mut loader(model, Split::Train, 32), options).unwrap()
-}
-
 fn run(classifier: &dyn Classifier, model: &FloatModel) -> Collected {
-    let mut progress = |_, _| ControlFlow::Continue(());
-    collect(classifier, &mut loader(model, Split::Val, 40), &mut progress).unwrap()
+    sample::run(classifier, model, 40)
 }
 
 /// Recipes with the minimum signal-to-noise ratio of each: the shipped recipes, and recipes that quantize

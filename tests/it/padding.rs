@@ -1,10 +1,10 @@
 //! Padding of images before a backbone: `--pad-to`, `--pad-batch`, and the divisor of a processor.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use crate::common::folder::Maps;
 use crate::common::{
-    backbone, refused, sample_cfg, sample_data, sample_model, stdout, swinq, write_backbone, write_png,
+    Folder, backbone, refused, sample_cfg, sample_data, sample_model, stdout, swinq, write_png,
 };
 use assert_cmd::assert::Assert;
 use candle_core::{Device, Tensor};
@@ -22,55 +22,19 @@ use swinq_testing::{XorShift, relative_distance};
 /// Height and width of the pictures: some of one size, one whose sides are multiples of 16.
 const SIZES: [(usize, usize); 5] = [(65, 97), (40, 100), (64, 48), (40, 100), (9, 14)];
 
-/// Maps by their names in a file: shape and values.
-type Maps = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
+/// `swinq features` of all pictures on the CPU.
+fn features(folder: &Folder, model: &str, more: &[&str]) -> Assert {
+    folder.features(model, &[folder.path("photos")], &[&["--backend", "cpu"], more].concat())
+}
 
-/// A folder with a backbone and pictures of noise.
-struct Folder(tempfile::TempDir);
+/// The maps that [`features`] writes.
+fn maps_of(folder: &Folder, model: &str, more: &[&str]) -> Maps {
+    folder.maps(model, &[&["--backend", "cpu"], more].concat())
+}
 
-impl Folder {
-    fn new() -> Folder {
-        let folder = Folder(tempfile::tempdir().unwrap());
-        write_backbone(&folder.path("backbone.safetensors"));
-        std::fs::create_dir(folder.path("photos")).unwrap();
-        for (index, (height, width)) in SIZES.into_iter().enumerate() {
-            let pixels = XorShift::new(index as u64 + 1).bytes(3 * height * width);
-            write_png(&folder.image(index), Size::new(height, width), &pixels);
-        }
-        folder
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn image(&self, index: usize) -> PathBuf {
-        self.path(&format!("photos/{index}.png"))
-    }
-
-    /// `swinq features` of all pictures.
-    fn features(&self, model: &str, more: &[&str]) -> Assert {
-        let mut command = swinq(["features", "--backend", "cpu"]);
-        command.arg(self.path(model)).arg(self.path("photos")).arg("--features").arg(self.path("maps"));
-        command.args(more).assert()
-    }
-
-    /// The maps that [`Folder::features`] writes.
-    fn maps(&self, model: &str, more: &[&str]) -> Maps {
-        self.features(model, more).success();
-        let bytes = std::fs::read(self.path("maps")).unwrap();
-        let values =
-            |data: &[u8]| data.as_chunks::<4>().0.iter().map(|&word| f32::from_le_bytes(word)).collect();
-        let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors().into_iter();
-        tensors.map(|(name, view)| (name, (view.shape().to_vec(), values(view.data())))).collect()
-    }
-
-    /// `swinq calibrate` on all pictures.
-    fn calibrate(&self, output: &str, more: &[&str]) -> Assert {
-        let mut command = swinq(["calibrate"]);
-        command.arg(self.path("backbone.safetensors")).arg("--data-path").arg(self.path("photos"));
-        command.arg("--output").arg(self.path(output)).args(["--ptq", "basic"]).args(more).assert()
-    }
+/// `swinq calibrate` on all pictures.
+fn calibrated(folder: &Folder, output: &str, more: &[&str]) -> Assert {
+    folder.calibrate(output, &[&["--ptq", "basic"], more].concat())
 }
 
 /// The picture at `path`, normalised and padded to `size`: f32 `[3, height, width]`.
@@ -115,34 +79,35 @@ fn multiples(side: usize, index: usize) -> Size {
 
 #[test]
 fn images_are_padded_to_multiples_with_zeros_after_normalisation() {
-    let folder = Folder::new();
-    let maps = folder.maps("backbone.safetensors", &["--pad-to", "16"]);
+    let folder = Folder::of_noise(&SIZES);
+    let maps = maps_of(&folder, "backbone.safetensors", &["--pad-to", "16"]);
     check(&folder, &maps, |index| multiples(16, index));
     for words in [["--pad-to", "16", "--batch-size", "1"], ["--pad-to", "16", "--batch-size", "2"]] {
-        assert!(folder.maps("backbone.safetensors", &words) == maps, "{words:?}");
+        assert!(maps_of(&folder, "backbone.safetensors", &words) == maps, "{words:?}");
     }
     // An image whose sides are multiples is not padded.
-    let keep = folder.maps("backbone.safetensors", &[]);
+    let keep = maps_of(&folder, "backbone.safetensors", &[]);
     assert!(keep["2.stage1"] == maps["2.stage1"] && keep["0.stage1"] != maps["0.stage1"]);
-    assert!(folder.maps("backbone.safetensors", &["--pad-to", "1"]) == keep);
+    assert!(maps_of(&folder, "backbone.safetensors", &["--pad-to", "1"]) == keep);
     // Sizes come first.
-    let resized = folder.maps("backbone.safetensors", &["--size", "30x50", "--pad-to", "32"]);
+    let resized = maps_of(&folder, "backbone.safetensors", &["--size", "30x50", "--pad-to", "32"]);
     assert_eq!(resized["4.stage2"].0[1..], [4, 8]);
 }
 
 #[test]
 fn images_of_a_batch_are_padded_to_a_common_size() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     let common =
         [Size::new(65, 100), Size::new(65, 100), Size::new(64, 100), Size::new(64, 100), Size::new(9, 14)];
-    let maps = folder.maps("backbone.safetensors", &["--pad-batch", "--batch-size", "2"]);
+    let maps = maps_of(&folder, "backbone.safetensors", &["--pad-batch", "--batch-size", "2"]);
     check(&folder, &maps, |index| common[index]);
-    let maps = folder.maps("backbone.safetensors", &["--pad-batch", "--batch-size", "2", "--pad-to", "32"]);
+    let maps =
+        maps_of(&folder, "backbone.safetensors", &["--pad-batch", "--batch-size", "2", "--pad-to", "32"]);
     check(&folder, &maps, |index| common[index].map(|side| side.div_ceil(32) * 32));
     // A file that cannot be read has no place in a batch.
     std::fs::write(folder.path("photos/00.png"), "no image").unwrap();
-    refused(folder.features("backbone.safetensors", &["--pad-batch", "--batch-size", "2"]), 1, &["00.png"]);
-    let bytes = std::fs::read(folder.path("maps")).unwrap();
+    refused(features(&folder, "backbone.safetensors", &["--pad-batch", "--batch-size", "2"]), 1, &["00.png"]);
+    let bytes = std::fs::read(folder.output()).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let shapes =
         [0, 2, 4, 5].map(|image| file.tensor(&format!("{image}.stage1")).unwrap().shape()[1..].to_vec());
@@ -151,9 +116,8 @@ fn images_of_a_batch_are_padded_to_a_common_size() {
 
 #[test]
 fn the_library_tells_which_part_of_a_map_is_the_image() {
-    let folder = Folder::new();
-    let engine =
-        Model::open(folder.path("backbone.safetensors")).unwrap().engine(&EngineOptions::cpu(1)).unwrap();
+    let folder = Folder::of_noise(&SIZES);
+    let engine = Model::open(folder.backbone()).unwrap().engine(&EngineOptions::cpu(1)).unwrap();
     let padding = Padding { multiple: 32, to_common: true };
     let options = FeatureOptions { padding, batch_size: 2, ..FeatureOptions::default() };
     let mut features = Features::new(&engine, &[folder.path("photos")], options).unwrap();
@@ -183,11 +147,11 @@ fn ranges(model: &QuantizedModel) -> Vec<(Site, Option<f32>)> {
 
 #[test]
 fn a_calibration_on_padded_images_is_that_on_their_values() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     let words = ["--pad-to", "16", "--batches", "5", "--batch-size", "1"];
-    let run = folder.calibrate("one", &words).success();
+    let run = calibrated(&folder, "one", &words).success();
     assert!(stdout(&run).contains("sizes      keep, padded to multiples of 16"), "{}", stdout(&run));
-    folder.calibrate("two", &["--pad-to", "16", "--batches", "2", "--batch-size", "3"]).success();
+    calibrated(&folder, "two", &["--pad-to", "16", "--batches", "2", "--batch-size", "3"]).success();
     let file = |name: &str| std::fs::read(folder.path(name)).unwrap();
     assert!(file("one") == file("two"));
     let load = |name: &str| QuantizedModel::load(&folder.path(name)).unwrap();
@@ -203,7 +167,7 @@ fn a_calibration_on_padded_images_is_that_on_their_values() {
         let batches =
             images.into_iter().map(|index| (size(index), padded(&folder.image(index), size(index))));
         let images = Images::from_values(3, batches).unwrap();
-        let model = Model::open(folder.path("backbone.safetensors")).unwrap();
+        let model = Model::open(folder.backbone()).unwrap();
         let recipe = Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic);
         let options = CalibrateOptions { recipe, ..CalibrateOptions::default() };
         let found = calibrate(model, &options, &images, &mut |_| std::ops::ControlFlow::Continue(()));
@@ -213,7 +177,7 @@ fn a_calibration_on_padded_images_is_that_on_their_values() {
     assert!(ranges(&load("one")) != values(&|index| multiples(32, index)));
 
     let words = ["--pad-batch", "--batches", "1", "--batch-size", "5"];
-    folder.calibrate("common", &words).success();
+    calibrated(&folder, "common", &words).success();
     let record = load("common").provenance.calibration.unwrap();
     let sizing = "keep, padded to the size of the batch";
     assert_eq!((record.batch_size, record.sizing.as_deref()), (5, Some(sizing)));
@@ -222,23 +186,23 @@ fn a_calibration_on_padded_images_is_that_on_their_values() {
 
 #[test]
 fn a_divisor_of_the_preprocessing_rounds_resized_sides_up() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     let mut model = backbone();
     model.transform.size_divisor = Some(32);
     QuantizedModel::from_float(model).unwrap().save(&folder.path("divided")).unwrap();
-    let maps = folder.maps("divided", &["--size", "48x100"]);
-    assert!(maps == folder.maps("backbone.safetensors", &["--size", "64x128"]));
-    assert!(folder.maps("divided", &[]) == folder.maps("backbone.safetensors", &[]));
+    let maps = maps_of(&folder, "divided", &["--size", "48x100"]);
+    assert!(maps == maps_of(&folder, "backbone.safetensors", &["--size", "64x128"]));
+    assert!(maps_of(&folder, "divided", &[]) == maps_of(&folder, "backbone.safetensors", &[]));
     let shown = stdout(&swinq(["inspect"]).arg(folder.path("divided")).assert().success());
     assert!(shown.contains("resized sides multiples of 32"), "{shown}");
 }
 
 #[test]
 fn wrong_paddings_are_explained() {
-    let folder = Folder::new();
+    let folder = Folder::of_noise(&SIZES);
     for value in ["0", "4097", "-1", "x"] {
         refused(
-            folder.features("backbone.safetensors", &[&format!("--pad-to={value}")]),
+            features(&folder, "backbone.safetensors", &[&format!("--pad-to={value}")]),
             2,
             &["--pad-to", "1 to 4096"],
         );
@@ -252,18 +216,18 @@ fn wrong_paddings_are_explained() {
     // The padded image is what must fit.
     let words = ["--pad-to", "128", "--max-pixels", "10000"];
     refused(
-        folder.features("backbone.safetensors", &words),
+        features(&folder, "backbone.safetensors", &words),
         1,
         &["0.png", "128x128", "--max-pixels", "5 images"],
     );
     // A common size may be too large although no image is.
-    let tall = folder.path("photos/0.png");
+    let tall = folder.image(0);
     write_png(&tall, Size::new(300, 10), &XorShift::new(9).bytes(9000));
     let words = ["--pad-batch", "--batch-size", "2", "--max-pixels", "7000"];
-    let run = folder.features("backbone.safetensors", &words);
+    let run = features(&folder, "backbone.safetensors", &words);
     refused(run, 1, &["image 0: ", "0.png", "image 1: ", "1.png", "300x100", "smaller batches", "2 images"]);
     let padding = Padding { multiple: 32, to_common: false };
-    let model = Model::open(folder.path("backbone.safetensors")).unwrap();
+    let model = Model::open(folder.backbone()).unwrap();
     let image = pad(&[0.0; 12], Size::square(2), Size::square(64));
     let images = Images::from_values(3, [(Size::square(64), image)]).unwrap();
     let options = CalibrateOptions { padding, ..CalibrateOptions::default() };

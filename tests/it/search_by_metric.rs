@@ -6,7 +6,6 @@ use std::path::Path;
 
 use crate::common;
 use swinq::eval::results::tune::SearchEnd;
-use swinq::model::quantized::FloatModel;
 use swinq::model::{Ptq, Size};
 use swinq::{
     EngineOptions, Error, Evaluation, Images, Model, PartKinds, PartsOf, ReadOptions, Recipe,
@@ -14,18 +13,6 @@ use swinq::{
 };
 
 const LAYER: &str = "layers.1.blocks.0.mlp.fc1";
-
-/// The backbone with an outlier channel before a layer: the same function, worse in INT8.
-fn with_outliers() -> FloatModel {
-    let mut model = common::backbone();
-    for parameter in ["weight", "bias"] {
-        model.tensors.get_mut(&format!("layers.1.blocks.0.norm2.{parameter}")).unwrap().data[5] *= 64.0;
-    }
-    let weight = model.tensors.get_mut(&format!("{LAYER}.weight")).unwrap();
-    let (_, columns) = weight.matrix();
-    weight.data.iter_mut().skip(5).step_by(columns).for_each(|w| *w /= 64.0);
-    model
-}
 
 /// Normalised images of two sizes.
 fn images() -> Images {
@@ -65,7 +52,7 @@ fn tune(folder: &Path, max_drop: f64, most: usize, calls: &mut usize) -> Result<
     };
     let evaluation =
         Evaluation { metric: "AP".to_owned(), context: "a head".to_owned(), evaluate: &mut evaluate };
-    let model = Model::from_float(with_outliers()).unwrap();
+    let model = Model::from_float(common::backbone_with_outliers()).unwrap();
     tune_by_metric(model, &options, &images(), evaluation, &mut |_| ControlFlow::Continue(()))
 }
 
@@ -96,7 +83,7 @@ fn the_metric_decides_and_a_stopped_search_continues() {
 
 #[test]
 fn values_that_are_not_finite_are_refused() {
-    let model = || Model::from_float(with_outliers()).unwrap();
+    let model = || Model::from_float(common::backbone_with_outliers()).unwrap();
     let options = SensitivityOptions {
         recipe: Recipe::shipped("default").unwrap().with_ptq(Ptq::Basic),
         read: ReadOptions::default(),

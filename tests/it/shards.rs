@@ -4,7 +4,8 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use crate::common::{
-    self, calibrate, files, refused, root, sample_cfg, sample_data, sample_model, stderr, stdout, swinq,
+    self, calibrate, files, go_on, refused, root, sample_cfg, sample_data, sample_model, stderr, stdout,
+    swinq,
 };
 use swinq::model::{Calibrator, Ptq};
 use swinq::{
@@ -13,10 +14,6 @@ use swinq::{
 };
 
 const COUNTS: [usize; 3] = [1, 3, 7];
-
-fn go_on<T>(_: T) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
 
 /// A bundled float model.
 fn float(sample: &str) -> Model {

@@ -27,6 +27,7 @@ use swinq::{
 };
 use swinq_eval::Results;
 use swinq_model::tensor::StateDict;
+use swinq_testing::sqnr_db;
 
 /// `ln 100`: the largest logarithm of a factor.
 const LARGEST: f32 = 4.605_170_2;
@@ -108,13 +109,6 @@ fn logits(model: &FloatModel, tensors: &StateDict, images: &Images, sites: &mut 
         .collect()
 }
 
-fn sqnr_db(exact: &[f32], got: &[f32]) -> f64 {
-    let square = |x: f64| x * x;
-    let signal: f64 = exact.iter().map(|&x| square(f64::from(x))).sum();
-    let noise: f64 = exact.iter().zip(got).map(|(&a, &b)| square(f64::from(a) - f64::from(b))).sum();
-    10.0 * (signal / noise).log10()
-}
-
 /// Checks the model as it was trained, and with its heads raised.
 fn check(subject: &Subject, least_agreement: f64) {
     let results = compared(subject, &subject.model, &quantized(subject, &subject.model, &[]));
@@ -135,7 +129,7 @@ fn check(subject: &Subject, least_agreement: f64) {
     let few = subject.validation.first(200);
     let exact = logits(&model, &model.tensors, &few, &mut Float);
     let mut sites = OneScale(FakeQuant::new(quantized, &Device::Cpu).unwrap());
-    let one_scale = sqnr_db(&exact, &logits(&model, &quantized.float_tensors(), &few, &mut sites));
+    let one_scale = sqnr_db(&logits(&model, &quantized.float_tensors(), &few, &mut sites), &exact);
     eprintln!(
         "factors of 100: {sqnr:.2} dB, with attention in float {without:.2} dB, with FasterTransformer's scheme \
          {one_scale:.2} dB"

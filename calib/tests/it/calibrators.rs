@@ -1,14 +1,8 @@
 //! Calibrators against numpy and against their definitions in plain loops.
 
-use crate::common;
+use crate::common::{self, histogram};
 use swinq_calib::{CalibError, Histogram, amax, amax_for_codes};
 use swinq_model::Calibrator;
-
-fn histogram(values: &[f32]) -> Histogram {
-    let mut histogram = Histogram::new();
-    histogram.add(values).unwrap();
-    histogram
-}
 
 /// The bins without exact zeros, computed by a plain f64 loop.
 fn bins(values: &[f32], width: f64) -> Vec<f64> {

@@ -1,6 +1,15 @@
-//! The test distributions of the committed fixture.
+//! The test distributions of the committed fixture, and histograms.
 
 use std::path::PathBuf;
+
+use swinq_calib::Histogram;
+
+/// The histogram of `values`.
+pub fn histogram(values: &[f32]) -> Histogram {
+    let mut histogram = Histogram::new();
+    histogram.add(values).unwrap();
+    histogram
+}
 
 /// A named sample.
 pub struct Sample {

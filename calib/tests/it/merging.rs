@@ -1,13 +1,8 @@
 //! Histograms depend only on the values, not on their order or on how they were split and merged.
 
+use crate::common::histogram;
 use proptest::prelude::*;
 use swinq_calib::Histogram;
-
-fn histogram(values: &[f32]) -> Histogram {
-    let mut histogram = Histogram::new();
-    histogram.add(values).unwrap();
-    histogram
-}
 
 /// Values of many magnitudes, including zeros and powers of two, which are edges of bins.
 fn value() -> impl Strategy<Value = f32> {

@@ -13,8 +13,8 @@ use swinq_model::{
     Batch, BatchSource, BoxError, Granularity, Linear, Ptq, QuantizedModel, Recipe, Rule, Site, Size,
     all_linears,
 };
-use swinq_testing::XorShift;
 use swinq_testing::model::{odd, padded, random, shifted};
+use swinq_testing::{XorShift, sqnr_db};
 
 /// Images of noise: `count` of them from number `first` on, in batches of `batch_size`, in reverse order if
 /// `reversed`.
@@ -102,9 +102,7 @@ fn sqnr(model: &FloatModel, quantized: &QuantizedModel) -> f64 {
     let exact = logits(&float, model, &mut Float);
     let swin = Swin::new(&model.config, &quantized.float_tensors(), &Device::Cpu).unwrap();
     let found = logits(&swin, model, &mut FakeQuant::new(quantized, &Device::Cpu).unwrap());
-    let power: f64 = exact.iter().map(|v| f64::from(*v).powi(2)).sum();
-    let noise: f64 = exact.iter().zip(&found).map(|(a, b)| f64::from(a - b).powi(2)).sum();
-    10.0 * (power / noise).log10()
+    sqnr_db(&found, &exact)
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
+use crate::common::sha;
 use swinq_data::augment::{Adjustment, CropBox, CropKind, Variation};
 use swinq_data::{Augment, decode_image, preprocess};
 use swinq_model::{Filter, Size, Transform};
@@ -16,10 +16,6 @@ fn fixtures() -> PathBuf {
 fn table(name: &str) -> Vec<Vec<String>> {
     let text = fs::read_to_string(fixtures().join(name)).unwrap();
     text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect()
-}
-
-fn sha(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn adjustment(text: &str) -> Adjustment {

@@ -1,14 +1,20 @@
-//! Files for the tests of data sets and loaders.
+//! Files for the tests of data sets and loaders, and hashes of pixels.
 
 use std::fs;
 use std::path::Path;
 
+use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 /// The content of a committed fixture.
 pub fn fixture(name: &str) -> Vec<u8> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name);
     fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// The SHA-256 of `bytes` in hexadecimal digits.
+pub fn sha(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Writes a file below `root`, and the folders that it needs.

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use sha2::{Digest, Sha256};
+use crate::common::sha;
 use swinq_data::{RgbImage, decode_image, preprocess, presets};
 use swinq_model::{Filter, Resize, Size, Transform};
 
@@ -30,10 +30,6 @@ fn table(folder: &Path, name: &str) -> Vec<Vec<String>> {
         text.lines().map(|line| line.split('\t').map(str::to_owned).collect()).collect();
     assert!(rows.len() > 20, "{name} has only {} lines", rows.len());
     rows
-}
-
-fn sha(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn transform(size: &str, resize: &str, filter: &str) -> Transform {

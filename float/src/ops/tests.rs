@@ -12,7 +12,7 @@ pub(super) fn noise(shape: &[usize], seed: u64) -> Tensor {
     Tensor::from_vec(Rng(seed).floats(shape.iter().product(), 2.0), shape, &Device::Cpu).unwrap()
 }
 
-fn values(tensor: &Tensor) -> Vec<f32> {
+pub(super) fn values(tensor: &Tensor) -> Vec<f32> {
     tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 

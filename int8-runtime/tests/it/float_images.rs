@@ -12,7 +12,7 @@ use swinq_kernels::Cpu;
 use swinq_model::site::all_sites;
 use swinq_model::{Ptq, QuantizedModel, Recipe, Rule, Site, Size, SwinConfig, Transform, WindowPolicy};
 use swinq_testing::XorShift;
-use swinq_testing::model::{random, small};
+use swinq_testing::model::{maps, random, small};
 
 use crate::backbones::{backbone, engine, outputs_of, pixels, run_images};
 
@@ -39,13 +39,6 @@ fn normalised(bytes: &[u8], transform: &Transform) -> Vec<f32> {
     bytes.iter().enumerate().map(of).collect()
 }
 
-/// `values`, `[images, height, width, 3]`, with the channels first.
-fn channels_first<T: Copy>(values: &[T], size: Size) -> Vec<T> {
-    let area = size.area();
-    let of = |i: usize| values[(i / (3 * area) * area + i % area) * 3 + i / area % 3];
-    (0..values.len()).map(of).collect()
-}
-
 fn halves(values: &[f32]) -> Vec<f16> {
     values.iter().map(|&value| f16::from_f32(value)).collect()
 }
@@ -58,7 +51,7 @@ fn run(engine: &Engine, images: Images<'_>) -> Vec<Vec<f32>> {
 fn simulated(model: &QuantizedModel, size: Size, values: &[f32]) -> Vec<Vec<f32>> {
     let swin = Swin::new(&model.config, &model.float_tensors(), &Device::Cpu).unwrap();
     let shape = (values.len() / (3 * size.area()), 3, size.height, size.width);
-    let images = Tensor::from_vec(channels_first(values, size), shape, &Device::Cpu).unwrap();
+    let images = Tensor::from_vec(maps(values, size, 3), shape, &Device::Cpu).unwrap();
     outputs_of(&swin, &images, &mut FakeQuant::new(model, &Device::Cpu).unwrap())
 }
 
@@ -80,7 +73,7 @@ fn what_a_caller_normalises_as_the_engine_does_has_the_bits_of_bytes() {
         let bytes = pixels(size, IMAGES);
         let values = normalised(&bytes, &model.transform);
         let expected = simulated(model, size, &values);
-        let first = (channels_first(&bytes, size), channels_first(&values, size));
+        let first = (maps(&bytes, size, 3), maps(&values, size, 3));
         for cpu in Cpu::available() {
             let engine = engine(model, cpu, 2);
             for (pixels, layout) in [
@@ -115,7 +108,7 @@ fn any_values_equal_the_simulation() {
                 assert!(found == expected, "{cpu}, {size}");
             }
         }
-        let first = channels_first(&halves, size);
+        let first = maps(&halves, size, 3);
         let engine = engine(model, Cpu::available()[0], 3);
         let images = Images { layout: ImageLayout::ChannelsFirst, ..Images::new(size, &first[..]) };
         assert!(run(&engine, images) == simulated(model, size, &of_halves), "{size}, f16, channels first");

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use swinq_model::part::{
     PartDocument, PartFile, PartKind, PartSet, PartTensor, PartTensors, Shard, is_part_file,
 };
+use tempfile::{TempDir, tempdir};
 
 fn tensors(index: usize) -> PartTensors {
     let ids = [2 * index as u64, 2 * index as u64 + 1];
@@ -17,32 +18,21 @@ fn tensors(index: usize) -> PartTensors {
     tensors
 }
 
-struct Folder(tempfile::TempDir);
+/// Writes the part `name` into `folder`.
+fn part(folder: &TempDir, name: &str, kind: PartKind, shard: &str, run: Value) -> PathBuf {
+    let (path, shard) = (folder.path().join(name), shard.parse::<Shard>().unwrap());
+    let document = PartDocument::new(kind, shard, run, json!({"names": ["a", "ü"], "db": 0.1 + 0.2}));
+    document.write(&path, &tensors(shard.index)).unwrap();
+    path
+}
 
-impl Folder {
-    fn new() -> Folder {
-        Folder(tempfile::tempdir().unwrap())
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn part(&self, name: &str, kind: PartKind, shard: &str, run: Value) -> PathBuf {
-        let (path, shard) = (self.path(name), shard.parse::<Shard>().unwrap());
-        let document = PartDocument::new(kind, shard, run, json!({"names": ["a", "ü"], "db": 0.1 + 0.2}));
-        document.write(&path, &tensors(shard.index)).unwrap();
-        path
-    }
-
-    fn parts(&self, count: usize) -> Vec<PathBuf> {
-        let run = json!({"model": "m", "images": {"count": 14}});
-        (1..=count)
-            .map(|index| {
-                self.part(&format!("{index}"), PartKind::Evaluation, &format!("{index}/{count}"), run.clone())
-            })
-            .collect()
-    }
+/// Writes the parts of an evaluation in `count` shards into `folder`.
+fn parts(folder: &TempDir, count: usize) -> Vec<PathBuf> {
+    let run = json!({"model": "m", "images": {"count": 14}});
+    let shard = |index| {
+        part(folder, &format!("{index}"), PartKind::Evaluation, &format!("{index}/{count}"), run.clone())
+    };
+    (1..=count).map(shard).collect()
 }
 
 #[track_caller]
@@ -55,8 +45,8 @@ fn refused<T>(result: Result<T, swinq_model::ModelError>, path: &Path, words: &[
 
 #[test]
 fn parts_are_read_as_they_were_written() {
-    let folder = Folder::new();
-    let path = folder.part("p", PartKind::Calibration, "2/3", json!({"model": "m"}));
+    let folder = tempdir().unwrap();
+    let path = part(&folder, "p", PartKind::Calibration, "2/3", json!({"model": "m"}));
     assert!(is_part_file(&path));
     let file = PartFile::read(&path).unwrap();
     let document = file.document();
@@ -73,15 +63,15 @@ fn parts_are_read_as_they_were_written() {
     refused(tensors.f32("values", 1), &path, &["`values`", "dimensions"]);
     refused(tensors.u64("values"), &path, &["U64"]);
     // The same part has the same bytes.
-    let again = folder.part("again", PartKind::Calibration, "2/3", json!({"model": "m"}));
+    let again = part(&folder, "again", PartKind::Calibration, "2/3", json!({"model": "m"}));
     assert!(std::fs::read(&path).unwrap() == std::fs::read(again).unwrap());
 }
 
 #[test]
 fn sets_are_put_in_order() {
-    let folder = Folder::new();
+    let folder = tempdir().unwrap();
     for count in [1, 3, 7] {
-        let mut paths = folder.parts(count);
+        let mut paths = parts(&folder, count);
         paths.reverse();
         paths.swap(0, count / 2);
         let set = PartSet::open(&paths).unwrap();
@@ -93,8 +83,8 @@ fn sets_are_put_in_order() {
 
 #[test]
 fn incomplete_and_mixed_sets_are_refused() {
-    let folder = Folder::new();
-    let paths = folder.parts(7);
+    let folder = tempdir().unwrap();
+    let paths = parts(&folder, 7);
     refused(
         PartSet::open(&[paths[2].clone(), paths[5].clone()]),
         &paths[2],
@@ -103,24 +93,25 @@ fn incomplete_and_mixed_sets_are_refused() {
     refused(PartSet::open(&paths[1..]), &paths[1], &["shard 1/7 is missing"]);
     let twice = [&paths[..], &paths[3..4]].concat();
     refused(PartSet::open(&twice), &paths[3], &["given twice"]);
-    let copy = folder.path("copy");
+    let copy = folder.path().join("copy");
     std::fs::copy(&paths[3], &copy).unwrap();
     refused(PartSet::open(&[&paths[..], &[copy]].concat()), &paths[3], &["shard 4/7", "leave one out"]);
     let run = json!({"model": "m", "images": {"count": 15}});
-    let other = folder.part("other", PartKind::Evaluation, "2/7", run);
+    let other = part(&folder, "other", PartKind::Evaluation, "2/7", run);
     let mixed = [paths[0].clone(), other.clone()];
     refused(PartSet::open(&mixed), &other, &["another run", "`images.count` is 15 here and 14 there"]);
-    let kind = folder.part("kind", PartKind::Calibration, "2/7", json!({}));
+    let kind = part(&folder, "kind", PartKind::Calibration, "2/7", json!({}));
     refused(PartSet::open(&[paths[0].clone(), kind.clone()]), &kind, &["a calibration", "an evaluation"]);
-    let count = folder.part("count", PartKind::Evaluation, "2/8", json!({}));
+    let count = part(&folder, "count", PartKind::Evaluation, "2/8", json!({}));
     refused(PartSet::open(&[paths[0].clone(), count.clone()]), &count, &["2/8", "1/7", "same N"]);
 }
 
 #[test]
 fn damage_is_found() {
-    let folder = Folder::new();
-    let good = std::fs::read(folder.part("p", PartKind::Calibration, "1/1", json!({"model": "m"}))).unwrap();
-    let path = folder.path("bad");
+    let folder = tempdir().unwrap();
+    let good =
+        std::fs::read(part(&folder, "p", PartKind::Calibration, "1/1", json!({"model": "m"}))).unwrap();
+    let path = folder.path().join("bad");
     let read = |bytes: &[u8]| {
         std::fs::write(&path, bytes).unwrap();
         PartSet::open(std::slice::from_ref(&path))?.files().try_for_each(|file| file.map(|_| ()))
@@ -139,10 +130,10 @@ fn damage_is_found() {
 
 #[test]
 fn other_files_are_refused() {
-    let folder = Folder::new();
-    let path = folder.path("other");
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("other");
     let edit = |from: &str, to: &str| {
-        let good = folder.part("p", PartKind::Calibration, "1/1", json!({"model": "m"}));
+        let good = part(&folder, "p", PartKind::Calibration, "1/1", json!({"model": "m"}));
         // The length of the header stays, so that only the document changes.
         assert_eq!(from.len(), to.len());
         let mut bytes = std::fs::read(good).unwrap();
@@ -159,9 +150,9 @@ fn other_files_are_refused() {
     refused(PartSet::open(std::slice::from_ref(&path)), &path, &["is not a part"]);
     std::fs::write(&path, u64::MAX.to_le_bytes()).unwrap();
     refused(PartSet::open(std::slice::from_ref(&path)), &path, &["is not a part"]);
-    refused(PartSet::open(&[folder.path("no")]), &folder.path("no"), &["os error 2"]);
+    refused(PartSet::open(&[folder.path().join("no")]), &folder.path().join("no"), &["os error 2"]);
     let device = cfg!(unix).then_some(Path::new("/dev/zero"));
-    for odd in device.into_iter().chain([folder.0.path()]) {
+    for odd in device.into_iter().chain([folder.path()]) {
         refused(PartSet::open(&[odd.to_owned()]), odd, &["is not a part"]);
     }
 }

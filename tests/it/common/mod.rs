@@ -1,7 +1,10 @@
 //! Functions that the end-to-end tests share.
 
+pub mod folder;
+pub mod sample;
 pub mod subject;
 
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -17,6 +20,9 @@ use swinq_model::{
 };
 use swinq_testing::XorShift;
 use swinq_testing::model::random_channels;
+
+pub use folder::Folder;
+pub use swinq_testing::files;
 
 /// The repository's root: that of the folder where the tests were built or, if the test programs were copied
 /// to another machine, the current folder.
@@ -56,6 +62,19 @@ pub fn backbone() -> FloatModel {
     FloatModel { config, tensors, labels: None, ..float_model() }
 }
 
+/// [`backbone`] with an outlier channel before the layer `layers.1.blocks.0.mlp.fc1`: the same function,
+/// worse in INT8.
+pub fn backbone_with_outliers() -> FloatModel {
+    let mut model = backbone();
+    for parameter in ["weight", "bias"] {
+        model.tensors.get_mut(&format!("layers.1.blocks.0.norm2.{parameter}")).unwrap().data[5] *= 64.0;
+    }
+    let weight = model.tensors.get_mut("layers.1.blocks.0.mlp.fc1.weight").unwrap();
+    let (_, columns) = weight.matrix();
+    weight.data.iter_mut().skip(5).step_by(columns).for_each(|w| *w /= 64.0);
+    model
+}
+
 /// Writes [`backbone`] in swinq's format to `path`.
 pub fn write_backbone(path: &Path) {
     QuantizedModel::from_float(backbone()).unwrap().save(path).unwrap();
@@ -93,6 +112,11 @@ pub fn gpu(test: &str) -> bool {
         eprintln!("SKIPPED {test}: {error}");
     }
     found.is_ok()
+}
+
+/// Goes on, whatever the progress is.
+pub fn go_on<T>(_: T) -> ControlFlow<()> {
+    ControlFlow::Continue(())
 }
 
 /// The command `swinq` with `args`.
@@ -157,14 +181,6 @@ pub fn terminated_before_it_writes(command: &mut std::process::Command, output: 
         std::fs::remove_file(output).unwrap();
     }
     panic!("every run wrote {} before the signal, or after it", output.display());
-}
-
-/// Names of the files in `folder`.
-pub fn files(folder: &Path) -> Vec<String> {
-    let name = |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name().to_string_lossy().into_owned();
-    let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(name).collect();
-    names.sort();
-    names
 }
 
 /// Writes an image of 1 or 3 channels, u8 `[height, width, channels]`, as a PNG file.

@@ -174,7 +174,7 @@ fn a_pickle_that_tries_to_execute_something() {
     // A pickle that calls `os.system("touch owned")`, without the frames of newer protocols.
     let bad = folder.write("evil.pth", b"\x80\x02cos\nsystem\nX\x0b\x00\x00\x00touch owned\x85R.");
     let mut command = swinq(["calibrate"]);
-    command.current_dir(folder.0.path()).arg(&bad).arg("--cfg").arg(sample_cfg());
+    command.current_dir(folder.as_path()).arg(&bad).arg("--cfg").arg(sample_cfg());
     command.arg("--data-path").arg(sample_data()).args(["-o", "out.safetensors"]);
     refused(command.assert(), 1, &["evil.pth", "os", "system"]);
     folder.holds_only(&["evil.pth"]);

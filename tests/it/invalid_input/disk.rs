@@ -75,7 +75,7 @@ fn a_killed_write_leaves_no_torn_file_and_the_next_run_removes_its_remains() {
     let killed = command.output().unwrap();
     let message = String::from_utf8_lossy(&killed.stderr);
     assert_eq!((killed.status.code(), killed.status.signal()), (None, Some(XFSZ)), "{message}");
-    let left = files(folder.0.path());
+    let left = files(folder.as_path());
     assert_eq!((left.len(), left[1].as_str()), (2, "q.safetensors"), "{left:?}");
     assert!(left[0].starts_with(".swinq-") && left[0].ends_with(".part"), "{left:?}");
     assert!(folder.path(&left[0]).metadata().unwrap().len() > 0, "nothing was written");

@@ -9,7 +9,7 @@ use crate::common::{self, calibrate, refused, sample_cfg, sample_data, sample_mo
 fn outputs_that_cannot_be_written() {
     let folder = Folder::new();
     refused(calibrate(&folder.path("no/such/folder/q"), &[]), 1, &["no/such/folder", "does not exist"]);
-    refused(calibrate(folder.0.path(), &[]), 1, &["folder"]);
+    refused(calibrate(folder.as_path(), &[]), 1, &["folder"]);
     refused(calibrate(Path::new("/proc/q.safetensors"), &[]), 1, &["/proc/q.safetensors"]);
     folder.holds_only(&[]);
 }
@@ -98,7 +98,7 @@ fn terminated_measurements_write_nothing() {
             .arg(&path);
         common::terminated_before_it_writes(&mut swinq, &path);
         // Finished measurements, from which `sensitivity` continues.
-        let left = common::files(folder.0.path());
+        let left = common::files(folder.as_path());
         assert!(left.iter().all(|name| name == "out.cache"), "{left:?}");
     }
 }

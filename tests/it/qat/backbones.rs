@@ -1,18 +1,14 @@
 //! `swinq qat` of a backbone: on pictures of any size without labels, against the float backbone.
 
-use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
+use swinq_model::QuantizedModel;
 use swinq_model::quantized::Score;
-use swinq_model::{QuantizedModel, Size};
 
 use super::{kill_after, wait_for_an_iteration};
-use crate::common::{files, refused, sample_model, stderr, stdout, swinq, write_backbone, write_png};
-use assert_cmd::assert::Assert;
-use std::process::{Child, Command, Stdio};
-
-/// A backbone, its calibrated checkpoint with 4-bit weights, pictures without labels, and a job.
-struct Folder(tempfile::TempDir);
+use crate::common::folder::{waves, write_pictures};
+use crate::common::{Folder, files, refused, sample_model, stderr, stdout, swinq, write_backbone};
 
 /// The job: pictures have several sizes, and so have the inputs.
 const JOB: &str = "loss: {labels: 0, kl: 0, outputs: 1000}\nbatch_size: 2\nthreads: 2\nlog: {every: 1}\n\
@@ -20,16 +16,13 @@ const JOB: &str = "loss: {labels: 0, kl: 0, outputs: 1000}\nbatch_size: 2\nthrea
     optimizer: {lr: 1e-4}\n";
 
 impl Folder {
-    fn new(more: &str) -> Folder {
-        let folder = Folder(tempfile::tempdir().unwrap());
+    /// A backbone, its calibrated checkpoint with 4-bit weights, pictures without labels, and a job; `more`
+    /// holds additional lines of it.
+    fn of_backbone(more: &str) -> Folder {
+        let folder = Folder::new();
         write_backbone(&folder.path("float.safetensors"));
-        for (name, count, first) in [("photos", 8, 0), ("others", 5, 20)] {
-            std::fs::create_dir(folder.path(name)).unwrap();
-            for index in first..first + count {
-                let (height, width) = [(64, 96), (44, 72), (60, 32)][index % 3];
-                let picture = folder.path(name).join(format!("{index}.png"));
-                write_png(&picture, Size::new(height, width), &waves(index, height, width));
-            }
+        for (name, indices) in [("photos", 0..8), ("others", 20..25)] {
+            write_pictures(&folder.path(name), indices, &[(64, 96), (44, 72), (60, 32)], waves);
         }
         let recipe = "name: w4\nrules:\n  - {match: '**', enable: true, granularity: channel, calibrator: max}\n  \
             - {match: '**.weight', bits: 4}\n  - {match: '**.{scores,output}', enable: false}\n  \
@@ -48,40 +41,11 @@ impl Folder {
         std::fs::write(folder.path("job.yaml"), job).unwrap();
         folder
     }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
-    }
-
-    fn run(&self, more: &[&str]) -> Assert {
-        swinq(["qat"]).arg(self.path("job.yaml")).args(more).assert()
-    }
-
-    fn start(&self, more: &[&str]) -> Child {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_swinq"));
-        command.arg("qat").arg(self.path("job.yaml")).args(more);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    }
-
-    fn refuses(&self, key: &str, value: &str, words: &[&str]) {
-        refused(self.run(&["--opts", key, value]), 1, words);
-        assert!(!self.path("out").exists(), "{key} left files");
-    }
-}
-
-/// A smooth picture: noise would have other activations than a photograph.
-fn waves(index: usize, height: usize, width: usize) -> Vec<u8> {
-    let value = |y: usize, x: usize, channel: usize| {
-        let (y, x) = (y as f32 / 9.0, x as f32 / (5.0 + index as f32));
-        (127.0 + 60.0 * (x + channel as f32).sin() + 60.0 * (y * x / 3.0).cos()) as u8
-    };
-    let row = |y| (0..width).flat_map(move |x| (0..3).map(move |channel| value(y, x, channel)));
-    (0..height).flat_map(row).collect()
 }
 
 #[test]
 fn a_backbone_learns_from_pictures_without_labels() {
-    let folder = Folder::new("steps: 36\nvalidate: {every: 18, limit: 3}\n");
+    let folder = Folder::of_backbone("steps: 36\nvalidate: {every: 18, limit: 3}\n");
     let run = folder.run(&[]).success();
     let (out, err) = (stdout(&run), stderr(&run));
     for word in [
@@ -128,7 +92,7 @@ fn a_backbone_learns_from_pictures_without_labels() {
 fn a_killed_training_of_a_backbone_gives_the_same_bytes() {
     let more = "steps: 6\naccumulate: 2\nquantization: {activation_scales: learned, weight_scales: learned}\n\
                 checkpoint: {every: 1}\nvalidate: {every: 4, size: 40x40}\n";
-    let [whole, killed] = [(), ()].map(|()| Folder::new(more));
+    let [whole, killed] = [(), ()].map(|()| Folder::of_backbone(more));
     whole.run(&[]).success();
     for _ in 0..2 {
         // The checkpoint of an iteration is written before the next one ends.
@@ -153,8 +117,8 @@ fn a_killed_training_of_a_backbone_gives_the_same_bytes() {
 #[test]
 fn two_processes_train_a_backbone_as_one_does() {
     let scales = "quantization: {activation_scales: learned}\n";
-    let one = Folder::new(&format!("steps: 4\naccumulate: 2\n{scales}"));
-    let two = Folder::new(&format!("steps: 4\n{scales}"));
+    let one = Folder::of_backbone(&format!("steps: 4\naccumulate: 2\n{scales}"));
+    let two = Folder::of_backbone(&format!("steps: 4\n{scales}"));
     one.run(&[]).success();
     two.run(&["--devices", "cpu,cpu"]).success();
     let [a, b] =
@@ -165,7 +129,7 @@ fn two_processes_train_a_backbone_as_one_does() {
 #[cfg(unix)]
 #[test]
 fn a_signal_ends_the_training_of_a_backbone_with_a_checkpoint() {
-    let folder = Folder::new("steps: 10000\n");
+    let folder = Folder::of_backbone("steps: 10000\n");
     let mut child = folder.start(&[]);
     wait_for_an_iteration(&mut child);
     assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
@@ -175,7 +139,7 @@ fn a_signal_ends_the_training_of_a_backbone_with_a_checkpoint() {
 
 #[test]
 fn what_a_backbone_cannot_use_is_refused_by_its_key() {
-    let folder = Folder::new("steps: 1\n");
+    let folder = Folder::of_backbone("steps: 1\n");
     let path = |name: &str| folder.path(name).display().to_string();
     for (key, value, words) in [
         ("loss.labels", "1", &["loss.labels: is 1", "no labels and no classes", "`backbone`"][..]),
@@ -200,7 +164,7 @@ fn what_a_backbone_cannot_use_is_refused_by_its_key() {
             &["q.safetensors: has the architecture", "stage1, stage2", "`float`"],
         ),
     ] {
-        folder.refuses(key, value, words);
+        folder.refuses(key, value, 1, words);
     }
     // A float training would need labels.
     let run = folder.run(&["--opts", "quant", "off", "model", "null"]);

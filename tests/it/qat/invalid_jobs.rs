@@ -1,29 +1,21 @@
 //! Impossible jobs are refused with a message that names the key or file and an exit code, and nothing is
 //! written.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use swinq_model::checkpoint::random_model;
 use swinq_model::config::load_config;
 use swinq_model::{Ptq, QuantizedModel, Recipe};
 
-use super::{Folder, calibrated, data};
-use crate::common::{files, float_model, refused, sample_cfg, sample_data, sample_model, stderr, swinq};
-
-impl Folder {
-    /// Asserts that a run with `--opts KEY VALUE` is refused with `code` and `words`, and writes nothing.
-    #[track_caller]
-    fn refuses(&self, key: &str, value: impl AsRef<Path>, code: i32, words: &[&str]) {
-        let before = files(self.0.path());
-        refused(self.run(&["--opts", key, value.as_ref().to_str().unwrap()]), code, words);
-        assert_eq!(files(self.0.path()), before, "{key} left files");
-    }
-}
+use super::{calibrated, data};
+use crate::common::{
+    Folder, files, float_model, refused, sample_cfg, sample_data, sample_model, stderr, swinq,
+};
 
 #[test]
 fn inputs_that_are_missing_are_named_with_their_key() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 1\n", data()));
     folder.refuses("data.path", "absent", 1, &["data.path: absent", "No such file"]);
     folder.refuses("data.val_path", "absent", 1, &["data.val_path: absent", "No such file"]);
     folder.refuses("cfg", "absent.yaml", 1, &["cfg: absent.yaml", "No such file"]);
@@ -37,7 +29,7 @@ fn inputs_that_are_missing_are_named_with_their_key() {
 #[cfg(unix)]
 #[test]
 fn a_full_disk_leaves_no_file() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 1\n", data()));
     let mut shell = assert_cmd::Command::new("sh");
     shell.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_swinq"), "qat"]);
     refused(shell.arg(folder.path("job.yaml")).assert(), 1, &["run.lock"]);
@@ -47,7 +39,7 @@ fn a_full_disk_leaves_no_file() {
 /// Labels in another order than the model's classes.
 #[test]
 fn validation_images_with_wrong_labels_are_noticed() {
-    let folder = Folder::new("steps: 1\n");
+    let folder = Folder::of_job("steps: 1\n");
     let wrong = folder.path("wrong");
     std::fs::create_dir(&wrong).unwrap();
     std::fs::copy(sample_data().join("val.zip"), wrong.join("val.zip")).unwrap();
@@ -67,7 +59,7 @@ fn validation_images_with_wrong_labels_are_noticed() {
 
 #[test]
 fn bad_jobs() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 1\n", data()));
     folder.refuses("optimizer.lrs", "1", 1, &["optimizer.lrs", "did you mean `optimizer.lr`"]);
     folder.refuses("optimizer.lr", "17", 1, &["optimizer.lr", "absolute learning rate"]);
     folder.refuses("schedule.warmup_steps", "5", 1, &["schedule.warmup_steps", "1 iterations"]);
@@ -94,7 +86,7 @@ fn float_file(folder: &Folder, name: &str, opts: &[(&str, &str)]) -> PathBuf {
 
 #[test]
 fn teachers_that_cannot_teach() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 1\n", data()));
     folder.refuses("teacher", folder.path("nosuch.safetensors"), 1, &["teacher", "nosuch.safetensors"]);
     folder.refuses("teacher", calibrated(), 1, &["teacher", "q.safetensors", "float one is needed"]);
     let other = float_file(&folder, "classes.safetensors", &[("MODEL.NUM_CLASSES", "20")]);
@@ -122,7 +114,7 @@ fn of_another_network(folder: &Folder) -> PathBuf {
 
 #[test]
 fn calibrated_checkpoints_that_do_not_fit() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 1\n", data()));
     folder.refuses("model", folder.path("nosuch"), 1, &["model", "nosuch"]);
     folder.refuses("model", sample_model(), 1, &["model"]);
     let path = folder.path("float.safetensors");
@@ -134,7 +126,7 @@ fn calibrated_checkpoints_that_do_not_fit() {
 
 #[test]
 fn data_that_does_not_fit() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 1\n", data()));
     folder.refuses("data.path", folder.path("nosuch"), 1, &["nosuch"]);
     folder.refuses("data.val_path", folder.path("nosuch"), 1, &["nosuch"]);
     let other = folder.path("data");
@@ -158,7 +150,7 @@ fn data_that_does_not_fit() {
 
 #[test]
 fn outputs_that_cannot_be() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 1\n", data()));
     std::fs::write(folder.path("file"), "mine").unwrap();
     folder.refuses("output", folder.path("file"), 1, &["file"]);
     folder.refuses("output", folder.path("file/below"), 1, &["file/below"]);
@@ -183,7 +175,7 @@ fn outputs_that_cannot_be() {
 /// A job's number of threads, which the pool would not start.
 #[test]
 fn too_many_threads() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 1\n", data()));
     folder.refuses("threads", "20000", 1, &["threads", "20000", "at most 1024"]);
 }
 
@@ -191,7 +183,7 @@ fn too_many_threads() {
 /// output goes.
 #[test]
 fn the_inputs_are_kept() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 1\n", data()));
     let float = folder.out().join("model.safetensors");
     std::fs::create_dir(folder.out()).unwrap();
     std::fs::copy(crate::common::sample_model(), &float).unwrap();
@@ -209,7 +201,7 @@ fn the_inputs_are_kept() {
 /// A job with the name that the training gives to the job of all keys is not replaced.
 #[test]
 fn a_job_in_the_output_folder_is_kept() {
-    let folder = Folder::new(&format!("# mine\n{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("# mine\n{}steps: 1\n", data()));
     std::fs::create_dir(folder.out()).unwrap();
     let job = folder.out().join("job.yaml");
     std::fs::copy(folder.path("job.yaml"), &job).unwrap();
@@ -223,7 +215,7 @@ fn a_job_in_the_output_folder_is_kept() {
 #[cfg(target_os = "linux")]
 #[test]
 fn no_space_left_for_a_checkpoint() {
-    let folder = Folder::new(&format!("{}steps: 1\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 1\n", data()));
     std::fs::create_dir(folder.out()).unwrap();
     let script = "mount -t tmpfs -o size=2m none \"$1\" || exit 77; \"$2\" qat \"$3\"; code=$?; \
                   ls -A \"$1/checkpoints\" >&2; exit $code";

@@ -12,23 +12,21 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use crate::common::{
-    calibrate, files, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq,
+    Folder, calibrate, files, refused, sample_cfg, sample_data, sample_model, stderr, stdout, swinq,
 };
 use assert_cmd::assert::Assert;
 use swinq_model::QuantizedModel;
 
-/// A folder that contains a job. The job's output folder is `out`.
-struct Folder(tempfile::TempDir);
-
+/// Folders that contain a job, `job.yaml`. The job's output folder is `out`.
 impl Folder {
     /// A short quantized job; `more` holds additional lines of it.
-    fn new(more: &str) -> Folder {
-        Folder::with(&format!("model: {}\n{more}", calibrated().display()))
+    fn of_job(more: &str) -> Folder {
+        Folder::with_job(&format!("model: {}\n{more}", calibrated().display()))
     }
 
     /// A job without a calibrated checkpoint.
-    fn with(lines: &str) -> Folder {
-        let folder = Folder(tempfile::tempdir().unwrap());
+    fn with_job(lines: &str) -> Folder {
+        let folder = Folder::new();
         let text = format!(
             "float: {}\ncfg: {}\noutput: {}\nbatch_size: 2\nthreads: 2\nlog: {{every: 1}}\n{lines}",
             sample_model().display(),
@@ -37,10 +35,6 @@ impl Folder {
         );
         std::fs::write(folder.path("job.yaml"), text).unwrap();
         folder
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.0.path().join(name)
     }
 
     fn out(&self) -> PathBuf {
@@ -56,6 +50,14 @@ impl Folder {
         let mut command = Command::new(env!("CARGO_BIN_EXE_swinq"));
         command.arg("qat").arg(self.path("job.yaml")).args(more);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+
+    /// Asserts that a run with `--opts KEY VALUE` is refused with `code` and `words`, and writes nothing.
+    #[track_caller]
+    fn refuses(&self, key: &str, value: impl AsRef<Path>, code: i32, words: &[&str]) {
+        let before = files(self.as_path());
+        refused(self.run(&["--opts", key, value.as_ref().to_str().unwrap()]), code, words);
+        assert_eq!(files(self.as_path()), before, "{key} left files");
     }
 }
 
@@ -89,7 +91,7 @@ fn eval(model: &Path) -> String {
 
 #[test]
 fn a_quantized_training_ends_in_a_model_that_eval_takes() {
-    let folder = Folder::new(&format!("{}steps: 3\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 3\n", data()));
     let assert = folder.run(&[]).success();
     let (out, err) = (stdout(&assert), stderr(&assert));
     for word in
@@ -143,7 +145,7 @@ fn a_quantized_training_ends_in_a_model_that_eval_takes() {
 
 #[test]
 fn a_training_goes_on_when_its_files_have_moved_but_not_when_they_have_changed() {
-    let folder = Folder::new(&format!("{}steps: 2\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 2\n", data()));
     folder.run(&[]).success();
     let (cfg, float) = (folder.path("moved.yaml"), folder.path("moved.safetensors"));
     std::fs::copy(sample_cfg(), &cfg).unwrap();
@@ -158,7 +160,7 @@ fn a_training_goes_on_when_its_files_have_moved_but_not_when_they_have_changed()
 
 #[test]
 fn a_float_training_ends_in_a_model_that_calibrate_and_eval_take() {
-    let folder = Folder::with(&format!("quant: off\n{}steps: 2\nloss: {{kl: 0}}\n", data()));
+    let folder = Folder::with_job(&format!("quant: off\n{}steps: 2\nloss: {{kl: 0}}\n", data()));
     folder.run(&[]).success();
     let (float, int8) = (folder.out().join("float.safetensors"), folder.path("q.safetensors"));
     assert!(eval(&float).contains(" * Acc@1 "));
@@ -168,12 +170,12 @@ fn a_float_training_ends_in_a_model_that_calibrate_and_eval_take() {
     assert!(eval(&int8).contains(" * Acc@1 "));
     // A quantized training run also accepts it as its float checkpoint.
     let train = |float: &Path| {
-        let next = Folder::with(&format!("model: {}\n{}steps: 1\n", int8.display(), data()));
+        let next = Folder::with_job(&format!("model: {}\n{}steps: 1\n", int8.display(), data()));
         stderr(&next.run(&["--opts", "float", float.to_str().unwrap(), "--opts", "cfg", "null"]).success())
     };
     assert!(!train(&float).contains("was made from"));
     // The result of another training run is another file. The ranges were not calibrated on its weights.
-    let other = Folder::with(&format!("quant: off\n{}steps: 1\nloss: {{kl: 0}}\n", data()));
+    let other = Folder::with_job(&format!("quant: off\n{}steps: 1\nloss: {{kl: 0}}\n", data()));
     other.run(&[]).success();
     assert!(train(&other.out().join("float.safetensors")).contains("was made from"));
 }
@@ -194,7 +196,7 @@ fn kill_after(mut child: Child, iterations: usize, moment: Duration) -> ExitStat
 
 #[test]
 fn killed_again_and_again_it_gives_the_same_bytes() {
-    let [whole, killed] = [(), ()].map(|()| Folder::new(&(data() + FULL)));
+    let [whole, killed] = [(), ()].map(|()| Folder::of_job(&(data() + FULL)));
     whole.run(&[]).success();
     let (mut random, mut kills) = (0x2545_f491_4f6c_dd1du64, 0);
     loop {
@@ -236,7 +238,7 @@ fn wait_for_an_iteration(child: &mut Child) -> String {
 #[cfg(unix)]
 #[test]
 fn signals_save_and_end() {
-    let folder = Folder::new(&format!("{}steps: 10000\ncheckpoint: {{every: 0}}\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 10000\ncheckpoint: {{every: 0}}\n", data()));
     for (signal, more) in [("-TERM", &[][..]), ("-INT", &["--resume"])] {
         let mut child = folder.start(more);
         wait_for_an_iteration(&mut child);
@@ -261,7 +263,7 @@ fn signals_save_and_end() {
 #[cfg(unix)]
 #[test]
 fn a_folder_in_use_is_refused_by_the_name_of_its_user() {
-    let folder = Folder::new(&format!("{}steps: 10000\ncheckpoint: {{every: 1}}\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 10000\ncheckpoint: {{every: 1}}\n", data()));
     let mut child = folder.start(&[]);
     wait_for_an_iteration(&mut child);
     let holder = format!("(process {} on ", child.id());
@@ -297,7 +299,7 @@ fn rows(text: &str) -> Vec<Vec<String>> {
 
 #[test]
 fn the_models_of_a_training_are_shown_side_by_side() {
-    let folder = Folder::new(&format!("{}steps: 2\nvalidate: {{every: 1, limit: 10}}\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 2\nvalidate: {{every: 1, limit: 10}}\n", data()));
     let out = folder.path("a-folder-with-a-name-that-is-much-longer-than-usual/and-another-one-in-it/out");
     std::fs::create_dir_all(out.parent().unwrap()).unwrap();
     let text = stdout(&folder.run(&["--opts", "output", out.to_str().unwrap()]).success());
@@ -328,10 +330,10 @@ fn the_models_of_a_training_are_shown_side_by_side() {
 
 #[test]
 fn a_dry_run_shows_everything_and_writes_nothing() {
-    let folder = Folder::new(&format!("{}steps: 7\nschedule: {{warmup_steps: 2}}\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 7\nschedule: {{warmup_steps: 2}}\n", data()));
     let text = stdout(&folder.run(&["--dry-run", "--opts", "optimizer.lr", "1.5e-4"]).success());
     for word in ["7 iterations of 2 images", "warmup ends", "1.5000e-4", "temperature: 2", "drop path   0"] {
         assert!(text.contains(word), "`{word}` is not in: {text}");
     }
-    assert_eq!(files(folder.0.path()), ["job.yaml"]);
+    folder.holds_only(&["job.yaml"]);
 }

@@ -7,13 +7,13 @@ use std::process::{Child, Command, Output, Stdio};
 
 use safetensors::SafeTensors;
 
-use super::{FULL, Folder, data, wait_for_an_iteration};
-use crate::common::{refused, root, sample_data, stderr, stdout};
+use super::{FULL, data, wait_for_an_iteration};
+use crate::common::{Folder, refused, root, sample_data, stderr, stdout};
 
 /// A job with all kinds of state, of `steps` iterations with `accumulate` batches each.
 fn full(steps: usize, accumulate: usize) -> Folder {
     let text = FULL.replace("steps: 12", &format!("steps: {steps}"));
-    Folder::new(&(data() + &text.replace("accumulate: 2", &format!("accumulate: {accumulate}"))))
+    Folder::of_job(&(data() + &text.replace("accumulate: 2", &format!("accumulate: {accumulate}"))))
 }
 
 /// The tensors of a safetensors file.
@@ -128,7 +128,7 @@ fn a_process_that_hangs_ends_all() {
 
 #[test]
 fn a_signal_to_any_process_saves_and_ends_all() {
-    let folder = Folder::new(&format!("{}steps: 10000\ncheckpoint: {{every: 0}}\n", data()));
+    let folder = Folder::of_job(&format!("{}steps: 10000\ncheckpoint: {{every: 0}}\n", data()));
     let mut first = folder.start(&["--devices", "cpu,cpu"]);
     wait_for_an_iteration(&mut first);
     signal("-TERM", &children(&first)[0]);

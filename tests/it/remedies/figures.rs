@@ -9,13 +9,9 @@ use swinq::{
 };
 
 use super::{Book, opening, says};
-use crate::common::{root, write_png};
+use crate::common::{go_on, root, write_png};
 
 const FLOAT: &str = "eval ms.pth --cfg small.yaml";
-
-fn go_on<T>(_: T) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
 
 /// Every message of this kind.
 pub fn cases(book: &Book) {

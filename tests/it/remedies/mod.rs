@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use swinq::{Model, OpenOptions, Task};
 
-use crate::common::root;
+use crate::common::{Folder, root};
 use literals::options;
 
 /// Strings that name options without advising them, or that no machine without a GPU's libraries shows.
@@ -27,7 +27,7 @@ struct Case {
 
 /// The folder of generated models and data, and the cases.
 struct Book {
-    folder: tempfile::TempDir,
+    folder: Folder,
     cases: RefCell<Vec<Case>>,
     /// Failures of promises that messages make.
     failures: RefCell<Vec<String>>,
@@ -35,7 +35,7 @@ struct Book {
 
 impl Book {
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.folder.path(name)
     }
 
     fn text(&self, name: &str) -> String {
@@ -43,10 +43,7 @@ impl Book {
     }
 
     fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
-        let path = self.path(name);
-        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-        std::fs::write(&path, content).unwrap();
-        path
+        self.folder.write(name, content)
     }
 
     /// Opens the model of a command line: `COMMAND MODEL OPTIONS`, with files in the folder.
@@ -144,8 +141,7 @@ fn says(message: impl ToString, part: &str) -> String {
 
 #[test]
 fn every_remedy_with_an_option_is_accepted() {
-    let folder = tempfile::tempdir().unwrap();
-    let book = Book { folder, cases: RefCell::default(), failures: RefCell::default() };
+    let book = Book { folder: Folder::new(), cases: RefCell::default(), failures: RefCell::default() };
     opening::prepare(&book);
     opening::cases(&book);
     figures::cases(&book);

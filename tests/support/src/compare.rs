@@ -20,6 +20,14 @@ pub fn relative_distance(found: &[f32], expected: &[f32]) -> f64 {
     (error / expected.iter().map(|&value| square(value)).sum::<f64>()).sqrt()
 }
 
+/// The signal-to-noise ratio of `found` in dB, where `expected` is exact; infinite if they are equal.
+///
+/// # Panics
+/// If their lengths differ.
+pub fn sqnr_db(found: &[f32], expected: &[f32]) -> f64 {
+    -20.0 * relative_distance(found, expected).log10()
+}
+
 /// Compares two slices bit for bit. All NaNs count as equal.
 ///
 /// # Panics

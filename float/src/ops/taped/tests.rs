@@ -10,17 +10,14 @@ use candle_core::{Device, Result, Tensor, Var};
 use swinq_numerics::{ColumnQuantizers, Quantizer};
 
 use super::*;
-use crate::ops::{Norm, candle, tests::noise};
+use crate::ops::tests::{noise, values};
+use crate::ops::{Norm, candle};
 use crate::tape::Tape;
 use crate::weights::PositionMlp;
 
 /// The weights of the loss whose gradients are compared: the sum of the result times these weights.
 fn weights_of(out: &Tensor) -> Tensor {
     noise(out.dims(), 99)
-}
-
-fn values(tensor: &Tensor) -> Vec<f32> {
-    tensor.flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// The operations of `compute` on an empty tape.

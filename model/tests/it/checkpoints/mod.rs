@@ -31,9 +31,14 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 fn config_with(opts: &[(&str, &str)]) -> LoadedConfig {
+    config_of(YAML, opts)
+}
+
+/// The configuration in the text `yaml`, with `opts`.
+fn config_of(yaml: &str, opts: &[(&str, &str)]) -> LoadedConfig {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("small.yaml");
-    fs::write(&path, YAML).unwrap();
+    fs::write(&path, yaml).unwrap();
     load_config(path.to_str().unwrap(), &pairs(opts)).unwrap()
 }
 

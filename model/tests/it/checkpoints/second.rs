@@ -1,7 +1,6 @@
 //! One small Swin V2 in every dialect loads to the same parameters, and errors name their reason. The files
 //! come from `make_checkpoints_v2.py`.
 
-use std::fs;
 use std::path::PathBuf;
 
 use swinq_model::quantized::FloatModel;
@@ -20,10 +19,7 @@ fn fixture(name: &str) -> PathBuf {
 }
 
 fn config_with(opts: &[(&str, &str)]) -> LoadedConfig {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("small.yaml");
-    fs::write(&path, YAML).unwrap();
-    load_config(path.to_str().unwrap(), &pairs(opts)).unwrap()
+    super::config_of(YAML, opts)
 }
 
 fn options_with(opts: &[(&str, &str)]) -> LoadOptions {

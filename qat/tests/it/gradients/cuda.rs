@@ -50,7 +50,7 @@ fn iteration(case: &Case, device: &Device, compute: Compute) -> (f64, Gradients)
 /// The largest distance of an iteration's loss and gradients from `want`, with its name.
 fn farthest_from(want: &(f64, Gradients), got: &(f64, Gradients)) -> (f64, String) {
     let mut errors = Errors::of_loss(got.0, want.0);
-    want.1.iter().for_each(|(name, want)| errors.add(name, distance(&got.1[name], want)));
+    want.1.iter().for_each(|(name, want)| errors.add(name, relative_distance(&got.1[name], want)));
     errors.farthest()
 }
 
@@ -147,7 +147,7 @@ fn gpu_updates() {
     };
     let want = update(&Device::Cpu, Compute::host().unwrap());
     for (got, want) in update(device, Compute::Cuda).iter().zip(&want) {
-        let off = distance(got, want);
+        let off = relative_distance(got, want);
         assert!(off < 1e-6, "off by {off}");
     }
 }

@@ -27,6 +27,7 @@ use swinq_qat::scales::sites_with_scales;
 use swinq_qat::schedule::Schedule;
 use swinq_qat::student::{Student, Teacher, TeacherOutput, is_scale};
 use swinq_qat::{Start, Trainer};
+use swinq_testing::{relative_distance, sqnr_db};
 
 /// A recipe that quantizes every site with signed codes.
 pub(crate) const EVERYTHING: &str = "name: everything\nrules:\n  - {match: '**', enable: true, granularity: channel, calibrator: max}\n  - \
@@ -147,13 +148,6 @@ impl Case {
     }
 }
 
-/// The distance of two vectors, relative to the length of the second.
-fn distance(a: &[f32], b: &[f32]) -> f64 {
-    let squares = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
-    let difference = squares(&mut a.iter().zip(b).map(|(a, b)| f64::from(a - b)));
-    (difference / squares(&mut b.iter().map(|&b| f64::from(b)))).sqrt()
-}
-
 /// Compares the student's losses and gradients of [`BATCHES`] batches with the reference's. Sums in another
 /// order may round a value to the neighbouring code, and in a network this small one code may change a whole
 /// gradient. Where no code differs, only rounding does. So one batch must agree within [`ROUNDING`], which a
@@ -202,7 +196,7 @@ fn farthest(what: &str, case: &Case) -> (f64, String) {
             Some(&gradient.id()),
             "{what}: {name} was complete too early, or never"
         );
-        errors.add(name, distance(&values(gradient), &want));
+        errors.add(name, relative_distance(&values(gradient), &want));
     }
     errors.farthest()
 }
@@ -343,11 +337,6 @@ fn four_bits_and_one_scale_per_tensor() {
     agree("w4, trained", Case::new(shifted(), Some(W4), |site| site.is_weight()));
 }
 
-/// The signal-to-noise ratio of `got`, in dB.
-fn sqnr(got: &[f32], want: &[f32]) -> f64 {
-    -20.0 * distance(got, want).log10()
-}
-
 #[test]
 fn logits_are_those_of_the_exported_model_in_simulation() {
     let case = |recipe| Case::new(shifted(), Some(recipe), |_| true);
@@ -364,7 +353,7 @@ fn logits_are_those_of_the_exported_model_in_simulation() {
             FloatClassifier::simulate(&exported, &Device::Cpu).unwrap().infer(&case.batch).unwrap().values;
         let float =
             FloatClassifier::new(&case.float, &Device::Cpu).unwrap().infer(&case.batch).unwrap().values;
-        let (near, far) = (sqnr(&logits, &simulated), sqnr(&float, &simulated));
+        let (near, far) = (sqnr_db(&logits, &simulated), sqnr_db(&float, &simulated));
         eprintln!("{recipe:.20}: {near:.1} dB, float {far:.1} dB");
         assert!(near > 40.0, "{recipe}: {near} dB");
         assert!(far < 25.0, "{recipe}: quantization changed little ({far} dB), so nothing was compared");

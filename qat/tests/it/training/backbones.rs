@@ -2,6 +2,7 @@
 
 use swinq_float::{FakeQuant, Float, Sites, Swin};
 use swinq_model::{Batch, BatchSource, StageOutput, WindowPolicy};
+use swinq_testing::sqnr_db;
 
 use super::*;
 
@@ -41,11 +42,7 @@ fn sqnr(setup: &Setup, model: &QuantizedModel) -> f64 {
     let tensors = model.float_tensors();
     let trained = outputs(&FloatModel { tensors, ..setup.float.clone() }, &mut sites, &batch);
     let taught = outputs(&setup.float, &mut Float, &batch);
-    let squares = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
-    let db = trained.iter().zip(&taught).map(|(x, t)| {
-        let noise = squares(&mut x.iter().zip(t).map(|(x, t)| f64::from(x - t)));
-        10.0 * (squares(&mut t.iter().map(|&t| f64::from(t))) / noise).log10()
-    });
+    let db = trained.iter().zip(&taught).map(|(found, exact)| sqnr_db(found, exact));
     db.sum::<f64>() / taught.len() as f64
 }
 

@@ -8,7 +8,7 @@ mod snapshots;
 mod validations;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crate::common::{Images, OfSizes, calibrated, random, shifted, values};
 use candle_core::Device;
@@ -19,6 +19,7 @@ use swinq_qat::job::{Identity, Job, ScheduleLength};
 use swinq_qat::log::IterationRecord;
 use swinq_qat::schedule::Schedule;
 use swinq_qat::{Begin, Hooks, IterationReport, Outcome, QatError, Start, Trainer, Validation, run};
+use swinq_testing::files;
 
 /// A job with every kind of state: learned scales everywhere, accumulation, DropPath, mixed images, a moving
 /// average, a warmup.
@@ -154,14 +155,6 @@ pub(crate) fn exported(trainer: &Trainer) -> Vec<u8> {
 pub(crate) fn parameters(trainer: &mut Trainer) -> BTreeMap<String, Vec<f32>> {
     let (_, state) = trainer.state();
     state.parameters.iter().map(|(name, tensor)| (name.clone(), values(tensor))).collect()
-}
-
-/// Names of the files in `folder`.
-pub(crate) fn names(folder: &Path) -> Vec<String> {
-    let name = |e: std::io::Result<std::fs::DirEntry>| e.unwrap().file_name().to_string_lossy().into_owned();
-    let mut names: Vec<String> = std::fs::read_dir(folder).unwrap().map(name).collect();
-    names.sort();
-    names
 }
 
 /// Hooks that record their calls and stop the training on demand.

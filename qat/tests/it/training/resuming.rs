@@ -91,7 +91,7 @@ fn a_folder_with_checkpoints_is_refused_without_resume() {
     let before = std::fs::read(setup.checkpoint(1)).unwrap();
     let message = setup.run(&mut setup.trainer(), &mut Watch::default(), Begin::New).unwrap_err().to_string();
     assert!(message.contains("checkpoints") && message.contains("--resume"), "{message}");
-    assert_eq!(names(&setup.checkpoints()), ["step-000000001.safetensors"]);
+    assert_eq!(files(&setup.checkpoints()), ["step-000000001.safetensors"]);
     assert!(before == std::fs::read(setup.checkpoint(1)).unwrap());
 }
 

@@ -24,7 +24,7 @@ fn the_latest_are_kept() {
     let setup = Setup::new(None, 5, KEYS);
     setup.finish(Begin::New);
     let kept = ["step-000000003.safetensors", "step-000000004.safetensors", "step-000000005.safetensors"];
-    assert_eq!(names(&setup.checkpoints()), kept);
+    assert_eq!(files(&setup.checkpoints()), kept);
 }
 
 #[test]
@@ -81,11 +81,11 @@ fn a_damaged_later_checkpoint_does_not_displace_an_intact_one() {
     std::fs::write(setup.checkpoint(1), first).unwrap();
     std::fs::write(setup.checkpoint(5), b"torn").unwrap();
     setup.stop_at(2, Begin::Resume);
-    assert!(setup.checkpoint(2).exists(), "{:?}", names(&setup.checkpoints()));
+    assert!(setup.checkpoint(2).exists(), "{:?}", files(&setup.checkpoints()));
     let (found, ..) = resume_latest(&setup);
     assert_eq!(found.unwrap().iteration, 2);
     setup.finish(Begin::Resume);
-    assert_eq!(names(&setup.checkpoints()), ["step-000000006.safetensors"]);
+    assert_eq!(files(&setup.checkpoints()), ["step-000000006.safetensors"]);
 }
 
 /// The temporary file of a killed process is not a checkpoint and is removed later.
@@ -131,7 +131,7 @@ fn a_folder_with_only_damaged_checkpoints_is_refused_unless_the_training_starts_
         "{:?}",
         watch.said
     );
-    assert_eq!(names(&setup.checkpoints()).len(), 2);
+    assert_eq!(files(&setup.checkpoints()).len(), 2);
     assert_eq!(watch.done, 0);
     let again = setup.finish(Begin::Restart);
     again.equals(&Setup::new(Some("default"), 3, KEYS).finish(Begin::New), "started anew");

@@ -111,5 +111,5 @@ fn a_validation_is_recorded_before_its_checkpoint() {
     let (job, identity, length) = (&setup.job, setup.identity(), setup.length());
     run(job, &identity, &mut setup.trainer(), &length, &mut setup.images(), &mut order, Begin::New).unwrap();
     assert_eq!(order.2, [false; 5]);
-    assert_eq!(names(&setup.checkpoints()).len(), 4);
+    assert_eq!(files(&setup.checkpoints()).len(), 4);
 }

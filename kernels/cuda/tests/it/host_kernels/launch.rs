@@ -107,6 +107,13 @@ impl Launch {
         results.collect()
     }
 
+    /// Runs a kernel whose last two buffers are its result and a flag, and returns these.
+    pub fn outcome(&self, compiler: &Compiler) -> (Vec<u8>, u32) {
+        let mut buffers = self.run(compiler);
+        let flag = words(&buffers.pop().unwrap())[0];
+        (buffers.pop().unwrap(), flag)
+    }
+
     /// Runs a kernel with a mistake and returns the program's message.
     ///
     /// # Panics

@@ -86,13 +86,6 @@ fn in_type(values: &[f32], element: OutputType) -> Vec<u8> {
     }
 }
 
-/// Output bytes and the output's flag after the launch of one output, whose buffers end with these.
-fn outcome(launch: &Launch, compiler: &Compiler) -> (Vec<u8>, u32) {
-    let mut buffers = launch.run(compiler);
-    let flag = words(&buffers.pop().unwrap())[0];
-    (buffers.pop().unwrap(), flag)
-}
-
 fn forms() -> impl Iterator<Item = OutputForm> {
     [OutputType::F32, OutputType::F16, OutputType::Bf16]
         .into_iter()
@@ -117,13 +110,13 @@ fn maps_are_those_of_the_reference_in_every_type_and_order() {
         for norm in [false, true] {
             let case = Case::new(images, tokens, columns, norm);
             for form in forms() {
-                let (got, flag) = outcome(&case.launch(ResidualType::F32, form, &CLEAR), compiler);
+                let (got, flag) = case.launch(ResidualType::F32, form, &CLEAR).outcome(compiler);
                 let what = format!("{images} x {tokens} x {columns}, norm {norm}, {form:?}");
                 assert_eq!(flag, 0, "{what}");
                 assert!(got == in_type(&case.expected(form.channels_first), form.element), "{what}");
                 if columns % ResidualType::F16.columns_at_once() == 0 {
                     // The values of the residual are exact in f16.
-                    let half = outcome(&case.launch(ResidualType::F16, form, &CLEAR), compiler);
+                    let half = case.launch(ResidualType::F16, form, &CLEAR).outcome(compiler);
                     assert!(half == (got, 0), "{what}, f16");
                 }
             }
@@ -159,7 +152,7 @@ fn a_flag_of_a_step_makes_every_value_nan() {
     for (at, form) in [0, 255, 256, 299].into_iter().flat_map(|at| forms().map(move |form| (at, form))) {
         let mut flags = CLEAR;
         flags[at] = 1;
-        let (out, raised) = outcome(&case.launch(ResidualType::F16, form, &flags), compiler);
+        let (out, raised) = case.launch(ResidualType::F16, form, &flags).outcome(compiler);
         let nan = match form.element {
             OutputType::F32 => floats(&out).iter().all(|x| x.is_nan()),
             OutputType::F16 => halves(&out).iter().all(|&x| f16::from_bits(x).is_nan()),
@@ -178,7 +171,7 @@ fn a_value_that_is_not_finite_in_the_type_of_the_output_raises_its_flag() {
     {
         case.residual[64 * 96 + 95] = value;
         for (form, expected) in forms().zip(flags.iter().flat_map(|&flag| [flag; 2])) {
-            let (_, flag) = outcome(&case.launch(ResidualType::F32, form, &CLEAR), compiler);
+            let (_, flag) = case.launch(ResidualType::F32, form, &CLEAR).outcome(compiler);
             assert_eq!(flag, expected, "{value}, {form:?}");
         }
     }

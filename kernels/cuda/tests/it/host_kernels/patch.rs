@@ -234,16 +234,9 @@ fn check_half(compiler: &Compiler, case: &Case) {
     let want: Vec<f64> = case.want().into_iter().map(f64::from).collect();
     let config = case.config.launch(case.tokens());
     let one_block = LaunchConfig { grid: [1, 1, 1], ..config };
-    let [got, walked] = [config, one_block].map(|config| stream(&case.launch_as(config), compiler).0);
+    let [got, walked] = [config, one_block].map(|config| case.launch_as(config).outcome(compiler).0);
     assert!(got == walked, "{}: a block that walks gives other bits", case.what());
     rows::check_near(&got, &want, 5e-6, case.config.columns, case.store(), &case.what());
-}
-
-/// The residual and the flag after `launch`.
-fn stream(launch: &Launch, compiler: &Compiler) -> (Vec<u8>, u32) {
-    let mut buffers = launch.run(compiler);
-    let flag = words(&buffers.pop().unwrap())[0];
-    (buffers.pop().unwrap(), flag)
 }
 
 /// One patch; full and partial blocks of 32 tokens; patches of 1, 2 and 4 pixels.
@@ -407,8 +400,8 @@ fn normalised_values_of_every_type_and_order_give_the_residual_of_their_bytes() 
         let factor = if let InputSite::Codes(q) = site { q.scale() } else { 1.0 };
         let values = in_type(&case.values(form.channels_first, factor), form.element);
         let config = case.config.launch(case.tokens());
-        let got = stream(&case.launch_of(config, form, site, &values), compiler);
-        assert!(got == stream(&case.launch(), compiler), "{}, {form:?}, {site:?}", case.what());
+        let got = case.launch_of(config, form, site, &values).outcome(compiler);
+        assert!(got == case.launch().outcome(compiler), "{}, {form:?}, {site:?}", case.what());
     }
 }
 
@@ -426,7 +419,7 @@ fn a_value_that_is_not_finite_raises_the_flag() {
             values[last] = bad;
             let config = case.config.launch(case.tokens());
             let launch = case.launch_of(config, form, site, &in_type(&values, form.element));
-            assert_eq!(stream(&launch, compiler).1, 1, "{bad}, {form:?}, {}", case.what());
+            assert_eq!(launch.outcome(compiler).1, 1, "{bad}, {form:?}, {}", case.what());
         }
     }
 }

@@ -8,7 +8,7 @@ use swinq_numerics::Size;
 use swinq_testing::Rng;
 
 use super::compiler::Compiler;
-use super::launch::{Launch, bytes, words};
+use super::launch::{Launch, bytes};
 use super::rows::to_halves;
 
 /// Grids whose tokens fill a tile, and less than one.
@@ -30,13 +30,6 @@ fn launch(images: usize, size: Size, config: TokensConfig, form: InputForm, toke
     let launch = launch.activation(&[0_u32]).int(size.height).int(size.width).int(size.width);
     let launch = launch.int(size.area()).int(total).int(config.channels);
     launch.float(0.0).float(0.0).float(0.0).float(0.0)
-}
-
-/// The residual and the flag.
-fn outcome(launch: &Launch, compiler: &Compiler) -> (Vec<u8>, u32) {
-    let mut buffers = launch.run(compiler);
-    let flag = words(&buffers.pop().unwrap())[0];
-    (buffers.pop().unwrap(), flag)
 }
 
 /// `values` in the order `[images, channels, tokens]`.
@@ -81,7 +74,7 @@ fn tokens_of_every_form_become_the_residual() {
                         ResidualType::F32 => bytes(expected),
                         ResidualType::F16 => bytes(&to_halves(expected)),
                     };
-                    let got = outcome(&launch(images, size, config, form, &tokens), compiler);
+                    let got = launch(images, size, config, form, &tokens).outcome(compiler);
                     assert!(got == (want, 0), "{images} x {size} x {channels}, {form:?}, {residual:?}");
                 }
             }
@@ -97,6 +90,6 @@ fn a_token_that_is_not_finite_raises_the_flag() {
     for (value, flag) in [(f16::NAN, 1), (f16::INFINITY, 1), (f16::MAX, 0)] {
         let mut tokens = vec![f16::ONE.to_bits(); size.area() * config.channels];
         *tokens.last_mut().unwrap() = value.to_bits();
-        assert_eq!(outcome(&launch(1, size, config, form, &bytes(&tokens)), compiler).1, flag, "{value}");
+        assert_eq!(launch(1, size, config, form, &bytes(&tokens)).outcome(compiler).1, flag, "{value}");
     }
 }
