@@ -12,9 +12,14 @@
 // of four elements that a lane keeps: those of a row; 0 if it reads the row again for each pass); for
 // `norm_half` also LANES (lanes per row, a power of two up to 32) and CHUNKS (chunks of 8 elements per lane).
 
-// For sm_100 and later the compiler would spill registers of rows in few chunks without a number of blocks.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && !(defined(CHUNKS) && CHUNKS > 4) && !(defined(HELD) && HELD > 6)
+// For sm_100 and later the compiler would spill registers of rows in few chunks, and of the longest rows that
+// are held, without a number of blocks.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#if defined(HELD) && HELD > 16
+#define MIN_BLOCKS 2
+#elif !(defined(CHUNKS) && CHUNKS > 4) && !(defined(HELD) && HELD > 6)
 #define MIN_BLOCKS (ADD ? 3 : 4)
+#endif
 #endif
 #include "moments.cuh"
 #include "rows.cuh"
