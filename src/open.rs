@@ -476,7 +476,7 @@ impl Model {
     /// The file is written completely or not at all.
     ///
     /// # Errors
-    /// [`Error::Argument`] for a name with the ending of another format, such as `.onnx`; an error if the file
+    /// [`Error::Argument`] for a name with the ending of another format, such as `.onnx`; an error if it
     /// cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
