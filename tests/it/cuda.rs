@@ -98,31 +98,6 @@ pub fn float(config: SwinConfig) -> FloatModel {
     FloatModel { transform, ..random(config, 3) }
 }
 
-#[test]
-fn zz_temporary_valid() {
-    let all = configs().into_iter().chain([crate::cuda_backbones::first(), crate::cuda_backbones::second()]);
-    let all = all.chain([
-        swinq_testing::model::stack(),
-        swinq_testing::model::second_stack(),
-        swinq_testing::model::stack_behind_merging(),
-    ]);
-    for config in all {
-        let transform = Transform::microsoft(config.image_size, config.in_chans, true);
-        let old = swinq_model::checkpoint::random_model(
-            &swinq_model::config::LoadedConfig {
-                config: config.clone(),
-                transform,
-                states_crop: false,
-                stages: None,
-                drop_path: 0.0,
-                origin: "test".to_owned(),
-            },
-            3,
-        );
-        assert!(old == float(config));
-    }
-}
-
 /// `model` with a shipped recipe; `float` quantizes nothing, and `channels` is the default recipe with scales
 /// and zero points for the channels of every `mlp.fc2.input`.
 pub fn quantized(model: &FloatModel, recipe: &str) -> QuantizedModel {
