@@ -211,8 +211,8 @@ impl AttentionConfig {
     }
 
     fn tiled_program(&self, program: Program) -> Program {
-        // Without a number of blocks the compiler spills a register so that one more block fits. Heads of more
-        // than 32 columns spill with it, and not without it.
+        // Without a number of blocks the compiler spills a register so that one more block fits. Heads of
+        // more than 32 columns spill with it, and not without it.
         let integer = self.elements == AttentionElements::Codes;
         let tight = integer && self.exact && !self.probs_s8 && !self.hi_lo && self.head_dim <= HEAD_DIM;
         let program = if tight { program.define("MIN_BLOCKS", TILED_BLOCKS) } else { program };
