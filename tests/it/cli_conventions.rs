@@ -227,7 +227,7 @@ fn no_output_replaces_a_file_of_the_data_folder() {
     };
     let map = std::fs::read(folder.path().join("val_map.txt")).unwrap();
     common::refused(run("--predictions", "val_map.txt"), 1, &["val_map.txt", "replace the input"]);
-    common::refused(run("--json", "val.zip"), 1, &["val.zip", "replace the input"]);
+    common::refused(run("--json", "val.zip"), 2, &["val.zip", "the file is JSON, not a .zip file"]);
     assert_eq!(std::fs::read(folder.path().join("val_map.txt")).unwrap(), map);
     run("--json", "results.json").success();
     run("--json", "results.json").success();
