@@ -93,9 +93,14 @@ fn export_refuses_what_it_cannot_write() {
     refused(export(&["--target", "tensorrt", "--probs", "exact"]), 2, &["--probs"]);
     refused(export(&["--batch", "none"]), 2, &["--batch"]);
     refused(export(&["--size", "30x32"]), 1, &["--size", "cannot process 30x32"]);
-    let mut command = swinq(["export", "--cfg"]);
-    let command = command.arg(sample_cfg()).arg(sample_model()).arg("--onnx").arg(sample_model());
-    refused(command.assert(), 1, &["would replace the input"]);
+    for (output, code, words) in [
+        (sample_cfg(), 1, "would replace the input"),
+        (sample_model(), 2, "an ONNX file, not a .safetensors file"),
+    ] {
+        let mut command = swinq(["export", "--cfg"]);
+        let command = command.arg(sample_cfg()).arg(sample_model()).arg("--onnx").arg(output);
+        refused(command.assert(), code, &[words]);
+    }
     assert_eq!(files(folder.path()), Vec::<String>::new());
 }
 
