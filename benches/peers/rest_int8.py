@@ -29,9 +29,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "docs/examp
 import rest_int8
 
 import swinq.torch
-
-MEAN, DEVIATION = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-SIZE, CLASSES = (512, 640), 10
+from backbone_qat import DEVIATION, MEAN, SIZE, module
 
 
 class Segmenter(torch.nn.Module):
@@ -50,13 +48,6 @@ class Segmenter(torch.nn.Module):
 
     def forward(self, images):
         return self.head([norm(x).permute(0, 3, 1, 2) for norm, x in zip(self.norms, self.backbone(images))])
-
-
-def module(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 def normalised(image):
@@ -79,6 +70,12 @@ def runtimes(path):
 
 
 def main():
+    with tempfile.TemporaryDirectory() as folder:
+        run(pathlib.Path(folder))
+
+
+def run(folder):
+    """Writes the graphs to `folder`, and prints the rows."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=pathlib.Path)
     parser.add_argument("--count", type=int, default=50, help="mosaics whose IoU is measured")
@@ -95,7 +92,6 @@ def main():
     head = score.Head.load(models / "dense_head.safetensors")
     segmenter = Segmenter(load_file(models / "model.safetensors"), norms, head).eval()
     calibration = [normalised(image) for image, _ in mosaics("train", 16, 1)]
-    folder = pathlib.Path(tempfile.mkdtemp())
     compiled = torch.compile(copy.deepcopy(segmenter))
     rest_int8.export(segmenter, calibration[0], str(folder / "float.onnx"))
     rest_int8.whole(segmenter, "backbone", calibration, str(folder / "whole.onnx"))

@@ -48,18 +48,18 @@ impl PartsOf {
             PartKinds::Sites => sites(model),
             PartKinds::LayersAndSites => [layers(model), sites(model)].concat(),
         };
+        let matches = |part: &&ModelElement| pattern.matches(&part.kind.to_string());
+        let found: Vec<ModelElement> = all.iter().filter(matches).cloned().collect();
+        if !found.is_empty() {
+            return Ok(found);
+        }
         let similar = nearest_patterns(&self.pattern, all.iter().map(|part| &part.kind));
         let hint = match (similar.as_slice(), all.first()) {
             ([], None) => String::new(),
             ([], Some(part)) => format!("; one of them is {}", part.kind),
             (similar, _) => format!("; did you mean `{}`?", similar.join("`, `")),
         };
-        let found: Vec<ModelElement> =
-            all.into_iter().filter(|part| pattern.matches(&part.kind.to_string())).collect();
-        match found.is_empty() {
-            true => Err(refuse(format!("matches none of the quantized parts{hint}"))),
-            false => Ok(found),
-        }
+        Err(refuse(format!("matches none of the quantized parts{hint}")))
     }
 }
 

@@ -252,13 +252,11 @@ impl Run {
             let walks = seconds.iter().sum::<f64>() * pixels(group.len(), group) / first;
             let is_known = self.cache.get::<Vec<(String, Distortion)>>(&format!("{index} blocks")).is_some();
             cost.add(Work { seconds: walks, is_known });
-            // Each set runs both models, and walks through them between its parts, whatever is known.
             for (set, images) in [group.len(), group.len().div_ceil(SITE_SHARE)].into_iter().enumerate() {
+                // Each set runs both models, and walks through them between its parts, whatever is known.
                 if !self.sets[set].is_empty() {
                     cost.wait(walks + seconds.iter().sum::<f64>() * pixels(images, group) / first);
                 }
-            }
-            for (set, images) in [group.len(), group.len().div_ceil(SITE_SHARE)].into_iter().enumerate() {
                 for &(part, share) in &self.sets[set] {
                     for (direction, seconds) in seconds.into_iter().enumerate() {
                         let seconds = seconds * share * pixels(images, group) / first;

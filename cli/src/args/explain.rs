@@ -53,9 +53,6 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
         ErrorKind::UnknownArgument if has("qat") && !argument.starts_with('-') => Some(
             "qat takes a job; models and images are values of its keys: qat default --opts model Q float F data.path D output O",
         ),
-        ErrorKind::UnknownArgument if argument == "--limit" && has("calibrate") => {
-            Some("--batches N and --batch-size N set the number of images")
-        }
         ErrorKind::UnknownArgument if has("calibrate") && SAMPLES.contains(&argument) => {
             Some("--batches N and --batch-size N set the number of images")
         }
@@ -75,8 +72,9 @@ fn tip(error: &clap::Error, words: &[OsString]) -> Option<&'static str> {
     }
 }
 
-/// Names that others give the number of images of a calibration.
-const SAMPLES: [&str; 5] = ["--samples", "--num-samples", "--images", "--num-images", "--calib-size"];
+/// Names that other commands and tools give the number of images of a calibration.
+const SAMPLES: [&str; 6] =
+    ["--limit", "--samples", "--num-samples", "--images", "--num-images", "--calib-size"];
 
 /// Names that others give a GPU.
 const GPU: [&str; 3] = ["gpu", "nvidia", "tensorrt"];
