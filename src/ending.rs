@@ -30,7 +30,9 @@ const ENDINGS: [(FileKind, &str, &[&str]); 6] = [
 ];
 
 /// Endings of formats that swinq does not write.
-const OTHERS: [&str; 10] = ["npz", "npy", "pt", "pth", "bin", "pkl", "pdf", "xml", "zip", "engine"];
+const OTHERS: [&str; 14] = [
+    "npz", "npy", "pt", "pth", "bin", "pkl", "pdf", "xml", "zip", "engine", "xlsx", "xls", "docx", "parquet",
+];
 
 impl FileKind {
     /// Refuses a name with the ending of another format. Any other ending, or none, is accepted.

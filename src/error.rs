@@ -185,6 +185,20 @@ impl Error {
     }
 }
 
+/// Whether `error`, or a cause of it, is that of images that a call may leave out
+/// ([`ReadOptions::skip_corrupt`](crate::ReadOptions::skip_corrupt)).
+pub fn is_of_corrupt_images(error: &(dyn std::error::Error + 'static)) -> bool {
+    std::iter::successors(Some(error), |cause| cause.source()).any(|cause| {
+        let data = match cause.downcast_ref() {
+            Some(Error::Data(error)) => Some(error),
+            _ => cause.downcast_ref(),
+        };
+        data.is_some_and(|e: &DataError| {
+            e.is_corrupt_image() || matches!(e, DataError::TooManyCorrupt { .. })
+        })
+    })
+}
+
 /// `path: source`, or only `source` if its text already begins with the path.
 fn named(path: &Path, source: &ModelError) -> String {
     let (path, source) = (path.display().to_string(), source.to_string());

@@ -148,7 +148,7 @@ mod tune;
 pub use backend::{BackendChoice, CPU_BATCH, DEFAULT_BATCH, EngineOptions};
 pub use batches::ImageBatches;
 pub use ending::FileKind;
-pub use error::Error;
+pub use error::{Error, is_of_corrupt_images};
 pub use evaluate::{
     Candidate, CandidateRunner, EvaluateOptions, Observer, Predicted, ReportFiles, environment, evaluate,
     measure_latency, noise, write_predictions, write_report,

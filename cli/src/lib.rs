@@ -26,7 +26,6 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches};
 
 use args::{Cli, Command};
-use swinq::data::DataError;
 
 /// Gives the loops of a calibration as many threads as its operations have, unless the environment states a
 /// number.
@@ -81,7 +80,7 @@ pub fn run(arguments: Vec<OsString>) -> u8 {
         Ok(()) => 0,
         Err(error) if is_closed_pipe(&error) => 0,
         Err(error) => {
-            let remedy = skip.filter(|_| is_corrupt_image(&error));
+            let remedy = skip.filter(|_| swinq::is_of_corrupt_images(error.as_ref()));
             out::error(format!("{}{}", message(&error), remedy.unwrap_or_default()));
             exit_code(&error)
         }
@@ -98,19 +97,6 @@ fn skip_corrupt(command: &Command) -> Option<&'static str> {
         Command::Qat(_) => Some("; data.skip_corrupt in the job leaves out that many such images"),
         _ => None,
     }
-}
-
-/// Whether the error is that of an image that a command may leave out.
-fn is_corrupt_image(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        let data = match cause.downcast_ref() {
-            Some(swinq::Error::Data(error)) => Some(error),
-            _ => cause.downcast_ref(),
-        };
-        data.is_some_and(|e: &DataError| {
-            e.is_corrupt_image() || matches!(e, DataError::TooManyCorrupt { .. })
-        })
-    })
 }
 
 /// Parses the command line. Ends the process for a mistake, and after help.

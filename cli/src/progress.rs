@@ -76,7 +76,8 @@ impl Progress {
         let seconds = self.start.elapsed().as_secs_f64();
         let Progress { label, unit, known, .. } = &self;
         let made = done.saturating_sub(*known);
-        note!("{label}: {made} {unit} in {seconds:.1} s, {:.1} {unit}/s", made as f64 / seconds);
+        let one = if made == 1 { unit.strip_suffix('s').unwrap_or(unit) } else { unit };
+        note!("{label}: {made} {one} in {seconds:.1} s, {:.1} {unit}/s", made as f64 / seconds);
     }
 }
 

@@ -253,8 +253,8 @@ pub(crate) fn check_alike(candidates: &[Candidate]) -> Result<(), Error> {
     };
     if first.config().is_backbone() && others.is_empty() {
         let problem = format!(
-            "{} is a backbone, whose feature maps are measured against those of another; give the float checkpoint first \
-             and then this one (`swinq bench` measures latency alone)",
+            "{} is a backbone, whose feature maps are measured against those of another; give the float checkpoint first, \
+             and then a quantized one (`swinq bench` measures latency alone)",
             first.result.name
         );
         return Err(Error::Comparison { problem });

@@ -264,7 +264,7 @@ fn the_command_writes_its_files_and_says_what_is_out_of_reach() {
         "{text}{}",
         common::stderr(&quiet)
     );
-    assert!(text.contains("not concluded") && text.contains("images would decide"), "{text}");
+    assert!(text.contains("not concluded") && text.contains("images would decide (--images "), "{text}");
     refused(run(&["--max-drop", "50", "--min-speedup", "1000"]), 3, &["1000x as fast as float"]);
     refused(run(&["--max-drop=-1"]), 2, &["max-drop"]);
 

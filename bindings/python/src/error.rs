@@ -5,13 +5,25 @@ use std::io::ErrorKind;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use swinq::Error;
+use swinq::data::DataError;
 use swinq::int8_runtime::RuntimeError;
 use swinq::onnx::OnnxError;
+use swinq::{Error, is_of_corrupt_images};
 
 /// The exception for `error`.
 pub fn raise(py: Python<'_>, error: &Error) -> PyErr {
-    let class = match error {
+    let remedy = match error {
+        Error::Data(DataError::MissingSplit { found, .. }) if let Some(split) = found.first() => {
+            format!("; split=\"{split}\" takes that")
+        }
+        _ => String::new(),
+    };
+    raise_as(py, class(error), message(error) + &remedy)
+}
+
+/// The class of the exception for `error`.
+fn class(error: &Error) -> &'static str {
+    match error {
         Error::NotFound { .. } => "NotFoundError",
         error if let Some(class) = of_system(error) => class,
         Error::Io { .. } => "FileError",
@@ -23,8 +35,14 @@ pub fn raise(py: Python<'_>, error: &Error) -> PyErr {
         Error::Calib(_) | Error::Float(_) | Error::NothingQuantized { .. } => "CalibrationError",
         Error::Evaluating { .. } | Error::Eval(_) | Error::Comparison { .. } => "EvaluationError",
         _ => "Error",
-    };
-    raise_as(py, class, message(error))
+    }
+}
+
+/// [`raise`] for a call that reads images and has the argument `skip_corrupt`.
+pub fn raise_reading(py: Python<'_>, error: &Error) -> PyErr {
+    const REMEDY: &str = "; skip_corrupt=N leaves out up to N such images";
+    let remedy = if is_of_corrupt_images(error) { REMEDY } else { "" };
+    raise_as(py, class(error), message(error) + remedy)
 }
 
 /// The exception for an error of a run of an engine.

@@ -7,7 +7,7 @@ use swinq::eval::{Accuracy, ModelResult, results_json, table};
 use swinq::{Candidate, EvaluateOptions, Observer};
 
 use crate::engine::{Numbers, options};
-use crate::error::raise;
+use crate::error::{raise, raise_reading};
 use crate::images::Images;
 use crate::model::Model;
 use crate::quantize::ReadingImages;
@@ -56,7 +56,7 @@ pub fn evaluate(
         })();
         (results, watcher.skipped)
     })?;
-    let results = results.map_err(|error| raise(py, &error))?;
+    let results = results.map_err(|error| raise_reading(py, &error))?;
     let json = results_json(&results).map_err(|error| raise(py, &error.into()))?;
     Ok(Evaluated { results: json, table: table(&results), skipped })
 }

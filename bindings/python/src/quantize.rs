@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use swinq::model::Ptq;
 use swinq::{CalibrateOptions, Error, Phase, ReadOptions, Recipe, Rule, change_recipe, load_recipe};
 
-use crate::error::{raise, raise_as};
+use crate::error::{raise, raise_as, raise_reading};
 use crate::images::Images;
 use crate::model::Model;
 use crate::work::{self, Step};
@@ -59,7 +59,7 @@ pub fn quantize(
         let calibrated = swinq::calibrate(model, &options, &images, &mut step)?;
         Ok((calibrated.model, calibrated.skipped))
     })?;
-    let (model, skipped) = calibrated.map_err(|error: Error| raise(py, &error))?;
+    let (model, skipped) = calibrated.map_err(|error: Error| raise_reading(py, &error))?;
     Ok(Calibrated { model: Py::new(py, Model::from(model))?, skipped })
 }
 

@@ -599,6 +599,27 @@ class Arguments(Quantized):
         with self.assertRaisesRegex(swinq.ArgumentError, "pass model\\['model'\\]"):
             swinq.open({"model": {"a": np.zeros(1, np.float32)}}, cfg=str(MICRO / "cfg.yaml"))
 
+    def test_arguments_that_no_call_has_are_refused_with_the_nearest(self):
+        for name, hint in (("num_samples", "limit= is the number of images"), ("preprocesing", "did you mean preprocessing"), ("x", "$")):
+            with self.assertRaisesRegex(swinq.ArgumentError, f"{name}: is no argument of quantize(; )?{hint}"):
+                swinq.quantize("no such model", "no such images", **{name: 3})
+        for latency in (1, "1"):
+            with self.assertRaisesRegex(swinq.ArgumentError, r"latency: is '?1'?; give a list of batch sizes, such as \[1, 8\]"):
+                swinq.evaluate(self.int8, noise(self.int8, 1), latency=latency)
+
+    def test_messages_about_images_name_the_argument_that_helps(self):
+        with tempfile.TemporaryDirectory() as folder:
+            classes = Path(folder) / "train" / "one"
+            classes.mkdir(parents=True)
+            (classes / "photo.jpg").write_bytes(PHOTO.read_bytes())
+            with self.assertRaisesRegex(swinq.DataError, r'split `val` is missing.*; split="train" takes that'):
+                swinq.quantize(self.float, folder, split="val")
+            (classes / "damaged.jpg").write_bytes(b"\xff\xd8\xffabcabcabc")
+            with self.assertRaisesRegex(swinq.Error, "damaged.jpg: .*; skip_corrupt=N leaves out up to N such images"):
+                swinq.quantize(self.float, folder)
+            with self.assertWarnsRegex(UserWarning, "left out: .*damaged.jpg"):
+                swinq.quantize(self.float, folder, skip_corrupt=1)
+
     def test_a_data_set_of_pytorch_is_read_in_order(self):
         class Mapped:
             """A map-style data set: no iterator."""

@@ -159,7 +159,7 @@ class Batches(Case):
         self.refused([[1, 2, 3]], "calibrate: gives a int; it must be an iterable of batches, normalised")
         self.refused([[["a"]]], "calibrate: gives a list of a str; it must")
         self.refused([[]], "calibrate: gives a list of nothing")
-        self.refused([np.zeros((1, 3, 8, 8), np.float32)], "calibrate: gives a ndarray")
+        self.refused([np.zeros((1, 3, 8, 8), np.float32)], r"calibrate: gives an array of numpy \(torch.from_numpy makes it a tensor\); it must be")
 
     def test_half_precision(self):
         program = Inside(backbone()).half()

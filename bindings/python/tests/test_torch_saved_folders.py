@@ -81,6 +81,8 @@ class OtherModels(Case):
         self.saved = self.folder / "inside"
         swinq.torch.save(quantized(), self.saved)
         self.follow(small(1).backbone, quantized(), "found")
+        # Of another architecture, which no call would take.
+        self.check(small(embed_dim=96).backbone, "has no module of this name; its Swins are the model itself, .*Build the model as it was when")
 
     def follow(self, model, expected, name):
         """Does what the message says; then ``name`` gives the values of a model."""

@@ -137,12 +137,13 @@ class Tune(unittest.TestCase):
             self.assertEqual(self.metric(model), self.tuned.best.value)
 
     def test_an_interrupted_search_continues(self):
-        whole = len(self.tuned.candidates) + 1
-        self.assertGreater(whole, 3)
+        # The float model is evaluated twice.
+        whole = len(self.tuned.candidates) + 2
+        self.assertGreater(whole, 4)
         table = self.table.read_bytes()
 
         def stop(calls):
-            if calls == 3:
+            if calls == 4:
                 raise KeyboardInterrupt
 
         model = copy.deepcopy(self.model)
@@ -152,7 +153,7 @@ class Tune(unittest.TestCase):
         self.assertIs(model.backbone, original)
         second, third = Metric(model), Metric(model)
         found = self.tune(model, second, "interrupted")
-        self.assertEqual((first.calls, second.calls), (3, whole - 2))
+        self.assertEqual((first.calls, second.calls), (4, whole - 3))
         self.assertEqual(found.best.recipe, self.tuned.best.recipe)
         self.assertEqual([each.value for each in found.candidates], [each.value for each in self.tuned.candidates])
         self.assertEqual(self.table.read_bytes(), table, "all launches were in the table")
@@ -172,7 +173,7 @@ class Tune(unittest.TestCase):
         model = copy.deepcopy(self.model)
         original = model.backbone
         for value, text in ((float("nan"), "returned nan"), ("0.5", "returned '0.5'"), (torch.ones(2), "returned tensor")):
-            for call in (1, 2):
+            for call in (1, 3):
                 with self.subTest(text, call=call):
                     metric = Metric(model, lambda calls, call=call, value=value: value if calls == call else None)
                     with self.assertRaisesRegex(swinq.ArgumentError, f"evaluate: {text}.*no finite number"):
@@ -180,7 +181,7 @@ class Tune(unittest.TestCase):
                     self.assertIs(model.backbone, original)
 
         def fail(calls):
-            if calls == 2:
+            if calls == 3:
                 raise LookupError("no such class")
 
         with self.assertRaisesRegex(LookupError, "no such class"):
@@ -208,6 +209,28 @@ class Tune(unittest.TestCase):
                 self.tune(model, nothing, **options)
         self.assertEqual(nothing.calls, 0)
         self.assertIs(model.backbone, original)
+
+    def test_a_metric_that_differs_from_call_to_call(self):
+        def changing(step):
+            return lambda calls: -step * calls
+
+        model = copy.deepcopy(self.model)
+        original, metric = model.backbone, Metric(model, changing(0.5))
+        text = "evaluate: returned -0.5 and -1 for the same float model, which differ by more than max_drop=0.25; give it the same images"
+        with self.assertRaisesRegex(swinq.ArgumentError, text):
+            self.tune(model, metric, max_drop=0.25)
+        self.assertEqual(metric.calls, 2)
+        self.assertIs(model.backbone, original)
+        text = "evaluate: returned -1e-05 and -2e-05 .* differences of up to 1e-05 say nothing"
+        with self.assertWarnsRegex(UserWarning, text) as caught:
+            swinq.torch.sensitivity(model, [SEEN], Metric(model, changing(1e-5)), only="layers.1.blocks.0.mlp.fc1", ptq="basic")
+        self.assertEqual(caught.filename, __file__)
+
+    def test_a_metric_that_cannot_be_called_with_the_model_alone(self):
+        for evaluate in (lambda: 0.0, lambda model, loader: 0.0):
+            for call in (self.tune, lambda model, evaluate: swinq.torch.measure_gain(model, [SEEN], evaluate)):
+                with self.assertRaisesRegex(swinq.ArgumentError, r"evaluate: is called with the model alone, but its arguments are \("):
+                    call(copy.deepcopy(self.model), evaluate)
 
     def test_values_of_another_metric_or_another_head_are_not_taken(self):
         for change in ("metric", "head"):
@@ -293,7 +316,7 @@ class Sensitivity(unittest.TestCase):
             self.assertLess(worst.alone_db, min(part.alone_db for part in found.parts[1:]))
             evaluations = [step for step in steps if step[0] == "evaluate"]
             self.assertEqual(evaluations, [("evaluate", done, 8) for done in range(9)])
-            self.assertEqual(metric.calls, 8)
+            self.assertEqual(metric.calls, 9, "the float model is evaluated twice")
             self.assertEqual(len(str(found).splitlines()), 2 + 6 + 1)
             self.assertRegex(str(found), f"\\n{found.warning}$")
             self.assertRegex(found.warning, "^Effects on [0-9]+ images? are rough")
@@ -304,7 +327,7 @@ class Sensitivity(unittest.TestCase):
                 model, [SEEN], metric, only="layers.1.blocks.0.**", progress=lambda *step: steps.append(step), **options
             )
             self.assertEqual(next(step for step in steps if step[0] == "evaluate"), ("evaluate", 4, 8))
-            self.assertEqual((metric.calls, wider.whole_value, wider.parts[0]), (12, found.whole_value, worst))
+            self.assertEqual((metric.calls, wider.whole_value, wider.parts[0]), (13, found.whole_value, worst))
             blocks = swinq.torch.sensitivity(model, [SEEN], metric, parts="blocks", **options)
             self.assertEqual(blocks.parts[0].name, "layers.1.blocks.0")
             self.assertEqual({part.kind for part in blocks.parts}, {"block", "linear"})
@@ -327,7 +350,7 @@ class Sensitivity(unittest.TestCase):
             found = swinq.torch.sensitivity(model, [SEEN], metric, only="layers.1.blocks.0.mlp.fc1", **options)
             calls = metric.calls
             tuned = swinq.torch.tune(model, [SEEN], metric, max_drop=10.0, budget=0, **options)
-            self.assertEqual((calls, metric.calls), (3, 3))
+            self.assertEqual((calls, metric.calls), (4, 4))
             self.assertEqual(tuned.start.value, found.whole_value)
             self.assertTrue((Path(folder) / "cache.latencies.json").exists())
 

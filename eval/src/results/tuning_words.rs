@@ -108,9 +108,9 @@ impl Tuning {
         let total = self.data.as_ref().and_then(|data| data.total);
         // One half of the images verifies.
         Some(match total.filter(|total| needed > total / 2) {
-            None => format!("about {number} images would decide"),
+            None => format!("about {number} verification images would decide (--images {})", 2 * needed),
             Some(total) => format!(
-                "about {number} images would decide, which is more than this data set has: {}, one half of which verifies",
+                "about {number} verification images would decide, which is more than this data set has: {}, one half of which verifies",
                 thousands(total)
             ),
         })

@@ -376,7 +376,7 @@ fn sensitivity_and_tuning_are_shown() {
         "and 3 of 64 images change their class",
         "<td>9.5</td>",
         "Not concluded: -0.10 points (95 % interval -0.40 to +0.20) on 2,925 images",
-        "on 2,925 images that the search did not see; about 20,000 images would decide.",
+        "on 2,925 images that the search did not see; about 20,000 verification images would decide (--images 40000).",
         "The search ended after 4 recipes: no further change",
         "<tr class=\"chosen\"><td>#1 (chosen)</td><td>13.000</td>",
         "aria-label=\"Signal to noise of the logits against predicted latency",

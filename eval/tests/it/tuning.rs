@@ -76,9 +76,15 @@ fn more_images_than_the_data_set_has_do_not_decide() {
         found.data = Some(DataInfo { total, ..DataInfo::default() });
         found.deciding_images()
     };
-    assert_eq!(words(Some(1_962), Some(3_925)).unwrap(), "about 1,962 images would decide");
-    let more = "about 5,719 images would decide, which is more than this data set has: 3,925, one half of which verifies";
+    assert_eq!(
+        words(Some(1_962), Some(3_925)).unwrap(),
+        "about 1,962 verification images would decide (--images 3924)"
+    );
+    let more = "about 5,719 verification images would decide, which is more than this data set has: 3,925, one half of which verifies";
     assert_eq!(words(Some(5_719), Some(3_925)).unwrap(), more);
-    assert_eq!(words(Some(5_719), None).unwrap(), "about 5,719 images would decide");
+    assert_eq!(
+        words(Some(5_719), None).unwrap(),
+        "about 5,719 verification images would decide (--images 11438)"
+    );
     assert_eq!(words(None, Some(3_925)), None);
 }

@@ -207,12 +207,24 @@ impl SwinConfig {
         if image.height.is_multiple_of(patch) && image.width.is_multiple_of(patch) {
             return Ok(());
         }
-        let remedy = match image == self.image_size {
-            true => "use a multiple of it".to_owned(),
-            false => format!("pad or resize the images to multiples of it (--pad-to {patch}, --size)"),
+        let full = self.full_windows();
+        let remedy = if image == self.image_size {
+            "use a multiple of it".to_owned()
+        } else if image.height < full.height || image.width < full.width {
+            let side = full.height.max(full.width);
+            format!("pad or resize the images to {full} or more (--pad-to {side}, --size)")
+        } else {
+            format!("pad or resize the images to multiples of it (--pad-to {patch}, --size)")
         };
         let text = format!("{} is not a multiple of PATCH_SIZE {patch}; {remedy}", image.short());
         Err(ModelError::config("DATA.IMG_SIZE", text))
+    }
+
+    /// A size of images that gives every stage at least a whole window of tokens.
+    fn full_windows(&self) -> Size {
+        let of_stage = |stage: &Stage| stage.window.map(|side| (self.patch_size * side) << stage.index);
+        let stages = self.stages().into_iter().filter(|stage| stage.depth > 0);
+        stages.fold(Size { height: 1, width: 1 }, |size, stage| size.zip(of_stage(&stage), usize::max))
     }
 
     /// The token grid of every stage for an image of `image` pixels. The image is seen as a fresh model of
@@ -274,8 +286,10 @@ impl SwinConfig {
         let other = grid.window != stage.window;
         if smaller && (other || self.window_policy == WindowPolicy::Mmpretrain) {
             let text = format!(
-                "the {} tokens of {name} are fewer than its window of {}; use a larger image",
-                grid.size, stage.window
+                "the {} tokens of {name} are fewer than its window of {}; use a larger image, of {} or more",
+                grid.size,
+                stage.window,
+                self.full_windows()
             );
             return Err(ModelError::config("DATA.IMG_SIZE", text));
         }

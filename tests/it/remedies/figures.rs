@@ -43,12 +43,14 @@ fn images(book: &Book) {
 
 /// A picture whose sides are no multiples of the patch, before a backbone that takes none.
 fn patches(book: &Book) {
-    let size = Size::new(26, 25);
-    write_png(&book.path("odd.png"), size, &[9; 26 * 25 * 3]);
     let line = "features timm/model.safetensors --cfg small.yaml";
-    let message = says(book.open(line).unwrap().config().grids(size).unwrap_err(), "multiple of PATCH_SIZE");
-    // `program` carries them out.
-    book.advised(message, &format!("{line} odd.png --pad-to 4\n{line} odd.png --size 24x24"));
+    for (name, size, multiple) in [("odd.png", Size::new(26, 25), 4), ("thin.png", Size::new(3, 25), 24)] {
+        write_png(&book.path(name), size, &vec![9; size.area() * 3]);
+        let error = book.open(line).unwrap().config().grids(size).unwrap_err();
+        // `program` carries them out.
+        let lines = format!("{line} {name} --pad-to {multiple}\n{line} {name} --size 24x24");
+        book.advised(says(error, "multiple of PATCH_SIZE"), &lines);
+    }
 }
 
 fn pictures(book: &Book, folder: &str) -> Images {

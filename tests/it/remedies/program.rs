@@ -6,7 +6,7 @@ use crate::common::{stderr, swinq};
 /// A command line that is refused, a part of the message, and the line that it advises.
 type Advice = (&'static str, &'static str, &'static str);
 
-const ADVICE: [Advice; 15] = [
+const ADVICE: [Advice; 16] = [
     (
         "calibrate @ms.pth --cfg @small.yaml --data-path @pictures --ptq basic --pad-to 8 -o @a.safetensors",
         "(for a backbone, add --task features)",
@@ -71,6 +71,11 @@ const ADVICE: [Advice; 15] = [
         "features @timm/model.safetensors @odd.png --cfg @small.yaml --task features -o @maps.safetensors",
         "pad or resize the images to multiples of it (--pad-to 4, --size)",
         "features @timm/model.safetensors @odd.png --cfg @small.yaml --task features -o @maps.safetensors --size 24x24",
+    ),
+    (
+        "features @timm/model.safetensors @thin.png --cfg @small.yaml --task features -o @maps.safetensors",
+        "pad or resize the images to 24x24 or more (--pad-to 24, --size)",
+        "features @timm/model.safetensors @thin.png --cfg @small.yaml --task features -o @maps.safetensors --pad-to 24",
     ),
     ("inspect @q.safetensors --transform timm", "leave these options out", "inspect @q.safetensors"),
     (

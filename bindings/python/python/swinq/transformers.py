@@ -29,13 +29,13 @@ except ImportError as error:
 import torch
 
 from . import torch as _torch
-from ._common.errors import ArgumentError, Error, ModelError, count
+from ._common.errors import ArgumentError, Error, ModelError, count, nearest
 from ._common.progress import Progress, check_progress
 from ._readers.description import forget_method
 from ._readers.layers import uncompiled
 from ._replacing.in_place import InPlace, in_place, unguard
 from ._replacing.module import Engines, SwinModule, file_of, opened
-from ._replacing.options import ENGINE_OPTIONS, check_options, nearest
+from ._replacing.options import ENGINE_OPTIONS, check_options
 from ._replacing.replace import Calibration
 from ._replacing.replacement import Replacement
 from ._replacing.report import Report

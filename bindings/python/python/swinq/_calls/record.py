@@ -283,7 +283,7 @@ def arguments_of(batch: Any, device: Any, name: str) -> tuple[tuple[Any, ...], d
 
 def _no_images(value: Any) -> str | None:
     """What the input of a model is, if no module takes images from it; a list may hold tensors."""
-    kind = f"a {type(value).__name__}"
+    kind = "an array of numpy (torch.from_numpy makes it a tensor)" if isinstance(value, np.ndarray) else f"a {type(value).__name__}"
     if value is None or isinstance(value, (*NO_IMAGES, bool, int, float, complex)):
         return kind
     if not isinstance(value, tuple | list):

@@ -1,6 +1,8 @@
 """Exceptions of swinq. Each message is the one that the program ``swinq`` prints."""
 
+import difflib
 import math
+from collections.abc import Iterable
 
 __all__ = [
     "Error",
@@ -70,3 +72,9 @@ def amount(name: str, value: float | None) -> None:
     is_number = not isinstance(value, bool | str) and hasattr(value, "__float__")
     if not (is_number and math.isfinite(float(value)) and float(value) >= 0):
         raise ArgumentError(f"{name}: {value!r} is not a number from 0 on")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The hint at the nearest of the known names, as the end of a message."""
+    found = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {found[0]}?" if found else ""

@@ -76,6 +76,8 @@ def evaluate(
         ArgumentError, ModelError, EngineError, EvaluationError: with the messages of the program.
     """
     processes.start_threads("evaluate")
+    if isinstance(latency, str) or not isinstance(latency, Iterable):
+        raise ArgumentError(f"latency: is {latency!r}; give a list of batch sizes, such as [1, 8]")
     sizes = list(latency)
     for name, value, least in (
         ("threads", threads, 0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import warnings
@@ -11,7 +12,7 @@ from typing import Any
 from .. import _native
 from .._common import processes
 from .._common.border import ReadingImages, RecipeText
-from .._common.errors import ArgumentError, count
+from .._common.errors import ArgumentError, count, nearest
 from .._common.progress import Progress, observed
 from .._engine.images import PathLike, collect
 from .._engine.model import Model
@@ -72,6 +73,7 @@ def quantize(
         NotFoundError: for a path at which nothing exists.
         ArgumentError, ModelError, DataError, CalibrationError: with the messages of the program.
     """
+    check_reading(reading)
     check_recipe(None, recipe, ptq)
     for name, value, least in (("threads", threads, 0), ("batch_size", batch_size, 1), ("skip_corrupt", skip_corrupt, 0)):
         count(name, value, least)
@@ -98,6 +100,15 @@ def quantize(
             stacklevel=2,
         )
     return quantized
+
+
+def check_reading(reading: Mapping[str, Any]) -> None:
+    """Refuses an argument that neither :func:`quantize` nor :func:`open` has."""
+    known = [name for name in (inspect.signature(open).parameters | inspect.signature(quantize).parameters) if name != "reading"]
+    for name in reading:
+        if name not in known:
+            number = "; limit= is the number of images" if name in ("samples", "num_samples") else nearest(name, known)
+            raise ArgumentError(f"{name}: is no argument of quantize{number}")
 
 
 def recipe_text(recipe: Any, ptq: str | None) -> RecipeText:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from .._common.errors import ArgumentError
+from .._common.errors import ArgumentError, nearest
 from .._engine.model import ENGINE_NUMBERS, check_engine
 
 #: All options of an engine, but for its backend.
@@ -25,9 +24,3 @@ def check_options(function: Callable[..., Any], backend: str, options: Mapping[s
                 f"{', '.join(ENGINE_OPTIONS)}{nearest(name, known)}"
             )
     check_engine(backend, options)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The hint at the nearest of the known names, as the end of a message."""
-    found = difflib.get_close_matches(name, list(known), 1)
-    return f"; did you mean {found[0]}?" if found else ""

@@ -79,23 +79,23 @@ def _places(model: Any, index: Index, folder: Path) -> list[Any]:
         named |= {plain(name): module for name in names}
         for stage, inside in stages_of(module).items():
             named |= {plain(f"{name}.{inside}" if name else inside): stage for name in names}
-    found = [_place(model, named, saved, folder) for saved in index.swins]
+    found = [_place(model, named, saved, (folder, index)) for saved in index.swins]
     if len(set(found)) != len(found):
         raise ModelError(f"{folder}: has two Swins for one module of {kind_of(model)}; save the model again")
     return found
 
 
-def _place(model: Any, named: Mapping[str, Any], saved: SavedSwin, folder: Path) -> Any:
-    """The float Swin in the place of a saved one.
+def _place(model: Any, named: Mapping[str, Any], saved: SavedSwin, source: tuple[Path, Index]) -> Any:
+    """The float Swin in the place of a saved one of a folder with its index.
 
     Raises:
         ModelError: if the model has another class, another module or none there.
     """
-    found = named.get(saved.names[0])
+    folder, found = source[0], named.get(saved.names[0])
     if found is None:
         there = {plain(name): module for name, module in model.named_modules(remove_duplicate=False)}.get(saved.names[0])
         state = "no module of this name" if there is None else f"a {kind_of(there)} there"
-        hint = _hint(named, saved, folder)
+        hint = _hint(named, saved, source)
         raise ModelError(f"{folder}: has a {saved.original_kind} as {saved.place}, and {kind_of(model)} has {state}{hint}")
     kind, library = kind_of(found), library_of(uncompiled(found)) or ""
     if (kind, library) != (saved.kind, saved.library):
@@ -116,10 +116,12 @@ def _list(names: list[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
-def _hint(named: Mapping[str, Any], saved: SavedSwin, folder: Path) -> str:
+def _hint(named: Mapping[str, Any], saved: SavedSwin, source: tuple[Path, Index]) -> str:
     """How a saved Swin is found if the module paths differ by a prefix, such as that of a wrapper."""
-    path, of_kind = saved.names[0], [name for name, module in named.items() if kind_of(module) == saved.kind]
-    for name in of_kind:
+    folder, path = source[0], saved.names[0]
+    for name, module in named.items():
+        if kind_of(module) != saved.kind or not _fits(module, saved, source):
+            continue
         if not path:
             call = f"model.{name} = swinq.torch.load(model.{name}, {str(folder)!r})"
             return f", but one as `{name}`; call {call}"
@@ -130,8 +132,17 @@ def _hint(named: Mapping[str, Any], saved: SavedSwin, folder: Path) -> str:
         if not name or path.endswith(f".{name}"):
             there = f"`{name}`" if name else "the model itself"
             return f", but one as {there}; save it without the modules around it, or call {_wrapped(path.removesuffix(name), folder)}"
-    others = f"its Swins are {_list(list(named))}" if named else "it has no Swin"
+    others = f"its Swins are {', '.join(f'`{name}`' if name else 'the model itself' for name in named)}" if named else "it has no Swin"
     return f"; {others}. Build the model as it was when it was saved"
+
+
+def _fits(module: Any, saved: SavedSwin, source: tuple[Path, Index]) -> bool:
+    """Whether a float Swin has the architecture of a saved one."""
+    try:
+        check_architecture(opened_float(module, _blank(uncompiled(module))), opened(read_file(*source, saved.file)))
+    except Error:
+        return False
+    return True
 
 
 def _wrapped(prefix: str, folder: Path) -> str:

@@ -18,7 +18,7 @@ from .._replacing.in_place import InPlace
 from .._replacing.module import SwinModule
 from .._replacing.swins import kind_of, none_in, swins_of
 from .gain import Gain, Noise
-from .tune import Evaluate, finite, name_of
+from .metric import Evaluate, check_metric, finite, name_of
 
 
 def measure_gain(
@@ -52,8 +52,8 @@ def measure_gain(
         Whatever the model and ``evaluate`` raise. The model is then as it was, too.
     """
     count("batches", batches, 1)
-    if evaluate is not None and not callable(evaluate):
-        raise ArgumentError(f"evaluate: a {type(evaluate).__name__} is no function of the model")
+    if evaluate is not None:
+        check_metric(evaluate)
     if not is_iterable(loader):
         raise ArgumentError(f"loader: a {type(loader).__name__} is no iterable of {BATCHES}")
     pair, noise, meter = Pair(model), Noise(), _native.LoadMeter()

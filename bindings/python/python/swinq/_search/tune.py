@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -24,10 +23,9 @@ from .._replacing.module import Engines, backend_for
 from .._replacing.options import check_options
 from .._replacing.replace import Calibration, FoundSwin, collected_images, described, find_swins, in_place_of
 from .._replacing.swins import exchanged, none_in, swins_of
+from .metric import Evaluate, check_metric, check_repeated, finite, name_of
 from .results import Sensitivity, Tuning, sensitivity_of, tuning_of
 
-#: The user's metric: called with the model, it returns a number, of which more is better.
-Evaluate = Callable[[Any], Any]
 Calibrate = Callable[[Any], object] | Iterable[Any]
 Recipe = str | os.PathLike[str] | Mapping[str, Any]
 
@@ -65,8 +63,8 @@ def tune(
         model: any ``torch.nn.Module``, on any device, with one Swin in float.
         calibrate: as for :func:`swinq.torch.quantize`.
         evaluate: a function of the model that returns a finite number, of which more is better: box AP, mean IoU. The model is in
-            evaluation mode, without gradients. For the same model it must return the same number. It is first called with the float
-            model, before the calibration, unless the cache exists.
+            evaluation mode, without gradients. For the same model it must return the same number: it is called twice with the float
+            model before the calibration, unless the cache exists, and a warning says how far the two numbers are apart.
         max_drop: the most that the metric may be below that of the float model, in its unit: 0.005 for half a point of an IoU in 0..1.
         recipe: the recipe from which the search starts, as for :func:`swinq.quantize`.
         ptq: as for :func:`swinq.quantize`, but for ``reconstruct``, which is refused.
@@ -96,7 +94,8 @@ def tune(
 
     Raises:
         ArgumentError: for a model with no Swin that can be replaced, or with several; for arguments outside their limits; if
-            ``evaluate`` returns something that is no finite number.
+            ``evaluate`` returns something that is no finite number, or two numbers for the float model that differ by more than
+            ``max_drop``.
         The errors of :func:`swinq.torch.quantize`, and whatever ``evaluate`` raises. The model is then as before, and everything that
         was measured is in the cache.
     """
@@ -117,7 +116,7 @@ def tune(
         def check(float_model: Model) -> None:
             engine = program.engine(device_of(model))
             _native.check_tune(float_model._native, text, engine, batch_size, goal, kept)
-            program.try_metric(function)
+            program.try_metric(function, max_drop)
 
         swin = program.record(Calibration(calibrate, samples, check, function), module)
         found = _native.tune(
@@ -150,7 +149,7 @@ def sensitivity(
 ) -> Sensitivity:
     """Measures what a metric of your own gains if a part of the Swin in ``model`` stays in float while the rest is in INT8.
 
-    ``evaluate`` is called with the float model, with the whole recipe, and once for each part. ``progress`` gets the number of
+    ``evaluate`` is called twice with the float model, then with the whole recipe, and once for each part. ``progress`` gets the number of
     evaluations before the first. The model stays in float.
 
     Args:
@@ -201,8 +200,7 @@ class Program:
     ) -> None:
         """``kept`` are the name of the metric and the cache."""
         metric, cache = kept
-        if not callable(evaluate):
-            raise ArgumentError(f"evaluate: a {type(evaluate).__name__} is no function of the model")
+        check_metric(evaluate)
         name_of_metric = metric or name_of(evaluate)
         if cache is not None and name_of_metric is None:
             raise ArgumentError(f"metric: is missing; {evaluate!r} has no name by which the cache could know its values again")
@@ -240,16 +238,21 @@ class Program:
         context = "" if self.cache is None else " ".join((digest(self.model), *self.swin.names, engine.backend, engine.residual))
         return Caller(self.value, self.metric, context, lambda *what: found_in(self.cache, *what), progress)
 
-    def try_metric(self, progress: Progress | None) -> None:
-        """Asks for the metric of the float model before the calibration, so that a metric that fails does so at once. A cache may have
-        it from an earlier run."""
+    def try_metric(self, progress: Progress | None, max_drop: float | None = None) -> None:
+        """Asks for the metric of the float model before the calibration, so that a metric that fails does so at once, and once more, so
+        that one that is not repeatable shows. A cache may have it from an earlier run.
+
+        Raises:
+            ArgumentError: as :func:`check_repeated`.
+        """
         if self.cache is not None and os.path.exists(self.cache):
             return
-        if progress is not None:
-            progress("float value", 0, 1)
-        self.value(None)
-        if progress is not None:
-            progress("float value", 1, 1)
+        report = progress or (lambda *_: None)
+        report("float value", 0, 2)
+        first = self.value(None)
+        report("float value", 1, 2)
+        check_repeated((first, self._evaluated(self.model)), max_drop)
+        report("float value", 2, 2)
 
     def value(self, native: _native.Model | None) -> float:
         """The metric of the program with a candidate in the place of its Swin, or as it is."""
@@ -288,27 +291,6 @@ def one(model: Any, module: str | None) -> dict[Any, list[str]]:
 def named(places: Mapping[Any, list[str]]) -> str:
     """The names of Swins, as the end of a message."""
     return f": {', '.join(repr(names[0]) for names in places.values())}"
-
-
-def finite(value: Any) -> float:
-    """The value that a metric returned.
-
-    Raises:
-        ArgumentError: for one that is no finite number.
-    """
-    try:
-        number = math.nan if isinstance(value, str | bytes) else float(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        number = math.nan
-    if not math.isfinite(number):
-        raise ArgumentError(f"evaluate: returned {value!r}, which is no finite number")
-    return number
-
-
-def name_of(evaluate: Evaluate) -> str | None:
-    """The name of a function; ``None`` for one that has none of its own."""
-    module, name = getattr(evaluate, "__module__", None), getattr(evaluate, "__qualname__", None)
-    return None if module is None or name is None or name.endswith("<lambda>") else f"{module}.{name}"
 
 
 def digest(model: Any) -> str:
