@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use indicatif::{ProgressBar, ProgressStyle};
 use swinq::Phase;
 
-use crate::out::{self, Level, note};
+use crate::out::{self, Level, counted, note};
 
 /// Progress over a known number of images or other units.
 pub struct Progress {
@@ -76,8 +76,8 @@ impl Progress {
         let seconds = self.start.elapsed().as_secs_f64();
         let Progress { label, unit, known, .. } = &self;
         let made = done.saturating_sub(*known);
-        let one = if made == 1 { unit.strip_suffix('s').unwrap_or(unit) } else { unit };
-        note!("{label}: {made} {one} in {seconds:.1} s, {:.1} {unit}/s", made as f64 / seconds);
+        let number = counted(made, unit.trim_end_matches('s'));
+        note!("{label}: {number} in {seconds:.1} s, {:.1} {unit}/s", made as f64 / seconds);
     }
 }
 

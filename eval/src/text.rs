@@ -291,6 +291,11 @@ pub fn counted(count: usize, noun: &str) -> String {
     format!("{} {noun}{}", thousands(count), if count == 1 { "" } else { "s" })
 }
 
+/// A number of minutes with its noun.
+pub fn minutes(minutes: f64) -> String {
+    format!("{minutes} {}", if minutes == 1.0 { "minute" } else { "minutes" })
+}
+
 /// A cosine, as in `0.999957`.
 pub(crate) fn cosine(value: f64) -> String {
     format!("{value:.6}")

@@ -105,8 +105,8 @@ pub fn run(args: &TuneArgs, words: &[String]) -> anyhow::Result<()> {
     info!("             and {} on which the chosen recipe is verified", counted(verification, "other"));
     if let Some(minutes) = args.budget {
         info!(
-            "budget       {minutes} {} for the timing of launches and the search; the calibrations before and behind",
-            if minutes == 1.0 { "minute" } else { "minutes" }
+            "budget       {} for the timing of launches and the search; the calibrations before and behind",
+            swinq::eval::text::minutes(minutes)
         );
         info!("             them and the verification are not counted");
     }

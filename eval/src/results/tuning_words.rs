@@ -3,7 +3,7 @@
 use super::Stats;
 use super::tune::{SearchEnd, Tuning, Verdict};
 use crate::environment::disturbed;
-use crate::text::{counted, thousands};
+use crate::text::{self, counted, thousands};
 
 /// A predicted and a measured latency with a larger ratio differ.
 const FAR: f64 = 1.5;
@@ -69,7 +69,7 @@ impl Tuning {
                 "The budget{} ended the search after {tried}; the chosen recipe is the best that was found.",
                 self.goal
                     .budget_minutes
-                    .map_or(String::new(), |minutes| format!(" of {}", minutes_of(minutes)))
+                    .map_or(String::new(), |minutes| format!(" of {}", text::minutes(minutes)))
             ),
         }
     }
@@ -115,9 +115,4 @@ impl Tuning {
             ),
         })
     }
-}
-
-/// A number of minutes with its noun.
-fn minutes_of(minutes: f64) -> String {
-    format!("{minutes} {}", if minutes == 1.0 { "minute" } else { "minutes" })
 }

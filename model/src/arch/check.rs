@@ -207,17 +207,22 @@ impl SwinConfig {
         if image.height.is_multiple_of(patch) && image.width.is_multiple_of(patch) {
             return Ok(());
         }
-        let full = self.full_windows();
-        let remedy = if image == self.image_size {
-            "use a multiple of it".to_owned()
-        } else if image.height < full.height || image.width < full.width {
-            let side = full.height.max(full.width);
-            format!("pad or resize the images to {full} or more (--pad-to {side}, --size)")
-        } else {
-            format!("pad or resize the images to multiples of it (--pad-to {patch}, --size)")
+        let remedy = match image == self.image_size {
+            true => "use a multiple of it".to_owned(),
+            false => self.padding_remedy(image),
         };
         let text = format!("{} is not a multiple of PATCH_SIZE {patch}; {remedy}", image.short());
         Err(ModelError::config("DATA.IMG_SIZE", text))
+    }
+
+    /// How images of a size become those of whole patches and whole windows.
+    fn padding_remedy(&self, image: Size) -> String {
+        let (full, patch) = (self.full_windows(), self.patch_size);
+        if image.height < full.height || image.width < full.width {
+            let side = full.height.max(full.width);
+            return format!("pad or resize the images to {full} or more (--pad-to {side}, --size)");
+        }
+        format!("pad or resize the images to multiples of it (--pad-to {patch}, --size)")
     }
 
     /// A size of images that gives every stage at least a whole window of tokens.

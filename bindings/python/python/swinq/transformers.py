@@ -29,7 +29,7 @@ except ImportError as error:
 import torch
 
 from . import torch as _torch
-from ._common.errors import ArgumentError, Error, ModelError, count, nearest
+from ._common.errors import ArgumentError, Error, ModelError, count, nearest, placed
 from ._common.progress import Progress, check_progress
 from ._readers.description import forget_method
 from ._readers.layers import uncompiled
@@ -304,9 +304,8 @@ def _swin_of(model: Any, swin: Mapping[str, Any]) -> Any:
     except AttributeError:
         found = None
     if type(found).__name__ != swin["kind"]:
-        place = f"`{swin['name']}`" if swin["name"] else "the model itself"
         raise ModelError(
-            f"{type(model).__name__}: the folder holds a quantized {swin['kind']} as {place}, where this class has "
+            f"{type(model).__name__}: the folder holds a quantized {swin['kind']} as {placed(swin['name'])}, where this class has "
             f"{'nothing' if found is None else 'a ' + type(found).__name__}; open the folder with the class that saved it "
             "(`architectures` of its config.json)"
         )

@@ -74,6 +74,11 @@ def amount(name: str, value: float | None) -> None:
         raise ArgumentError(f"{name}: {value!r} is not a number from 0 on")
 
 
+def placed(path: str) -> str:
+    """A module path of a model, which is empty for the model itself, in a message."""
+    return f"`{path}`" if path else "the model itself"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """The hint at the nearest of the known names, as the end of a message."""
     found = difflib.get_close_matches(name, list(known), 1)

@@ -107,8 +107,8 @@ def check_reading(reading: Mapping[str, Any]) -> None:
     known = [name for name in (inspect.signature(open).parameters | inspect.signature(quantize).parameters) if name != "reading"]
     for name in reading:
         if name not in known:
-            number = "; limit= is the number of images" if name in ("samples", "num_samples") else nearest(name, known)
-            raise ArgumentError(f"{name}: is no argument of quantize{number}")
+            hint = "; limit= is the number of images" if name in ("samples", "num_samples") else nearest(name, known)
+            raise ArgumentError(f"{name}: is no argument of quantize{hint}")
 
 
 def recipe_text(recipe: Any, ptq: str | None) -> RecipeText:

@@ -9,7 +9,7 @@ from typing import Any
 
 from .._calls.matching import check_type, checked, recorded_on_noise
 from .._calls.record import Record, record_calls
-from .._common.errors import ArgumentError, Error, ModelError
+from .._common.errors import ArgumentError, Error, ModelError, placed
 from .._engine.model import Model
 from .._functions.open import open
 from .._readers.layers import uncompiled
@@ -63,7 +63,7 @@ def replace(
             check_type(swin.record)
             swin.outputs = checked(swin.model, swin.record)
         except Error as error:
-            raise ArgumentError(f"model: {_named(path)}, a {kind_of(swin.module)}, cannot be replaced: {error}") from error
+            raise ArgumentError(f"model: {placed(path)}, a {kind_of(swin.module)}, cannot be replaced: {error}") from error
         module = in_place_of(swin, quantized, backend, options, engines)
         module.engine_for(swin.record.device)
         made.append(module)
@@ -77,7 +77,7 @@ def _exchanged(report: Report, made: list[SwinModule]) -> Report:
         report.model = exchanged(report.model, module.original, module)
         if replaced.sqnr_db and min(replaced.sqnr_db.values()) < LEAST_SQNR:
             warnings.warn(
-                f"model: {_named(replaced.names[0])}: the outputs of the checkpoint have only {min(replaced.sqnr_db.values()):.1f} dB of "
+                f"model: {placed(replaced.names[0])}: the outputs of the checkpoint have only {min(replaced.sqnr_db.values()):.1f} dB of "
                 "signal to noise against the module, so that it probably has other weights",
                 stacklevel=3,
             )
@@ -93,17 +93,13 @@ def _places(model: Any, checkpoints: Mapping[str, Any]) -> dict[str, tuple[Any, 
     found: dict[str, tuple[Any, list[str]]] = {}
     for path in checkpoints:
         if path not in by_name:
-            has = f"its Swins are {', '.join(map(_named, by_name))}" if by_name else none_in(model)
-            raise ArgumentError(f"checkpoints: {kind_of(model)} has no Swin in float as {_named(path)}; {has}")
+            has = f"its Swins are {', '.join(map(placed, by_name))}" if by_name else none_in(model)
+            raise ArgumentError(f"checkpoints: {kind_of(model)} has no Swin in float as {placed(path)}; {has}")
         module = by_name[path]
         if any(module is other for other, _ in found.values()):
-            raise ArgumentError(f"checkpoints: {_named(path)} is the module of another path; give one of {', '.join(swins[module])}")
+            raise ArgumentError(f"checkpoints: {placed(path)} is the module of another path; give one of {', '.join(swins[module])}")
         found[path] = module, swins[module]
     return found
-
-
-def _named(path: str) -> str:
-    return f"`{path}`" if path else "the model itself"
 
 
 def _found(place: Any, names: list[str], path: str, checkpoint: Any) -> tuple[FoundSwin, Model]:
@@ -111,10 +107,10 @@ def _found(place: Any, names: list[str], path: str, checkpoint: Any) -> tuple[Fo
     model = checkpoint if isinstance(checkpoint, Model) else open(os.fspath(checkpoint))
     file = "the model" if isinstance(checkpoint, Model) else os.fspath(checkpoint)
     if not model.is_quantized:
-        raise ArgumentError(f"checkpoints: {file}, for {_named(path)}, is in float; quantize it by swinq calibrate or swinq.quantize")
+        raise ArgumentError(f"checkpoints: {file}, for {placed(path)}, is in float; quantize it by swinq calibrate or swinq.quantize")
     float_model = opened_float(place)
     try:
         check_architecture(float_model, model)
     except ModelError as error:
-        raise ModelError(f"{file}, for {_named(path)}: {error}") from error
+        raise ModelError(f"{file}, for {placed(path)}: {error}") from error
     return FoundSwin(place, names, float_model, Record(1), None), model

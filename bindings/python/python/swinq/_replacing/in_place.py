@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from .._common.errors import ArgumentError
+from .._common.errors import ArgumentError, placed
 from .._readers.layers import uncompiled
 from .module import SwinModule
 from .replacement import ON_THE_ENGINE, Unsaved, check_type_is_kept
@@ -67,7 +67,7 @@ def check_float_is_there(model: Any) -> None:
         swin = forward.swin if isinstance(forward, InPlace) else module
         if isinstance(swin, SwinModule) and swin._missing_float:
             raise ArgumentError(
-                f"model: the float parameters of {f'`{name}`' if name else 'the model itself'} are missing: the folder that was "
+                f"model: the float parameters of {placed(name)} are missing: the folder that was "
                 "opened holds the INT8 Swin only. Open the float model, or call swinq.torch.load with a float model that has the parameters "
                 "which were quantized"
             )

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from .. import _native
-from .._common.errors import ArgumentError, Error, ModelError, NotFoundError
+from .._common.errors import ArgumentError, Error, ModelError, NotFoundError, placed
 from . import folders
 
 INDEX = "swinq.json"
@@ -77,7 +77,7 @@ class SavedSwin:
     @property
     def place(self) -> str:
         """Its first module path, for messages."""
-        return f"`{self.names[0]}`" if self.names[0] else "the model itself"
+        return placed(self.names[0])
 
 
 @dataclass

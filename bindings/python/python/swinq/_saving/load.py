@@ -11,7 +11,7 @@ import torch
 
 from .._calls.arguments import CallParameters
 from .._calls.outputs import Sides, leaves, tensors
-from .._common.errors import ArgumentError, Error, ModelError
+from .._common.errors import ArgumentError, Error, ModelError, placed
 from .._engine.model import ENGINE_NUMBERS, Model
 from .._readers.layers import library_of, uncompiled
 from .._replacing.in_place import in_place
@@ -113,7 +113,7 @@ def _place(model: Any, named: Mapping[str, Any], saved: SavedSwin, source: tuple
 
 
 def _list(names: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+    return ", ".join(map(placed, names))
 
 
 def _hint(named: Mapping[str, Any], saved: SavedSwin, source: tuple[Path, Index]) -> str:
@@ -130,9 +130,8 @@ def _hint(named: Mapping[str, Any], saved: SavedSwin, source: tuple[Path, Index]
         if not name and saved.state != PREPARED:
             return f", but is one itself; call swinq.torch.replace(model, {{'': {str(folder / saved.file)!r}}}).model"
         if not name or path.endswith(f".{name}"):
-            there = f"`{name}`" if name else "the model itself"
-            return f", but one as {there}; save it without the modules around it, or call {_wrapped(path.removesuffix(name), folder)}"
-    others = f"its Swins are {', '.join(f'`{name}`' if name else 'the model itself' for name in named)}" if named else "it has no Swin"
+            return f", but one as {placed(name)}; save it without the modules around it, or call {_wrapped(path.removesuffix(name), folder)}"
+    others = f"its Swins are {_list(list(named))}" if named else "it has no Swin"
     return f"; {others}. Build the model as it was when it was saved"
 
 
